@@ -1,0 +1,168 @@
+"""The fused attention: the heads of all members in one attention call, and the pieces around it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .grouped import GroupedLinear, GroupedOutput
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Equations 2 and 3, head by head: (rows, heads, tokens, head_dim) -> (rows, tokens, heads, head_dim)."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    softmax_dtype = torch.float32 if module.float32_softmax else None
+    weights = nn.functional.softmax(scores, dim=-1, dtype=softmax_dtype).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+class HydraAttention(nn.Module):
+    """Multi-head attention of all members at once; member m keeps `kept_heads[m]` of the backbone's heads.
+
+    Attention is computed head by head, so members cannot mix, whichever axis carries them:
+
+    - members on the batch axis, (members * batch, heads, tokens, head_dim), where each keeps as many heads: the
+      batched projections come out in this shape;
+    - members on the head axis, (batch, heads of all members, tokens, head_dim), where head counts differ or where all
+      members still see the same input, which one dense product then projects for all of them.
+    """
+
+    def __init__(self, config, kept_heads: list[list[int]], dropout: float, bias: bool, float32_softmax: bool):
+        super().__init__()
+        self.config = config
+        self.num_members = len(kept_heads)
+        # The softmax keeps the scale of the backbone's heads, however many are left.
+        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.scaling = self.head_dim**-0.5
+        self.attention_dropout = dropout
+        self.float32_softmax = float32_softmax
+        self.is_causal = False
+
+        widths = [len(heads) * self.head_dim for heads in kept_heads]
+        self.q_proj = GroupedLinear(config.hidden_size, widths, bias=bias)
+        self.k_proj = GroupedLinear(config.hidden_size, widths, bias=bias)
+        self.v_proj = GroupedLinear(config.hidden_size, widths, bias=bias)
+        self.o_proj = GroupedOutput(widths, config.hidden_size)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        queries: torch.Tensor | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """
+        hidden_states: (members or 1, batch, tokens, hidden)
+        attention_mask: what `members_mask` returns
+        queries: the tokens to attend from where not all are needed, (members or 1, batch, query tokens, hidden)
+
+        Returns (members, batch, query tokens, hidden) and, from the eager backend, the attention weights
+        (batch, heads of all members, query tokens, tokens).
+        """
+        queries = hidden_states if queries is None else queries
+        _, batch, tokens, _ = queries.shape
+        if sum(self.o_proj.widths) == 0:
+            # No member has a head here: all that is left of the attention is its output bias.
+            no_weights = queries.new_zeros(batch, 0, tokens, hidden_states.shape[2])
+            is_eager = self.config._attn_implementation == "eager"
+            return self.o_proj.bias[:, None, None].expand(-1, batch, tokens, -1), no_weights if is_eager else None
+
+        is_stackable = attention_mask is None or isinstance(attention_mask, torch.Tensor)
+        if hidden_states.shape[0] > 1 and self.q_proj.uniform and is_stackable:
+            return self._members_on_batch_axis(hidden_states, attention_mask, queries, **kwargs)
+        return self._members_on_head_axis(hidden_states, attention_mask, queries, **kwargs)
+
+    def _members_on_batch_axis(self, hidden_states, attention_mask, queries, **kwargs):
+        members, batch = hidden_states.shape[:2]
+        query, key, value = (
+            self._split_heads(projection(states).flatten(0, 1))
+            for projection, states in self._projections(hidden_states, queries)
+        )
+        output, weights = self._attend(query, key, value, attention_mask, **kwargs)
+        output = output.reshape(members, batch, queries.shape[2], -1)
+        if weights is not None:
+            weights = weights.unflatten(0, (members, batch)).transpose(0, 1).flatten(1, 2)
+        return self.o_proj(output), weights
+
+    def _members_on_head_axis(self, hidden_states, attention_mask, queries, **kwargs):
+        batch, tokens = queries.shape[1:3]
+        if isinstance(attention_mask, torch.Tensor):
+            attention_mask = attention_mask[:batch]
+        query, key, value = (
+            self._split_heads(projection.packed(states))
+            for projection, states in self._projections(hidden_states, queries)
+        )
+        output, weights = self._attend(query, key, value, attention_mask, **kwargs)
+        return self.o_proj.packed(output.reshape(batch, tokens, -1)), weights
+
+    def _projections(self, hidden_states, queries):
+        return (self.q_proj, queries), (self.k_proj, hidden_states), (self.v_proj, hidden_states)
+
+    def _split_heads(self, projected: torch.Tensor) -> torch.Tensor:
+        """(rows, tokens, heads * head_dim) -> (rows, heads, tokens, head_dim)"""
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+    def _attend(self, query, key, value, attention_mask, **kwargs):
+        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        return attention_interface(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+
+
+class HydraMLP(nn.Module):
+    """The transformer's two-layer MLP, on any leading axes."""
+
+    def __init__(self, config):
+        super().__init__()
+        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
+        self.activation_fn = ACT2FN[config.hidden_act] if isinstance(config.hidden_act, str) else config.hidden_act
+        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.activation_fn(self.fc1(hidden_states)))
+
+
+def members_mask(attention_mask, num_members: int):
+    """Repeats a mask made for the batch over the members: (batch, ...) -> (members * batch, ...).
+
+    Its first `batch` rows are the mask it was made from, for attention with the members on the head axis. Masks that
+    are no tensors (flex attention's block masks) and absent ones stay as they are.
+    """
+    if not isinstance(attention_mask, torch.Tensor) or num_members == 1:
+        return attention_mask
+    return attention_mask.repeat(num_members, *[1] * (attention_mask.dim() - 1))
+
+
+def can_attend_from_first_token(attention_mask) -> bool:
+    """Whether a mask has query rows that can be cut; flex attention's block masks do not."""
+    return attention_mask is None or isinstance(attention_mask, torch.Tensor)
+
+
+def mask_of_first_token(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
+    """The rows of the first query token: (rows, 1, tokens, tokens) -> (rows, 1, 1, tokens); 2-D masks have none."""
+    if attention_mask is None or attention_mask.dim() == 2:
+        return attention_mask
+    return attention_mask[:, :, :1]

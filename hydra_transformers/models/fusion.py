@@ -1,0 +1,434 @@
+"""From backbones to members to a fused Hydra, and back: the constructors that all model families share."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+from transformers.utils import logging
+
+from .attention import HydraAttention
+from .grouped import Grouped, PerMember
+from .kept_heads import SHARED_PARTS, keep_after_pruning
+
+
+logger = logging.get_logger(__name__)
+
+# Config fields that decide what a member computes: all members must agree on them.
+ARCHITECTURE_FIELDS = (
+    "num_hidden_layers hidden_size num_attention_heads head_dim intermediate_size hidden_act layer_norm_eps qkv_bias "
+    "image_size patch_size num_channels vocab_size max_position_embeddings type_vocab_size pad_token_id eos_token_id "
+    "projection_dim add_pooling_layer pooler_output_size pooler_act num_labels id2label problem_type"
+).split()
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member as it was read: the config and the tensors of a one-member Hydra. The tensors are views."""
+
+    name: str
+    config: PreTrainedConfig
+    tensors: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a parameter of a fused model belongs in its members.
+
+    name: the parameter's name in a one-member Hydra
+    member: the only member it belongs to, for a part that is not shared
+    rows: how many rows each member owns, for a packed parameter
+    A slot with neither belongs to all members: it is shared.
+    """
+
+    name: str
+    member: int | None = None
+    rows: list[int] | None = None
+
+
+class HydraModelMixin:
+    """`from_backbone`, `from_pruned_members` and `member` for every Hydra model.
+
+    A model family sets
+    - `backbone_types`: the `model_type` of the Transformers models it is built from,
+    - `backbone_names`: pairs (part of our parameter name, part of the backbone's) where the two differ,
+    - `per_member_parameters`: bare parameters with one row per member,
+    - `is_base_model`: on the class without a head, which then takes what it needs from a model with one.
+    """
+
+    backbone_types: tuple[str, ...] = ()
+    backbone_names: tuple[tuple[str, str], ...] = ()
+    per_member_parameters: tuple[str, ...] = ()
+    is_base_model: bool = False
+
+    @property
+    def num_members(self) -> int:
+        return self.config.num_members
+
+    @classmethod
+    def can_share_text_tower(cls, members: list["Member"]) -> bool:
+        """Whether a tower beside the vision tower is the same in all members and can exist once."""
+        return False
+
+    @classmethod
+    def from_backbone(cls, model: PreTrainedModel, heads_to_prune: dict | None = None):
+        """A one-member Hydra from a Transformers model, with `heads_to_prune` cut out.
+
+        model: the backbone, or a one-member Hydra to prune further; it is left as it is
+        heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
+        """
+        members = list(read_members(cls, model, type(model).__name__))
+        if len(members) != 1:
+            raise ValueError(
+                f"from_backbone got a Hydra of {len(members)} members: pass one of them, model.member(i)"
+            )
+        return build(cls, [prune(cls, members[0], heads_to_prune)], SHARED_PARTS)
+
+    @classmethod
+    def from_pruned_members(cls, members: Sequence[PreTrainedModel], shared: Sequence[str] = SHARED_PARTS):
+        """Fuses members into one Hydra.
+
+        members: one-member Hydras, Hydras (their members are taken apart), or Transformers models, whole or with
+            their q, k, v and output projections sliced; all from one backbone. They are left as they are
+        shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()`
+            nothing is merged and the Hydra is exactly the ensemble of the members
+        """
+        if isinstance(members, nn.Module):
+            raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
+        read = [
+            member
+            for position, model in enumerate(members)
+            for member in read_members(cls, model, f"members[{position}]")
+        ]
+        if not read:
+            raise ValueError("members is empty: pass at least one model")
+        for member in read:
+            check_agrees(member, read[0])
+            check_finite(member)
+        return build(cls, read, shared)
+
+    def member(self, index: int):
+        """Member `index` as a one-member Hydra of its own; shared parts are copied into it."""
+        if not -self.num_members <= index < self.num_members:
+            raise IndexError(f"member {index} does not exist: this Hydra has members 0 to {self.num_members - 1}")
+        members = list(read_members(type(self), self, type(self).__name__))
+        return build(type(self), [members[index]], SHARED_PARTS)
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
+        # Every Auto class that can load the folder; Transformers by itself would only add the one of this class.
+        self.config.auto_map = dict(self.config.auto_classes)
+        return super().save_pretrained(save_directory, *args, **kwargs)
+
+
+def tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
+    """The configs that carry `kept_heads`, by tower: {"": config}, or {"vision": ..., "text": ...} for two towers."""
+    if hasattr(config, "vision_config"):
+        return {"vision": config.vision_config, "text": config.text_config}
+    return {"": config}
+
+
+def attention_names(model: nn.Module) -> dict[str, list[str]]:
+    """Names of the fused attentions in the order of the layers, by tower."""
+    names = {tower: [] for tower in tower_configs(model.config)}
+    for name, module in model.named_modules():
+        if isinstance(module, HydraAttention):
+            tower = next(tower for tower, config in tower_configs(model.config).items() if config is module.config)
+            names[tower].append(name)
+    return names
+
+
+def slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
+    """(name, slot) of every parameter of a Hydra."""
+    modules = dict(model.named_modules())
+    split_parts = [name for name, module in modules.items() if isinstance(module, PerMember)]
+    for name, _ in model.named_parameters():
+        owner, _, parameter = name.rpartition(".")
+        part = next((part for part in split_parts if name.startswith(f"{part}.")), None)
+        if part is not None:
+            index, _, rest = name.removeprefix(f"{part}.").partition(".")
+            yield name, Slot(f"{part}.{rest}", member=int(index))
+        elif isinstance(modules[owner], Grouped):
+            yield name, Slot(name, rows=modules[owner].member_rows(parameter))
+        elif name in model.per_member_parameters:
+            yield name, Slot(name, rows=[1] * model.num_members)
+        else:
+            yield name, Slot(name)
+
+
+# Reading
+
+
+def read_members(cls: type, model: PreTrainedModel, name: str) -> Iterator[Member]:
+    """The members that a model holds, for building a `cls` from them."""
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"{name} is a {type(model).__name__}: pass a Transformers or Hydra model")
+    model_type = model.config.model_type
+    if model_type not in (*cls.backbone_types, cls.config_class.model_type):
+        raise ValueError(
+            f"{name} is a {type(model).__name__} ({model_type}): {cls.__name__} is built from "
+            f"{' or '.join(cls.backbone_types)} models"
+        )
+    if cls.is_base_model:
+        model = model.base_model
+    if model_type == cls.config_class.model_type:
+        yield from _read_hydra(cls, model, name)
+    else:
+        yield _read_backbone(cls, model, name)
+
+
+def _read_hydra(cls: type, model: PreTrainedModel, name: str) -> Iterator[Member]:
+    members = model.config.num_members
+    for index in range(members):
+        tensors = {}
+        for parameter, slot in slots(model):
+            tensor = model.get_parameter(parameter).detach()
+            if slot.rows is not None:
+                tensors[slot.name] = tensor.split(slot.rows)[min(index, len(slot.rows) - 1)]
+            elif slot.member in (None, index):
+                tensors[slot.name] = tensor
+        kept = {
+            tower: [[layer[min(index, len(layer) - 1)]] for layer in config.kept_heads]
+            for tower, config in tower_configs(model.config).items()
+        }
+        config = hydra_config(cls, model, kept, SHARED_PARTS)
+        yield _checked(cls, Member(name if members == 1 else f"{name}.member({index})", config, tensors))
+
+
+def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
+    parameters = {key: tensor.detach() for key, tensor in model.named_parameters()}
+    dense = _empty(cls, hydra_config(cls, model, None, SHARED_PARTS))
+    kept = {
+        tower: [[_heads_left(cls, dense, model, parameters, tower, layer, name)] for layer in range(len(attentions))]
+        for tower, attentions in attention_names(dense).items()
+    }
+    tensors = {}
+    for parameter, slot in slots(dense):
+        theirs = backbone_name(cls, parameter)
+        if theirs not in parameters:
+            raise ValueError(
+                f"{name} ({type(model).__name__}) has no parameter {theirs!r}, which {cls.__name__} needs: pass the "
+                "backbone's model for the same task"
+            )
+        tensor = parameters[theirs]
+        if parameter.endswith(".o_proj.weight"):
+            tensor = tensor.t()
+        if parameter.endswith(".o_proj.bias") or parameter in cls.per_member_parameters:
+            tensor = tensor.unsqueeze(0)
+        tensors[slot.name] = tensor
+    return _checked(cls, Member(name, hydra_config(cls, model, kept, SHARED_PARTS), tensors))
+
+
+def backbone_name(cls: type, name: str) -> str:
+    for ours, theirs in cls.backbone_names:
+        name = name.replace(ours, theirs)
+    return name
+
+
+def _heads_left(cls, dense, model, parameters, tower: str, layer: int, name: str) -> list[int]:
+    """The heads of a backbone's layer; sliced projections keep fewer than the config says."""
+    attention = dense.get_submodule(attention_names(dense)[tower][layer])
+    theirs = backbone_name(cls, f"{attention_names(dense)[tower][layer]}.q_proj.weight")
+    if theirs not in parameters:
+        raise ValueError(f"{name} ({type(model).__name__}) has no parameter {theirs!r}: pass an unmodified backbone")
+    heads, remainder = divmod(parameters[theirs].shape[0], attention.head_dim)
+    everything = attention.config.num_attention_heads
+    if remainder or heads > everything:
+        raise ValueError(
+            f"{name}: {theirs} has {parameters[theirs].shape[0]} rows, which are no whole heads of {attention.head_dim}"
+        )
+    if heads == everything:
+        return list(range(everything))
+    recorded = getattr(tower_configs(model.config)[tower], "pruned_heads", None) or {}
+    recorded = {int(key): heads_gone for key, heads_gone in recorded.items()}.get(layer, [])
+    left = [head for head in range(everything) if head not in recorded]
+    if len(left) == heads:
+        return left
+    logger.warning_once(
+        f"{name} has sliced attention and no record of which heads are left (config.pruned_heads): its {heads} heads "
+        f"of layer {layer} are numbered 0 to {heads - 1}, and so on in other layers."
+    )
+    return list(range(heads))
+
+
+def hydra_config(cls: type, model: PreTrainedModel, kept: dict | None, shared: Sequence[str]) -> PreTrainedConfig:
+    """The config of `model` as a Hydra's, with the kept heads by tower (None: all of them)."""
+    fields = model.config.to_dict()
+    for tower in tower_configs(model.config):
+        part = fields[f"{tower}_config"] if tower else fields
+        part.pop("model_type", None)
+        part["kept_heads"] = None if kept is None else kept[tower]
+        part["shared"] = list(shared)
+    for name in ("model_type", "architectures", "auto_map", "pruned_heads"):
+        fields.pop(name, None)
+    if not hasattr(model, model.base_model_prefix):
+        fields["add_pooling_layer"] = getattr(model, "pooler", None) is not None
+    config = cls.config_class(**fields)
+    config._attn_implementation = model.config._attn_implementation
+    return config
+
+
+def _checked(cls: type, member: Member) -> Member:
+    """A member whose tensors all have the shape its config asks for."""
+    expected = _empty(cls, member.config)
+    for name, parameter in expected.named_parameters():
+        if member.tensors[name].shape != parameter.shape:
+            raise ValueError(
+                f"{member.name}: {name} has the shape {tuple(member.tensors[name].shape)}, its config asks for "
+                f"{tuple(parameter.shape)}"
+            )
+    return member
+
+
+def _empty(cls: type, config: PreTrainedConfig) -> PreTrainedModel:
+    """A model without storage, to ask for names and shapes."""
+    with torch.device("meta"), no_init_weights():
+        return cls(config)
+
+
+# Pruning
+
+
+def prune(cls: type, member: Member, heads_to_prune: dict | None) -> Member:
+    """The member with heads cut out: q, k, v and o lose the heads' rows, the config their numbers."""
+    heads_to_prune = _by_tower(member.config, heads_to_prune or {})
+    tensors, kept = dict(member.tensors), {}
+    empty = _empty(cls, member.config)
+    for tower, names in attention_names(empty).items():
+        before = [layer[0] for layer in tower_configs(member.config)[tower].kept_heads]
+        after = keep_after_pruning(before, heads_to_prune.get(tower))
+        kept[tower] = [[heads] for heads in after]
+        for layer, name in enumerate(names):
+            if after[layer] != before[layer]:
+                positions = [before[layer].index(head) for head in after[layer]]
+                _keep_heads(tensors, name, positions, empty.get_submodule(name).head_dim)
+    return Member(member.name, with_kept_heads(member.config, kept, SHARED_PARTS), tensors)
+
+
+def _by_tower(config: PreTrainedConfig, heads_to_prune: dict) -> dict[str, dict]:
+    towers = list(tower_configs(config))
+    if towers == [""]:
+        return {"": heads_to_prune}
+    for tower in heads_to_prune:
+        if tower not in towers:
+            raise ValueError(f"heads_to_prune names {tower!r}: pass {{'vision': {{...}}, 'text': {{...}}}}")
+    return heads_to_prune
+
+
+def _keep_heads(tensors: dict[str, torch.Tensor], attention: str, positions: list[int], head_dim: int) -> None:
+    """Leaves only the heads at `positions` of one attention's packed tensors."""
+    for parameter in ("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"):
+        if f"{attention}.{parameter}" in tensors:
+            tensors[f"{attention}.{parameter}"] = _rows(tensors[f"{attention}.{parameter}"], positions, head_dim)
+    tensors[f"{attention}.o_proj.weight"] = _rows(tensors[f"{attention}.o_proj.weight"], positions, head_dim)
+
+
+def _rows(tensor: torch.Tensor, positions: list[int], head_dim: int) -> torch.Tensor:
+    index = torch.tensor(positions, dtype=torch.long, device=tensor.device)
+    return tensor.unflatten(0, (-1, head_dim)).index_select(0, index).flatten(0, 1)
+
+
+def with_kept_heads(config: PreTrainedConfig, kept: dict, shared: Sequence[str]) -> PreTrainedConfig:
+    """A copy of a Hydra's config with other kept heads, by tower."""
+    fields = config.to_dict()
+    for tower in tower_configs(config):
+        part = fields[f"{tower}_config"] if tower else fields
+        part["kept_heads"] = kept[tower]
+        part["shared"] = list(shared)
+        part.pop("model_type", None)
+    fields.pop("model_type", None)
+    copied = type(config)(**fields)
+    copied._attn_implementation = config._attn_implementation
+    return copied
+
+
+# Fusing
+
+
+def build(cls: type, members: list[Member], shared: Sequence[str]) -> PreTrainedModel:
+    """A `cls` that holds the members: packed where each has its own rows, averaged where they share."""
+    towers = tower_configs(members[0].config)
+    kept = {}
+    for tower in towers:
+        of_members = [tower_configs(member.config)[tower].kept_heads for member in members]
+        layers = range(len(of_members[0]))
+        kept[tower] = [[heads[layer][0] for heads in of_members] for layer in layers]
+    if cls.can_share_text_tower(members):
+        kept["text"] = [layer[:1] for layer in kept["text"]]
+
+    reference = next(iter(members[0].tensors.values()))
+    config = with_kept_heads(members[0].config, kept, shared)
+    config.dtype = reference.dtype
+    with torch.device(reference.device), no_init_weights(), default_dtype(reference.dtype):
+        model = cls(config)
+    with torch.no_grad():
+        for name, slot in slots(model):
+            _fill(model.get_parameter(name), slot, members)
+    return model.eval()
+
+
+def _fill(parameter: torch.Tensor, slot: Slot, members: list[Member]) -> None:
+    if slot.member is not None:
+        parameter.copy_(members[slot.member].tensors[slot.name])
+    elif slot.rows is not None:
+        for rows, member in zip(parameter.split(slot.rows), members, strict=False):
+            rows.copy_(member.tensors[slot.name])
+    elif len(members) == 1:
+        parameter.copy_(members[0].tensors[slot.name])
+    else:
+        # In float64, the mean of equal tensors is bit for bit that tensor.
+        total = torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
+        for member in members:
+            total += member.tensors[slot.name].to(parameter.device)
+        parameter.copy_(total / len(members))
+
+
+def check_agrees(member: Member, first: Member) -> None:
+    """Refuses a member of another architecture, label set or dtype than the first."""
+    for tower, config in tower_configs(member.config).items():
+        expected = tower_configs(first.config)[tower]
+        _check_fields(member, first, config, expected, f"{tower}_config." if tower else "")
+    _check_fields(member, first, member.config, first.config, "")
+    for name, tensor in member.tensors.items():
+        if tensor.dtype != first.tensors[name].dtype:
+            raise ValueError(
+                f"{member.name} is {tensor.dtype} ({name}), {first.name} is {first.tensors[name].dtype}: convert all "
+                "members to one dtype"
+            )
+
+
+def _check_fields(member: Member, first: Member, config, expected, prefix: str) -> None:
+    for field in ARCHITECTURE_FIELDS:
+        mine, theirs = getattr(config, field, None), getattr(expected, field, None)
+        if mine != theirs:
+            raise ValueError(
+                f"{member.name} has {prefix}{field} = {_short(mine)}, {first.name} has {_short(theirs)}: "
+                "all members must come from one backbone"
+            )
+
+
+def _short(value) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_finite(member: Member) -> None:
+    for name, tensor in member.tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{member.name}: {name} has NaN or infinite values: this member cannot be fused")
+
+
+class default_dtype:
+    """Context in which new parameters have the given dtype."""
+
+    def __init__(self, dtype: torch.dtype):
+        self.dtype = dtype
+
+    def __enter__(self):
+        self.before = torch.get_default_dtype()
+        torch.set_default_dtype(self.dtype)
+
+    def __exit__(self, *_):
+        torch.set_default_dtype(self.before)

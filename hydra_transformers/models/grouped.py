@@ -1,0 +1,141 @@
+"""Layers that hold one map per member: packed (`GroupedLinear`, `GroupedOutput`) or side by side (`PerMember`).
+
+Tensors that belong to members carry them first: (members, batch, tokens, features). Each member's part is then one
+contiguous block, so that grouped products, attention over (members * batch) and the shared layers over
+(members * batch * tokens) are all views of one tensor and nothing is copied between them. A leading size of 1 stands
+for a tensor that is still the same for all members.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+
+# From this many rows per member on, one product per member beats one batched product: see docs/how-it-works.md.
+ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 4096
+
+
+class Grouped(nn.Module):
+    """What the two packed layers have in common: member m owns the next `widths[m]` rows of `weight`."""
+
+    def __init__(self, widths: list[int], columns: int, bias_shape: tuple[int, ...] | None):
+        super().__init__()
+        self.widths = list(widths)
+        self.columns = columns
+        self.uniform = len(set(widths)) == 1
+        self.weight = nn.Parameter(torch.empty(sum(widths), columns))
+        self.bias = None if bias_shape is None else nn.Parameter(torch.empty(bias_shape))
+
+    @property
+    def num_members(self) -> int:
+        return len(self.widths)
+
+    def member_rows(self, parameter: str) -> list[int]:
+        """How many rows of `parameter` ("weight" or "bias") each member owns, in the order of the members."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"widths={self.widths}, columns={self.columns}, bias={self.bias is not None}"
+
+
+class GroupedLinear(Grouped):
+    """M linear maps `in_features -> widths[m]`; weight (sum of widths, in_features), bias (sum of widths)."""
+
+    def __init__(self, in_features: int, widths: list[int], bias: bool = True):
+        super().__init__(widths, in_features, (sum(widths),) if bias else None)
+
+    def member_rows(self, parameter: str) -> list[int]:
+        return self.widths
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(members or 1, ..., in_features) -> (members, ..., width); all members have the same width."""
+        members, width = self.num_members, self.widths[0]
+        if hidden_states.shape[0] < members:
+            hidden_states = hidden_states.expand(members, *hidden_states.shape[1:])
+        weight = self.weight.view(members, width, self.columns).transpose(1, 2)
+        bias = None if self.bias is None else self.bias.view(members, width)
+        return grouped_product(hidden_states, weight, bias)
+
+    def packed(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(members or 1, ..., in_features) -> (..., sum of widths), the members' outputs side by side."""
+        if hidden_states.shape[0] == 1:
+            return nn.functional.linear(hidden_states[0], self.weight, self.bias)
+        weights = self.weight.split(self.widths)
+        biases = [None] * self.num_members if self.bias is None else self.bias.split(self.widths)
+        outputs = [
+            nn.functional.linear(states, weight, bias)
+            for states, weight, bias in zip(hidden_states, weights, biases, strict=True)
+        ]
+        return torch.cat(outputs, dim=-1)
+
+
+class GroupedOutput(Grouped):
+    """M linear maps `widths[m] -> out_features`; weight (sum of widths, out_features), bias (members, out_features)."""
+
+    def __init__(self, widths: list[int], out_features: int):
+        super().__init__(widths, out_features, (len(widths), out_features))
+
+    def member_rows(self, parameter: str) -> list[int]:
+        return self.widths if parameter == "weight" else [1] * self.num_members
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(members, ..., width) -> (members, ..., out_features); all members have the same width."""
+        weight = self.weight.view(self.num_members, self.widths[0], self.columns)
+        return grouped_product(hidden_states, weight, self.bias)
+
+    def packed(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(..., sum of widths), the members' inputs side by side -> (members, ..., out_features)."""
+        if self.uniform:
+            return self(hidden_states.unflatten(-1, (self.num_members, -1)).movedim(-2, 0))
+        inputs = hidden_states.split(self.widths, dim=-1)
+        outputs = [
+            nn.functional.linear(states, weight.t(), bias)
+            for states, weight, bias in zip(inputs, self.weight.split(self.widths), self.bias, strict=True)
+        ]
+        return torch.stack(outputs)
+
+
+def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """One product per member: (members, ..., in) x (members, in, out) + (members, out) -> (members, ..., out).
+
+    Few rows: one batched product, because launching kernels is what takes the time. Many rows: one product per member,
+    because only there the bias is added inside the product; a batched one first writes it over the whole output.
+    """
+    members = inputs.shape[0]
+    rows = inputs.reshape(members, -1, inputs.shape[-1])
+    shape = (*inputs.shape[:-1], weight.shape[-1])
+    if rows.shape[1] < ROWS_FOR_ONE_PRODUCT_PER_MEMBER:
+        if bias is None:
+            return torch.bmm(rows, weight).view(shape)
+        return torch.baddbmm(bias.unsqueeze(1), rows, weight).view(shape)
+    biases = [None] * members if bias is None else bias
+    products = [nn.functional.linear(rows[m], weight[m].t(), biases[m]) for m in range(members)]
+    return torch.stack(products).view(shape)
+
+
+class PerMember(nn.ModuleList):
+    """One module per member, for a part that members do not share."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(members or 1, ...) -> (members, ...), member m through module m."""
+        states = hidden_states.expand(len(self), *hidden_states.shape[1:])
+        return torch.stack([module(states[m]) for m, module in enumerate(self)])
+
+    def on_same_input(self, *args, **kwargs) -> torch.Tensor:
+        """Every module on the same arguments -> (members, ...)."""
+        return torch.stack([module(*args, **kwargs) for module in self])
+
+
+def shared_or_per_member(build: Callable[[], nn.Module], num_members: int, shared: bool) -> nn.Module:
+    """One module for all members where they share it (or are alone), one module each where they do not."""
+    if shared or num_members == 1:
+        return build()
+    return PerMember(build() for _ in range(num_members))
+
+
+def embed(embeddings: nn.Module, *args, **kwargs) -> torch.Tensor:
+    """Input embeddings (members, batch, tokens, hidden); (1, batch, tokens, hidden) where members share them."""
+    if isinstance(embeddings, PerMember):
+        return embeddings.on_same_input(*args, **kwargs)
+    return embeddings(*args, **kwargs).unsqueeze(0)

@@ -1,0 +1,213 @@
+"""HydraViT: M head-pruned vision transformers as one network."""
+
+import torch
+from torch import nn
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPooling
+from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTPreTrainedModel
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .attention import (
+    HydraAttention,
+    HydraMLP,
+    can_attend_from_first_token,
+    mask_of_first_token,
+    members_mask,
+)
+from .configuration_hydra_vit import HydraViTConfig
+from .ensembling import (
+    HydraClassifierOutput,
+    batch_first,
+    ensemble_logits,
+    ensemble_loss,
+    members_after_batch,
+    wants_every_token,
+)
+from .fusion import HydraModelMixin
+from .grouped import Grouped, GroupedLinear, embed, shared_or_per_member
+
+
+class HydraViTLayer(GradientCheckpointingLayer):
+    """The fused Transformer layer. Its states are (members, batch, tokens, hidden) throughout: the paper's reshapes
+    between MT x d and T x Md are views of that, and the attention sees all members' heads at once."""
+
+    def __init__(self, config: HydraViTConfig, layer: int):
+        super().__init__()
+        members, shared = config.num_members, config.shared
+
+        def layernorm():
+            return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+        self.layernorm_before = shared_or_per_member(layernorm, members, "layernorm" in shared)
+        self.attention = HydraAttention(
+            config,
+            config.kept_heads[layer],
+            dropout=config.attention_probs_dropout_prob,
+            bias=config.qkv_bias,
+            float32_softmax=True,
+        )
+        self.layernorm_after = shared_or_per_member(layernorm, members, "layernorm" in shared)
+        self.mlp = shared_or_per_member(lambda: HydraMLP(config), members, "mlp" in shared)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        first_token_only: bool = False,
+        **kwargs,
+    ) -> torch.Tensor:
+        """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
+        # Equation 4
+        normed = self.layernorm_before(hidden_states)
+        queries = None
+        if first_token_only:
+            hidden_states, queries = hidden_states[:, :, :1], normed[:, :, :1]
+            attention_mask = mask_of_first_token(attention_mask)
+        # Equation 5
+        attention, _ = self.attention(normed, attention_mask, queries, **kwargs)
+        hidden_states = hidden_states + self.dropout(attention)
+        # Equation 6
+        normed = self.layernorm_after(hidden_states)
+        # Equation 7
+        return hidden_states + self.dropout(self.mlp(normed))
+
+
+class HydraViTPreTrainedModel(HydraModelMixin, ViTPreTrainedModel):
+    config_class = HydraViTConfig
+    config: HydraViTConfig
+    base_model_prefix = "vit"
+    _no_split_modules = ["ViTEmbeddings", "HydraViTLayer"]
+    _can_record_outputs = {"hidden_states": HydraViTLayer, "attentions": HydraAttention}
+    backbone_types = ("vit",)
+    backbone_names = ()
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        super()._init_weights(module)
+        if isinstance(module, Grouped):
+            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+
+
+class HydraViTPooler(nn.Module):
+    """ViT's pooler, one per member: (members, batch, tokens, hidden) -> (members, batch, pooled)."""
+
+    def __init__(self, config: HydraViTConfig):
+        super().__init__()
+        self.dense = GroupedLinear(config.hidden_size, [config.pooler_output_size] * config.num_members)
+        self.activation = ACT2FN[config.pooler_act]
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.dense(hidden_states[:, :, 0]))
+
+
+class HydraViTModel(HydraViTPreTrainedModel):
+    """The fused encoder without a head. `last_hidden_state` is (batch, members, tokens, hidden), `pooler_output`
+    (batch, members, pooled)."""
+
+    is_base_model = True
+
+    def __init__(self, config: HydraViTConfig, add_pooling_layer: bool | None = None):
+        super().__init__(config)
+        members, shared = config.num_members, config.shared
+        self.embeddings = shared_or_per_member(lambda: ViTEmbeddings(config), members, "embeddings" in shared)
+        self.layers = nn.ModuleList(HydraViTLayer(config, layer) for layer in range(config.num_hidden_layers))
+        self.layernorm = shared_or_per_member(
+            lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps), members, "layernorm" in shared
+        )
+        add_pooling_layer = config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer
+        self.pooler = HydraViTPooler(config) if add_pooling_layer else None
+        self.post_init()
+
+    @merge_with_config_defaults
+    @members_after_batch
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        pixel_values: torch.Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        attention_mask: torch.Tensor | None = None,
+        first_token_only: bool = False,
+        **kwargs,
+    ) -> BaseModelOutputWithPooling:
+        """
+        pixel_values: (batch, channels, height, width)
+        first_token_only: let the last layer compute the [CLS] token alone, which is all that a classifier reads;
+            `last_hidden_state` then has one token
+        """
+        if pixel_values is None:
+            raise ValueError("pixel_values is missing: pass the image processor's output")
+        embeddings = embed(
+            self.embeddings, pixel_values.to(self.dtype), interpolate_pos_encoding=interpolate_pos_encoding
+        )
+        attention_mask = create_bidirectional_mask(
+            config=self.config, inputs_embeds=embeddings[0], attention_mask=attention_mask
+        )
+        attention_mask = members_mask(attention_mask, self.num_members)
+        first_token_only = first_token_only and can_attend_from_first_token(attention_mask)
+
+        hidden_states = embeddings
+        for layer in self.layers[:-1]:
+            hidden_states = layer(hidden_states, attention_mask, **kwargs)
+        hidden_states = self.layers[-1](hidden_states, attention_mask, first_token_only, **kwargs)
+
+        hidden_states = self.layernorm(hidden_states)
+        pooled = None if self.pooler is None else self.pooler(hidden_states)
+        return BaseModelOutputWithPooling(
+            last_hidden_state=batch_first(hidden_states, self.num_members),
+            pooler_output=None if pooled is None else batch_first(pooled, self.num_members),
+        )
+
+
+class HydraViTForImageClassification(HydraViTPreTrainedModel):
+    """The fused image classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    def __init__(self, config: HydraViTConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.vit = HydraViTModel(config, add_pooling_layer=False)
+        self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        interpolate_pos_encoding: bool | None = None,
+        attention_mask: torch.Tensor | None = None,
+        **kwargs,
+    ) -> HydraClassifierOutput:
+        """
+        pixel_values: (batch, channels, height, width)
+        labels: (batch,) class indices, or what the config's `problem_type` asks for
+        """
+        outputs = self.vit(
+            pixel_values,
+            interpolate_pos_encoding=interpolate_pos_encoding,
+            attention_mask=attention_mask,
+            first_token_only=not wants_every_token(self.config, kwargs),
+            return_dict=True,
+            **kwargs,
+        )
+        first_token = outputs.last_hidden_state[:, :, 0].transpose(0, 1)
+        member_logits = batch_first(self.classifier(first_token), self.num_members)
+        loss = None
+        if labels is not None:
+            loss = ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
+        return HydraClassifierOutput(
+            loss=loss,
+            logits=ensemble_logits(member_logits, self.config.problem_type),
+            member_logits=member_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+__all__ = ["HydraViTForImageClassification", "HydraViTModel", "HydraViTPreTrainedModel"]
