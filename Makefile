@@ -1,0 +1,54 @@
+PYTHON ?= python3
+VENV ?= .venv
+VENV_OLDEST ?= .venv-oldest
+SOURCES = hydra_transformers tests benchmarks
+# One thread per worker: two workers with two threads each are slower on two cores than two with one.
+PYTEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(1)/bin/python -m pytest -n auto
+
+.PHONY: help install test test-oldest coverage demo style quality clean
+
+help:
+	@echo "make test         all tests, on the versions of constraints.txt"
+	@echo "make test-oldest  all tests, on the oldest supported transformers"
+	@echo "make demo         build, fuse, save and reload an ensemble on this machine"
+	@echo "make quality      check formatting and lint; make style repairs both"
+	@echo "make coverage     tests with a coverage report"
+
+# torch comes first: asked for by name with its version pinned, pip takes the CPU build where there is one.
+define install
+	$(PYTHON) -m venv $(1)
+	$(1)/bin/python -m pip install --quiet --constraint $(2) torch
+	$(1)/bin/python -m pip install --quiet --constraint $(2) --editable ".[test,quality,demo]"
+	touch $(1)/.installed
+endef
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(call install,$(VENV),constraints.txt)
+
+$(VENV_OLDEST)/.installed: pyproject.toml constraints-oldest.txt
+	$(call install,$(VENV_OLDEST),constraints-oldest.txt)
+
+install: $(VENV)/.installed
+
+test: $(VENV)/.installed
+	$(call PYTEST,$(VENV)) $(TESTS)
+
+test-oldest: $(VENV_OLDEST)/.installed
+	$(call PYTEST,$(VENV_OLDEST)) $(TESTS)
+
+coverage: $(VENV)/.installed
+	$(call PYTEST,$(VENV)) --cov --cov-report=term $(TESTS)
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/python -m hydra_transformers.demo
+
+style: $(VENV)/.installed
+	$(VENV)/bin/ruff format $(SOURCES)
+	$(VENV)/bin/ruff check --fix $(SOURCES)
+
+quality: $(VENV)/.installed
+	$(VENV)/bin/ruff format --check $(SOURCES)
+	$(VENV)/bin/ruff check $(SOURCES)
+
+clean:
+	rm -rf $(VENV) $(VENV_OLDEST) build dist *.egg-info .pytest_cache .ruff_cache demo-output

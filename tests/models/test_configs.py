@@ -1,0 +1,106 @@
+"""A config alone rebuilds the model; one that cannot be is refused with a sentence."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForImageClassification, ViTConfig
+
+from hydra_transformers import (
+    HydraBertConfig,
+    HydraCLIPConfig,
+    HydraCLIPTextConfig,
+    HydraCLIPVisionConfig,
+    HydraViTConfig,
+    HydraViTForImageClassification,
+)
+
+
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+RAGGED = [[[0, 1], [3]], [[], [1, 2]]]
+CONFIGS = [HydraViTConfig, HydraBertConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig]
+
+
+def test_the_config_alone_rebuilds_the_model_on_the_meta_device(family, tmp_path):
+    hydra = family.hydra.from_pruned_members(family.members(), shared=("mlp",))
+    hydra.config.save_pretrained(tmp_path)
+
+    config = AutoConfig.from_pretrained(tmp_path)
+    with torch.device("meta"):
+        rebuilt = family.hydra(config)
+
+    assert config.num_members == 3
+    assert config.kept_heads == hydra.config.kept_heads
+    assert list(config.shared) == ["mlp"]
+    expected = {name: parameter.shape for name, parameter in hydra.named_parameters()}
+    assert {name: parameter.shape for name, parameter in rebuilt.named_parameters()} == expected
+
+
+@pytest.mark.parametrize("config_class", CONFIGS)
+def test_without_kept_heads_a_config_is_one_member_with_all_heads(config_class):
+    config = config_class(**SIZES)
+    assert config.kept_heads == [[[0, 1, 2, 3]], [[0, 1, 2, 3]]]
+    assert config.num_members == 1
+
+
+@pytest.mark.parametrize("config_class", CONFIGS)
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"kept_heads": [[[0], [4]], [[0], [1]]]}, r"kept_heads\[0\]\[1\] names head 4: the backbone has heads 0 to 3"),
+        ({"kept_heads": [[[0], [-1]], [[0], [1]]]}, r"kept_heads\[0\]\[1\] names head -1"),
+        ({"kept_heads": [[[0], [1]], [[2, 2], [1]]]}, r"kept_heads\[1\]\[0\] names a head twice: \[2, 2\]"),
+        ({"kept_heads": [[[0], [1]], [[2, 1], [1]]]}, r"kept_heads\[1\]\[0\] is \[2, 1\]: give .* ascending order"),
+        ({"kept_heads": [[[0], [1]], [[0]]]}, r"kept_heads\[1\] has 1 members, kept_heads\[0\] has 2"),
+        ({"kept_heads": [[], []]}, r"kept_heads\[0\] has no member"),
+        ({"kept_heads": [[[0], [1]]]}, "kept_heads has 1 layers, num_hidden_layers is 2"),
+        ({"shared": ["mlps"]}, "shared names 'mlps': members can share 'embeddings', 'layernorm', 'mlp'"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused(config_class, fields, message):
+    with pytest.raises(ValueError, match=message):
+        config_class(**SIZES, **fields)
+
+
+@pytest.mark.parametrize("config_class", [HydraViTConfig, HydraBertConfig, HydraCLIPConfig])
+def test_an_unknown_ensemble_loss_is_refused(config_class):
+    with pytest.raises(ValueError, match="ensemble_loss is 'mean': use 'members'"):
+        config_class(ensemble_loss="mean")
+
+
+def test_clip_towers_need_the_same_number_of_members_or_one():
+    def config(vision: int, text: int) -> HydraCLIPConfig:
+        def tower(members):
+            return {**SIZES, "kept_heads": [[[0]] * members] * 2}
+
+        return HydraCLIPConfig(vision_config=tower(vision), text_config=tower(text))
+
+    assert config(3, 1).num_members == config(1, 3).num_members == config(3, 3).num_members == 3
+    with pytest.raises(ValueError, match="the vision tower has 3 members and the text tower 2"):
+        config(3, 2)
+
+
+def test_bert_decoders_are_refused():
+    with pytest.raises(ValueError, match="HydraBert is an encoder"):
+        HydraBertConfig(is_decoder=True)
+
+
+def test_a_backbone_checkpoint_is_not_loaded_as_a_hydra(family, tmp_path):
+    """Its weights have another layout: loaded as they are, they would silently be nonsense."""
+    family.backbone().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"this checkpoint is of type .* pass it to from_backbone\(\)"):
+        family.hydra.from_pretrained(tmp_path)
+
+
+def test_kept_heads_survive_json(tmp_path):
+    HydraViTConfig(**SIZES, kept_heads=RAGGED, shared=()).save_pretrained(tmp_path)
+    config = HydraViTConfig.from_pretrained(tmp_path)
+    assert config.kept_heads == RAGGED
+    assert config.shared == []
+
+
+def test_auto_classes_build_from_the_config_without_trust():
+    config = HydraViTConfig(**SIZES, intermediate_size=16, image_size=8, patch_size=4, kept_heads=RAGGED)
+    assert isinstance(AutoModelForImageClassification.from_config(config), HydraViTForImageClassification)
+
+
+def test_a_plain_config_stays_plain():
+    assert AutoConfig.for_model("vit").__class__ is ViTConfig

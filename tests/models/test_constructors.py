@@ -1,0 +1,293 @@
+"""from_backbone, from_pruned_members and member: what carries over, what comes back, what is refused."""
+
+import copy
+
+import pytest
+import torch
+from transformers import BertModel, ViTModel
+
+from hydra_transformers import HydraBertModel, HydraViTForImageClassification, HydraViTModel
+from tests.families import BERT, CLIP, VIT, bert_backbone, clip_backbone, images, padded_texts, randomise, vit_backbone
+
+
+def state(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_same_state(left, right):
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def slice_attention(projections, output, kept, head_dim=8):
+    """Head pruning as users do it on live modules: fewer rows in q, k, v, fewer columns in the output projection."""
+    index = torch.cat([torch.arange(head * head_dim, (head + 1) * head_dim) for head in kept])
+    for linear in projections:
+        linear.weight = torch.nn.Parameter(linear.weight[index])
+        linear.bias = torch.nn.Parameter(linear.bias[index])
+        linear.out_features = len(index)
+    output.weight = torch.nn.Parameter(output.weight[:, index])
+    output.in_features = len(index)
+
+
+# What carries over
+
+
+def test_the_backbone_is_left_as_it_was(family):
+    backbone = family.backbone()
+    before = state(backbone)
+    family.hydra.from_backbone(backbone, family.heads_to_prune[0])
+    assert_same_state(state(backbone), before)
+
+
+def test_members_are_left_as_they_were_and_share_no_storage_with_the_hydra(family):
+    members = family.members()
+    before = [state(member) for member in members]
+    hydra = family.hydra.from_pruned_members(members)
+    with torch.no_grad():
+        for parameter in hydra.parameters():
+            parameter.zero_()
+    for member, expected in zip(members, before, strict=True):
+        assert_same_state(state(member), expected)
+
+
+def test_kept_heads_are_the_heads_that_were_not_pruned():
+    hydra = VIT.hydra.from_pruned_members(
+        [vit_backbone(0), VIT.hydra.from_backbone(vit_backbone(1), {0: [2], 2: [0, 1, 2, 3]})]
+    )
+    everything = [0, 1, 2, 3]
+    assert hydra.config.kept_heads == [[everything, [0, 1, 3]], [everything, everything], [everything, []]]
+
+
+def test_pruning_a_pruned_member_further_counts_in_backbone_heads():
+    once = VIT.hydra.from_backbone(vit_backbone(), {0: [1]})
+    twice = VIT.hydra.from_backbone(once, {0: [3], 1: [0]})
+    at_once = VIT.hydra.from_backbone(vit_backbone(), {0: [1, 3], 1: [0]})
+    assert twice.config.kept_heads == at_once.config.kept_heads
+    assert_same_state(state(twice), state(at_once))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_labels_and_dtype_carry_over(dtype):
+    labels = {0: "cat", 1: "dog", 2: "bird", 3: "fish", 4: "frog"}
+    backbones = [
+        vit_backbone(seed, id2label=labels, label2id={v: k for k, v in labels.items()}).to(dtype) for seed in (0, 1)
+    ]
+    hydra = VIT.hydra.from_pruned_members(backbones)
+    assert hydra.config.id2label == labels
+    assert hydra.config.label2id["fish"] == 3
+    assert hydra.dtype == dtype
+    assert {parameter.dtype for parameter in hydra.parameters()} == {dtype}
+
+
+def test_the_attention_backend_carries_over(family):
+    backbone = family.backbone()
+    backbone.set_attn_implementation("eager")
+    assert family.hydra.from_backbone(backbone).config._attn_implementation == "eager"
+
+
+def test_the_mean_of_equal_members_is_bit_for_bit_the_member(family):
+    member = family.hydra.from_backbone(family.backbone()).float()
+    for count in (2, 3, 5, 7):
+        hydra = family.hydra.from_pruned_members([member] * count)
+        for name, tensor in member.state_dict().items():
+            if hydra.get_parameter(name).shape == tensor.shape:
+                assert torch.equal(hydra.get_parameter(name), tensor), name
+
+
+# Kinds of members
+
+
+@torch.no_grad()
+def test_members_may_be_plain_models_hydras_and_one_member_hydras(family):
+    inputs = family.inputs()
+    backbones = [family.backbone(seed) for seed in range(4)]
+    pair = family.hydra.from_pruned_members(backbones[1:3], shared=())
+    hydra = family.hydra.from_pruned_members(
+        [backbones[0], pair, family.hydra.from_backbone(backbones[3])], shared=()
+    )
+    assert hydra.num_members == 4
+    expected = torch.stack([family.logits(backbone, **inputs) for backbone in backbones], dim=1)
+    torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
+
+
+@torch.no_grad()
+def test_members_may_be_sliced_live():
+    kept = [0, 2, 3]
+    vit = vit_backbone()
+    attention = vit.vit.layers[1].attention
+    slice_attention([attention.q_proj, attention.k_proj, attention.v_proj], attention.o_proj, kept)
+    vit.config.pruned_heads = {1: [1]}
+    hydra = VIT.hydra.from_pruned_members([vit, vit_backbone(1)], shared=())
+    assert hydra.config.kept_heads[1] == [kept, [0, 1, 2, 3]]
+    pixel_values = images()
+    torch.testing.assert_close(
+        hydra(pixel_values).member_logits[:, 0], vit(pixel_values).logits, atol=1e-12, rtol=1e-10
+    )
+
+    bert = bert_backbone()
+    attention = bert.bert.encoder.layer[0].attention
+    slice_attention(
+        [attention.self.query, attention.self.key, attention.self.value], attention.output.dense, kept
+    )
+    member = BERT.hydra.from_backbone(bert)
+    assert member.config.kept_heads[0] == [[0, 1, 2]]  # which heads they were is recorded nowhere
+    texts = padded_texts()
+    torch.testing.assert_close(member(**texts).member_logits[:, 0], bert(**texts).logits, atol=1e-12, rtol=1e-10)
+
+    clip = clip_backbone()
+    attention = clip.vision_model.encoder.layers[2].self_attn
+    slice_attention([attention.q_proj, attention.k_proj, attention.v_proj], attention.out_proj, kept)
+    inputs = CLIP.inputs()
+    torch.testing.assert_close(
+        CLIP.hydra.from_backbone(clip)(**inputs).member_logits[:, 0],
+        clip(**inputs).logits_per_image,
+        atol=1e-12,
+        rtol=1e-10,
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("with_pooler", [True, False])
+def test_base_models_become_base_hydras(with_pooler):
+    vit = randomise(ViTModel(vit_backbone().config, add_pooling_layer=with_pooler).double(), 0)
+    hydra = HydraViTModel.from_pruned_members([HydraViTModel.from_backbone(vit, {0: [1]}), vit], shared=())
+    outputs, expected = hydra(images()), vit(images())
+    torch.testing.assert_close(outputs.last_hidden_state[:, 1], expected.last_hidden_state, atol=1e-12, rtol=1e-10)
+    assert (outputs.pooler_output is not None) == with_pooler
+    if with_pooler:
+        torch.testing.assert_close(outputs.pooler_output[:, 1], expected.pooler_output, atol=1e-12, rtol=1e-10)
+
+    bert = randomise(BertModel(bert_backbone().config, add_pooling_layer=with_pooler).double(), 0)
+    hydra, texts = HydraBertModel.from_backbone(bert), padded_texts()
+    torch.testing.assert_close(
+        hydra(**texts).last_hidden_state[:, 0], bert(**texts).last_hidden_state, atol=1e-12, rtol=1e-10
+    )
+
+
+@torch.no_grad()
+def test_a_base_hydra_takes_what_it_needs_from_a_classifier():
+    backbone = vit_backbone()
+    hydra = HydraViTModel.from_backbone(backbone)
+    assert hydra.pooler is None
+    torch.testing.assert_close(
+        hydra(images()).last_hidden_state[:, 0],
+        backbone.vit(images()).last_hidden_state,
+        atol=1e-12,
+        rtol=1e-10,
+    )
+
+
+# Back again
+
+
+@torch.no_grad()
+def test_taking_an_ensemble_apart_and_fusing_it_again_is_the_identity(family):
+    hydra = family.hydra.from_pruned_members(family.members(), shared=())
+    members = [hydra.member(i) for i in range(hydra.num_members)]
+    for member, original in zip(members, family.members(), strict=True):
+        assert member.num_members == 1
+        assert_same_state(state(member), state(original))
+    again = family.hydra.from_pruned_members(members, shared=())
+    assert again.config.kept_heads == hydra.config.kept_heads
+    assert_same_state(state(again), state(hydra))
+
+
+@torch.no_grad()
+def test_a_member_of_a_sharing_hydra_gives_that_members_logits(family):
+    hydra = family.hydra.from_pruned_members(family.members())
+    inputs = family.inputs()
+    member_logits = hydra(**inputs).member_logits
+    for i in (0, 1, -1):
+        torch.testing.assert_close(hydra.member(i)(**inputs).member_logits[:, 0], member_logits[:, i])
+
+
+# Refused
+
+
+def test_an_empty_list_is_refused():
+    with pytest.raises(ValueError, match="members is empty"):
+        VIT.hydra.from_pruned_members([])
+
+
+def test_a_single_model_in_place_of_a_list_is_refused():
+    with pytest.raises(TypeError, match="members is a ViTForImageClassification: pass a list"):
+        VIT.hydra.from_pruned_members(vit_backbone())
+
+
+@pytest.mark.parametrize(
+    "make, field",
+    [
+        (lambda: vit_backbone(1, num_hidden_layers=2), "num_hidden_layers = 2"),
+        (lambda: vit_backbone(1, hidden_size=64), "hidden_size = 64"),
+        (lambda: vit_backbone(1, num_attention_heads=2), "num_attention_heads = 2"),
+        (lambda: vit_backbone(1, image_size=16), "image_size = 16"),
+        (lambda: vit_backbone(1, num_labels=6), "num_labels = 6"),
+        (lambda: vit_backbone(1, id2label=dict(enumerate("abcde"))), "id2label = {0: 'a'"),
+    ],
+)
+def test_members_of_another_architecture_are_refused_by_member_and_field(make, field):
+    with pytest.raises(ValueError, match=rf"members\[1\] has {field}.*members\[0\] has .*from one backbone"):
+        VIT.hydra.from_pruned_members([vit_backbone(0), make()])
+
+
+def test_members_with_another_vocabulary_are_refused():
+    with pytest.raises(ValueError, match=r"members\[2\] has vocab_size = 41, members\[0\] has 40"):
+        BERT.hydra.from_pruned_members([bert_backbone(0), bert_backbone(1), bert_backbone(2, vocab_size=41)])
+
+
+def test_clip_members_with_another_projection_are_refused():
+    other = clip_backbone(1)
+    other.config.vision_config.patch_size = 2
+    with pytest.raises(ValueError, match=r"members\[1\]"):
+        CLIP.hydra.from_pruned_members([clip_backbone(0), other])
+
+
+def test_another_family_is_refused():
+    with pytest.raises(ValueError, match=r"members\[1\] is a BertForSequenceClassification \(bert\)"):
+        VIT.hydra.from_pruned_members([vit_backbone(), bert_backbone()])
+    with pytest.raises(TypeError, match=r"members\[0\] is a Linear"):
+        VIT.hydra.from_pruned_members([torch.nn.Linear(2, 2)])
+
+
+def test_a_model_without_the_head_is_refused():
+    with pytest.raises(ValueError, match="has no parameter 'vit"):
+        HydraViTForImageClassification.from_backbone(ViTModel(vit_backbone().config))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_members_with_broken_weights_are_refused(family, value):
+    broken = copy.deepcopy(family.backbone(1))
+    next(p for name, p in broken.named_parameters() if "layers.1" in name or "layer.1" in name).data.view(-1)[3] = value
+    with pytest.raises(ValueError, match=r"members\[1\]: .*1\..* has NaN or infinite values"):
+        family.hydra.from_pruned_members([family.backbone(0), broken])
+
+
+def test_members_of_different_dtype_are_refused():
+    with pytest.raises(ValueError, match=r"members\[1\] is torch.float32 .* members\[0\] is torch.float64"):
+        VIT.hydra.from_pruned_members([vit_backbone(0), vit_backbone(1).float()])
+
+
+def test_heads_that_do_not_exist_cannot_be_pruned():
+    with pytest.raises(ValueError, match="heads_to_prune names layer 3: the model has layers 0 to 2"):
+        VIT.hydra.from_backbone(vit_backbone(), {3: [0]})
+    with pytest.raises(ValueError, match=r"heads_to_prune\[1\] names head 4: the model has the heads \[0, 1, 2, 3\]"):
+        VIT.hydra.from_backbone(vit_backbone(), {1: [4]})
+    with pytest.raises(ValueError, match="heads_to_prune names 0: pass {'vision'"):
+        CLIP.hydra.from_backbone(clip_backbone(), {0: [1]})
+
+
+def test_a_fused_hydra_is_no_backbone():
+    with pytest.raises(ValueError, match="from_backbone got a Hydra of 2 members"):
+        VIT.hydra.from_backbone(VIT.hydra.from_pruned_members([vit_backbone(0), vit_backbone(1)]))
+
+
+def test_a_member_that_does_not_exist_is_refused():
+    with pytest.raises(IndexError, match="member 3 does not exist: this Hydra has members 0 to 2"):
+        VIT.hydra.from_pruned_members(VIT.members()).member(3)
+
+
+def test_unknown_names_in_shared_are_refused():
+    with pytest.raises(ValueError, match="shared names 'attention'"):
+        VIT.hydra.from_pruned_members(VIT.members(), shared=("attention",))

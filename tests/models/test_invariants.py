@@ -1,0 +1,202 @@
+"""The promises every Hydra keeps, against plain Transformers models."""
+
+import copy
+
+import pytest
+import torch
+
+from hydra_transformers.models.fusion import slots
+from hydra_transformers.models.grouped import PerMember
+from tests.families import BERT, CLIP, VIT, Family, randomise
+
+
+SHARED_CHOICES = [(), ("mlp",), ("layernorm",), ("embeddings",), ("embeddings", "layernorm", "mlp")]
+
+
+def mean_probability(family: Family, models, inputs) -> torch.Tensor:
+    return torch.stack([family.logits(model, **inputs).softmax(-1) for model in models]).mean(0)
+
+
+def ablated_backbones(family: Family):
+    return [family.ablate(family.backbone(seed), heads) for seed, heads in enumerate(family.heads_to_prune)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_fused_probabilities_are_the_mean_of_the_members(family, backend, dtype, tolerance):
+    inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in family.inputs().items()}
+    references = [model.to(dtype) for model in ablated_backbones(family)]
+    for reference in references:
+        reference.set_attn_implementation(backend)
+    hydra = family.hydra.from_pruned_members(family.members(), shared=()).to(dtype)
+    hydra.set_attn_implementation(backend)
+
+    logits = family.ensemble_logits(hydra(**inputs))
+
+    torch.testing.assert_close(
+        logits.softmax(-1), mean_probability(family, references, inputs), atol=tolerance, rtol=0, check_dtype=False
+    )
+
+
+@torch.no_grad()
+def test_flex_attention_gives_the_probabilities_of_sdpa(family):
+    inputs = {
+        key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()
+    }
+    hydra = family.hydra.from_pruned_members(family.members()).float().requires_grad_(False)
+    expected = family.ensemble_logits(hydra(**inputs))
+    hydra.set_attn_implementation("flex_attention")
+    # Uncompiled: not every CPU has a flex kernel.
+    with torch.compiler.set_stance("force_eager"):
+        logits = family.ensemble_logits(hydra(**inputs))
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+
+
+def with_shared_parts_averaged(family: Family, backbones, shared):
+    """The backbones with the parts named in `shared` replaced by their mean, in plain Transformers terms."""
+
+    def part(name: str) -> str | None:
+        lowered = name.lower()
+        if "embedding" in lowered and "layers." not in lowered and "encoder.layer" not in lowered:
+            return "embeddings"
+        if "norm" in lowered or "layrnorm" in lowered:
+            return "layernorm"
+        if ".mlp." in lowered or ".intermediate." in lowered or (".output.dense" in lowered and "attention" not in lowered):
+            return "mlp"
+        return None
+
+    averaged = [copy.deepcopy(backbone) for backbone in backbones]
+    for name, _ in averaged[0].named_parameters():
+        if part(name) in shared:
+            mean = torch.stack([backbone.get_parameter(name) for backbone in backbones]).mean(0)
+            for model in averaged:
+                model.get_parameter(name).data.copy_(mean)
+    return averaged
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shared", SHARED_CHOICES[1:], ids="+".join)
+def test_sharing_equals_the_ensemble_of_members_with_averaged_parts(family, shared):
+    inputs = family.inputs()
+    backbones = with_shared_parts_averaged(family, [family.backbone(seed) for seed in range(3)], shared)
+    references = [family.ablate(model, heads) for model, heads in zip(backbones, family.heads_to_prune, strict=True)]
+
+    hydra = family.hydra.from_pruned_members(family.members(), shared=shared)
+
+    probabilities = family.ensemble_logits(hydra(**inputs)).softmax(-1)
+    torch.testing.assert_close(probabilities, mean_probability(family, references, inputs), atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("shared", [(), ("embeddings", "layernorm", "mlp")], ids=["nothing shared", "all shared"])
+@pytest.mark.parametrize("heads", ["ragged", "uniform"])
+def test_members_never_mix(family, shared, heads):
+    members = family.members()
+    if heads == "uniform":
+        one_head = [{layer: [member] for layer in range(3)} for member in range(3)]
+        prunings = [{"vision": heads, "text": heads} for heads in one_head] if family is CLIP else one_head
+        members = [family.hydra.from_backbone(family.backbone(seed), prune) for seed, prune in enumerate(prunings)]
+    hydra = family.hydra.from_pruned_members(members, shared=shared)
+    member_logits = hydra(**family.inputs()).member_logits
+    slot_of = dict(slots(hydra))
+
+    for i in range(3):
+        hydra.zero_grad()
+        member_logits[:, i].square().sum().backward(retain_graph=True)
+        seen = set()
+        for name, parameter in hydra.named_parameters():
+            slot = slot_of[name]
+            if slot.member is not None:
+                assert slot.member == i or parameter.grad is None or parameter.grad.count_nonzero() == 0, name
+                seen.add(slot.member)
+            elif slot.rows is not None and len(slot.rows) == 3 and parameter.numel():
+                for j, rows in enumerate(parameter.grad.split(slot.rows)):
+                    assert j == i or rows.count_nonzero() == 0, f"{name}: member {i} depends on member {j}"
+                    if j == i and rows.numel() and "k_proj.bias" not in name:
+                        assert rows.count_nonzero() > 0, f"{name}: member {i} does not use its own weights"
+        assert not shared or not seen
+
+
+@torch.no_grad()
+def test_a_pruned_member_gives_the_logits_of_the_ablated_backbone(family):
+    inputs = family.inputs()
+    for member, reference in zip(family.members(), ablated_backbones(family), strict=True):
+        torch.testing.assert_close(
+            member(**inputs).member_logits[:, 0], family.logits(reference, **inputs), atol=1e-12, rtol=1e-10
+        )
+
+
+@torch.no_grad()
+def test_a_dense_one_member_hydra_is_the_backbone(family):
+    inputs = family.inputs()
+    backbone = family.backbone()
+    hydra = family.hydra.from_backbone(backbone)
+    expected = family.logits(backbone, **inputs)
+    torch.testing.assert_close(hydra(**inputs).member_logits[:, 0], expected, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(family.ensemble_logits(hydra(**inputs)), expected.log_softmax(-1), atol=1e-10, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_logits_are_log_mean_probabilities_in_float32(family, dtype):
+    inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in family.inputs().items()}
+    outputs = family.hydra.from_pruned_members(family.members()).to(dtype)(**inputs)
+    logits = family.ensemble_logits(outputs)
+    assert logits.dtype == torch.float32
+    assert outputs.member_logits.dtype == dtype
+    expected = outputs.member_logits.float().softmax(-1).mean(1).log()
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_clip_logits_per_text_are_mean_probabilities_over_the_images():
+    inputs = CLIP.inputs()
+    references = [model(**inputs).logits_per_text for model in ablated_backbones(CLIP)]
+    outputs = CLIP.hydra.from_pruned_members(CLIP.members(), shared=())(**inputs)
+    expected = torch.stack([logits.softmax(-1) for logits in references]).mean(0)
+    torch.testing.assert_close(outputs.logits_per_text.softmax(-1), expected, atol=1e-10, rtol=0)
+
+
+@torch.no_grad()
+def test_a_clip_that_differs_in_the_vision_tower_only_has_one_text_tower():
+    inputs = CLIP.inputs()
+    backbone = CLIP.backbone()
+    prunings = [{"vision": {0: [head], 2: [3]}} for head in range(3)]
+    hydra = CLIP.hydra.from_pruned_members([CLIP.hydra.from_backbone(backbone, heads) for heads in prunings])
+
+    assert hydra.config.text_config.num_members == 1
+    assert hydra.num_members == hydra.config.vision_config.num_members == 3
+    references = [CLIP.ablate(backbone, heads) for heads in prunings]
+    probabilities = hydra(**inputs).logits_per_image.softmax(-1)
+    torch.testing.assert_close(probabilities, mean_probability(CLIP, references, inputs), atol=1e-10, rtol=0)
+    torch.testing.assert_close(
+        hydra.member(1)(**inputs).member_logits[:, 0], CLIP.logits(references[1], **inputs), atol=1e-12, rtol=1e-10
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_computing_the_last_layer_for_the_first_token_alone_changes_nothing(family, backend):
+    hydra = family.hydra.from_pruned_members(family.members())
+    hydra.set_attn_implementation(backend)
+    inputs = family.inputs()
+    shortcut = hydra(**inputs).member_logits
+    everything = hydra(**inputs, output_hidden_states=True)
+    assert everything.hidden_states[-1].shape[2] > 1
+    torch.testing.assert_close(shortcut, everything.member_logits, atol=1e-12, rtol=1e-10)
+
+
+def test_parts_that_are_not_shared_exist_once_per_member(family):
+    hydra = family.hydra.from_pruned_members(family.members(), shared=("mlp",))
+    layer = next(module for name, module in hydra.named_modules() if name.endswith("layers.0"))
+    assert not isinstance(layer.mlp, PerMember)
+    norms = [module for name, module in layer.named_children() if "layernorm" in name]
+    assert len(norms) == 2 and all(isinstance(norm, PerMember) and len(norm) == 3 for norm in norms)
+
+
+def test_randomised_backbones_differ():
+    """The comparisons above mean nothing between equal models."""
+    first, second = VIT.backbone(0), VIT.backbone(1)
+    assert not torch.equal(first.classifier.weight, second.classifier.weight)
+    assert torch.equal(randomise(first, 1).classifier.weight, second.classifier.weight)
