@@ -77,9 +77,9 @@ class HydraAttention(nn.Module):
         _, batch, tokens, _ = queries.shape
         if sum(self.o_proj.widths) == 0:
             # No member has a head here: all that is left of the attention is its output bias.
-            no_weights = queries.new_zeros(batch, 0, tokens, hidden_states.shape[2])
+            output = self.o_proj(queries.new_zeros(batch, tokens, 0), packed=True)
             is_eager = self.config._attn_implementation == "eager"
-            return self.o_proj.bias[:, None, None].expand(-1, batch, tokens, -1), no_weights if is_eager else None
+            return output, queries.new_zeros(batch, 0, tokens, hidden_states.shape[2]) if is_eager else None
 
         is_stackable = attention_mask is None or isinstance(attention_mask, torch.Tensor)
         if hidden_states.shape[0] > 1 and self.q_proj.uniform and is_stackable:
@@ -103,11 +103,11 @@ class HydraAttention(nn.Module):
         if isinstance(attention_mask, torch.Tensor):
             attention_mask = attention_mask[:batch]
         query, key, value = (
-            self._split_heads(projection.packed(states))
+            self._split_heads(projection(states, packed=True))
             for projection, states in self._projections(hidden_states, queries)
         )
         output, weights = self._attend(query, key, value, attention_mask, **kwargs)
-        return self.o_proj.packed(output.reshape(batch, tokens, -1)), weights
+        return self.o_proj(output.reshape(batch, tokens, -1), packed=True), weights
 
     def _projections(self, hidden_states, queries):
         return (self.q_proj, queries), (self.k_proj, hidden_states), (self.v_proj, hidden_states)

@@ -48,8 +48,11 @@ class GroupedLinear(Grouped):
     def member_rows(self, parameter: str) -> list[int]:
         return self.widths
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(members or 1, ..., in_features) -> (members, ..., width); all members have the same width."""
+    def forward(self, hidden_states: torch.Tensor, packed: bool = False) -> torch.Tensor:
+        """(members or 1, ..., in_features) -> (members, ..., width), for members of the same width, or packed:
+        (members or 1, ..., in_features) -> (..., sum of widths), the members' outputs side by side."""
+        if packed:
+            return self._packed(hidden_states)
         members, width = self.num_members, self.widths[0]
         if hidden_states.shape[0] < members:
             hidden_states = hidden_states.expand(members, *hidden_states.shape[1:])
@@ -57,8 +60,7 @@ class GroupedLinear(Grouped):
         bias = None if self.bias is None else self.bias.view(members, width)
         return grouped_product(hidden_states, weight, bias)
 
-    def packed(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(members or 1, ..., in_features) -> (..., sum of widths), the members' outputs side by side."""
+    def _packed(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if hidden_states.shape[0] == 1:
             return nn.functional.linear(hidden_states[0], self.weight, self.bias)
         weights = self.weight.split(self.widths)
@@ -79,15 +81,17 @@ class GroupedOutput(Grouped):
     def member_rows(self, parameter: str) -> list[int]:
         return self.widths if parameter == "weight" else [1] * self.num_members
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(members, ..., width) -> (members, ..., out_features); all members have the same width."""
-        weight = self.weight.view(self.num_members, self.widths[0], self.columns)
-        return grouped_product(hidden_states, weight, self.bias)
+    def forward(self, hidden_states: torch.Tensor, packed: bool = False) -> torch.Tensor:
+        """(members, ..., width) -> (members, ..., out_features), for members of the same width, or packed:
+        (..., sum of widths), the members' inputs side by side -> (members, ..., out_features)."""
+        if packed and not self.uniform:
+            return self._packed(hidden_states)
+        members, width = self.num_members, self.widths[0]
+        if packed:
+            hidden_states = hidden_states.unflatten(-1, (members, width)).movedim(-2, 0)
+        return grouped_product(hidden_states, self.weight.view(members, width, self.columns), self.bias)
 
-    def packed(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(..., sum of widths), the members' inputs side by side -> (members, ..., out_features)."""
-        if self.uniform:
-            return self(hidden_states.unflatten(-1, (self.num_members, -1)).movedim(-2, 0))
+    def _packed(self, hidden_states: torch.Tensor) -> torch.Tensor:
         inputs = hidden_states.split(self.widths, dim=-1)
         outputs = [
             nn.functional.linear(states, weight.t(), bias)
@@ -103,7 +107,7 @@ def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     because only there the bias is added inside the product; a batched one first writes it over the whole output.
     """
     members = inputs.shape[0]
-    rows = inputs.reshape(members, -1, inputs.shape[-1])
+    rows = inputs.flatten(1, -2)
     shape = (*inputs.shape[:-1], weight.shape[-1])
     if rows.shape[1] < ROWS_FOR_ONE_PRODUCT_PER_MEMBER:
         if bias is None:

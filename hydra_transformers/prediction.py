@@ -1,0 +1,281 @@
+"""From a model and data to `member_logits` (batch, members, classes).
+
+Whatever predicts (a Hydra, a plain Hugging Face classifier, CLIP with class prompts, saved arrays) is read here, in one way.
+"""
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain, islice
+from numbers import Number
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import default_data_collator
+
+from .models.ensembling import HydraClassifierOutput, at_least_float32, log_mean_probability
+
+
+LABEL_NAMES = ("labels", "label")
+
+
+def batches(
+    data: Any,
+    batch_size: int = 32,
+    device: torch.device | str | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Iterator[dict[str, Tensor]]:
+    """Iterate over `data` as dict batches of tensors, each tensor with the rows in its first dimension.
+
+    Args:
+        data: a torch `DataLoader`, a list (or any iterable) of dict batches, or a `torch` / `datasets` Dataset of dict rows.
+        batch_size: rows per batch; used for a Dataset of rows only, the others bring their own batches.
+        device: where the tensors go; `None` leaves them where they are.
+        rank, world_size: yield every `world_size`-th batch, starting with batch `rank`, so that processes share the work.
+
+    Entries that are not tensors (texts, file names) are dropped. Labels are called `labels` or `label`.
+    """
+    for number, batch in enumerate(_raw_batches(data, batch_size, rank, world_size)):
+        if not isinstance(batch, Mapping):
+            raise TypeError(
+                f"batch {number} of data is a {type(batch).__name__}: each batch must be a dict of tensors "
+                'such as {"pixel_values": ..., "labels": ...}'
+            )
+        tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
+        if not tensors:
+            raise TypeError(
+                f"batch {number} of data has no tensors (its entries: {', '.join(map(str, batch)) or 'none'}): "
+                'tokenize or process the inputs first, or call set_format("torch") on a datasets.Dataset'
+            )
+        if any(tensor.dim() == 0 for tensor in tensors.values()):
+            raise TypeError(
+                f"batch {number} of data holds single values, so it is a row: pass a Dataset of rows, "
+                "or batches whose first dimension counts the rows"
+            )
+        yield {name: tensor.to(device) if device is not None else tensor for name, tensor in tensors.items()}
+
+
+def _raw_batches(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[Any]:
+    if isinstance(data, (Mapping, str, bytes, Tensor)) or not (_holds_rows(data) or isinstance(data, Iterable)):
+        raise TypeError(
+            f"data is a {type(data).__name__}: pass a DataLoader, a list of dict batches ([batch] for a single one) "
+            "or a Dataset of dict rows"
+        )
+    if not _holds_rows(data):
+        yield from islice(data, rank, None, world_size)
+        return
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}: pass at least 1")
+    for number, rows in enumerate(_row_groups(data, batch_size, rank, world_size)):
+        if not isinstance(rows[0], Mapping):
+            raise TypeError(
+                f"a row of data (in batch {number}) is a {type(rows[0]).__name__}: each row must be a dict "
+                'such as {"pixel_values": ..., "labels": ...}'
+            )
+        yield _collate(rows)
+
+
+def _collate(rows: list[Mapping[str, Any]]) -> dict[str, Tensor]:
+    names = [name for name, value in rows[0].items() if _is_numeric(value)]
+    try:
+        return default_data_collator([{name: row[name] for name in names} for row in rows])
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"the rows of data cannot be stacked ({error}): pad them to one length, or pass a DataLoader that does"
+        ) from error
+
+
+def _is_numeric(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) > 0 and _is_numeric(value[0])
+    if isinstance(value, np.ndarray):
+        return value.dtype.kind in "biuf"
+    return isinstance(value, (Tensor, Number))
+
+
+def _row_groups(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[list[Any]]:
+    """Groups of `batch_size` rows; a Dataset that can be indexed never loads the rows of other processes."""
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        for start in range(rank * batch_size, len(data), world_size * batch_size):
+            yield [data[row] for row in range(start, min(start + batch_size, len(data)))]
+        return
+    rows, number = iter(data), 0
+    while group := list(islice(rows, batch_size)):
+        if number % world_size == rank:
+            yield group
+        number += 1
+
+
+def _holds_rows(data: Any) -> bool:
+    from_datasets = any(cls.__module__.split(".")[0] == "datasets" for cls in type(data).__mro__)
+    return isinstance(data, Dataset) or from_datasets
+
+
+def split_labels(batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Part a batch into the model's inputs and the labels (`None` where there are none)."""
+    inputs = {name: value for name, value in batch.items() if name not in LABEL_NAMES}
+    labels = next((batch[name] for name in LABEL_NAMES if batch.get(name) is not None), None)
+    return inputs, labels
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside; on leaving, every module is back in the mode it was in."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def predict(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """The member logits (batch, members, classes) of one batch; a plain model has one member.
+
+    Labels, and entries the model's `forward` does not name, are not passed to the model.
+    """
+    inputs, _ = split_labels(batch)
+    inputs = accepted_inputs(model, inputs)
+    with evaluation_mode(model), torch.inference_mode():
+        return member_logits_of(model(**inputs), type(model).__name__)
+
+
+def member_logits_of(output: Any, source: str = "the model") -> Tensor:
+    """Read (batch, members, classes) from a model's output: `member_logits`, else `logits` or `logits_per_image` as one member."""
+    member_logits = getattr(output, "member_logits", None)
+    if member_logits is not None:
+        if member_logits.dim() != 3:
+            raise ValueError(
+                f"{source} gave member_logits of shape {tuple(member_logits.shape)}: expected (batch, members, classes)"
+            )
+        return member_logits
+    logits = getattr(output, "logits", None)
+    if logits is None:
+        logits = getattr(output, "logits_per_image", None)
+    if logits is None:
+        raise TypeError(
+            f"the output of {source} has neither logits nor logits_per_image: pass a classification model, "
+            "or wrap CLIP in ZeroShotClassifier"
+        )
+    if logits.dim() != 2:
+        raise ValueError(f"{source} gave logits of shape {tuple(logits.shape)}: expected (batch, classes)")
+    return logits.unsqueeze(1)
+
+
+def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The entries that the model's `forward` names; all of them for a wrapper that hands everything on."""
+    parameters = inspect.signature(model.forward).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = {parameter.name for parameter in parameters if parameter.kind not in variadic}
+    if not named:
+        return inputs
+    accepted = {name: value for name, value in inputs.items() if name in named}
+    if not accepted:
+        raise ValueError(
+            f"{type(model).__name__} takes none of the batch's entries ({', '.join(inputs) or 'none'}): "
+            f"it reads {', '.join(sorted(named))}"
+        )
+    return accepted
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device the model's inputs belong on."""
+    if isinstance(getattr(model, "device", None), torch.device):
+        return model.device
+    return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+
+
+def collect_member_logits(
+    model: nn.Module, data: Any, batch_size: int = 32, device: torch.device | str | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Predict all of `data` and keep everything: member logits (samples, members, classes) and labels (or `None`), on the CPU.
+
+    For sets that fit in memory, such as the validation set a temperature is fitted on. `device`: the model's own unless given.
+    """
+    all_logits, all_labels = [], []
+    for batch in batches(data, batch_size, device_of(model) if device is None else device):
+        all_logits.append(predict(model, batch).cpu())
+        labels = split_labels(batch)[1]
+        if labels is not None:
+            all_labels.append(labels.cpu())
+    if not all_logits:
+        raise ValueError("data has no batches: pass at least one sample")
+    if all_labels and len(all_labels) != len(all_logits):
+        raise ValueError(
+            f"{len(all_labels)} of {len(all_logits)} batches have labels: give every batch labels, or none of them"
+        )
+    return torch.cat(all_logits), torch.cat(all_labels) if all_labels else None
+
+
+class SavedLogits(nn.Module):
+    """A stand-in for a model whose member logits were saved: its batches are `{"member_logits": ..., "labels": ...}`."""
+
+    def forward(self, member_logits: Tensor) -> HydraClassifierOutput:
+        return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
+
+
+class ZeroShotClassifier(nn.Module):
+    """CLIP as an image classifier over fixed class prompts; its batches hold `pixel_values`.
+
+    Args:
+        clip_model: a `HydraCLIPModel` or a Hugging Face `CLIPModel`.
+        class_prompts: the tokenizer's output for one prompt per class, for example
+            `tokenizer([f"A photo of a {label}." for label in labels], padding=True, return_tensors="pt")`.
+
+    The prompts' features are computed once, here; after changing the model's weights, call `refresh()`.
+    """
+
+    prompts_per_pass = 256  # bounds the memory of the text tower for thousands of classes
+
+    def __init__(self, clip_model: nn.Module, class_prompts: Mapping[str, Tensor]):
+        super().__init__()
+        prompts = {name: value for name, value in class_prompts.items() if isinstance(value, Tensor)}
+        if "input_ids" not in prompts or prompts["input_ids"].dim() != 2:
+            raise ValueError(
+                "class_prompts has no input_ids of shape (classes, tokens): pass the tokenizer's output "
+                'with padding=True and return_tensors="pt", one row per class'
+            )
+        self.model = clip_model
+        self.class_prompts = prompts
+        self.register_buffer("text_features", torch.empty(0), persistent=False)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Compute the class prompts' features (classes, members, dim) from the model's current weights."""
+        device = device_of(self.model)
+        rows = len(self.class_prompts["input_ids"])
+        features = []
+        with evaluation_mode(self.model):
+            for start in range(0, rows, self.prompts_per_pass):
+                part = slice(start, start + self.prompts_per_pass)
+                prompts = {name: value[part].to(device) for name, value in self.class_prompts.items()}
+                features.append(_unit_features(self.model.get_text_features(**prompts)))
+        self.text_features = torch.cat(features)
+
+    def forward(self, pixel_values: Tensor) -> HydraClassifierOutput:
+        image_features = _unit_features(self.model.get_image_features(pixel_values=pixel_values))
+        image_members, text_members = image_features.shape[1], self.text_features.shape[1]
+        if image_members != text_members and 1 not in (image_members, text_members):
+            raise ValueError(
+                f"the vision tower has {image_members} members, the text tower {text_members}: "
+                "they must agree, or one of them must have a single member"
+            )
+        # One member per batch entry of the product: (members, images, dim) @ (members, dim, classes).
+        similarity = image_features.transpose(0, 1) @ self.text_features.permute(1, 2, 0)
+        scale = at_least_float32(self.model.logit_scale).exp().reshape(-1, 1, 1)
+        member_logits = (scale * similarity).transpose(0, 1)
+        return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
+
+
+def _unit_features(output: Any) -> Tensor:
+    """A tower's projected features as unit vectors, at least in float32, (rows, members, dim)."""
+    features = output if isinstance(output, Tensor) else output.pooler_output
+    if features.dim() == 2:
+        features = features.unsqueeze(1)
+    return nn.functional.normalize(at_least_float32(features), dim=-1)

@@ -1,0 +1,29 @@
+"""Uncertainty of an ensemble: decomposition, metrics, out-of-distribution detection, temperature scaling and reports."""
+
+from .decomposition import Decomposition, decompose, predict_uncertainty
+from .evaluation import evaluate_uncertainty
+from .metrics import classification_metrics, diversity_metrics, ood_metrics
+from .ood import OOD_SCORES, ood_score
+from .report import ModelResult, UncertaintyReport
+from .streaming import UncertaintyAccumulator
+from .temperature import TemperatureScaling
+from .trainer import StreamingComputeMetrics, compute_metrics
+
+
+__all__ = [
+    "OOD_SCORES",
+    "Decomposition",
+    "ModelResult",
+    "StreamingComputeMetrics",
+    "TemperatureScaling",
+    "UncertaintyAccumulator",
+    "UncertaintyReport",
+    "classification_metrics",
+    "compute_metrics",
+    "decompose",
+    "diversity_metrics",
+    "evaluate_uncertainty",
+    "ood_metrics",
+    "ood_score",
+    "predict_uncertainty",
+]

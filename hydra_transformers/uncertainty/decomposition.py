@@ -1,0 +1,111 @@
+"""How uncertain a prediction is, and why: noise in the data (aleatoric) or disagreement of the members (epistemic)."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..prediction import batches, device_of, predict
+from .inputs import as_member_logits, mean_log_probability, wide_log_softmax
+from .temperature import TemperatureScaling
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """The ensemble's prediction and its uncertainty, one row per sample; entropies in nats, everything in float64.
+
+    Attributes:
+        mean_probabilities: (batch, classes), the members' mean probability p̄.
+        prediction: (batch,), the class with the largest mean probability.
+        confidence: (batch,), that probability.
+        total: (batch,), entropy of p̄.
+        aleatoric: (batch,), mean over the members of their own entropies.
+        epistemic: (batch,), their difference: the mutual information of prediction and member.
+        disagreement: (batch,), share of the pairs of members that predict different classes.
+    """
+
+    mean_probabilities: Tensor
+    prediction: Tensor
+    confidence: Tensor
+    total: Tensor
+    aleatoric: Tensor
+    epistemic: Tensor
+    disagreement: Tensor
+
+
+def decompose(member_logits: Any) -> Decomposition:
+    r"""Split the predictive uncertainty of an ensemble.
+
+    With member probabilities `p_m = softmax(z_m)` and their mean `p̄ = 1/M Σ_m p_m`:
+
+        total      H(p̄)            = -Σ_c p̄_c log p̄_c
+        aleatoric  1/M Σ_m H(p_m)
+        epistemic  total - aleatoric = 1/M Σ_m KL(p_m ‖ p̄) >= 0
+        disagreement                 = share of the M(M-1)/2 pairs of members whose argmax differs
+
+    With one member, epistemic and disagreement are exactly 0. Ties of the argmax go to the lower class.
+
+    Args:
+        member_logits: (batch, members, classes), a tensor or array of any float type.
+
+    Example:
+        >>> import torch
+        >>> sure = torch.tensor([[9.0, 0.0], [9.0, 0.0]])
+        >>> torn = torch.tensor([[9.0, 0.0], [0.0, 9.0]])
+        >>> parts = decompose(torch.stack([sure, torn]))
+        >>> parts.epistemic.round(decimals=2)
+        tensor([0.0000, 0.6900], dtype=torch.float64)
+        >>> parts.disagreement
+        tensor([0., 1.], dtype=torch.float64)
+    """
+    return decompose_log_probabilities(wide_log_softmax(as_member_logits(member_logits)))
+
+
+def decompose_log_probabilities(log_probabilities: Tensor) -> Decomposition:
+    """`decompose` from the members' log-probabilities (batch, members, classes) in float64."""
+    mean_probabilities = mean_log_probability(log_probabilities).exp()
+    confidence, prediction = mean_probabilities.max(dim=-1)
+    total = torch.special.entr(mean_probabilities).sum(dim=-1)
+    aleatoric = torch.special.entr(log_probabilities.exp()).sum(dim=-1).mean(dim=1)
+    # Rounding can leave a difference just below 0; a single member has nothing to differ from.
+    epistemic = (total - aleatoric).clamp(min=0) if log_probabilities.shape[1] > 1 else torch.zeros_like(total)
+    return Decomposition(
+        mean_probabilities=mean_probabilities,
+        prediction=prediction,
+        confidence=confidence,
+        total=total,
+        aleatoric=aleatoric,
+        epistemic=epistemic,
+        disagreement=_disagreement(log_probabilities.argmax(dim=-1)),
+    )
+
+
+def _disagreement(votes: Tensor) -> Tensor:
+    """Share of differing pairs (batch,) among the members' classes (batch, members); 0 for a single member."""
+    members = votes.shape[1]
+    if members == 1:
+        return torch.zeros(len(votes), dtype=torch.float64, device=votes.device)
+    differing = (votes.unsqueeze(2) != votes.unsqueeze(1)).sum(dim=(1, 2))
+    return differing.double() / (members * (members - 1))
+
+
+def predict_uncertainty(
+    model: nn.Module, data: Any, batch_size: int = 32, temperature: TemperatureScaling | None = None
+) -> Decomposition:
+    """Predict `data` in batches on the model's device and decompose the uncertainty; the result is on the CPU.
+
+    Args:
+        model: a Hydra, a Hugging Face classifier (one member) or a `ZeroShotClassifier`.
+        data: a DataLoader, a list of dict batches, or a Dataset of dict rows.
+        batch_size: rows per batch for a Dataset of rows.
+        temperature: applied to the member logits first, where given.
+    """
+    parts: list[dict[str, Tensor]] = []
+    for batch in batches(data, batch_size, device_of(model)):
+        member_logits = predict(model, batch)
+        decomposition = decompose(temperature(member_logits) if temperature is not None else member_logits)
+        parts.append({field.name: getattr(decomposition, field.name).cpu() for field in fields(decomposition)})
+    if not parts:
+        raise ValueError("data has no batches: pass at least one sample")
+    return Decomposition(**{name: torch.cat([part[name] for part in parts]) for name in parts[0]})

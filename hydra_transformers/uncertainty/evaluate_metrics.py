@@ -1,0 +1,104 @@
+"""The metrics as `evaluate.Metric` classes, for `add_batch` / `compute` and `evaluate.combine`; they need no download.
+
+Each batch is reduced to a few numbers per sample before it is stored, so the logits are never held. This module imports
+`evaluate`, which the rest of the package does without:
+
+    from hydra_transformers.uncertainty.evaluate_metrics import ClassificationMetrics, DiversityMetrics, OODMetrics
+"""
+
+from typing import Any
+
+import torch
+
+
+try:
+    import evaluate
+    from datasets import Features, Sequence, Value
+except ImportError as error:
+    raise ImportError("the evaluate metrics need evaluate and datasets: pip install evaluate datasets") from error
+
+from .inputs import as_labels, as_member_logits
+from .metrics import (
+    LABELLED_VALUES,
+    UNCERTAINTY_VALUES,
+    ood_metrics,
+    sample_values,
+    summarize_classification,
+    summarize_diversity,
+)
+
+
+_PREDICTIONS = (
+    "\n    predictions: member logits, (samples, members, classes)\n    references: class indices, (samples,)\n"
+)
+
+
+def _info(description: str, inputs: str, features: dict[str, Any]) -> evaluate.MetricInfo:
+    return evaluate.MetricInfo(
+        description=description,
+        citation="",
+        inputs_description=inputs,
+        features=Features(features),
+    )
+
+
+class ClassificationMetrics(evaluate.Metric):
+    """accuracy, brier, nll, ece, aece and aurc, as `classification_metrics` defines them."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        columns = {"predictions": Sequence(Value("float64")), "references": Value("int64")}
+        return _info("Accuracy, calibration and selective prediction of an ensemble.", _PREDICTIONS, columns)
+
+    def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
+        """Reduce a batch of member logits (batch, members, classes) and labels (batch,) and store the result."""
+        member_logits = as_member_logits(predictions)
+        labels = as_labels(references, len(member_logits), member_logits.shape[-1])
+        values = sample_values(member_logits, labels)
+        rows = torch.stack([values[name] for name in UNCERTAINTY_VALUES + LABELLED_VALUES], dim=1)
+        super().add_batch(predictions=rows.numpy(), references=labels.cpu().numpy(), **kwargs)
+
+    def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
+        """Store one sample: member logits (members, classes) and its label."""
+        self.add_batch(predictions=torch.as_tensor(prediction).unsqueeze(0), references=[int(reference)], **kwargs)
+
+    def _compute(self, predictions: list, references: list) -> dict[str, float]:
+        columns = torch.tensor(predictions, dtype=torch.float64).unbind(dim=1)
+        return summarize_classification(dict(zip(UNCERTAINTY_VALUES + LABELLED_VALUES, columns, strict=True)))
+
+
+class DiversityMetrics(evaluate.Metric):
+    """mutual_information and disagreement, as `diversity_metrics` defines them; labels are not needed."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        return _info(
+            "How much the members of an ensemble differ.", _PREDICTIONS, {"predictions": Sequence(Value("float64"))}
+        )
+
+    def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
+        """Reduce a batch of member logits (batch, members, classes) and store the result."""
+        values = sample_values(as_member_logits(predictions))
+        rows = torch.stack([values[name] for name in UNCERTAINTY_VALUES], dim=1)
+        super().add_batch(predictions=rows.numpy(), **kwargs)
+
+    def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
+        """Store one sample: member logits (members, classes)."""
+        self.add_batch(predictions=torch.as_tensor(prediction).unsqueeze(0), **kwargs)
+
+    def _compute(self, predictions: list) -> dict[str, float]:
+        columns = torch.tensor(predictions, dtype=torch.float64).unbind(dim=1)
+        return summarize_diversity(dict(zip(UNCERTAINTY_VALUES, columns, strict=True)))
+
+
+class OODMetrics(evaluate.Metric):
+    """auroc, aupr and fpr95, as `ood_metrics` defines them."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        inputs = "\n    predictions: OOD scores, (samples,), higher is more out of distribution\n    references: 1 out of, 0 in distribution\n"
+        columns = {"predictions": Value("float64"), "references": Value("int64")}
+        return _info("How well scores tell out-of-distribution samples.", inputs, columns)
+
+    def _compute(self, predictions: list, references: list) -> dict[str, float]:
+        scores, is_ood = torch.tensor(predictions, dtype=torch.float64), torch.tensor(references)
+        if not ((is_ood == 0) | (is_ood == 1)).all():
+            raise ValueError("references must be 1 (out of distribution) or 0 (in distribution)")
+        return ood_metrics(scores[is_ood == 0], scores[is_ood == 1])

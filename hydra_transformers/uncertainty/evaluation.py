@@ -1,0 +1,183 @@
+"""Run models over data, in and out of distribution, into an `UncertaintyReport`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from ..prediction import ZeroShotClassifier, batches, device_of, predict, split_labels
+from .curves import reliability_curve, risk_curve, roc_curve, score_histograms
+from .metrics import exact_mean, ood_metrics
+from .ood import check_method
+from .report import Metrics, ModelResult, UncertaintyReport
+from .streaming import UncertaintyAccumulator
+from .temperature import TemperatureScaling
+
+
+def evaluate_uncertainty(
+    models: nn.Module | Mapping[str, nn.Module],
+    id_data: Any,
+    ood: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    score: str = "msp",
+    corruptions: Mapping[str, Mapping[Any, Any]] | None = None,
+    class_prompts: Mapping[str, Tensor] | None = None,
+    temperature: TemperatureScaling | Mapping[str, TemperatureScaling] | None = None,
+    batch_size: int = 32,
+) -> UncertaintyReport:
+    """Judge models in and out of distribution; each predicts on its own device, and no logits are held.
+
+    Args:
+        models: a Hydra, a Hugging Face classifier or a baseline; or several, `{name: model}`.
+        id_data: labelled data: a DataLoader, a list of dict batches, or a Dataset of dict rows.
+        ood: `{"near": {name: data}, "far": {name: data}}`; labels of this data are not read.
+        score: the OOD score, see `ood_score`; the paper's is `"msp"`.
+        corruptions: `{corruption: {severity: data}}`, labelled, such as ImageNet-C's severities 1 to 5.
+        class_prompts: for CLIP, the tokenizer's output with one prompt per class: makes it a zero-shot classifier.
+        temperature: applied to the member logits; one for all models, or `{name: temperature}` for those that have one.
+        batch_size: rows per batch, where data is a Dataset of rows.
+
+    With `torch.distributed` initialised, the processes share the batches of each data set: give every process the whole
+    data (not a sampler's part); all of them get the same report.
+    """
+    check_method(score)
+    models = dict(models) if isinstance(models, Mapping) else {type(models).__name__: models}
+    if not models:
+        raise ValueError("models is empty: pass at least one model")
+    ood = {group: dict(data_sets) for group, data_sets in _groups(ood, "ood").items()}
+    corruptions = {
+        corruption: {str(severity): data for severity, data in sweep.items()}
+        for corruption, sweep in _groups(corruptions, "corruptions").items()
+    }
+    for name, data in _all_data(id_data, ood, corruptions):
+        _check_data(name, data, read_often=len(models) > 1)
+    scalings = _scalings(temperature, models)
+    results = {}
+    for name, model in models.items():
+        model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model
+        judge = _Judge(model, scalings[name], score, batch_size)
+        results[name] = judge.result(id_data, ood, corruptions)
+    return UncertaintyReport(score=score, models=results)
+
+
+@dataclass(frozen=True)
+class _Judge:
+    """One model with the settings it is judged under."""
+
+    model: nn.Module
+    scaling: TemperatureScaling | None
+    score: str
+    batch_size: int
+
+    def result(self, id_data: Any, ood: Mapping, corruptions: Mapping) -> ModelResult:
+        judged = self.run("id_data", id_data, labelled=True)
+        id_values = judged.values()
+        ood_metrics_by_group, ood_scores = {}, {}
+        for group, data_sets in ood.items():
+            ood_metrics_by_group[group] = {}
+            for name, data in data_sets.items():
+                judged_ood = self.run(f"ood[{group!r}][{name!r}]", data, labelled=False)
+                scores = judged_ood.values()["score"]
+                detection = ood_metrics(id_values["score"], scores)
+                ood_metrics_by_group[group][name] = detection | _uncertainty(judged_ood)
+                ood_scores[f"{name} ({group})"] = scores
+        return ModelResult(
+            num_members=judged.num_members,
+            id=judged.compute() | _uncertainty(judged),
+            ood=ood_metrics_by_group,
+            corruptions={
+                corruption: {
+                    severity: self.run(f"corruptions[{corruption!r}][{severity!r}]", data, labelled=True).compute()
+                    for severity, data in sweep.items()
+                }
+                for corruption, sweep in corruptions.items()
+            },
+            curves={
+                "reliability": reliability_curve(id_values["confidence"], id_values["correct"]),
+                "risk_coverage": risk_curve(id_values["confidence"], id_values["correct"]),
+                "histograms": score_histograms(id_values["score"], ood_scores),
+                "roc": {name: roc_curve(id_values["score"], scores) for name, scores in ood_scores.items()},
+            },
+        )
+
+    def run(self, name: str, data: Any, labelled: bool) -> UncertaintyAccumulator:
+        """All of one data set, gathered from all processes."""
+        accumulator = UncertaintyAccumulator(self.score)
+        rank, world_size = _process()
+        for batch in batches(data, self.batch_size, device_of(self.model), rank, world_size):
+            member_logits = predict(self.model, batch)
+            if self.scaling is not None:
+                member_logits = self.scaling(member_logits)
+            labels = split_labels(batch)[1] if labelled else None
+            if labelled and labels is None:
+                raise ValueError(f"{name} has no labels: add a column labels (or label) with class indices")
+            accumulator.update(member_logits, labels)
+        gathered = accumulator.gather()
+        if len(gathered) == 0:
+            raise ValueError(f"{name} is empty: pass at least one sample")
+        return gathered
+
+
+def _uncertainty(judged: UncertaintyAccumulator) -> Metrics:
+    values = judged.values()
+    return {
+        "mutual_information": exact_mean(values["epistemic"]),
+        "disagreement": exact_mean(values["disagreement"]),
+        "total": exact_mean(values["total"]),
+        "aleatoric": exact_mean(values["aleatoric"]),
+        "num_samples": len(judged),
+    }
+
+
+def _groups(nested: Mapping | None, name: str) -> dict[str, Mapping]:
+    nested = nested if nested is not None else {}
+    if not isinstance(nested, Mapping) or not all(isinstance(inner, Mapping) for inner in nested.values()):
+        form = '{"near": {name: data}, "far": {name: data}}' if name == "ood" else "{corruption: {severity: data}}"
+        raise TypeError(f"{name} must be a dict of dicts: pass {form}")
+    for group, inner in nested.items():
+        if not inner:
+            raise ValueError(f"{name}[{group!r}] is empty: pass at least one data set, or leave the group out")
+    return dict(nested)
+
+
+def _all_data(id_data: Any, ood: Mapping, corruptions: Mapping) -> list[tuple[str, Any]]:
+    nested = [("ood", ood), ("corruptions", corruptions)]
+    return [("id_data", id_data)] + [
+        (f"{kind}[{group!r}][{name!r}]", data)
+        for kind, groups in nested
+        for group, data_sets in groups.items()
+        for name, data in data_sets.items()
+    ]
+
+
+def _check_data(name: str, data: Any, read_often: bool) -> None:
+    if read_often and hasattr(data, "__next__"):
+        raise TypeError(f"{name} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
+    if _process()[1] > 1 and isinstance(data, DataLoader) and _is_split(data):
+        raise ValueError(
+            f"{name} is already split between the processes: pass the whole data to each, it is split here"
+        )
+
+
+def _is_split(loader: DataLoader) -> bool:
+    prepared_by_accelerate = any(cls.__module__ == "accelerate.data_loader" for cls in type(loader).__mro__)
+    return prepared_by_accelerate or isinstance(loader.sampler, DistributedSampler)
+
+
+def _process() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def _scalings(temperature: Any, models: Mapping[str, nn.Module]) -> dict[str, TemperatureScaling | None]:
+    if not isinstance(temperature, Mapping):
+        return dict.fromkeys(models, temperature)
+    unknown = [name for name in temperature if name not in models]
+    if unknown:
+        raise ValueError(f"temperature names {unknown[0]!r}, models has {', '.join(models)}: use the models' names")
+    return {name: temperature.get(name) for name in models}

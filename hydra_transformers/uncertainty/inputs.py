@@ -1,0 +1,84 @@
+"""What member logits, labels and scores must look like; anything else is refused with a sentence."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def as_member_logits(member_logits: Any) -> Tensor:
+    """Member logits (batch, members, classes) as a tensor of floats, from a tensor, an array or nested lists."""
+    member_logits = torch.as_tensor(member_logits)
+    shape = tuple(member_logits.shape)
+    if member_logits.dim() != 3:
+        raise ValueError(
+            f"member_logits has shape {shape}: pass (batch, members, classes), for a single model logits.unsqueeze(1)"
+        )
+    if shape[1] < 1:
+        raise ValueError(f"member_logits has shape {shape}: it needs at least one member")
+    if shape[2] < 2:
+        raise ValueError(
+            f"member_logits has {shape[2]} class: a softmax over it is always certain, pass logits of two classes or more"
+        )
+    return member_logits if member_logits.is_floating_point() else member_logits.float()
+
+
+def as_labels(labels: Any, rows: int, classes: int) -> Tensor:
+    """Class indices (batch,) as a tensor of integers, one per row of member_logits, each below `classes`."""
+    labels = torch.as_tensor(labels)
+    if labels.dim() != 1:
+        raise ValueError(f"labels has shape {tuple(labels.shape)}: pass one class index per sample, shape (batch,)")
+    if len(labels) != rows:
+        raise ValueError(
+            f"labels has {len(labels)} rows, member_logits has {rows}: pass one label per row of member_logits"
+        )
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise ValueError(f"labels is of type {labels.dtype}: pass integer class indices")
+    outside = (labels < 0) | (labels >= classes)
+    if outside.any():
+        row = int(outside.nonzero()[0])
+        raise ValueError(
+            f"labels[{row}] is {int(labels[row])}, member_logits has {classes} classes: pass labels from 0 to {classes - 1}"
+        )
+    return labels.long()
+
+
+def as_scores(scores: Any, name: str) -> Tensor:
+    """Per-sample scores (samples,) as float64 on the CPU; not empty and free of NaN."""
+    scores = torch.as_tensor(scores).detach().cpu().double()
+    if scores.dim() != 1:
+        raise ValueError(f"{name} has shape {tuple(scores.shape)}: pass one score per sample, shape (samples,)")
+    if len(scores) == 0:
+        raise ValueError(f"{name} is empty: pass at least one sample")
+    if scores.isnan().any():
+        row = int(scores.isnan().nonzero()[0])
+        raise ValueError(f"{name}[{row}] is NaN: check the model's output for that sample")
+    return scores
+
+
+def widened(tensor: Tensor) -> Tensor:
+    """The tensor in float64; on the CPU where its device has none."""
+    return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
+
+
+def wide_log_softmax(member_logits: Tensor) -> Tensor:
+    """Each member's log-probabilities in float64; refuses NaN, +inf, and rows that rule every class out.
+
+    A single class with the logit -inf is fine: its probability is exactly 0.
+    """
+    log_probabilities = torch.log_softmax(widened(member_logits), dim=-1)
+    bad = log_probabilities.isnan().any(dim=-1)
+    if bad.any():
+        row, member = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"member_logits[{row}, {member}] is not a prediction (NaN, +inf, or every class at -inf): "
+            "check the model's weights and input, or compute in a wider dtype"
+        )
+    return log_probabilities
+
+
+def mean_log_probability(log_probabilities: Tensor) -> Tensor:
+    """Log of the mean probability (batch, classes) from the members' log-probabilities (batch, members, classes)."""
+    log_mean = log_probabilities.logsumexp(dim=1) - math.log(log_probabilities.shape[1])
+    return log_mean.clamp(max=0)  # rounding can lift a certain prediction a hair above log 1

@@ -1,0 +1,219 @@
+"""The numbers an ensemble is judged by.
+
+Every metric is a function of a few values per sample (`sample_values`), never of all logits at once, so that the functions
+here and the streaming classes on top of them give the same result. Sums are exact (`math.fsum`): the order of the samples,
+the batch size and the number of processes leave no trace, not even in the last digit.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .decomposition import decompose_log_probabilities
+from .inputs import as_labels, as_member_logits, as_scores, mean_log_probability, wide_log_softmax
+from .ood import score_of
+
+
+NUM_BINS = 15
+ROWS_PER_PASS = 4096  # bounds the float64 memory, whatever the number of samples
+
+UNCERTAINTY_VALUES = ("confidence", "total", "aleatoric", "epistemic", "disagreement", "score")
+LABELLED_VALUES = ("correct", "brier", "nll")
+
+
+def classification_metrics(member_logits: Any, labels: Any, num_bins: int = NUM_BINS) -> dict[str, float]:
+    r"""Accuracy, calibration and selective prediction of the ensemble's mean probability `p̄`.
+
+    With prediction `ŷ = argmax_c p̄_c`, confidence `k = max_c p̄_c` and label `y`, over n samples:
+
+        accuracy  1/n Σ [ŷ = y]
+        brier     1/n Σ Σ_c (p̄_c - [c = y])²           summed over classes (0 to 2); some libraries divide by the classes
+        nll       1/n Σ -log p̄_y                       of the mean probability, not the mean of the members' losses
+        ece       Σ_b n_b/n |accuracy_b - confidence_b|  over `num_bins` equal-width bins of k, [a, b), the last one closed
+        aece      the same over `num_bins` bins of equal mass: samples sorted by k and split as evenly as possible,
+                  the first bins one longer; samples of equal k share their mean correctness
+        aurc      1/n Σ_{i=1..n} risk_i                  risk_i: error rate of the i most confident samples; samples of
+                  equal k share their mean error. No trapezoids, and the best possible area is not subtracted
+
+    torchmetrics bins the ECE in the same way, but gives a confidence of exactly 1 a bin of its own.
+
+    Args:
+        member_logits: (samples, members, classes).
+        labels: (samples,), class indices.
+        num_bins: bins of both calibration errors.
+
+    Example:
+        >>> metrics = classification_metrics([[[2.0, 0.0]], [[0.0, 1.0]], [[3.0, 0.0]]], [0, 1, 1], num_bins=3)
+        >>> round(metrics["accuracy"], 3), round(metrics["brier"], 3)
+        (0.667, 0.663)
+    """
+    member_logits = as_member_logits(member_logits)
+    labels = as_labels(labels, len(member_logits), member_logits.shape[-1])
+    return summarize_classification(sample_values(member_logits, labels), num_bins)
+
+
+def diversity_metrics(member_logits: Any) -> dict[str, float]:
+    """How much the members differ, averaged over the samples: 0 for one member, or for members that agree.
+
+        mutual_information  1/n Σ (H(p̄) - 1/M Σ_m H(p_m))   in nats
+        disagreement        1/n Σ share of the pairs of members that predict different classes (the disagreement index)
+
+    Args:
+        member_logits: (samples, members, classes).
+    """
+    return summarize_diversity(sample_values(as_member_logits(member_logits)))
+
+
+def ood_metrics(id_scores: Any, ood_scores: Any) -> dict[str, float]:
+    """How well scores separate two data sets; out of distribution is the positive class, and scores higher.
+
+        auroc  share of (OOD, ID) pairs in which the OOD sample scores higher, ties counting one half
+        aupr   average precision, Σ_t (recall_t - recall_{t-1}) precision_t over the distinct scores t, highest first;
+               not interpolated
+        fpr95  share of ID samples at or above the highest score at which at least 95 % of the OOD samples are found
+               (the first recall >= 0.95; some libraries take the recall nearest to 0.95)
+
+    Args:
+        id_scores: (samples,), in distribution.
+        ood_scores: (samples,), out of distribution.
+
+    Example:
+        >>> ood_metrics(id_scores=[0.1, 0.2, 0.6], ood_scores=[0.5, 0.8])["auroc"]
+        0.8333333333333334
+    """
+    found, false_alarms = detection_counts(id_scores, ood_scores)
+    num_ood, num_id = int(found[-1]), int(false_alarms[-1])
+    new_found = found.diff(prepend=found.new_zeros(1))
+    new_false = false_alarms.diff(prepend=found.new_zeros(1))
+    precision = found.double() / (found + false_alarms)
+    at_recall = int((100 * found >= 95 * num_ood).nonzero()[0])
+    return {
+        "auroc": int((new_false * (2 * found - new_found)).sum()) / (2 * num_id * num_ood),
+        "aupr": math.fsum((new_found * precision).tolist()) / num_ood,
+        "fpr95": int(false_alarms[at_recall]) / num_id,
+    }
+
+
+def detection_counts(id_scores: Any, ood_scores: Any) -> tuple[Tensor, Tensor]:
+    """How many OOD and ID samples (integers) score at or above each distinct score, highest first."""
+    id_scores, ood_scores = as_scores(id_scores, "id_scores"), as_scores(ood_scores, "ood_scores")
+    distinct, place = torch.cat([id_scores, ood_scores]).unique(return_inverse=True)
+    id_counts = place[: len(id_scores)].bincount(minlength=len(distinct))
+    ood_counts = place[len(id_scores) :].bincount(minlength=len(distinct))
+    return ood_counts.flip(0).cumsum(0), id_counts.flip(0).cumsum(0)
+
+
+def sample_values(member_logits: Tensor, labels: Tensor | None = None, score: str = "msp") -> dict[str, Tensor]:
+    """The values per sample that all metrics are made of: (samples,) each, float64, on the CPU.
+
+    confidence, total, aleatoric, epistemic, disagreement, score; with labels also correct, brier, nll.
+    """
+    rows = [slice(start, start + ROWS_PER_PASS) for start in range(0, len(member_logits), ROWS_PER_PASS)]
+    passes = [_values(member_logits[part], None if labels is None else labels[part], score) for part in rows]
+    names = UNCERTAINTY_VALUES + (LABELLED_VALUES if labels is not None else ())
+    empty = torch.zeros(0, dtype=torch.float64)
+    return {name: torch.cat([empty, *(values[name].cpu() for values in passes)]) for name in names}
+
+
+def _values(member_logits: Tensor, labels: Tensor | None, score: str) -> dict[str, Tensor]:
+    member_logits = member_logits.detach()
+    log_probabilities = wide_log_softmax(member_logits)
+    parts = decompose_log_probabilities(log_probabilities)
+    values = {name: getattr(parts, name) for name in ("confidence", "total", "aleatoric", "epistemic", "disagreement")}
+    values["score"] = score_of(member_logits, parts, score)
+    if labels is None:
+        return values
+    labels = labels.to(parts.prediction.device).unsqueeze(1)
+    residual = parts.mean_probabilities.scatter_add(1, labels, -torch.ones_like(labels, dtype=torch.float64))
+    # Not the log of the mean probability, which may be too small for a float.
+    log_mean = mean_log_probability(log_probabilities)
+    return values | {
+        "correct": (parts.prediction == labels.squeeze(1)).double(),
+        "brier": residual.square().sum(dim=1),
+        "nll": 0 - log_mean.gather(1, labels).squeeze(1),
+    }
+
+
+def summarize_classification(values: Mapping[str, Tensor], num_bins: int = NUM_BINS) -> dict[str, float]:
+    """`classification_metrics` from the values of each sample."""
+    confidence, correct = values["confidence"], values["correct"]
+    if len(confidence) == 0:
+        raise ValueError("there are no samples: pass at least one")
+    if values["nll"].isinf().any():
+        warnings.warn("nll is infinite: a label has probability exactly 0 (logit -inf)", stacklevel=3)
+    return {
+        "accuracy": exact_mean(correct),
+        "brier": exact_mean(values["brier"]),
+        "nll": exact_mean(values["nll"]),
+        "ece": expected_calibration_error(confidence, correct, num_bins),
+        "aece": adaptive_calibration_error(confidence, correct, num_bins),
+        "aurc": exact_mean(risk_coverage_curve(confidence, correct)[1]),
+    }
+
+
+def summarize_diversity(values: Mapping[str, Tensor]) -> dict[str, float]:
+    """`diversity_metrics` from the values of each sample."""
+    if len(values["epistemic"]) == 0:
+        raise ValueError("there are no samples: pass at least one")
+    return {
+        "mutual_information": exact_mean(values["epistemic"]),
+        "disagreement": exact_mean(values["disagreement"]),
+    }
+
+
+def exact_mean(values: Tensor) -> float:
+    """The mean, rounded once: independent of the order of the values."""
+    return math.fsum(values.tolist()) / len(values)
+
+
+def calibration_bins(confidence: Tensor, num_bins: int = NUM_BINS) -> Tensor:
+    """The equal-width bin (samples,) each confidence falls into: [a, b), the last one closed."""
+    if num_bins < 1:
+        raise ValueError(f"num_bins is {num_bins}: pass at least 1")
+    edges = torch.linspace(0, 1, num_bins + 1, dtype=confidence.dtype)
+    return (torch.bucketize(confidence.contiguous(), edges, right=True) - 1).clamp(0, num_bins - 1)
+
+
+def expected_calibration_error(confidence: Tensor, correct: Tensor, num_bins: int = NUM_BINS) -> float:
+    """ECE from each sample's confidence and correctness (samples,); see `classification_metrics`."""
+    bins, gaps = calibration_bins(confidence, num_bins), correct - confidence
+    # n_b/n |accuracy_b - confidence_b| = |sum of the bin's gaps| / n
+    return math.fsum(abs(math.fsum(gaps[bins == b].tolist())) for b in range(num_bins)) / len(gaps)
+
+
+def adaptive_calibration_error(confidence: Tensor, correct: Tensor, num_bins: int = NUM_BINS) -> float:
+    """Adaptive ECE from each sample's confidence and correctness (samples,); see `classification_metrics`.
+
+    With fewer samples than bins, every sample is a bin of its own (and a warning says so).
+    """
+    if num_bins < 1:
+        raise ValueError(f"num_bins is {num_bins}: pass at least 1")
+    if len(confidence) < num_bins:
+        warnings.warn(
+            f"{len(confidence)} samples are fewer than the {num_bins} calibration bins: ece and aece say little, "
+            "pass more samples or a smaller num_bins",
+            stacklevel=4,
+        )
+    confidence, order = confidence.sort()
+    gaps = _mean_of_ties(confidence, correct[order]) - confidence
+    parts = gaps.tensor_split(min(num_bins, len(gaps)))
+    return math.fsum(abs(math.fsum(part.tolist())) for part in parts) / len(gaps)
+
+
+def risk_coverage_curve(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
+    """Coverage i/n and risk_i (samples,), the error rate of the i most confident samples, for i = 1 .. n."""
+    confidence, order = confidence.sort(descending=True)
+    errors = _mean_of_ties(confidence, 1 - correct[order])
+    accepted = torch.arange(1, len(errors) + 1, dtype=torch.float64)
+    return accepted / len(errors), errors.cumsum(0) / accepted
+
+
+def _mean_of_ties(sorted_keys: Tensor, values: Tensor) -> Tensor:
+    """Give samples of equal key their mean value: what a random order among them gives on average."""
+    _, place, counts = sorted_keys.unique_consecutive(return_inverse=True, return_counts=True)
+    sums = torch.zeros(len(counts), dtype=values.dtype).index_add(0, place, values)
+    return (sums / counts)[place]

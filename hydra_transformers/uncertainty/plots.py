@@ -1,0 +1,192 @@
+"""A report as PNG files. Drawn without pyplot: no window, no global state, nothing of the caller's figures is touched."""
+
+import io
+import itertools
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .files import write_atomically
+
+
+try:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError("plot() needs matplotlib: pip install matplotlib") from error
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from .report import ModelResult, UncertaintyReport
+
+# Okabe and Ito's colours, told apart by colour-blind readers too; line styles repeat the distinction in grey.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+LINE_STYLES = ("-", "--", "-.", ":")
+ID_COLOUR = "#BBBBBB"
+PANELS_PER_ROW = 3
+CHARACTERS_PER_PANEL = 66  # of a legend's small print
+SCORE_LABELS = {
+    "msp": "OOD score: 1 - maximum probability",
+    "max_logit": "OOD score: - maximum logit",
+    "energy": "OOD score: energy",
+    "entropy": "OOD score: entropy (nats)",
+    "mutual_information": "OOD score: mutual information (nats)",
+    "disagreement": "OOD score: disagreement",
+}
+
+
+def draw_report(report: "UncertaintyReport", folder: str | os.PathLike) -> list[Path]:
+    """Write the plots the report has data for, and return their paths."""
+    figures = {
+        "reliability_diagram": _reliability_diagram(report),
+        "risk_coverage": _risk_coverage(report),
+        "uncertainty_split": _uncertainty_split(report),
+    }
+    if any(result.ood for result in report.models.values()):
+        figures["score_histograms"] = _score_histograms(report)
+        figures["roc"] = _roc(report)
+    return [write_atomically(Path(folder) / f"{name}.png", _png(figure)) for name, figure in figures.items()]
+
+
+def _png(figure: Figure) -> bytes:
+    content = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(content)
+    return content.getvalue()
+
+
+def _grid(models: int, width: float = 4.6, height: float = 4.2, **shared: Any) -> tuple[Figure, list["Axes"], int]:
+    """A figure with one panel per model, about as wide as high; and its number of columns."""
+    columns = min(math.ceil(math.sqrt(models)), PANELS_PER_ROW)
+    rows = math.ceil(models / columns)
+    figure = Figure(figsize=(columns * width, rows * height), dpi=150, layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+    for panel in panels[models:]:
+        panel.set_visible(False)
+    return figure, panels[:models], columns
+
+
+def _reliability_diagram(report: "UncertaintyReport") -> Figure:
+    figure, panels, columns = _grid(len(report.models))
+    for panel, (name, result) in zip(panels, report.models.items(), strict=True):
+        _reliability(panel, result.curves["reliability"])
+        _finish(panel, f"{name}\nECE {result.id['ece']:.4f}, aECE {result.id['aece']:.4f}")
+    _legend_below(figure, panels[0], columns)
+    return figure
+
+
+def _finish(panel: "Axes", title: str) -> None:
+    panel.set_title(title, fontsize=11)
+    panel.grid(color="#DDDDDD", linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _legend_below(figure: Figure, panel: "Axes", columns: int) -> None:
+    handles, labels = panel.get_legend_handles_labels()
+    columns = _legend_columns(labels, columns)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + 0.2 * math.ceil(len(labels) / columns))  # the panels keep their size
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+
+
+def _legend_columns(labels: list[str], panels: int) -> int:
+    """As many columns as fit below that many panels side by side."""
+    per_panel = max(1, CHARACTERS_PER_PANEL // (max(map(len, labels)) + 6))
+    return min(len(labels), panels * per_panel)
+
+
+def _line(number: int) -> dict[str, Any]:
+    """A look of its own for each of up to 32 lines."""
+    style = LINE_STYLES[(number + number // len(COLOURS)) % len(LINE_STYLES)]
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": style, "linewidth": 1.8}
+
+
+def _reliability(panel: "Axes", curve: dict[str, list]) -> None:
+    bins = len(curve["share"])
+    full = [b for b in range(bins) if curve["accuracy"][b] is not None]
+    centres = [(b + 0.5) / bins for b in full]
+    accuracy = [curve["accuracy"][b] for b in full]
+    gaps = [curve["confidence"][b] - curve["accuracy"][b] for b in full]
+    bar = {"width": 0.92 / bins}
+    panel.bar(centres, accuracy, color=COLOURS[5], label="Accuracy of the bin", **bar)
+    gap_look = {"color": "none", "edgecolor": COLOURS[1], "hatch": "////", "linewidth": 0.8}
+    panel.bar(centres, gaps, bottom=accuracy, label="Gap to its mean confidence", **gap_look, **bar)
+    edges = [b / bins for b in range(bins + 1)]
+    panel.stairs(curve["share"], edges, color="#000000", linewidth=1.4, label="Share of the samples")
+    panel.plot([0, 1], [0, 1], color="#555555", linestyle="--", linewidth=1, label="Perfect calibration")
+    panel.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="Confidence", ylabel="Accuracy; share of the samples")
+
+
+def _score_histograms(report: "UncertaintyReport") -> Figure:
+    """The in-distribution histogram filled, the others as lines through their bins' centres, which stay apart by eye."""
+    figure, panels, columns = _grid(len(report.models))
+    for panel, (name, result) in zip(panels, report.models.items(), strict=True):
+        histograms = result.curves["histograms"]
+        edges = histograms["edges"]
+        centres = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
+        panel.stairs(histograms["id"], edges, fill=True, color=ID_COLOUR, label="In distribution")
+        for number, (data_set, shares) in enumerate(histograms["ood"].items()):
+            panel.plot(centres, shares, label=data_set, **_line(number))
+        panel.set(xlabel=SCORE_LABELS[report.score], ylabel="Share of the data set's samples")
+        panel.set_ylim(bottom=0)
+        _finish(panel, name)
+    _legend_below(figure, panels[0], columns)
+    return figure
+
+
+def _roc(report: "UncertaintyReport") -> Figure:
+    data_sets = max(len(_ood_sets(result)) for result in report.models.values())
+    figure, panels, _ = _grid(len(report.models), height=4.4 + 0.18 * data_sets)
+    for panel, (name, result) in zip(panels, report.models.items(), strict=True):
+        aurocs = {key: metrics["auroc"] for key, metrics in _ood_sets(result).items()}
+        for number, (data_set, curve) in enumerate(result.curves["roc"].items()):
+            label = f"{data_set}, AUROC {100 * aurocs[data_set]:.1f} %"
+            panel.plot(curve["fpr"], curve["tpr"], label=label, **_line(number))
+        panel.plot([0, 1], [0, 1], color="#555555", linestyle=":", linewidth=1, label="Chance")
+        panel.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02))
+        panel.set(xlabel="False positive rate (in distribution)", ylabel="True positive rate (out of distribution)")
+        _finish(panel, name)
+        columns = _legend_columns(panel.get_legend_handles_labels()[1], panels=1)
+        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False, fontsize=8, ncols=columns)
+    return figure
+
+
+def _risk_coverage(report: "UncertaintyReport") -> Figure:
+    """All models in one panel: the lower the line, the better confidence tells right from wrong."""
+    figure, (panel,), _ = _grid(1, width=5.6, height=4.8)
+    for number, (name, result) in enumerate(report.models.items()):
+        curve = result.curves["risk_coverage"]
+        panel.plot(curve["coverage"], curve["risk"], label=f"{name}, AURC {result.id['aurc']:.4f}", **_line(number))
+    panel.set(xlabel="Coverage (share of samples answered, most confident first)", ylabel="Risk (error rate)")
+    panel.set(xlim=(0, 1))
+    panel.set_ylim(bottom=0)
+    _finish(panel, "Risk and coverage")
+    _legend_below(figure, panel, columns=1)
+    return figure
+
+
+def _uncertainty_split(report: "UncertaintyReport") -> Figure:
+    """Per model and data set a bar: mean aleatoric and epistemic uncertainty, on one scale for all models."""
+    names = ["In distribution", *_ood_sets(next(iter(report.models.values())))]
+    size = {"width": 3.8 + 0.08 * max(map(len, names)), "height": 1.4 + 0.4 * len(names)}
+    figure, panels, columns = _grid(len(report.models), sharex=True, sharey=True, **size)
+    for panel, (name, result) in zip(panels, report.models.items(), strict=True):
+        data_sets = [result.id, *_ood_sets(result).values()]
+        aleatoric = [metrics["aleatoric"] for metrics in data_sets]
+        epistemic = [metrics["mutual_information"] for metrics in data_sets]
+        panel.barh(names, aleatoric, height=0.65, color=COLOURS[5], label="Aleatoric")
+        look = {"height": 0.65, "color": COLOURS[1], "hatch": "///", "edgecolor": "white"}
+        panel.barh(names, epistemic, left=aleatoric, label="Epistemic", **look)
+        panel.set_xlabel("Mean uncertainty per sample (nats)")
+        panel.xaxis.set_tick_params(labelbottom=True)
+        _finish(panel, name)
+        panel.grid(visible=False, axis="y")
+    panels[0].invert_yaxis()  # shared: the in-distribution bar comes first everywhere
+    _legend_below(figure, panels[0], columns)
+    return figure
+
+
+def _ood_sets(result: "ModelResult") -> dict[str, dict[str, float]]:
+    return {f"{name} ({group})": metrics for group, sets in result.ood.items() for name, metrics in sets.items()}

@@ -1,0 +1,155 @@
+"""Temperature scaling: soften or sharpen the members' probabilities so that confidence means what it says."""
+
+import json
+import math
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.utils import cached_file
+
+from ..models.ensembling import HydraClassifierOutput, log_mean_probability
+from ..prediction import accepted_inputs, member_logits_of
+from .files import write_atomically
+from .inputs import as_labels, as_member_logits, mean_log_probability, wide_log_softmax, widened
+
+
+FILE_NAME = "temperature.json"
+LOG_RANGE = (math.log(1e-2), math.log(1e2))  # where a temperature is looked for
+ROWS_PER_PASS = 4096  # bounds the memory of a float64 pass over the validation logits
+
+
+class TemperatureScaling:
+    """Divides member logits by a temperature before the softmax, and so before the members are averaged.
+
+    Args:
+        temperature: one number for the whole ensemble, or one per member; 1 changes nothing, above 1 softens.
+
+    Example:
+        >>> import torch
+        >>> TemperatureScaling(2.0)(torch.tensor([[[4.0, 0.0]]]))
+        tensor([[[2., 0.]]])
+    """
+
+    def __init__(self, temperature: float | Sequence[float] = 1.0):
+        values = torch.as_tensor(temperature, dtype=torch.float64).reshape(-1).tolist()
+        if not values or not all(math.isfinite(value) and value > 0 for value in values):
+            raise ValueError(f"temperature is {temperature}: pass one positive number, or one per member")
+        self.temperature = tuple(values)
+
+    def __repr__(self) -> str:
+        return f"TemperatureScaling({', '.join(f'{value:.4g}' for value in self.temperature)})"
+
+    @classmethod
+    def fit(cls, member_logits: Any, labels: Any, per_member: bool = False) -> "TemperatureScaling":
+        """Find the temperature with the smallest negative log-likelihood of the labels.
+
+        Args:
+            member_logits: validation logits, (samples, members, classes).
+            labels: (samples,).
+            per_member: `False` finds one temperature T for the ensemble, minimising `-log 1/M Σ_m softmax(z_m / T)`;
+                `True` finds one per member, each minimising that member's own `-log softmax(z_m / T_m)`.
+
+        The search is deterministic and in float64: a grid over log T from 0.01 to 100, then a golden section.
+        """
+        member_logits = as_member_logits(member_logits).detach()
+        labels = as_labels(labels, len(member_logits), member_logits.shape[-1]).to(member_logits.device)
+        if len(labels) == 0:
+            raise ValueError("labels is empty: pass at least one validation sample")
+        wide_log_softmax(member_logits)  # refuses NaN before the search
+        groups = member_logits.split(1, dim=1) if per_member else (member_logits,)
+        return cls([_best_temperature(group, labels) for group in groups])
+
+    def __call__(self, member_logits: Tensor) -> Tensor:
+        """Scaled member logits, (batch, members, classes), at least in float32."""
+        members = member_logits.shape[1]
+        if len(self.temperature) not in (1, members):
+            raise ValueError(
+                f"there are {len(self.temperature)} temperatures, member_logits has {members} members: "
+                "fit the temperatures on the same ensemble"
+            )
+        dtype = torch.promote_types(member_logits.dtype, torch.float32)
+        temperature = torch.tensor(self.temperature, dtype=dtype, device=member_logits.device)
+        return member_logits.to(dtype) / temperature.reshape(1, -1, 1)
+
+    def wrap(self, model: nn.Module) -> "TemperatureScaledClassifier":
+        """The model with this temperature built in, usable wherever the model is."""
+        return TemperatureScaledClassifier(model, self)
+
+    def save(self, folder: str | os.PathLike) -> Path:
+        """Write `temperature.json` into a folder, such as the one the model was saved to."""
+        return write_atomically(Path(folder) / FILE_NAME, json.dumps({"temperature": self.temperature}) + "\n")
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike) -> "TemperatureScaling":
+        """Read `temperature.json` from a folder, or from a repository of the Hub."""
+        path = Path(folder) / FILE_NAME
+        if not path.is_file():
+            if Path(folder).is_dir():
+                raise FileNotFoundError(f"{folder} has no {FILE_NAME}: save a TemperatureScaling there first")
+            path = Path(cached_file(str(folder), FILE_NAME))
+        try:
+            return cls(json.loads(path.read_text())["temperature"])
+        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            raise ValueError(f'{path} is not a temperature file: expected {{"temperature": [1.5]}}') from error
+
+
+class TemperatureScaledClassifier(nn.Module):
+    """A classifier whose member logits are divided by a temperature; its output has `logits` and `member_logits`."""
+
+    def __init__(self, model: nn.Module, scaling: TemperatureScaling):
+        super().__init__()
+        self.model = model
+        self.scaling = scaling
+
+    def forward(self, **inputs: Any) -> HydraClassifierOutput:
+        output = self.model(**accepted_inputs(self.model, inputs))
+        member_logits = self.scaling(member_logits_of(output, type(self.model).__name__))
+        return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
+
+
+def _best_temperature(member_logits: Tensor, labels: Tensor) -> float:
+    low, high = LOG_RANGE
+    # The ensemble's likelihood may have several valleys: look everywhere first, then refine in the deepest.
+    grid = torch.linspace(low, high, 33, dtype=torch.float64).tolist()
+    values = [_mean_nll(member_logits, labels, point) for point in grid]
+    best = values.index(min(values))
+    if best in (0, len(grid) - 1):
+        warnings.warn(
+            f"the best temperature lies at the edge of the search range ({math.exp(grid[best]):.4g}): "
+            "the validation logits are all right, or tell nothing about the labels",
+            stacklevel=4,
+        )
+        return math.exp(grid[best])
+    return math.exp(
+        _golden_section(lambda point: _mean_nll(member_logits, labels, point), grid[best - 1], grid[best + 1])
+    )
+
+
+def _golden_section(function: Callable[[float], float], low: float, high: float, width: float = 1e-6) -> float:
+    """The minimum of a function with one valley between low and high."""
+    ratio = (math.sqrt(5) - 1) / 2
+    left, right = high - ratio * (high - low), low + ratio * (high - low)
+    at_left, at_right = function(left), function(right)
+    while high - low > width:
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - ratio * (high - low)
+            at_left = function(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + ratio * (high - low)
+            at_right = function(right)
+    return (low + high) / 2
+
+
+def _mean_nll(member_logits: Tensor, labels: Tensor, log_temperature: float) -> float:
+    total = 0.0
+    for logits, targets in zip(member_logits.split(ROWS_PER_PASS), labels.split(ROWS_PER_PASS), strict=True):
+        log_mean = mean_log_probability(wide_log_softmax(widened(logits) / math.exp(log_temperature)))
+        total -= float(log_mean.gather(1, targets.to(log_mean.device).unsqueeze(1)).sum())
+    return total / len(labels)

@@ -1,0 +1,274 @@
+"""Saved = loaded: in this process, in another one that does not have the package, through pipelines and the Hub."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModel,
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoModelForZeroShotImageClassification,
+    BertTokenizer,
+    CLIPProcessor,
+    CLIPTokenizer,
+    ViTImageProcessorPil,
+    pipeline,
+)
+from transformers.models.clip import CLIPImageProcessorPil
+
+from hydra_transformers import HydraBertModel, HydraCLIPModel, HydraViTModel
+from tests.families import BERT, CLIP, VIT, bert_backbone, clip_backbone, randomise, vit_backbone
+
+
+CODE_FILES = {"attention.py", "ensembling.py", "fusion.py", "grouped.py", "kept_heads.py"}
+AUTO_CLASS = {
+    "vit": AutoModelForImageClassification,
+    "bert": AutoModelForSequenceClassification,
+    "clip": AutoModelForZeroShotImageClassification,
+}
+
+# Loads the folder with an Auto class where the package cannot be imported, writes logits, tensors, and saves it again.
+SECOND_PROCESS = """
+import sys
+sys.modules["hydra_transformers"] = None
+import torch, transformers
+from safetensors.torch import load_file, save_file
+folder, auto_class, out = sys.argv[1:]
+model = getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True)
+assert not type(model).__module__.startswith("hydra_transformers."), type(model).__module__
+with torch.no_grad():
+    outputs = model(**load_file(f"{folder}/inputs.safetensors"))
+if "member_logits" in outputs:
+    save_file({"member_logits": outputs.member_logits.contiguous()}, f"{out}/outputs.safetensors")
+save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, f"{out}/state.safetensors")
+model.save_pretrained(f"{out}/again")
+"""
+
+
+def run_second_process(folder, auto_class: str, out) -> None:
+    out.mkdir()
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment.update(HF_MODULES_CACHE=str(out / "modules"), HF_HUB_OFFLINE="1")
+    command = [sys.executable, "-c", SECOND_PROCESS, str(folder), auto_class, str(out)]
+    result = subprocess.run(command, cwd=out, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+def assert_same_tensors(left: dict, right: dict) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+@pytest.fixture
+def saved(family, tmp_path):
+    """A ragged Hydra in float32, its inputs, and the folder that it was saved to."""
+    hydra = family.hydra.from_pruned_members([member.float() for member in family.members()], shared=("embeddings",))
+    inputs = {key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()}
+    folder = tmp_path / "hydra"
+    hydra.save_pretrained(folder)
+    save_file(inputs, folder / "inputs.safetensors")
+    return hydra, inputs, folder
+
+
+@torch.no_grad()
+def test_loads_where_the_package_is_not_importable_and_saves_again(family, saved, tmp_path):
+    hydra, inputs, folder = saved
+    auto_class = AUTO_CLASS[family.name].__name__
+    run_second_process(folder, auto_class, tmp_path / "second")
+    assert_same_tensors(load_file(tmp_path / "second" / "state.safetensors"), hydra.state_dict())
+    logits = load_file(tmp_path / "second" / "outputs.safetensors")["member_logits"]
+    torch.testing.assert_close(logits, hydra(**inputs).member_logits, atol=1e-6, rtol=1e-6)
+
+    again = tmp_path / "second" / "again"
+    assert {path.name for path in folder.iterdir()} - {"inputs.safetensors"} == {path.name for path in again.iterdir()}
+    assert json.loads((again / "config.json").read_text())["auto_map"] == hydra.config.auto_classes
+    save_file(inputs, again / "inputs.safetensors")
+    run_second_process(again, auto_class, tmp_path / "third")
+    assert_same_tensors(load_file(tmp_path / "third" / "state.safetensors"), hydra.state_dict())
+
+
+def test_auto_model_loads_the_base_model_where_the_package_is_not_importable(tmp_path):
+    hydra = VIT.hydra.from_pruned_members([member.float() for member in VIT.members()])
+    hydra.save_pretrained(tmp_path / "hydra")
+    save_file({"pixel_values": VIT.inputs()["pixel_values"].float()}, tmp_path / "hydra" / "inputs.safetensors")
+    run_second_process(tmp_path / "hydra", "AutoModel", tmp_path / "second")
+    loaded = load_file(tmp_path / "second" / "state.safetensors")
+    expected = hydra.vit.state_dict()
+    assert_same_tensors({name: loaded[name] for name in expected}, expected)
+
+
+def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
+    _, _, folder = saved
+    names = {path.name for path in folder.iterdir()} - {"inputs.safetensors"}
+    modules = {f"configuration_hydra_{family.name}.py", f"modeling_hydra_{family.name}.py"}
+    assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules
+
+
+def test_shipped_code_imports_torch_transformers_and_siblings_only(family, saved):
+    import ast
+
+    _, _, folder = saved
+    allowed = {"torch", "transformers", "huggingface_hub", "collections", "dataclasses", "functools", "math", "os"}
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                assert node.level == 1 and (folder / f"{node.module}.py").exists(), f"{path.name}: {ast.unparse(node)}"
+            elif isinstance(node, ast.ImportFrom):
+                assert node.module.split(".")[0] in allowed, f"{path.name}: {ast.unparse(node)}"
+            elif isinstance(node, ast.Import):
+                assert all(alias.name.split(".")[0] in allowed for alias in node.names), ast.unparse(node)
+
+
+def test_no_trust_is_needed_where_the_package_is_installed(family, saved):
+    hydra, _, folder = saved
+    loaded = AUTO_CLASS[family.name].from_pretrained(folder)
+    assert type(loaded) is family.hydra
+    assert_same_tensors(loaded.state_dict(), hydra.state_dict())
+    base = {"vit": HydraViTModel, "bert": HydraBertModel, "clip": HydraCLIPModel}[family.name]
+    assert type(AutoModel.from_pretrained(folder)) is base
+
+
+def test_nothing_is_missing_or_left_over_after_loading(family, saved):
+    _, _, folder = saved
+    _, info = family.hydra.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
+
+
+def test_sharded_checkpoints_load(family, saved, tmp_path):
+    hydra, _, _ = saved
+    hydra.save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
+    assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
+    assert_same_tensors(family.hydra.from_pretrained(tmp_path / "sharded").state_dict(), hydra.state_dict())
+
+
+# Pipelines
+
+
+def random_image(size: int = 20) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 255, (size, size, 3), dtype=np.uint8))
+
+
+def float_members(make, count: int = 3, **fields):
+    return [make(seed, **fields).float() for seed in range(count)]
+
+
+def test_the_image_classification_pipeline_returns_mean_probabilities(tmp_path):
+    labels = dict(enumerate(["cat", "dog", "bird", "fish", "frog"]))
+    backbones = float_members(vit_backbone, id2label=labels)
+    VIT.hydra.from_pruned_members(backbones, shared=()).save_pretrained(tmp_path)
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
+    processor.save_pretrained(tmp_path)
+
+    answers = pipeline("image-classification", model=str(tmp_path), image_processor=processor)(random_image(), top_k=5)
+
+    pixel_values = processor(random_image(), return_tensors="pt").pixel_values
+    with torch.no_grad():
+        expected = torch.stack([backbone(pixel_values).logits.softmax(-1) for backbone in backbones]).mean(0)[0]
+    scores = {answer["label"]: answer["score"] for answer in answers}
+    assert scores == pytest.approx({labels[i]: expected[i].item() for i in range(5)}, abs=1e-5)
+
+
+def bert_tokenizer(folder) -> BertTokenizer:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "bad", "film", "a", "the"]
+    (folder / "vocab.txt").write_text("\n".join(words))
+    return BertTokenizer(str(folder / "vocab.txt"))
+
+
+@pytest.mark.parametrize(
+    "problem_type, probabilities",
+    [
+        ("single_label_classification", lambda logits: logits.softmax(-1)),
+        ("multi_label_classification", lambda logits: logits.sigmoid()),
+        ("regression", lambda logits: logits),
+    ],
+)
+def test_the_text_classification_pipeline_returns_the_ensembles_answer(tmp_path, problem_type, probabilities):
+    backbones = float_members(bert_backbone, problem_type=problem_type)
+    BERT.hydra.from_pruned_members(backbones, shared=()).save_pretrained(tmp_path)
+    tokenizer = bert_tokenizer(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+
+    answers = pipeline("text-classification", model=str(tmp_path), tokenizer=tokenizer)("a good film", top_k=None)
+
+    tokens = tokenizer("a good film", return_tensors="pt")
+    with torch.no_grad():
+        expected = torch.stack([probabilities(backbone(**tokens).logits) for backbone in backbones]).mean(0)[0]
+    scores = sorted(answer["score"] for answer in answers)
+    assert scores == pytest.approx(sorted(expected.tolist()), abs=1e-5)
+
+
+def clip_processor() -> CLIPProcessor:
+    tokens = ["<|startoftext|>", "<|endoftext|>", *"abcdefghijklmnopqrstuvwxyz", *[f"{c}</w>" for c in "abcot.is"]]
+    tokenizer = CLIPTokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=[])
+    return CLIPProcessor(CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}), tokenizer)
+
+
+def test_the_zero_shot_pipeline_returns_mean_probabilities(tmp_path):
+    processor = clip_processor()
+    eos = processor.tokenizer.eos_token_id
+    backbones = []
+    for seed in range(3):
+        config = clip_backbone().config
+        config.text_config.eos_token_id = eos
+        config.text_config.max_position_embeddings = 77
+        backbones.append(randomise(type(clip_backbone())(config), seed))
+    CLIP.hydra.from_pruned_members(backbones, shared=()).save_pretrained(tmp_path)
+    processor.save_pretrained(tmp_path)
+    labels = ["cat", "dog", "boat"]
+
+    classifier = pipeline(
+        "zero-shot-image-classification",
+        model=AutoModelForZeroShotImageClassification.from_pretrained(tmp_path),
+        tokenizer=processor.tokenizer,
+        image_processor=processor.image_processor,
+    )
+    answers = classifier(random_image(), candidate_labels=labels, hypothesis_template="{}")
+
+    inputs = processor(text=labels, images=random_image(), return_tensors="pt", padding=True)
+    with torch.no_grad():
+        members = [backbone(**inputs).logits_per_image.softmax(-1) for backbone in backbones]
+    expected = torch.stack(members).mean(0)[0]
+    scores = {answer["label"]: answer["score"] for answer in answers}
+    assert scores == pytest.approx(dict(zip(labels, expected.tolist(), strict=True)), abs=1e-4)
+
+
+@pytest.mark.skipif(
+    not (os.environ.get("HYDRA_TEST_HUB_ENDPOINT") and os.environ.get("HYDRA_TEST_HUB_TOKEN")),
+    reason="needs a Hub-compatible server: set HYDRA_TEST_HUB_ENDPOINT and HYDRA_TEST_HUB_TOKEN",
+)
+def test_push_and_pull_through_a_hub(saved, family, tmp_path):
+    """In a process of its own: the Hub's address is read when huggingface_hub is imported."""
+    hydra, _, folder = saved
+    script = """
+import sys, torch
+from huggingface_hub import HfApi
+from safetensors.torch import load_file
+import hydra_transformers
+from transformers import AutoModel
+folder, name, class_name = sys.argv[1:]
+api = HfApi()
+repo = f"{api.whoami()['name']}/{name}"
+hydra = getattr(hydra_transformers, class_name).from_pretrained(folder)
+try:
+    hydra.push_to_hub(repo)
+    pulled = type(hydra).from_pretrained(repo)
+    assert all(torch.equal(pulled.state_dict()[key], tensor) for key, tensor in hydra.state_dict().items())
+    assert any(path.startswith("modeling_hydra") for path in api.list_repo_files(repo))
+finally:
+    api.delete_repo(repo, missing_ok=True)
+"""
+    environment = {**os.environ, "HF_ENDPOINT": os.environ["HYDRA_TEST_HUB_ENDPOINT"], "HF_HOME": str(tmp_path / "home")}
+    environment.update(HF_TOKEN=os.environ["HYDRA_TEST_HUB_TOKEN"], HF_HUB_OFFLINE="0")
+    name = f"hydra-test-{uuid.uuid4().hex[:8]}"
+    command = [sys.executable, "-c", script, str(folder), name, type(hydra).__name__]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,170 @@
+"""What forward returns: shapes, losses, and logits that any consumer reads as the ensemble's answer."""
+
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
+
+from tests.families import BERT, CLIP, VIT, bert_backbone, images, padded_texts, vit_backbone
+
+
+def hydra_bert(**fields):
+    return BERT.hydra.from_pruned_members([bert_backbone(seed, **fields) for seed in range(3)])
+
+
+def test_outputs_have_the_documented_shapes(family):
+    hydra = family.hydra.from_pruned_members(family.members())
+    hydra.set_attn_implementation("eager")
+    inputs = family.inputs()
+    outputs = hydra(**inputs, output_hidden_states=True, output_attentions=True)
+    classes = {"vit": 5, "bert": 3, "clip": 3}[family.name]
+    assert outputs.member_logits.shape == (4, 3, classes)
+    assert family.ensemble_logits(outputs).shape == (4, classes)
+    for side, tokens in ((outputs.vision_model_output, 5), (outputs.text_model_output, 7)) if family is CLIP else (
+        (outputs, 5 if family is VIT else 7),
+    ):
+        batch = 3 if side is getattr(outputs, "text_model_output", None) else 4
+        assert [states.shape for states in side.hidden_states] == [(batch, 3, tokens, 32)] * 4
+        towers = hydra.config.kept_heads if family is not CLIP else hydra.config.kept_heads["vision"]
+        if family is CLIP and batch == 3:
+            towers = hydra.config.kept_heads["text"]
+        heads = [sum(len(member) for member in layer) for layer in towers]
+        assert [weights.shape for weights in side.attentions] == [(batch, count, tokens, tokens) for count in heads]
+
+
+@torch.no_grad()
+def test_hidden_states_and_attentions_are_those_of_the_members():
+    backbones = [vit_backbone(seed) for seed in range(3)]
+    hydra = VIT.hydra.from_pruned_members(backbones, shared=())
+    hydra.set_attn_implementation("eager")
+    outputs = hydra(images(), output_hidden_states=True, output_attentions=True)
+    for m, backbone in enumerate(backbones):
+        backbone.set_attn_implementation("eager")
+        expected = backbone(images(), output_hidden_states=True, output_attentions=True)
+        for mine, theirs in zip(outputs.hidden_states, expected.hidden_states, strict=True):
+            torch.testing.assert_close(mine[:, m], theirs, atol=1e-12, rtol=1e-10)
+        for mine, theirs in zip(outputs.attentions, expected.attentions, strict=True):
+            torch.testing.assert_close(mine[:, 4 * m : 4 * m + 4], theirs, atol=1e-12, rtol=1e-10)
+
+
+def test_tuples_where_asked_for(family):
+    hydra = family.hydra.from_pruned_members(family.members())
+    as_tuple = hydra(**family.inputs(), return_dict=False)
+    assert isinstance(as_tuple, tuple)
+    torch.testing.assert_close(as_tuple[0], family.ensemble_logits(hydra(**family.inputs())))
+
+
+@pytest.mark.parametrize(
+    "problem_type, labels, loss_of",
+    [
+        ("single_label_classification", torch.tensor([0, 2, 1, 1]), cross_entropy),
+        ("multi_label_classification", torch.rand(4, 3).round().double(), binary_cross_entropy_with_logits),
+        ("regression", torch.randn(4, 3).double(), mse_loss),
+    ],
+)
+def test_the_loss_is_the_mean_of_the_members_losses(problem_type, labels, loss_of):
+    hydra = hydra_bert(problem_type=problem_type)
+    outputs = hydra(**padded_texts(), labels=labels)
+    losses = [loss_of(outputs.member_logits[:, m], labels) for m in range(3)]
+    torch.testing.assert_close(outputs.loss, torch.stack(losses).mean())
+
+
+@pytest.mark.parametrize(
+    "problem_type, labels, probabilities",
+    [
+        ("single_label_classification", torch.tensor([0, 2, 1, 1]), lambda z: z.softmax(-1)),
+        (None, torch.tensor([0, 2, 1, 1]), lambda z: z.softmax(-1)),
+        ("multi_label_classification", torch.rand(4, 3).round().double(), lambda z: z.sigmoid()),
+        ("regression", torch.randn(4, 3).double(), lambda z: z),
+    ],
+)
+def test_consumers_read_the_ensembles_answer_from_the_logits(problem_type, labels, probabilities):
+    hydra = hydra_bert(problem_type=problem_type)
+    hydra.config.ensemble_loss = "ensemble"
+    outputs = hydra(**padded_texts(), labels=labels)
+    answer = probabilities(outputs.member_logits).mean(1)
+    torch.testing.assert_close(probabilities(outputs.logits), answer, atol=1e-10, rtol=0)
+    if problem_type == "regression":
+        expected = mse_loss(answer, labels)
+    elif problem_type == "multi_label_classification":
+        expected = torch.nn.functional.binary_cross_entropy(answer, labels)
+    else:
+        expected = torch.nn.functional.nll_loss(answer.log(), labels)
+    torch.testing.assert_close(outputs.loss, expected)
+
+
+def test_a_single_output_of_unknown_problem_type_is_read_through_a_sigmoid():
+    """That is how the text-classification pipeline reads one output."""
+    hydra = hydra_bert(num_labels=1)
+    outputs = hydra(**padded_texts())
+    torch.testing.assert_close(outputs.logits.sigmoid(), outputs.member_logits.sigmoid().mean(1))
+
+
+def test_extreme_logits_give_finite_answers():
+    from hydra_transformers.models.ensembling import log_mean_probability, logit_of_mean_probability
+
+    member_logits = torch.tensor([[[1e4, -1e4], [-1e4, 1e4]], [[1e4, -1e4], [1e4, -1e4]]])
+    logits = log_mean_probability(member_logits)
+    torch.testing.assert_close(logits.softmax(-1), torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
+    assert logits[0].isfinite().all()
+    torch.testing.assert_close(
+        logit_of_mean_probability(member_logits).sigmoid(), torch.tensor([[0.5, 0.5], [1.0, 0.0]])
+    )
+
+
+def test_the_loss_counts_items_over_accumulated_batches():
+    """Trainer passes num_items_in_batch with gradient accumulation: two half batches must add up to the whole one."""
+    hydra = VIT.hydra.from_pruned_members(VIT.members())
+    pixel_values, labels = images(), torch.tensor([0, 1, 2, 3])
+    whole = hydra(pixel_values, labels=labels).loss
+    halves = [
+        hydra(pixel_values[half], labels=labels[half], num_items_in_batch=4).loss
+        for half in (slice(0, 2), slice(2, 4))
+    ]
+    torch.testing.assert_close(sum(halves), whole)
+
+
+@pytest.mark.parametrize("kind", ["members", "ensemble"])
+def test_the_contrastive_loss(kind):
+    hydra = CLIP.hydra.from_pruned_members(CLIP.members())
+    hydra.config.ensemble_loss = kind
+    inputs = {"pixel_values": images(3), **padded_texts(batch=3)}
+    outputs = hydra(**inputs, return_loss=True)
+    target = torch.arange(3)
+    if kind == "members":
+        members = outputs.member_logits.transpose(0, 1)
+        expected = torch.stack([(cross_entropy(z, target) + cross_entropy(z.t(), target)) / 2 for z in members]).mean()
+    else:
+        per_image = outputs.member_logits.softmax(2).mean(1)
+        per_text = outputs.member_logits.softmax(0).mean(1)
+        expected = -(per_image.diagonal().log().mean() + per_text.diagonal().log().mean()) / 2
+    torch.testing.assert_close(outputs.loss, expected)
+    with pytest.raises(ValueError, match="return_loss got 4 images and 3 texts"):
+        hydra(**CLIP.inputs(), return_loss=True)
+
+
+@torch.no_grad()
+def test_clip_features_are_those_of_the_members():
+    inputs = CLIP.inputs()
+    texts = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
+    backbones = [CLIP.backbone(seed) for seed in range(2)]
+    hydra = CLIP.hydra.from_pruned_members(backbones, shared=())
+    image_features = hydra.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
+    text_features = hydra.get_text_features(**texts).pooler_output
+    for m, backbone in enumerate(backbones):
+        expected = backbone(**inputs)
+        normalised = torch.nn.functional.normalize(image_features[:, m], dim=-1)
+        torch.testing.assert_close(normalised, expected.image_embeds, atol=1e-12, rtol=1e-10)
+        normalised = torch.nn.functional.normalize(text_features[:, m], dim=-1)
+        torch.testing.assert_close(normalised, expected.text_embeds, atol=1e-12, rtol=1e-10)
+    outputs = hydra(**inputs)
+    assert outputs.image_embeds.shape == (4, 2, 12)
+    assert outputs.text_embeds.shape == (3, 2, 12)
+
+
+def test_missing_inputs_are_named():
+    with pytest.raises(ValueError, match="pixel_values is missing"):
+        VIT.members()[0](labels=torch.tensor([1]))
+    with pytest.raises(ValueError, match="pass input_ids or inputs_embeds"):
+        BERT.members()[0]()
+    with pytest.raises(ValueError, match="input_ids is missing"):
+        CLIP.members()[0](pixel_values=images())

@@ -1,0 +1,207 @@
+"""Running a Hydra like any Transformers model: compiled, exported, checkpointed, in every dtype, spread over devices."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import ViTConfig, ViTForImageClassification
+
+from hydra_transformers import HydraViTConfig, HydraViTForImageClassification
+from hydra_transformers.models import grouped
+from hydra_transformers.models.grouped import GroupedLinear, GroupedOutput
+from tests.families import CLIP, VIT, images, randomise, vit_backbone
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", ["ragged", "uniform"])
+def test_compiles_as_one_graph(family, heads):
+    members = family.members() if heads == "ragged" else [family.backbone(seed) for seed in range(3)]
+    hydra = family.hydra.from_pruned_members(members)
+    inputs = family.inputs()
+    compiled = torch.compile(hydra, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(**inputs).member_logits, hydra(**inputs).member_logits)
+    torch.compiler.reset()
+
+
+@torch.no_grad()
+def test_exports(family):
+    hydra = family.hydra.from_pruned_members(family.members())
+    inputs = family.inputs()
+    exported = torch.export.export(hydra, (), inputs)
+    torch.testing.assert_close(exported.module()(**inputs).member_logits, hydra(**inputs).member_logits)
+
+
+@torch.no_grad()
+def test_exports_with_a_batch_of_any_size():
+    hydra = VIT.hydra.from_pruned_members(VIT.members())
+    batch = torch.export.Dim("batch", min=1, max=64)
+    exported = torch.export.export(hydra, (), {"pixel_values": images(4)}, dynamic_shapes={"pixel_values": {0: batch}})
+    torch.testing.assert_close(exported.module()(pixel_values=images(7)).logits, hydra(images(7)).logits)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(family):
+    hydra = family.hydra.from_pruned_members(family.members()).train()
+    for module in hydra.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+
+    def gradients():
+        hydra.zero_grad()
+        hydra(**family.inputs()).member_logits.square().sum().backward()
+        return {name: p.grad.clone() for name, p in hydra.named_parameters() if p.grad is not None}
+
+    expected = gradients()
+    hydra.gradient_checkpointing_enable()
+    for name, gradient in gradients().items():
+        torch.testing.assert_close(gradient, expected[name])
+
+
+def test_dropout_is_active_in_training_only(family):
+    fields = {} if family is CLIP else {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
+    backbone = family.backbone(0, **fields)
+    if family is CLIP:
+        backbone.config.vision_config.attention_dropout = 0.3
+    hydra = family.hydra.from_pruned_members([backbone, backbone], shared=())
+    inputs = family.inputs()
+    assert torch.equal(hydra(**inputs).member_logits, hydra(**inputs).member_logits)
+    hydra.train()
+    assert not torch.equal(hydra(**inputs).member_logits, hydra(**inputs).member_logits)
+    torch.manual_seed(0)
+    member_logits = hydra(**inputs).member_logits
+    assert not torch.equal(member_logits[:, 0], member_logits[:, 1])  # equal members, each with its own dropout
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 0.3), (torch.float16, 0.03), (torch.float32, 1e-4)])
+def test_every_dtype_agrees_with_float64(family, dtype, tolerance):
+    hydra = family.hydra.from_pruned_members(family.members())
+    inputs = family.inputs()
+    expected = hydra(**inputs).member_logits
+    inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()}
+    member_logits = hydra.to(dtype)(**inputs).member_logits
+    assert member_logits.dtype == dtype
+    torch.testing.assert_close(member_logits.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", [VIT, CLIP], ids=lambda family: family.name)
+def test_position_encodings_are_interpolated_for_larger_images(family):
+    backbones = [family.backbone(seed) for seed in range(2)]
+    hydra = family.hydra.from_pruned_members(backbones, shared=())
+    larger = torch.randn(2, 3, 16, 12, dtype=torch.float64)
+    inputs = {**family.inputs(), "pixel_values": larger, "interpolate_pos_encoding": True}
+    expected = torch.stack([family.logits(backbone, **inputs) for backbone in backbones], dim=1)
+    torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
+    with pytest.raises(ValueError, match="doesn't match model"):
+        hydra(**{**inputs, "interpolate_pos_encoding": False})
+
+
+def test_loads_with_dtype_and_device_map(family, tmp_path):
+    hydra = family.hydra.from_pruned_members(family.members())
+    hydra.save_pretrained(tmp_path)
+    loaded = family.hydra.from_pretrained(tmp_path, dtype=torch.bfloat16, device_map="cpu")
+    assert loaded.dtype == torch.bfloat16
+    for name, parameter in hydra.named_parameters():
+        assert torch.equal(loaded.get_parameter(name), parameter.to(torch.bfloat16)), name
+
+
+@torch.no_grad()
+def test_runs_with_parts_offloaded_to_disk(family, tmp_path):
+    hydra = family.hydra.from_pruned_members(family.members()).float()
+    hydra.save_pretrained(tmp_path / "model")
+    device_map = {name: "cpu" for name, _ in hydra.named_children()}
+    device_map.update({name: "cpu" for name, _ in hydra.named_parameters(recurse=False)})
+    layers = next(name for name, _ in hydra.named_modules() if name.endswith("layers"))
+    parent = layers.rpartition(".")[0]
+    del device_map[parent.split(".")[0]]
+    device_map.update({f"{parent}.{name}": "cpu" for name, _ in hydra.get_submodule(parent).named_children()})
+    device_map[layers] = "disk"
+    inputs = {key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()}
+    expected = hydra(**inputs).member_logits
+    loaded = family.hydra.from_pretrained(
+        tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offload"
+    )
+    torch.testing.assert_close(loaded(**inputs).member_logits, expected)
+
+
+# Grouped layers
+
+
+@pytest.mark.parametrize("rows_for_one_product_per_member", [0, 10**9], ids=["one product per member", "batched"])
+@pytest.mark.parametrize("widths", [[6, 6, 6], [6, 0, 3]])
+@pytest.mark.parametrize("bias", [True, False])
+def test_grouped_linears_equal_one_linear_per_member(monkeypatch, widths, bias, rows_for_one_product_per_member):
+    monkeypatch.setattr(grouped, "ROWS_FOR_ONE_PRODUCT_PER_MEMBER", rows_for_one_product_per_member)
+    linear = randomise(GroupedLinear(5, widths, bias=bias).double(), 0)
+    inputs = torch.randn(3, 2, 4, 5, dtype=torch.float64)
+    biases = linear.bias.split(widths) if bias else [None] * 3
+    expected = [
+        torch.nn.functional.linear(inputs[m], weight, biases[m]) for m, weight in enumerate(linear.weight.split(widths))
+    ]
+    torch.testing.assert_close(linear(inputs, packed=True), torch.cat(expected, -1))
+    torch.testing.assert_close(
+        linear(inputs[:1], packed=True), torch.nn.functional.linear(inputs[0], linear.weight, linear.bias)
+    )
+    if linear.uniform:
+        torch.testing.assert_close(linear(inputs), torch.stack(expected))
+
+
+@pytest.mark.parametrize("rows_for_one_product_per_member", [0, 10**9], ids=["one product per member", "batched"])
+@pytest.mark.parametrize("widths", [[6, 6, 6], [6, 0, 3]])
+def test_grouped_outputs_equal_one_linear_per_member(monkeypatch, widths, rows_for_one_product_per_member):
+    monkeypatch.setattr(grouped, "ROWS_FOR_ONE_PRODUCT_PER_MEMBER", rows_for_one_product_per_member)
+    output = randomise(GroupedOutput(widths, 5).double(), 0)
+    packed = torch.randn(2, 4, sum(widths), dtype=torch.float64)
+    expected = torch.stack(
+        [
+            part @ weight + output.bias[m]
+            for m, (part, weight) in enumerate(
+                zip(packed.split(widths, -1), output.weight.split(widths), strict=True)
+            )
+        ]
+    )
+    torch.testing.assert_close(output(packed, packed=True), expected)
+
+
+# The paper's numbers
+
+
+def vit_b16(kept: list[list[int]]) -> HydraViTForImageClassification:
+    with torch.device("meta"):
+        return HydraViTForImageClassification(HydraViTConfig(num_labels=1000, kept_heads=[kept] * 12)).eval()
+
+
+def multiply_adds(model, **kwargs) -> float:
+    with FlopCounterMode(display=False) as counter:
+        model(torch.empty(1, 3, 224, 224, device="meta"), **kwargs)
+    return counter.get_total_flops() / 2
+
+
+def test_three_members_of_eight_heads_have_the_papers_size():
+    hydra = vit_b16([list(range(8)), list(range(2, 10)), list(range(4, 12))])
+    assert sum(parameter.numel() for parameter in hydra.parameters()) == 116_463_288
+    everything = multiply_adds(hydra, output_hidden_states=True)
+    assert everything == pytest.approx(46.19e9, rel=0.01)
+    assert multiply_adds(hydra) < 0.94 * everything
+
+
+def test_a_dense_member_has_the_size_of_the_backbone():
+    with torch.device("meta"):
+        backbone = ViTForImageClassification(ViTConfig(num_labels=1000)).eval()
+    hydra = vit_b16([list(range(12))])
+    assert sum(p.numel() for p in hydra.parameters()) == sum(p.numel() for p in backbone.parameters()) == 86_567_656
+    assert multiply_adds(hydra, output_hidden_states=True) == pytest.approx(multiply_adds(backbone), rel=1e-6)
+
+
+def test_ragged_heads_are_not_padded_in_the_checkpoint():
+    hydra = VIT.hydra.from_pruned_members(VIT.members())
+    for layer, kept in zip(hydra.vit.layers, hydra.config.kept_heads, strict=True):
+        heads = sum(len(member) for member in kept)
+        for projection in (layer.attention.q_proj, layer.attention.k_proj, layer.attention.v_proj):
+            assert projection.weight.shape == (heads * 8, 32)
+        assert layer.attention.o_proj.weight.shape == (heads * 8, 32)
+
+
+def test_a_backbone_in_training_mode_becomes_a_hydra_in_eval_mode():
+    assert not VIT.hydra.from_backbone(vit_backbone().train()).training

@@ -1,0 +1,172 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from hydra_transformers.prediction import SavedLogits
+from hydra_transformers.uncertainty import TemperatureScaling, decompose, ood_score, predict_uncertainty
+
+
+PROPERTY = settings(max_examples=40, deadline=None, derandomize=True, database=None)
+FIELDS = ("mean_probabilities", "prediction", "confidence", "total", "aleatoric", "epistemic", "disagreement")
+
+
+def member_logits(max_batch=5, max_members=4, max_classes=5):
+    shapes = st.tuples(st.integers(1, max_batch), st.integers(1, max_members), st.integers(2, max_classes))
+    return shapes.flatmap(lambda shape: hnp.arrays(np.float64, shape, elements=st.floats(-300, 300, width=32)))
+
+
+def binary_entropy(p):
+    return -p * math.log(p) - (1 - p) * math.log(1 - p)
+
+
+def logits_of(*probabilities):
+    """One sample's member logits from the members' probabilities."""
+    return torch.tensor([probabilities], dtype=torch.float64).log()
+
+
+def test_worked_example_of_two_members():
+    parts = decompose(logits_of([0.9, 0.1], [0.3, 0.7]))
+    torch.testing.assert_close(parts.mean_probabilities, torch.tensor([[0.6, 0.4]], dtype=torch.float64))
+    assert parts.prediction.tolist() == [0]
+    assert parts.confidence.item() == pytest.approx(0.6)
+    assert parts.total.item() == pytest.approx(binary_entropy(0.6))
+    assert parts.aleatoric.item() == pytest.approx((binary_entropy(0.9) + binary_entropy(0.3)) / 2)
+    assert parts.epistemic.item() == pytest.approx(0.6730116670 - (0.3250829734 + 0.6108643021) / 2)
+    assert parts.disagreement.item() == 1
+
+
+@pytest.mark.parametrize(
+    ("votes", "share"), [([0, 0, 0], 0), ([0, 0, 1], 2 / 3), ([0, 1, 2], 1), ([0, 0, 1, 1], 4 / 6)]
+)
+def test_disagreement_is_the_share_of_differing_pairs(votes, share):
+    logits = torch.nn.functional.one_hot(torch.tensor([votes]), 3).double()
+    assert decompose(logits).disagreement.item() == pytest.approx(share)
+
+
+def test_certain_and_opposite_members_have_log_two_of_epistemic_uncertainty():
+    parts = decompose(torch.tensor([[[1000.0, -1000.0], [-1000.0, 1000.0]]]))
+    assert parts.epistemic.item() == pytest.approx(math.log(2))
+    assert parts.aleatoric.item() == 0
+
+
+def test_probabilities_of_exactly_0_and_1_give_no_nan():
+    parts = decompose(torch.tensor([[[0.0, -torch.inf], [0.0, -torch.inf]], [[0.0, -torch.inf], [-torch.inf, 0.0]]]))
+    assert parts.mean_probabilities.tolist() == [[1, 0], [0.5, 0.5]]
+    assert parts.total.tolist() == pytest.approx([0, math.log(2)])
+    assert all(getattr(parts, name).isfinite().all() for name in FIELDS)
+
+
+def test_one_member_has_exactly_zero_epistemic_uncertainty_and_disagreement():
+    parts = decompose(torch.randn(50, 1, 1000))
+    assert (parts.epistemic == 0).all() and (parts.disagreement == 0).all()
+    torch.testing.assert_close(parts.total, parts.aleatoric)
+
+
+def test_float16_logits_of_thousands_of_classes_are_decomposed_in_float64():
+    logits = (8 * torch.randn(4, 3, 20000, generator=torch.Generator().manual_seed(0))).half()
+    parts, reference = decompose(logits), logits.double().softmax(-1).mean(1)
+    torch.testing.assert_close(parts.mean_probabilities, reference)
+    torch.testing.assert_close(parts.total, -(reference * reference.log()).sum(-1))
+    assert parts.total.dtype == torch.float64
+
+
+def test_numpy_arrays_are_taken_as_they_are():
+    logits = np.random.default_rng(0).normal(size=(3, 2, 4)).astype(np.float32)
+    before = logits.copy()
+    torch.testing.assert_close(decompose(logits).total, decompose(torch.tensor(logits)).total)
+    assert (logits == before).all()
+
+
+@PROPERTY
+@given(member_logits())
+def test_the_parts_add_up_and_stay_in_bounds(logits):
+    parts, classes = decompose(logits), logits.shape[2]
+    torch.testing.assert_close(parts.total, parts.aleatoric + parts.epistemic, rtol=0, atol=1e-12)
+    assert (parts.epistemic >= 0).all() and (parts.aleatoric >= 0).all()
+    assert (parts.total <= math.log(classes) + 1e-12).all()
+    assert (parts.epistemic <= math.log(logits.shape[1]) + 1e-12).all()
+    assert (parts.confidence <= 1).all() and (parts.confidence >= 1 / classes - 1e-12).all()
+    assert (parts.disagreement >= 0).all() and (parts.disagreement <= 1).all()
+
+
+@PROPERTY
+@given(member_logits(), st.randoms(use_true_random=False))
+def test_the_order_of_members_does_not_matter(logits, random):
+    order = list(range(logits.shape[1]))
+    random.shuffle(order)
+    for name in ("total", "aleatoric", "epistemic", "disagreement"):
+        torch.testing.assert_close(
+            getattr(decompose(logits), name), getattr(decompose(logits[:, order]), name), rtol=0, atol=1e-12
+        )
+
+
+@PROPERTY
+@given(member_logits(), st.floats(-100, 100))
+def test_shifting_a_members_logits_changes_nothing(logits, shift):
+    shifted = logits.copy()
+    shifted[:, 0] += shift
+    torch.testing.assert_close(decompose(logits).total, decompose(shifted).total, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        (torch.zeros(4, 3), r"member_logits has shape \(4, 3\): pass \(batch, members, classes\)"),
+        (torch.zeros(4, 0, 3), "at least one member"),
+        (torch.zeros(4, 2, 1), "member_logits has 1 class: .* two classes or more"),
+        (torch.tensor([[[0.0, 1.0]], [[torch.nan, 1.0]]]), r"member_logits\[1, 0\] is not a prediction \(NaN"),
+        (torch.tensor([[[0.0, torch.inf]]]), r"member_logits\[0, 0\] is not a prediction"),
+        (torch.full((1, 1, 3), -torch.inf), "every class at -inf"),
+    ],
+)
+def test_unfit_logits_are_refused_with_a_sentence(logits, message):
+    with pytest.raises(ValueError, match=message):
+        decompose(logits)
+
+
+def test_a_model_is_decomposed_in_one_call_whatever_the_batches():
+    logits = torch.randn(10, 3, 4)
+    whole = decompose(logits)
+    parts = predict_uncertainty(SavedLogits(), [{"member_logits": part} for part in logits.split(3)])
+    for name in FIELDS:
+        assert torch.equal(getattr(parts, name), getattr(whole, name)), name
+    softened = predict_uncertainty(SavedLogits(), [{"member_logits": logits}], temperature=TemperatureScaling(3.0))
+    torch.testing.assert_close(softened.total, decompose(logits / 3).total)
+    with pytest.raises(ValueError, match="no batches"):
+        predict_uncertainty(SavedLogits(), [])
+
+
+LOGITS = torch.tensor([[[2.0, 0.0, -1.0], [0.5, 1.0, 0.0]]], dtype=torch.float64)
+MEAN = LOGITS.softmax(-1).mean(1)
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("msp", 1 - MEAN.max()),
+        ("entropy", -(MEAN * MEAN.log()).sum()),
+        ("max_logit", -(2.0 + 1.0) / 2),
+        ("energy", -(LOGITS[0, 0].exp().sum().log() + LOGITS[0, 1].exp().sum().log()) / 2),
+        ("mutual_information", decompose(LOGITS).epistemic),
+        ("disagreement", 1.0),
+    ],
+)
+def test_ood_scores_reduce_over_members_as_documented(method, expected):
+    assert ood_score(LOGITS, method).item() == pytest.approx(float(expected))
+
+
+@pytest.mark.parametrize("method", ["msp", "max_logit", "energy", "entropy", "mutual_information", "disagreement"])
+def test_every_ood_score_is_higher_for_members_that_know_nothing_than_for_sure_ones(method):
+    sure = torch.tensor([[[9.0, 0.0, 0.0]] * 3])
+    lost = torch.tensor([[[0.1, 0.0, 0.0], [0.0, 0.1, 0.0], [0.0, 0.0, 0.1]]])
+    assert ood_score(lost, method) > ood_score(sure, method)
+
+
+def test_an_unknown_ood_score_is_refused_with_the_choices():
+    with pytest.raises(ValueError, match="unknown OOD score 'odin': choose one of msp, max_logit"):
+        ood_score(LOGITS, "odin")

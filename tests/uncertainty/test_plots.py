@@ -1,0 +1,80 @@
+import sys
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from hydra_transformers.prediction import SavedLogits
+from hydra_transformers.uncertainty import UncertaintyReport, evaluate_uncertainty
+
+
+ALWAYS = ["reliability_diagram", "risk_coverage", "uncertainty_split"]
+WITH_OOD = ["score_histograms", "roc"]
+
+
+def saved(samples, strength, seed):
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(4, (samples,), generator=generator)
+    logits = torch.randn(samples, 3, 4, generator=generator)
+    logits[torch.arange(samples), :, labels] += strength
+    return [{"member_logits": logits, "labels": labels}]
+
+
+def report(models=1, ood=True, score="msp"):
+    data_sets = {"near": {"A": saved(30, 2, 1)}, "far": {"B": saved(20, 0, 2)}} if ood else None
+    names = {f"model {i}": SavedLogits() for i in range(models)}
+    return evaluate_uncertainty(names, saved(60, 4, 0), data_sets, score=score)
+
+
+def assert_drawn(path):
+    pixels = np.asarray(Image.open(path).convert("RGB")).astype(int)
+    inked = (pixels < 250).any(axis=2)
+    assert 0.02 < inked.mean() < 0.7, path  # neither blank nor filled
+    colourful = pixels.max(axis=2) - pixels.min(axis=2) > 60
+    assert colourful.mean() > 0.001, path  # more than axes and text
+    border = np.concatenate([inked[0], inked[-1], inked[:, 0], inked[:, -1]])
+    assert border.mean() < 0.01, path  # nothing is cut off at the edge
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_every_plot_is_drawn_and_not_blank(tmp_path, models):
+    paths = report(models).plot(tmp_path / "plots")
+    assert sorted(path.stem for path in paths) == sorted(ALWAYS + WITH_OOD)
+    assert sorted(paths) == sorted((tmp_path / "plots").iterdir())
+    for path in paths:
+        assert_drawn(path)
+
+
+def test_without_ood_data_its_plots_are_left_out(tmp_path):
+    assert sorted(path.stem for path in report(ood=False).plot(tmp_path)) == ALWAYS
+
+
+def test_a_loaded_report_draws_the_same_plots(tmp_path):
+    original = report(score="disagreement")
+    original.to_json(tmp_path / "report.json")
+    drawn = original.plot(tmp_path / "a")
+    again = UncertaintyReport.from_json(tmp_path / "report.json").plot(tmp_path / "b")
+    assert [path.read_bytes() for path in drawn] == [path.read_bytes() for path in again]
+
+
+def test_equal_scores_everywhere_are_still_drawn(tmp_path):
+    same = [{"member_logits": torch.zeros(20, 2, 3), "labels": torch.zeros(20, dtype=torch.long)}]
+    for path in evaluate_uncertainty(SavedLogits(), same, {"far": {"same": same}}).plot(tmp_path):
+        assert_drawn(path)
+
+
+def test_plotting_leaves_pyplot_alone(tmp_path):
+    import matplotlib.pyplot as plt
+
+    figures, backend = plt.get_fignums(), plt.get_backend()
+    report().plot(tmp_path)
+    assert (plt.get_fignums(), plt.get_backend()) == (figures, backend)
+
+
+def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch):
+    results = report(ood=False)
+    monkeypatch.delitem(sys.modules, "hydra_transformers.uncertainty.plots", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"plot\(\) needs matplotlib: pip install matplotlib"):
+        results.plot(tmp_path)

@@ -1,0 +1,259 @@
+import json
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from huggingface_hub import ModelCardData
+from sklearn.metrics import roc_auc_score
+from torch.utils.data import DataLoader
+
+from hydra_transformers import HydraCLIPModel, HydraViTForImageClassification
+from hydra_transformers.models.ensembling import HydraClassifierOutput
+from hydra_transformers.prediction import SavedLogits, predict
+from hydra_transformers.uncertainty import (
+    ModelResult,
+    TemperatureScaling,
+    UncertaintyReport,
+    classification_metrics,
+    diversity_metrics,
+    evaluate_uncertainty,
+    ood_metrics,
+    ood_score,
+)
+from tests.families import CLIP, VIT, images, padded_texts
+
+
+def batch(samples, strength, seed, members=3, classes=4):
+    """Saved logits that know their label the better, the larger `strength`."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(classes, (samples,), generator=generator)
+    logits = torch.randn(samples, members, classes, generator=generator)
+    logits[torch.arange(samples), :, labels] += strength
+    return {"member_logits": logits, "labels": labels}
+
+
+ID = [batch(40, 2.5, seed=0), batch(25, 2.5, seed=1)]
+OOD = {"near": {"A": [batch(30, 1, seed=2)]}, "far": {"B": [batch(20, 0, seed=3)], "C": [batch(35, 0.5, seed=4)]}}
+CORRUPTIONS = {
+    "blur": {severity: [batch(30, 4 - severity / 2, seed=10 + severity)] for severity in (1, 2, 3)},
+    "noise": {severity: [batch(30, 3 - severity / 2, seed=20 + severity)] for severity in (1, 2, 3)},
+}
+LOGITS, LABELS = (torch.cat([part[name] for part in ID]) for name in ("member_logits", "labels"))
+
+
+class FirstMembers(torch.nn.Module):
+    """The saved logits of the first members only."""
+
+    def __init__(self, members):
+        super().__init__()
+        self.members = members
+
+    def forward(self, member_logits):
+        return HydraClassifierOutput(member_logits=member_logits[:, : self.members])
+
+
+def compare_two():
+    models = {"Single": FirstMembers(1), "Hydra": FirstMembers(3)}
+    return evaluate_uncertainty(models, ID, OOD, corruptions=CORRUPTIONS)
+
+
+def test_the_report_holds_what_the_functions_give():
+    result = evaluate_uncertainty(SavedLogits(), ID, OOD, score="entropy").models["SavedLogits"]
+    expected = classification_metrics(LOGITS, LABELS) | diversity_metrics(LOGITS)
+    assert {name: result.id[name] for name in expected} == expected
+    assert result.num_members == 3
+    assert result.id["num_samples"] == 65
+    far = OOD["far"]["B"][0]["member_logits"]
+    detection = ood_metrics(ood_score(LOGITS, "entropy"), ood_score(far, "entropy"))
+    assert {name: result.ood["far"]["B"][name] for name in detection} == detection
+    truth = [0] * 65 + [1] * 20
+    scores = torch.cat([ood_score(LOGITS, "entropy"), ood_score(far, "entropy")])
+    assert result.ood["far"]["B"]["auroc"] == pytest.approx(roc_auc_score(truth, scores))
+
+
+def test_the_ood_average_counts_every_data_set_the_same():
+    result = compare_two().models["Hydra"]
+    near, (b, c) = result.ood["near"]["A"]["auroc"], (result.ood["far"][name]["auroc"] for name in "BC")
+    assert result.ood_average("near")["auroc"] == near
+    assert result.ood_average("far")["auroc"] == pytest.approx((b + c) / 2)
+    assert result.ood_average()["auroc"] == pytest.approx((near + b + c) / 3)
+
+
+def test_the_averages_are_the_papers():
+    # The single ViT on CIFAR-100: CIFAR-10; MNIST, SVHN, Textures, Places365. The paper's averages: 84.41 far, 85.46 all.
+    far = {"MNIST": 59.49, "SVHN": 92.61, "Textures": 95.79, "Places365": 89.78}
+    ood = {"near": {"CIFAR-10": {"auroc": 89.63}}, "far": {name: {"auroc": value} for name, value in far.items()}}
+    result = ModelResult(num_members=1, id={}, ood=ood)
+    assert result.ood_average("far")["auroc"] == pytest.approx(84.41, abs=0.01)
+    assert result.ood_average()["auroc"] == pytest.approx(85.46, abs=0.01)
+
+
+def test_severities_are_averaged_over_corruptions():
+    result = compare_two().models["Hydra"]
+    averages = result.severity_averages()
+    assert list(averages) == ["1", "2", "3"]
+    both = [result.corruptions[name]["2"]["brier"] for name in ("blur", "noise")]
+    assert averages["2"]["brier"] == pytest.approx(sum(both) / 2)
+    alone = CORRUPTIONS["blur"][2][0]
+    assert both[0] == classification_metrics(alone["member_logits"], alone["labels"])["brier"]
+
+
+def cells(markdown, heading):
+    """The cells of every column called `heading`, row by row, from the first table that has it."""
+    tables = [part for part in markdown.split("\n\n") if part.startswith("| Model")]
+    for table in tables:
+        rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+        if heading in rows[0]:
+            return [row[rows[0].index(heading)] for row in rows[2:]]
+    raise AssertionError(f"no column {heading} in {markdown}")
+
+
+def test_markdown_marks_best_and_second_best_in_the_right_direction():
+    report = compare_two()
+    markdown = report.to_markdown()
+    single, hydra = (report.models[name].id for name in ("Single", "Hydra"))
+    assert hydra["accuracy"] > single["accuracy"] and hydra["brier"] < single["brier"]
+    assert cells(markdown, "Acc ↑") == [f"<u>{100 * single['accuracy']:.2f}</u>", f"**{100 * hydra['accuracy']:.2f}**"]
+    assert cells(markdown, "Brier ↓") == [f"<u>{single['brier']:.3f}</u>", f"**{hydra['brier']:.3f}**"]
+    assert cells(markdown, "Members") == ["1", "3"]
+    assert cells(markdown, "ID MI ↑")[0] == "-"  # a single model has no diversity
+
+
+def test_markdown_marks_what_looks_equal_equally_and_leaves_a_third_unmarked():
+    values = {"accuracy": 0.8, "brier": 0.2, "nll": 0.5, "ece": 0.01, "aece": 0.01, "aurc": 0.02}
+    accuracies = [0.90001, 0.85, 0.90002, 0.5]
+    models = {f"m{i}": ModelResult(1, {**values, "accuracy": accuracy}) for i, accuracy in enumerate(accuracies)}
+    markdown = UncertaintyReport("msp", models).to_markdown()
+    assert cells(markdown, "Acc ↑") == ["**90.00**", "<u>85.00</u>", "**90.00**", "50.00"]
+    assert cells(markdown, "Brier ↓") == ["**0.200**"] * 4
+
+
+def test_one_model_is_shown_without_marks():
+    markdown = evaluate_uncertainty(SavedLogits(), ID, OOD, corruptions=CORRUPTIONS).to_markdown()
+    assert "**" not in markdown and "<u>" not in markdown
+
+
+def test_markdown_has_the_papers_tables():
+    markdown = compare_two().to_markdown()
+    for heading in (
+        *("Acc ↑", "Brier ↓", "NLL ↓", "ECE ↓", "aECE ↓", "OOD avg AUROC ↑", "OOD avg FPR95 ↓", "OOD avg AUPR ↑"),
+        *("near-OOD avg AUROC ↑", "far-OOD avg FPR95 ↓", "A AUROC ↑", "B FPR95 ↓", "C AUPR ↑"),
+        *("ID MI ↑", "ID DI ↑", "OOD avg MI ↑", "OOD avg DI ↑"),
+        *("sev1 Acc ↑", "sev3 Acc ↑", "average Acc ↑", "sev2 Brier ↓", "average Brier ↓"),
+    ):
+        assert len(cells(markdown, heading)) == 2, heading
+    widths = {len(re.findall(r"(?<!\\)\|", line)) for line in markdown.split("\n\n")[1].splitlines()}
+    assert len(widths) == 1
+
+
+def test_json_gives_the_same_report_back(tmp_path):
+    report = compare_two()
+    text = report.to_json(tmp_path / "results" / "report.json")
+    assert json.loads(text)["models"]["Hydra"]["num_members"] == 3
+    loaded = UncertaintyReport.from_json(tmp_path / "results" / "report.json")
+    assert loaded == report
+    assert loaded.to_markdown() == report.to_markdown()
+    assert [file.name for file in (tmp_path / "results").iterdir()] == ["report.json"]
+
+
+def test_an_infinite_nll_survives_json_that_any_reader_takes(tmp_path):
+    logits = torch.zeros(20, 1, 2)
+    logits[:, :, 1] = -torch.inf
+    data = [{"member_logits": logits, "labels": torch.ones(20, dtype=torch.long)}]
+    with pytest.warns(UserWarning, match="nll is infinite"):
+        report = evaluate_uncertainty(SavedLogits(), data)
+    text = report.to_json(tmp_path / "report.json")
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert UncertaintyReport.from_json(tmp_path / "report.json").models["SavedLogits"].id["nll"] == math.inf
+
+
+def test_a_file_that_is_no_report_is_named(tmp_path):
+    (tmp_path / "other.json").write_text('{"models": 3}')
+    with pytest.raises(ValueError, match=r"other\.json is not an uncertainty report"):
+        UncertaintyReport.from_json(tmp_path / "other.json")
+
+
+def test_eval_results_make_valid_card_metadata():
+    report = compare_two()
+    results = report.to_eval_results("CIFAR-100", dataset_type="cifar100", model="Hydra", dataset_split="test")
+    card = ModelCardData(model_name="hydra", eval_results=results)
+    entry = card.to_dict()["model-index"][0]["results"][0]
+    assert entry["dataset"] == {"name": "CIFAR-100", "type": "cifar100", "split": "test"}
+    values = {metric["name"]: metric["value"] for metric in entry["metrics"]}
+    assert values["Accuracy"] == pytest.approx(report.models["Hydra"].id["accuracy"], abs=1e-6)
+    assert values["AUROC (OOD average)"] == pytest.approx(report.models["Hydra"].ood_average()["auroc"], abs=1e-6)
+    assert "auroc" in card.to_yaml()
+    with pytest.raises(ValueError, match="the report has 2 models: pass model= one of Single, Hydra"):
+        report.to_eval_results("CIFAR-100")
+    with pytest.raises(ValueError, match="no model 'Deep'"):
+        report.to_eval_results("CIFAR-100", model="Deep")
+
+
+def test_a_temperature_is_applied_to_the_models_it_is_given_for():
+    models = {"plain": SavedLogits(), "scaled": SavedLogits()}
+    report = evaluate_uncertainty(models, ID, temperature={"scaled": TemperatureScaling(3.0)})
+    assert report.models["plain"].id["nll"] == classification_metrics(LOGITS, LABELS)["nll"]
+    assert report.models["scaled"].id["nll"] == classification_metrics(LOGITS / 3, LABELS)["nll"]
+    with pytest.raises(ValueError, match="temperature names 'other'"):
+        evaluate_uncertainty(models, ID, temperature={"other": TemperatureScaling(3.0)})
+
+
+def test_a_hydra_and_its_backbone_are_judged_side_by_side():
+    hydra = HydraViTForImageClassification.from_pruned_members(VIT.members()).train()
+    rows = [{"pixel_values": image, "label": i % 5} for i, image in enumerate(images(17))]
+    report = evaluate_uncertainty(
+        {"backbone": VIT.backbone(), "hydra": hydra},
+        DataLoader(rows, batch_size=4),
+        {"far": {"noise": [{"pixel_values": 9 * images(6)}]}},
+    )
+    assert hydra.training
+    expected = classification_metrics(predict(hydra, {"pixel_values": images(17)}), [i % 5 for i in range(17)])
+    for name, value in expected.items():
+        assert report.models["hydra"].id[name] == pytest.approx(value, abs=1e-9), name
+    assert [result.num_members for result in report.models.values()] == [1, 3]
+
+
+@pytest.mark.filterwarnings("ignore:6 samples are fewer")
+def test_clip_is_judged_zero_shot_with_class_prompts():
+    hydra = HydraCLIPModel.from_pruned_members(CLIP.members())
+    prompts = padded_texts(batch=3)
+    data = [{"pixel_values": images(6), "labels": torch.arange(6) % 3}]
+    result = evaluate_uncertainty(hydra, data, class_prompts=prompts).models["HydraCLIPModel"]
+    with torch.no_grad():
+        member_logits = hydra(pixel_values=images(6), **prompts).member_logits
+    assert result.id["nll"] == pytest.approx(classification_metrics(member_logits, torch.arange(6) % 3)["nll"])
+    assert result.num_members == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"id_data": []}, ValueError, "id_data is empty: pass at least one sample"),
+        ({"id_data": [{"member_logits": LOGITS}]}, ValueError, "id_data has no labels: add a column labels"),
+        ({"ood": {"near": {"A": []}}}, ValueError, r"ood\['near'\]\['A'\] is empty"),
+        ({"ood": {"near": {}}}, ValueError, r"ood\['near'\] is empty: pass at least one data set, or leave"),
+        ({"ood": {"near": ID}}, TypeError, "ood must be a dict of dicts"),
+        ({"corruptions": {"blur": ID}}, TypeError, "corruptions must be a dict of dicts"),
+        ({"score": "odin"}, ValueError, "unknown OOD score"),
+        ({"models": {}}, ValueError, "models is empty"),
+        (
+            {"models": {"a": SavedLogits(), "b": SavedLogits()}, "id_data": iter(ID)},
+            TypeError,
+            "id_data is an iterator",
+        ),
+    ],
+)
+def test_unfit_arguments_are_refused_with_a_sentence(arguments, error, message):
+    with pytest.raises(error, match=message):
+        evaluate_uncertainty(**{"models": SavedLogits(), "id_data": ID, **arguments})
+
+
+def test_importing_needs_only_torch_and_transformers():
+    heavy = ("matplotlib", "evaluate", "datasets", "sklearn", "scipy", "torchmetrics", "peft")
+    blocked = f"import sys; sys.modules.update(dict.fromkeys({heavy!r}))"  # None makes an import fail
+    code = f"{blocked}\nfrom hydra_transformers import uncertainty\nprint(uncertainty.OOD_SCORES[0])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == "msp", run.stderr

@@ -1,0 +1,131 @@
+import json
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from hydra_transformers.prediction import SavedLogits
+from hydra_transformers.uncertainty import (
+    UncertaintyAccumulator,
+    classification_metrics,
+    diversity_metrics,
+    evaluate_uncertainty,
+)
+
+
+def ensemble(samples, members=3, classes=5, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(samples, members, classes, generator=generator)
+    return logits, torch.randint(classes, (samples,), generator=generator)
+
+
+LOGITS, LABELS = ensemble(101)
+WHOLE = classification_metrics(LOGITS, LABELS) | diversity_metrics(LOGITS)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@given(st.integers(1, 101))
+def test_any_batch_size_gives_the_same_bits(batch_size):
+    accumulator = UncertaintyAccumulator()
+    for logits, labels in zip(LOGITS.split(batch_size), LABELS.split(batch_size), strict=True):
+        accumulator.update(logits, labels)
+    assert len(accumulator) == 101
+    assert accumulator.compute() == WHOLE
+
+
+def test_repeated_samples_are_dropped_by_their_index():
+    accumulator = UncertaintyAccumulator()
+    accumulator.update(LOGITS, LABELS, index=torch.arange(101))
+    accumulator.update(LOGITS[:7], LABELS[:7], index=range(7))
+    assert len(accumulator.gather()) == 101
+    assert accumulator.gather().compute() == WHOLE
+
+
+def test_without_labels_only_the_diversity_is_computed():
+    accumulator = UncertaintyAccumulator(score="energy")
+    accumulator.update(LOGITS)
+    assert accumulator.compute() == diversity_metrics(LOGITS)
+    assert set(accumulator.values()) == {"confidence", "total", "aleatoric", "epistemic", "disagreement", "score"}
+
+
+def test_memory_does_not_grow_with_members_and_classes():
+    generator = torch.Generator().manual_seed(0)
+    accumulator = UncertaintyAccumulator()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(40):  # 1000 samples x 3 x 8000 float32 logits would hold 96 MB
+        accumulator.update(torch.randn(25, 3, 8000, generator=generator), torch.zeros(25, dtype=torch.long))
+    grown_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kilobytes < 60_000
+    assert sum(rows.nbytes for rows in accumulator._rows) == 80 * len(accumulator)
+
+
+@pytest.mark.parametrize(
+    ("updates", "message"),
+    [
+        ([], "no samples: call update"),
+        ([{"labels": LABELS}, {}], "101 of 202 samples have no label"),
+    ],
+)
+def test_unfinished_or_mixed_updates_are_refused_with_a_sentence(updates, message):
+    accumulator = UncertaintyAccumulator()
+    for update in updates:
+        accumulator.update(LOGITS, **update)
+    with pytest.raises(ValueError, match=message):
+        accumulator.compute()
+
+
+def test_another_number_of_members_or_a_short_index_is_refused():
+    accumulator = UncertaintyAccumulator()
+    accumulator.update(LOGITS)
+    with pytest.raises(ValueError, match="has 2 members, earlier batches had 3: use one accumulator per model"):
+        accumulator.update(LOGITS[:, :2])
+    with pytest.raises(ValueError, match="pass one number per row"):
+        accumulator.update(LOGITS, index=[1, 2])
+    with pytest.raises(ValueError, match="unknown OOD score"):
+        UncertaintyAccumulator("odin")
+
+
+def in_one_of_two_processes(rank, folder):
+    """Judge half of the data, and write what this process believes about the whole."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    accumulator = UncertaintyAccumulator()
+    rows = list(zip(LOGITS, LABELS, range(101), strict=True))
+    for logits, labels, index in DataLoader(rows, batch_size=8, sampler=DistributedSampler(rows, shuffle=True)):
+        accumulator.update(logits, labels, index)
+    report = evaluate_uncertainty(
+        SavedLogits(), batches_of(LOGITS, LABELS), {"far": {"one batch": batches_of(-LOGITS[:9])}}
+    )
+    results = {"local": len(accumulator), "metrics": accumulator.gather().compute(), "report": report.to_json()}
+    try:
+        evaluate_uncertainty(SavedLogits(), DataLoader(rows, sampler=DistributedSampler(rows)))
+    except ValueError as error:
+        results["refusal"] = str(error)
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+def batches_of(logits, labels=None, size=9):
+    labels = torch.zeros(len(logits), dtype=torch.long) if labels is None else labels
+    pairs = zip(logits.split(size), labels.split(size), strict=True)
+    return [{"member_logits": part, "labels": truth} for part, truth in pairs]
+
+
+def test_two_processes_give_the_bits_of_one(tmp_path):
+    torch.multiprocessing.spawn(in_one_of_two_processes, args=(str(tmp_path),), nprocs=2)
+    alone = evaluate_uncertainty(
+        SavedLogits(), batches_of(LOGITS, LABELS), {"far": {"one batch": batches_of(-LOGITS[:9])}}
+    )
+    for rank in range(2):
+        results = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert results["local"] == 51  # the sampler repeats one sample to make the halves equal
+        assert results["metrics"] == WHOLE
+        assert results["report"] == alone.to_json()
+        assert "id_data is already split between the processes" in results["refusal"]
