@@ -7,7 +7,8 @@ from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .grouped import GroupedLinear, GroupedOutput
+from .grouped import GroupedLinear, GroupedOutput, can_join, joint_product
+from .kernels import activate
 
 
 def eager_attention_forward(
@@ -53,6 +54,8 @@ class HydraAttention(nn.Module):
         self.is_causal = False
 
         widths = [len(heads) * self.head_dim for heads in kept_heads]
+        self.has_no_head = sum(widths) == 0
+        self.is_uniform = len(set(widths)) == 1
         self.q_proj = GroupedLinear(config.hidden_size, widths, bias=bias)
         self.k_proj = GroupedLinear(config.hidden_size, widths, bias=bias)
         self.v_proj = GroupedLinear(config.hidden_size, widths, bias=bias)
@@ -75,46 +78,53 @@ class HydraAttention(nn.Module):
         """
         queries = hidden_states if queries is None else queries
         _, batch, tokens, _ = queries.shape
-        if sum(self.o_proj.widths) == 0:
+        if self.has_no_head:
             # No member has a head here: all that is left of the attention is its output bias.
             output = self.o_proj(queries.new_zeros(batch, tokens, 0), packed=True)
             is_eager = self.config._attn_implementation == "eager"
             return output, queries.new_zeros(batch, 0, tokens, hidden_states.shape[2]) if is_eager else None
 
         is_stackable = attention_mask is None or isinstance(attention_mask, torch.Tensor)
-        if hidden_states.shape[0] > 1 and self.q_proj.uniform and is_stackable:
+        if hidden_states.shape[0] > 1 and self.is_uniform and is_stackable:
             return self._members_on_batch_axis(hidden_states, attention_mask, queries, **kwargs)
         return self._members_on_head_axis(hidden_states, attention_mask, queries, **kwargs)
 
     def _members_on_batch_axis(self, hidden_states, attention_mask, queries, **kwargs):
-        members, batch = hidden_states.shape[:2]
-        query, key, value = (
-            self._split_heads(projection(states).flatten(0, 1))
-            for projection, states in self._projections(hidden_states, queries)
-        )
+        members, batch, tokens, _ = queries.shape
+        query, key, value = self._project(hidden_states, queries, packed=False)
         output, weights = self._attend(query, key, value, attention_mask, **kwargs)
-        output = output.reshape(members, batch, queries.shape[2], -1)
         if weights is not None:
             weights = weights.unflatten(0, (members, batch)).transpose(0, 1).flatten(1, 2)
-        return self.o_proj(output), weights
+        return self.o_proj(output.reshape(members, batch, tokens, -1)), weights
 
     def _members_on_head_axis(self, hidden_states, attention_mask, queries, **kwargs):
-        batch, tokens = queries.shape[1:3]
+        _, batch, tokens, _ = queries.shape
         if isinstance(attention_mask, torch.Tensor):
             attention_mask = attention_mask[:batch]
-        query, key, value = (
-            self._split_heads(projection(states, packed=True))
-            for projection, states in self._projections(hidden_states, queries)
-        )
+        query, key, value = self._project(hidden_states, queries, packed=True)
         output, weights = self._attend(query, key, value, attention_mask, **kwargs)
         return self.o_proj(output.reshape(batch, tokens, -1), packed=True), weights
 
-    def _projections(self, hidden_states, queries):
-        return (self.q_proj, queries), (self.k_proj, hidden_states), (self.v_proj, hidden_states)
+    def _project(self, hidden_states, queries, packed: bool) -> tuple[torch.Tensor, ...]:
+        """Query, key and value, (rows, heads, tokens, head_dim) each."""
+        if queries is hidden_states:
+            return self._heads((self.q_proj, self.k_proj, self.v_proj), hidden_states, packed)
+        return (
+            *self._heads((self.q_proj,), queries, packed),
+            *self._heads((self.k_proj, self.v_proj), hidden_states, packed),
+        )
 
-    def _split_heads(self, projected: torch.Tensor) -> torch.Tensor:
-        """(rows, tokens, heads * head_dim) -> (rows, heads, tokens, head_dim)"""
-        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+    def _heads(self, projections, states: torch.Tensor, packed: bool) -> tuple[torch.Tensor, ...]:
+        tokens = states.shape[2]
+        if can_join(projections):
+            joint = joint_product(projections, states, packed)
+            joint = joint.view(-1, tokens, len(projections), joint.shape[-1] // self.head_dim, self.head_dim)
+            return joint.permute(2, 0, 3, 1, 4).unbind(0)
+        projected = [projection(states, packed=packed) for projection in projections]
+        return tuple(
+            states.view(-1, tokens, states.shape[-1] // self.head_dim, self.head_dim).transpose(1, 2)
+            for states in projected
+        )
 
     def _attend(self, query, key, value, attention_mask, **kwargs):
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -142,7 +152,10 @@ class HydraMLP(nn.Module):
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.fc2(self.activation_fn(self.fc1(hidden_states)))
+        hidden_states = self.fc1(hidden_states)
+        if self.fc1._forward_hooks:
+            return self.fc2(self.activation_fn(hidden_states))  # whoever hooked the layer may keep what it gave
+        return self.fc2(activate(self.activation_fn, hidden_states))
 
 
 def members_mask(attention_mask, num_members: int):

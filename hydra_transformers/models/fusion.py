@@ -18,11 +18,31 @@ from .kept_heads import SHARED_PARTS, keep_after_pruning
 logger = logging.get_logger(__name__)
 
 # Config fields that decide what a member computes: all members must agree on them.
-ARCHITECTURE_FIELDS = (
-    "num_hidden_layers hidden_size num_attention_heads head_dim intermediate_size hidden_act layer_norm_eps qkv_bias "
-    "image_size patch_size num_channels vocab_size max_position_embeddings type_vocab_size pad_token_id eos_token_id "
-    "projection_dim add_pooling_layer pooler_output_size pooler_act num_labels id2label problem_type"
-).split()
+ARCHITECTURE_FIELDS = [
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "head_dim",
+    "intermediate_size",
+    "hidden_act",
+    "layer_norm_eps",
+    "qkv_bias",
+    "image_size",
+    "patch_size",
+    "num_channels",
+    "vocab_size",
+    "max_position_embeddings",
+    "type_vocab_size",
+    "pad_token_id",
+    "eos_token_id",
+    "projection_dim",
+    "add_pooling_layer",
+    "pooler_output_size",
+    "pooler_act",
+    "num_labels",
+    "id2label",
+    "problem_type",
+]
 
 
 @dataclass(frozen=True)
@@ -82,9 +102,7 @@ class HydraModelMixin:
         """
         members = list(read_members(cls, model, type(model).__name__))
         if len(members) != 1:
-            raise ValueError(
-                f"from_backbone got a Hydra of {len(members)} members: pass one of them, model.member(i)"
-            )
+            raise ValueError(f"from_backbone got a Hydra of {len(members)} members: pass one of them, model.member(i)")
         return build(cls, [prune(cls, members[0], heads_to_prune)], SHARED_PARTS)
 
     @classmethod
@@ -361,6 +379,7 @@ def build(cls: type, members: list[Member], shared: Sequence[str]) -> PreTrained
     reference = next(iter(members[0].tensors.values()))
     config = with_kept_heads(members[0].config, kept, shared)
     config.dtype = reference.dtype
+    config.problem_type = next((m.config.problem_type for m in members if m.config.problem_type is not None), None)
     with torch.device(reference.device), no_init_weights(), default_dtype(reference.dtype):
         model = cls(config)
     with torch.no_grad():
@@ -402,6 +421,8 @@ def check_agrees(member: Member, first: Member) -> None:
 def _check_fields(member: Member, first: Member, config, expected, prefix: str) -> None:
     for field in ARCHITECTURE_FIELDS:
         mine, theirs = getattr(config, field, None), getattr(expected, field, None)
+        if field == "problem_type" and None in (mine, theirs):
+            continue  # Transformers settles it at a model's first loss: None has not met one yet
         if mine != theirs:
             raise ValueError(
                 f"{member.name} has {prefix}{field} = {_short(mine)}, {first.name} has {_short(theirs)}: "

@@ -6,14 +6,16 @@ contiguous block, so that grouped products, attention over (members * batch) and
 for a tensor that is still the same for all members.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
+from .kernels import is_plain_inference
+
 
 # From this many rows per member on, one product per member beats one batched product: see docs/how-it-works.md.
-ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 4096
+ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 2048
 
 
 class Grouped(nn.Module):
@@ -100,6 +102,49 @@ class GroupedOutput(Grouped):
         return torch.stack(outputs)
 
 
+def joint_product(projections: Sequence[GroupedLinear], hidden_states: torch.Tensor, packed: bool) -> torch.Tensor:
+    """Several projections of the same states as one product.
+
+    (members or 1, ..., in_features) -> (members, ..., projections, width), or packed (..., projections, sum of widths)
+    """
+    first, count = projections[0], len(projections)
+    members, widths = first.num_members, first.widths
+    if packed and hidden_states.shape[0] > 1:
+        # Members of different widths, each on its own input: their products are joined head by head.
+        products = []
+        for m in range(members):
+            weight = torch.cat([projection.weight.split(widths)[m] for projection in projections])
+            bias = None
+            if first.bias is not None:
+                bias = torch.cat([projection.bias.split(widths)[m] for projection in projections])
+            product = nn.functional.linear(hidden_states[m], weight, bias)
+            products.append(product.view(*product.shape[:-1], count, widths[m]))
+        return torch.cat(products, dim=-1)
+    # Packed, all members' rows are one block per projection; otherwise each member has a block of its own.
+    blocks = 1 if packed else members
+    weight = torch.cat([projection.weight.view(blocks, -1, first.columns) for projection in projections], dim=1)
+    bias = None
+    if first.bias is not None:
+        bias = torch.cat([projection.bias.view(blocks, -1) for projection in projections], dim=1)
+    if hidden_states.shape[0] < blocks:
+        hidden_states = hidden_states.expand(blocks, *hidden_states.shape[1:])
+    product = grouped_product(hidden_states, weight.transpose(1, 2), bias)
+    if packed:
+        product = product[0]
+    return product.view(*product.shape[:-1], count, -1)
+
+
+def can_join(projections: Sequence[nn.Module]) -> bool:
+    """Whether projections are their weights and nothing else: not training, wrapped by an adapter, hooked, offloaded."""
+    return not torch.is_grad_enabled() and all(
+        type(projection) is GroupedLinear
+        and not projection._forward_hooks
+        and not projection._forward_pre_hooks
+        and "forward" not in projection.__dict__
+        for projection in projections
+    )
+
+
 def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """One product per member: (members, ..., in) x (members, in, out) + (members, out) -> (members, ..., out).
 
@@ -113,6 +158,11 @@ def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
         if bias is None:
             return torch.bmm(rows, weight).view(shape)
         return torch.baddbmm(bias.unsqueeze(1), rows, weight).view(shape)
+    if bias is not None and is_plain_inference(inputs):
+        products = inputs.new_empty(members, rows.shape[1], weight.shape[-1])
+        for m in range(members):
+            torch.addmm(bias[m], rows[m], weight[m], out=products[m])
+        return products.view(shape)
     biases = [None] * members if bias is None else bias
     products = [nn.functional.linear(rows[m], weight[m].t(), biases[m]) for m in range(members)]
     return torch.stack(products).view(shape)

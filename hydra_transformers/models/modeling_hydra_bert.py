@@ -28,6 +28,7 @@ from .ensembling import (
 )
 from .fusion import HydraModelMixin
 from .grouped import Grouped, GroupedLinear, embed, shared_or_per_member
+from .kernels import add_and_layer_norm
 
 
 class HydraBertLayer(GradientCheckpointingLayer):
@@ -67,8 +68,9 @@ class HydraBertLayer(GradientCheckpointingLayer):
             residual = queries = hidden_states[:, :, :1]
             attention_mask = mask_of_first_token(attention_mask)
         attention, _ = self.attention(hidden_states, attention_mask, queries, **kwargs)
-        hidden_states = self.attention_layernorm(residual + self.dropout(attention))
-        return self.output_layernorm(hidden_states + self.dropout(self.mlp(hidden_states)))
+        _, hidden_states = add_and_layer_norm(self.attention_layernorm, residual, self.dropout(attention))
+        _, output = add_and_layer_norm(self.output_layernorm, hidden_states, self.dropout(self.mlp(hidden_states)))
+        return output
 
 
 class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):

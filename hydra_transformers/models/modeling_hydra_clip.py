@@ -22,6 +22,16 @@ from .ensembling import (
 )
 from .fusion import HydraModelMixin, Member
 from .grouped import Grouped, GroupedLinear, embed, shared_or_per_member
+from .kernels import add_and_layer_norm, layer_norm
+from .patches import as_patch_projection
+
+
+class HydraCLIPVisionEmbeddings(CLIPVisionEmbeddings):
+    """CLIP's image embeddings with the patches embedded by a product."""
+
+    def __init__(self, config: HydraCLIPVisionConfig):
+        super().__init__(config)
+        self.patch_embedding = as_patch_projection(self.patch_embedding)
 
 
 class HydraCLIPLayer(GradientCheckpointingLayer):
@@ -49,21 +59,21 @@ class HydraCLIPLayer(GradientCheckpointingLayer):
         **kwargs,
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
-        normed = self.layernorm_before(hidden_states)
+        normed = layer_norm(self.layernorm_before, hidden_states)
         queries = None
         if first_token_only:
             hidden_states, queries = hidden_states[:, :, :1], normed[:, :, :1]
             attention_mask = mask_of_first_token(attention_mask)
         attention, _ = self.attention(normed, attention_mask, queries, **kwargs)
-        hidden_states = hidden_states + attention
-        return hidden_states + self.mlp(self.layernorm_after(hidden_states))
+        hidden_states, normed = add_and_layer_norm(self.layernorm_after, hidden_states, attention)
+        return hidden_states + self.mlp(normed)
 
 
 class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
     config_class = HydraCLIPConfig
     config: HydraCLIPConfig
     base_model_prefix = "clip"
-    _no_split_modules = ["CLIPTextEmbeddings", "CLIPVisionEmbeddings", "HydraCLIPLayer"]
+    _no_split_modules = ["CLIPTextEmbeddings", "HydraCLIPVisionEmbeddings", "HydraCLIPLayer"]
     _can_record_outputs = {"hidden_states": HydraCLIPLayer, "attentions": HydraAttention}
     backbone_types = ("clip",)
     backbone_names = (
@@ -161,7 +171,9 @@ class HydraCLIPVisionModel(HydraCLIPPreTrainedModel):
         def layernorm():
             return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
-        self.embeddings = shared_or_per_member(lambda: CLIPVisionEmbeddings(config), members, "embeddings" in shared)
+        self.embeddings = shared_or_per_member(
+            lambda: HydraCLIPVisionEmbeddings(config), members, "embeddings" in shared
+        )
         self.pre_layernorm = shared_or_per_member(layernorm, members, "layernorm" in shared)
         self.layers = nn.ModuleList(HydraCLIPLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.post_layernorm = shared_or_per_member(layernorm, members, "layernorm" in shared)

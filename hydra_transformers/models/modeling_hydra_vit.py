@@ -29,6 +29,16 @@ from .ensembling import (
 )
 from .fusion import HydraModelMixin
 from .grouped import Grouped, GroupedLinear, embed, shared_or_per_member
+from .kernels import add_and_layer_norm, layer_norm
+from .patches import as_patch_projection
+
+
+class HydraViTEmbeddings(ViTEmbeddings):
+    """ViT's embeddings with the patches embedded by a product."""
+
+    def __init__(self, config: HydraViTConfig):
+        super().__init__(config)
+        self.patch_embeddings.projection = as_patch_projection(self.patch_embeddings.projection)
 
 
 class HydraViTLayer(GradientCheckpointingLayer):
@@ -63,16 +73,14 @@ class HydraViTLayer(GradientCheckpointingLayer):
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
         # Equation 4
-        normed = self.layernorm_before(hidden_states)
+        normed = layer_norm(self.layernorm_before, hidden_states)
         queries = None
         if first_token_only:
             hidden_states, queries = hidden_states[:, :, :1], normed[:, :, :1]
             attention_mask = mask_of_first_token(attention_mask)
-        # Equation 5
+        # Equations 5 and 6
         attention, _ = self.attention(normed, attention_mask, queries, **kwargs)
-        hidden_states = hidden_states + self.dropout(attention)
-        # Equation 6
-        normed = self.layernorm_after(hidden_states)
+        hidden_states, normed = add_and_layer_norm(self.layernorm_after, hidden_states, self.dropout(attention))
         # Equation 7
         return hidden_states + self.dropout(self.mlp(normed))
 
@@ -81,7 +89,7 @@ class HydraViTPreTrainedModel(HydraModelMixin, ViTPreTrainedModel):
     config_class = HydraViTConfig
     config: HydraViTConfig
     base_model_prefix = "vit"
-    _no_split_modules = ["ViTEmbeddings", "HydraViTLayer"]
+    _no_split_modules = ["HydraViTEmbeddings", "HydraViTLayer"]
     _can_record_outputs = {"hidden_states": HydraViTLayer, "attentions": HydraAttention}
     backbone_types = ("vit",)
     backbone_names = ()
@@ -116,7 +124,7 @@ class HydraViTModel(HydraViTPreTrainedModel):
     def __init__(self, config: HydraViTConfig, add_pooling_layer: bool | None = None):
         super().__init__(config)
         members, shared = config.num_members, config.shared
-        self.embeddings = shared_or_per_member(lambda: ViTEmbeddings(config), members, "embeddings" in shared)
+        self.embeddings = shared_or_per_member(lambda: HydraViTEmbeddings(config), members, "embeddings" in shared)
         self.layers = nn.ModuleList(HydraViTLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.layernorm = shared_or_per_member(
             lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps), members, "layernorm" in shared
@@ -157,7 +165,7 @@ class HydraViTModel(HydraViTPreTrainedModel):
             hidden_states = layer(hidden_states, attention_mask, **kwargs)
         hidden_states = self.layers[-1](hidden_states, attention_mask, first_token_only, **kwargs)
 
-        hidden_states = self.layernorm(hidden_states)
+        hidden_states = layer_norm(self.layernorm, hidden_states)
         pooled = None if self.pooler is None else self.pooler(hidden_states)
         return BaseModelOutputWithPooling(
             last_hidden_state=batch_first(hidden_states, self.num_members),

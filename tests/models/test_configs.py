@@ -45,7 +45,10 @@ def test_without_kept_heads_a_config_is_one_member_with_all_heads(config_class):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        ({"kept_heads": [[[0], [4]], [[0], [1]]]}, r"kept_heads\[0\]\[1\] names head 4: the backbone has heads 0 to 3"),
+        (
+            {"kept_heads": [[[0], [4]], [[0], [1]]]},
+            r"kept_heads\[0\]\[1\] names head 4: the backbone has heads 0 to 3",
+        ),
         ({"kept_heads": [[[0], [-1]], [[0], [1]]]}, r"kept_heads\[0\]\[1\] names head -1"),
         ({"kept_heads": [[[0], [1]], [[2, 2], [1]]]}, r"kept_heads\[1\]\[0\] names a head twice: \[2, 2\]"),
         ({"kept_heads": [[[0], [1]], [[2, 1], [1]]]}, r"kept_heads\[1\]\[0\] is \[2, 1\]: give .* ascending order"),

@@ -104,9 +104,7 @@ def test_members_may_be_plain_models_hydras_and_one_member_hydras(family):
     inputs = family.inputs()
     backbones = [family.backbone(seed) for seed in range(4)]
     pair = family.hydra.from_pruned_members(backbones[1:3], shared=())
-    hydra = family.hydra.from_pruned_members(
-        [backbones[0], pair, family.hydra.from_backbone(backbones[3])], shared=()
-    )
+    hydra = family.hydra.from_pruned_members([backbones[0], pair, family.hydra.from_backbone(backbones[3])], shared=())
     assert hydra.num_members == 4
     expected = torch.stack([family.logits(backbone, **inputs) for backbone in backbones], dim=1)
     torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
@@ -128,9 +126,7 @@ def test_members_may_be_sliced_live():
 
     bert = bert_backbone()
     attention = bert.bert.encoder.layer[0].attention
-    slice_attention(
-        [attention.self.query, attention.self.key, attention.self.value], attention.output.dense, kept
-    )
+    slice_attention([attention.self.query, attention.self.key, attention.self.value], attention.output.dense, kept)
     member = BERT.hydra.from_backbone(bert)
     assert member.config.kept_heads[0] == [[0, 1, 2]]  # which heads they were is recorded nowhere
     texts = padded_texts()
@@ -259,9 +255,21 @@ def test_a_model_without_the_head_is_refused():
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_members_with_broken_weights_are_refused(family, value):
     broken = copy.deepcopy(family.backbone(1))
-    next(p for name, p in broken.named_parameters() if "layers.1" in name or "layer.1" in name).data.view(-1)[3] = value
+    next(p for name, p in broken.named_parameters() if "layers.1" in name or "layer.1" in name).data.view(-1)[3] = (
+        value
+    )
     with pytest.raises(ValueError, match=r"members\[1\]: .*1\..* has NaN or infinite values"):
         family.hydra.from_pruned_members([family.backbone(0), broken])
+
+
+def test_a_member_that_never_met_a_loss_fuses_with_one_that_did():
+    """Transformers writes the problem type into a model's config when the model first computes a loss."""
+    trained = VIT.hydra.from_backbone(vit_backbone(1))
+    trained(images(), labels=torch.tensor([0, 1, 2, 3]))
+    hydra = VIT.hydra.from_pruned_members([vit_backbone(0), trained])
+    assert hydra.config.problem_type == "single_label_classification"
+    with pytest.raises(ValueError, match=r"members\[1\] has problem_type = 'regression'"):
+        VIT.hydra.from_pruned_members([trained, vit_backbone(0, problem_type="regression")])
 
 
 def test_members_of_different_dtype_are_refused():
@@ -274,7 +282,7 @@ def test_heads_that_do_not_exist_cannot_be_pruned():
         VIT.hydra.from_backbone(vit_backbone(), {3: [0]})
     with pytest.raises(ValueError, match=r"heads_to_prune\[1\] names head 4: the model has the heads \[0, 1, 2, 3\]"):
         VIT.hydra.from_backbone(vit_backbone(), {1: [4]})
-    with pytest.raises(ValueError, match="heads_to_prune names 0: pass {'vision'"):
+    with pytest.raises(ValueError, match=r"heads_to_prune names 0: pass {'vision'"):
         CLIP.hydra.from_backbone(clip_backbone(), {0: [1]})
 
 

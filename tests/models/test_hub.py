@@ -28,7 +28,7 @@ from hydra_transformers import HydraBertModel, HydraCLIPModel, HydraViTModel
 from tests.families import BERT, CLIP, VIT, bert_backbone, clip_backbone, randomise, vit_backbone
 
 
-CODE_FILES = {"attention.py", "ensembling.py", "fusion.py", "grouped.py", "kept_heads.py"}
+CODE_FILES = {"attention.py", "ensembling.py", "fusion.py", "grouped.py", "kept_heads.py", "kernels.py"}
 AUTO_CLASS = {
     "vit": AutoModelForImageClassification,
     "bert": AutoModelForSequenceClassification,
@@ -110,6 +110,8 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
     _, _, folder = saved
     names = {path.name for path in folder.iterdir()} - {"inputs.safetensors"}
     modules = {f"configuration_hydra_{family.name}.py", f"modeling_hydra_{family.name}.py"}
+    if family is not BERT:
+        modules.add("patches.py")
     assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules
 
 
@@ -117,7 +119,17 @@ def test_shipped_code_imports_torch_transformers_and_siblings_only(family, saved
     import ast
 
     _, _, folder = saved
-    allowed = {"torch", "transformers", "huggingface_hub", "collections", "dataclasses", "functools", "math", "os"}
+    allowed = {
+        "torch",
+        "transformers",
+        "huggingface_hub",
+        "collections",
+        "dataclasses",
+        "functools",
+        "math",
+        "os",
+        "triton",
+    }
     for path in folder.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.level:
@@ -209,7 +221,9 @@ def test_the_text_classification_pipeline_returns_the_ensembles_answer(tmp_path,
 def clip_processor() -> CLIPProcessor:
     tokens = ["<|startoftext|>", "<|endoftext|>", *"abcdefghijklmnopqrstuvwxyz", *[f"{c}</w>" for c in "abcot.is"]]
     tokenizer = CLIPTokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=[])
-    return CLIPProcessor(CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}), tokenizer)
+    return CLIPProcessor(
+        CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}), tokenizer
+    )
 
 
 def test_the_zero_shot_pipeline_returns_mean_probabilities(tmp_path):
@@ -266,7 +280,11 @@ try:
 finally:
     api.delete_repo(repo, missing_ok=True)
 """
-    environment = {**os.environ, "HF_ENDPOINT": os.environ["HYDRA_TEST_HUB_ENDPOINT"], "HF_HOME": str(tmp_path / "home")}
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": os.environ["HYDRA_TEST_HUB_ENDPOINT"],
+        "HF_HOME": str(tmp_path / "home"),
+    }
     environment.update(HF_TOKEN=os.environ["HYDRA_TEST_HUB_TOKEN"], HF_HUB_OFFLINE="0")
     name = f"hydra-test-{uuid.uuid4().hex[:8]}"
     command = [sys.executable, "-c", script, str(folder), name, type(hydra).__name__]

@@ -41,9 +41,7 @@ def test_fused_probabilities_are_the_mean_of_the_members(family, backend, dtype,
 
 @torch.no_grad()
 def test_flex_attention_gives_the_probabilities_of_sdpa(family):
-    inputs = {
-        key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()
-    }
+    inputs = {key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()}
     hydra = family.hydra.from_pruned_members(family.members()).float().requires_grad_(False)
     expected = family.ensemble_logits(hydra(**inputs))
     hydra.set_attn_implementation("flex_attention")
@@ -62,7 +60,11 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
             return "embeddings"
         if "norm" in lowered or "layrnorm" in lowered:
             return "layernorm"
-        if ".mlp." in lowered or ".intermediate." in lowered or (".output.dense" in lowered and "attention" not in lowered):
+        if (
+            ".mlp." in lowered
+            or ".intermediate." in lowered
+            or (".output.dense" in lowered and "attention" not in lowered)
+        ):
             return "mlp"
         return None
 

@@ -19,8 +19,10 @@ def test_outputs_have_the_documented_shapes(family):
     classes = {"vit": 5, "bert": 3, "clip": 3}[family.name]
     assert outputs.member_logits.shape == (4, 3, classes)
     assert family.ensemble_logits(outputs).shape == (4, classes)
-    for side, tokens in ((outputs.vision_model_output, 5), (outputs.text_model_output, 7)) if family is CLIP else (
-        (outputs, 5 if family is VIT else 7),
+    for side, tokens in (
+        ((outputs.vision_model_output, 5), (outputs.text_model_output, 7))
+        if family is CLIP
+        else ((outputs, 5 if family is VIT else 7),)
     ):
         batch = 3 if side is getattr(outputs, "text_model_output", None) else 4
         assert [states.shape for states in side.hidden_states] == [(batch, 3, tokens, 32)] * 4

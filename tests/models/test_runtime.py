@@ -137,7 +137,8 @@ def test_grouped_linears_equal_one_linear_per_member(monkeypatch, widths, bias, 
     inputs = torch.randn(3, 2, 4, 5, dtype=torch.float64)
     biases = linear.bias.split(widths) if bias else [None] * 3
     expected = [
-        torch.nn.functional.linear(inputs[m], weight, biases[m]) for m, weight in enumerate(linear.weight.split(widths))
+        torch.nn.functional.linear(inputs[m], weight, biases[m])
+        for m, weight in enumerate(linear.weight.split(widths))
     ]
     torch.testing.assert_close(linear(inputs, packed=True), torch.cat(expected, -1))
     torch.testing.assert_close(
@@ -156,9 +157,7 @@ def test_grouped_outputs_equal_one_linear_per_member(monkeypatch, widths, rows_f
     expected = torch.stack(
         [
             part @ weight + output.bias[m]
-            for m, (part, weight) in enumerate(
-                zip(packed.split(widths, -1), output.weight.split(widths), strict=True)
-            )
+            for m, (part, weight) in enumerate(zip(packed.split(widths, -1), output.weight.split(widths), strict=True))
         ]
     )
     torch.testing.assert_close(output(packed, packed=True), expected)

@@ -1,0 +1,155 @@
+"""Elementwise work in one pass over the GPU's memory, for large batches; plain PyTorch everywhere else.
+
+Each function has its plain form beside the Triton one and gives its result to float tolerance. The Triton form runs in
+plain inference on CUDA with enough rows to pay for its launch; training, compilation, small batches, CPUs and machines
+without Triton take the plain form.
+"""
+
+import torch
+from torch import nn
+from transformers.activations import GELUActivation, QuickGELUActivation
+
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = None
+
+# Below this many elements the launch of a Triton kernel takes longer than it saves.
+ELEMENTS_WORTH_A_KERNEL = 2**22
+# A row of states must fit one program.
+MOST_COLUMNS = 4096
+
+
+def is_plain_inference(tensor: torch.Tensor) -> bool:
+    """Whether results may be written where they belong: nothing differentiates, traces or casts on the way."""
+    return not (
+        torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(tensor.device.type)
+    )
+
+
+def can_use_kernel(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.numel() >= ELEMENTS_WORTH_A_KERNEL
+        and tensor.is_cuda
+        and triton is not None
+        and tensor.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        and tensor.is_contiguous()
+        and is_plain_inference(tensor)
+    )
+
+
+def layer_norm(norm: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    """`norm(hidden_states)`"""
+    if not can_use_kernel(hidden_states) or not _is_plain_layer_norm(norm, hidden_states):
+        return norm(hidden_states)
+    normed = torch.empty_like(hidden_states)
+    _launch_layer_norm(norm, hidden_states, None, None, normed)
+    return normed
+
+
+def add_and_layer_norm(
+    norm: nn.Module, hidden_states: torch.Tensor, branch: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`total = hidden_states + branch` and `norm(total)`; (members, batch, tokens, hidden) each."""
+    can_fuse = (
+        can_use_kernel(branch)
+        and hidden_states.shape == branch.shape
+        and hidden_states.is_contiguous()
+        and _is_plain_layer_norm(norm, branch)
+    )
+    if not can_fuse:
+        total = hidden_states + branch
+        return total, norm(total)
+    total, normed = torch.empty_like(branch), torch.empty_like(branch)
+    _launch_layer_norm(norm, hidden_states, branch, total, normed)
+    return total, normed
+
+
+def activate(activation: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    """`activation(hidden_states)`; overwrites `hidden_states` where that saves a large tensor in plain inference."""
+    if not can_use_kernel(hidden_states):
+        return activation(hidden_states)
+    if isinstance(activation, GELUActivation) and activation.act is nn.functional.gelu:
+        return torch.ops.aten.gelu_(hidden_states)
+    if isinstance(activation, QuickGELUActivation):
+        elements = hidden_states.numel()
+        _quick_gelu_kernel[(triton.cdiv(elements, 2048),)](hidden_states, elements, BLOCK=2048, num_warps=8)
+        return hidden_states
+    return activation(hidden_states)
+
+
+def _is_plain_layer_norm(norm: nn.Module, hidden_states: torch.Tensor) -> bool:
+    return (
+        type(norm) is nn.LayerNorm
+        and norm.weight is not None
+        and norm.weight.dtype == hidden_states.dtype
+        and not norm._forward_hooks
+        and not norm._forward_pre_hooks
+        and hidden_states.shape[-1] <= MOST_COLUMNS
+    )
+
+
+def _launch_layer_norm(norm, hidden_states, branch, total, normed) -> None:
+    columns = hidden_states.shape[-1]
+    rows = hidden_states.numel() // columns
+    block_rows = 4
+    _layer_norm_kernel[(triton.cdiv(rows, block_rows),)](
+        hidden_states,
+        hidden_states if branch is None else branch,
+        normed if total is None else total,
+        normed,
+        norm.weight,
+        norm.bias,
+        rows,
+        columns,
+        norm.eps,
+        HAS_BRANCH=branch is not None,
+        BLOCK_ROWS=block_rows,
+        BLOCK_COLUMNS=triton.next_power_of_2(columns),
+        num_warps=4,
+    )
+
+
+if triton is not None:
+
+    @triton.jit
+    def _layer_norm_kernel(
+        states,
+        branch,
+        total,
+        normed,
+        weight,
+        bias,
+        rows,
+        columns,
+        epsilon,
+        HAS_BRANCH: tl.constexpr,
+        BLOCK_ROWS: tl.constexpr,
+        BLOCK_COLUMNS: tl.constexpr,
+    ):
+        row = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+        column = tl.arange(0, BLOCK_COLUMNS)[None, :]
+        inside = (row < rows) & (column < columns)
+        where = row * columns + column
+        x = tl.load(states + where, mask=inside, other=0.0).to(tl.float32)
+        if HAS_BRANCH:
+            x += tl.load(branch + where, mask=inside, other=0.0).to(tl.float32)
+            rounded = x.to(total.dtype.element_ty)
+            tl.store(total + where, rounded, mask=inside)
+            x = rounded.to(tl.float32)
+        mean = tl.sum(x, axis=1)[:, None] / columns
+        centred = tl.where(inside, x - mean, 0.0)
+        variance = tl.sum(centred * centred, axis=1)[:, None] / columns
+        scale = tl.load(weight + column, mask=column < columns, other=0.0).to(tl.float32)
+        shift = tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
+        result = centred * tl.rsqrt(variance + epsilon) * scale + shift
+        tl.store(normed + where, result.to(normed.dtype.element_ty), mask=inside)
+
+    @triton.jit
+    def _quick_gelu_kernel(states, elements, BLOCK: tl.constexpr):
+        where = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+        inside = where < elements
+        x = tl.load(states + where, mask=inside, other=0.0).to(tl.float32)
+        tl.store(states + where, (x * tl.sigmoid(1.702 * x)).to(states.dtype.element_ty), mask=inside)

@@ -1,0 +1,144 @@
+"""The Trainer callback that decides what is trained after pruning."""
+
+import math
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import TrainerCallback
+from transformers.utils import logging
+
+from .parts import PARTS, layer_dropouts, places, without_effect
+
+
+logger = logging.get_logger(__name__)
+
+# Their place in the encoder counts for `last_n_layers`.
+PARTS_OF_LAYERS = ("attention", "mlp", "layernorm")
+
+
+class PostPruningCallback(TrainerCallback):
+    """Freezes all of a model but the parts that win back its accuracy after pruning (paper, D.2).
+
+    Works with a pruned member, a fused Hydra and a plain ViT, BERT or CLIP model:
+    `Trainer(model=..., callbacks=[PostPruningCallback()])`.
+
+    Args:
+        trainable: the parts that train: "embeddings", "attention", "mlp", "layernorm" and "classifier", which is all
+            that follows the encoder (the classifier, BERT's pooler, CLIP's projections and logit scale).
+        last_n_layers: of attention, MLPs and LayerNorms, train those of the last n layers only (of each tower, where
+            there are two); LayerNorms behind the last layer count as part of it.
+        reset_classifier: set the classifier's weight and bias to zero before training; the pooler stays.
+        dropout: the probability of the dropouts inside each layer, on the outputs of attention and MLP, in this
+            training; the config, and with it a saved model, keeps its own.
+
+    All this happens when the `Trainer` is built, the only moment that comes after the model is there and before the
+    optimizer is made. A checkpoint that training resumes from is loaded later, so resetting never undoes it. Before
+    the first step, the callback verifies that the optimizer holds exactly the parameters that shall train, and raises
+    where they do not agree: because the callback was added to a finished Trainer, or because `model_init` made
+    another model.
+    """
+
+    def __init__(
+        self,
+        trainable: Sequence[str] = ("attention", "mlp", "layernorm", "classifier"),
+        last_n_layers: int | None = None,
+        reset_classifier: bool = False,
+        dropout: float | None = None,
+    ):
+        trainable = (trainable,) if isinstance(trainable, str) else tuple(trainable)
+        unknown = [part for part in trainable if part not in PARTS]
+        if unknown or not trainable:
+            raise ValueError(f"trainable has {unknown or 'no part'}: choose from {', '.join(PARTS)}")
+        if last_n_layers is not None and last_n_layers < 1:
+            raise ValueError(f"last_n_layers is {last_n_layers}: pass at least 1, or None for all layers")
+        if dropout is not None and not 0 <= dropout < 1:
+            raise ValueError(f"dropout is {dropout}: pass a probability below 1, or None to leave it as it is")
+        self.trainable = trainable
+        self.last_n_layers = last_n_layers
+        self.reset_classifier = reset_classifier
+        self.dropout = dropout
+        self._prepared: weakref.ref[nn.Module] | None = None
+
+    def trains(self, model: nn.Module) -> dict[str, bool]:
+        """For every parameter, by name, whether it trains."""
+        idle = without_effect(model)
+        deepest = self.last_n_layers or math.inf
+        return {
+            name: place.part in self.trainable
+            and (place.part not in PARTS_OF_LAYERS or place.layers_to_end <= deepest)
+            and name not in idle
+            for name, place in places(model).items()
+        }
+
+    def on_init_end(self, args, state, control, model: nn.Module | None = None, **kwargs):
+        if hasattr(model, "peft_config"):
+            raise ValueError(
+                "the model is wrapped by PEFT, which decides itself what trains: leave PostPruningCallback out"
+            )
+        trains = self.trains(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trains[name])
+        if self.reset_classifier:
+            _set_to_zero(model)
+        if self.dropout is not None:
+            _set_dropout(model, self.dropout)
+        self._prepared = weakref.ref(model)
+        logger.info(f"{type(model).__name__}: {describe_trained(model)}")
+
+    def on_train_begin(self, args, state, control, model: nn.Module | None = None, optimizer=None, **kwargs):
+        model = getattr(model, "module", model)  # FSDP hands over its wrapper
+        if self._prepared is None:
+            raise RuntimeError(
+                "PostPruningCallback was added after the Trainer was built, when the model could no longer be "
+                "prepared: pass it in Trainer(callbacks=[...])"
+            )
+        if self._prepared() is not model:
+            raise RuntimeError(
+                "the model is not the one that PostPruningCallback prepared: pass Trainer(model=...) in place of "
+                "model_init, which makes a new model, and a new callback to every Trainer"
+            )
+        # FSDP shards parameters under names of its own, DeepSpeed's optimizer holds flat copies of them.
+        if not (args.fsdp or args.deepspeed):
+            self._verify(model, optimizer)
+
+    def _verify(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimised = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        trains = self.trains(model)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad != trains[name]:
+                raise RuntimeError(
+                    f"{name} was {'frozen' if trains[name] else 'unfrozen'} after PostPruningCallback prepared the "
+                    "model: say in its trainable what shall train"
+                )
+            if (id(parameter) in optimised) != trains[name]:
+                raise RuntimeError(
+                    f"{name} shall {'train' if trains[name] else 'stay frozen'}, but the optimizer "
+                    f"{'does not hold' if trains[name] else 'holds'} it: let Trainer make the optimizer, or give "
+                    "yours the parameters with requires_grad after Trainer was built"
+                )
+
+
+def describe_trained(model: nn.Module) -> str:
+    """How much of a model trains, as text."""
+    total = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return f"training {trained:,} of {total:,} parameters"
+
+
+@torch.no_grad()
+def _set_to_zero(model: nn.Module) -> None:
+    parameters = [parameter for name, parameter in model.named_parameters() if name.startswith("classifier.")]
+    if not parameters:
+        raise ValueError(f"{type(model).__name__} has no classifier to reset: leave reset_classifier out")
+    for parameter in parameters:
+        parameter.zero_()
+
+
+def _set_dropout(model: nn.Module, probability: float) -> None:
+    dropouts = layer_dropouts(model)
+    if not dropouts:
+        raise ValueError(f"{type(model).__name__} has no dropout inside its layers: leave dropout out")
+    for module in dropouts:
+        module.p = probability

@@ -1,0 +1,75 @@
+"""Losses of an ensemble for Trainer's `compute_loss_func`."""
+
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from ..models.ensembling import at_least_float32, log_mean_probability
+
+
+IGNORED_LABEL = -100
+
+
+class EnsembleLoss:
+    """Cross-entropy of a fused Hydra, with label smoothing: `Trainer(compute_loss_func=EnsembleLoss(...))`.
+
+    Trainer's own `label_smoothing_factor` sees the ensemble's logits only, so it would train the ensemble's answer
+    whatever the config says. For a single member, or a model that is no Hydra, both kinds are the plain cross-entropy.
+
+    Args:
+        kind: "members" for the mean of the members' cross-entropies, so that each learns as if it were alone;
+            "ensemble" for the negative log-likelihood of the ensemble's mean probability.
+        label_smoothing: the share of the target that is spread evenly over the classes.
+    """
+
+    def __init__(self, kind: str = "members", label_smoothing: float = 0.0):
+        if kind not in ("members", "ensemble"):
+            raise ValueError(f'kind is {kind!r}: pass "members" or "ensemble"')
+        if not 0 <= label_smoothing < 1:
+            raise ValueError(f"label_smoothing is {label_smoothing}: pass a share from 0 to below 1")
+        self.kind = kind
+        self.label_smoothing = label_smoothing
+
+    def __call__(
+        self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """
+        outputs: the model's, with `member_logits` (batch, members, classes) or, from a plain model, `logits`
+        labels: (batch,) class indices; -100 is left out
+        num_items_in_batch: what the sum is divided by; Trainer passes the labels of all accumulated batches on all
+            processes. By default those of this batch
+        """
+        member_logits = outputs.get("member_logits")
+        if member_logits is None:
+            member_logits = outputs["logits"].unsqueeze(1)
+        _check_labels(labels, member_logits)
+        if self.kind == "ensemble":
+            member_logits = log_mean_probability(member_logits).unsqueeze(1)
+        logits = at_least_float32(member_logits).transpose(1, 2)  # (batch, classes, members)
+        members = logits.shape[2]
+        total = F.cross_entropy(
+            logits,
+            labels.unsqueeze(1).expand(-1, members),
+            reduction="sum",
+            ignore_index=IGNORED_LABEL,
+            label_smoothing=self.label_smoothing,
+        )
+        items = (labels != IGNORED_LABEL).sum() if num_items_in_batch is None else num_items_in_batch
+        if isinstance(items, torch.Tensor):
+            items = items.to(total.device)
+        return total / (members * items)
+
+    def __repr__(self) -> str:
+        return f"EnsembleLoss(kind={self.kind!r}, label_smoothing={self.label_smoothing})"
+
+
+def _check_labels(labels: torch.Tensor | None, member_logits: torch.Tensor) -> None:
+    if labels is None:
+        raise ValueError('the batch has no "labels": EnsembleLoss needs one class index per row')
+    rows = member_logits.shape[0]
+    if labels.is_floating_point() or labels.shape != (rows,):
+        raise ValueError(
+            f"labels are {labels.dtype} of shape {tuple(labels.shape)}: EnsembleLoss needs {rows} class indices; for "
+            "other problems leave compute_loss_func out, the model's config.ensemble_loss then decides"
+        )

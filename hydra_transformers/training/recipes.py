@@ -1,0 +1,225 @@
+"""The paper's fine-tuning after pruning (appendix D.2) as data."""
+
+import os
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
+
+from .callback import PostPruningCallback
+from .losses import EnsembleLoss
+
+
+def _setting(help_text: str, **default) -> Any:
+    return field(metadata={"help": help_text}, **default)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to fine-tune a pruned member. Every field says what it is in its metadata, `describe()` all at once.
+
+    The paper's recipes come from `recipe(name)`. One of your own is `Recipe(...)`, or one of them with changes:
+    `dataclasses.replace(recipe("cifar100"), max_steps=2_000, warmup_steps=100)`.
+
+    The learning rate follows Transformers' schedules. They count from zero, the paper's from one, which makes a
+    difference of one step: the first step runs at learning rate 0, the peak comes in step `warmup_steps + 1`, and the
+    floor (or the zero of a linear decay) would come in the step after the last.
+    """
+
+    name: str = _setting("what the recipe is called in messages")
+    optimizer: str = _setting('"sgd" or "adamw"')
+    learning_rate: float = _setting("the peak learning rate where none is chosen by validation")
+    learning_rate_grid: tuple[float, ...] = _setting("peak learning rates to choose from by validation", default=())
+    momentum: float = _setting("momentum of SGD", default=0.0)
+    weight_decay: float = _setting("decoupled weight decay, never on biases and LayerNorms", default=0.0)
+    max_grad_norm: float = _setting("the L2 norm gradients are clipped to; 0 for no clipping", default=0.0)
+    schedule: str = _setting('"cosine" or "linear" decay after the warm-up', default="cosine")
+    warmup_steps: float = _setting("steps of linear warm-up; below 1, a share of all steps", default=0)
+    floor: float = _setting("what the cosine decays to, as a fraction of the peak", default=0.0)
+    max_steps: int | None = _setting("optimizer steps in all; None where epochs count", default=None)
+    epochs: float | None = _setting("passes over the training set; None where steps count", default=None)
+    early_stopping_patience: int | None = _setting(
+        "evaluations without improvement before training stops; None to never stop early", default=None
+    )
+    early_stopping_threshold: float = _setting("the least that counts as an improvement", default=0.0)
+    keep_best: bool = _setting("return to the checkpoint with the best validation at the end", default=False)
+    metric: str = _setting('what validation looks at: "accuracy", "loss" or a metric of yours', default="accuracy")
+    label_smoothing: float = _setting("share of the target spread over all classes", default=0.0)
+    dropout: float | None = _setting("dropout inside each layer; None for what the config says", default=None)
+    trainable: tuple[str, ...] = _setting(
+        "the parts that train", default=("attention", "mlp", "layernorm", "classifier")
+    )
+    last_n_layers: int | None = _setting("train the last n layers only; None for all", default=None)
+    reset_classifier: bool = _setting("start from a classifier of zeros", default=False)
+    train_transforms: tuple[tuple[str, dict], ...] = _setting(
+        "(name, arguments) of what training inputs go through; image transforms are named as in torchvision",
+        default=(),
+    )
+    eval_transforms: tuple[tuple[str, dict], ...] = _setting("the same for evaluation", default=())
+
+    def __post_init__(self):
+        if self.optimizer not in ("sgd", "adamw"):
+            raise ValueError(f'optimizer is {self.optimizer!r}: pass "sgd" or "adamw"')
+        if self.schedule not in ("cosine", "linear"):
+            raise ValueError(f'schedule is {self.schedule!r}: pass "cosine" or "linear"')
+        if (self.max_steps is None) == (self.epochs is None):
+            raise ValueError(f"max_steps is {self.max_steps} and epochs is {self.epochs}: pass one of them")
+
+    @property
+    def greater_is_better(self) -> bool:
+        return not self.metric.endswith("loss")
+
+    def training_arguments(self, output_dir: str | os.PathLike, **overrides) -> TrainingArguments:
+        """The recipe as `TrainingArguments`; `overrides` are arguments of that class and win.
+
+        The paper names no batch sizes: pass `per_device_train_batch_size`, it is 8 otherwise. Validation and
+        checkpoints come once per epoch. A recipe that stops early or keeps the best checkpoint ("sst2") needs a
+        `compute_metrics` in the Trainer that returns its metric, such as `compute_accuracy`.
+        """
+        arguments = {
+            "learning_rate": self.learning_rate,
+            "weight_decay": self.weight_decay,
+            "max_grad_norm": self.max_grad_norm,
+            "warmup_steps": self.warmup_steps,
+            "label_smoothing_factor": self.label_smoothing,
+            "eval_strategy": "epoch",
+            "save_strategy": "epoch",
+            "save_total_limit": 2,
+            "load_best_model_at_end": self.keep_best,
+            **self._selection_arguments(),
+            **self._optimizer_arguments(),
+            **self._schedule_arguments(),
+            **overrides,
+        }
+        if "num_train_epochs" in overrides and "max_steps" not in overrides:
+            arguments["max_steps"] = -1  # otherwise the recipe's steps would silently win over the epochs
+        if 0 < arguments["max_steps"] <= arguments["warmup_steps"]:
+            raise ValueError(
+                f"max_steps is {arguments['max_steps']} and warmup_steps is {arguments['warmup_steps']}: training "
+                "would end in its warm-up, pass a smaller warmup_steps too"
+            )
+        return TrainingArguments(output_dir=os.fspath(output_dir), **arguments)
+
+    def _selection_arguments(self) -> dict[str, Any]:
+        stops_early = self.early_stopping_patience is not None
+        if not (self.keep_best or stops_early):
+            return {}
+        return {
+            "metric_for_best_model": self.metric,
+            "greater_is_better": self.greater_is_better,
+            # Early stopping goes on counting where it was when a run resumes.
+            "restore_callback_states_from_checkpoint": stops_early,
+        }
+
+    def _optimizer_arguments(self) -> dict[str, Any]:
+        if self.optimizer == "adamw":
+            return {"optim": "adamw_torch"}
+        return {"optim": "sgd", "optim_args": f"momentum={self.momentum}"}
+
+    def _schedule_arguments(self) -> dict[str, Any]:
+        length = {"max_steps": -1 if self.max_steps is None else self.max_steps}
+        if self.epochs is not None:
+            length["num_train_epochs"] = self.epochs
+        if self.schedule == "linear":
+            return {"lr_scheduler_type": "linear", **length}
+        kwargs = {"min_lr_rate": self.floor}
+        return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": kwargs, **length}
+
+    def callbacks(self) -> list[TrainerCallback]:
+        """New callbacks for one `Trainer`: what trains, and early stopping where the recipe has it."""
+        callbacks: list[TrainerCallback] = [
+            PostPruningCallback(self.trainable, self.last_n_layers, self.reset_classifier, self.dropout)
+        ]
+        if self.early_stopping_patience is not None:
+            callbacks.append(EarlyStoppingCallback(self.early_stopping_patience, self.early_stopping_threshold))
+        return callbacks
+
+    def loss(self, kind: str = "members") -> EnsembleLoss:
+        """The recipe's loss for `Trainer(compute_loss_func=...)`, which a fused Hydra needs for label smoothing."""
+        return EnsembleLoss(kind, self.label_smoothing)
+
+    def describe(self) -> str:
+        """One line per field: its value and what it is."""
+        lines = [f"{item.name} = {getattr(self, item.name)!r}  # {item.metadata['help']}" for item in fields(self)]
+        return "\n".join(lines)
+
+
+IMAGENET_NORMALIZATION = ("Normalize", {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)})
+CROP_AND_FLIP = (("RandomResizedCrop", {"size": 224}), ("RandomHorizontalFlip", {"p": 0.5}))
+
+IMAGENET1K = Recipe(
+    name="imagenet1k",
+    optimizer="sgd",
+    momentum=0.9,
+    learning_rate=0.01,
+    learning_rate_grid=(0.003, 0.01, 0.03, 0.06),
+    warmup_steps=5_000,
+    max_steps=120_000,
+    floor=1e-5,
+    label_smoothing=0.1,
+    dropout=0.1,
+    train_transforms=(
+        *CROP_AND_FLIP,
+        ("RandAugment", {"num_ops": 2, "magnitude": 12}),
+        IMAGENET_NORMALIZATION,
+    ),
+    eval_transforms=(("Resize", {"size": (256, 256)}), ("CenterCrop", {"size": 224}), IMAGENET_NORMALIZATION),
+)
+
+CIFAR100 = Recipe(
+    name="cifar100",
+    optimizer="sgd",
+    momentum=0.9,
+    learning_rate=0.01,
+    learning_rate_grid=(0.001, 0.003, 0.01, 0.03),
+    warmup_steps=500,
+    max_steps=10_000,
+    floor=1e-5,
+    label_smoothing=0.1,
+    last_n_layers=5,
+    reset_classifier=True,
+    train_transforms=(*CROP_AND_FLIP, IMAGENET_NORMALIZATION),
+    eval_transforms=(("Resize", {"size": (224, 224)}), IMAGENET_NORMALIZATION),
+)
+
+TOKENIZE = ("tokenize", {"max_length": 128, "truncation": True, "padding": "max_length"})
+
+SST2 = Recipe(
+    name="sst2",
+    optimizer="adamw",
+    learning_rate=1e-5,
+    weight_decay=0.01,
+    max_grad_norm=1.0,
+    schedule="linear",
+    warmup_steps=0.1,
+    epochs=7,
+    early_stopping_patience=2,
+    early_stopping_threshold=5e-4,
+    keep_best=True,
+    train_transforms=(TOKENIZE,),
+    eval_transforms=(TOKENIZE,),
+)
+
+RECIPES = {each.name: each for each in (IMAGENET1K, CIFAR100, SST2)}
+
+
+def recipe(name: str) -> Recipe:
+    """The paper's recipe for "imagenet1k", "cifar100" or "sst2".
+
+    All are from appendix D.2, with these points settled:
+
+    - Where a grid of learning rates is given, the paper does not say which of them won. `learning_rate` is then 0.01,
+      which is in both grids; `finetune_members(..., learning_rates="grid")` chooses as the paper does.
+    - "imagenet1k" and "cifar100" have no weight decay (C.1.2, C.1.3) and no gradient clipping, which D.2 does not
+      mention; Trainer's default would clip at 1. They end with the last step's weights.
+    - "cifar100": D.2 says under (1) that the last five blocks train, and further on that "only the final
+      classification layer" does. We take (1): the last five blocks, the LayerNorm behind them and the classifier,
+      which starts from zeros. For the other reading, `dataclasses.replace(recipe("cifar100"), trainable=("classifier",))`.
+    - "sst2": D.2 gives neither the decay, nor the epochs, nor when to stop. They are those of the backbone's own
+      fine-tuning (C.2): weight decay 0.01, up to 7 epochs, early stopping on validation accuracy (patience 2, delta
+      5e-4), and the epoch with the best validation accuracy is kept. The first 3,000 training examples are the
+      validation set. BERT's dropout stays.
+    """
+    if name not in RECIPES:
+        raise ValueError(f"there is no recipe {name!r}: choose from {', '.join(RECIPES)}, or make a Recipe")
+    return RECIPES[name]

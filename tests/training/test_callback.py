@@ -1,0 +1,202 @@
+"""PostPruningCallback: what trains, what stays, and what it refuses."""
+
+import logging
+import re
+import shutil
+
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from hydra_transformers.training import PostPruningCallback
+from tests.training.tiny import FORMS, QUIET, changed, copy_of_weights, tiny_dataset, tiny_model, tiny_trainer
+
+
+def two_steps(tmp_path, **overrides) -> TrainingArguments:
+    """Steps with weight decay, which would move a parameter even where it gets no gradient."""
+    arguments = {"max_steps": 2, "learning_rate": 0.01, "weight_decay": 0.1, "lr_scheduler_type": "constant"}
+    return TrainingArguments(tmp_path, save_strategy="no", **QUIET, **arguments, **overrides)
+
+
+def can_train(model) -> set[str]:
+    """All but what has no effect: the LayerNorm in front of an attention without heads, and weights without elements."""
+    names = {name for name, parameter in model.named_parameters() if parameter.numel() > 0}
+    return {name for name in names if not (NORM_OF_ATTENTION.match(name) and heads_behind(model, name) == 0)}
+
+
+NORM_OF_ATTENTION = re.compile(r"(?P<tower>\w+)\.layers\.(?P<layer>\d)\.layernorm_before(\.(?P<member>\d))?\.\w+")
+
+
+def heads_behind(model, name: str) -> int | None:
+    found = NORM_OF_ATTENTION.match(name)
+    config = getattr(model.config, found["tower"].replace("_model", "_config"), model.config)
+    if not hasattr(config, "kept_heads"):
+        return None
+    heads = config.kept_heads[int(found["layer"])]
+    return sum(map(len, heads)) if found["member"] is None else len(heads[int(found["member"])])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", ["vit", "bert", "clip"])
+def test_embeddings_stay_bit_for_bit_and_all_else_trains(family, form, tmp_path):
+    model = tiny_model(family, form)
+    before = copy_of_weights(model)
+    tiny_trainer(family, model, two_steps(tmp_path), callbacks=[PostPruningCallback()]).train()
+    assert changed(before, model) == {name for name in can_train(model) if "embeddings." not in name}
+
+
+@pytest.mark.parametrize(
+    ("trainable", "expected"),
+    [
+        (("attention",), ".attention."),
+        (("mlp",), ".mlp."),
+        (("layernorm",), "layernorm"),
+        (("classifier",), "classifier."),
+        (("embeddings",), ".embeddings."),
+    ],
+)
+def test_each_part_can_train_alone(trainable, expected, tmp_path):
+    model = tiny_model("vit", "fused")
+    before = copy_of_weights(model)
+    tiny_trainer("vit", model, two_steps(tmp_path), callbacks=[PostPruningCallback(trainable)]).train()
+    assert changed(before, model) == {name for name in can_train(model) if expected in name}
+
+
+def test_the_classifier_of_bert_includes_its_pooler_and_that_of_clip_its_projections():
+    callback = PostPruningCallback("classifier")
+    bert = {name for name, trains in callback.trains(tiny_model("bert", "backbone")).items() if trains}
+    clip = {name for name, trains in callback.trains(tiny_model("clip", "member")).items() if trains}
+    assert bert == {"bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight", "classifier.bias"}
+    assert clip == {"visual_projection.weight", "text_projection.weight", "logit_scale"}
+
+
+def test_the_last_layer_takes_the_final_layernorm_along():
+    callback = PostPruningCallback(("attention", "layernorm"), last_n_layers=1)
+    vit = {name for name, trains in callback.trains(tiny_model("vit", "backbone")).items() if trains}
+    parts = ("layers.2.attention.", "layers.2.layernorm_before.", "layers.2.layernorm_after.", "layernorm.")
+    assert {name.removeprefix("vit.").split(".weight")[0].split(".bias")[0] for name in vit} == {
+        *(f"layers.2.attention.{projection}_proj" for projection in "qkvo"),
+        *(part.strip(".") for part in parts[1:]),
+    }
+    clip = {name for name, trains in callback.trains(tiny_model("clip", "unshared")).items() if trains}
+    assert not any("pre_layernorm" in name or "layers.1." in name for name in clip)
+    assert any("text_model.final_layer_norm" in name for name in clip)
+    assert any("vision_model.layers.2." in name for name in clip)
+
+
+def test_the_number_of_trained_parameters_is_logged(tmp_path, caplog):
+    model = tiny_model("vit", "member")
+    with caplog.at_level(logging.INFO, logger="hydra_transformers.training.callback"):
+        tiny_trainer("vit", model, two_steps(tmp_path), callbacks=[PostPruningCallback("classifier")])
+    total = sum(parameter.numel() for parameter in model.parameters())
+    assert f"training {32 * 5 + 5} of {total:,} parameters" in caplog.text
+
+
+def test_resetting_zeroes_the_classifier_and_not_the_pooler(tmp_path):
+    model = tiny_model("bert", "fused")
+    before = copy_of_weights(model)
+    tiny_trainer("bert", model, two_steps(tmp_path), callbacks=[PostPruningCallback(reset_classifier=True)])
+    assert changed(before, model) == {"classifier.weight", "classifier.bias"}
+    assert not model.classifier.weight.any() and not model.classifier.bias.any()
+
+
+def test_resuming_does_not_reset_the_classifier_again(tmp_path):
+    arguments = {"save_steps": 1, "learning_rate": 0.1, "lr_scheduler_type": "constant", **QUIET}
+
+    def train(steps, resume):
+        model = tiny_model("vit", "member")
+        trainer = tiny_trainer(
+            "vit",
+            model,
+            TrainingArguments(tmp_path, max_steps=steps, **arguments),
+            callbacks=[PostPruningCallback("classifier", reset_classifier=True)],
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return model.classifier.weight
+
+    unbroken = train(2, None).clone()
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    resumed = train(2, True)
+    torch.testing.assert_close(resumed, unbroken, rtol=0, atol=0)
+
+
+def test_dropout_is_set_inside_the_layers_and_not_in_the_config(tmp_path):
+    model = tiny_model("vit", "fused")
+    tiny_trainer("vit", model, two_steps(tmp_path), callbacks=[PostPruningCallback(dropout=0.3)])
+    assert [layer.dropout.p for layer in model.vit.layers] == [0.3] * 3
+    assert model.vit.embeddings.dropout.p == 0.0
+    assert model.config.hidden_dropout_prob == 0.0
+
+
+def test_training_twice_with_one_trainer_goes_on(tmp_path):
+    model = tiny_model("vit", "member")
+    trainer = tiny_trainer("vit", model, two_steps(tmp_path), callbacks=[PostPruningCallback(reset_classifier=True)])
+    trainer.train()
+    after_first = model.classifier.weight.detach().clone()
+    trainer.train()
+    assert after_first.any() and not torch.equal(model.classifier.weight, after_first)
+
+
+def test_added_too_late_it_raises_with_the_remedy(tmp_path):
+    trainer = tiny_trainer("vit", tiny_model("vit", "member"), two_steps(tmp_path))
+    trainer.add_callback(PostPruningCallback())
+    with pytest.raises(RuntimeError, match=r"added after the Trainer was built.*Trainer\(callbacks=\[\.\.\.\]\)"):
+        trainer.train()
+
+
+def test_a_model_rebuilt_by_model_init_raises_with_the_remedy(tmp_path):
+    trainer = Trainer(
+        model_init=lambda: tiny_model("vit", "member"),
+        args=two_steps(tmp_path),
+        train_dataset=tiny_dataset("vit"),
+        callbacks=[PostPruningCallback()],
+    )
+    with pytest.raises(RuntimeError, match=r"pass Trainer\(model=\.\.\.\) in place of model_init"):
+        trainer.train()
+
+
+def test_a_freeze_that_somebody_undid_raises(tmp_path):
+    model = tiny_model("vit", "member")
+    trainer = tiny_trainer("vit", model, two_steps(tmp_path), callbacks=[PostPruningCallback("classifier")])
+    model.vit.layers.requires_grad_(True)
+    with pytest.raises(RuntimeError, match=r"vit\.layers\.0\.\S+ was unfrozen after.*trainable"):
+        trainer.train()
+
+
+def test_an_optimizer_with_other_parameters_raises(tmp_path):
+    model = tiny_model("vit", "member")
+    optimizer = torch.optim.SGD(model.classifier.parameters(), lr=0.1)
+    trainer = tiny_trainer(
+        "vit", model, two_steps(tmp_path), callbacks=[PostPruningCallback()], optimizers=(optimizer, None)
+    )
+    with pytest.raises(RuntimeError, match=r"vit\.layers\.0\.\S+ shall train, but the optimizer does not hold it"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"trainable": ("attention", "heads")},
+            r"trainable has \['heads'\]: choose from embeddings, layernorm, atten",
+        ),
+        ({"trainable": ()}, "trainable has no part"),
+        ({"last_n_layers": 0}, "last_n_layers is 0: pass at least 1"),
+        ({"dropout": 1.0}, "dropout is 1.0: pass a probability"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PostPruningCallback(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"reset_classifier": True}, "HydraCLIPModel has no classifier to reset"),
+        ({"dropout": 0.1}, "HydraCLIPModel has no dropout inside its layers"),
+    ],
+)
+def test_what_a_model_does_not_have_is_refused(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        tiny_trainer("clip", tiny_model("clip"), two_steps(tmp_path), callbacks=[PostPruningCallback(**arguments)])

@@ -1,0 +1,126 @@
+"""EnsembleLoss against cross-entropies written out by hand."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+from transformers import TrainingArguments
+
+from hydra_transformers.models.ensembling import HydraClassifierOutput
+from hydra_transformers.training import EnsembleLoss
+from tests.training.tiny import QUIET, copy_of_weights, tiny_dataset, tiny_model, tiny_trainer
+
+
+LOGITS = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+LABELS = torch.tensor([0, 3, 4, 1])
+OUTPUTS = HydraClassifierOutput(logits=LOGITS.mean(1), member_logits=LOGITS)
+
+
+def smoothed_nll(log_probabilities: torch.Tensor, smoothing: float) -> torch.Tensor:
+    """Mean over (samples, classes) of the cross-entropy with targets (1 - e) * one-hot + e / classes."""
+    targets = (1 - smoothing) * F.one_hot(LABELS, 5) + smoothing / 5
+    return -(targets * log_probabilities).sum(-1).mean()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_members_loss_is_the_mean_of_the_members_cross_entropies(smoothing):
+    loss = EnsembleLoss("members", smoothing)(OUTPUTS, LABELS)
+    by_hand = sum(smoothed_nll(LOGITS[:, member].log_softmax(-1), smoothing) for member in range(3)) / 3
+    torch.testing.assert_close(loss, by_hand)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_ensemble_loss_is_that_of_the_mean_probability(smoothing):
+    loss = EnsembleLoss("ensemble", smoothing)(OUTPUTS, LABELS)
+    torch.testing.assert_close(loss, smoothed_nll(LOGITS.softmax(-1).mean(1).log(), smoothing))
+
+
+@pytest.mark.parametrize("kind", ["members", "ensemble"])
+def test_a_model_without_members_has_its_plain_cross_entropy(kind):
+    loss = EnsembleLoss(kind, 0.1)({"logits": LOGITS[:, 0]}, LABELS)
+    torch.testing.assert_close(loss, F.cross_entropy(LOGITS[:, 0], LABELS, label_smoothing=0.1))
+
+
+@pytest.mark.parametrize("kind", ["members", "ensemble"])
+def test_ignored_labels_do_not_count(kind):
+    labels = LABELS.clone()
+    labels[1] = -100
+    rows = [0, 2, 3]
+    some = HydraClassifierOutput(member_logits=LOGITS[rows])
+    torch.testing.assert_close(EnsembleLoss(kind, 0.1)(OUTPUTS, labels), EnsembleLoss(kind, 0.1)(some, LABELS[rows]))
+
+
+def test_the_loss_of_parts_of_a_batch_adds_up():
+    loss = EnsembleLoss("members", 0.1)
+    parts = [HydraClassifierOutput(member_logits=LOGITS[rows]) for rows in (slice(0, 1), slice(1, 4))]
+    total = loss(parts[0], LABELS[:1], num_items_in_batch=4) + loss(parts[1], LABELS[1:], torch.tensor(4))
+    torch.testing.assert_close(total, loss(OUTPUTS, LABELS))
+
+
+@pytest.mark.parametrize("kind", ["members", "ensemble"])
+def test_without_smoothing_it_is_the_loss_of_the_model(kind):
+    model = tiny_model("vit", "fused").double()
+    model.config.ensemble_loss = kind
+    batch = {"pixel_values": torch.randn(4, 3, 8, 8, dtype=torch.float64), "labels": LABELS}
+    outputs = model(**batch)
+    torch.testing.assert_close(EnsembleLoss(kind)(outputs, LABELS), outputs.loss)
+
+
+@pytest.mark.parametrize("kind", ["members", "ensemble"])
+def test_trainer_reports_the_loss_it_was_given(kind, tmp_path):
+    model = tiny_model("vit", "fused")
+    arguments = TrainingArguments(tmp_path, label_smoothing_factor=0.1, per_device_eval_batch_size=12, **QUIET)
+    trainer = tiny_trainer("vit", model, arguments, compute_loss_func=EnsembleLoss(kind, 0.1))
+    rows = tiny_dataset("vit")
+    reported = trainer.evaluate(rows)["eval_loss"]
+    with torch.no_grad():
+        outputs = model(torch.stack([row["pixel_values"] for row in rows]))
+    labels = torch.tensor([row["labels"] for row in rows])
+    if kind == "members":
+        by_hand = sum(F.cross_entropy(z, labels, label_smoothing=0.1) for z in outputs.member_logits.unbind(1)) / 3
+    else:
+        by_hand = F.cross_entropy(outputs.member_logits.softmax(-1).mean(1).log(), labels, label_smoothing=0.1)
+    assert math.isclose(reported, by_hand.item(), rel_tol=1e-5)
+
+
+def test_gradient_accumulation_gives_the_step_of_the_whole_batch(tmp_path):
+    """Batches of 5, 5 and 2 rows, accumulated: means of the parts would weigh the last rows too much."""
+    weights = []
+    for batch_size, accumulation in ((12, 1), (5, 3)):
+        model = tiny_model("vit", "fused")
+        arguments = TrainingArguments(
+            tmp_path,
+            per_device_train_batch_size=batch_size,
+            gradient_accumulation_steps=accumulation,
+            max_steps=1,
+            optim="sgd",
+            learning_rate=0.1,
+            lr_scheduler_type="constant",
+            save_strategy="no",
+            **QUIET,
+        )
+        tiny_trainer("vit", model, arguments, compute_loss_func=EnsembleLoss("members", 0.1)).train()
+        weights.append(copy_of_weights(model))
+    for name, weight in weights[0].items():
+        torch.testing.assert_close(weights[1][name], weight, rtol=1e-5, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (None, 'the batch has no "labels"'),
+        (torch.zeros(4, 5), r"labels are torch.float32 of shape \(4, 5\).*needs 4 class indices"),
+        (torch.zeros(3, dtype=torch.long), r"of shape \(3,\).*needs 4 class indices"),
+    ],
+)
+def test_labels_of_another_problem_are_refused(labels, message):
+    with pytest.raises(ValueError, match=message):
+        EnsembleLoss()(OUTPUTS, labels)
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(ValueError, match="kind is 'mean': pass"):
+        EnsembleLoss("mean")
+    with pytest.raises(ValueError, match=r"label_smoothing is 1\.0: pass"):
+        EnsembleLoss(label_smoothing=1.0)

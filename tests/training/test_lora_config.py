@@ -1,0 +1,116 @@
+"""LoRA through PEFT on members, fused Hydras and plain backbones."""
+
+import pytest
+import torch
+from peft import PeftModel, get_peft_model
+from transformers import TrainingArguments
+
+from hydra_transformers.training import PostPruningCallback, lora_config
+from tests.training.tiny import FAMILIES, QUIET, tiny_model, tiny_trainer
+
+
+def with_adapters(name: str, form: str, **options):
+    """A model in float64 with adapters whose weights are all different from zero."""
+    model = tiny_model(name, form).double()
+    adapted = get_peft_model(model, lora_config(model, r=2, **options))
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter_name, parameter in adapted.named_parameters():
+            if "lora_" in parameter_name:
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return adapted.eval()
+
+
+def logits(name: str, model) -> torch.Tensor:
+    with torch.no_grad():
+        outputs = model(**FAMILIES[name].inputs())
+    member_logits = getattr(outputs, "member_logits", None)
+    return FAMILIES[name].ensemble_logits(outputs) if member_logits is None else member_logits
+
+
+@pytest.mark.parametrize("form", ["backbone", "member", "fused"])
+@pytest.mark.parametrize("name", ["vit", "bert", "clip"])
+def test_adapters_save_load_and_merge_to_equal_logits(name, form, tmp_path):
+    adapted = with_adapters(name, form, targets=("q", "k", "v", "o"))
+    expected = logits(name, adapted)
+    assert not torch.allclose(expected, logits(name, tiny_model(name, form).double().eval()), atol=1e-3)
+
+    adapted.save_pretrained(tmp_path)
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".safetensors", ".json", ".md"}
+    loaded = PeftModel.from_pretrained(tiny_model(name, form).double(), tmp_path).eval()
+    torch.testing.assert_close(logits(name, loaded), expected, rtol=0, atol=0)
+
+    merged = adapted.merge_and_unload()
+    assert type(merged) is type(tiny_model(name, form))
+    torch.testing.assert_close(logits(name, merged), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_members_do_not_mix_under_adapters(name):
+    """The gradient of member i's logits in member j's rows of every adapter is exactly zero."""
+    adapted = with_adapters(name, "fused", targets=("q", "k", "v", "o"))
+    attentions = [module for module in adapted.modules() if type(module).__name__ == "HydraAttention"]
+    for member in range(3):
+        adapted.zero_grad()
+        adapted(**FAMILIES[name].inputs()).member_logits[:, member].square().sum().backward()
+        for layer, attention in enumerate(attentions):
+            widths = [len(heads) * 8 for heads in attention.config.kept_heads[layer]]
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj):
+                if sum(widths) == 0:
+                    continue  # nothing is left that could have an adapter
+                gradient = projection.lora_B["default"].weight.grad
+                for other, rows in enumerate(gradient.split(widths)):
+                    assert bool(rows.any()) == (other == member and widths[other] > 0)
+
+
+@pytest.mark.parametrize("form", ["member", "fused"])
+def test_only_adapters_and_the_classifier_train(form, tmp_path):
+    model = tiny_model("vit", form)
+    adapted = get_peft_model(model, lora_config(model, r=2))
+    before = {name: parameter.detach().clone() for name, parameter in adapted.named_parameters()}
+    arguments = TrainingArguments(tmp_path, max_steps=4, learning_rate=0.05, save_strategy="no", **QUIET)
+    tiny_trainer("vit", adapted, arguments).train()
+    moved = {name for name, parameter in adapted.named_parameters() if not torch.equal(before[name], parameter)}
+    assert moved == {name for name in before if "lora_" in name or "modules_to_save" in name}
+
+
+def test_the_default_trains_q_and_v_with_twice_the_rank_as_alpha():
+    config = lora_config(tiny_model("vit", "fused"), r=4)
+    # Layer 1 of this model has lost all its heads.
+    assert config.target_parameters == [
+        f"vit.layers.{layer}.attention.{projection}_proj.weight" for layer in (0, 2) for projection in "qv"
+    ]
+    assert (config.r, config.lora_alpha, config.modules_to_save) == (4, 8, ["classifier"])
+    assert lora_config(tiny_model("clip", "fused")).modules_to_save is None
+
+
+def test_options_reach_the_config_of_a_plain_backbone():
+    config = lora_config(tiny_model("bert", "backbone"), targets=("o",), lora_dropout=0.1, modules_to_save=None)
+    assert config.target_modules == {"attention.output.dense"}
+    assert (config.lora_dropout, config.modules_to_save) == (0.1, None)
+
+
+def test_the_callback_leaves_peft_models_to_peft(tmp_path):
+    model = tiny_model("vit", "member")
+    adapted = get_peft_model(model, lora_config(model))
+    with pytest.raises(ValueError, match="wrapped by PEFT, which decides itself what trains"):
+        tiny_trainer("vit", adapted, TrainingArguments(tmp_path, **QUIET), callbacks=[PostPruningCallback()])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"targets": ("q", "mlp")}, r"targets has \['mlp'\]: choose from q, k, v, o"),
+        ({"targets": ()}, "targets has no projection"),
+        ({"lora_dropout": 0.1}, "lora_dropout does not work on the grouped weights of HydraViT"),
+        ({"use_dora": True}, "use_dora does not work on the grouped weights"),
+    ],
+)
+def test_what_does_not_work_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        lora_config(tiny_model("vit", "fused"), **options)
+
+
+def test_a_model_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match=r"model is a Linear \(None\): pass a ViT, BERT or CLIP"):
+        lora_config(torch.nn.Linear(2, 2))

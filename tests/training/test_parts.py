@@ -1,0 +1,82 @@
+"""Every parameter of every model belongs to one part, the right one."""
+
+import math
+
+import pytest
+from torch import nn
+
+from hydra_transformers.training.parts import layer_dropouts, places
+from tests.training.tiny import FORMS, tiny_model
+
+
+# By hand: the last names of a parameter's path, without numbers, and the part they belong to.
+EXPECTED = {
+    "embeddings": """cls_token position_embeddings projection.weight projection.bias word_embeddings.weight
+        position_embeddings.weight token_type_embeddings.weight embeddings.LayerNorm.weight embeddings.LayerNorm.bias
+        token_embedding.weight position_embedding.weight class_embedding patch_embedding.weight""",
+    "attention": """q_proj.weight q_proj.bias k_proj.weight k_proj.bias v_proj.weight v_proj.bias o_proj.weight
+        o_proj.bias out_proj.weight out_proj.bias self.query.weight self.query.bias self.key.weight self.key.bias
+        self.value.weight self.value.bias attention.output.dense.weight attention.output.dense.bias""",
+    "mlp": """fc1.weight fc1.bias fc2.weight fc2.bias intermediate.dense.weight intermediate.dense.bias
+        layer.output.dense.weight layer.output.dense.bias""",
+    "layernorm": """layernorm_before.weight layernorm_before.bias layernorm_after.weight layernorm_after.bias
+        layernorm.weight layernorm.bias attention_layernorm.weight attention_layernorm.bias output_layernorm.weight
+        output_layernorm.bias output.LayerNorm.weight output.LayerNorm.bias layer_norm1.weight layer_norm1.bias
+        layer_norm2.weight layer_norm2.bias pre_layrnorm.weight pre_layrnorm.bias pre_layernorm.weight
+        pre_layernorm.bias post_layernorm.weight post_layernorm.bias final_layer_norm.weight final_layer_norm.bias""",
+    "classifier": """classifier.weight classifier.bias pooler.dense.weight pooler.dense.bias logit_scale
+        visual_projection.weight text_projection.weight""",
+}
+
+
+def expected_part(name: str) -> str:
+    """The part whose list has the longest ending of `name`."""
+    plain = "." + ".".join(piece for piece in name.split(".") if not piece.isdigit())
+    endings = [
+        (len(end), part) for part, ends in EXPECTED.items() for end in ends.split() if plain.endswith(f".{end}")
+    ]
+    assert endings, f"{name} is in no list"
+    return max(endings)[1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("family", ["vit", "bert", "clip"])
+def test_every_parameter_has_its_part(family, form):
+    model = tiny_model(family, form)
+    found = places(model)
+    assert set(found) == {name for name, _ in model.named_parameters()}
+    assert {name: place.part for name, place in found.items()} == {name: expected_part(name) for name in found}
+
+
+def test_parts_of_models_without_a_head():
+    found = places(tiny_model("vit", "member").vit)
+    assert found["layers.2.mlp.fc1.weight"].part == "mlp"
+    assert found["embeddings.cls_token"].part == "embeddings"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_layers_are_counted_from_the_end_of_their_tower(form):
+    found = places(tiny_model("clip", form))
+    layers = {name: place.layers_to_end for name, place in found.items() if "layers." in name}
+    assert layers == {name: 3 - int(name.split("layers.")[1][0]) for name in layers}
+    final = {place.layers_to_end for name, place in found.items() if "post_lay" in name or "final_lay" in name}
+    assert final == {0}
+    assert {place.layers_to_end for name, place in found.items() if "pre_lay" in name} == {math.inf}
+    assert {place.layers_to_end for name, place in found.items() if "embeddings" in name} == {math.inf}
+
+
+def test_a_model_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match=r"0\.weight of Sequential belongs to no part.*pass a ViT, BERT or CLIP"):
+        places(nn.Sequential(nn.Linear(2, 2)))
+
+
+@pytest.mark.parametrize(
+    ("family", "form", "per_layer"),
+    [("vit", "fused", 1), ("vit", "backbone", 1), ("bert", "fused", 1), ("bert", "backbone", 2), ("clip", "fused", 0)],
+)
+def test_dropouts_inside_layers_are_those_of_the_hidden_states(family, form, per_layer):
+    model = tiny_model(family, form)
+    dropouts = layer_dropouts(model)
+    assert len(dropouts) == 3 * per_layer
+    names = [name for name, module in model.named_modules() if any(module is found for found in dropouts)]
+    assert all(".layer" in name and ".self." not in name for name in names)

@@ -1,0 +1,245 @@
+"""The paper's recipes: their settings, what they train, and their learning rates step by step."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from transformers import EarlyStoppingCallback, TrainerCallback
+
+from hydra_transformers.training import EnsembleLoss, PostPruningCallback, Recipe, compute_accuracy, recipe
+from tests.training.tiny import QUIET, changed, copy_of_weights, tiny_model, tiny_trainer
+
+
+FAMILY = {"imagenet1k": "vit", "cifar100": "vit", "sst2": "bert"}
+
+
+def trainer_of(name, model, output_dir, **overrides):
+    settings = recipe(name)
+    return tiny_trainer(
+        FAMILY[name],
+        model,
+        settings.training_arguments(output_dir, **QUIET, **overrides),
+        callbacks=settings.callbacks(),
+        compute_loss_func=settings.loss(),
+        compute_metrics=compute_accuracy,
+    )
+
+
+# What trains
+
+
+def numbers_in(name: str) -> list[int]:
+    return [int(piece) for piece in name.split(".") if piece.isdigit()]
+
+
+@pytest.mark.parametrize("form", ["member", "fused", "backbone"])
+@pytest.mark.parametrize("name", ["imagenet1k", "cifar100", "sst2"])
+def test_what_trains_and_what_stays_bit_for_bit(name, form, tmp_path):
+    """Seven layers, of which cifar100 trains five; one step at learning rate 0, then two that count."""
+    model = tiny_model(FAMILY[name], form, num_hidden_layers=7)
+    before = copy_of_weights(model)
+    steps = {"num_train_epochs": 3} if name == "sst2" else {"max_steps": 3, "warmup_steps": 1}
+    steps |= {"per_device_train_batch_size": 12, "learning_rate": 0.1, "load_best_model_at_end": False}
+    trainer = trainer_of(name, model, tmp_path, save_strategy="no", **steps)
+    trainer.train()
+
+    expected = set()
+    for parameter, value in model.named_parameters():
+        is_frozen_layer = name == "cifar100" and ".layers." in parameter and numbers_in(parameter)[0] < 2
+        is_idle = form != "backbone" and parameter.startswith("vit.layers.1.layernorm_before.")
+        if "embeddings." not in parameter and value.numel() > 0 and not is_frozen_layer and not is_idle:
+            expected.add(parameter)
+    moved = changed(before, model)
+    # Softmax does not see a shift of all keys: the gradient of their bias is rounding, if anything.
+    assert {parameter for parameter in expected - moved if "k_proj.bias" not in parameter} == set()
+    assert moved - expected == set()
+
+
+def test_cifar100_starts_from_a_classifier_of_zeros(tmp_path):
+    model = tiny_model("vit", "fused")
+    trainer_of("cifar100", model, tmp_path)
+    assert not model.classifier.weight.any() and not model.classifier.bias.any()
+
+
+def test_dropout_is_that_of_the_paper(tmp_path):
+    for name, expected in {"imagenet1k": 0.1, "cifar100": 0.0}.items():
+        model = tiny_model("vit", "fused")
+        trainer_of(name, model, tmp_path)
+        assert {layer.dropout.p for layer in model.vit.layers} == {expected}
+    bert = tiny_model("bert", "fused")
+    trainer_of("sst2", bert, tmp_path)
+    assert {layer.dropout.p for layer in bert.bert.layers} == {bert.config.hidden_dropout_prob} == {0.1}
+
+
+# Learning rates: by hand, where step k (from zero) of the optimizer has the value of the schedule at k
+
+
+def cosine(step: int, peak: float, warmup: int, total: int) -> float:
+    progress = (step - warmup) / (total - warmup)
+    return peak * (1e-5 + (1 - 1e-5) * (1 + math.cos(math.pi * progress)) / 2)
+
+
+def linear(step: int, peak: float, warmup: int, total: int) -> float:
+    return peak * (total - step) / (total - warmup)
+
+
+@pytest.mark.parametrize(
+    ("name", "decay", "peak", "warmup", "total"),
+    [
+        ("imagenet1k", cosine, 0.01, 5_000, 120_000),
+        ("cifar100", cosine, 0.01, 500, 10_000),
+        ("sst2", linear, 1e-5, 700, 7_000),
+    ],
+)
+def test_learning_rate_at_the_key_steps(name, decay, peak, warmup, total, tmp_path):
+    trainer = trainer_of(name, tiny_model(FAMILY[name], "member"), tmp_path)
+    trainer.create_optimizer_and_scheduler(num_training_steps=total)
+    schedule = trainer.lr_scheduler
+    at = {step: schedule.base_lrs[0] * schedule.lr_lambdas[0](step) for step in range(0, total + 1, warmup // 100)}
+
+    assert at[0] == 0
+    assert at[warmup // 2] == pytest.approx(peak / 2)
+    assert at[warmup] == pytest.approx(peak)
+    middle = (total + warmup) // 2 // (warmup // 100) * (warmup // 100)
+    assert at[middle] == pytest.approx(decay(middle, peak, warmup, total))
+    assert at[middle] == pytest.approx(peak / 2, rel=1e-2)
+    last = total - warmup // 100
+    assert at[last] == pytest.approx(decay(last, peak, warmup, total))
+    assert at[total] == pytest.approx(peak * (1e-5 if decay is cosine else 0), abs=1e-15)
+    assert all(a <= b for a, b in zip(list(at.values())[:100], list(at.values())[1:101], strict=True))
+    assert all(a >= b for a, b in zip(list(at.values())[100:-1], list(at.values())[101:], strict=True))
+
+
+class Speedometer(TrainerCallback):
+    """Notes the learning rate of every step, as the optimizer has it."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
+        self.seen.append(optimizer.param_groups[0]["lr"])
+
+
+def test_the_first_step_of_a_run_is_at_zero_and_the_last_one_short_of_the_floor(tmp_path):
+    trainer = trainer_of("cifar100", tiny_model("vit", "member"), tmp_path, max_steps=6, warmup_steps=2)
+    speedometer = Speedometer()
+    trainer.add_callback(speedometer)
+    trainer.train()
+    assert speedometer.seen == pytest.approx([0, 0.005, *(cosine(step, 0.01, 2, 6) for step in (2, 3, 4, 5))])
+
+
+# Optimizer
+
+
+@pytest.mark.parametrize("name", ["imagenet1k", "cifar100"])
+def test_image_recipes_use_plain_sgd_with_momentum(name, tmp_path):
+    trainer = trainer_of(name, tiny_model("vit", "fused"), tmp_path)
+    optimizer = trainer.create_optimizer()
+    assert type(optimizer) is torch.optim.SGD
+    assert {(group["momentum"], group["weight_decay"]) for group in optimizer.param_groups} == {(0.9, 0.0)}
+    assert trainer.args.max_grad_norm == 0
+
+
+@pytest.mark.parametrize("form", ["backbone", "member", "fused", "unshared"])
+def test_sst2_uses_adamw_and_spares_biases_and_layernorms(form, tmp_path):
+    model = tiny_model("bert", form)
+    trainer = trainer_of("sst2", model, tmp_path)
+    optimizer = trainer.create_optimizer()
+    assert type(optimizer) is torch.optim.AdamW
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decays = {names[id(p)]: group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    for name, decay in decays.items():
+        assert decay == (0.0 if name.endswith("bias") or "norm" in name.lower() else 0.01), name
+    assert trainer.args.max_grad_norm == 1.0
+
+
+# The settings as data
+
+
+def test_settings_are_those_of_the_paper():
+    imagenet, cifar, sst2 = recipe("imagenet1k"), recipe("cifar100"), recipe("sst2")
+    assert imagenet.learning_rate_grid == (0.003, 0.01, 0.03, 0.06)
+    assert cifar.learning_rate_grid == (0.001, 0.003, 0.01, 0.03)
+    assert [name for name, _ in imagenet.train_transforms] == [
+        "RandomResizedCrop",
+        "RandomHorizontalFlip",
+        "RandAugment",
+        "Normalize",
+    ]
+    assert dict(imagenet.train_transforms)["RandAugment"] == {"num_ops": 2, "magnitude": 12}
+    assert [name for name, _ in cifar.train_transforms] == ["RandomResizedCrop", "RandomHorizontalFlip", "Normalize"]
+    assert (imagenet.label_smoothing, cifar.label_smoothing, sst2.label_smoothing) == (0.1, 0.1, 0.0)
+    assert dict(sst2.train_transforms)["tokenize"]["max_length"] == 128
+    assert (sst2.epochs, sst2.early_stopping_patience, sst2.early_stopping_threshold) == (7, 2, 5e-4)
+
+
+def test_every_setting_says_what_it_is():
+    assert all(len(item.metadata["help"]) > 10 for item in dataclasses.fields(Recipe))
+    assert "max_steps = 10000  # optimizer steps in all" in recipe("cifar100").describe()
+
+
+def test_callbacks_are_new_each_time_and_stop_early_where_asked():
+    first, second = recipe("sst2").callbacks(), recipe("sst2").callbacks()
+    assert [type(callback) for callback in first] == [PostPruningCallback, EarlyStoppingCallback]
+    assert first[0] is not second[0]
+    assert (first[1].early_stopping_patience, first[1].early_stopping_threshold) == (2, 5e-4)
+    assert [type(callback) for callback in recipe("imagenet1k").callbacks()] == [PostPruningCallback]
+
+
+def test_sst2_stops_early_and_returns_to_its_best_epoch(tmp_path):
+    model = tiny_model("bert", "member")
+    accuracies = iter([0.5, 0.7, 0.7004, 0.6, 0.9])
+    weights_by_epoch = []
+
+    def falling_accuracy(prediction):
+        weights_by_epoch.append(model.classifier.weight.detach().clone())
+        return {"accuracy": next(accuracies)}
+
+    settings = recipe("sst2")
+    arguments = settings.training_arguments(tmp_path, learning_rate=0.01, **QUIET)
+    trainer = tiny_trainer("bert", model, arguments, callbacks=settings.callbacks(), compute_metrics=falling_accuracy)
+    trainer.train()
+    # 0.7004 is no improvement by 5e-4, 0.6 the second without one; the best of all is still 0.7004.
+    assert len(weights_by_epoch) == 4
+    assert torch.equal(model.classifier.weight, weights_by_epoch[2])
+
+
+def test_overrides_win(tmp_path):
+    arguments = recipe("imagenet1k").training_arguments(
+        tmp_path, num_train_epochs=2, learning_rate=0.5, bf16=True, use_cpu=True
+    )
+    assert (arguments.max_steps, arguments.num_train_epochs, arguments.learning_rate) == (-1, 2, 0.5)
+    assert arguments.bf16
+
+
+def test_a_recipe_of_ones_own(tmp_path):
+    mine = dataclasses.replace(recipe("cifar100"), trainable=("classifier",), max_steps=50, warmup_steps=5)
+    arguments = mine.training_arguments(tmp_path, **QUIET)
+    assert (arguments.max_steps, arguments.warmup_steps) == (50, 5)
+    assert mine.callbacks()[0].trainable == ("classifier",)
+    assert isinstance(mine.loss("ensemble"), EnsembleLoss) and mine.loss("ensemble").label_smoothing == 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"optimizer": "adam"}, 'optimizer is .adam.: pass "sgd" or "adamw"'),
+        ({"schedule": "step"}, 'schedule is .step.: pass "cosine" or "linear"'),
+        ({"epochs": 3}, "max_steps is 10000 and epochs is 3: pass one of them"),
+        ({"max_steps": None}, "max_steps is None and epochs is None"),
+    ],
+)
+def test_recipes_that_make_no_sense_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(recipe("cifar100"), **changes)
+
+
+def test_training_that_would_end_in_its_warm_up_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="max_steps is 100 and warmup_steps is 5000"):
+        recipe("imagenet1k").training_arguments(tmp_path, max_steps=100)
+
+
+def test_an_unknown_recipe_is_refused():
+    with pytest.raises(ValueError, match="no recipe 'mnist': choose from imagenet1k, cifar100, sst2"):
+        recipe("mnist")

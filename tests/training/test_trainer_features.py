@@ -1,0 +1,77 @@
+"""What Trainer offers works with Hydras: resuming, mixed precision, gradient checkpointing, accumulation."""
+
+import dataclasses
+import shutil
+
+import pytest
+import torch
+
+from hydra_transformers.training import recipe
+from tests.training.tiny import QUIET, changed, copy_of_weights, tiny_model, tiny_trainer
+
+
+SETTINGS = {
+    "vit": dataclasses.replace(recipe("imagenet1k"), max_steps=6, warmup_steps=1, learning_rate=0.1),
+    "bert": dataclasses.replace(
+        recipe("sst2"), epochs=2, learning_rate=0.01, early_stopping_patience=None, keep_best=False
+    ),
+    "clip": dataclasses.replace(recipe("imagenet1k"), max_steps=6, warmup_steps=1, dropout=None, label_smoothing=0.0),
+}
+
+
+def trained(name, form, output_dir, resume=None, **overrides):
+    """The model after the recipe's few steps, dropout included."""
+    model = tiny_model(name, form)
+    settings = SETTINGS[name]
+    overrides = {"per_device_train_batch_size": 4, "save_strategy": "no", **overrides}
+    trainer = tiny_trainer(
+        name,
+        model,
+        settings.training_arguments(output_dir, eval_strategy="no", **QUIET, **overrides),
+        callbacks=settings.callbacks(),
+        compute_loss_func=None if name == "clip" else settings.loss(),
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    return model
+
+
+@pytest.mark.parametrize(("name", "form"), [("vit", "fused"), ("bert", "member"), ("clip", "fused")])
+def test_resuming_from_a_checkpoint_gives_the_weights_of_an_unbroken_run(name, form, tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 2}
+    unbroken = trained(name, form, tmp_path, **saving)
+    checkpoints = sorted(tmp_path.glob("checkpoint-*"))
+    shutil.rmtree(checkpoints[-1])
+    resumed = trained(name, form, tmp_path, resume=True, **saving)
+    for (parameter, expected), found in zip(unbroken.named_parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(expected, found), parameter
+
+
+@pytest.mark.parametrize("form", ["member", "fused"])
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_gradient_checkpointing_changes_nothing(name, form, tmp_path):
+    plain = trained(name, form, tmp_path)
+    checkpointed = trained(name, form, tmp_path, gradient_checkpointing=True)
+    for (parameter, expected), found in zip(plain.named_parameters(), checkpointed.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6, msg=parameter)
+
+
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_bfloat16_trains_the_same_parameters_close_by(name, tmp_path):
+    before = copy_of_weights(tiny_model(name, "fused"))
+    full = trained(name, "fused", tmp_path)
+    half = trained(name, "fused", tmp_path, bf16=True)
+    keys = {parameter for parameter in before if "k_proj.bias" in parameter}
+    assert changed(before, half) - keys == changed(before, full) - keys
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.float32}
+    moved = torch.cat([(p - before[n]).flatten() for n, p in full.named_parameters()])
+    moved_half = torch.cat([(p - before[n]).flatten() for n, p in half.named_parameters()])
+    assert torch.nn.functional.cosine_similarity(moved, moved_half, dim=0) > 0.9
+
+
+def test_accumulated_batches_of_a_member_make_the_same_steps(tmp_path, monkeypatch):
+    # Without dropout, which draws another mask for every part of a batch.
+    monkeypatch.setitem(SETTINGS, "vit", dataclasses.replace(SETTINGS["vit"], dropout=None))
+    whole = trained("vit", "member", tmp_path, per_device_train_batch_size=6)
+    parts = trained("vit", "member", tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=3)
+    for (parameter, expected), found in zip(whole.named_parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=parameter)
