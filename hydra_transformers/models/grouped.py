@@ -14,7 +14,7 @@ from torch import nn
 from .kernels import is_plain_inference
 
 
-# From this many rows per member on, one product per member beats one batched product: see docs/how-it-works.md.
+# From this many rows per member on, one product per member beats one batched product.
 ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 2048
 
 

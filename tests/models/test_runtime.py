@@ -204,3 +204,61 @@ def test_ragged_heads_are_not_padded_in_the_checkpoint():
 
 def test_a_backbone_in_training_mode_becomes_a_hydra_in_eval_mode():
     assert not VIT.hydra.from_backbone(vit_backbone().train()).training
+
+
+# Small batches
+
+
+@pytest.fixture
+def uniform_hydra(family):
+    """Members that keep as many heads in every layer, with all parts shared: small batches run bare."""
+    pruned = [{layer: [member] for layer in range(3)} for member in range(3)]
+    if family is CLIP:
+        pruned = [{"vision": heads, "text": heads} for heads in pruned]
+    backbones = [family.backbone(seed) for seed in range(3)]
+    members = [family.hydra.from_backbone(b, heads) for b, heads in zip(backbones, pruned, strict=True)]
+    return family.hydra.from_pruned_members(members)
+
+
+@pytest.fixture
+def bare_layers(monkeypatch):
+    """Counts the layers that ran bare."""
+    from hydra_transformers.models import modeling_hydra_bert, modeling_hydra_clip, modeling_hydra_vit
+
+    calls = []
+    for module in (modeling_hydra_vit, modeling_hydra_bert, modeling_hydra_clip):
+        for name in ("pre_norm_layer", "post_norm_layer"):
+            if hasattr(module, name):
+                original = getattr(module, name)
+                monkeypatch.setattr(
+                    module, name, lambda *args, original=original: calls.append(args[0]) or original(*args)
+                )
+    return calls
+
+
+def test_small_batches_run_bare_and_give_the_same_logits(family, uniform_hydra, bare_layers):
+    inputs = family.inputs()
+    with torch.no_grad():
+        bare = uniform_hydra(**inputs).member_logits
+    assert len(bare_layers) > 0
+    count = len(bare_layers)
+    recorded = uniform_hydra(**inputs).member_logits
+    assert len(bare_layers) == count
+    torch.testing.assert_close(bare, recorded, atol=1e-12, rtol=1e-10)
+
+
+def test_hooks_and_training_are_respected(family, uniform_hydra, bare_layers):
+    inputs, seen = family.inputs(), []
+    names = ["attention.q_proj", "attention.o_proj", "mlp.fc1", "mlp", "attention"]
+    layers = [module for name, module in uniform_hydra.named_modules() if name.endswith("layers.1")]
+    for layer in layers:
+        for name in names:
+            layer.get_submodule(name).register_forward_hook(lambda *_, name=name: seen.append(name))
+    with torch.no_grad():
+        uniform_hydra(**inputs)
+    assert sorted(seen) == sorted(names * len(layers))
+    assert not any(layer in bare_layers for layer in layers)
+    bare_layers.clear()
+    with torch.no_grad():
+        uniform_hydra.train()(**inputs)
+    assert not bare_layers

@@ -1,0 +1,21 @@
+"""Pruning: which heads go (Taylor scores, circuits), cutting them out, and drawing diverse members."""
+
+from .circuits import Circuit
+from .diversity import layer_divergence, overlap
+from .drawing import draw_members
+from .extraction import extract_circuit
+from .heads import prune_heads
+from .taylor import TaylorPruning, taylor_prune, taylor_scores
+
+
+__all__ = [
+    "Circuit",
+    "TaylorPruning",
+    "draw_members",
+    "extract_circuit",
+    "layer_divergence",
+    "overlap",
+    "prune_heads",
+    "taylor_prune",
+    "taylor_scores",
+]

@@ -1,0 +1,114 @@
+"""Diverse members from one backbone: by objective, by sampling one ranking, or by calibration subset."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..prediction import batches
+from .circuits import Circuit
+from .heads import as_heads, as_heads_to_prune, prune_heads
+from .taylor import taylor_prune
+
+
+def draw_members(
+    model: PreTrainedModel,
+    *,
+    circuits: Sequence[Circuit] | None = None,
+    circuit: Circuit | None = None,
+    dataloader: Any = None,
+    budget: int | None = None,
+    out_of: int | None = None,
+    heads_per_layer: int | None = None,
+    num_members: int = 3,
+    seed: int = 0,
+    class_prompts: Mapping[str, Tensor] | None = None,
+) -> list[PreTrainedModel]:
+    """One-member Hydras with different heads, ready for `from_pruned_members` or for fine-tuning one by one.
+
+    There are three ways, told apart by what is passed:
+
+    - `circuits`, `budget`: one member per circuit, without its first `budget` heads. Hydra (Circ) takes three circuits, for
+      the objectives "acc", "ood" and "avg".
+    - `circuit`, `budget`, `out_of`, `num_members`, `seed`: from one circuit (B.5), each member loses `budget` heads that
+      are sampled from the first `out_of` of its ranking (the paper: 48 out of 100).
+    - `dataloader`, `heads_per_layer`, `num_members`, `seed`: Hydra (Taylor), each member pruned with `taylor_prune` on its
+      own random half of every calibration batch. CLIP also needs `class_prompts`; its vision tower is pruned.
+
+    Member m is drawn with the seed `seed + m`. `model` is left as it is. A warning tells of members with the same heads.
+    """
+    given = [
+        name
+        for name, value in (("circuits", circuits), ("circuit", circuit), ("dataloader", dataloader))
+        if value is not None
+    ]
+    if len(given) != 1:
+        raise ValueError(
+            f"draw_members got {' and '.join(given) or 'nothing to draw from'}: pass circuits, circuit or dataloader"
+        )
+    if num_members < 1:
+        raise ValueError(f"num_members is {num_members}: pass at least 1")
+    if dataloader is None and budget is None:
+        raise ValueError(f"budget is missing: say how many heads each member loses when drawing from {given[0]}")
+    seeds = range(seed, seed + num_members)
+    if circuits is not None:
+        if not circuits:
+            raise ValueError("circuits is empty: pass one circuit per member")
+        head_sets = [each.heads_to_prune(budget) for each in circuits]
+    elif circuit is not None:
+        head_sets = [sample_heads(circuit, budget, out_of, member_seed) for member_seed in seeds]
+    else:
+        if heads_per_layer is None:
+            raise ValueError(
+                "heads_per_layer is missing: say how many heads a layer keeps when drawing with a dataloader"
+            )
+        calibration = list(batches(dataloader))
+        head_sets = [
+            taylor_prune(
+                model,
+                half_of_each(calibration, member_seed),
+                heads_per_layer=heads_per_layer,
+                class_prompts=class_prompts,
+            ).heads_to_prune
+            for member_seed in seeds
+        ]
+    _warn_of_twins(head_sets)
+    return [prune_heads(model, heads_to_prune) for heads_to_prune in head_sets]
+
+
+def sample_heads(circuit: Circuit, budget: int, out_of: int | None, seed: int) -> dict:
+    """`budget` heads, sampled without replacement from the first `out_of` of a circuit's ranking (by default all of it)."""
+    pool = circuit.ranking if out_of is None else circuit.first(out_of).ranking
+    if not 1 <= budget <= len(pool):
+        raise ValueError(
+            f"budget is {budget}: heads are sampled from the first {len(pool)} of the ranking, pass 1 to {len(pool)}"
+        )
+    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed)).tolist()
+    return as_heads_to_prune(pool[place] for place in order[:budget])
+
+
+def half_of_each(calibration: Sequence[Mapping[str, Tensor]], seed: int) -> list[dict[str, Tensor]]:
+    """A random half (rounded up) of the rows of every batch."""
+    generator = torch.Generator().manual_seed(seed)
+    halves = []
+    for batch in calibration:
+        rows = len(next(iter(batch.values())))
+        chosen = torch.randperm(rows, generator=generator)[: (rows + 1) // 2].sort().values
+        halves.append({name: tensor[chosen.to(tensor.device)] for name, tensor in batch.items()})
+    return halves
+
+
+def _warn_of_twins(head_sets: Sequence[dict]) -> None:
+    sets = [set(as_heads(heads_to_prune)) for heads_to_prune in head_sets]
+    twins = [(a, b) for a, b in combinations(range(len(sets)), 2) if sets[a] == sets[b]]
+    if twins:
+        pairs = ", ".join(f"{a} and {b}" for a, b in twins)
+        warnings.warn(
+            f"members {pairs} lose the same heads and will agree on everything: draw from more heads, other data or "
+            "another seed",
+            stacklevel=3,
+        )

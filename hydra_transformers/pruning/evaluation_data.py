@@ -1,0 +1,93 @@
+"""Data that is evaluated over and over: read once, checked, and kept on the device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler
+
+from ..prediction import batches, split_labels
+from .fingerprints import fingerprint_of_rows, fingerprints_of_rows
+from .processes import gather, gather_batches, rank_and_world_size
+
+
+@dataclass
+class EvaluationData:
+    """This process's batches, and what all processes know of the whole set."""
+
+    name: str
+    has_labels: bool
+    inputs: list[dict[str, Tensor]] = field(default_factory=list)
+    labels: list[Tensor | None] = field(default_factory=list)
+    num_samples: int = 0
+    fingerprint: str = ""
+
+    def description(self) -> dict[str, Any]:
+        return {"samples": self.num_samples, "fingerprint": self.fingerprint}
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        return [len(next(iter(inputs.values()))) for inputs in self.inputs]
+
+
+def read_data(
+    data: Any,
+    name: str,
+    input_names: Sequence[str],
+    batch_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    with_labels: bool,
+) -> EvaluationData:
+    """Reads `data` once: the inputs that the model takes, and the labels where they are needed.
+
+    In a group of W processes, process r keeps the batches r, r + W, ..., with the same bounds as in a single process.
+    """
+    rank, world_size = rank_and_world_size()
+    if world_size > 1 and isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
+        raise ValueError(f"{name} is shuffled, so {world_size} processes cannot share it: pass shuffle=False")
+    result, rows, error = EvaluationData(name, with_labels), [], None
+    try:
+        for batch in batches(data, batch_size, None, rank, world_size):
+            inputs, labels = _split(batch, name, input_names, with_labels)
+            rows.append(fingerprints_of_rows(inputs if labels is None else {**inputs, "labels": labels}))
+            result.inputs.append({key: _to(tensor, device, dtype) for key, tensor in inputs.items()})
+            result.labels.append(None if labels is None else labels.to(device))
+    except (TypeError, ValueError) as raised:
+        error = raised
+    # A process that stopped alone would leave the others waiting for it.
+    for raised in gather(error):
+        if raised is not None:
+            raise raised
+    all_rows = [row for of_batch in gather_batches(rows) for row in of_batch]
+    if not all_rows:
+        raise ValueError(f"{name} has no samples: pass at least one batch")
+    result.num_samples, result.fingerprint = len(all_rows), fingerprint_of_rows(all_rows)
+    return result
+
+
+def _split(
+    batch: Mapping[str, Tensor], name: str, input_names: Sequence[str], with_labels: bool
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    inputs, labels = split_labels(batch)
+    if input_names[0] not in inputs:
+        raise ValueError(f"{name} has no {input_names[0]}, which the model reads (its entries: {', '.join(batch)})")
+    inputs = {key: inputs[key] for key in input_names if key in inputs}
+    return inputs, _checked_labels(labels, inputs[input_names[0]], name) if with_labels else None
+
+
+def _checked_labels(labels: Tensor | None, inputs: Tensor, name: str) -> Tensor:
+    if labels is None:
+        raise ValueError(f"{name} has no labels: give every batch its class indices as 'labels'")
+    if labels.is_floating_point() or labels.shape != inputs.shape[:1]:
+        raise ValueError(
+            f"the labels of {name} are {labels.dtype} of shape {tuple(labels.shape)}: pass class indices, one integer "
+            f"for each of the {len(inputs)} rows"
+        )
+    return labels
+
+
+def _to(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)

@@ -1,0 +1,161 @@
+"""Circuit extraction (Algorithm 1): turn heads off one by one, always the one without which the model scores best."""
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .ablation import GIB, ablation_of
+from .circuits import Circuit
+from .evaluation_data import EvaluationData, read_data
+from .fingerprints import fingerprint_of_rows, fingerprint_of_weights, fingerprints_of_rows
+from .greedy import GreedySearch
+from .heads import chosen_towers, prune_heads
+from .scoring import OBJECTIVES
+
+
+MODES = ("exact", "shortlist")
+ACCELERATOR_MEMORY_GIB = 4.0
+CPU_MEMORY_GIB = 0.25
+
+
+def extract_circuit(
+    model: PreTrainedModel,
+    id_data: Any,
+    ood_data: Any = None,
+    objective: str = "acc",
+    *,
+    budget: int,
+    class_prompts: Mapping[str, Tensor] | None = None,
+    towers: Sequence[str] | None = None,
+    mode: str = "exact",
+    shortlist: int | None = None,
+    check_every: int = 8,
+    batch_size: int = 32,
+    dtype: torch.dtype | None = None,
+    memory_gib: float | None = None,
+    checkpoint: str | os.PathLike | None = None,
+    progress: bool = True,
+) -> Circuit:
+    """Ranks `budget` heads by greedy removal: each time the head without which the score is highest.
+
+    The score is that of the model with the head's slice of the output projection zeroed. Ties go to the first head in
+    order: vision before text, then the lower layer, then the lower head. `model` is left as it is; the extraction runs
+    where it lies.
+
+    Args:
+        model: a ViT or BERT classifier or a CLIP model of Transformers, or a one-member Hydra of one.
+        id_data: in-distribution data with labels (which "ood" does not need): a DataLoader, a list of dict batches, or a
+            Dataset of dict rows.
+        ood_data: out-of-distribution data for "ood" and "avg"; "acc" does not look at it.
+        objective: "acc" (accuracy), "ood" (AUROC of the maximum softmax probability) or "avg" (the mean of both).
+        budget: how many heads to rank; fewer than the model has.
+        class_prompts: for CLIP, the tokenizer's output with one row per class.
+        towers: for CLIP, the towers whose heads compete: both, or ("vision",) or ("text",).
+        mode: "exact" evaluates every head that is left at every removal. "shortlist" does so at every `check_every`-th
+            removal only; in between it evaluates the `shortlist` heads that cost the score least when last evaluated.
+            `Circuit.checks` says how often the short list held the exact choice.
+        shortlist: by default a fifth of the heads, at least 8.
+        check_every: 1 makes "shortlist" exact.
+        batch_size: rows per batch where `id_data` and `ood_data` are Datasets of rows.
+        dtype: the dtype to evaluate in, e.g. `torch.bfloat16`; by default the model's.
+        memory_gib: what the states of the candidates that run together may take; by default 4 on an accelerator and
+            0.25 on a CPU. One candidate always runs, so a smaller batch is the way to take less than it needs.
+        checkpoint: a JSON file that is written after every removal, and from which a run that was stopped goes on.
+        progress: whether to show a progress bar.
+    """
+    search = start_search(
+        model,
+        id_data,
+        ood_data,
+        objective,
+        budget=budget,
+        class_prompts=class_prompts,
+        towers=towers,
+        mode=mode,
+        shortlist=shortlist,
+        check_every=check_every,
+        batch_size=batch_size,
+        dtype=dtype,
+        memory_gib=memory_gib,
+    )
+    if checkpoint is not None:
+        search.resume(checkpoint)
+    search.run(budget, checkpoint, progress)
+    return search.circuit.first(budget)
+
+
+def start_search(
+    model: PreTrainedModel,
+    id_data: Any,
+    ood_data: Any,
+    objective: str,
+    *,
+    budget: int,
+    class_prompts: Mapping[str, Tensor] | None = None,
+    towers: Sequence[str] | None = None,
+    mode: str = "exact",
+    shortlist: int | None = None,
+    check_every: int = 8,
+    batch_size: int = 32,
+    dtype: torch.dtype | None = None,
+    memory_gib: float | None = None,
+) -> GreedySearch:
+    """Everything before the first removal: arguments checked, model copied, data read. Arguments of `extract_circuit`."""
+    _check_settings(objective, mode, shortlist, check_every, ood_data)
+    hydra = prune_heads(model)
+    weights = fingerprint_of_weights(hydra)
+    hydra = hydra if dtype is None else hydra.to(dtype)
+    if memory_gib is None:
+        memory_gib = CPU_MEMORY_GIB if hydra.device.type == "cpu" else ACCELERATOR_MEMORY_GIB
+    engine = ablation_of(hydra, class_prompts, towers, int(memory_gib * GIB))
+    num_heads = len(engine.heads)
+    if not 1 <= budget < num_heads:
+        raise ValueError(f"budget is {budget}: {num_heads} heads compete, so pass 1 to {num_heads - 1}")
+
+    def read(data: Any, name: str, with_labels: bool) -> EvaluationData:
+        return read_data(data, name, engine.input_names, batch_size, hydra.device, hydra.dtype, with_labels)
+
+    id_set = read(id_data, "id_data", objective != "ood")
+    ood_set = None if objective == "acc" else read(ood_data, "ood_data", False)
+    _check_sizes(id_set, ood_set)
+    is_shortlist = mode == "shortlist"
+    made_from = {
+        "model": type(hydra).__name__,
+        "weights": weights,
+        "kept_heads": hydra.config.kept_heads,
+        "id_data": id_set.description(),
+        "ood_data": None if ood_set is None else ood_set.description(),
+        "class_prompts": None if class_prompts is None else fingerprint_of_rows(fingerprints_of_rows(engine.prompts)),
+        "towers": None if class_prompts is None else chosen_towers(hydra, towers),
+        "dtype": str(hydra.dtype).removeprefix("torch."),
+        "shortlist": (shortlist or max(8, num_heads // 5)) if is_shortlist else None,
+        "check_every": check_every if is_shortlist else None,
+    }
+    return GreedySearch(engine, id_set, ood_set, Circuit([], [], math.nan, objective, mode, made_from))
+
+
+def _check_settings(objective: str, mode: str, shortlist: int | None, check_every: int, ood_data: Any) -> None:
+    if objective not in OBJECTIVES:
+        raise ValueError(f"objective is {objective!r}: pass one of {', '.join(map(repr, OBJECTIVES))}")
+    if mode not in MODES:
+        raise ValueError(f"mode is {mode!r}: pass one of {', '.join(map(repr, MODES))}")
+    if mode == "exact" and shortlist is not None:
+        raise ValueError("shortlist is for mode='shortlist': leave it out, or set the mode")
+    if shortlist is not None and shortlist < 1:
+        raise ValueError(f"shortlist is {shortlist}: pass at least 1")
+    if check_every < 1:
+        raise ValueError(f"check_every is {check_every}: pass at least 1")
+    if objective != "acc" and ood_data is None:
+        raise ValueError(f"objective {objective!r} needs ood_data: pass out-of-distribution data, or objective='acc'")
+
+
+def _check_sizes(id_set: EvaluationData, ood_set: EvaluationData | None) -> None:
+    """An AUROC over a single sample of either kind says nothing."""
+    for data in (id_set, ood_set) if ood_set is not None else ():
+        if data.num_samples < 2:
+            raise ValueError(f"{data.name} has 1 sample: an AUROC needs at least 2 of each kind")

@@ -1,0 +1,177 @@
+"""The greedy loop of Algorithm 1, and its checkpoint."""
+
+import json
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from .ablation import ClassifierAblation, ZeroShotAblation
+from .circuits import Circuit
+from .evaluation_data import EvaluationData
+from .fingerprints import write_atomically
+from .heads import Head
+from .processes import from_first_process, gather_samples, rank_and_world_size
+from .scoring import chance_score, confidence_and_correctness, objective_scores
+
+
+SHORT_SETTINGS = ("objective", "mode", "model", "dtype", "towers", "shortlist", "check_every")
+
+
+class GreedySearch:
+    """The greedy loop: a circuit that grows, and what is known of the heads that are left."""
+
+    def __init__(
+        self,
+        engine: ClassifierAblation | ZeroShotAblation,
+        id_set: EvaluationData,
+        ood_set: EvaluationData | None,
+        circuit: Circuit,
+    ):
+        self.engine, self.id_set, self.ood_set, self.circuit = engine, id_set, ood_set, circuit
+        # What each head's removal did to the score when it was last evaluated; the short list is made from it.
+        self.effects: dict[Head, float] = {}
+
+    def run(self, budget: int, checkpoint: str | os.PathLike | None, progress: bool) -> None:
+        is_first_process = rank_and_world_size()[0] == 0
+        done = min(len(self.circuit.ranking), budget)
+        with tqdm(
+            total=budget,
+            initial=done,
+            desc=f"circuit ({self.circuit.objective})",
+            unit="head",
+            disable=not (progress and is_first_process),
+        ) as bar:
+            while len(self.circuit.ranking) < budget:
+                self.remove_one()
+                if checkpoint is not None and is_first_process:
+                    write_atomically(checkpoint, self.state())
+                bar.set_postfix(score=f"{self.circuit.scores[-1]:.4f}")
+                bar.update()
+
+    def remove_one(self) -> None:
+        """One removal: evaluate the candidates, take the best, cut it out."""
+        circuit, removal = self.circuit, len(self.circuit.ranking) + 1
+        shortlist = self._shortlist()
+        candidates = shortlist if self._is_shortlisted(removal) else self.engine.heads
+        scores, current = self.evaluate(candidates)
+        if removal == 1:
+            circuit.dense_score = current
+        if circuit.mode == "shortlist":
+            self.effects |= {head: score - current for head, score in scores.items()}
+        best = _best(scores)
+        if circuit.mode == "shortlist" and removal > 1 and candidates is self.engine.heads:
+            circuit.checks.append((removal, _best({head: scores[head] for head in shortlist}) == best))
+        self._mark_chance(removal, scores[best])
+        circuit.ranking.append(best)
+        circuit.scores.append(scores[best])
+        self._cut(best)
+
+    def _is_shortlisted(self, removal: int) -> bool:
+        return self.circuit.mode == "shortlist" and (removal - 1) % self.circuit.made_from["check_every"] != 0
+
+    def _shortlist(self) -> list[Head]:
+        """The candidates whose removal cost least, in order; before anything was evaluated, all heads."""
+        if not self.effects:
+            return self.engine.heads
+        by_effect = sorted(self.engine.heads, key=lambda head: -self.effects[head])
+        chosen = set(by_effect[: self.circuit.made_from["shortlist"]])
+        return [head for head in self.engine.heads if head in chosen]
+
+    def _cut(self, head: Head) -> None:
+        self.engine.remove(head)
+        self.effects.pop(head, None)
+
+    def _mark_chance(self, removal: int, best_score: float) -> None:
+        chance = chance_score(self.circuit.objective, self.engine.num_classes)
+        if self.circuit.chance_from is not None or best_score > chance:
+            return
+        self.circuit.chance_from = removal
+        warnings.warn(
+            f"at removal {removal} no candidate scores better than chance ({best_score:.4f}, chance is {chance:.4f}): "
+            "the ranking from here on means little",
+            stacklevel=5,
+        )
+
+    @torch.inference_mode()
+    def evaluate(self, candidates: Sequence[Head]) -> tuple[dict[Head, float], float]:
+        """The score without each of `candidates`, and that of the model as it is."""
+        ablate = self.engine.over(candidates)
+        id_confidence, correct = self._sample_values(ablate, self.id_set, candidates)
+        ood_confidence = None
+        if self.ood_set is not None:
+            ood_confidence, _ = self._sample_values(ablate, self.ood_set, candidates)
+        scores = objective_scores(self.circuit.objective, id_confidence, correct, ood_confidence)
+        return dict(zip(candidates, scores[:-1], strict=True)), scores[-1]
+
+    def _sample_values(self, ablate, data: EvaluationData, candidates: Sequence[Head]) -> tuple[Tensor, Tensor | None]:
+        """Confidence and correctness (candidates + 1, samples); the last row is the model as it is."""
+        sizes = data.batch_sizes
+        confidences, corrects = [], []
+        for inputs, labels in zip(data.inputs, data.labels, strict=True):
+            values = [confidence_and_correctness(logits, labels) for _, logits in ablate(inputs)]
+            confidences.append(torch.cat([confidence for confidence, _ in values]))
+            if labels is not None:
+                corrects.append(torch.cat([correct for _, correct in values]))
+        empty = torch.zeros(len(candidates) + 1, 0)
+        confidence = gather_samples(torch.cat(confidences, dim=1) if confidences else empty, sizes)
+        _check_finite(confidence, candidates, data.name, len(self.circuit.ranking))
+        if not data.has_labels:
+            return confidence, None
+        return confidence, gather_samples(torch.cat(corrects, dim=1) if corrects else empty.bool(), sizes)
+
+    def state(self) -> str:
+        """All that a checkpoint needs to go on from here."""
+        return json.dumps({"circuit": self.circuit.to_dict(), "effects": list(self.effects.items())}, indent=1)
+
+    def resume(self, path: str | os.PathLike) -> None:
+        """Goes on from the checkpoint at `path` where there is one; refuses one that another run left."""
+        is_first_process = rank_and_world_size()[0] == 0
+        content = from_first_process(Path(path).read_text() if is_first_process and Path(path).exists() else None)
+        if content is None:
+            return
+        try:
+            state = json.loads(content)
+            circuit = Circuit.from_dict(state["circuit"])
+            effects = {tuple(head): effect for head, effect in state["effects"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"checkpoint {path} cannot be read ({error}): delete it or pass another path") from error
+        _check_same_run(circuit, self.circuit, path)
+        self.circuit, self.effects = circuit, effects
+        for head in circuit.ranking:
+            self.engine.remove(head)
+
+
+def _best(scores: Mapping[Head, float]) -> Head:
+    """The head with the highest score; of several, the first in order."""
+    return max(scores, key=scores.__getitem__)
+
+
+def _check_finite(confidence: Tensor, candidates: Sequence[Head], name: str, removed: int) -> None:
+    is_nan = confidence.isnan().any(dim=1).tolist()
+    if is_nan[-1]:
+        raise ValueError(
+            f"the model's logits on {name} are NaN with {removed} heads removed: check its weights and dtype"
+        )
+    if any(is_nan):
+        head = candidates[is_nan.index(True)]
+        raise ValueError(f"without head {head} the logits on {name} are NaN, so it has no score: try a wider dtype")
+
+
+def _check_same_run(found: Circuit, wanted: Circuit, path: str | os.PathLike) -> None:
+    """Refuses a checkpoint with a sentence about the first thing that differs."""
+    differing = {
+        "objective": (found.objective, wanted.objective),
+        "mode": (found.mode, wanted.mode),
+        **{key: (found.made_from.get(key), value) for key, value in json.loads(json.dumps(wanted.made_from)).items()},
+    }
+    for name, (theirs, ours) in differing.items():
+        if theirs != ours:
+            detail = f"{theirs!r} there, {ours!r} here" if name in SHORT_SETTINGS else "not the same"
+            raise ValueError(
+                f"checkpoint {path} belongs to another run, its {name} differs ({detail}): delete it or pass another path"
+            )

@@ -1,0 +1,107 @@
+"""Heads by name, the Hydra class a model becomes, and cutting a head set out of a model.
+
+A head is `(layer, head)`, for CLIP `(tower, layer, head)`, with the backbone's numbers. The order of heads, which also
+decides ties, is that of the towers ("vision" before "text"), then the layer, then the head.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+from transformers import (
+    BertForSequenceClassification,
+    BertModel,
+    CLIPModel,
+    PreTrainedModel,
+    ViTForImageClassification,
+    ViTModel,
+)
+
+from ..models import (
+    HydraBertForSequenceClassification,
+    HydraBertModel,
+    HydraCLIPModel,
+    HydraViTForImageClassification,
+    HydraViTModel,
+)
+from ..models.fusion import attention_names, tower_configs
+
+
+Head = tuple[int, int] | tuple[str, int, int]
+
+HYDRA_CLASSES = {
+    ViTForImageClassification: HydraViTForImageClassification,
+    BertForSequenceClassification: HydraBertForSequenceClassification,
+    CLIPModel: HydraCLIPModel,
+    ViTModel: HydraViTModel,
+    BertModel: HydraBertModel,
+}
+
+
+def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> PreTrainedModel:
+    """A one-member Hydra of `model` with `heads_to_prune` cut out; `model` is left as it is.
+
+    model: a ViT, BERT or CLIP model of Transformers, or a one-member Hydra to prune further
+    heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
+    """
+    if hasattr(type(model), "from_backbone"):
+        return type(model).from_backbone(model, heads_to_prune)
+    for backbone_class, hydra_class in HYDRA_CLASSES.items():
+        if isinstance(model, backbone_class):
+            return hydra_class.from_backbone(model, heads_to_prune)
+    known = ", ".join(backbone_class.__name__ for backbone_class in HYDRA_CLASSES)
+    raise TypeError(f"model is a {type(model).__name__}: pass a one-member Hydra or one of {known}")
+
+
+def heads_of(model: PreTrainedModel, towers: Sequence[str] | None = None) -> list[Head]:
+    """The heads that a one-member Hydra has, in order; of CLIP's towers only those in `towers`."""
+    chosen = chosen_towers(model, towers)
+    return [
+        (layer, head) if tower == "" else (tower, layer, head)
+        for tower, config in tower_configs(model.config).items()
+        if tower in chosen
+        for layer, members in enumerate(config.kept_heads)
+        for head in members[0]
+    ]
+
+
+def chosen_towers(model: PreTrainedModel, towers: Sequence[str] | None) -> list[str]:
+    """The names in `towers`, in order and checked; every tower where it is None. A model without towers has [""]."""
+    existing = list(tower_configs(model.config))
+    if towers is None:
+        return existing
+    if isinstance(towers, str):
+        towers = [towers]
+    if existing == [""]:
+        raise ValueError(f"towers is {towers!r}: only CLIP has towers, leave the argument out")
+    if not towers or not set(towers) <= set(existing):
+        raise ValueError(f'towers is {towers!r}: pass some of "vision" and "text"')
+    return [tower for tower in existing if tower in towers]
+
+
+def attention_of(model: PreTrainedModel, tower: str, layer: int) -> nn.Module:
+    """The fused attention of a Hydra's layer; `tower` is "" for a model without towers."""
+    return model.get_submodule(attention_names(model)[tower][layer])
+
+
+def tower_and_place(head: Head) -> tuple[str, int, int]:
+    """(tower, layer, head), with "" for a model without towers."""
+    return head if len(head) == 3 else ("", *head)
+
+
+def as_heads_to_prune(heads: Iterable[Head]) -> dict:
+    """Heads as `prune_heads` and `from_backbone` take them: `{layer: [heads]}`, for CLIP by tower."""
+    by_tower: dict[str, dict[int, list[int]]] = {}
+    for tower, layer, head in sorted(map(tower_and_place, heads), key=lambda place: (place[0] == "text", place)):
+        by_tower.setdefault(tower, {}).setdefault(layer, []).append(head)
+    return by_tower.get("", by_tower)
+
+
+def as_heads(heads_to_prune: dict) -> list[Head]:
+    """The heads that a `heads_to_prune` names."""
+    heads: list[Head] = []
+    for key, value in heads_to_prune.items():
+        if isinstance(value, dict):
+            heads += [(key, int(layer), head) for layer, of_layer in value.items() for head in of_layer]
+        else:
+            heads += [(int(key), head) for head in value]
+    return heads

@@ -1,0 +1,251 @@
+"""Taylor pruning (D.1.1): heads scored by how much the loss would change, to first order, without their weights."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..prediction import accepted_inputs, batches, split_labels
+from .ablation import CLIPTextTower, check_class_prompts
+from .fingerprints import write_atomically
+from .heads import (
+    Head,
+    as_heads,
+    as_heads_to_prune,
+    attention_of,
+    heads_of,
+    prune_heads,
+    tower_and_place,
+)
+
+
+SCOPES = ("layer", "global")
+
+
+@dataclass
+class TaylorPruning:
+    """The heads that Taylor pruning cuts, and the score of every head when it was decided on.
+
+    heads_to_prune: as `prune_heads` takes it
+    scores: by head, `(layer, head)` or for CLIP `(tower, layer, head)`
+    heads_per_layer: how many heads a layer keeps; with the scope "global" on average
+    scope: "layer" or "global"
+    """
+
+    heads_to_prune: dict
+    scores: dict[Head, float]
+    heads_per_layer: int
+    scope: str
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the pruning as JSON, whole or not at all."""
+        fields = {
+            "heads_per_layer": self.heads_per_layer,
+            "scope": self.scope,
+            "scores": [[*head, score] for head, score in self.scores.items()],
+            "pruned": as_heads(self.heads_to_prune),
+        }
+        write_atomically(path, json.dumps(fields, indent=1))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "TaylorPruning":
+        try:
+            fields = json.loads(Path(path).read_text())
+            scores = {tuple(head): score for *head, score in fields["scores"]}
+            heads_to_prune = as_heads_to_prune(tuple(head) for head in fields["pruned"])
+            return cls(heads_to_prune, scores, fields["heads_per_layer"], fields["scope"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is no Taylor pruning ({error}): pass a file that save() wrote") from error
+
+
+def taylor_scores(
+    model: PreTrainedModel,
+    dataloader: Any,
+    *,
+    class_prompts: Mapping[str, Tensor] | None = None,
+    towers: Sequence[str] | None = None,
+) -> dict[Head, float]:
+    """The Taylor score of every head: the mean of |W · G| over its rows of q, k and v, averaged over the three.
+
+    G is the gradient of the mean loss over the whole of `dataloader`, so the batch size leaves no trace. `model` is left
+    as it is. The loss is the model's own; for CLIP, the cross-entropy of zero-shot classification.
+
+    Args:
+        model: a ViT or BERT classifier or a CLIP model of Transformers, or a one-member Hydra of one.
+        dataloader: calibration data with labels: a DataLoader, a list of dict batches, or a Dataset of dict rows.
+        class_prompts: for CLIP, the tokenizer's output with one row per class.
+        towers: for CLIP, the towers to score; by default the vision tower only, because scores of the two towers are not
+            on one scale.
+
+    Returns `{(layer, head): score}`, for CLIP `{(tower, layer, head): score}`.
+    """
+    hydra = _working_copy(model)
+    calibration = Calibration(hydra, dataloader, class_prompts)
+    return _scores(hydra, calibration, heads_of(hydra, _settled(hydra, towers)))
+
+
+def taylor_prune(
+    model: PreTrainedModel,
+    dataloader: Any,
+    *,
+    heads_per_layer: int,
+    scope: str = "layer",
+    class_prompts: Mapping[str, Tensor] | None = None,
+    towers: Sequence[str] | None = None,
+) -> TaylorPruning:
+    """Chooses the heads with the lowest Taylor scores; `prune_heads(model, pruning.heads_to_prune)` cuts them out.
+
+    Args:
+        model, dataloader, class_prompts, towers: as for `taylor_scores`.
+        heads_per_layer: how many heads each layer KEEPS (the paper's 8 of 12).
+        scope: "layer" prunes the first layer, computes the scores of the second anew, prunes it, and so on. "global" ranks
+            the heads of all layers together, once, and prunes as many as "layer" would; layers then keep
+            `heads_per_layer` heads on average, and one may lose all of its heads.
+
+    Ties go to the lower layer and head. A layer that has no more than `heads_per_layer` heads loses none.
+    """
+    if scope not in SCOPES:
+        raise ValueError(f"scope is {scope!r}: pass one of {', '.join(map(repr, SCOPES))}")
+    hydra = _working_copy(model)
+    heads = heads_of(hydra, _settled(hydra, towers))
+    most = max((len(of_layer) for of_layer in _by_layer(heads)), default=0)
+    if not 1 <= heads_per_layer <= most:
+        raise ValueError(f"heads_per_layer is {heads_per_layer}: it says how many heads to keep, pass 1 to {most}")
+    calibration = Calibration(hydra, dataloader, class_prompts)
+    if scope == "global":
+        scores = _scores(hydra, calibration, heads)
+        surplus = sum(max(0, len(of_layer) - heads_per_layer) for of_layer in _by_layer(heads))
+        return TaylorPruning(as_heads_to_prune(_lowest(scores, surplus)), scores, heads_per_layer, scope)
+
+    pruned, scores = [], {}
+    for of_layer in _by_layer(heads):
+        layer_scores = _scores(hydra, calibration, of_layer)
+        lowest = _lowest(layer_scores, len(of_layer) - heads_per_layer)
+        hydra = prune_heads(hydra, as_heads_to_prune(lowest))
+        pruned += lowest
+        scores |= layer_scores
+    return TaylorPruning(as_heads_to_prune(pruned), scores, heads_per_layer, scope)
+
+
+def _working_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """A one-member Hydra of its own, in at least float32: sums of gradients need the digits."""
+    hydra = prune_heads(model)
+    return hydra if hydra.dtype == torch.float64 else hydra.float()
+
+
+def _settled(hydra: PreTrainedModel, towers: Sequence[str] | None) -> Sequence[str] | None:
+    if towers is None and hydra.config.model_type == "hydra_clip":
+        return ["vision"]
+    return towers
+
+
+def _by_layer(heads: Sequence[Head]) -> list[list[Head]]:
+    layers: dict[tuple, list[Head]] = {}
+    for head in heads:
+        layers.setdefault(head[:-1], []).append(head)
+    return list(layers.values())
+
+
+def _lowest(scores: Mapping[Head, float], count: int) -> list[Head]:
+    return sorted(scores, key=scores.__getitem__)[: max(0, count)]
+
+
+def _scores(hydra: PreTrainedModel, calibration: "Calibration", heads: Sequence[Head]) -> dict[Head, float]:
+    """Scores of `heads`; gradients are computed for the layers of these heads only."""
+    attentions = {head[:-1]: attention_of(hydra, *tower_and_place(head)[:2]) for head in heads}
+    projections = [
+        projection
+        for attention in attentions.values()
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+    ]
+    gradients = calibration.gradients(hydra, [projection.weight for projection in projections])
+    products = iter(
+        (projection.weight.detach() * gradient).abs()
+        for projection, gradient in zip(projections, gradients, strict=True)
+    )
+    of_layers = {}
+    for layer, attention in attentions.items():
+        # (q, k, v; heads; head_dim, hidden) -> one mean per head
+        q_k_v = torch.stack([next(products) for _ in range(3)]).unflatten(1, (-1, attention.head_dim))
+        of_layers[layer] = iter(q_k_v.mean(dim=(0, 2, 3)).tolist())
+    scores = {head: next(of_layers[head[:-1]]) for head in heads}
+    for head, score in scores.items():
+        if score != score:
+            raise ValueError(f"the Taylor score of head {head} is NaN: check the model's weights and the data")
+    return scores
+
+
+class Calibration:
+    """The calibration set, read once, and the gradient of the mean loss over all of it."""
+
+    def __init__(self, hydra: PreTrainedModel, dataloader: Any, class_prompts: Mapping[str, Tensor] | None):
+        self.batches = []
+        for batch in batches(dataloader, device=hydra.device):
+            inputs, labels = split_labels(batch)
+            if labels is None:
+                raise ValueError(
+                    "dataloader has no labels: Taylor scores need the loss, give every batch its 'labels'"
+                )
+            self.batches.append((accepted_inputs(hydra, inputs), labels))
+        if not self.batches:
+            raise ValueError("dataloader has no samples: pass at least one batch")
+        self.rows = sum(len(labels) for _, labels in self.batches)
+        self.prompts = None
+        if hydra.config.model_type == "hydra_clip":
+            check_class_prompts(class_prompts)
+            self.prompts = {
+                name: value.to(hydra.device)
+                for name, value in class_prompts.items()
+                if name in CLIPTextTower.input_names
+            }
+        elif class_prompts is not None:
+            raise ValueError(f"class_prompts is for CLIP, model is a {type(hydra).__name__}: leave it out")
+        elif not hasattr(hydra, "classifier"):
+            raise TypeError(f"{type(hydra).__name__} has no classifier: pass the model with its classification head")
+
+    def gradients(self, hydra: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The gradient of the mean loss in each of `parameters`."""
+        with only_gradients_of(hydra, parameters), torch.enable_grad():
+            if self.prompts is None:
+                self._backward_classifier(hydra)
+            else:
+                self._backward_zero_shot(hydra)
+            return [
+                torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters
+            ]
+
+    def _backward_classifier(self, hydra: PreTrainedModel) -> None:
+        for inputs, labels in self.batches:
+            # A batch counts by its rows, so that a short last batch weighs no more than its share.
+            loss = hydra(**inputs, labels=labels).loss
+            (loss * (len(labels) / self.rows)).backward()
+
+    def _backward_zero_shot(self, hydra: PreTrainedModel) -> None:
+        texts = nn.functional.normalize(hydra.get_text_features(**self.prompts).pooler_output[:, 0], dim=-1)
+        # The prompts go through the text tower once: their gradient is collected over the batches and passed on at the end.
+        collected = texts.detach().requires_grad_()
+        for inputs, labels in self.batches:
+            images = hydra.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output[:, 0]
+            logits = nn.functional.normalize(images, dim=-1) @ collected.t() * hydra.logit_scale.exp()
+            (nn.functional.cross_entropy(logits, labels, reduction="sum") / self.rows).backward()
+        if texts.requires_grad:
+            texts.backward(collected.grad)
+
+
+@contextmanager
+def only_gradients_of(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Gradients, fresh ones, for `parameters` alone; the rest of the graph is not built."""
+    wanted = {id(parameter) for parameter in parameters}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in wanted)
+        parameter.grad = None
+    yield
+    for parameter in model.parameters():
+        parameter.grad = None

@@ -1,0 +1,137 @@
+"""Tiny backbones of the three families with data on which their heads matter."""
+
+import torch
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    CLIPConfig,
+    CLIPModel,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+
+CLASSES = 5
+
+
+def vit(
+    layers: int = 3, heads: int = 3, seed: int = 0, dtype: torch.dtype = torch.float64
+) -> ViTForImageClassification:
+    torch.manual_seed(seed)
+    config = ViTConfig(
+        hidden_size=8 * heads,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=32,
+        image_size=8,
+        patch_size=4,
+        num_labels=CLASSES,
+    )
+    return _lively(ViTForImageClassification(config)).to(dtype).eval()
+
+
+def bert(dtype: torch.dtype = torch.float64) -> BertForSequenceClassification:
+    torch.manual_seed(1)
+    config = BertConfig(
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        intermediate_size=32,
+        vocab_size=40,
+        max_position_embeddings=12,
+        num_labels=CLASSES,
+    )
+    return _lively(BertForSequenceClassification(config)).to(dtype).eval()
+
+
+def clip(dtype: torch.dtype = torch.float64) -> CLIPModel:
+    torch.manual_seed(2)
+    tower = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = CLIPConfig(
+        vision_config={**tower, "image_size": 8, "patch_size": 4},
+        text_config={
+            **tower,
+            "vocab_size": 40,
+            "max_position_embeddings": 10,
+            "bos_token_id": 0,
+            "eos_token_id": 39,
+            "pad_token_id": 1,
+        },
+        projection_dim=12,
+    )
+    return _lively(CLIPModel(config)).to(dtype).eval()
+
+
+def _lively(model):
+    """Weights large enough that each head changes some predictions; the biases are not zero either."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_output = any(part in name for part in ("o_proj", "out_proj", "attention.output.dense"))
+            if parameter.dim() == 1:
+                parameter += 0.1 * torch.randn(parameter.shape)
+            elif parameter.dim() > 1:
+                parameter.copy_((0.9 if is_output else 0.3) * torch.randn(parameter.shape))
+    return model
+
+
+def class_prompts() -> dict[str, torch.Tensor]:
+    """One prompt per class, of different lengths, padded."""
+    generator = torch.Generator().manual_seed(3)
+    input_ids = torch.ones(CLASSES, 8, dtype=torch.long)
+    attention_mask = torch.zeros(CLASSES, 8, dtype=torch.long)
+    for row in range(CLASSES):
+        length = 4 + row % 3
+        input_ids[row, : length - 1] = torch.randint(2, 39, (length - 1,), generator=generator)
+        input_ids[row, length - 1] = 39
+        attention_mask[row, :length] = 1
+    return {"input_ids": input_ids, "attention_mask": attention_mask}
+
+
+def images(samples: int, seed: int, spread: float = 1.0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return (spread * torch.randn(samples, 3, 8, 8, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+def texts(samples: int, seed: int) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    input_ids = torch.randint(2, 40, (samples, 9), generator=generator)
+    lengths = torch.randint(4, 10, (samples, 1), generator=generator)
+    attention_mask = (torch.arange(9) < lengths).long()
+    return {"input_ids": input_ids * attention_mask, "attention_mask": attention_mask}
+
+
+def rows_in_batches(rows: dict[str, torch.Tensor], size: int) -> list[dict[str, torch.Tensor]]:
+    total = len(next(iter(rows.values())))
+    return [{name: value[start : start + size] for name, value in rows.items()} for start in range(0, total, size)]
+
+
+@torch.no_grad()
+def labelled(model, rows: dict[str, torch.Tensor], seed: int = 5, **prompts) -> dict[str, torch.Tensor]:
+    """The model's own predictions as labels, a quarter of them replaced: heads help, and none is indispensable."""
+    generator = torch.Generator().manual_seed(seed)
+    output = model(**rows, **prompts)
+    labels = (output.logits_per_image if prompts else output.logits).argmax(dim=-1)
+    noise = torch.rand(len(labels), generator=generator) < 0.25
+    return {**rows, "labels": torch.where(noise, torch.randint(0, CLASSES, labels.shape, generator=generator), labels)}
+
+
+def family(name: str, dtype: torch.dtype = torch.float64, samples: int = 25, batch: int = 8):
+    """(backbone, ID batches, OOD batches, class prompts or None); the last batches are short."""
+    if name == "vit":
+        model = vit(dtype=dtype)
+        id_rows, ood_rows = (
+            {"pixel_values": images(samples, 10, dtype=dtype)},
+            {"pixel_values": images(samples - 4, 11, 0.5, dtype)},
+        )
+        prompts = None
+    elif name == "bert":
+        model = bert(dtype)
+        id_rows, ood_rows = texts(samples, 12), texts(samples - 4, 13)
+        prompts = None
+    else:
+        model = clip(dtype)
+        id_rows = {"pixel_values": images(samples, 14, dtype=dtype)}
+        ood_rows = {"pixel_values": images(samples - 4, 15, 0.5, dtype)}
+        prompts = class_prompts()
+    id_rows = labelled(model, id_rows, **(prompts or {}))
+    return model, rows_in_batches(id_rows, batch), rows_in_batches(ood_rows, batch), prompts

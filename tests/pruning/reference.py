@@ -1,0 +1,91 @@
+"""Algorithm 1 as the paper writes it: a plain Transformers model, slices zeroed, scikit-learn's AUROC."""
+
+import copy
+
+import torch
+from sklearn.metrics import roc_auc_score
+
+
+def output_projections(model) -> dict[tuple, torch.nn.Linear]:
+    """The output projection of every layer, by (layer,) or (tower, layer)."""
+    if hasattr(model, "vit"):
+        return {(layer,): block.attention.o_proj for layer, block in enumerate(model.vit.layers)}
+    if hasattr(model, "bert"):
+        return {(layer,): block.attention.output.dense for layer, block in enumerate(model.bert.encoder.layer)}
+    towers = {"vision": model.vision_model, "text": model.text_model}
+    return {
+        (tower, layer): block.self_attn.out_proj
+        for tower, encoder in towers.items()
+        for layer, block in enumerate(encoder.encoder.layers)
+    }
+
+
+def head_dim_of(model, key: tuple) -> int:
+    config = model.config if len(key) == 1 else getattr(model.config, f"{key[0]}_config")
+    return config.hidden_size // config.num_attention_heads
+
+
+def all_heads(model, towers=("vision", "text")) -> list[tuple]:
+    heads = []
+    for key, projection in output_projections(model).items():
+        if len(key) == 1 or key[0] in towers:
+            heads += [(*key, head) for head in range(projection.in_features // head_dim_of(model, key))]
+    return heads
+
+
+def zero_slice(model, head: tuple) -> torch.Tensor:
+    """Zeroes the head's columns and returns what they were."""
+    key, size = head[:-1], head_dim_of(model, head[:-1])
+    columns = output_projections(model)[key].weight.data[:, head[-1] * size : (head[-1] + 1) * size]
+    before = columns.clone()
+    columns.zero_()
+    return before
+
+
+def restore_slice(model, head: tuple, before: torch.Tensor) -> None:
+    size = before.shape[1]
+    output_projections(model)[head[:-1]].weight.data[:, head[-1] * size : (head[-1] + 1) * size] = before
+
+
+@torch.no_grad()
+def logits_of(model, batches, prompts) -> torch.Tensor:
+    outputs = []
+    for batch in batches:
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        output = model(**inputs, **(prompts or {}))
+        outputs.append(output.logits if prompts is None else output.logits_per_image)
+    return torch.cat(outputs)
+
+
+def score_of(model, id_batches, ood_batches, objective, prompts=None) -> float:
+    id_logits = logits_of(model, id_batches, prompts)
+    parts = []
+    if objective in ("acc", "avg"):
+        labels = torch.cat([batch["labels"] for batch in id_batches])
+        parts.append((id_logits.argmax(-1) == labels).double().mean().item())
+    if objective in ("ood", "avg"):
+        ood_logits = logits_of(model, ood_batches, prompts)
+        confidence = torch.cat([id_logits, ood_logits]).softmax(-1).amax(-1)
+        is_ood = [0] * len(id_logits) + [1] * len(ood_logits)
+        parts.append(roc_auc_score(is_ood, -confidence.numpy()))
+    # scikit-learn adds areas up in floating point; the last digits are no difference between heads.
+    return round(sum(parts) / len(parts), 12)
+
+
+def algorithm_1(model, id_batches, ood_batches, objective, budget, prompts=None, towers=("vision", "text")):
+    """(ranking, scores)"""
+    model = copy.deepcopy(model)
+    candidates, ranking, scores = all_heads(model, towers), [], []
+    for _ in range(budget):
+        best, best_head = float("-inf"), None
+        for head in candidates:
+            before = zero_slice(model, head)
+            score = score_of(model, id_batches, ood_batches, objective, prompts)
+            restore_slice(model, head, before)
+            if score > best:
+                best, best_head = score, head
+        zero_slice(model, best_head)
+        candidates.remove(best_head)
+        ranking.append(best_head)
+        scores.append(best)
+    return ranking, scores

@@ -1,0 +1,131 @@
+"""Members: cutting head sets out, drawing different ones, and how different they are."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+from hydra_transformers import HydraCLIPModel, HydraViTForImageClassification, HydraViTModel
+from hydra_transformers.pruning import Circuit, draw_members, layer_divergence, overlap, prune_heads, taylor_prune
+from tests.pruning.backbones import bert, clip, family, images, vit
+
+
+RANKING = [(layer, head) for head in range(3) for layer in range(3)]
+
+
+def circuit_of(ranking, objective="avg") -> Circuit:
+    return Circuit(list(ranking), [0.5] * len(ranking), 0.6, objective)
+
+
+def pruned_heads(member, heads=3) -> list[tuple[int, int]]:
+    return [
+        (layer, head)
+        for layer, kept in enumerate(member.config.kept_heads)
+        for head in range(heads)
+        if head not in kept[0]
+    ]
+
+
+def test_prune_heads_finds_the_hydra_of_a_model():
+    assert type(prune_heads(vit(), {0: [1]})) is HydraViTForImageClassification
+    assert type(prune_heads(vit().vit, {0: [1]})) is HydraViTModel
+    assert type(prune_heads(clip(), {"text": {0: [1]}})) is HydraCLIPModel
+    assert type(prune_heads(bert())).__name__ == "HydraBertForSequenceClassification"
+    with pytest.raises(
+        TypeError, match="model is a Linear: pass a one-member Hydra or one of ViTForImageClassification"
+    ):
+        prune_heads(torch.nn.Linear(2, 2))
+
+
+def test_prune_heads_prunes_a_hydra_further():
+    once = prune_heads(vit(), {0: [1]})
+    assert prune_heads(once, {0: [0], 2: [2]}).config.kept_heads == [[[2]], [[0, 1, 2]], [[0, 1]]]
+    assert once.config.kept_heads == [[[0, 2]], [[0, 1, 2]], [[0, 1, 2]]]
+
+
+def test_one_member_per_circuit():
+    circuits = [circuit_of(RANKING, "acc"), circuit_of(RANKING[::-1], "ood"), circuit_of(RANKING[3:], "avg")]
+    members = draw_members(vit(), circuits=circuits, budget=3)
+    assert [pruned_heads(member) for member in members] == [sorted(each.ranking[:3]) for each in circuits]
+    hydra = HydraViTForImageClassification.from_pruned_members(members)
+    assert hydra(pixel_values=images(2, 0)).member_logits.shape == (2, 3, 5)
+
+
+def test_samples_of_one_ranking_come_from_its_first_part_with_a_seed_each():
+    arguments = {"circuit": circuit_of(RANKING), "budget": 3, "out_of": 6}
+    members = draw_members(vit(), **arguments, num_members=4, seed=1)
+    drawn = [pruned_heads(member) for member in members]
+    assert all(len(heads) == 3 and set(heads) <= set(RANKING[:6]) for heads in drawn)
+    assert len({tuple(heads) for heads in drawn}) > 1
+    assert drawn == [pruned_heads(member) for member in draw_members(vit(), **arguments, num_members=4, seed=1)]
+    alone = draw_members(vit(), **arguments, num_members=1, seed=3)
+    assert pruned_heads(alone[0]) == drawn[2], "member m is drawn with the seed seed + m"
+
+
+def test_taylor_members_are_pruned_on_different_halves_of_the_data():
+    model, batches, _, _ = family("vit")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        members = draw_members(model, dataloader=iter(batches), heads_per_layer=2, num_members=2, seed=4)
+    for seed, member in zip((4, 5), members, strict=True):
+        generator = torch.Generator().manual_seed(seed)
+        halves = []
+        for batch in batches:
+            rows = torch.randperm(len(batch["labels"]), generator=generator)[: math.ceil(len(batch["labels"]) / 2)]
+            halves.append({name: value[rows.sort().values] for name, value in batch.items()})
+        expected = taylor_prune(model, halves, heads_per_layer=2).heads_to_prune
+        assert member.config.kept_heads == prune_heads(model, expected).config.kept_heads
+
+
+def test_clip_members_differ_in_the_vision_tower_alone():
+    model, batches, _, prompts = family("clip")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        members = draw_members(model, dataloader=batches, heads_per_layer=1, num_members=2, class_prompts=prompts)
+    assert all(member.config.kept_heads["text"] == [[[0, 1]], [[0, 1]]] for member in members)
+    assert all(sum(len(layer[0]) for layer in member.config.kept_heads["vision"]) == 2 for member in members)
+
+
+def test_members_with_the_same_heads_are_told_of():
+    with pytest.warns(UserWarning, match="members 0 and 1, 0 and 2, 1 and 2 lose the same heads"):
+        draw_members(vit(), circuit=circuit_of(RANKING), budget=4, out_of=4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({}, "nothing to draw from"),
+        ({"circuit": circuit_of(RANKING), "dataloader": [], "budget": 1}, "circuit and dataloader"),
+        ({"circuit": circuit_of(RANKING)}, "budget is missing"),
+        ({"circuits": [], "budget": 1}, "circuits is empty"),
+        (
+            {"circuit": circuit_of(RANKING), "budget": 5, "out_of": 4},
+            "budget is 5: heads are sampled from the first 4",
+        ),
+        ({"circuit": circuit_of(RANKING), "budget": 5, "out_of": 20}, "budget is 20: this circuit ranks 9 heads"),
+        ({"dataloader": []}, "heads_per_layer is missing"),
+        ({"circuit": circuit_of(RANKING), "budget": 2, "num_members": 0}, "num_members is 0"),
+    ],
+)
+def test_bad_arguments_get_one_sentence(arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        draw_members(vit(), **arguments)
+
+
+def test_overlap_is_the_share_of_common_heads():
+    assert overlap({0: [1, 2], 3: [0]}, {0: [2], 3: [0]}) == pytest.approx(2 / 3)
+    assert overlap({0: [1]}, {1: [1]}) == 0
+    assert overlap({"vision": {0: [1]}}, {"text": {0: [1]}}) == 0
+    assert overlap({}, {}) == overlap({0: [1]}, {0: [1]}) == 1
+
+
+def test_layer_divergence_is_jensen_shannon_in_nats():
+    from scipy.spatial.distance import jensenshannon
+
+    a, b = {0: [0, 1, 2], 1: [0]}, {0: [4], 2: [0, 1, 2, 3]}
+    assert layer_divergence(a, b) == pytest.approx(jensenshannon([3, 1, 0], [1, 0, 4]) ** 2)
+    assert layer_divergence(a, {0: [5, 6, 7], 1: [9]}) == 0
+    assert layer_divergence({"vision": {0: [1]}}, {"text": {0: [1]}}) == pytest.approx(math.log(2))
+    with pytest.raises(ValueError, match="heads_b names no head"):
+        layer_divergence(a, {})

@@ -1,0 +1,292 @@
+"""A long run is safe: checkpoints, the marked fast mode, and nothing that goes wrong silently."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from hydra_transformers import HydraViTModel
+from hydra_transformers.pruning import Circuit, extract_circuit
+from hydra_transformers.pruning.ablation import Block
+from hydra_transformers.pruning.greedy import GreedySearch
+from tests.pruning.backbones import CLASSES, class_prompts, family, images, vit
+from tests.pruning.reference import restore_slice, score_of, zero_slice
+
+
+FOLDER = Path(__file__).parent
+
+
+def extract(model, id_batches, ood_batches, objective="avg", budget=5, **arguments) -> Circuit:
+    return extract_circuit(model, id_batches, ood_batches, objective, budget=budget, progress=False, **arguments)
+
+
+class Stopped(Exception):
+    pass
+
+
+def stop_at_evaluation(monkeypatch, number: int) -> None:
+    evaluate, calls = GreedySearch.evaluate, []
+
+    def stopping(self, candidates):
+        calls.append(candidates)
+        if len(calls) == number:
+            raise Stopped
+        return evaluate(self, candidates)
+
+    monkeypatch.setattr(GreedySearch, "evaluate", stopping)
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "shortlist", "shortlist": 3, "check_every": 3}])
+@pytest.mark.parametrize("stopped_at", [1, 2, 4])
+def test_a_stopped_run_resumes_and_ends_with_the_same_circuit(tmp_path, monkeypatch, mode, stopped_at):
+    model, id_batches, ood_batches, _ = family("vit")
+    expected = extract(model, id_batches, ood_batches, **mode)
+    with monkeypatch.context() as patched:
+        stop_at_evaluation(patched, stopped_at)
+        with pytest.raises(Stopped):
+            extract(model, id_batches, ood_batches, checkpoint=tmp_path / "run.json", **mode)
+    evaluations = []
+    evaluate = GreedySearch.evaluate
+    monkeypatch.setattr(
+        GreedySearch, "evaluate", lambda self, heads: evaluations.append(heads) or evaluate(self, heads)
+    )
+    assert extract(model, id_batches, ood_batches, checkpoint=tmp_path / "run.json", **mode) == expected
+    assert len(evaluations) == 5 - (stopped_at - 1)
+
+
+def test_a_killed_process_leaves_a_checkpoint_that_another_finishes(tmp_path):
+    path = tmp_path / "run.json"
+    worker = subprocess.run(
+        [sys.executable, FOLDER / "worker.py", "kill", str(path), "3"], env=os.environ, capture_output=True
+    )
+    assert worker.returncode == -signal.SIGKILL, worker.stderr.decode()
+    assert len(json.loads(path.read_text())["circuit"]["ranking"]) == 2
+    model, id_batches, ood_batches, _ = family("vit")
+    resumed = extract(model, id_batches, ood_batches, checkpoint=path)
+    assert resumed == extract(model, id_batches, ood_batches)
+
+
+def test_two_processes_end_with_the_circuit_of_one(tmp_path):
+    workers = [
+        subprocess.Popen(
+            [sys.executable, FOLDER / "worker.py", "join", str(tmp_path), str(rank)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        for rank in range(2)
+    ]
+    outputs = [worker.communicate(timeout=120) for worker in workers]
+    assert [worker.returncode for worker in workers] == [0, 0], b"\n".join(error for _, error in outputs).decode()
+    for name in ("vit", "clip"):
+        model, id_batches, ood_batches, prompts = family(name)
+        expected = extract(model, id_batches, ood_batches, budget=3, class_prompts=prompts)
+        assert [Circuit.load(tmp_path / f"{name}-{rank}.json") for rank in range(2)] == [expected] * 2
+        checkpoint = json.loads((tmp_path / f"{name}-checkpoint.json").read_text())
+        assert Circuit.from_dict(checkpoint["circuit"]) == expected
+    for rank in range(2):
+        assert "id_data has no labels" in (tmp_path / f"refusal-{rank}.txt").read_text()
+        assert "shuffle" in (tmp_path / f"shuffled-{rank}.txt").read_text()
+    # Only the first process shows a progress bar.
+    assert b"circuit (avg)" in outputs[0][1] and b"circuit (avg)" not in outputs[1][1]
+
+
+def test_a_finished_checkpoint_gives_shorter_and_longer_circuits(tmp_path):
+    model, id_batches, ood_batches, _ = family("vit")
+    five = extract(model, id_batches, ood_batches, checkpoint=tmp_path / "run.json")
+    assert extract(model, id_batches, ood_batches, budget=3, checkpoint=tmp_path / "run.json") == five.first(3)
+    six = extract(model, id_batches, ood_batches, budget=6, checkpoint=tmp_path / "run.json")
+    assert six == extract(model, id_batches, ood_batches, budget=6)
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"objective": "ood"}, "objective differs .'avg' there, 'ood' here"),
+        ({"dtype": torch.float32}, "dtype differs .'float64' there, 'float32' here"),
+        ({"mode": "shortlist"}, "mode differs"),
+        ({"model": vit(seed=7)}, "weights differs"),
+        ({"id_batches": "first"}, "id_data differs"),
+        ({"ood_batches": "first"}, "ood_data differs"),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_refused(tmp_path, change, difference):
+    model, id_batches, ood_batches, _ = family("vit")
+    arguments = {"model": model, "id_batches": id_batches, "ood_batches": ood_batches, "budget": 1}
+    extract(**arguments, checkpoint=tmp_path / "run.json")
+    for name, value in change.items():
+        arguments[name] = arguments[name][:1] if value == "first" else value
+    with pytest.raises(ValueError, match=difference):
+        extract(**arguments, checkpoint=tmp_path / "run.json")
+
+
+def test_a_broken_checkpoint_is_refused(tmp_path):
+    model, id_batches, ood_batches, _ = family("vit")
+    (tmp_path / "run.json").write_text('{"circuit"')
+    with pytest.raises(ValueError, match=r"checkpoint .* cannot be read"):
+        extract(model, id_batches, ood_batches, checkpoint=tmp_path / "run.json")
+
+
+def test_the_shortlist_evaluates_few_heads_and_says_how_often_it_agreed(monkeypatch):
+    model, id_batches, ood_batches, _ = family("vit")
+    counts, evaluate = [], GreedySearch.evaluate
+    monkeypatch.setattr(
+        GreedySearch, "evaluate", lambda self, heads: counts.append(len(heads)) or evaluate(self, heads)
+    )
+    circuit = extract(model, id_batches, ood_batches, budget=7, mode="shortlist", shortlist=3, check_every=3)
+    assert counts == [9, 3, 3, 6, 3, 3, 3]
+    assert [removal for removal, _ in circuit.checks] == [4, 7]
+    assert circuit.mode == "shortlist"
+    assert circuit.agreement == sum(agreed for _, agreed in circuit.checks) / 2
+    assert circuit.checks[1][1], "a short list of all heads that are left holds the exact choice"
+
+
+def test_a_shortlist_that_is_always_checked_is_exact():
+    model, id_batches, ood_batches, _ = family("vit")
+    exact = extract(model, id_batches, ood_batches)
+    checked = extract(model, id_batches, ood_batches, mode="shortlist", shortlist=2, check_every=1)
+    assert (checked.ranking, checked.scores) == (exact.ranking, exact.scores)
+    assert exact.agreement is None
+
+
+def test_the_shortlist_takes_the_best_of_the_heads_that_last_cost_least():
+    model, id_batches, ood_batches, _ = family("vit")
+    first = extract(model, id_batches, ood_batches, budget=1)
+    circuit = extract(model, id_batches, ood_batches, budget=2, mode="shortlist", shortlist=1)
+    alone = {
+        (layer, head): extract_alone(model, id_batches, ood_batches, (layer, head))
+        for layer in range(3)
+        for head in range(3)
+        if (layer, head) != first.ranking[0]
+    }
+    assert circuit.ranking[1] == max(alone, key=alone.__getitem__)
+
+
+def extract_alone(model, id_batches, ood_batches, head) -> float:
+    before = zero_slice(model, head)
+    score = score_of(model, id_batches, ood_batches, "avg")
+    restore_slice(model, head, before)
+    return score
+
+
+def test_a_nan_score_names_the_head(monkeypatch):
+    model, id_batches, ood_batches, _ = family("vit")
+    without = Block.without
+
+    def overflowing(self, outputs, heads):
+        ablated = without(self, outputs, heads)
+        return torch.stack([ablated[row] / (head != 1) * (head != 1) for row, head in enumerate(heads)])
+
+    monkeypatch.setattr(Block, "without", overflowing)
+    with pytest.raises(ValueError, match=r"without head \(0, 1\) the logits on id_data are NaN"):
+        extract(model, id_batches, ood_batches, budget=1)
+
+
+def test_a_model_that_gives_nan_is_refused():
+    model, id_batches, ood_batches, _ = family("vit")
+    with torch.no_grad():
+        model.classifier.bias[0] = float("nan")
+    with pytest.raises(ValueError, match="logits on id_data are NaN with 0 heads removed"):
+        extract(model, id_batches, ood_batches, budget=1)
+
+
+def test_a_model_at_chance_goes_on_with_one_warning_and_a_mark():
+    model, id_batches, ood_batches, _ = family("vit")
+    with torch.no_grad():
+        model.classifier.weight.zero_()
+        model.classifier.bias.copy_(torch.arange(CLASSES))
+    for batch in id_batches:
+        batch["labels"].zero_()
+    with pytest.warns(UserWarning, match="at removal 1 no candidate scores better than chance") as warned:
+        circuit = extract(model, id_batches, ood_batches, "acc", budget=3)
+    assert len(warned) == 1
+    assert circuit.chance_from == 1 and len(circuit.ranking) == 3
+
+
+def test_labels_that_are_missing_or_no_class_indices_are_named():
+    model, id_batches, ood_batches, _ = family("vit")
+    for batch in id_batches:
+        batch["labels"] = batch["labels"].double()
+    with pytest.raises(ValueError, match=r"labels of id_data are torch.float64 of shape \(8,\): pass class indices"):
+        extract(model, id_batches, ood_batches)
+    for batch in id_batches:
+        del batch["labels"]
+    with pytest.raises(ValueError, match="id_data has no labels"):
+        extract(model, id_batches, ood_batches, "acc")
+
+
+@pytest.mark.parametrize("budget", [0, 9, 20])
+def test_a_budget_of_no_head_or_of_all_is_refused(budget):
+    model, id_batches, ood_batches, _ = family("vit")
+    with pytest.raises(ValueError, match=f"budget is {budget}: 9 heads compete, so pass 1 to 8"):
+        extract(model, id_batches, ood_batches, budget=budget)
+
+
+def test_data_that_says_nothing_is_refused():
+    model, id_batches, ood_batches, _ = family("vit")
+    one_image = [{"pixel_values": images(1, seed=0)}]
+    with pytest.raises(ValueError, match="ood_data has 1 sample"):
+        extract(model, id_batches, one_image)
+    with pytest.raises(ValueError, match="id_data has no samples"):
+        extract(model, [], ood_batches)
+    with pytest.raises(ValueError, match="objective 'ood' needs ood_data"):
+        extract(model, id_batches, None, "ood")
+    with pytest.raises(ValueError, match="id_data has no pixel_values"):
+        extract(model, [{"pixels": images(2, 0)}], ood_batches)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"objective": "auroc"}, "objective is 'auroc': pass one of 'acc', 'ood', 'avg'"),
+        ({"mode": "fast"}, "mode is 'fast'"),
+        ({"shortlist": 3}, "shortlist is for mode='shortlist'"),
+        ({"mode": "shortlist", "shortlist": 0}, "shortlist is 0"),
+        ({"mode": "shortlist", "check_every": 0}, "check_every is 0"),
+        ({"towers": ("vision",)}, "only CLIP has towers"),
+        ({"class_prompts": class_prompts()}, "class_prompts is for CLIP"),
+    ],
+)
+def test_bad_arguments_get_one_sentence(arguments, sentence):
+    model, id_batches, ood_batches, _ = family("vit")
+    with pytest.raises(ValueError, match=sentence):
+        extract(model, id_batches, ood_batches, **arguments)
+
+
+def test_clip_needs_tokenized_prompts_and_existing_towers():
+    model, id_batches, ood_batches, prompts = family("clip")
+    with pytest.raises(ValueError, match="class_prompts has no input_ids"):
+        extract(model, id_batches, ood_batches)
+    with pytest.raises(ValueError, match='pass some of "vision" and "text"'):
+        extract(model, id_batches, ood_batches, class_prompts=prompts, towers=("audio",))
+
+
+def test_a_model_without_a_head_is_refused():
+    model, id_batches, ood_batches, _ = family("vit")
+    with pytest.raises(TypeError, match="HydraViTModel has no classifier"):
+        extract(HydraViTModel.from_backbone(model), id_batches, ood_batches)
+
+
+def test_a_data_set_of_rows_and_a_loader_give_the_same_circuit():
+    model, id_batches, ood_batches, _ = family("vit")
+    rows = [
+        {"pixel_values": image, "labels": label}
+        for batch in id_batches
+        for image, label in zip(batch["pixel_values"], batch["labels"], strict=True)
+    ]
+    loader = DataLoader(rows, batch_size=8)
+    assert extract(model, loader, ood_batches) == extract(model, id_batches, ood_batches)
+
+
+def test_progress_is_shown_with_the_score_and_can_be_switched_off(capsys):
+    model, id_batches, ood_batches, _ = family("vit")
+    circuit = extract_circuit(model, id_batches, ood_batches, "avg", budget=2)
+    shown = capsys.readouterr().err
+    assert "circuit (avg): 100%" in shown and f"score={circuit.scores[-1]:.4f}" in shown
+    extract(model, id_batches, ood_batches, budget=2)
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,166 @@
+"""Taylor scores are |W · G| of the whole calibration set; pruning leaves the model alone."""
+
+import copy
+
+import pytest
+import torch
+
+from hydra_transformers.pruning import TaylorPruning, prune_heads, taylor_prune, taylor_scores
+from tests.pruning.backbones import family, rows_in_batches
+
+
+def projections(model, layer) -> list[torch.nn.Linear]:
+    """q, k and v of a layer, by (layer,) or (tower, layer)."""
+    if hasattr(model, "vit"):
+        attention = model.vit.layers[layer[-1]].attention
+        return [attention.q_proj, attention.k_proj, attention.v_proj]
+    if hasattr(model, "bert"):
+        attention = model.bert.encoder.layer[layer[-1]].attention.self
+        return [attention.query, attention.key, attention.value]
+    encoder = model.vision_model if layer[0] == "vision" else model.text_model
+    attention = encoder.encoder.layers[layer[-1]].self_attn
+    return [attention.q_proj, attention.k_proj, attention.v_proj]
+
+
+def hand_written_score(model, batches, prompts, layer, head, head_dim=8) -> float:
+    """One forward over all rows at once, then equation by equation."""
+    rows = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    labels = rows.pop("labels")
+    output = model(**rows, **(prompts or {}))
+    logits = output.logits if prompts is None else output.logits_per_image
+    log_probabilities = logits - logits.exp().sum(dim=-1, keepdim=True).log()
+    loss = -sum(log_probabilities[row, label] for row, label in enumerate(labels)) / len(labels)
+    weights = [projection.weight for projection in projections(model, layer)]
+    gradients = torch.autograd.grad(loss, weights)
+    rows_of_head = range(head * head_dim, (head + 1) * head_dim)
+    means = []
+    for weight, gradient in zip(weights, gradients, strict=True):
+        total = sum((weight[row] * gradient[row]).abs().sum().item() for row in rows_of_head)
+        means.append(total / (head_dim * weight.shape[1]))
+    return sum(means) / 3
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [
+        ("vit", [(0, 0), (1, 2), (2, 1)]),
+        ("bert", [(0, 1), (1, 0), (2, 2)]),
+        ("clip", [("vision", 0, 1), ("vision", 1, 0), ("text", 0, 0), ("text", 1, 1)]),
+    ],
+)
+def test_scores_are_those_of_a_hand_written_computation(name, heads):
+    model, batches, _, prompts = family(name)
+    towers = ("vision", "text") if name == "clip" else None
+    scores = taylor_scores(model, batches, class_prompts=prompts, towers=towers)
+    assert len(scores) == (8 if name == "clip" else 9)
+    for head in heads:
+        expected = hand_written_score(model, batches, prompts, head[:-1], head[-1])
+        assert scores[head] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("size", [1, 4, 25])
+def test_the_batch_size_leaves_no_trace(size):
+    model, batches, _, _ = family("bert")
+    rows = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    expected = taylor_scores(model, batches)
+    assert taylor_scores(model, rows_in_batches(rows, size)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_clip_prunes_its_vision_tower_by_default():
+    model, batches, _, prompts = family("clip")
+    assert {head[0] for head in taylor_scores(model, batches, class_prompts=prompts)} == {"vision"}
+    pruning = taylor_prune(model, batches, heads_per_layer=1, class_prompts=prompts)
+    assert list(pruning.heads_to_prune) == ["vision"]
+    assert prune_heads(model, pruning.heads_to_prune).config.kept_heads["text"] == [[[0, 1]], [[0, 1]]]
+
+
+def test_layers_are_pruned_one_after_the_other_with_fresh_scores():
+    model, batches, _, _ = family("vit")
+    pruned, scores = {}, {}
+    for layer in range(3):
+        so_far = taylor_scores(prune_heads(model, pruned), batches)
+        of_layer = {head: score for head, score in so_far.items() if head[0] == layer}
+        scores |= of_layer
+        pruned[layer] = sorted(head for _, head in sorted(of_layer, key=of_layer.get)[:1])
+    pruning = taylor_prune(model, batches, heads_per_layer=2)
+    assert pruning.heads_to_prune == pruned
+    assert pruning.scores == pytest.approx(scores, rel=1e-9)
+    dense = taylor_scores(model, batches)
+    assert pruning.scores[(0, 0)] == pytest.approx(dense[(0, 0)], rel=1e-9)
+    assert pruning.scores[(2, 0)] != pytest.approx(dense[(2, 0)], rel=1e-6), "scores were not computed anew"
+
+
+def test_the_global_scope_prunes_the_lowest_scores_of_the_whole_model():
+    model, batches, _, _ = family("vit")
+    scores = taylor_scores(model, batches)
+    pruning = taylor_prune(model, batches, heads_per_layer=2, scope="global")
+    lowest = sorted(scores, key=scores.get)[:3]
+    assert {(layer, head) for layer, heads in pruning.heads_to_prune.items() for head in heads} == set(lowest)
+    assert pruning.scores == scores
+
+
+def test_keeping_every_head_prunes_none():
+    model, batches, _, _ = family("vit")
+    assert taylor_prune(model, batches, heads_per_layer=3).heads_to_prune == {}
+
+
+def test_layers_with_fewer_heads_lose_none():
+    model, batches, _, _ = family("vit")
+    hydra = prune_heads(model, {0: [0, 2], 1: [0, 1, 2]})
+    pruning = taylor_prune(hydra, batches, heads_per_layer=2)
+    assert list(pruning.heads_to_prune) == [2] and len(pruning.heads_to_prune[2]) == 1
+
+
+def test_half_precision_models_are_scored_in_float32():
+    model, batches, _, _ = family("vit", torch.float32)
+    rounded = copy.deepcopy(model).bfloat16()
+    scores = taylor_scores(rounded, [{**batch, "pixel_values": batch["pixel_values"]} for batch in batches])
+    assert scores == pytest.approx(taylor_scores(copy.deepcopy(rounded).float(), batches), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["vit", "bert", "clip"])
+def test_the_model_is_unchanged_bit_for_bit(name):
+    model, batches, _, prompts = family(name)
+    model.train()
+    parameters = list(model.parameters())
+    parameters[0].grad = torch.ones_like(parameters[0])
+    parameters[1].requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    needs_gradient = [parameter.requires_grad for parameter in parameters]
+    taylor_prune(model, batches, heads_per_layer=1, class_prompts=prompts)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    assert [parameter.requires_grad for parameter in parameters] == needs_gradient
+    assert torch.equal(parameters[0].grad, torch.ones_like(parameters[0]))
+    assert all(parameter.grad is None for parameter in parameters[1:])
+    assert all(module.training for module in model.modules())
+
+
+def test_a_saved_pruning_is_the_pruning(tmp_path):
+    for name in ("vit", "clip"):
+        model, batches, _, prompts = family(name)
+        pruning = taylor_prune(model, batches, heads_per_layer=1, class_prompts=prompts)
+        pruning.save(tmp_path / "taylor.json")
+        assert TaylorPruning.load(tmp_path / "taylor.json") == pruning
+    (tmp_path / "taylor.json").write_text("[]")
+    with pytest.raises(ValueError, match="is no Taylor pruning"):
+        TaylorPruning.load(tmp_path / "taylor.json")
+
+
+def test_bad_input_gets_one_sentence():
+    model, batches, _, _ = family("vit")
+    with pytest.raises(ValueError, match="heads_per_layer is 4: it says how many heads to keep, pass 1 to 3"):
+        taylor_prune(model, batches, heads_per_layer=4)
+    with pytest.raises(ValueError, match="scope is 'model'"):
+        taylor_prune(model, batches, heads_per_layer=2, scope="model")
+    with pytest.raises(ValueError, match="dataloader has no samples"):
+        taylor_scores(model, [])
+    with pytest.raises(ValueError, match="dataloader has no labels"):
+        taylor_scores(model, [{"pixel_values": batches[0]["pixel_values"]}])
+    with pytest.raises(TypeError, match="has no classifier"):
+        taylor_scores(model.vit, batches)
+    with pytest.raises(ValueError, match=r"Taylor score of head \(0, 0\) is NaN"):
+        model.classifier.bias.data[0] = float("nan")
+        taylor_scores(model, batches)
+    clip, batches, _, _ = family("clip")
+    with pytest.raises(ValueError, match="class_prompts has no input_ids"):
+        taylor_scores(clip, batches)

@@ -1,0 +1,62 @@
+"""Runs in a process of its own: `kill PATH N` dies in the Nth evaluation, `join FOLDER RANK` is one of two processes."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from hydra_transformers.pruning import extract_circuit
+from hydra_transformers.pruning.greedy import GreedySearch
+from tests.pruning.backbones import family
+
+
+def kill(path: str, number: str) -> None:
+    evaluate, calls = GreedySearch.evaluate, []
+
+    def deadly(self, candidates):
+        calls.append(candidates)
+        if len(calls) == int(number):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return evaluate(self, candidates)
+
+    GreedySearch.evaluate = deadly
+    model, id_batches, ood_batches, _ = family("vit")
+    extract_circuit(model, id_batches, ood_batches, "avg", budget=5, checkpoint=path, progress=False)
+
+
+def join(folder: str, rank: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=int(rank), world_size=2)
+    for name in ("vit", "clip"):
+        model, id_batches, ood_batches, prompts = family(name)
+        circuit = extract_circuit(
+            model,
+            id_batches,
+            ood_batches,
+            "avg",
+            budget=3,
+            class_prompts=prompts,
+            checkpoint=f"{folder}/{name}-checkpoint.json",
+        )
+        circuit.save(f"{folder}/{name}-{rank}.json")
+
+    model, id_batches, ood_batches, _ = family("vit")
+    del id_batches[1]["labels"]  # the second process alone sees this batch
+    shuffled = DataLoader(id_batches, batch_size=None, shuffle=True)
+    for file, data in (("refusal", id_batches), ("shuffled", shuffled)):
+        try:
+            extract_circuit(model, data, ood_batches, "avg", budget=5)
+        except ValueError as error:
+            Path(f"{folder}/{file}-{rank}.txt").write_text(str(error))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    {"kill": kill, "join": join}[sys.argv[1]](*sys.argv[2:])
