@@ -187,7 +187,7 @@ def peak_beyond_weights(run: Callable, inputs: dict, device: str) -> int | None:
 def time_in_turns(runs: dict[str, Callable], pool: list[dict], device: str, seconds: float) -> dict[str, list[float]]:
     """Milliseconds per call, each method in turn so that clocks and temperature are the same for all."""
     times = {method: [] for method in runs}
-    for method, run in runs.items():  # warm-up
+    for run in runs.values():  # warm-up
         for inputs in pool[:3]:
             run(**inputs)
     synchronise(device)
@@ -218,7 +218,7 @@ def count_multiply_adds(model: nn.Module, inputs: dict) -> float:
     return counter.get_total_flops() / 2
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def measure(args, family_name: str, dtype_name: str, batch: int, mode: str) -> list[Row]:
     family, dtype, device = FAMILIES[family_name], DTYPES[dtype_name], args.device
     pool = []
@@ -233,8 +233,8 @@ def measure(args, family_name: str, dtype_name: str, batch: int, mode: str) -> l
         try:
             model = build(family, method, device, dtype)
             one = {key: value[:1] for key, value in pool[0].items()}
-            counted = model if method != "vmap over 3 models" else build(family, "3 models in sequence", "cpu", dtype)
-            costs[method] = count_multiply_adds(counted, one)
+            same_work = {"vmap over 3 models": "3 models in sequence"}.get(method, method)
+            costs[method] = costs.get(same_work) or count_multiply_adds(model, one)
             run = torch.compile(model, mode=args.compile_mode) if mode == "compiled" else model
             run(**pool[0])
         except Exception as error:
@@ -280,10 +280,10 @@ def to_markdown(rows: list[Row], machine: dict) -> str:
     lines[-1] += "| x single | memory beyond weights, x single |"
     lines.append("|---|---|---|---|---|---|---|---|---|---|")
     for row in rows:
-        memory = "–" if row.memory_ratio is None else f"{row.memory_ratio:.2f}"
+        memory = "-" if row.memory_ratio is None else f"{row.memory_ratio:.2f}"
         lines.append(
             f"| {row.family} | {row.dtype} | {row.batch} | {row.mode} | {row.method} | {row.parameters / 1e6:.2f} "
-            f"| {row.multiply_adds / 1e9:.2f} | {row.milliseconds:.2f} ({row.spread[0]:.2f}–{row.spread[1]:.2f}) "
+            f"| {row.multiply_adds / 1e9:.2f} | {row.milliseconds:.2f} ({row.spread[0]:.2f} to {row.spread[1]:.2f}) "
             f"| **{row.ratio:.2f}** | {memory} |"
         )
     return "\n".join(lines) + "\n"

@@ -116,7 +116,7 @@ class HydraAttention(nn.Module):
 
     def _heads(self, projections, states: torch.Tensor, packed: bool) -> tuple[torch.Tensor, ...]:
         tokens = states.shape[2]
-        if can_join(projections):
+        if can_join(projections, states):
             joint = joint_product(projections, states, packed)
             joint = joint.view(-1, tokens, len(projections), joint.shape[-1] // self.head_dim, self.head_dim)
             return joint.permute(2, 0, 3, 1, 4).unbind(0)

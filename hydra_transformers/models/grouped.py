@@ -134,9 +134,9 @@ def joint_product(projections: Sequence[GroupedLinear], hidden_states: torch.Ten
     return product.view(*product.shape[:-1], count, -1)
 
 
-def can_join(projections: Sequence[nn.Module]) -> bool:
-    """Whether projections are their weights and nothing else: not training, wrapped by an adapter, hooked, offloaded."""
-    return not torch.is_grad_enabled() and all(
+def can_join(projections: Sequence[nn.Module], hidden_states: torch.Tensor) -> bool:
+    """Whether projections are their weights and nothing else: not differentiated, compiled, adapted, hooked, offloaded."""
+    return is_plain_inference(hidden_states) and all(
         type(projection) is GroupedLinear
         and not projection._forward_hooks
         and not projection._forward_pre_hooks

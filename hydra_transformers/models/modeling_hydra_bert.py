@@ -29,7 +29,7 @@ from .ensembling import (
 from .fusion import HydraModelMixin
 from .grouped import Grouped, GroupedLinear, embed, shared_or_per_member
 from .kernels import add_and_layer_norm
-from .small_batch import can_run_bare, post_norm_layer
+from .small_batch import bare_parts, post_norm_layer
 
 
 class HydraBertLayer(GradientCheckpointingLayer):
@@ -63,9 +63,9 @@ class HydraBertLayer(GradientCheckpointingLayer):
         **kwargs,
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
-        layernorms = (self.attention_layernorm, self.output_layernorm)
-        if not first_token_only and can_run_bare(self, layernorms, hidden_states, attention_mask):
-            return post_norm_layer(self, hidden_states, attention_mask)
+        parts = bare_parts(self, hidden_states, attention_mask, ("attention_layernorm", "output_layernorm"))
+        if parts is not None:
+            return post_norm_layer(self, parts, hidden_states, attention_mask, first_token_only)
         residual = hidden_states
         queries = None
         if first_token_only:

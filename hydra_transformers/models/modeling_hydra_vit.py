@@ -31,7 +31,7 @@ from .fusion import HydraModelMixin
 from .grouped import Grouped, GroupedLinear, embed, shared_or_per_member
 from .kernels import add_and_layer_norm, layer_norm
 from .patches import as_patch_projection
-from .small_batch import can_run_bare, pre_norm_layer
+from .small_batch import bare_parts, pre_norm_layer
 
 
 class HydraViTEmbeddings(ViTEmbeddings):
@@ -73,9 +73,9 @@ class HydraViTLayer(GradientCheckpointingLayer):
         **kwargs,
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
-        layernorms = (self.layernorm_before, self.layernorm_after)
-        if not first_token_only and can_run_bare(self, layernorms, hidden_states, attention_mask):
-            return pre_norm_layer(self, hidden_states, attention_mask)
+        parts = bare_parts(self, hidden_states, attention_mask, ("layernorm_before", "layernorm_after"))
+        if parts is not None:
+            return pre_norm_layer(self, parts, hidden_states, attention_mask, first_token_only)
         # Equation 4
         normed = layer_norm(self.layernorm_before, hidden_states)
         queries = None

@@ -1,99 +1,153 @@
 """Layers for small batches in plain inference, where calling and launching things takes longer than computing them.
 
 The functions here compute what the layers' own `forward` computes, from the same parameters and with the same
-operations, without the module calls around each of them. `can_run_bare` says no wherever those calls could mean
+operations, without the module calls around each of them. `bare_parts` says no wherever those calls could mean
 something: hooks, adapters, offloaded weights, parts that are not shared, other attention backends, training.
 """
 
 import torch
 from torch import nn
+from torch.nn.functional import linear, scaled_dot_product_attention
 
+from .attention import HydraAttention, HydraMLP, mask_of_first_token
 from .grouped import ROWS_FOR_ONE_PRODUCT_PER_MEMBER, GroupedLinear, GroupedOutput
 from .kernels import is_plain_inference
 
 
-def can_run_bare(layer: nn.Module, layernorms: tuple, hidden_states: torch.Tensor, attention_mask) -> bool:
-    """Whether one of the functions below gives a layer's result on (members, batch, tokens, hidden)."""
-    attention, mlp = layer.attention, layer.mlp
+PARTS = (
+    ("attention", "q_proj", GroupedLinear),
+    ("attention", "k_proj", GroupedLinear),
+    ("attention", "v_proj", GroupedLinear),
+    ("attention", "o_proj", GroupedOutput),
+    ("mlp", "fc1", nn.Linear),
+    ("mlp", "fc2", nn.Linear),
+)
+
+
+def bare_parts(layer: nn.Module, hidden_states: torch.Tensor, attention_mask, norms: tuple[str, str]) -> list | None:
+    """The parts of a layer, [q, k, v, o, fc1, fc2, first norm, second norm], if it may run bare on these states.
+
+    hidden_states: (members or 1, batch, tokens, hidden)
+    norms: names of the layer's two LayerNorms
+    """
+    _, batch, tokens, _ = hidden_states.shape
+    if batch * tokens >= ROWS_FOR_ONE_PRODUCT_PER_MEMBER or layer.training or not is_plain_inference(hidden_states):
+        return None
+    if attention_mask is not None and attention_mask.__class__ is not torch.Tensor:
+        return None
+    # The modules' own dictionaries: attribute access on modules takes a search through three of them each time.
+    modules = layer._modules
+    attention, mlp = modules["attention"], modules["mlp"]
+    if not (_is_bare(attention, HydraAttention) and _is_bare(mlp, HydraMLP) and attention.is_uniform):
+        return None
+    if attention.has_no_head or attention.config._attn_implementation != "sdpa":
+        return None
+    if not _is_bare(mlp._modules["activation_fn"], mlp._modules["activation_fn"].__class__):
+        return None
+    parts = []
+    for owner, name, kind in PARTS:
+        part = modules[owner]._modules[name]
+        if not _is_bare(part, kind):
+            return None
+        parts.append(part._parameters)
+    for name in norms:
+        if not _is_bare(modules[name], nn.LayerNorm):
+            return None
+        parts.append(modules[name])
+    return parts
+
+
+def _is_bare(module: nn.Module, kind: type) -> bool:
+    """Whether a module is of this very type and nothing happens around its forward."""
     return (
-        hidden_states.shape[0] > 1
-        and hidden_states.shape[1] * hidden_states.shape[2] < ROWS_FOR_ONE_PRODUCT_PER_MEMBER
-        and not layer.training
-        and is_plain_inference(hidden_states)
-        and attention.is_uniform
-        and not attention.has_no_head
-        and (attention_mask is None or attention_mask.__class__ is torch.Tensor)
-        and attention.config._attn_implementation == "sdpa"
-        and _is_bare(attention)
-        and _is_bare(attention.q_proj, GroupedLinear)
-        and _is_bare(attention.k_proj, GroupedLinear)
-        and _is_bare(attention.v_proj, GroupedLinear)
-        and _is_bare(attention.o_proj, GroupedOutput)
-        and _is_bare(layernorms[0], nn.LayerNorm)
-        and _is_bare(layernorms[1], nn.LayerNorm)
-        and hasattr(mlp, "fc1")
-        and _is_bare(mlp)
-        and _is_bare(mlp.fc1, nn.Linear)
-        and _is_bare(mlp.fc2, nn.Linear)
-        and _is_bare(mlp.activation_fn)
-    )
-
-
-def pre_norm_layer(layer: nn.Module, hidden_states: torch.Tensor, attention_mask, is_causal=False) -> torch.Tensor:
-    """(members, batch, tokens, hidden) -> the same; equations 4 to 7."""
-    normed = _layer_norm(layer.layernorm_before, hidden_states)
-    hidden_states = hidden_states + _attention(layer.attention, normed, attention_mask, is_causal)
-    normed = _layer_norm(layer.layernorm_after, hidden_states)
-    return hidden_states + _mlp(layer.mlp, normed)
-
-
-def post_norm_layer(layer: nn.Module, hidden_states: torch.Tensor, attention_mask) -> torch.Tensor:
-    """(members, batch, tokens, hidden) -> the same; equations 4 to 7 with the LayerNorms behind the sums."""
-    attention = _attention(layer.attention, hidden_states, attention_mask)
-    hidden_states = _layer_norm(layer.attention_layernorm, hidden_states + attention)
-    return _layer_norm(layer.output_layernorm, hidden_states + _mlp(layer.mlp, hidden_states))
-
-
-def _is_bare(module: nn.Module, kind: type | None = None) -> bool:
-    """Whether a module is of this very type, where one is given, and nothing happens around its forward."""
-    return (
-        (kind is None or module.__class__ is kind)
+        module.__class__ is kind
         and not module._forward_hooks
         and not module._forward_pre_hooks
         and "forward" not in module.__dict__
     )
 
 
+def pre_norm_layer(
+    layer: nn.Module,
+    parts: list,
+    hidden_states: torch.Tensor,
+    attention_mask,
+    first_token_only: bool = False,
+    is_causal: bool = False,
+) -> torch.Tensor:
+    """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden); equations 4 to 7."""
+    normed = _layer_norm(parts[6], hidden_states)
+    attention = _attention(layer._modules["attention"], parts, normed, attention_mask, first_token_only, is_causal)
+    if first_token_only:
+        hidden_states = hidden_states[:, :, :1]
+    hidden_states = hidden_states + attention
+    return hidden_states + _mlp(layer._modules["mlp"], parts, _layer_norm(parts[7], hidden_states))
+
+
+def post_norm_layer(
+    layer: nn.Module, parts: list, hidden_states: torch.Tensor, attention_mask, first_token_only: bool = False
+) -> torch.Tensor:
+    """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden); LayerNorms behind the sums."""
+    attention = _attention(layer._modules["attention"], parts, hidden_states, attention_mask, first_token_only)
+    if first_token_only:
+        hidden_states = hidden_states[:, :, :1]
+    hidden_states = _layer_norm(parts[6], hidden_states + attention)
+    return _layer_norm(parts[7], hidden_states + _mlp(layer._modules["mlp"], parts, hidden_states))
+
+
 def _layer_norm(norm: nn.LayerNorm, hidden_states: torch.Tensor) -> torch.Tensor:
-    return torch.layer_norm(hidden_states, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+    parameters = norm._parameters
+    return torch.layer_norm(hidden_states, norm.normalized_shape, parameters["weight"], parameters["bias"], norm.eps)
 
 
-def _attention(attention: nn.Module, hidden_states: torch.Tensor, attention_mask, is_causal=False) -> torch.Tensor:
-    members, batch, tokens, hidden = hidden_states.shape
-    q, k, v, o = attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj
-    shape = (members, -1, hidden)
-    weight = torch.cat((q.weight.view(shape), k.weight.view(shape), v.weight.view(shape)), dim=1).transpose(1, 2)
-    rows = hidden_states.view(shape)
-    if q.bias is None:
+def _mlp(mlp: nn.Module, parts: list, hidden_states: torch.Tensor) -> torch.Tensor:
+    _, _, _, _, fc1, fc2, _, _ = parts
+    inner = mlp._modules["activation_fn"].forward(linear(hidden_states, fc1["weight"], fc1["bias"]))
+    return linear(inner, fc2["weight"], fc2["bias"])
+
+
+def _attention(
+    attention: nn.Module, parts: list, states: torch.Tensor, mask, first_token_only: bool, is_causal: bool = False
+) -> torch.Tensor:
+    """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
+    q, k, v, o = parts[:4]
+    blocks, batch, tokens, hidden = states.shape
+    members, head_dim = attention.num_members, attention.head_dim
+    if first_token_only:
+        mask = mask_of_first_token(mask)
+        query = _project((q,), states[:, :, :1].reshape(blocks, batch, hidden), head_dim, 1)
+        keys_and_values = _project((k, v), states.view(blocks, batch * tokens, hidden), head_dim, tokens)
+        projected, tokens = (*query, *keys_and_values), 1
+    else:
+        projected = _project((q, k, v), states.view(blocks, batch * tokens, hidden), head_dim, tokens)
+    if mask is not None and blocks == 1:
+        mask = mask[:batch]
+    output = scaled_dot_product_attention(
+        *projected, attn_mask=mask, scale=attention.scaling, is_causal=is_causal and mask is None and tokens > 1
+    )
+    # (blocks * batch, heads, tokens, head_dim) -> (members, batch * tokens, width)
+    output = output.transpose(1, 2).reshape(blocks, batch * tokens, -1)
+    if blocks < members:
+        output = output.view(batch * tokens, members, -1).transpose(0, 1)
+    weight = o["weight"].view(members, -1, hidden)
+    return torch.baddbmm(o["bias"].view(members, 1, hidden), output, weight).view(members, batch, tokens, hidden)
+
+
+def _project(projections: tuple, rows: torch.Tensor, head_dim: int, tokens: int) -> tuple[torch.Tensor, ...]:
+    """(blocks, rows, hidden) -> one (blocks * batch, heads, tokens, head_dim) per projection.
+
+    A block is a member; where all members see the same rows, one block holds the heads of all of them.
+    """
+    blocks, _, hidden = rows.shape
+    weight = [projection["weight"].view(blocks, -1, hidden) for projection in projections]
+    weight = (weight[0] if len(weight) == 1 else torch.cat(weight, dim=1)).transpose(1, 2)
+    if projections[0]["bias"] is None:
         joint = torch.bmm(rows, weight)
     else:
-        shape = (members, 1, -1)
-        bias = torch.cat((q.bias.view(shape), k.bias.view(shape), v.bias.view(shape)), dim=2)
-        joint = torch.baddbmm(bias, rows, weight)
-    query, key, value = joint.view(members * batch, tokens, 3, -1, attention.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-    output = nn.functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=attention_mask,
-        scale=attention.scaling,
-        is_causal=is_causal and attention_mask is None and tokens > 1,
+        bias = [projection["bias"].view(blocks, 1, -1) for projection in projections]
+        joint = torch.baddbmm(bias[0] if len(bias) == 1 else torch.cat(bias, dim=2), rows, weight)
+    return (
+        joint.view(-1, tokens, len(projections), joint.shape[-1] // len(projections) // head_dim, head_dim)
+        .permute(2, 0, 3, 1, 4)
+        .unbind(0)
     )
-    output = output.transpose(1, 2).reshape(members, batch * tokens, -1)
-    output = torch.baddbmm(o.bias.view(members, 1, hidden), output, o.weight.view(members, -1, hidden))
-    return output.view(hidden_states.shape)
-
-
-def _mlp(mlp: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
-    inner = nn.functional.linear(hidden_states, mlp.fc1.weight, mlp.fc1.bias)
-    return nn.functional.linear(mlp.activation_fn.forward(inner), mlp.fc2.weight, mlp.fc2.bias)

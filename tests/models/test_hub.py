@@ -28,7 +28,15 @@ from hydra_transformers import HydraBertModel, HydraCLIPModel, HydraViTModel
 from tests.families import BERT, CLIP, VIT, bert_backbone, clip_backbone, randomise, vit_backbone
 
 
-CODE_FILES = {"attention.py", "ensembling.py", "fusion.py", "grouped.py", "kept_heads.py", "kernels.py", "small_batch.py"}
+CODE_FILES = {
+    "attention.py",
+    "ensembling.py",
+    "fusion.py",
+    "grouped.py",
+    "kept_heads.py",
+    "kernels.py",
+    "small_batch.py",
+}
 AUTO_CLASS = {
     "vit": AutoModelForImageClassification,
     "bert": AutoModelForSequenceClassification,

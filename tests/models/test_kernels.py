@@ -1,0 +1,81 @@
+"""The one-pass kernels give what the plain modules give; on a machine without CUDA they are the plain modules."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from hydra_transformers.models import kernels
+from hydra_transformers.models.patches import as_patch_projection
+from tests.families import VIT, images
+
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")),
+]
+DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 0.04), (torch.float16, 0.005)]
+
+
+@pytest.fixture(autouse=True)
+def every_size_is_worth_a_kernel(monkeypatch):
+    monkeypatch.setattr(kernels, "ELEMENTS_WORTH_A_KERNEL", 1)
+
+
+def states(device, dtype, columns=768):
+    return torch.randn(3, 2, 5, columns, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype, tolerance", DTYPES)
+@pytest.mark.parametrize("columns", [768, 100])
+def test_layer_norms_equal_the_modules(device, dtype, tolerance, columns):
+    norm = nn.LayerNorm(columns, eps=1e-12).to(device, dtype)
+    norm.weight.normal_()
+    norm.bias.normal_()
+    x, branch = states(device, dtype, columns), states(device, dtype, columns).flip(0)
+    torch.testing.assert_close(kernels.layer_norm(norm, x), norm(x), atol=tolerance, rtol=tolerance)
+    total, normed = kernels.add_and_layer_norm(norm, x, branch)
+    torch.testing.assert_close(total, x + branch)
+    torch.testing.assert_close(normed, norm(x + branch), atol=tolerance, rtol=tolerance)
+    total, normed = kernels.add_and_layer_norm(norm, x[:1], branch)  # states that are still the same for all members
+    torch.testing.assert_close(total, x[:1] + branch)
+    torch.testing.assert_close(normed, norm(total), atol=tolerance, rtol=tolerance)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype, tolerance", DTYPES)
+@pytest.mark.parametrize("name", ["gelu", "quick_gelu", "relu"])
+def test_activations_equal_the_modules(device, dtype, tolerance, name):
+    x = states(device, dtype)
+    expected = ACT2FN[name](x.clone())
+    torch.testing.assert_close(kernels.activate(ACT2FN[name], x), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_nothing_is_overwritten_while_gradients_are_recorded(device):
+    x = states(device, torch.float32).requires_grad_()
+    kernels.activate(ACT2FN["gelu"], x).sum().backward()
+    assert x.grad is not None
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-3), (torch.bfloat16, 0.3)])
+def test_a_hydra_on_cuda_gives_the_logits_of_the_cpu(dtype, tolerance):
+    hydra = VIT.hydra.from_pruned_members(VIT.members())
+    expected = hydra(images()).member_logits
+    logits = hydra.to("cuda", dtype)(images().to("cuda", dtype)).member_logits
+    torch.testing.assert_close(logits.cpu().double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_patch_product_is_the_convolution(bias):
+    convolution = nn.Conv2d(3, 8, kernel_size=4, stride=4, bias=bias).double()
+    projection = as_patch_projection(convolution).double()
+    projection.load_state_dict(convolution.state_dict())
+    pixel_values = torch.randn(2, 3, 18, 12, dtype=torch.float64)  # a height that is no multiple of the patch
+    torch.testing.assert_close(projection(pixel_values), convolution(pixel_values))
