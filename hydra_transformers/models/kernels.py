@@ -25,7 +25,10 @@ MOST_COLUMNS = 4096
 def is_plain_inference(tensor: torch.Tensor) -> bool:
     """Whether results may be written where they belong: nothing differentiates, traces or casts on the way."""
     return not (
-        torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(tensor.device.type)
+        torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+        or tensor.is_meta
+        or torch.is_autocast_enabled(tensor.device.type)
     )
 
 

@@ -125,6 +125,25 @@ def test_runs_with_parts_offloaded_to_disk(family, tmp_path):
     torch.testing.assert_close(loaded(**inputs).member_logits, expected)
 
 
+@torch.no_grad()
+def test_runs_on_the_meta_device(family):
+    hydra = family.hydra.from_pruned_members(family.members()).to("meta")
+    inputs = {key: value.to("meta") for key, value in family.inputs().items() if key != "attention_mask"}
+    outputs = hydra(**inputs)
+    assert outputs.member_logits.shape[:2] == (4, 3)
+
+
+@torch.no_grad()
+def test_autocast_is_respected(family):
+    hydra = family.hydra.from_pruned_members([family.backbone(seed) for seed in range(3)]).float()
+    inputs = {key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()}
+    expected = hydra(**inputs).member_logits
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        member_logits = hydra(**inputs).member_logits
+    assert not torch.equal(member_logits.float(), expected)
+    torch.testing.assert_close(member_logits.float(), expected, atol=0.3, rtol=0.3)
+
+
 # Grouped layers
 
 
