@@ -1,16 +1,17 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
-SOURCES = hydra_transformers tests benchmarks
+SOURCES = hydra_transformers tests benchmarks scripts
 # One thread per worker: two workers with two threads each are slower on two cores than two with one.
 PYTEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(1)/bin/python -m pytest -n auto
 
-.PHONY: help install test test-oldest coverage demo style quality clean
+.PHONY: help install test test-oldest coverage demo notebooks style quality clean
 
 help:
 	@echo "make test         all tests, on the versions of constraints.txt"
 	@echo "make test-oldest  all tests, on the oldest supported transformers"
 	@echo "make demo         build, fuse, save and reload an ensemble on this machine"
+	@echo "make notebooks    run the three notebooks and check that they succeed"
 	@echo "make quality      check formatting and lint; make style repairs both"
 	@echo "make coverage     tests with a coverage report"
 
@@ -41,6 +42,9 @@ coverage: $(VENV)/.installed
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -m hydra_transformers.demo
+
+notebooks: $(VENV)/.installed
+	$(VENV)/bin/python scripts/build_notebooks.py --check
 
 style: $(VENV)/.installed
 	$(VENV)/bin/ruff format $(SOURCES)

@@ -94,6 +94,20 @@ def ensemble_loss(loss_function: Callable, labels: torch.Tensor, member_logits: 
     return loss_function(labels, ensemble_logits(member_logits, config.problem_type), config, **kwargs)
 
 
+def classifier_output(model, member_logits: torch.Tensor, labels, encoder_outputs, **kwargs) -> HydraClassifierOutput:
+    """What a classifier returns for its members' logits (batch, members, classes), with the loss where labels are."""
+    loss = None
+    if labels is not None:
+        loss = ensemble_loss(model.loss_function, labels, member_logits, model.config, **kwargs)
+    return HydraClassifierOutput(
+        loss=loss,
+        logits=ensemble_logits(member_logits, model.config.problem_type),
+        member_logits=member_logits,
+        hidden_states=encoder_outputs.hidden_states,
+        attentions=encoder_outputs.attentions,
+    )
+
+
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+from transformers import initialization as init
 
 from .kernels import is_plain_inference
 
@@ -100,6 +101,25 @@ class GroupedOutput(Grouped):
             for states, weight, bias in zip(inputs, self.weight.split(self.widths), self.bias, strict=True)
         ]
         return torch.stack(outputs)
+
+
+class GroupedPooler(nn.Module):
+    """A pooler per member, on the first token: (members, batch, tokens, hidden) -> (members, batch, pooled)."""
+
+    def __init__(self, hidden_size: int, pooled_size: int, num_members: int, activation: nn.Module):
+        super().__init__()
+        self.dense = GroupedLinear(hidden_size, [pooled_size] * num_members)
+        self.activation = activation
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.dense(hidden_states[:, :, 0]))
+
+
+def init_grouped(module: Grouped, std: float) -> None:
+    """Fresh weights for a packed layer, as Transformers gives them to a linear one."""
+    init.normal_(module.weight, mean=0.0, std=std)
+    if module.bias is not None:
+        init.zeros_(module.bias)
 
 
 def joint_product(projections: Sequence[GroupedLinear], hidden_states: torch.Tensor, packed: bool) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from transformers import initialization as init
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
@@ -21,13 +20,12 @@ from .configuration_hydra_bert import HydraBertConfig
 from .ensembling import (
     HydraClassifierOutput,
     batch_first,
-    ensemble_logits,
-    ensemble_loss,
+    classifier_output,
     members_after_batch,
     wants_every_token,
 )
 from .fusion import HydraModelMixin
-from .grouped import Grouped, GroupedLinear, embed, shared_or_per_member
+from .grouped import Grouped, GroupedLinear, GroupedPooler, embed, init_grouped, shared_or_per_member
 from .kernels import add_and_layer_norm
 from .small_batch import bare_parts, post_norm_layer
 
@@ -100,21 +98,7 @@ class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
         if isinstance(module, Grouped):
-            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-
-
-class HydraBertPooler(nn.Module):
-    """BERT's pooler, one per member: (members, batch, tokens, hidden) -> (members, batch, hidden)."""
-
-    def __init__(self, config: HydraBertConfig):
-        super().__init__()
-        self.dense = GroupedLinear(config.hidden_size, [config.hidden_size] * config.num_members)
-        self.activation = nn.Tanh()
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.activation(self.dense(hidden_states[:, :, 0]))
+            init_grouped(module, std=self.config.initializer_range)
 
 
 class HydraBertModel(HydraBertPreTrainedModel):
@@ -129,7 +113,9 @@ class HydraBertModel(HydraBertPreTrainedModel):
         self.embeddings = shared_or_per_member(lambda: BertEmbeddings(config), members, "embeddings" in shared)
         self.layers = nn.ModuleList(HydraBertLayer(config, layer) for layer in range(config.num_hidden_layers))
         add_pooling_layer = config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer
-        self.pooler = HydraBertPooler(config) if add_pooling_layer else None
+        self.pooler = None
+        if add_pooling_layer:
+            self.pooler = GroupedPooler(config.hidden_size, config.hidden_size, members, nn.Tanh())
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -227,16 +213,7 @@ class HydraBertForSequenceClassification(HydraBertPreTrainedModel):
         )
         pooled = self.dropout(outputs.pooler_output.transpose(0, 1))
         member_logits = batch_first(self.classifier(pooled), self.num_members)
-        loss = None
-        if labels is not None:
-            loss = ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
-        return HydraClassifierOutput(
-            loss=loss,
-            logits=ensemble_logits(member_logits, self.config.problem_type),
-            member_logits=member_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return classifier_output(self, member_logits, labels, outputs, **kwargs)
 
 
 __all__ = ["HydraBertForSequenceClassification", "HydraBertModel", "HydraBertPreTrainedModel"]

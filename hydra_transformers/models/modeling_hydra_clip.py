@@ -21,7 +21,7 @@ from .ensembling import (
     wants_every_token,
 )
 from .fusion import HydraModelMixin, Member
-from .grouped import Grouped, GroupedLinear, embed, shared_or_per_member
+from .grouped import Grouped, GroupedLinear, embed, init_grouped, shared_or_per_member
 from .kernels import add_and_layer_norm, layer_norm
 from .patches import as_patch_projection
 from .small_batch import bare_parts, pre_norm_layer
@@ -95,9 +95,7 @@ class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
         if isinstance(module, Grouped):
-            init.normal_(module.weight, mean=0.0, std=module.columns**-0.5 * self.config.initializer_factor)
-            if module.bias is not None:
-                init.zeros_(module.bias)
+            init_grouped(module, std=module.columns**-0.5 * self.config.initializer_factor)
         elif isinstance(module, HydraCLIPModel):
             init.constant_(module.logit_scale, self.config.logit_scale_init_value)
 
@@ -237,19 +235,18 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
     @classmethod
     def can_share_text_tower(cls, members: list[Member]) -> bool:
         """Members that differ in the vision tower only need the text tower once."""
+        first = members[0].tensors
 
-        def equal(part: str) -> bool:
-            names = [name for name in members[0].tensors if name.startswith(part)]
+        def is_equal_in_all(side: str) -> bool:
+            names = [name for name in first if name.startswith(side)]
+            others = members[1:]
             return all(
-                torch.equal(member.tensors[name].to(members[0].tensors[name].device), members[0].tensors[name])
-                for member in members[1:]
+                torch.equal(other.tensors[name].to(first[name].device), first[name])
+                for other in others
                 for name in names
-                if member.tensors[name].shape == members[0].tensors[name].shape
-            ) and all(
-                member.tensors[name].shape == members[0].tensors[name].shape for member in members for name in names
             )
 
-        return equal("text_") and not equal("vision_")
+        return is_equal_in_all("text_") and not is_equal_in_all("vis")
 
     @can_return_tuple
     def get_text_features(

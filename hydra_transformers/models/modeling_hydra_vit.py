@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -22,13 +21,12 @@ from .configuration_hydra_vit import HydraViTConfig
 from .ensembling import (
     HydraClassifierOutput,
     batch_first,
-    ensemble_logits,
-    ensemble_loss,
+    classifier_output,
     members_after_batch,
     wants_every_token,
 )
 from .fusion import HydraModelMixin
-from .grouped import Grouped, GroupedLinear, embed, shared_or_per_member
+from .grouped import Grouped, GroupedLinear, GroupedPooler, embed, init_grouped, shared_or_per_member
 from .kernels import add_and_layer_norm, layer_norm
 from .patches import as_patch_projection
 from .small_batch import bare_parts, pre_norm_layer
@@ -102,21 +100,7 @@ class HydraViTPreTrainedModel(HydraModelMixin, ViTPreTrainedModel):
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
         if isinstance(module, Grouped):
-            init.normal_(module.weight, mean=0.0, std=self.config.initializer_range)
-            if module.bias is not None:
-                init.zeros_(module.bias)
-
-
-class HydraViTPooler(nn.Module):
-    """ViT's pooler, one per member: (members, batch, tokens, hidden) -> (members, batch, pooled)."""
-
-    def __init__(self, config: HydraViTConfig):
-        super().__init__()
-        self.dense = GroupedLinear(config.hidden_size, [config.pooler_output_size] * config.num_members)
-        self.activation = ACT2FN[config.pooler_act]
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.activation(self.dense(hidden_states[:, :, 0]))
+            init_grouped(module, std=self.config.initializer_range)
 
 
 class HydraViTModel(HydraViTPreTrainedModel):
@@ -134,7 +118,10 @@ class HydraViTModel(HydraViTPreTrainedModel):
             lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps), members, "layernorm" in shared
         )
         add_pooling_layer = config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer
-        self.pooler = HydraViTPooler(config) if add_pooling_layer else None
+        self.pooler = None
+        if add_pooling_layer:
+            activation = ACT2FN[config.pooler_act]
+            self.pooler = GroupedPooler(config.hidden_size, config.pooler_output_size, members, activation)
         self.post_init()
 
     @merge_with_config_defaults
@@ -210,16 +197,7 @@ class HydraViTForImageClassification(HydraViTPreTrainedModel):
         )
         first_token = outputs.last_hidden_state[:, :, 0].transpose(0, 1)
         member_logits = batch_first(self.classifier(first_token), self.num_members)
-        loss = None
-        if labels is not None:
-            loss = ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
-        return HydraClassifierOutput(
-            loss=loss,
-            logits=ensemble_logits(member_logits, self.config.problem_type),
-            member_logits=member_logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
+        return classifier_output(self, member_logits, labels, outputs, **kwargs)
 
 
 __all__ = ["HydraViTForImageClassification", "HydraViTModel", "HydraViTPreTrainedModel"]
