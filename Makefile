@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
-SOURCES = hydra_transformers tests benchmarks scripts
+SOURCES = hydra_transformers tests benchmarks scripts notebooks
 # One thread per worker: two workers with two threads each are slower on two cores than two with one.
 PYTEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(1)/bin/python -m pytest -n auto
 
@@ -53,6 +53,7 @@ style: $(VENV)/.installed
 quality: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check $(SOURCES)
 	$(VENV)/bin/ruff check $(SOURCES)
+	$(VENV)/bin/python scripts/build_model_cards.py --check
 
 clean:
 	rm -rf $(VENV) $(VENV_OLDEST) build dist *.egg-info .pytest_cache .ruff_cache demo-output

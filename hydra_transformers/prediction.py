@@ -259,7 +259,9 @@ class ZeroShotClassifier(nn.Module):
         self.text_features = torch.cat(features)
 
     def forward(self, pixel_values: Tensor) -> HydraClassifierOutput:
-        image_features = _unit_features(self.model.get_image_features(pixel_values=pixel_values))
+        # A Hydra's last layer then computes the one token that the features are made of.
+        shortcut = {"first_token_only": True} if hasattr(self.model, "num_members") else {}
+        image_features = _unit_features(self.model.get_image_features(pixel_values=pixel_values, **shortcut))
         image_members, text_members = image_features.shape[1], self.text_features.shape[1]
         if image_members != text_members and 1 not in (image_members, text_members):
             raise ValueError(

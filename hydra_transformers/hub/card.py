@@ -1,0 +1,207 @@
+"""The model card: filled from the model, its report and its circuits, with metadata the Hub understands."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub.errors import HFValidationError
+from huggingface_hub.utils import validate_repo_id
+from transformers import PreTrainedModel
+
+from ..models.fusion import tower_configs
+from ..pruning import Circuit
+from ..uncertainty import TemperatureScaling, UncertaintyReport
+from .cost import card_cost_table
+from .families import FAMILIES, Family
+from .kept_heads_map import kept_heads_map
+from .parts import sealed, to_fill_in
+
+
+TEMPLATE = Path(__file__).with_name("model_card.md")
+TAGS = ["hydra-ensembles", "uncertainty", "ensemble", "out-of-distribution-detection", "head-pruning"]
+SHARED_NAMES = {"embeddings": "embeddings", "layernorm": "LayerNorms", "mlp": "MLPs"}
+OBJECTIVE_NAMES = {"acc": "accuracy", "ood": "out-of-distribution AUROC", "avg": "mean of accuracy and OOD AUROC"}
+
+
+def create_model_card(
+    model: PreTrainedModel,
+    report: UncertaintyReport | None = None,
+    *,
+    repo_id: str | None = None,
+    base_model: str | None = None,
+    dataset: str | None = None,
+    license: str | None = None,
+    circuits: Sequence[Circuit] | None = None,
+    fine_tuning: str | None = None,
+    report_model: str | None = None,
+    temperature: TemperatureScaling | None = None,
+    plots: Mapping[str, str] | None = None,
+) -> ModelCard:
+    """The card of a Hydra classifier; `.save("README.md")` writes it.
+
+    Args:
+        model: a `HydraViTForImageClassification`, `HydraBertForSequenceClassification` or `HydraCLIPModel`.
+        report: from `evaluate_uncertainty`; fills the evaluation table and the Hub's evaluation metadata.
+        repo_id: where the model will lie, "me/my-hydra"; the code in the card loads it from there.
+        base_model: the backbone's id on the Hub.
+        dataset: the in-distribution data's id on the Hub ("cifar100"); needed with a report.
+        license: a license id of the Hub ("apache-2.0").
+        circuits: one per member, or a single one that all members were sampled from.
+        fine_tuning: a sentence on how the members were fine-tuned after pruning.
+        report_model: which of the report's models this one is; needed where it has several.
+        temperature: the temperature that is published with the model.
+        plots: title -> path in the repository, for pictures below the evaluation table.
+
+    What is not known is marked "To be filled in". Parts between `<!-- generated: ... -->` and `<!-- end -->` are renewed by
+    later pushes; the text around them is yours.
+    """
+    for name, value in (("repo_id", repo_id), ("base_model", base_model)):
+        _check_id(name, value)
+    fields = card_fields(model, repo_id, base_model, circuits)
+    fields |= {"fine_tuning": fine_tuning, "temperature": temperature, "plots": plots or {}, "dataset": dataset}
+    data = card_data(model, base_model, dataset, license)
+    if report is not None:
+        if dataset is None:
+            raise ValueError("dataset is missing: name the report's in-distribution data, such as dataset='cifar100'")
+        fields["evaluation"] = re.sub(r"^##", "###", report.to_markdown(), flags=re.MULTILINE).strip()
+        data.eval_results = _eval_results(report, dataset, report_model, family_of(model).pipeline_tag)
+        data.model_name, data.metrics = fields["model_name"], ["accuracy"]
+    return render(data, fields)
+
+
+def card_fields(
+    model: PreTrainedModel,
+    repo_id: str | None = None,
+    base_model: str | None = None,
+    circuits: Sequence[Circuit] | None = None,
+) -> dict[str, Any]:
+    """What the template says about a model; a model on the meta device will do."""
+    family, config = family_of(model), model.config
+    repo_id = repo_id or f"me/{type(model).__name__.lower()}"
+    members = config.num_members
+    link = f"[{base_model}](https://huggingface.co/{base_model})" if base_model else "one backbone"
+    shared = ", ".join(SHARED_NAMES[part] for part in SHARED_NAMES if part in config.shared)
+    return {
+        "repo_id": repo_id,
+        "model_name": repo_id.split("/")[-1],
+        "members": members,
+        "base_model_link": link,
+        "architecture": family.architecture,
+        "intended_use": family.intended_use,
+        "snippet": family.snippet.replace("REPO", repo_id).strip(),
+        "logits_name": family.logits_name,
+        "heads_sentence": _heads_sentence(model),
+        "shared_sentence": f"{shared} (the mean over the members)"
+        if shared
+        else "nothing, they are independent models",
+        "own_sentence": family.own_parts,
+        "pruning": _pruning_sentences(model, circuits),
+        "kept_heads_map": kept_heads_map(config),
+        "cost": card_cost_table(model),
+        "limits": family.limits,
+    }
+
+
+def card_data(
+    model: PreTrainedModel, base_model: str | None, dataset: str | None, license: str | None
+) -> ModelCardData:
+    """The metadata of a model's card, without results."""
+    return ModelCardData(
+        base_model=base_model,
+        datasets=[dataset] if dataset else None,
+        license=license,
+        library_name="transformers",
+        pipeline_tag=family_of(model).pipeline_tag,
+        tags=TAGS,
+    )
+
+
+def render(data: ModelCardData, fields: Mapping[str, Any]) -> ModelCard:
+    """The filled template, with its generated parts sealed."""
+    content = str(ModelCard.from_template(data, template_path=str(TEMPLATE), to_fill_in=to_fill_in, **fields))
+    content = re.sub(r"\n{3,}", "\n\n", content)  # where the template's conditions stood
+    content = content.replace(" -->\n\n", " -->\n").replace("<!-- end -->\n", "<!-- end -->\n\n")
+    content = re.sub(r"\n+<!-- end -->\n+", "\n<!-- end -->\n\n", content)
+    return ModelCard(sealed(content.rstrip() + "\n"))
+
+
+def family_of(model: PreTrainedModel) -> Family:
+    """By name: a class that came with a repository's own code is another object than the installed one."""
+    name = type(model).__name__
+    if name not in FAMILIES:
+        raise TypeError(f"model is a {name}: a card describes one of {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def _check_id(name: str, value: str | None) -> None:
+    if value is None:
+        return
+    try:
+        validate_repo_id(value)
+    except HFValidationError as error:
+        raise ValueError(
+            f"{name} is {value!r}: pass an id of the Hub such as 'google/vit-base-patch16-224'"
+        ) from error
+
+
+def _heads_sentence(model: PreTrainedModel) -> str:
+    sentences = []
+    for tower, config in tower_configs(model.config).items():
+        every = config.num_attention_heads * config.num_hidden_layers
+        kept = [str(_num_kept(config, member)) for member in range(config.num_members)]
+        counts = kept[0] if len(set(kept)) == 1 else f"{', '.join(kept[:-1])} and {kept[-1]}"
+        each = (
+            "each keeps" if len(set(kept)) == 1 and len(kept) > 1 else "the members keep" if len(kept) > 1 else "keeps"
+        )
+        where = f"in the {tower} tower " if tower else ""
+        only = " (a single member, used with all of the other tower)" if len(kept) < model.config.num_members else ""
+        sentences.append(f"{where}{each} {counts} of the backbone's {every}{only}")
+    return "; ".join(sentences)
+
+
+def _num_kept(config: Any, member: int) -> int:
+    return sum(len(layer[min(member, len(layer) - 1)]) for layer in config.kept_heads)
+
+
+def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | None) -> str | None:
+    if not circuits:
+        return None
+    members = model.config.num_members
+    if len(circuits) not in (1, members):
+        raise ValueError(
+            f"there are {len(circuits)} circuits, the model has {members} members: pass one per member, or one"
+        )
+    towers = tower_configs(model.config).values()
+    every = sum(config.num_attention_heads * config.num_hidden_layers for config in towers)
+    if len(circuits) < members:
+        return (
+            f"Heads are ranked by one circuit ({_describe(circuits[0])}); each member lost heads sampled from the "
+            f"first part of the ranking of {len(circuits[0].ranking)}."
+        )
+    lines = []
+    for member, circuit in enumerate(circuits):
+        removed = every - sum(_num_kept(config, member) for config in towers)
+        score = (
+            f", score {circuit.dense_score:.4f} before and {circuit.scores[removed - 1]:.4f} after" if removed else ""
+        )
+        lines.append(f"- Member {member}: {removed} heads removed along a circuit ({_describe(circuit)}){score}")
+    return "\n".join(["Circuits: the head without which the score is best goes, again and again.", "", *lines])
+
+
+def _describe(circuit: Circuit) -> str:
+    rows = (circuit.made_from.get("id_data") or {}).get("samples")
+    return f"objective: {OBJECTIVE_NAMES[circuit.objective]}" + (f", {rows} samples" if rows else "")
+
+
+def _eval_results(report: UncertaintyReport, dataset: str, report_model: str | None, task: str) -> list:
+    if report_model is None and len(report.models) > 1:
+        raise ValueError(
+            f"the report has {len(report.models)} models: say with report_model= which of "
+            f"{', '.join(report.models)} is published"
+        )
+    results = report.to_eval_results(dataset, dataset_type=dataset, model=report_model, task_type=task)
+    # The Hub's metadata knows no infinity (a negative log-likelihood may be one).
+    return [result for result in results if math.isfinite(result.metric_value)]

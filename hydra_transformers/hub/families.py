@@ -1,0 +1,122 @@
+"""What the card says about each model family."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Family:
+    """
+    architecture: as people call it
+    pipeline_tag: the Hub's name of the task
+    logits_name: the output that holds the ensemble's answer
+    own_parts: what each member has for itself, beside attention
+    intended_use, limits: text that the publisher may rewrite
+    snippet: code that runs as it stands, with REPO for the repository
+    """
+
+    architecture: str
+    pipeline_tag: str
+    logits_name: str
+    own_parts: str
+    intended_use: str
+    limits: str
+    snippet: str
+
+
+UNCERTAINTY = """
+members = outputs.member_logits.softmax(-1)  # (batch, members, classes)
+mean = members.mean(1)
+total = torch.special.entr(mean).sum(-1)
+aleatoric = torch.special.entr(members).sum(-1).mean(1)
+epistemic = total - aleatoric
+"""
+
+USE = (
+    "{task}, where a wrong answer given with confidence is worse than no answer: sort out inputs with high total "
+    "uncertainty for a person to look at, and inputs with high epistemic uncertainty as unlike the training data.\n\n"
+    "Not meant for decisions about people or for safety-critical use without tests on your own data."
+)
+
+LIMITS = (
+    "- Uncertainty is relative to the data the model was trained and judged on. An unusual input can still get a confident "
+    "answer.\n"
+    "- The members come from one backbone and share most of its weights: they are less diverse than models trained apart, "
+    "and they share its biases.\n"
+    "- Confidence is calibrated only as far as the evaluation shows. For new data, fit a temperature on a validation set.\n"
+    "- {own}"
+)
+
+VIT = Family(
+    architecture="vision transformer (ViT)",
+    pipeline_tag="image-classification",
+    logits_name="logits",
+    own_parts="classifier",
+    intended_use=USE.format(task="Image classification over the classes in `config.id2label`"),
+    limits=LIMITS.format(own="It always answers with one of its classes, also where none of them is in the image."),
+    snippet=f"""
+import torch
+from PIL import Image
+from transformers import AutoModelForImageClassification, AutoProcessor
+
+processor = AutoProcessor.from_pretrained("REPO")
+model = AutoModelForImageClassification.from_pretrained("REPO", trust_remote_code=True).eval()
+inputs = processor(images=Image.open("photo.jpg").convert("RGB"), return_tensors="pt")
+with torch.no_grad():
+    outputs = model(**inputs)
+{UNCERTAINTY}
+print(model.config.id2label[mean.argmax(-1).item()], f"{{mean.max():.0%}}, epistemic {{epistemic.item():.3f}} nats")
+""",
+)
+
+BERT = Family(
+    architecture="BERT",
+    pipeline_tag="text-classification",
+    logits_name="logits",
+    own_parts="pooler and classifier",
+    intended_use=USE.format(task="Text classification over the classes in `config.id2label`"),
+    limits=LIMITS.format(own="It always answers with one of its classes, also for texts about something else."),
+    snippet=f"""
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("REPO")
+model = AutoModelForSequenceClassification.from_pretrained("REPO", trust_remote_code=True).eval()
+inputs = tokenizer("A film that is worth your evening.", return_tensors="pt")
+with torch.no_grad():
+    outputs = model(**inputs)
+{UNCERTAINTY}
+print(model.config.id2label[mean.argmax(-1).item()], f"{{mean.max():.0%}}, epistemic {{epistemic.item():.3f}} nats")
+""",
+)
+
+CLIP = Family(
+    architecture="CLIP",
+    pipeline_tag="zero-shot-image-classification",
+    logits_name="logits_per_image",
+    own_parts="projections and logit scale",
+    intended_use=USE.format(task="Zero-shot image classification with class names of your choice"),
+    limits=LIMITS.format(
+        own="Answers and uncertainty depend on the prompts: the classes you name are the only ones it knows of."
+    ),
+    snippet=f"""
+import torch
+from PIL import Image
+from transformers import AutoModelForZeroShotImageClassification, AutoProcessor
+
+processor = AutoProcessor.from_pretrained("REPO")
+model = AutoModelForZeroShotImageClassification.from_pretrained("REPO", trust_remote_code=True).eval()
+labels = ["cat", "dog", "boat"]
+prompts = [f"A photo of a {{label}}." for label in labels]
+inputs = processor(text=prompts, images=Image.open("photo.jpg").convert("RGB"), return_tensors="pt", padding=True)
+with torch.no_grad():
+    outputs = model(**inputs)
+{UNCERTAINTY}
+print(labels[mean.argmax(-1).item()], f"{{mean.max():.0%}}, epistemic {{epistemic.item():.3f}} nats")
+""",
+)
+
+FAMILIES = {
+    "HydraViTForImageClassification": VIT,
+    "HydraBertForSequenceClassification": BERT,
+    "HydraCLIPModel": CLIP,
+}

@@ -1,0 +1,43 @@
+"""Which heads a Hydra's members keep, as text."""
+
+from transformers import PreTrainedConfig
+
+from ..models.fusion import tower_configs
+
+
+KEPT, PRUNED = "■", "·"
+
+
+def kept_heads_map(config: PreTrainedConfig) -> str:
+    """One line per layer, one column per member, one sign per head of the backbone (■ kept, · pruned), and how many.
+
+    Example:
+        >>> from hydra_transformers import HydraViTConfig
+        >>> sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
+        >>> print(kept_heads_map(HydraViTConfig(kept_heads=[[[0, 1], [3]], [[], [0, 1, 2, 3]]], **sizes)))
+                   member 0  member 1
+        layer 0    ■■··  2   ···■  1
+        layer 1    ····  0   ■■■■  4
+        kept of 8  2         5
+    """
+    return "\n\n".join(
+        (f"{tower} tower\n" if tower else "") + _map_of_tower(tower_config)
+        for tower, tower_config in tower_configs(config).items()
+    )
+
+
+def _map_of_tower(config: PreTrainedConfig) -> str:
+    heads = config.num_attention_heads
+    members = range(config.num_members)
+    columns = [["", *(f"layer {layer}" for layer in range(len(config.kept_heads)))]]
+    columns[0].append(f"kept of {heads * len(config.kept_heads)}")
+    for member in members:
+        kept = [layer[member] for layer in config.kept_heads]
+        signs = ["".join(KEPT if head in of_layer else PRUNED for head in range(heads)) for of_layer in kept]
+        lines = [f"{sign}  {len(of_layer)}" for sign, of_layer in zip(signs, kept, strict=True)]
+        columns.append([f"member {member}", *lines, str(sum(map(len, kept)))])
+    widths = [max(map(len, column)) for column in columns]
+    rows = zip(*columns, strict=True)
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )

@@ -1,0 +1,190 @@
+"""One commit on the Hub: model, code, processor and card."""
+
+import importlib.util
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, get_token
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+)
+from huggingface_hub.utils import filter_repo_objects
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from ..uncertainty import TemperatureScaling, UncertaintyReport
+from .card import create_model_card
+from .parts import EditedCardError, renewed, replaced
+
+
+logger = logging.get_logger(__name__)
+
+REPORT_FOLDER = "evaluation"
+PLOTS = {"uncertainty_split": "Uncertainty by data set", "reliability_diagram": "Reliability diagram"}
+# Shards of an earlier push would lie beside those of this one.
+LEFT_OVERS = ["model-*-of-*.safetensors", "model.safetensors.index.json"]
+
+
+class HubError(RuntimeError):
+    """The Hub refused, or could not be reached; the message is one sentence that says what to do."""
+
+
+def push_hydra_to_hub(
+    model: PreTrainedModel,
+    repo_id: str,
+    processor: Any = None,
+    report: UncertaintyReport | None = None,
+    *,
+    temperature: TemperatureScaling | None = None,
+    card: ModelCard | None = None,
+    private: bool | None = None,
+    token: str | None = None,
+    commit_message: str | None = None,
+    overwrite_card: bool = False,
+    **card_arguments,
+) -> CommitInfo:
+    """Publish a Hydra in one commit: weights, config, code, processor, card, and what was measured.
+
+    Args:
+        model: a Hydra; it is left as it is.
+        repo_id: "me/my-hydra"; the repository is made where it does not exist.
+        processor: the image processor, tokenizer or processor that prepares the model's inputs.
+        report: from `evaluate_uncertainty`: goes into the card, and as JSON and plots into `evaluation/`.
+        temperature: published as `temperature.json`. It belongs to these weights: pass a new one with new weights.
+        card: a card of your own; by default `create_model_card` makes it. It is refused where the card on the Hub has other
+            text outside the generated parts.
+        private: whether a new repository is private; by default your account's setting. An existing one stays as it is.
+        token: by default the one you logged in with (`hf auth login`) or `HF_TOKEN`.
+        overwrite_card: replace the whole card on the Hub. Otherwise its generated parts are renewed and the text around
+            them stays, and a card that was edited inside them, or not made by `create_model_card`, is refused.
+        card_arguments: those of `create_model_card`: base_model, dataset, license, circuits, fine_tuning, report_model.
+
+    Repeat it as you like: unchanged files make no new commit, files of your own in the repository stay.
+    """
+    if token is None and get_token() is None:
+        raise HubError("there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token=")
+    api = HfApi(token=token)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        plots = _stage(folder, model, processor, report, temperature)
+        is_own = card is not None
+        if not is_own:
+            card_arguments |= {"repo_id": repo_id, "temperature": temperature, "plots": plots}
+            card = create_model_card(model, report, **card_arguments)
+        elif card_arguments:
+            raise ValueError(
+                f"card is given, so {', '.join(card_arguments)} would have no effect: leave one of them out"
+            )
+        with _one_sentence(repo_id):
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            existing = None if overwrite_card else _card_on_hub(api, repo_id)
+            if existing is not None:
+                card = _merged(existing, card, is_own, repo_id)
+            card.save(folder / "README.md")
+            # Not upload_folder, which may divide a large folder into several commits.
+            return api.create_commit(
+                repo_id,
+                _operations(api, repo_id, folder),
+                commit_message=commit_message or f"Upload {type(model).__name__}",
+            )
+
+
+def _operations(api: HfApi, repo_id: str, folder: Path) -> list[CommitOperationAdd | CommitOperationDelete]:
+    """All files of the folder, and the removal of what an earlier push left over."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    added = {path.relative_to(folder).as_posix(): path for path in files}
+    left_over = filter_repo_objects(api.list_repo_files(repo_id), allow_patterns=LEFT_OVERS)
+    return [
+        *(CommitOperationAdd(name, path) for name, path in added.items()),
+        *(CommitOperationDelete(name) for name in left_over if name not in added),
+    ]
+
+
+def _stage(
+    folder: Path,
+    model: PreTrainedModel,
+    processor: Any,
+    report: UncertaintyReport | None,
+    temperature: TemperatureScaling | None,
+) -> dict[str, str]:
+    """Everything but the card; the card's plots as title -> path."""
+    model.save_pretrained(folder)
+    if processor is not None:
+        processor.save_pretrained(folder)
+    if temperature is not None:
+        temperature.save(folder)
+    if report is None:
+        return {}
+    (folder / REPORT_FOLDER).mkdir()
+    report.to_json(folder / REPORT_FOLDER / "report.json")
+    if importlib.util.find_spec("matplotlib") is None:
+        logger.warning("matplotlib is not installed: the report is published without plots")
+        return {}
+    drawn = {path.stem: path for path in report.plot(folder / REPORT_FOLDER)}
+    return {title: f"{REPORT_FOLDER}/{drawn[name].name}" for name, title in PLOTS.items() if name in drawn}
+
+
+def _card_on_hub(api: HfApi, repo_id: str) -> str | None:
+    try:
+        path = api.hf_hub_download(repo_id, "README.md", force_download=True)  # never an old one from the cache
+    except RemoteEntryNotFoundError:
+        return None
+    return Path(path).read_text(encoding="utf-8")
+
+
+def _merged(existing: str, card: ModelCard, is_own: bool, repo_id: str) -> ModelCard:
+    try:
+        return replaced(existing, card) if is_own else renewed(existing, card)
+    except EditedCardError as error:
+        raise EditedCardError(
+            f"{repo_id}: {error}: pass overwrite_card=True to replace it, or bring its text in line first"
+        ) from error
+
+
+@contextmanager
+def _one_sentence(repo_id: str) -> Iterator[None]:
+    """Turns what goes wrong between here and the Hub into a `HubError`."""
+    try:
+        yield
+    except OfflineModeIsEnabled as error:
+        raise HubError("the Hub is switched off by HF_HUB_OFFLINE: unset it to publish") from error
+    except GatedRepoError as error:
+        raise HubError(f"{repo_id} is gated: ask for access on its page, then try again") from error
+    except LocalTokenNotFoundError as error:
+        raise HubError("there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token=") from error
+    except HfHubHTTPError as error:
+        raise HubError(_refusal(error, repo_id)) from error
+    except Exception as error:
+        if not _is_network_failure(error):
+            raise
+        raise HubError(
+            f"the Hub could not be reached ({type(error).__name__}): check the network, or save the model to a folder "
+            "with save_pretrained and publish it later"
+        ) from error
+
+
+def _refusal(error: HfHubHTTPError, repo_id: str) -> str:
+    status = getattr(error.response, "status_code", None)
+    if status == 401:
+        return "the Hub does not accept the token: run `hf auth login` again, or pass another token="
+    if status == 403:
+        return f"the token may not write to {repo_id}: use one with write access, and a namespace of your own"
+    if status == 404:
+        return f"the Hub has no repository {repo_id}, or this token may not see it: check the name and the token"
+    message = (error.server_message or str(error)).strip().splitlines()[0]
+    return f"the Hub refused to publish {repo_id} (status {status}): {message}"
+
+
+def _is_network_failure(error: Exception) -> bool:
+    """Whichever HTTP library huggingface_hub is built on."""
+    library = type(error).__module__.split(".")[0]
+    known = isinstance(error, (ConnectionError, TimeoutError, LocalEntryNotFoundError))
+    return known or library in ("httpx", "httpcore", "requests", "urllib3")

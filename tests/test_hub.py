@@ -1,0 +1,587 @@
+"""Model cards and publishing, against a Hub that only takes notes."""
+
+import doctest
+import importlib.util
+import inspect
+import math
+import os
+import re
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import CommitOperationDelete, HfApi, ModelCard, ModelCardData
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RemoteEntryNotFoundError
+from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
+from PIL import Image
+from transformers import (
+    BertTokenizer,
+    CLIPImageProcessorPil,
+    CLIPModel,
+    CLIPProcessor,
+    CLIPTokenizer,
+    ViTImageProcessorPil,
+)
+
+from hydra_transformers.hub import HubError, create_model_card, kept_heads_map, publishing, push_hydra_to_hub
+from hydra_transformers.hub.cost import card_cost_table
+from hydra_transformers.hub.parts import PART, TO_FILL_IN, EditedCardError, renewed
+from hydra_transformers.pruning import draw_members, extract_circuit
+from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty
+from tests.families import BERT, CLIP, VIT, Family, randomise
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def hydra_of(family: Family):
+    return family.hydra.from_pruned_members([member.float() for member in family.members()])
+
+
+@pytest.fixture(scope="module")
+def hydra():
+    return hydra_of(VIT)
+
+
+@pytest.fixture(scope="module")
+def report(hydra):
+    generator = torch.Generator().manual_seed(0)
+    pixel_values = torch.randn(12, 3, 8, 8, generator=generator)
+    id_data = [{"pixel_values": pixel_values, "labels": torch.arange(12) % 5}]
+    ood = {"near": {"noise": [{"pixel_values": 3 * pixel_values}]}}
+    return evaluate_uncertainty({"Single": VIT.backbone().float(), "Hydra": hydra}, id_data, ood)
+
+
+# The map of kept heads
+
+
+def test_the_map_shows_each_kept_head_of_each_member_and_layer(hydra):
+    lines = kept_heads_map(hydra.config).splitlines()
+    assert lines[0].split() == ["member", "0", "member", "1", "member", "2"]
+    # what RAGGED leaves of 4 heads in 3 layers
+    assert lines[1].split() == ["layer", "0", "■·■■", "3", "■■■■", "4", "·■··", "1"]
+    assert lines[2].split() == ["layer", "1", "····", "0", "····", "0", "····", "0"]
+    assert lines[4].split() == ["kept", "of", "12", "5", "8", "1"]
+
+
+def test_the_map_of_clip_has_both_towers():
+    text = kept_heads_map(hydra_of(CLIP).config)
+    vision, towers_text = text.split("\n\n")
+    assert vision.startswith("vision tower\n") and towers_text.startswith("text tower\n")
+    assert "layer 2     ■■■■  4   ····  0   ■■■■  4" in towers_text
+
+
+def test_the_example_in_the_docstring_is_true():
+    module = sys.modules[kept_heads_map.__module__]
+    results = doctest.testmod(module)
+    assert results.attempted == 3 and results.failed == 0
+
+
+# Cost
+
+
+def test_the_cost_table_counts_what_the_models_really_have(hydra):
+    backbone = VIT.backbone()
+    table = card_cost_table(hydra)
+    assert f"| This model | {sum(p.numel() for p in hydra.parameters()):,} |" in table
+    single = sum(p.numel() for p in backbone.parameters())
+    assert f"| One unpruned model | {single:,} |" in table
+    assert f"| 3 unpruned models (Deep Ensemble) | {3 * single:,} |" in table
+
+
+def test_multiply_adds_agree_with_a_count_by_hand():
+    """A one-layer BERT of hidden size 32, 4 heads of 8, MLP 40, 16 tokens; the last layer only computes [CLS]."""
+    hydra = BERT.hydra.from_backbone(BERT.backbone(num_hidden_layers=1).float())
+    tokens, hidden, mlp, classes = 16, 32, 40, 3
+    keys_and_values, one_token = 2 * tokens * hidden * hidden, 2 * hidden * hidden + 2 * hidden * mlp
+    attention = 2 * tokens * hidden
+    by_hand = keys_and_values + one_token + attention + hidden * hidden + hidden * classes
+    assert f"| {by_hand:,} |" in card_cost_table(hydra).splitlines()[2]
+
+
+# The card
+
+
+def test_the_metadata_is_what_the_hub_understands(hydra, report):
+    card = create_model_card(
+        hydra,
+        report,
+        repo_id="me/tiny",
+        base_model="google/vit-base-patch16-224",
+        dataset="cifar100",
+        license="apache-2.0",
+        report_model="Hydra",
+    )
+    data = ModelCard(str(card)).data
+    assert (data.base_model, data.datasets, data.license) == (
+        "google/vit-base-patch16-224",
+        ["cifar100"],
+        "apache-2.0",
+    )
+    assert (data.pipeline_tag, data.library_name) == ("image-classification", "transformers")
+    name, results = model_index_to_eval_results(data.to_dict()["model-index"])
+    assert name == "tiny"
+    found = {(result.metric_type, result.metric_name): result.metric_value for result in results}
+    assert found["accuracy", "Accuracy"] == pytest.approx(report.models["Hydra"].id["accuracy"], abs=1e-6)
+    expected = report.models["Hydra"].ood_average()["auroc"]
+    assert found["auroc", "AUROC (OOD average)"] == pytest.approx(expected, abs=1e-6)
+    assert {result.dataset_type for result in results} == {"cifar100"}
+    assert eval_results_to_model_index(name, results) == data.to_dict()["model-index"]
+
+
+def test_the_card_shows_the_report_the_heads_and_the_cost(hydra, report):
+    text = create_model_card(hydra, report, dataset="cifar100", report_model="Hydra").text
+    assert kept_heads_map(hydra.config) in text
+    assert card_cost_table(hydra) in text
+    for line in report.to_markdown().splitlines():
+        shown = f"#{line}" if line.startswith("##") else line
+        assert f"\n{shown}\n" in text
+    assert "Ensembling Pruned Attention Heads for Uncertainty-Aware Efficient Transformers" in text
+
+
+def test_what_is_not_known_is_marked_and_what_is_known_is_not(hydra, report):
+    bare = create_model_card(hydra).text
+    full = create_model_card(hydra, report, dataset="d", report_model="Hydra", fine_tuning="Not at all.").text
+    assert bare.count(TO_FILL_IN) == 3 and full.count(TO_FILL_IN) == 1
+    assert "Not at all." in full
+
+
+def test_the_card_tells_how_circuits_chose_the_heads():
+    backbone = VIT.backbone().float()
+    pixel_values = torch.randn(12, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    data = [{"pixel_values": pixel_values, "labels": torch.arange(12) % 5}]
+    ood = [{"pixel_values": 2 * pixel_values}]
+    circuits = [extract_circuit(backbone, data, ood, each, budget=4, progress=False) for each in ("acc", "ood")]
+    hydra = VIT.hydra.from_pruned_members(draw_members(backbone, circuits=circuits, budget=3))
+    text = create_model_card(hydra, circuits=circuits).text
+    scores = f"score {circuits[1].dense_score:.4f} before and {circuits[1].scores[2]:.4f} after"
+    assert (
+        f"- Member 1: 3 heads removed along a circuit (objective: out-of-distribution AUROC, 12 samples), {scores}"
+        in text
+    )
+    assert "sampled from the first part of the ranking of 4" in create_model_card(hydra, circuits=circuits[:1]).text
+    with pytest.raises(ValueError, match=r"3 circuits, the model has 2 members"):
+        create_model_card(hydra, circuits=[*circuits, circuits[0]])
+
+
+def test_infinite_results_stay_out_of_the_metadata(hydra, report):
+    report.models["Hydra"].id["nll"], before = math.inf, report.models["Hydra"].id["nll"]
+    try:
+        card = create_model_card(hydra, report, dataset="d", report_model="Hydra")
+    finally:
+        report.models["Hydra"].id["nll"] = before
+    assert "nll" not in {result.metric_type for result in card.data.eval_results}
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        ({"report": True}, r"dataset is missing: name the report's in-distribution data"),
+        ({"report": True, "dataset": "d"}, r"the report has 2 models: say with report_model= which of Single, Hydra"),
+        ({"base_model": "./runs/my backbone"}, r"base_model is './runs/my backbone': pass an id of the Hub"),
+    ],
+)
+def test_bad_input_gets_one_sentence(hydra, report, arguments, sentence):
+    arguments = {**arguments, "report": report if arguments.get("report") else None}
+    with pytest.raises(ValueError, match=sentence):
+        create_model_card(hydra, **arguments)
+
+
+def test_a_model_that_is_no_hydra_is_refused():
+    with pytest.raises(TypeError, match=r"model is a ViTForImageClassification: a card describes one of Hydra"):
+        create_model_card(VIT.backbone())
+
+
+# The card's code
+
+
+def photo(folder: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (20, 20, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(folder / "photo.jpg")
+
+
+def vit_processor(folder: Path):
+    return ViTImageProcessorPil(size={"height": 8, "width": 8})
+
+
+def bert_tokenizer(folder: Path):
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "film", "worth", "evening", "."]
+    (folder / "words.txt").write_text("\n".join(words))
+    return BertTokenizer(str(folder / "words.txt"))
+
+
+def clip_processor(folder: Path):
+    tokens = [*"abcdefghijklmnopqrstuvwxyz.", *[f"{c}</w>" for c in "afgot."], "<|startoftext|>", "<|endoftext|>"]
+    tokenizer = CLIPTokenizer(vocab={token: i for i, token in enumerate(tokens)}, merges=[])
+    images = CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8})
+    return CLIPProcessor(images, tokenizer)
+
+
+def clip_hydra(processor):
+    """With room for the prompts of the card, character by character, and the processor's end of text."""
+    backbones = []
+    for seed in range(2):
+        config = CLIP.backbone().config
+        config.text_config.max_position_embeddings = 77
+        config.text_config.eos_token_id = processor.tokenizer.eos_token_id
+        backbones.append(randomise(CLIPModel(config), seed))
+    return CLIP.hydra.from_pruned_members(backbones, shared=())
+
+
+@pytest.mark.parametrize(
+    "family, processor_of",
+    [(VIT, vit_processor), (BERT, bert_tokenizer), (CLIP, clip_processor)],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_the_code_in_the_card_runs(family, processor_of, tmp_path, monkeypatch, capsys):
+    processor, folder = processor_of(tmp_path), tmp_path / "repository"
+    hydra = clip_hydra(processor) if family is CLIP else hydra_of(family)
+    hydra.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    photo(tmp_path)
+    card = create_model_card(hydra, repo_id="me/tiny")
+    (code,) = re.findall(r"```python\n(.*?)```", card.text, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    exec(code.replace('"me/tiny"', repr(str(folder))), names)
+    assert torch.allclose(names["total"], names["aleatoric"] + names["epistemic"])
+    assert "epistemic" in capsys.readouterr().out
+
+
+# Renewing a card
+
+
+def test_generated_parts_are_renewed_and_other_text_stays(hydra, report):
+    first = str(create_model_card(hydra, repo_id="me/tiny"))
+    edited = first.replace("## Limits\n", "## Limits\n\n- Only tried on Tuesdays.\n").replace(
+        "\ntags:\n", "\ntags:\n- mine\n"
+    )
+    card = renewed(edited, create_model_card(hydra, report, dataset="d", report_model="Hydra", repo_id="me/tiny"))
+    assert "Only tried on Tuesdays." in card.text and "mine" in card.data.tags
+    assert "In-distribution data: d." in card.text and card.data.eval_results
+    assert all(part["seal"] for part in PART.finditer(card.text))
+
+
+def test_a_part_that_knows_nothing_leaves_the_old_one(hydra, report):
+    full = str(create_model_card(hydra, report, dataset="d", report_model="Hydra", license="mit"))
+    card = renewed(full, create_model_card(hydra))
+    assert "In-distribution data: d." in card.text
+    assert card.data.eval_results and card.data.license == "mit"
+
+
+def test_renewing_with_the_same_card_changes_nothing(hydra, report):
+    card = create_model_card(hydra, report, dataset="d", report_model="Hydra")
+    once = str(renewed(str(card), card))
+    assert str(renewed(once, card)) == once
+    assert ModelCard(once).text.strip() == card.text.strip()
+
+
+def test_other_line_ends_are_no_edit(hydra):
+    card = create_model_card(hydra)
+    assert "Counted for one forward pass" in renewed(str(card).replace("\n", "\r\n"), card).text
+
+
+def test_a_repository_with_metadata_only_gets_the_whole_card(hydra):
+    card = renewed("---\nlicense: mit\n---\n", create_model_card(hydra))
+    assert card.data.license == "mit" and "## Intended use" in card.text
+
+
+def test_edits_inside_generated_parts_and_foreign_cards_are_refused(hydra):
+    card = create_model_card(hydra)
+    with pytest.raises(EditedCardError, match="'cost' of the card on the Hub was edited by hand"):
+        renewed(str(card).replace("Counted for one forward pass", "Measured"), card)
+    with pytest.raises(EditedCardError, match="was not made by create_model_card"):
+        renewed("---\nlicense: mit\n---\n# My own card\n", card)
+
+
+# Publishing
+
+
+class FakeHub:
+    """Stands in for HfApi: keeps the files that were committed, and notes what was asked of it."""
+
+    def __init__(self):
+        self.files: dict[str, bytes] = {}
+        self.calls: list[tuple[str, dict]] = []
+        self.fails_with: Exception | None = None
+
+    def __call__(self, token=None):
+        self.token = token
+        return self
+
+    @staticmethod
+    def check(name, *positional, **arguments):
+        """Refuses a call that the real HfApi would not take."""
+        inspect.signature(getattr(HfApi, name)).bind(None, *positional, **arguments)
+
+    def create_repo(self, repo_id, **arguments):
+        self.check("create_repo", repo_id, **arguments)
+        if self.fails_with is not None:
+            raise self.fails_with
+        self.calls.append(("create_repo", {"repo_id": repo_id, **arguments}))
+
+    def hf_hub_download(self, repo_id, filename, **arguments):
+        self.check("hf_hub_download", repo_id, filename, **arguments)
+        if filename not in self.files:
+            raise RemoteEntryNotFoundError(f"no {filename}", response=FakeResponse(404))
+        self.path.write_bytes(self.files[filename])
+        return str(self.path)
+
+    def list_repo_files(self, repo_id, **arguments):
+        self.check("list_repo_files", repo_id, **arguments)
+        return list(self.files)
+
+    def create_commit(self, repo_id, operations, **arguments):
+        self.check("create_commit", repo_id, operations, **arguments)
+        before = dict(self.files)
+        for operation in operations:
+            if isinstance(operation, CommitOperationDelete):
+                del self.files[operation.path_in_repo]
+            else:
+                with operation.as_file() as file:
+                    self.files[operation.path_in_repo] = file.read()
+        names = sorted({*before, *self.files})
+        changed = [name for name in names if before.get(name) != self.files.get(name)]
+        self.calls.append(("create_commit", {**arguments, "changed": changed}))
+        return "commit"
+
+
+class FakeResponse:
+    """What the errors of huggingface_hub read of a response."""
+
+    def __init__(self, status_code: int):
+        self.status_code = status_code
+        self.headers: dict = {}
+        self.request = None
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    hub = FakeHub()
+    hub.path = tmp_path / "downloaded.md"
+    monkeypatch.setattr(publishing, "HfApi", hub)
+    monkeypatch.setattr(publishing, "get_token", lambda: "token")
+    return hub
+
+
+def commits(hub: FakeHub) -> list[dict]:
+    return [arguments for name, arguments in hub.calls if name == "create_commit"]
+
+
+def test_model_code_processor_card_and_results_go_in_one_commit(hydra, report, hub, tmp_path):
+    result = push_hydra_to_hub(
+        hydra,
+        "me/tiny",
+        vit_processor(tmp_path),
+        report,
+        temperature=TemperatureScaling(1.5),
+        private=True,
+        dataset="d",
+        report_model="Hydra",
+        commit_message="First",
+    )
+    assert result == "commit" and len(commits(hub)) == 1 and commits(hub)[0]["commit_message"] == "First"
+    assert hub.calls[0] == ("create_repo", {"repo_id": "me/tiny", "private": True, "exist_ok": True})
+    expected = {"model.safetensors", "config.json", "modeling_hydra_vit.py", "grouped.py", "preprocessor_config.json"}
+    expected |= {"README.md", "temperature.json", "evaluation/report.json", "evaluation/reliability_diagram.png"}
+    assert expected <= set(hub.files)
+    card = hub.files["README.md"].decode()
+    assert "me/tiny" in card and "temperature.json" in card
+    for path in re.findall(r"!\[.*?\]\((.*?)\)", card):
+        assert path in hub.files
+
+
+def test_pushing_again_changes_nothing(hydra, report, hub, tmp_path):
+    for _ in range(2):
+        push_hydra_to_hub(hydra, "me/tiny", vit_processor(tmp_path), report, dataset="d", report_model="Hydra")
+    assert [commit["changed"] == [] for commit in commits(hub)] == [False, True]
+
+
+@pytest.fixture
+def without_matplotlib(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
+
+
+def test_without_matplotlib_the_report_goes_without_plots(hydra, report, hub, without_matplotlib):
+    push_hydra_to_hub(hydra, "me/tiny", report=report, dataset="d", report_model="Hydra")
+    assert [name for name in hub.files if name.startswith("evaluation/")] == ["evaluation/report.json"]
+    assert b"![" not in hub.files["README.md"]
+
+
+def test_an_edited_card_survives_a_push(hydra, report, hub, without_matplotlib):
+    push_hydra_to_hub(hydra, "me/tiny")
+    hub.files["README.md"] = hub.files["README.md"].replace(b"## Limits\n", b"## Limits\n\nMine.\n")
+    push_hydra_to_hub(hydra, "me/tiny", report=report, dataset="d", report_model="Hydra")
+    assert b"Mine." in hub.files["README.md"] and b"In-distribution data: d." in hub.files["README.md"]
+
+
+def test_a_foreign_card_is_refused_unless_it_shall_be_overwritten(hydra, hub):
+    hub.files["README.md"] = b"# My own card\n"
+    with pytest.raises(ValueError, match=r"me/tiny: the card on the Hub was not made .* pass overwrite_card=True"):
+        push_hydra_to_hub(hydra, "me/tiny")
+    assert hub.files == {"README.md": b"# My own card\n"} and not commits(hub)
+    push_hydra_to_hub(hydra, "me/tiny", overwrite_card=True)
+    assert hub.files["README.md"].startswith(b"---\n")
+
+
+def test_a_card_of_ones_own_is_published_as_it_is(hydra, hub):
+    card = ModelCard(f"---\n{ModelCardData(license='mit').to_yaml()}\n---\n# Mine\n")
+    push_hydra_to_hub(hydra, "me/tiny", card=card)
+    assert hub.files["README.md"].decode() == str(card)
+    push_hydra_to_hub(hydra, "me/tiny", card=card)
+    assert commits(hub)[-1]["changed"] == []
+    with pytest.raises(ValueError, match="card is given, so license would have no effect"):
+        push_hydra_to_hub(hydra, "me/tiny", card=card, license="mit")
+
+
+def test_a_card_of_ones_own_does_not_silently_replace_other_text(hydra, report, hub, without_matplotlib):
+    push_hydra_to_hub(hydra, "me/tiny")
+    card = create_model_card(hydra, report, dataset="d", report_model="Hydra", repo_id="me/tiny")
+    push_hydra_to_hub(hydra, "me/tiny", card=card)  # other generated parts only
+    assert b"In-distribution data: d." in hub.files["README.md"]
+    edited = ModelCard(str(card).replace("## Limits\n", "## Limits\n\nMine.\n"))
+    with pytest.raises(ValueError, match=r"the card on the Hub has other text .* pass overwrite_card=True"):
+        push_hydra_to_hub(hydra, "me/tiny", card=edited)
+    push_hydra_to_hub(hydra, "me/tiny", card=edited, overwrite_card=True)
+    assert b"Mine." in hub.files["README.md"]
+
+
+def test_shards_of_an_earlier_push_are_removed_and_other_files_stay(hydra, hub):
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
+    others = ["notes.md", "adapter/model-00001-of-00002.safetensors", "temperature.json"]
+    hub.files = dict.fromkeys(shards + others, b"")
+    push_hydra_to_hub(hydra, "me/tiny")
+    assert len(commits(hub)) == 1
+    assert not set(shards) & set(hub.files) and set(others) < set(hub.files)
+
+
+def test_the_model_is_left_as_it_was(hydra, hub):
+    before = {name: tensor.clone() for name, tensor in hydra.state_dict().items()}
+    push_hydra_to_hub(hydra, "me/tiny")
+    assert all(torch.equal(before[name], tensor) for name, tensor in hydra.state_dict().items())
+
+
+def test_without_a_token_nothing_is_tried(hydra, hub, monkeypatch):
+    monkeypatch.setattr(publishing, "get_token", lambda: None)
+    with pytest.raises(HubError, match=r"no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token="):
+        push_hydra_to_hub(hydra, "me/tiny")
+    assert not hub.calls
+    push_hydra_to_hub(hydra, "me/tiny", token="mine")
+    assert hub.token == "mine"
+
+
+@pytest.mark.parametrize(
+    "error, sentence",
+    [
+        (OfflineModeIsEnabled("off"), "switched off by HF_HUB_OFFLINE"),
+        (ConnectionError("no route"), r"could not be reached \(ConnectionError\): check the network"),
+        (GatedRepoError("gated", response=FakeResponse(403)), "me/tiny is gated: ask for access"),
+        (HfHubHTTPError("x", response=FakeResponse(401)), "does not accept the token"),
+        (HfHubHTTPError("x", response=FakeResponse(403)), "the token may not write to me/tiny"),
+        (HfHubHTTPError("x", response=FakeResponse(404)), "has no repository me/tiny"),
+        (
+            HfHubHTTPError("too large", response=FakeResponse(413)),
+            r"refused to publish me/tiny \(status 413\): too large",
+        ),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_what_the_hub_refuses_is_said_in_one_sentence(hydra, hub, error, sentence):
+    hub.fails_with = error
+    with pytest.raises(HubError, match=sentence) as raised:
+        push_hydra_to_hub(hydra, "me/tiny")
+    assert "\n" not in str(raised.value)
+
+
+def test_other_errors_are_not_hidden(hydra, hub):
+    hub.fails_with = ZeroDivisionError("a bug")
+    with pytest.raises(ZeroDivisionError):
+        push_hydra_to_hub(hydra, "me/tiny")
+
+
+# model_cards/ and the page
+
+
+def script_of(name: str):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+    script = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = script
+    spec.loader.exec_module(script)
+    return script
+
+
+def test_the_picture_of_the_readme_can_be_drawn_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["draw_overview.py", str(tmp_path / "overview.png")])
+    script = script_of("draw_overview")
+    script.main()
+    drawn, kept = Image.open(tmp_path / "overview.png"), Image.open(script.OUTPUT)
+    assert drawn.size == kept.size
+
+
+def test_the_page_on_model_families_names_files_that_exist():
+    page = (ROOT / "docs" / "adding-a-model-family.md").read_text()
+    files = re.findall(r"`([a-z_/]+\.py)`", page)
+    assert len(files) >= 8
+    folders = (ROOT, ROOT / "hydra_transformers", ROOT / "hydra_transformers" / "models")
+    for name in files:
+        assert any((folder / name).exists() for folder in folders), name
+
+
+def test_the_cards_in_the_repository_are_up_to_date():
+    script = script_of("build_model_cards")
+    for path, content in script.files().items():
+        assert path.read_text(encoding="utf-8") == content, f"{path.name}: run python scripts/build_model_cards.py"
+
+
+def test_the_cards_in_the_repository_state_the_known_sizes_and_mark_the_rest():
+    card = ModelCard.load(ROOT / "model_cards" / "hydra-vit-b16.md")
+    assert "| This model | 116,463,288 | 42.81 G |" in card.text
+    assert card.text.count(TO_FILL_IN) == 4 and card.data.eval_results is None
+
+
+def test_the_page_on_publishing_runs(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "publishing.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 3
+    names: dict = {}
+    for number, block in enumerate(blocks):
+        exec(compile(block, f"publishing.md, block {number}", "exec"), names)
+    assert len(commits(hub)) >= 1
+
+
+@pytest.mark.skipif(
+    not (os.environ.get("HYDRA_TEST_HUB_ENDPOINT") and os.environ.get("HYDRA_TEST_HUB_TOKEN")),
+    reason="needs a Hub-compatible server: set HYDRA_TEST_HUB_ENDPOINT and HYDRA_TEST_HUB_TOKEN",
+)
+def test_a_real_hub_takes_one_commit_and_none_for_the_same_again(hydra, tmp_path):
+    """In a process of its own: the Hub's address is read when huggingface_hub is imported."""
+    hydra.save_pretrained(tmp_path / "hydra")
+    script = """
+import sys
+from huggingface_hub import HfApi
+from hydra_transformers import HydraViTForImageClassification
+from hydra_transformers.hub import push_hydra_to_hub
+folder, name = sys.argv[1:]
+api = HfApi()
+repo = f"{api.whoami()['name']}/{name}"
+hydra = HydraViTForImageClassification.from_pretrained(folder)
+try:
+    push_hydra_to_hub(hydra, repo, private=True)
+    after_one = api.list_repo_commits(repo)
+    push_hydra_to_hub(hydra, repo)
+    assert len(api.list_repo_commits(repo)) == len(after_one)
+    assert {"README.md", "model.safetensors", "modeling_hydra_vit.py"} <= set(api.list_repo_files(repo))
+finally:
+    api.delete_repo(repo, missing_ok=True)
+"""
+    settings = {"HF_ENDPOINT": os.environ["HYDRA_TEST_HUB_ENDPOINT"], "HF_TOKEN": os.environ["HYDRA_TEST_HUB_TOKEN"]}
+    settings |= {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-c", script, str(tmp_path / "hydra"), f"hydra-test-{uuid.uuid4().hex[:8]}"]
+    result = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

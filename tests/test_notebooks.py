@@ -1,0 +1,56 @@
+"""The notebooks run from top to bottom, offline, and are kept as they ran. About 35 s each on one slow core."""
+
+import ast
+import importlib.util
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+CHECKPOINTS = {
+    "images": "google/vit-base-patch16-224",
+    "text": "textattack/bert-base-uncased-SST-2",
+    "zero_shot": "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
+}
+
+spec = importlib.util.spec_from_file_location("build_notebooks", ROOT / "scripts" / "build_notebooks.py")
+build_notebooks = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = build_notebooks
+spec.loader.exec_module(build_notebooks)
+
+
+def pictures(notebook) -> list:
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return [output for output in outputs if "image/png" in output.get("data", {})]
+
+
+def test_there_is_a_notebook_for_every_model_family():
+    assert [path.stem for path in NOTEBOOKS] == sorted(CHECKPOINTS)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_notebook_runs_offline_and_ends_with_a_picture(path):
+    assert pictures(build_notebooks.execute(path))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_notebook_is_kept_executed_and_small(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
+    assert pictures(notebook)
+    assert path.stat().st_size < 300_000
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_notebook_ends_with_the_lines_for_a_real_checkpoint(path):
+    last = nbformat.read(path, as_version=4).cells[-1]
+    code = last.source.split("```python\n")[1].split("```")[0]
+    ast.parse(code)
+    assert CHECKPOINTS[path.stem] in code and "push_hydra_to_hub" in code
