@@ -1,0 +1,138 @@
+"""The `hydra-transformers` command: each step's output folder is the next step's input."""
+
+import argparse
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+
+from .problems import sentence_of
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: a line of help, an example, and where it is found."""
+
+    module: str
+    summary: str
+    example: str
+
+
+COMMANDS = {
+    "demo": Command("demo", "the whole story on digits, without a download", "hydra-transformers demo"),
+    "prune": Command(
+        "building",
+        "cut different heads out of copies of a model",
+        "hydra-transformers prune my-vit --data cifar100 --ood-data svhn:cropped_digits --limit 2000 --output pruned",
+    ),
+    "finetune": Command(
+        "building",
+        "train the pruned members, one by one",
+        "hydra-transformers finetune pruned --recipe cifar100 --data cifar100 --output members",
+    ),
+    "fuse": Command("building", "make one model of the members", "hydra-transformers fuse members --output my-hydra"),
+    "evaluate": Command(
+        "judging",
+        "accuracy, calibration and out-of-distribution detection, as tables and plots",
+        "hydra-transformers evaluate my-hydra --data cifar100 --near tin=zh-plus/tiny-imagenet --far svhn=svhn:cropped_digits",
+    ),
+    "benchmark": Command(
+        "judging",
+        "parameters, multiply-adds and time, against one model and a Deep Ensemble",
+        "hydra-transformers benchmark my-hydra --batch-sizes 1 8 64",
+    ),
+    "info": Command("judging", "which heads each member keeps, sizes and cost", "hydra-transformers info my-hydra"),
+    "card": Command(
+        "publishing",
+        "write the model card",
+        "hydra-transformers card my-hydra --repo me/my-hydra --dataset cifar100 --license apache-2.0",
+    ),
+    "push": Command(
+        "publishing", "publish model, code, processor and card", "hydra-transformers push my-hydra me/my-hydra"
+    ),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; 0 when it worked, 1 when something was wrong, 2 when it was called wrongly (argparse exits)."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser, runs = build_parser(argv)
+    arguments = parser.parse_args(argv)
+    try:
+        with quiet_libraries():
+            runs[arguments.command](arguments)
+    except KeyboardInterrupt:
+        print("stopped: the same command goes on where it was", file=sys.stderr)
+        return 1
+    except Exception as error:
+        if arguments.debug:
+            traceback.print_exc()
+        print(f"hydra-transformers {arguments.command}: {sentence_of(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def build_parser(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, dict[str, Callable]]:
+    """The parser, and by command what runs it; only the command in `argv` is imported, so that help comes at once."""
+    parser = argparse.ArgumentParser(
+        prog="hydra-transformers",
+        description="Prune a transformer in several ways, fuse the results into one model that knows when it does not know.",
+        epilog="The way: prune, finetune, fuse, evaluate, card, push. Each step's output folder is the next step's input.",
+    )
+    chosen = next((word for word in argv if word in COMMANDS), None)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    runs = {}
+    for name, command in COMMANDS.items():
+        description = f"{command.summary[0].upper()}{command.summary[1:]}."
+        subparser = commands.add_parser(
+            name,
+            help=command.summary,
+            description=description,
+            epilog=f"Example: {command.example}",
+        )
+        if name == chosen:
+            runs[name] = _filled(subparser, name, command.module)
+        subparser.add_argument("--debug", action="store_true", help="show the whole trace when something goes wrong")
+    return parser, runs
+
+
+def _filled(parser: argparse.ArgumentParser, name: str, module: str) -> Callable:
+    """Adds a command's arguments and returns what runs it."""
+    if module == "demo":
+        from ..demo import __main__ as demo
+
+        demo.add_arguments(parser)
+        return demo.run
+    commands = import_module(f".{module}", __name__)
+    getattr(commands, f"add_{name}")(parser)
+    return getattr(commands, name)
+
+
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Of the libraries errors only, and no bars for weights; our own warnings as notes. Afterwards all is as it was."""
+    from huggingface_hub.utils import logging as hub_logging
+    from transformers.utils import logging
+
+    verbosity, had_bars, hub_verbosity = (
+        logging.get_verbosity(),
+        logging.is_progress_bar_enabled(),
+        hub_logging.get_verbosity(),
+    )
+    hub_logging.set_verbosity_error()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.filterwarnings("always", category=UserWarning, module=r"hydra_transformers\b")
+            warnings.showwarning = lambda message, *_: print(f"note: {message}", file=sys.stderr)
+            yield
+    finally:
+        hub_logging.set_verbosity(hub_verbosity)
+        logging.set_verbosity(verbosity)
+        if had_bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,190 @@
+"""`evaluate`, `benchmark` and `info`: what a model knows, what it costs, and what it is made of."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+from transformers import PreTrainedConfig
+
+from ..cost import (
+    ModelsInTurn,
+    compare_costs,
+    cost_table,
+    count_parameters,
+    model_without_weights,
+    unpruned_backbone,
+)
+from ..uncertainty import OOD_SCORES, evaluate_uncertainty
+from ..uncertainty.files import write_atomically
+from .arguments import add_batch_size, add_data, add_device, class_prompts, device_of, named, positive, read_data
+from .folders import MODEL_CLASSES, load_config, load_model, load_processor, member_folders
+from .problems import CommandError
+
+
+# evaluate
+
+
+def add_evaluate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="the output of `fuse`, or any ViT, BERT or CLIP classifier")
+    parser.add_argument(
+        "--compare",
+        action="append",
+        type=named,
+        default=[],
+        metavar="NAME=MODEL",
+        help="another model, judged as well",
+    )
+    for group in ("near", "far"):
+        parser.add_argument(
+            f"--{group}",
+            action="append",
+            type=named,
+            default=[],
+            metavar="NAME=DATA",
+            help=f"{group} out-of-distribution data; may be repeated",
+        )
+    parser.add_argument("--score", choices=OOD_SCORES, default="msp", help="OOD score (default: %(default)s)")
+    add_batch_size(parser, 32)
+    add_device(parser)
+    add_data(parser, "validation, test or train, whichever comes first")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="gets report.md, report.json and plots (default: MODEL/evaluation)"
+    )
+
+
+class WithProgress:
+    """Batches of a data set, with a bar each time they are read."""
+
+    def __init__(self, data: Any, batch_size: int, name: str):
+        self.loader, self.name = torch.utils.data.DataLoader(data, batch_size), name
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        return iter(tqdm(self.loader, desc=self.name, unit="batch"))
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    if arguments.output is None and not Path(arguments.model).is_dir():
+        raise CommandError(f"{arguments.model} is no folder to write into: pass --output")
+    output = arguments.output or Path(arguments.model) / "evaluation"
+    device = device_of(arguments)
+    models = {Path(arguments.model).name: load_model(arguments.model, device)}
+    models |= {name: load_model(other, device) for name, other in arguments.compare}
+    config = next(iter(models.values())).config
+    for name, other in models.items():
+        if getattr(other.config, "id2label", None) != getattr(config, "id2label", None):
+            raise CommandError(
+                f"{name} has other classes than {arguments.model}: they cannot be judged on the same labels"
+            )
+    processor = load_processor(arguments.processor or arguments.model, config)
+    data = read_data(arguments, config, processor, split=arguments.split)
+    ood = {
+        group: {
+            name: WithProgress(
+                read_data(arguments, config, processor, source, labelled=False), arguments.batch_size, name
+            )
+            for name, source in getattr(arguments, group)
+        }
+        for group in ("near", "far")
+        if getattr(arguments, group)
+    }
+    report = evaluate_uncertainty(
+        models,
+        WithProgress(data, arguments.batch_size, "in distribution"),
+        ood,
+        score=arguments.score,
+        class_prompts=class_prompts(config, processor, data),
+    )
+    report.to_json(output / "report.json")
+    write_atomically(output / "report.md", report.to_markdown())
+    print(report.to_markdown())
+    try:
+        report.plot(output / "plots")
+    except ImportError as error:
+        print(f"no plots: {error}")
+    print(f"report.md, report.json and plots are in {output}.")
+    print(f"Next: hydra-transformers card {arguments.model} --report {output / 'report.json'} --dataset ...")
+
+
+# benchmark
+
+
+def add_benchmark(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a Hydra: the output of `fuse`, a member, or a Hub name")
+    parser.add_argument("--batch-sizes", nargs="+", type=positive, default=[1, 8], metavar="N", help="default: 1 8")
+    parser.add_argument("--seconds", type=float, default=5.0, help="to measure per batch size (default: %(default)s)")
+    add_device(parser)
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the table to this file, too")
+
+
+def benchmark(arguments: argparse.Namespace) -> None:
+    check_is_hydra(load_config(arguments.model), arguments.model)
+    device = device_of(arguments)
+    hydra = load_model(arguments.model, device)
+    models: dict[str, nn.Module] = {"Single": unpruned_backbone(hydra, device)}
+    if hydra.num_members > 1:
+        several = [unpruned_backbone(hydra, device) for _ in range(hydra.num_members)]
+        models[f"Deep Ensemble of {hydra.num_members}"] = ModelsInTurn(several)
+        models["Pruned member"] = hydra.member(0)
+    models["Hydra" if hydra.num_members > 1 else "Pruned member"] = hydra
+    print(f"One sample has {_sample(hydra.config)}; median times on {device} (threads: {torch.get_num_threads()}).\n")
+    table = cost_table(compare_costs(models, arguments.batch_sizes, arguments.seconds))
+    print(table)
+    if arguments.output is not None:
+        write_atomically(arguments.output, table + "\n")
+
+
+def _sample(config: PreTrainedConfig) -> str:
+    vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
+    parts = [f"{vision.image_size} x {vision.image_size} pixels"] if hasattr(vision, "image_size") else []
+    if hasattr(text, "vocab_size"):
+        parts.append(f"{min(128, text.max_position_embeddings)} tokens")
+    return " and ".join(parts)
+
+
+def check_is_hydra(config: PreTrainedConfig, name: str) -> None:
+    if not config.model_type.startswith("hydra_"):
+        raise CommandError(
+            f"{name} is a plain {config.model_type}: pass a Hydra, the output of `hydra-transformers fuse`"
+        )
+
+
+# info
+
+
+def add_info(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="FOLDER_OR_REPO", help="a Hydra, or a folder of members; no weights are read")
+
+
+def info(arguments: argparse.Namespace) -> None:
+    folder = Path(arguments.model)
+    if folder.is_dir() and not (folder / "config.json").exists() and member_folders(folder):
+        for member in member_folders(folder):
+            print(f"{member.name}\n")
+            describe(load_config(str(member)), str(member))
+            print()
+        return
+    describe(load_config(arguments.model), arguments.model)
+
+
+def describe(config: PreTrainedConfig, name: str) -> None:
+    from ..hub import kept_heads_map
+
+    check_is_hydra(config, name)
+    model = model_without_weights(MODEL_CLASSES[config.model_type], config)
+    shared = ", ".join(config.shared) or "nothing"
+    print(
+        f"{type(model).__name__}, {config.num_members} member{'s' if config.num_members > 1 else ''}, sharing {shared}"
+    )
+    if getattr(config, "id2label", None) and not hasattr(config, "vision_config"):
+        print(f"{config.num_labels} classes: {', '.join(list(map(str, config.id2label.values()))[:10])}")
+    print(f"{count_parameters(model):,} parameters\n")
+    print(kept_heads_map(config))
+    rows = {"This model": model, "Unpruned backbone": unpruned_backbone(model)}
+    if config.num_members > 1:
+        several = [unpruned_backbone(model) for _ in range(config.num_members)]
+        rows[f"Deep Ensemble of {config.num_members}"] = ModelsInTurn(several)
+    print(f"\n{cost_table(compare_costs(rows))}\n({_sample(config)} per sample)")

@@ -1,0 +1,79 @@
+"""What goes wrong, in one sentence each."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class CommandError(Exception):
+    """Something the user can put right; the message is one sentence that says how."""
+
+
+@contextmanager
+def access_to(name: str, kind: str) -> Iterator[None]:
+    """Turns what the Hub and its libraries raise while `name`, a model or a data set, is read into a sentence."""
+    try:
+        yield
+    except CommandError:
+        raise
+    except Exception as error:
+        sentence = _access_problem(error, name, kind)
+        if sentence is None:
+            raise
+        raise CommandError(sentence) from error
+
+
+def _access_problem(error: BaseException, name: str, kind: str) -> str | None:
+    chain = list(_causes(error))
+    types = {cls.__name__ for each in chain for cls in type(each).__mro__}
+    text = " ".join(map(str, chain))
+    repository = name.partition(":")[0]
+    if "GatedRepoError" in types or "gated dataset" in text:
+        page = f"https://huggingface.co/{'datasets/' if kind == 'data set' else ''}{repository}"
+        return f"the {kind} {repository} is gated: ask for access on {page}, and log in with `hf auth login`"
+    if "OfflineModeIsEnabled" in types or (_is_offline() and types & NOT_REACHED):
+        return f"the {kind} {name} is not on this machine, and HF_HUB_OFFLINE forbids to fetch it: unset it, or pass a folder"
+    if types & {"RepositoryNotFoundError", "DatasetNotFoundError", "HFValidationError"}:
+        return f"there is no folder {name}, and the Hub has no {kind} {repository} that you can see: check the name"
+    if types & NOT_REACHED or any(_is_of_http_library(each) for each in chain):
+        return f"the Hub could not be reached for the {kind} {name}: check the network, or pass a local folder"
+    if "Config name is missing" in text or ("BuilderConfig" in text and "not found" in text):
+        return f"the data set {name} has several configs, name one as {repository}:CONFIG: {_listed(text)}"
+    if isinstance(error, OSError):
+        return f"the {kind} {name} cannot be read: {_first_line(error)}"
+    return None
+
+
+NOT_REACHED = {"LocalEntryNotFoundError", "ConnectionError", "TimeoutError", "ConnectError", "ConnectTimeout"}
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+
+
+def _is_of_http_library(error: BaseException) -> bool:
+    """Whichever one huggingface_hub and datasets are built on."""
+    return type(error).__module__.split(".")[0].rstrip("2") in ("httpx", "httpcore", "requests", "urllib3", "aiohttp")
+
+
+def _listed(text: str) -> str:
+    """The list in brackets that `datasets` gives of a data set's configs."""
+    start, end = text.find("["), text.find("]")
+    return text[start + 1 : end].replace("'", "") if 0 <= start < end else "see its page"
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def sentence_of(error: Exception) -> str:
+    """Any exception as one line; what is nobody's mistake but ours says so."""
+    if isinstance(error, (CommandError, ValueError, TypeError, OSError, ImportError, RuntimeError)):
+        return " ".join(line.strip() for line in str(error).strip().splitlines()) or type(error).__name__
+    return f"unexpected {type(error).__name__}: {_first_line(error)} (--debug shows where)"

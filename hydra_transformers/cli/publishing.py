@@ -1,0 +1,95 @@
+"""`card` and `push`: a Hydra on the Hub."""
+
+import argparse
+from pathlib import Path
+
+from huggingface_hub import ModelCard
+
+from ..uncertainty import UncertaintyReport
+from .building import saved_circuits
+from .folders import load_config, load_model, load_processor
+from .judging import check_is_hydra
+from .problems import CommandError
+
+
+def _add_card_fields(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="report.json of `evaluate` (default: DIR/evaluation/…)"
+    )
+    parser.add_argument(
+        "--report-model", metavar="NAME", help="which of the report's models this is (default: the first)"
+    )
+    parser.add_argument("--dataset", metavar="NAME", help="the report's in-distribution data on the Hub")
+    parser.add_argument("--base-model", metavar="NAME", help="the backbone on the Hub")
+    parser.add_argument("--license", metavar="ID", help='for example "apache-2.0"')
+    parser.add_argument("--fine-tuning", metavar="SENTENCE", help="how the members were fine-tuned")
+
+
+def add_card(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the output of `fuse`; gets README.md")
+    parser.add_argument("--repo", metavar="REPO", help="where the model will lie on the Hub, me/my-hydra")
+    parser.add_argument("--overwrite", action="store_true", help="replace a README.md that is there")
+    _add_card_fields(parser)
+
+
+def card(arguments: argparse.Namespace) -> None:
+    from ..hub import create_model_card
+
+    path = arguments.folder / "README.md"
+    if path.exists() and not arguments.overwrite:
+        raise CommandError(f"{path} exists already: pass --overwrite to replace it")
+    check_is_hydra(load_config(str(arguments.folder)), str(arguments.folder))
+    model = load_model(str(arguments.folder))
+    report, fields = _card_fields(arguments)
+    create_model_card(model, report, repo_id=arguments.repo, **fields).save(path)
+    print(f"the card is in {path}. Next: hydra-transformers push {arguments.folder} {arguments.repo or 'me/my-hydra'}")
+
+
+def _card_fields(arguments: argparse.Namespace) -> tuple[UncertaintyReport | None, dict]:
+    """The report, if there is one, and the arguments of `create_model_card`."""
+    path = arguments.report or arguments.folder / "evaluation" / "report.json"
+    if arguments.report is not None and not path.exists():
+        raise CommandError(f"there is no report {path}: pass the report.json of `hydra-transformers evaluate`")
+    report = UncertaintyReport.from_json(path) if path.exists() else None
+    if report is not None and arguments.dataset is None:
+        raise CommandError(f"name the data set that {path} was made with: pass --dataset")
+    fields = {
+        "dataset": arguments.dataset,
+        "base_model": arguments.base_model,
+        "license": arguments.license,
+        "fine_tuning": arguments.fine_tuning,
+        "circuits": saved_circuits(arguments.folder),
+    }
+    if report is not None:
+        fields["report_model"] = arguments.report_model or next(iter(report.models))
+    return report, fields
+
+
+def add_push(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the output of `fuse`")
+    parser.add_argument("repo", metavar="REPO", help="me/my-hydra; made where it does not exist")
+    parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
+    parser.add_argument("--overwrite-card", action="store_true", help="replace the whole card on the Hub")
+    _add_card_fields(parser)
+
+
+def push(arguments: argparse.Namespace) -> None:
+    from ..hub import push_hydra_to_hub
+
+    config = load_config(str(arguments.folder))
+    check_is_hydra(config, str(arguments.folder))
+    model = load_model(str(arguments.folder))
+    report, fields = _card_fields(arguments)
+    if (arguments.folder / "README.md").exists():
+        # The card in the folder is the one its owner has read and may have edited.
+        fields = {"card": ModelCard.load(arguments.folder / "README.md")}
+    commit = push_hydra_to_hub(
+        model,
+        arguments.repo,
+        load_processor(str(arguments.folder), config),
+        report,
+        private=arguments.private,
+        overwrite_card=arguments.overwrite_card,
+        **fields,
+    )
+    print(f"published: {getattr(commit, 'commit_url', commit)}")

@@ -1,0 +1,184 @@
+"""What a model costs: parameters and multiply-adds, counted; time per batch, measured."""
+
+import copy
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from .models.ensembling import HydraClassifierOutput, log_mean_probability
+from .models.fusion import tower_configs
+from .prediction import device_of, evaluation_mode, member_logits_of
+from .pruning.heads import HYDRA_CLASSES
+
+
+TEXT_TOKENS = 128  # the length of the paper's texts
+FIELDS_OF_HYDRAS = ("kept_heads", "shared", "ensemble_loss", "add_pooling_layer", "model_type", "auto_map")
+WARM_UP_ROUNDS = 2
+MOST_ROUNDS = 50
+
+
+@dataclass(frozen=True)
+class Cost:
+    """parameters: of the whole model; multiply_adds: for one sample; milliseconds: per batch, by batch size."""
+
+    parameters: int
+    multiply_adds: int
+    milliseconds: dict[int, float]
+
+
+class ModelsInTurn(nn.Module):
+    """A Deep Ensemble as it is usually run: models one after the other on the same input."""
+
+    def __init__(self, models: Sequence[nn.Module]):
+        super().__init__()
+        self.models = nn.ModuleList(models)
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.models[0])
+
+    def forward(self, **inputs) -> HydraClassifierOutput:
+        member_logits = torch.cat([member_logits_of(model(**inputs)) for model in self.models], dim=1)
+        return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
+
+
+def compare_costs(
+    models: Mapping[str, nn.Module], batch_sizes: Sequence[int] = (), seconds: float = 2.0
+) -> dict[str, Cost]:
+    """The cost of each model, side by side; without `batch_sizes` nothing is run and nothing is timed.
+
+    Args:
+        models: name -> a Transformers model, a Hydra or `ModelsInTurn` of these, all reading the same inputs.
+        batch_sizes: the batch sizes to time, each on the model's device.
+        seconds: about how long to measure per batch size, for all models together.
+    """
+    reference = _config_of(next(iter(models.values())))
+    times: dict[str, dict[int, float]] = {name: {} for name in models}
+    for size in batch_sizes:
+        for name, value in median_milliseconds(models, example_inputs(reference, size), seconds).items():
+            times[name][size] = value
+    return {
+        name: Cost(count_parameters(model), count_multiply_adds(model), times[name]) for name, model in models.items()
+    }
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def count_multiply_adds(model: nn.Module) -> int:
+    """Multiply-adds for one sample (for CLIP an image and a prompt), counted on the meta device: nothing is computed."""
+    if isinstance(model, ModelsInTurn):
+        return sum(count_multiply_adds(each) for each in model.models)
+    empty = model_without_weights(type(model), model.config)
+    # With gradients on, models take their plain path: kernels of their own would not be counted.
+    with FlopCounterMode(display=False) as counter, torch.enable_grad():
+        empty(**example_inputs(model.config, 1, "meta"))
+    return counter.get_total_flops() // 2
+
+
+def median_milliseconds(
+    models: Mapping[str, nn.Module], inputs: Mapping[str, Tensor], seconds: float = 2.0
+) -> dict[str, float]:
+    """Median time of one forward of each model, all in turns, so that whatever slows the machine slows all of them."""
+    times: dict[str, list[float]] = {name: [] for name in models}
+    inputs_of = {
+        name: {key: value.to(device_of(model)) for key, value in inputs.items()} for name, model in models.items()
+    }
+    rounds, deadline = -WARM_UP_ROUNDS, None
+    while rounds < 3 or (rounds < MOST_ROUNDS and time.perf_counter() < deadline):
+        if rounds == 0:
+            deadline = time.perf_counter() + seconds
+        for name, model in models.items():
+            elapsed = _seconds_of_forward(model, inputs_of[name])
+            if rounds >= 0:
+                times[name].append(1000 * elapsed)
+        rounds += 1
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def _seconds_of_forward(model: nn.Module, inputs: Mapping[str, Tensor]) -> float:
+    with evaluation_mode(model), torch.inference_mode():
+        _wait_for(device_of(model))
+        start = time.perf_counter()
+        model(**inputs)
+        _wait_for(device_of(model))
+        return time.perf_counter() - start
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu") -> dict[str, Tensor]:
+    """Inputs of the size a model takes: images, texts of at most 128 tokens, or for CLIP both."""
+    inputs = {}
+    vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
+    if hasattr(vision, "image_size"):
+        size = vision.image_size
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, height, width, device=device)
+    if hasattr(text, "vocab_size"):
+        tokens = min(TEXT_TOKENS, text.max_position_embeddings)
+        inputs["input_ids"] = torch.ones(batch_size, tokens, dtype=torch.long, device=device)
+    return inputs
+
+
+def _config_of(model: nn.Module) -> PreTrainedConfig:
+    return _config_of(model.models[0]) if isinstance(model, ModelsInTurn) else model.config
+
+
+# Baselines of the same shape
+
+
+def model_without_weights(model_class: type, config: PreTrainedConfig) -> PreTrainedModel:
+    """A model on the meta device, to count and not to compute with."""
+    with torch.device("meta"), no_init_weights():
+        return model_class(copy.deepcopy(config)).eval()
+
+
+def unpruned_backbone(model: PreTrainedModel, device: torch.device | str = "meta") -> PreTrainedModel:
+    """The Transformers model that a Hydra is made from, unpruned; anywhere but on the meta device with random weights."""
+    name = type(model).__name__
+    backbone_class = next((backbone for backbone, hydra in HYDRA_CLASSES.items() if hydra.__name__ == name), None)
+    if backbone_class is None:
+        raise TypeError(f"model is a {name}: pass a Hydra")
+    fields = model.config.to_dict()
+    parts = [fields[f"{tower}_config"] for tower in tower_configs(model.config) if tower]
+    for part in (fields, *parts):
+        for field in FIELDS_OF_HYDRAS:
+            part.pop(field, None)
+    config = AutoConfig.for_model(backbone_class.config_class.model_type, **fields)
+    if torch.device(device).type == "meta":
+        return model_without_weights(backbone_class, config)
+    return backbone_class(config).to(device=device, dtype=model.dtype).eval()
+
+
+# Words and tables
+
+
+def readable_count(count: int) -> str:
+    """12,345 or 1.23 M or 4.56 G."""
+    for unit, size in (("G", 10**9), ("M", 10**6)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count:,}"
+
+
+def cost_table(costs: Mapping[str, Cost]) -> str:
+    """Costs as a markdown table; times also as a multiple of the first row's."""
+    first = next(iter(costs.values()))
+    headings = ["", "Parameters", "Multiply-adds", *(f"ms, batch {size}" for size in first.milliseconds)]
+    rows = [headings, ["---"] + ["--:"] * (len(headings) - 1)]
+    for name, cost in costs.items():
+        times = [f"{value:.2f} ({value / first.milliseconds[size]:.2f}x)" for size, value in cost.milliseconds.items()]
+        rows.append([name, f"{cost.parameters:,}", readable_count(cost.multiply_adds), *times])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

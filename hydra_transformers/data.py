@@ -1,0 +1,296 @@
+"""Data sets by Hub name, folder or file, as rows that a model takes: columns found, labels matched, inputs prepared."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+
+
+TEXT_TOKENS = 128  # as in the paper
+TEXT_NAMES = ("text", "sentence", "content", "review", "question")
+LABEL_NAMES = ("label", "labels", "fine_label", "target", "class")
+FILE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+GENERIC_NAME = re.compile(r"LABEL_\d+")
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Which rows to read.
+
+    name: a data set on the Hub ("cifar100", with a config "glue:sst2"), a folder that `save_to_disk` wrote, a folder of
+        images, csv, json or parquet files, or one such file
+    split: by default the first that exists of those a command prefers
+    limit: at most this many rows, drawn at random with the seed 0, because many sets are sorted by class
+    image_column, text_column, label_column: guessed where not given
+    labels_in_order: take the data's class indices as they are, whatever the classes are called
+    """
+
+    name: str
+    split: str | None = None
+    limit: int | None = None
+    image_column: str | None = None
+    text_column: str | None = None
+    label_column: str | None = None
+    labels_in_order: bool = False
+
+
+@dataclass
+class PreparedData(torch.utils.data.Dataset):
+    """Rows `{"pixel_values": ...}` or `{"input_ids": ..., ...}`, with `labels` where they were asked for.
+
+    Images are opened and processed when a row is read; texts are tokenized once, and kept.
+    notes: what was found and decided, for the user to read
+    class_names: of the data's own classes, in order; None where labels were not asked for or have no names
+    """
+
+    rows: Any
+    labels: list[int] | None = None
+    class_names: list[str] | None = None
+    notes: list[str] = field(default_factory=list)
+    tokens: dict[str, Tensor] | None = None
+    image_column: str | None = None
+    image_mode: str = "RGB"
+    processor: Any = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if self.tokens is not None:
+            row = {name: values[index] for name, values in self.tokens.items()}
+        else:
+            image = self.rows[index][self.image_column].convert(self.image_mode)
+            row = {"pixel_values": self.processor(image, return_tensors="pt")["pixel_values"][0]}
+        return row if self.labels is None else {**row, "labels": self.labels[index]}
+
+
+def prepare_data(
+    source: DataSource,
+    config: PreTrainedConfig,
+    processor: Any,
+    labelled: bool = True,
+    prefer: Sequence[str] = ("validation", "test", "train"),
+) -> PreparedData:
+    """Reads a data set for a model.
+
+    Args:
+        source: which rows.
+        config: the model's: whether it reads images or texts, and its class names. CLIP has none, so it takes the data's.
+        processor: the model's image processor, tokenizer, or for CLIP both in one.
+        labelled: whether labels are needed; out-of-distribution data has none that the model knows.
+        prefer: the splits to choose from where the source names none.
+    """
+    rows, split = load_rows(source, prefer)
+    notes = [f"{source.name}: {len(rows):,} rows" + (f" of the split {split}" if split else "")]
+    if not labelled:
+        source = _without_missing_columns(source, rows.features)
+    prepared = PreparedData(rows, notes=notes)
+    if labelled:
+        column = find_label_column(rows.features, source, getattr(config, "num_labels", None))
+        names = class_names_of(rows, column)
+        if hasattr(config, "vision_config"):
+            if names is None:
+                raise ValueError(
+                    f"column {column!r} of {source.name} has no class names, of which CLIP's prompts are made"
+                )
+            prepared.labels, note = _indices(rows, column, names), f"{len(names)} classes named by the data"
+        else:
+            prepared.labels, note = match_labels(rows, column, names, config, source)
+        _check_labels(prepared.labels, len(names) if hasattr(config, "vision_config") else config.num_labels, source)
+        prepared.class_names = names
+        notes.append(f"labels: column {column!r}, {note}")
+    if hasattr(config, "vision_config") or hasattr(config, "image_size"):
+        prepared.image_column = find_image_column(rows.features, source)
+        prepared.image_mode = "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
+        prepared.processor = processor
+        notes.append(f"images: column {prepared.image_column!r}")
+    else:
+        column = find_text_column(rows.features, source)
+        prepared.tokens = _tokenized(rows[column], config, processor)
+        notes.append(f"texts: column {column!r}, {prepared.tokens['input_ids'].shape[1]} tokens")
+    return prepared
+
+
+def _tokenized(texts: Sequence[str], config: PreTrainedConfig, tokenizer: Any) -> dict[str, Tensor]:
+    length = min(TEXT_TOKENS, config.max_position_embeddings)
+    return dict(tokenizer(list(texts), truncation=True, max_length=length, padding=True, return_tensors="pt"))
+
+
+# Finding rows
+
+
+def load_rows(source: DataSource, prefer: Sequence[str]) -> tuple[Any, str | None]:
+    """The rows of a source, a `datasets.Dataset`, and the split they are from."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise ImportError("reading data sets needs datasets: pip install datasets") from error
+    path = Path(source.name)
+    if path.exists():
+        found = _load_local(datasets, path)
+    elif source.name.startswith((".", "/", "~")) or path.suffix in FILE_FORMATS:
+        raise ValueError(f"there is no folder or file {source.name}")
+    else:
+        found = _load_from_hub(datasets, source, prefer)
+    rows, split = found, source.split
+    if isinstance(found, dict):
+        split = _chosen_split(list(found), source, prefer)
+        rows = found[split]
+    if source.limit is not None and source.limit < len(rows):
+        rows = rows.shuffle(seed=0).select(range(source.limit))
+    if len(rows) == 0:
+        raise ValueError(f"{source.name} has no rows")
+    return rows, split
+
+
+def _load_local(datasets: Any, path: Path) -> Any:
+    if path.is_file():
+        if path.suffix not in FILE_FORMATS:
+            raise ValueError(f"{path} is no {', '.join(FILE_FORMATS)} file: pass one, or a folder")
+        settings = {"sep": "\t"} if path.suffix == ".tsv" else {}
+        return datasets.load_dataset(FILE_FORMATS[path.suffix], data_files=str(path), **settings)
+    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+        return datasets.load_from_disk(path)
+    if not any(path.iterdir()):
+        raise ValueError(
+            f"the folder {path} is empty: it should hold a saved data set, images, csv, json or parquet files"
+        )
+    return datasets.load_dataset(str(path))
+
+
+def _load_from_hub(datasets: Any, source: DataSource, prefer: Sequence[str]) -> Any:
+    name, _, config = source.name.partition(":")
+    config = config or None
+    names = datasets.get_dataset_split_names(name, config)
+    split = source.split if source.split and "[" in source.split else _chosen_split(names, source, prefer)
+    return {split: datasets.load_dataset(name, config, split=split)}
+
+
+def _chosen_split(names: Sequence[str], source: DataSource, prefer: Sequence[str]) -> str:
+    if source.split is not None:
+        if source.split not in names and "[" not in source.split:
+            raise ValueError(f"{source.name} has no split {source.split!r}: it has {', '.join(names)}")
+        return source.split
+    chosen = next((name for name in prefer if name in names), names[0] if len(names) == 1 else None)
+    if chosen is None:
+        raise ValueError(f"{source.name} has the splits {', '.join(names)}: choose one")
+    return chosen
+
+
+# Finding columns
+
+
+def find_image_column(features: Any, source: DataSource) -> str:
+    found = [name for name, feature in features.items() if type(feature).__name__ == "Image"]
+    return _one_column(features, source, "image", source.image_column, found)
+
+
+def find_text_column(features: Any, source: DataSource) -> str:
+    found = [name for name in features if _is_text(features[name]) and name not in LABEL_NAMES]
+    preferred = [name for name in TEXT_NAMES if name in found]
+    return _one_column(features, source, "text", source.text_column, preferred[:1] or found)
+
+
+def find_label_column(features: Any, source: DataSource, num_labels: int | None) -> str:
+    """The column of classes; of several (coarse and fine labels) the one with as many as the model has."""
+    classes = {name: feature for name, feature in features.items() if type(feature).__name__ == "ClassLabel"}
+    fitting = [name for name, feature in classes.items() if feature.num_classes == num_labels]
+    named = [name for name in LABEL_NAMES if name in features]
+    found = fitting if len(fitting) == 1 else list(classes) if len(classes) == 1 else named[:1] or list(classes)
+    return _one_column(features, source, "label", source.label_column, found)
+
+
+def _one_column(features: Any, source: DataSource, kind: str, chosen: str | None, found: Sequence[str]) -> str:
+    columns = ", ".join(features)
+    if chosen is not None:
+        if chosen not in features:
+            raise ValueError(f"{source.name} has no column {chosen!r}: it has {columns}")
+        return chosen
+    if len(found) != 1:
+        problem = "no" if not found else "more than one"
+        raise ValueError(f"{source.name} has {problem} {kind} column among {columns}: name it with --{kind}-column")
+    return found[0]
+
+
+def _without_missing_columns(source: DataSource, features: Any) -> DataSource:
+    """Columns are named for the labelled data: another set that has no such column is searched for its own."""
+    columns = {"image_column": source.image_column, "text_column": source.text_column}
+    return replace(source, **{name: column if column in features else None for name, column in columns.items()})
+
+
+def _is_text(feature: Any) -> bool:
+    return getattr(feature, "dtype", None) in ("string", "large_string") and type(feature).__name__ == "Value"
+
+
+# Matching labels
+
+
+def class_names_of(rows: Any, column: str) -> list[str] | None:
+    """The names of a column's classes in the order of their indices; None for a column of bare numbers."""
+    feature = rows.features[column]
+    if type(feature).__name__ == "ClassLabel":
+        return list(feature.names)
+    return sorted(set(map(str, rows[column]))) if _is_text(feature) else None
+
+
+def _indices(rows: Any, column: str, names: list[str] | None) -> list[int]:
+    """The column as numbers: class indices as they are, texts by their place in `names`."""
+    if _is_text(rows.features[column]):
+        places = {name: place for place, name in enumerate(names)}
+        return [places[str(value)] for value in rows[column]]
+    return [-1 if value is None else int(value) for value in rows[column]]
+
+
+def match_labels(
+    rows: Any, column: str, names: list[str] | None, config: PreTrainedConfig, source: DataSource
+) -> tuple[list[int], str]:
+    """The labels as the model's class indices, and a sentence on how they were matched."""
+    labels = _indices(rows, column, names)
+    model_names = [str(config.id2label[index]) for index in range(config.num_labels)]
+    if names is None or source.labels_in_order:
+        return labels, "class indices taken as they are"
+    if all(map(GENERIC_NAME.fullmatch, model_names)):
+        if _is_text(rows.features[column]):
+            raise ValueError(
+                f"column {column!r} of {source.name} holds names, and the model has no names for its {config.num_labels} "
+                "classes: set id2label in its config.json, or make the column class indices"
+            )
+        if len(names) != len(model_names):
+            raise ValueError(f"{source.name} has {len(names)} classes, the model {len(model_names)}: they do not fit")
+        return labels, f"{len(names)} classes taken in order (the model has no names for them)"
+    places = {key: place for place, name in enumerate(model_names) for key in _keys(name)}
+    matched = [next((places[key] for key in _keys(name) if key in places), None) for name in names]
+    for label in sorted(set(labels)):
+        if label >= 0 and matched[label] is None:
+            raise ValueError(
+                f"{source.name} has the class {names[label]!r}, which the model does not know (it knows "
+                f"{_shortened(model_names)}): filter the data, or pass --labels-in-order if only the names differ"
+            )
+    moved = [place for place, target in enumerate(matched) if target not in (place, None)]
+    note = f"{len(set(labels))} of the model's {len(model_names)} classes, matched by name"
+    if moved:
+        note += f" ({names[moved[0]]!r} is {moved[0]} in the data, {matched[moved[0]]} in the model)"
+    return [label if label < 0 else matched[label] for label in labels], note
+
+
+def _keys(name: str) -> list[str]:
+    """Ways in which a class name may be written: the whole of it, and each of its synonyms ("tench, Tinca tinca")."""
+    plain = " ".join(re.sub(r"[_\-\s]+", " ", name.casefold()).split())
+    return list(dict.fromkeys([plain, *(part.strip() for part in plain.split(","))]))
+
+
+def _check_labels(labels: list[int], num_classes: int, source: DataSource) -> None:
+    if any(label == -1 for label in labels):
+        raise ValueError(f"{source.name} has rows without a label (-1): choose another split")
+    for label in labels:
+        if not 0 <= label < num_classes:
+            raise ValueError(f"{source.name} has the label {label}, the model has the classes 0 to {num_classes - 1}")
+
+
+def _shortened(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")

@@ -1,0 +1,335 @@
+"""The command line from a backbone to a published Hydra: each step's output folder is the next step's input."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoModelForZeroShotImageClassification,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+)
+
+from hydra_transformers.cli import COMMANDS, main
+from hydra_transformers.uncertainty import UncertaintyReport
+from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_clip, save_vit
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A backbone of each family, and data."""
+    folder = tmp_path_factory.mktemp("workplace")
+    save_vit(folder / "vit")
+    save_bert(folder / "bert")
+    save_clip(folder / "clip")
+    picture_rows(24, names=["blue", "red", "green"]).save_to_disk(folder / "pictures")
+    picture_rows(12, seed=1).save_to_disk(folder / "test-pictures")
+    grey_rows(10).save_to_disk(folder / "grey")
+    review_rows(16).save_to_disk(folder / "reviews")
+    return folder
+
+
+def run(*words) -> None:
+    assert main([str(word) for word in words]) == 0
+
+
+@pytest.fixture(scope="module")
+def pruned(workplace):
+    data = ["--data", workplace / "pictures", "--ood-data", workplace / "grey"]
+    run("prune", workplace / "vit", *data, "--budget", 3, "--output", workplace / "pruned")
+    return workplace / "pruned"
+
+
+@pytest.fixture(scope="module")
+def finetuned(workplace, pruned):
+    steps = ["--recipe", "cifar100", "--max-steps", 3, "--batch-size", 8]
+    run("finetune", pruned, *steps, "--data", workplace / "pictures", "--output", workplace / "members")
+    return workplace / "members"
+
+
+@pytest.fixture(scope="module")
+def fused(workplace, finetuned):
+    run("fuse", finetuned, "--output", workplace / "hydra")
+    return workplace / "hydra"
+
+
+@pytest.fixture
+def hydra(fused, tmp_path):
+    """A copy of the fused folder to write into."""
+    return shutil.copytree(fused, tmp_path / "my-hydra")
+
+
+# prune
+
+
+def test_prune_makes_one_member_per_objective(pruned):
+    members = [AutoModelForImageClassification.from_pretrained(pruned / f"member-{index}") for index in range(3)]
+    assert [sum(len(layer[0]) for layer in member.config.kept_heads) for member in members] == [5, 5, 5]
+    circuits = {path.stem: json.loads(path.read_text()) for path in (pruned / "circuits").glob("*.json")}
+    assert set(circuits) == {"acc", "ood", "avg"}
+    for member, objective in zip(members, ("acc", "ood", "avg"), strict=True):
+        for layer, head in circuits[objective]["ranking"]:
+            assert head not in member.config.kept_heads[layer][0]
+    assert ViTImageProcessorPil.from_pretrained(pruned / "member-0").size.height == 8
+
+
+def test_a_pruned_member_is_the_backbone_without_its_heads(workplace, pruned):
+    backbone = ViTForImageClassification.from_pretrained(workplace / "vit").eval()
+    member = AutoModelForImageClassification.from_pretrained(pruned / "member-0").eval()
+    for layer, kept in enumerate(member.config.kept_heads):
+        for head in set(range(4)) - set(kept[0]):
+            backbone.vit.layers[layer].attention.o_proj.weight.data[:, 8 * head : 8 * head + 8] = 0
+    images = torch.randn(4, 3, 8, 8)
+    with torch.no_grad():
+        assert torch.allclose(member(images).logits.softmax(-1), backbone(images).logits.softmax(-1), atol=1e-5)
+
+
+def test_prune_goes_on_from_its_checkpoint_and_ends_the_same(workplace, pruned, tmp_path, monkeypatch):
+    from hydra_transformers.pruning.greedy import GreedySearch
+
+    removals, remove_one = [], GreedySearch.remove_one
+
+    def interrupted(search):
+        if len(removals) == 5:
+            raise KeyboardInterrupt
+        removals.append(search.circuit.objective)
+        remove_one(search)
+
+    command = ["prune", workplace / "vit", "--data", workplace / "pictures", "--ood-data", workplace / "grey"]
+    command = [str(word) for word in [*command, "--budget", 3, "--output", tmp_path / "again"]]
+    monkeypatch.setattr(GreedySearch, "remove_one", interrupted)
+    assert main(command) == 1
+    removals_before = list(removals)
+    removals.clear()
+    monkeypatch.setattr(GreedySearch, "remove_one", lambda search: (removals.append(1), remove_one(search))[1])
+    assert main(command) == 0
+    assert len(removals_before) + len(removals) == 9
+    for name in ("acc", "ood", "avg"):
+        again, once = (
+            json.loads((folder / "circuits" / f"{name}.json").read_text()) for folder in (tmp_path / "again", pruned)
+        )
+        assert again == once
+    assert not list((tmp_path / "again").rglob("*.tmp")) + list((tmp_path / "again").rglob("*.checkpoint"))
+
+
+def test_prune_that_is_finished_does_nothing(workplace, pruned, capsys):
+    data = ["--data", workplace / "pictures", "--ood-data", workplace / "grey"]
+    before = (pruned / "member-0" / "model.safetensors").stat().st_mtime_ns
+    run("prune", workplace / "vit", *data, "--budget", 3, "--output", pruned)
+    assert "finished already" in capsys.readouterr().out
+    assert (pruned / "member-0" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_without_other_data_members_are_sampled_from_one_circuit(workplace, tmp_path):
+    data = ["--data", workplace / "pictures", "--limit", 12, "--members", 2]
+    run("prune", workplace / "vit", *data, "--budget", 2, "--out-of", 6, "--output", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out" / "circuits").iterdir()] == ["acc.json"]
+    kept = [
+        json.loads((tmp_path / "out" / f"member-{index}" / "config.json").read_text())["kept_heads"]
+        for index in range(2)
+    ]
+    assert kept[0] != kept[1]
+    assert not (tmp_path / "out" / "member-2").exists()
+
+
+def test_taylor_keeps_the_same_number_of_heads_in_every_layer(workplace, tmp_path):
+    data = ["--data", workplace / "pictures", "--method", "taylor", "--heads-per-layer", 3]
+    run("prune", workplace / "vit", *data, "--output", tmp_path / "out")
+    for index in range(3):
+        config = json.loads((tmp_path / "out" / f"member-{index}" / "config.json").read_text())
+        assert [len(layer[0]) for layer in config["kept_heads"]] == [3, 3]
+
+
+# finetune
+
+
+def test_finetune_trains_every_member_and_keeps_its_heads(pruned, finetuned):
+    for index in range(3):
+        before = AutoModelForImageClassification.from_pretrained(pruned / f"member-{index}")
+        after = AutoModelForImageClassification.from_pretrained(finetuned / f"member-{index}")
+        assert after.config.kept_heads == before.config.kept_heads
+        assert not torch.equal(after.classifier.weight, before.classifier.weight)
+        assert ViTImageProcessorPil.from_pretrained(finetuned / f"member-{index}").size.height == 8
+    assert (finetuned / "circuits" / "acc.json").exists()
+
+
+def test_finetune_skips_what_is_finished(workplace, pruned, finetuned, capsys):
+    steps = ["--recipe", "cifar100", "--max-steps", 3, "--batch-size", 8]
+    run("finetune", pruned, *steps, "--data", workplace / "pictures", "--output", finetuned)
+    assert capsys.readouterr().out.count("already finished") == 3
+
+
+# fuse
+
+
+def test_fuse_makes_a_model_that_loads_with_its_processor(fused):
+    model = AutoModelForImageClassification.from_pretrained(fused).eval()
+    assert model.num_members == 3
+    assert ViTImageProcessorPil.from_pretrained(fused).size.height == 8
+    assert (fused / "modeling_hydra_vit.py").exists()
+
+
+def test_members_that_share_nothing_are_fused_to_their_ensemble(finetuned, tmp_path):
+    run("fuse", finetuned, "--shared", "--output", tmp_path / "independent")
+    hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "independent").eval()
+    members = [AutoModelForImageClassification.from_pretrained(finetuned / f"member-{i}").eval() for i in range(3)]
+    images = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        mean = torch.stack([member(images).logits.softmax(-1) for member in members]).mean(0)
+        assert torch.allclose(hydra(images).logits.softmax(-1), mean, atol=1e-5)
+
+
+# evaluate
+
+
+def test_evaluate_writes_tables_json_and_plots(workplace, hydra, tmp_path):
+    sets = ["--data", workplace / "test-pictures", "--near", f"grey={workplace / 'grey'}"]
+    sets += ["--far", f"same={workplace / 'pictures'}", "--compare", f"backbone={workplace / 'vit'}"]
+    run("evaluate", hydra, *sets, "--output", tmp_path / "report")
+    report = UncertaintyReport.from_json(tmp_path / "report" / "report.json")
+    assert list(report.models) == ["my-hydra", "backbone"]
+    assert report.models["my-hydra"].num_members == 3
+    assert set(report.models["my-hydra"].ood["near"]) == {"grey"}
+    assert report.models["my-hydra"].id["num_samples"] == 12
+    assert "my-hydra" in (tmp_path / "report" / "report.md").read_text()
+    assert (tmp_path / "report" / "plots" / "reliability_diagram.png").exists()
+
+
+def test_evaluate_counts_right_answers_under_the_models_class_names(workplace, tmp_path):
+    """The data lists its classes in another order than the model: accuracy must not care."""
+    run("evaluate", workplace / "vit", "--data", workplace / "pictures", "--output", tmp_path)
+    backbone = ViTForImageClassification.from_pretrained(workplace / "vit").eval()
+    processor = ViTImageProcessorPil.from_pretrained(workplace / "vit")
+    rows = picture_rows(24, names=["blue", "red", "green"])
+    pixels = processor([row["image"].convert("RGB") for row in rows], return_tensors="pt")
+    with torch.no_grad():
+        answers = [backbone.config.id2label[index] for index in backbone(**pixels).logits.argmax(-1).tolist()]
+    right = [answer == ["blue", "red", "green"][row["label"]] for answer, row in zip(answers, rows, strict=True)]
+    report = UncertaintyReport.from_json(tmp_path / "report.json")
+    assert report.models["vit"].id["accuracy"] == pytest.approx(sum(right) / 24)
+
+
+# info, benchmark
+
+
+def test_info_draws_the_kept_heads(workplace, fused, capsys):
+    run("info", fused)
+    text = capsys.readouterr().out
+    model = AutoModelForImageClassification.from_pretrained(fused)
+    assert "member 2" in text
+    assert "3 classes: red, green, blue" in text
+    assert f"{sum(parameter.numel() for parameter in model.parameters()):,} parameters" in text
+    backbone = sum(
+        parameter.numel() for parameter in ViTForImageClassification.from_pretrained(workplace / "vit").parameters()
+    )
+    assert f"| Deep Ensemble of 3 | {3 * backbone:,} |" in text
+    kept = model.config.kept_heads[0][0]
+    assert "".join("■" if head in kept else "·" for head in range(4)) in text
+
+
+def test_info_of_a_folder_of_members_describes_each(pruned, capsys):
+    run("info", pruned)
+    text = capsys.readouterr().out
+    assert all(f"member-{index}\n" in text for index in range(3))
+
+
+def test_benchmark_compares_with_one_model_and_a_deep_ensemble(fused, tmp_path, capsys):
+    run("benchmark", fused, "--batch-sizes", 1, 2, "--seconds", 0, "--device", "cpu", "--output", tmp_path / "cost.md")
+    table = (tmp_path / "cost.md").read_text()
+    rows = [line.split("|")[1].strip() for line in table.splitlines()]
+    assert rows == ["", "---", "Single", "Deep Ensemble of 3", "Pruned member", "Hydra"]
+    assert "ms, batch 2" in table
+    assert table.strip() in capsys.readouterr().out
+
+
+# card, push
+
+
+def test_card_tells_what_is_in_the_folder(workplace, hydra):
+    run("evaluate", hydra, "--data", workplace / "test-pictures")
+    run("card", hydra, "--repo", "me/my-hydra", "--dataset", "colours", "--license", "mit")
+    text = (hydra / "README.md").read_text()
+    assert "license: mit" in text
+    assert "me/my-hydra" in text
+    assert "member 2" in text
+
+
+def test_push_hands_over_model_processor_report_and_card(workplace, hydra, monkeypatch, capsys):
+    import hydra_transformers.hub as hub
+
+    run("evaluate", hydra, "--data", workplace / "test-pictures")
+    pushed = {}
+
+    def fake_push(model, repo_id, processor=None, report=None, **arguments):
+        pushed.update(model=model, repo_id=repo_id, processor=processor, report=report, **arguments)
+        return "https://huggingface.co/me/my-hydra/commit/1"
+
+    monkeypatch.setattr(hub, "push_hydra_to_hub", fake_push)
+    run("push", hydra, "me/my-hydra", "--dataset", "colours", "--private")
+    assert pushed["repo_id"] == "me/my-hydra"
+    assert pushed["model"].num_members == 3
+    assert pushed["processor"].size.height == 8
+    assert pushed["report"].models["my-hydra"].num_members == 3
+    assert [circuit.objective for circuit in pushed["circuits"]] == ["acc", "ood", "avg"]
+    assert pushed["private"] is True
+    assert "published: https://" in capsys.readouterr().out
+
+    run("card", hydra, "--dataset", "colours")
+    pushed.clear()
+    run("push", hydra, "me/my-hydra", "--dataset", "colours")
+    assert "member 2" in pushed["card"].text
+    assert "circuits" not in pushed
+
+
+# The other families
+
+
+def test_bert_goes_the_same_way(workplace, tmp_path):
+    reviews = ["--data", workplace / "reviews"]
+    run("prune", workplace / "bert", *reviews, "--method", "taylor", "--members", 2, "--output", tmp_path / "pruned")
+    steps = ["--recipe", "sst2", "--max-steps", 2, "--learning-rates", "1e-4"]
+    run("finetune", tmp_path / "pruned", *steps, *reviews, "--output", tmp_path / "members")
+    run("fuse", tmp_path / "members", "--output", tmp_path / "hydra")
+    run("evaluate", tmp_path / "hydra", *reviews, "--far", f"same={workplace / 'reviews'}")
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "hydra").num_members == 2
+    report = UncertaintyReport.from_json(tmp_path / "hydra" / "evaluation" / "report.json")
+    assert report.models["hydra"].ood["far"]["same"]["auroc"] == pytest.approx(0.5)
+
+
+def test_clip_is_pruned_and_fused_without_training(workplace, tmp_path, capsys):
+    pictures = ["--data", workplace / "pictures"]
+    run(
+        "prune",
+        workplace / "clip",
+        *pictures,
+        "--limit",
+        9,
+        "--budget",
+        4,
+        "--members",
+        2,
+        "--output",
+        tmp_path / "pruned",
+    )
+    finetune = ["finetune", tmp_path / "pruned", "--recipe", "cifar100", *pictures, "--output", tmp_path / "members"]
+    assert main([str(word) for word in finetune]) == 1
+    assert "go on with `fuse`" in capsys.readouterr().err
+    run("fuse", tmp_path / "pruned", "--output", tmp_path / "hydra")
+    run("evaluate", tmp_path / "hydra", *pictures, "--near", f"grey={workplace / 'grey'}")
+    run("info", tmp_path / "hydra")
+    assert "vision tower" in capsys.readouterr().out
+    assert AutoModelForZeroShotImageClassification.from_pretrained(tmp_path / "hydra").num_members == 2
+
+
+# Help
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    assert stop.value.code == 0
+    assert f"Example: hydra-transformers {command}" in " ".join(capsys.readouterr().out.split())

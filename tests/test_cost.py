@@ -1,0 +1,127 @@
+"""Costs are counted from shapes and timed side by side."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import ViTConfig, ViTForImageClassification
+
+from hydra_transformers import HydraBertForSequenceClassification, HydraCLIPModel, HydraViTForImageClassification
+from hydra_transformers.cost import (
+    ModelsInTurn,
+    compare_costs,
+    cost_table,
+    count_multiply_adds,
+    count_parameters,
+    example_inputs,
+    median_milliseconds,
+    readable_count,
+    unpruned_backbone,
+)
+from tests.families import bert_backbone, clip_backbone, vit_backbone
+
+
+HEADS_GONE = [{0: [0], 1: [1, 2]}, {0: [2, 3]}, {2: [0, 1]}]
+
+
+@pytest.fixture
+def hydra():
+    backbone = vit_backbone().float()
+    members = [HydraViTForImageClassification.from_backbone(backbone, heads) for heads in HEADS_GONE]
+    return HydraViTForImageClassification.from_pruned_members(members)
+
+
+def test_multiply_adds_of_a_vit_are_those_of_its_matrix_products():
+    hidden, layers, mlp, tokens, patch_values, classes = 32, 2, 48, 5, 3 * 4 * 4, 6
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": 4, "intermediate_size": mlp}
+    model = ViTForImageClassification(ViTConfig(image_size=8, patch_size=4, num_labels=classes, **sizes))
+    projections, attention, perceptron = 4 * tokens * hidden**2, 2 * tokens**2 * hidden, 2 * tokens * hidden * mlp
+    expected = (
+        (tokens - 1) * patch_values * hidden + layers * (projections + attention + perceptron) + hidden * classes
+    )
+    assert count_multiply_adds(model) == expected
+
+
+def test_a_pruned_member_costs_less_than_its_backbone(hydra):
+    backbone, member = unpruned_backbone(hydra), hydra.member(0)
+    assert count_parameters(member) < count_parameters(backbone)
+    assert count_multiply_adds(member) < count_multiply_adds(backbone)
+
+
+def test_models_in_turn_cost_the_sum_and_answer_like_each_model():
+    models = [vit_backbone(seed).float() for seed in range(3)]
+    ensemble = ModelsInTurn(models)
+    assert count_parameters(ensemble) == 3 * count_parameters(models[0])
+    assert count_multiply_adds(ensemble) == 3 * count_multiply_adds(models[0])
+    inputs = {"pixel_values": torch.randn(2, 3, 8, 8)}
+    with torch.no_grad():
+        output, singles = ensemble(**inputs), torch.stack([model(**inputs).logits for model in models], dim=1)
+    assert torch.equal(output.member_logits, singles)
+    assert torch.allclose(output.logits.softmax(-1), singles.softmax(-1).mean(1), atol=1e-6)
+
+
+def test_counting_leaves_the_model_as_it_is(hydra):
+    before = {name: tensor.clone() for name, tensor in hydra.state_dict().items()}
+    heads = [list(layer) for layer in hydra.config.kept_heads]
+    count_multiply_adds(hydra)
+    assert hydra.config.kept_heads == heads
+    assert all(torch.equal(before[name], tensor) for name, tensor in hydra.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("hydra_class", "backbone"),
+    [
+        (HydraViTForImageClassification, vit_backbone),
+        (HydraBertForSequenceClassification, bert_backbone),
+        (HydraCLIPModel, clip_backbone),
+    ],
+)
+def test_the_unpruned_backbone_of_a_hydra_is_the_model_it_was_made_from(hydra_class, backbone):
+    model = backbone()
+    hydra = hydra_class.from_backbone(model)
+    rebuilt = unpruned_backbone(hydra, "cpu")
+    assert type(rebuilt) is type(model)
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    assert {name: parameter.shape for name, parameter in rebuilt.named_parameters()} == shapes
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model.to("meta")(**example_inputs(model.config, 1, "meta"))
+    assert count_multiply_adds(rebuilt) == counter.get_total_flops() // 2
+
+
+def test_only_a_hydra_has_an_unpruned_backbone():
+    with pytest.raises(TypeError, match="pass a Hydra"):
+        unpruned_backbone(vit_backbone())
+
+
+def test_each_model_is_timed_in_its_evaluation_mode_and_left_as_it_was(hydra):
+    hydra.train()
+    seen = []
+    hydra.register_forward_hook(lambda module, *_: seen.append(module.training))
+    times = median_milliseconds({"hydra": hydra}, example_inputs(hydra.config, 2), seconds=0)
+    assert times["hydra"] > 0
+    assert not any(seen)
+    assert hydra.training
+
+
+def test_the_table_has_a_row_per_model_and_a_column_per_batch_size(hydra):
+    costs = compare_costs({"Single": unpruned_backbone(hydra, "cpu"), "Hydra": hydra}, (1, 2), seconds=0)
+    lines = cost_table(costs).splitlines()
+    assert [cell.strip() for cell in lines[0].split("|")[1:-1]] == [
+        "",
+        "Parameters",
+        "Multiply-adds",
+        "ms, batch 1",
+        "ms, batch 2",
+    ]
+    assert lines[2].startswith(f"| Single | {costs['Single'].parameters:,} |")
+    assert lines[2].count("(1.00x)") == 2
+    assert lines[3].startswith("| Hydra |")
+
+
+def test_nothing_is_run_where_no_batch_size_is_asked_for(hydra):
+    hydra.register_forward_hook(lambda *_: pytest.fail("the model ran"))
+    assert compare_costs({"Hydra": hydra})["Hydra"].milliseconds == {}
+
+
+@pytest.mark.parametrize(("count", "text"), [(999, "999"), (1_234_567, "1.23 M"), (17_580_000_000, "17.58 G")])
+def test_counts_are_readable(count, text):
+    assert readable_count(count) == text

@@ -1,0 +1,193 @@
+"""Data by name, folder or file: splits, columns and labels are found, and what does not fit is refused."""
+
+import json
+
+import datasets
+import pytest
+import torch
+from transformers import AutoTokenizer, BertConfig, ViTConfig, ViTImageProcessorPil
+
+from hydra_transformers.data import DataSource, prepare_data
+from tests.tiny_data import CLASSES, names_of, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    return save_vit(tmp_path_factory.mktemp("vit"))
+
+
+def prepare(folder, vit, classes=CLASSES, labelled=True, **source):
+    config = ViTConfig(image_size=8, patch_size=4, **names_of(classes))
+    return prepare_data(DataSource(str(folder), **source), config, ViTImageProcessorPil.from_pretrained(vit), labelled)
+
+
+def test_a_saved_data_set_becomes_rows_that_the_model_takes(vit, tmp_path):
+    picture_rows(6).save_to_disk(tmp_path)
+    data = prepare(tmp_path, vit)
+    assert len(data) == 6
+    assert data[1]["labels"] == 1
+    expected = torch.tensor([channel.getdata() for channel in pictures([0, 1, 2, 0, 1, 2])[1].split()]).view(3, 8, 8)
+    assert torch.allclose(data[1]["pixel_values"], expected / 255 * 2 - 1, atol=1e-6)
+
+
+def test_classes_are_matched_by_name_whatever_their_order_and_spelling(vit, tmp_path):
+    picture_rows(6, names=["blue", "red", "green"]).save_to_disk(tmp_path)
+    data = prepare(tmp_path, vit, classes=["Red", "GREEN, viridis", "blue"])
+    assert [row["labels"] for row in data] == [2, 0, 1, 2, 0, 1]
+    assert "matched by name ('blue' is 0 in the data, 2 in the model)" in " ".join(data.notes)
+
+
+def test_classes_without_names_in_the_model_are_taken_in_order(vit, tmp_path):
+    picture_rows(6, names=["blue", "red", "green"]).save_to_disk(tmp_path)
+    data = prepare(tmp_path, vit, classes=["LABEL_0", "LABEL_1", "LABEL_2"])
+    assert [row["labels"] for row in data] == [0, 1, 2, 0, 1, 2]
+
+
+def test_a_class_that_the_model_does_not_know_is_refused_unless_names_are_to_be_ignored(vit, tmp_path):
+    picture_rows(6).save_to_disk(tmp_path)
+    with pytest.raises(ValueError, match="the class 'blue', which the model does not know"):
+        prepare(tmp_path, vit, classes=["red", "green", "pink"])
+    assert [row["labels"] for row in prepare(tmp_path, vit, classes=["red", "green", "pink"], labels_in_order=True)][
+        :3
+    ] == [0, 1, 2]
+
+
+def test_a_class_that_no_row_has_does_no_harm(vit, tmp_path):
+    rows = picture_rows(6)
+    rows.filter(lambda row: row["label"] < 2).save_to_disk(tmp_path)
+    assert {row["labels"] for row in prepare(tmp_path, vit, classes=["red", "green", "pink"])} == {0, 1}
+
+
+def test_too_many_classes_for_the_model_are_refused(vit, tmp_path):
+    picture_rows(6).save_to_disk(tmp_path)
+    with pytest.raises(ValueError, match="has 3 classes, the model 2"):
+        prepare(tmp_path, vit, classes=["LABEL_0", "LABEL_1"])
+
+
+def test_rows_without_a_label_are_refused(vit, tmp_path):
+    rows = picture_rows(3)
+    hidden = rows.remove_columns("label").add_column("label", [-1, -1, -1], feature=rows.features["label"])
+    hidden.save_to_disk(tmp_path)
+    with pytest.raises(ValueError, match="rows without a label"):
+        prepare(tmp_path, vit)
+
+
+def test_of_two_label_columns_the_one_with_the_models_number_of_classes_is_taken(vit, tmp_path):
+    coarse = datasets.ClassLabel(names=["warm", "cold"])
+    picture_rows(3).rename_column("label", "fine").add_column("coarse", [0, 1, 1], feature=coarse).save_to_disk(
+        tmp_path
+    )
+    assert [row["labels"] for row in prepare(tmp_path, vit)] == [0, 1, 2]
+
+
+def test_a_folder_of_images_in_folders_of_classes_is_a_data_set(vit, tmp_path):
+    for name, image in zip(CLASSES, pictures([0, 1, 2]), strict=True):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        image.save(tmp_path / "pictures" / name / "one.png")
+    data = prepare(tmp_path / "pictures", vit)
+    colours = {row["labels"]: row["pixel_values"].mean(dim=(1, 2)).argmax().item() for row in data}
+    assert colours == {0: 0, 1: 1, 2: 2}
+
+
+def test_splits_are_chosen_by_preference_or_by_name(vit, tmp_path):
+    splits = {"train": picture_rows(9), "test": picture_rows(6)}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path)
+    assert len(prepare(tmp_path, vit)) == 6
+    assert len(prepare(tmp_path, vit, split="train")) == 9
+    with pytest.raises(ValueError, match="has no split 'validation': it has train, test"):
+        prepare(tmp_path, vit, split="validation")
+
+
+def test_a_limit_draws_rows_of_all_classes_and_always_the_same(vit, tmp_path):
+    picture_rows(60).sort("label").save_to_disk(tmp_path)
+    labels = [row["labels"] for row in prepare(tmp_path, vit, limit=12)]
+    assert len(labels) == 12
+    assert set(labels) == {0, 1, 2}
+    assert labels == [row["labels"] for row in prepare(tmp_path, vit, limit=12)]
+
+
+def test_a_missing_column_is_named_with_those_that_are_there(vit, tmp_path):
+    picture_rows(3).save_to_disk(tmp_path)
+    with pytest.raises(ValueError, match="has no column 'picture': it has image, label"):
+        prepare(tmp_path, vit, image_column="picture")
+
+
+def test_other_data_needs_no_labels_and_may_call_its_images_otherwise(vit, tmp_path):
+    picture_rows(3).remove_columns("label").rename_column("image", "photo").save_to_disk(tmp_path)
+    data = prepare(tmp_path, vit, labelled=False, image_column="image")
+    assert set(data[0]) == {"pixel_values"}
+    with pytest.raises(ValueError, match="no label column among photo"):
+        prepare(tmp_path, vit)
+
+
+def test_a_file_that_is_not_there_is_no_name_on_the_hub(vit, tmp_path):
+    with pytest.raises(ValueError, match="there is no folder or file"):
+        prepare(tmp_path / "nothing", vit)
+
+
+# Texts
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return AutoTokenizer.from_pretrained(save_bert(tmp_path_factory.mktemp("bert")))
+
+
+def bert_config(classes=("negative", "positive")):
+    return BertConfig(vocab_size=11, max_position_embeddings=16, **names_of(list(classes)))
+
+
+def test_texts_are_tokenized_to_one_length(tokenizer, tmp_path):
+    review_rows(4).save_to_disk(tmp_path)
+    data = prepare_data(DataSource(str(tmp_path)), bert_config(), tokenizer)
+    assert [row["labels"] for row in data] == [1, 0, 1, 0]
+    assert {len(row["input_ids"]) for row in data} == {6}
+    assert data[1]["attention_mask"].tolist() == [1, 1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
+def test_a_file_is_a_data_set_and_labels_may_be_names(suffix, tokenizer, tmp_path):
+    rows = [("a film of joy", "Positive"), ("a bad film", "Negative")]
+    separator = "\t" if suffix == ".tsv" else ","
+    lines = [separator.join(row) for row in [("text", "label"), *rows]]
+    if suffix == ".jsonl":
+        lines = [json.dumps({"text": text, "label": label}) for text, label in rows]
+    (tmp_path / f"reviews{suffix}").write_text("\n".join(lines) + "\n")
+    data = prepare_data(DataSource(str(tmp_path / f"reviews{suffix}")), bert_config(), tokenizer)
+    assert [row["labels"] for row in data] == [1, 0]
+
+
+def test_label_names_need_a_model_with_names(tokenizer, tmp_path):
+    (tmp_path / "reviews.csv").write_text("text,label\na film,good\nbad,bad\n")
+    with pytest.raises(ValueError, match="holds names, and the model has no names for its 2 classes"):
+        prepare_data(DataSource(str(tmp_path / "reviews.csv")), bert_config(["LABEL_0", "LABEL_1"]), tokenizer)
+
+
+def test_two_possible_text_columns_are_for_the_user_to_choose_from(tokenizer, tmp_path):
+    (tmp_path / "pairs.csv").write_text("premise,hypothesis,label\na film,joy,0\nbad,good,1\n")
+    with pytest.raises(ValueError, match="more than one text column among premise, hypothesis, label"):
+        prepare_data(DataSource(str(tmp_path / "pairs.csv")), bert_config(), tokenizer)
+    data = prepare_data(DataSource(str(tmp_path / "pairs.csv"), text_column="premise"), bert_config(), tokenizer)
+    assert [row["labels"] for row in data] == [0, 1]
+
+
+def test_a_number_that_is_no_class_of_the_model_is_refused(tokenizer, tmp_path):
+    (tmp_path / "reviews.csv").write_text("text,label\na film,7\nbad,0\n")
+    with pytest.raises(ValueError, match="the label 7, the model has the classes 0 to 1"):
+        prepare_data(DataSource(str(tmp_path / "reviews.csv")), bert_config(), tokenizer)
+
+
+# CLIP
+
+
+def test_clip_takes_its_classes_from_the_data(tmp_path):
+    from transformers import AutoConfig, AutoProcessor
+
+    folder = save_clip(tmp_path / "clip")
+    picture_rows(3, names=["blue", "red"]).save_to_disk(tmp_path / "data")
+    data = prepare_data(
+        DataSource(str(tmp_path / "data")), AutoConfig.from_pretrained(folder), AutoProcessor.from_pretrained(folder)
+    )
+    assert data.class_names == ["blue", "red"]
+    assert [row["labels"] for row in data] == [0, 1, 0]
+    assert data[0]["pixel_values"].shape == (3, 8, 8)

@@ -1,0 +1,160 @@
+"""The demo tells its whole story, on data that its steps share fairly, from a backbone that is worth pruning."""
+
+import contextlib
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.datasets import load_digits
+from transformers import AutoModelForImageClassification, ViTImageProcessorPil, pipeline
+
+from hydra_transformers.cli import main
+from hydra_transformers.demo.backbone import (
+    SETTINGS,
+    SHIPPED,
+    BackboneSettings,
+    load_shipped_backbone,
+    shipped_settings,
+    train_backbone,
+)
+from hydra_transformers.demo.digits import EXTRACTION_DIGIT, JUDGED_DIGITS, KNOWN_DIGITS, load_data
+from hydra_transformers.uncertainty import UncertaintyReport
+
+
+@pytest.fixture(scope="module")
+def data():
+    return load_data()
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory):
+    """The results of a fast demo, and what it printed."""
+    output, printed = tmp_path_factory.mktemp("demo") / "demo-output", io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["demo", "--fast", "--output", str(output)]) == 0
+    return output, printed.getvalue()
+
+
+# Data
+
+
+def rows_of(images) -> set[bytes]:
+    return {image.tobytes() for image in images.pixels}
+
+
+def test_no_image_is_used_for_two_purposes(data):
+    sets = [data.train, data.validation, data.test, data.extraction, *data.near.values(), *data.far.values()]
+    assert len(set.union(*map(rows_of, sets))) == sum(map(len, map(rows_of, sets)))
+
+
+def test_unknown_digits_are_other_digits_and_others_for_extraction_than_for_judging(data):
+    levels, digits = load_digits(return_X_y=True)
+    levels = np.round(levels.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
+    assert set(KNOWN_DIGITS).isdisjoint({EXTRACTION_DIGIT, *JUDGED_DIGITS})
+    assert EXTRACTION_DIGIT not in JUDGED_DIGITS
+    assert rows_of(data.extraction) & {image.tobytes() for image in levels[digits == EXTRACTION_DIGIT]}
+    for digit in JUDGED_DIGITS:
+        assert rows_of(data.near[f"digit {digit}"]) == {image.tobytes() for image in levels[digits == digit]}
+
+
+def test_labels_are_the_digits_shown(data):
+    levels, digits = load_digits(return_X_y=True)
+    shown = {
+        np.round(image * (255 / 16)).astype(np.uint8).tobytes(): digit
+        for image, digit in zip(levels, digits, strict=True)
+    }
+    for images in (data.train, data.validation, data.test):
+        assert [shown[image.tobytes()] for image in images.pixels] == images.labels.tolist()
+
+
+def test_a_patch_is_the_mean_of_its_pixels(data):
+    from sklearn.datasets import load_sample_image
+
+    photo = load_sample_image("flower.jpg").astype(float).mean(-1)
+    first = [
+        [photo[4 * row : 4 * row + 4, 4 * column : 4 * column + 4].mean() for column in range(8)] for row in range(8)
+    ]
+    assert np.abs(data.far["photo patches"].pixels[0] - np.array(first)).max() <= 0.5
+
+
+# Backbone
+
+
+def test_the_shipped_backbone_is_right_on_95_percent_of_unseen_digits(data):
+    with torch.no_grad():
+        answers = load_shipped_backbone()(data.test.pixel_values).logits.argmax(-1)
+    assert (answers == data.test.labels).float().mean() >= 0.95
+
+
+def test_the_shipped_backbone_is_small_and_made_with_the_settings_in_the_code():
+    assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 1_000_000
+    assert shipped_settings() == SETTINGS
+    config = load_shipped_backbone().config
+    for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"):
+        assert getattr(config, name) == getattr(SETTINGS, name)
+
+
+def test_training_again_gives_the_same_backbone(data):
+    settings = BackboneSettings(
+        epochs=1, hidden_size=16, num_attention_heads=2, intermediate_size=16, num_hidden_layers=1
+    )
+    first, second = (train_backbone(data.train, settings, progress=False).state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+# Story
+
+
+def test_the_demo_tells_every_step(told):
+    _, text = told
+    for step in range(1, 9):
+        assert f"[{step}/8]" in text
+    for name in ("Single", "Deep Ensemble", "Pruned member", "Hydra"):
+        assert f"| {name}" in text
+    assert "digit-" in text and "photo-patch.png" in text
+
+
+def test_the_demo_leaves_table_reports_and_plots(told):
+    output, text = told
+    report = UncertaintyReport.from_json(output / "report.json")
+    assert [result.num_members for result in report.models.values()] == [1, 3, 1, 3]
+    assert set(report.models["Hydra"].ood["near"]) == {"digit 8", "digit 9"}
+    table = (output / "table.md").read_text()
+    assert table.strip() in text
+    assert f"{report.models['Single'].id['accuracy']:.1%}" in table
+    names = {path.stem for path in (output / "plots").glob("*.png")}
+    assert {"reliability_diagram", "roc", "score_histograms", "uncertainty_split"} <= names
+    assert not list(output.parent.glob(".*"))
+
+
+def test_the_saved_folder_is_a_model_for_pipelines_with_card_and_code(told, data):
+    folder = told[0] / "hydra-vit-digits"
+    assert {"README.md", "config.json", "model.safetensors", "modeling_hydra_vit.py"} <= {
+        path.name for path in folder.iterdir()
+    }
+    model = AutoModelForImageClassification.from_pretrained(folder).eval()
+    processor = ViTImageProcessorPil.from_pretrained(folder)
+    image = Image.fromarray(data.test.pixels[0])
+    pixels = processor(image.convert("RGB"), return_tensors="pt").pixel_values
+    assert torch.allclose(pixels, data.test.pixel_values[:1], atol=1e-6)
+    with torch.no_grad():
+        expected = model(pixels).logits.softmax(-1).max()
+    answer = pipeline("image-classification", model=model, image_processor=processor)(image)[0]
+    assert answer["score"] == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_the_report_has_the_accuracy_of_the_shipped_backbone(told, data):
+    with torch.no_grad():
+        answers = load_shipped_backbone()(data.test.pixel_values).logits.argmax(-1)
+    single = json.loads((told[0] / "report.json").read_text())["models"]["Single"]
+    assert single["id"]["accuracy"] == pytest.approx((answers == data.test.labels).double().mean().item())
+
+
+def test_a_folder_with_something_else_is_left_alone(tmp_path, capsys):
+    (tmp_path / "mine.txt").write_text("precious")
+    assert main(["demo", "--fast", "--output", str(tmp_path)]) == 1
+    assert "holds something else than a demo" in capsys.readouterr().err
+    assert (tmp_path / "mine.txt").read_text() == "precious"
