@@ -185,6 +185,6 @@ def _refusal(error: HfHubHTTPError, repo_id: str) -> str:
 
 def _is_network_failure(error: Exception) -> bool:
     """Whichever HTTP library huggingface_hub is built on."""
-    library = type(error).__module__.split(".")[0]
+    library = type(error).__module__.split(".")[0].rstrip("2")  # httpx2 from huggingface_hub 2.4 on
     known = isinstance(error, (ConnectionError, TimeoutError, LocalEntryNotFoundError))
     return known or library in ("httpx", "httpcore", "requests", "urllib3")
