@@ -1,7 +1,7 @@
 """Trains the backbone that the demo ships, from the digits of scikit-learn, and puts it in its place.
 
 python scripts/train_demo_backbone.py                      # into hydra_transformers/demo/trained
-python scripts/train_demo_backbone.py --output /tmp/there  # somewhere else, to compare
+python scripts/train_demo_backbone.py --output somewhere/else  # to compare with the one that ships
 """
 
 import argparse
