@@ -148,7 +148,7 @@ class HydraMLP(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.activation_fn = ACT2FN[config.hidden_act] if isinstance(config.hidden_act, str) else config.hidden_act
+        self.activation_fn = ACT2FN[config.hidden_act]
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -158,15 +158,22 @@ class HydraMLP(nn.Module):
         return self.fc2(activate(self.activation_fn, hidden_states))
 
 
-def members_mask(attention_mask, num_members: int):
-    """Repeats a mask made for the batch over the members: (batch, ...) -> (members * batch, ...).
+def members_mask(attention_mask, batch: int, num_members: int):
+    """Repeats a mask made for the batch over the members: (batch or 1, ...) -> (members * batch, ...).
 
     Its first `batch` rows are the mask it was made from, for attention with the members on the head axis. Masks that
     are no tensors (flex attention's block masks) and absent ones stay as they are.
     """
-    if not isinstance(attention_mask, torch.Tensor) or num_members == 1:
+    if not isinstance(attention_mask, torch.Tensor):
         return attention_mask
-    return attention_mask.repeat(num_members, *[1] * (attention_mask.dim() - 1))
+    if attention_mask.dim() == 4 and attention_mask.shape[1] != 1:
+        raise ValueError(
+            f"attention_mask has {attention_mask.shape[1]} heads: members have other heads each, pass a mask of shape "
+            "(batch, tokens) or (batch, 1, tokens, tokens)"
+        )
+    if attention_mask.shape[0] != batch:
+        attention_mask = attention_mask.expand(batch, *attention_mask.shape[1:])
+    return attention_mask.repeat(num_members, *[1] * (attention_mask.dim() - 1)) if num_members > 1 else attention_mask
 
 
 def can_attend_from_first_token(attention_mask) -> bool:

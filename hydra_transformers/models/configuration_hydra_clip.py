@@ -20,6 +20,10 @@ class HydraCLIPTextConfig(CLIPTextConfig):
     """
 
     model_type = "hydra_clip_text_model"
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_clip.HydraCLIPTextConfig",
+        "AutoModel": "modeling_hydra_clip.HydraCLIPTextModel",
+    }
     base_config_key = "text_config"
 
     kept_heads: list[list[list[int]]] | None = None
@@ -46,6 +50,10 @@ class HydraCLIPVisionConfig(CLIPVisionConfig):
     """
 
     model_type = "hydra_clip_vision_model"
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_clip.HydraCLIPVisionConfig",
+        "AutoModel": "modeling_hydra_clip.HydraCLIPVisionModel",
+    }
     base_config_key = "vision_config"
 
     kept_heads: list[list[list[int]]] | None = None

@@ -189,6 +189,10 @@ def read_members(cls: type, model: PreTrainedModel, name: str) -> Iterator[Membe
             f"{name} is a {type(model).__name__} ({model_type}): {cls.__name__} is built from "
             f"{' or '.join(cls.backbone_types)} models"
         )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(
+            f"{name} has weights that are not in memory (offloaded, or on the meta device): load it whole"
+        )
     if cls.is_base_model:
         model = model.base_model
     if model_type == cls.config_class.model_type:
@@ -281,7 +285,7 @@ def hydra_config(cls: type, model: PreTrainedModel, kept: dict | None, shared: S
         part["shared"] = list(shared)
     for name in ("model_type", "architectures", "auto_map", "pruned_heads"):
         fields.pop(name, None)
-    if not hasattr(model, model.base_model_prefix):
+    if cls.is_base_model:
         fields["add_pooling_layer"] = getattr(model, "pooler", None) is not None
     config = cls.config_class(**fields)
     config._attn_implementation = model.config._attn_implementation
@@ -378,7 +382,8 @@ def build(cls: type, members: list[Member], shared: Sequence[str]) -> PreTrained
 
     reference = next(iter(members[0].tensors.values()))
     config = with_kept_heads(members[0].config, kept, shared)
-    config.dtype = reference.dtype
+    for part in (config, *tower_configs(config).values()):
+        part.dtype = reference.dtype
     config.problem_type = next((m.config.problem_type for m in members if m.config.problem_type is not None), None)
     with torch.device(reference.device), no_init_weights(), default_dtype(reference.dtype):
         model = cls(config)
@@ -398,9 +403,10 @@ def _fill(parameter: torch.Tensor, slot: Slot, members: list[Member]) -> None:
         parameter.copy_(members[0].tensors[slot.name])
     else:
         # In float64, the mean of equal tensors is bit for bit that tensor.
-        total = torch.zeros(parameter.shape, dtype=torch.float64, device=parameter.device)
+        device = "cpu" if parameter.device.type == "mps" else parameter.device  # MPS has no float64
+        total = torch.zeros(parameter.shape, dtype=torch.float64, device=device)
         for member in members:
-            total += member.tensors[slot.name].to(parameter.device)
+            total += member.tensors[slot.name].to(device)
         parameter.copy_(total / len(members))
 
 

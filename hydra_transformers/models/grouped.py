@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .kernels import is_plain_inference
+from .kernels import is_bare, is_plain_inference
 
 
 # From this many rows per member on, one product per member beats one batched product.
@@ -28,7 +28,7 @@ class Grouped(nn.Module):
         self.columns = columns
         self.uniform = len(set(widths)) == 1
         self.weight = nn.Parameter(torch.empty(sum(widths), columns))
-        self.bias = None if bias_shape is None else nn.Parameter(torch.empty(bias_shape))
+        self.register_parameter("bias", None if bias_shape is None else nn.Parameter(torch.empty(bias_shape)))
 
     @property
     def num_members(self) -> int:
@@ -156,13 +156,7 @@ def joint_product(projections: Sequence[GroupedLinear], hidden_states: torch.Ten
 
 def can_join(projections: Sequence[nn.Module], hidden_states: torch.Tensor) -> bool:
     """Whether projections are their weights and nothing else: not differentiated, compiled, adapted, hooked, offloaded."""
-    return is_plain_inference(hidden_states) and all(
-        type(projection) is GroupedLinear
-        and not projection._forward_hooks
-        and not projection._forward_pre_hooks
-        and "forward" not in projection.__dict__
-        for projection in projections
-    )
+    return is_plain_inference(hidden_states) and all(is_bare(projection, GroupedLinear) for projection in projections)
 
 
 def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -174,7 +168,8 @@ def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     members = inputs.shape[0]
     rows = inputs.flatten(1, -2)
     shape = (*inputs.shape[:-1], weight.shape[-1])
-    if rows.shape[1] < ROWS_FOR_ONE_PRODUCT_PER_MEMBER:
+    # An exported graph serves batches of every size, so no size may decide on it.
+    if torch.compiler.is_exporting() or rows.shape[1] < ROWS_FOR_ONE_PRODUCT_PER_MEMBER:
         if bias is None:
             return torch.bmm(rows, weight).view(shape)
         return torch.baddbmm(bias.unsqueeze(1), rows, weight).view(shape)

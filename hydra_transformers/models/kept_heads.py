@@ -26,6 +26,8 @@ def settle_fused_part(config) -> None:
 
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:
     """Refuses, with a sentence, a `kept_heads[layer][member]` that no model can have."""
+    if num_layers < 1:
+        raise ValueError(f"num_hidden_layers is {num_layers}: a Hydra has at least one layer")
     if len(kept_heads) != num_layers:
         raise ValueError(
             f"kept_heads has {len(kept_heads)} layers, num_hidden_layers is {num_layers}: "

@@ -32,14 +32,26 @@ def is_plain_inference(tensor: torch.Tensor) -> bool:
     )
 
 
+def is_bare(module: nn.Module, kind: type) -> bool:
+    """Whether a module is of this very type and nothing happens around its forward: no adapter, hook, offloading, nor
+    a replica of `nn.DataParallel`, which holds its parameters elsewhere."""
+    return (
+        module.__class__ is kind
+        and not module._forward_hooks
+        and not module._forward_pre_hooks
+        and "forward" not in module.__dict__
+        and "_is_replica" not in module.__dict__
+    )
+
+
 def can_use_kernel(tensor: torch.Tensor) -> bool:
     return (
-        tensor.numel() >= ELEMENTS_WORTH_A_KERNEL
-        and tensor.is_cuda
+        tensor.is_cuda
         and triton is not None
+        and is_plain_inference(tensor)
+        and tensor.numel() >= ELEMENTS_WORTH_A_KERNEL
         and tensor.dtype in (torch.float16, torch.bfloat16, torch.float32)
         and tensor.is_contiguous()
-        and is_plain_inference(tensor)
     )
 
 
@@ -72,7 +84,7 @@ def add_and_layer_norm(
 
 def activate(activation: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     """`activation(hidden_states)`; overwrites `hidden_states` where that saves a large tensor in plain inference."""
-    if not can_use_kernel(hidden_states):
+    if not can_use_kernel(hidden_states) or not is_bare(activation, activation.__class__):
         return activation(hidden_states)
     if isinstance(activation, GELUActivation) and activation.act is nn.functional.gelu:
         return torch.ops.aten.gelu_(hidden_states)
@@ -85,11 +97,10 @@ def activate(activation: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor
 
 def _is_plain_layer_norm(norm: nn.Module, hidden_states: torch.Tensor) -> bool:
     return (
-        type(norm) is nn.LayerNorm
+        is_bare(norm, nn.LayerNorm)
         and norm.weight is not None
+        and norm.bias is not None
         and norm.weight.dtype == hidden_states.dtype
-        and not norm._forward_hooks
-        and not norm._forward_pre_hooks
         and hidden_states.shape[-1] <= MOST_COLUMNS
     )
 

@@ -25,7 +25,7 @@ from .ensembling import (
     wants_every_token,
 )
 from .fusion import HydraModelMixin
-from .grouped import Grouped, GroupedLinear, GroupedPooler, embed, init_grouped, shared_or_per_member
+from .grouped import Grouped, GroupedLinear, GroupedPooler, PerMember, embed, init_grouped, shared_or_per_member
 from .kernels import add_and_layer_norm
 from .small_batch import bare_parts, post_norm_layer
 
@@ -123,9 +123,9 @@ class HydraBertModel(HydraBertPreTrainedModel):
         return next(module for module in self.embeddings.modules() if isinstance(module, nn.Embedding))
 
     def set_input_embeddings(self, value: nn.Module):
-        for module in self.embeddings.modules():
-            if isinstance(module, BertEmbeddings):
-                module.word_embeddings = value
+        if isinstance(self.embeddings, PerMember):
+            raise ValueError("each member has word embeddings of its own: change them in the members, then fuse these")
+        self.embeddings.word_embeddings = value
 
     @merge_with_config_defaults
     @members_after_batch
@@ -158,7 +158,7 @@ class HydraBertModel(HydraBertPreTrainedModel):
         attention_mask = create_bidirectional_mask(
             config=self.config, inputs_embeds=embeddings[0], attention_mask=attention_mask
         )
-        attention_mask = members_mask(attention_mask, self.num_members)
+        attention_mask = members_mask(attention_mask, embeddings.shape[1], self.num_members)
         first_token_only = first_token_only and can_attend_from_first_token(attention_mask)
 
         hidden_states = embeddings

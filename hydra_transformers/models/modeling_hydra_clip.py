@@ -83,12 +83,12 @@ class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
     _can_record_outputs = {"hidden_states": HydraCLIPLayer, "attentions": HydraAttention}
     backbone_types = ("clip",)
     backbone_names = (
-        ("_model.layers.", "_model.encoder.layers."),
+        ("layers.", "encoder.layers."),
         (".attention.o_proj.", ".attention.out_proj."),
         (".attention.", ".self_attn."),
         (".layernorm_before.", ".layer_norm1."),
         (".layernorm_after.", ".layer_norm2."),
-        (".pre_layernorm.", ".pre_layrnorm."),
+        ("pre_layernorm.", "pre_layrnorm."),
     )
 
     @torch.no_grad()
@@ -106,6 +106,8 @@ class HydraCLIPTextModel(HydraCLIPPreTrainedModel):
 
     config_class = HydraCLIPTextConfig
     config: HydraCLIPTextConfig
+    base_model_prefix = "text_model"
+    backbone_types = ("clip_text_model",)
     main_input_name = "input_ids"
     input_modalities = ("text",)
     _input_embed_layer = "token_embedding"
@@ -137,7 +139,7 @@ class HydraCLIPTextModel(HydraCLIPPreTrainedModel):
         attention_mask = create_causal_mask(
             config=self.config, inputs_embeds=hidden_states[0], attention_mask=attention_mask, past_key_values=None
         )
-        attention_mask = members_mask(attention_mask, self.num_members)
+        attention_mask = members_mask(attention_mask, hidden_states.shape[1], self.num_members)
         kwargs["is_causal"] = True
         for layer in self.layers:
             hidden_states = layer(hidden_states, attention_mask, **kwargs)
@@ -164,6 +166,8 @@ class HydraCLIPVisionModel(HydraCLIPPreTrainedModel):
 
     config_class = HydraCLIPVisionConfig
     config: HydraCLIPVisionConfig
+    base_model_prefix = "vision_model"
+    backbone_types = ("clip_vision_model",)
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     _input_embed_layer = "patch_embedding"
@@ -297,10 +301,11 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
         pixel_values: (images, channels, height, width)
         return_loss: whether to return the contrastive loss; text i then belongs to image i
         """
+        every_token = wants_every_token(self.config, kwargs) or wants_every_token(self.config.vision_config, kwargs)
         vision_outputs = self.get_image_features(
             pixel_values=pixel_values,
             interpolate_pos_encoding=interpolate_pos_encoding,
-            first_token_only=not wants_every_token(self.config, kwargs),
+            first_token_only=not every_token,
             **kwargs,
         )
         text_outputs = self.get_text_features(

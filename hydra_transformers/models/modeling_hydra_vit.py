@@ -26,7 +26,7 @@ from .ensembling import (
     wants_every_token,
 )
 from .fusion import HydraModelMixin
-from .grouped import Grouped, GroupedLinear, GroupedPooler, embed, init_grouped, shared_or_per_member
+from .grouped import Grouped, GroupedLinear, GroupedPooler, PerMember, embed, init_grouped, shared_or_per_member
 from .kernels import add_and_layer_norm, layer_norm
 from .patches import as_patch_projection
 from .small_batch import bare_parts, pre_norm_layer
@@ -124,6 +124,11 @@ class HydraViTModel(HydraViTPreTrainedModel):
             self.pooler = GroupedPooler(config.hidden_size, config.pooler_output_size, members, activation)
         self.post_init()
 
+    def get_input_embeddings(self) -> nn.Module:
+        """The patch embeddings; those of the first member where members do not share them."""
+        first = self.embeddings[0] if isinstance(self.embeddings, PerMember) else self.embeddings
+        return first.patch_embeddings
+
     @merge_with_config_defaults
     @members_after_batch
     @capture_outputs(tie_last_hidden_states=False)
@@ -142,13 +147,14 @@ class HydraViTModel(HydraViTPreTrainedModel):
         """
         if pixel_values is None:
             raise ValueError("pixel_values is missing: pass the image processor's output")
-        embeddings = embed(
-            self.embeddings, pixel_values.to(self.dtype), interpolate_pos_encoding=interpolate_pos_encoding
-        )
+        if kwargs.pop("bool_masked_pos", None) is not None:
+            raise ValueError("bool_masked_pos is for masked image modelling, which HydraViT does not do: leave it out")
+        dtype = self.get_input_embeddings().projection.weight.dtype
+        embeddings = embed(self.embeddings, pixel_values.to(dtype), interpolate_pos_encoding=interpolate_pos_encoding)
         attention_mask = create_bidirectional_mask(
             config=self.config, inputs_embeds=embeddings[0], attention_mask=attention_mask
         )
-        attention_mask = members_mask(attention_mask, self.num_members)
+        attention_mask = members_mask(attention_mask, embeddings.shape[1], self.num_members)
         first_token_only = first_token_only and can_attend_from_first_token(attention_mask)
 
         hidden_states = embeddings

@@ -11,7 +11,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from .attention import HydraAttention, HydraMLP, mask_of_first_token
 from .grouped import ROWS_FOR_ONE_PRODUCT_PER_MEMBER, GroupedLinear, GroupedOutput
-from .kernels import is_plain_inference
+from .kernels import is_bare, is_plain_inference
 
 
 PARTS = (
@@ -30,41 +30,36 @@ def bare_parts(layer: nn.Module, hidden_states: torch.Tensor, attention_mask, no
     hidden_states: (members or 1, batch, tokens, hidden)
     norms: names of the layer's two LayerNorms
     """
+    if layer.training or not is_plain_inference(hidden_states):
+        return None
     _, batch, tokens, _ = hidden_states.shape
-    if batch * tokens >= ROWS_FOR_ONE_PRODUCT_PER_MEMBER or layer.training or not is_plain_inference(hidden_states):
+    if batch * tokens >= ROWS_FOR_ONE_PRODUCT_PER_MEMBER:
         return None
     if attention_mask is not None and attention_mask.__class__ is not torch.Tensor:
         return None
     # The modules' own dictionaries: attribute access on modules takes a search through three of them each time.
     modules = layer._modules
     attention, mlp = modules["attention"], modules["mlp"]
-    if not (_is_bare(attention, HydraAttention) and _is_bare(mlp, HydraMLP) and attention.is_uniform):
+    if not (is_bare(attention, HydraAttention) and is_bare(mlp, HydraMLP) and attention.is_uniform):
+        return None
+    # Someone may have switched single dropouts on, to sample from them.
+    if attention.training or mlp.training or ("dropout" in modules and modules["dropout"].training):
         return None
     if attention.has_no_head or attention.config._attn_implementation != "sdpa":
         return None
-    if not _is_bare(mlp._modules["activation_fn"], mlp._modules["activation_fn"].__class__):
+    if not is_bare(mlp._modules["activation_fn"], mlp._modules["activation_fn"].__class__):
         return None
     parts = []
     for owner, name, kind in PARTS:
         part = modules[owner]._modules[name]
-        if not _is_bare(part, kind):
+        if not is_bare(part, kind):
             return None
         parts.append(part._parameters)
     for name in norms:
-        if not _is_bare(modules[name], nn.LayerNorm):
+        if not is_bare(modules[name], nn.LayerNorm):
             return None
         parts.append(modules[name])
     return parts
-
-
-def _is_bare(module: nn.Module, kind: type) -> bool:
-    """Whether a module is of this very type and nothing happens around its forward."""
-    return (
-        module.__class__ is kind
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-        and "forward" not in module.__dict__
-    )
 
 
 def pre_norm_layer(

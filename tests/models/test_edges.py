@@ -1,0 +1,157 @@
+"""Corners of real use: odd configs, masks, dropout for sampling, towers alone, replicas, offloaded weights."""
+
+import pytest
+import torch
+from transformers import AutoModel, CLIPTextModel, CLIPVisionModel
+
+from hydra_transformers import HydraCLIPModel, HydraCLIPTextModel, HydraCLIPVisionModel, HydraViTConfig
+from tests.families import BERT, CLIP, VIT, bert_backbone, clip_backbone, images, padded_texts, vit_backbone
+
+
+def fused(family, **fields):
+    """Three members that keep all heads: uniform, so that small batches run bare."""
+    return family.hydra.from_pruned_members([family.backbone(seed, **fields) for seed in range(3)])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fields", [{"qkv_bias": False}, {"hidden_act": "relu"}, {"num_hidden_layers": 1}], ids=str)
+def test_vits_of_other_shapes_are_their_backbones(fields):
+    backbones = [vit_backbone(seed, **fields) for seed in range(3)]
+    hydra = VIT.hydra.from_pruned_members(backbones, shared=())
+    expected = torch.stack([backbone(images()).logits for backbone in backbones], dim=1)
+    torch.testing.assert_close(hydra(images()).member_logits, expected, atol=1e-12, rtol=1e-10)
+    member = VIT.hydra.from_backbone(backbones[1])
+    torch.testing.assert_close(member(images()).member_logits[:, 0], expected[:, 1], atol=1e-12, rtol=1e-10)
+
+
+@torch.no_grad()
+def test_a_mask_that_broadcasts_over_the_batch():
+    texts, hydra = padded_texts(), fused(BERT)
+    mask = torch.ones(1, 1, 7, 7, dtype=torch.bool)
+    mask[..., 5:] = False
+    one_each = hydra(input_ids=texts["input_ids"], attention_mask=mask.expand(4, 1, 7, 7)).member_logits
+    broadcast = hydra(input_ids=texts["input_ids"], attention_mask=mask).member_logits
+    torch.testing.assert_close(broadcast, one_each)
+    with pytest.raises(ValueError, match="attention_mask has 4 heads: members have other heads each"):
+        hydra(input_ids=texts["input_ids"], attention_mask=mask.expand(4, 4, 7, 7))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("where", ["dropout", "attention"])
+def test_single_dropouts_can_be_switched_on_to_sample(where):
+    hydra = fused(BERT, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)
+    texts = padded_texts()
+    assert torch.equal(hydra(**texts).member_logits, hydra(**texts).member_logits)
+    for layer in hydra.bert.layers:
+        layer.get_submodule(where).train()
+    assert not torch.equal(hydra(**texts).member_logits, hydra(**texts).member_logits)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", [VIT, BERT, CLIP], ids=lambda family: family.name)
+def test_replicas_of_data_parallel_run(family):
+    """What `nn.DataParallel` makes on several GPUs: copies of the modules with parameters as plain attributes."""
+    hydra, inputs = fused(family), family.inputs()
+    expected = hydra(**inputs).member_logits
+    copies = {module: module._replicate_for_data_parallel() for module in hydra.modules()}
+    for module, copy in copies.items():
+        for name, parameter in module._parameters.items():
+            copy._parameters.pop(name, None)
+            setattr(copy, name, None if parameter is None else parameter.detach())
+        for name, child in module._modules.items():
+            copy._modules[name] = None if child is None else copies[child]
+    torch.testing.assert_close(copies[hydra](**inputs).member_logits, expected)
+
+
+@torch.no_grad()
+def test_an_exported_graph_takes_batches_of_every_size():
+    hydra = VIT.hydra.from_pruned_members(VIT.members()).float()
+    batch = torch.export.Dim("batch", min=2, max=4096)
+    inputs = {"pixel_values": images(4).float()}
+    exported = torch.export.export(hydra, (), inputs, dynamic_shapes={"pixel_values": {0: batch}}).module()
+    many = images(1500).float()  # 7,500 rows: more than decides between the kernels
+    torch.testing.assert_close(exported(pixel_values=many).logits, hydra(many).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_word_embeddings_of_their_own_are_not_resized_in_the_fused_model():
+    own = BERT.hydra.from_pruned_members([bert_backbone(seed) for seed in range(2)], shared=())
+    with pytest.raises(ValueError, match="each member has word embeddings of its own"):
+        own.resize_token_embeddings(50)
+    shared = fused(BERT)
+    shared.resize_token_embeddings(50)
+    assert shared.get_input_embeddings().weight.shape[0] == 50
+
+
+@torch.no_grad()
+def test_clip_towers_stand_alone(tmp_path):
+    hydra = CLIP.hydra.from_pruned_members(CLIP.members())
+    hydra.save_pretrained(tmp_path / "clip")
+    inputs = CLIP.inputs()
+    texts = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
+    for name, tower_class, arguments in (
+        ("text", HydraCLIPTextModel, texts),
+        ("vision", HydraCLIPVisionModel, {"pixel_values": inputs["pixel_values"]}),
+    ):
+        expected = getattr(hydra, f"{name}_model")(**arguments).pooler_output
+        from_whole = tower_class.from_pretrained(tmp_path / "clip")
+        torch.testing.assert_close(from_whole(**arguments).pooler_output, expected)
+        from_whole.save_pretrained(tmp_path / name)
+        again = AutoModel.from_pretrained(tmp_path / name)
+        assert type(again) is tower_class
+        torch.testing.assert_close(again(**arguments).pooler_output, expected)
+
+
+@torch.no_grad()
+def test_clip_towers_come_from_clip_towers():
+    whole = clip_backbone()
+    vision, text = whole.vision_model, whole.text_model
+    assert isinstance(vision, CLIPVisionModel) and isinstance(text, CLIPTextModel)
+    member = HydraCLIPVisionModel.from_backbone(vision, {0: [1]})
+    assert member.config.kept_heads[0] == [[0, 2, 3]]
+    dense = HydraCLIPVisionModel.from_backbone(vision)
+    torch.testing.assert_close(
+        dense(images()).pooler_output[:, 0], vision(images()).pooler_output, atol=1e-12, rtol=1e-10
+    )
+    texts = padded_texts(3)
+    torch.testing.assert_close(
+        HydraCLIPTextModel.from_backbone(text)(**texts).pooler_output[:, 0],
+        text(**texts).pooler_output,
+        atol=1e-12,
+        rtol=1e-10,
+    )
+    with pytest.raises(ValueError, match=r"CLIPModel \(clip\): HydraCLIPVisionModel is built from clip_vision_model"):
+        HydraCLIPVisionModel.from_backbone(whole)
+
+
+def test_a_clip_converted_after_loading_has_members_of_one_dtype(tmp_path):
+    CLIP.hydra.from_pruned_members(CLIP.members()).float().save_pretrained(tmp_path)
+    converted = HydraCLIPModel.from_pretrained(tmp_path).bfloat16()
+    assert {parameter.dtype for parameter in converted.member(0).parameters()} == {torch.bfloat16}
+
+
+def test_hidden_states_of_one_clip_tower_alone():
+    hydra = CLIP.hydra.from_pruned_members(CLIP.members())
+    hydra.config.vision_config.output_hidden_states = True
+    assert hydra(**CLIP.inputs()).vision_model_output.last_hidden_state.shape == (4, 3, 5, 32)
+
+
+def test_weights_that_are_not_in_memory_are_refused(family):
+    with pytest.raises(ValueError, match=r"members\[0\] has weights that are not in memory"):
+        family.hydra.from_pruned_members([family.backbone().to("meta")])
+
+
+def test_masked_image_modelling_is_refused():
+    with pytest.raises(ValueError, match="bool_masked_pos is for masked image modelling"):
+        VIT.members()[0].vit(images(), bool_masked_pos=torch.ones(4, 4, dtype=torch.bool))
+
+
+def test_a_hydra_needs_a_layer():
+    with pytest.raises(ValueError, match="num_hidden_layers is 0"):
+        HydraViTConfig(num_hidden_layers=0)
+
+
+@pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+@pytest.mark.parametrize("shared", [(), ("embeddings",)], ids=["own", "shared"])
+def test_input_embeddings_are_found(family, shared):
+    hydra = family.hydra.from_pruned_members(family.members(), shared=shared)
+    assert next(hydra.get_input_embeddings().parameters()).requires_grad
