@@ -248,6 +248,19 @@ def test_benchmark_compares_with_one_model_and_a_deep_ensemble(fused, tmp_path, 
 # card, push
 
 
+def test_a_report_of_several_models_does_not_lend_its_first_figures_to_the_card(workplace, hydra, tmp_path, capsys):
+    run("evaluate", hydra, "--data", workplace / "test-pictures")
+    report = UncertaintyReport.from_json(hydra / "evaluation" / "report.json")
+    result = next(iter(report.models.values()))
+    report.models.clear()
+    report.models.update({"single": result, "hydra": result})
+    report.to_json(tmp_path / "report.json")
+    arguments = ["card", str(hydra), "--dataset", "colours", "--overwrite", "--report", str(tmp_path / "report.json")]
+    assert main(arguments) == 1
+    assert "has the models single, hydra: say with --report-model which of them this is" in capsys.readouterr().err
+    assert main([*arguments, "--report-model", "hydra"]) == 0
+
+
 def test_card_tells_what_is_in_the_folder(workplace, hydra):
     run("evaluate", hydra, "--data", workplace / "test-pictures")
     run("card", hydra, "--repo", "me/my-hydra", "--dataset", "colours", "--license", "mit")

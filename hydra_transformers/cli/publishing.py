@@ -1,6 +1,7 @@
 """`card` and `push`: a Hydra on the Hub."""
 
 import argparse
+import re
 from pathlib import Path
 
 from huggingface_hub import ModelCard
@@ -17,7 +18,7 @@ def _add_card_fields(parser: argparse.ArgumentParser) -> None:
         "--report", type=Path, metavar="FILE", help="report.json of `evaluate` (default: DIR/evaluation/…)"
     )
     parser.add_argument(
-        "--report-model", metavar="NAME", help="which of the report's models this is (default: the first)"
+        "--report-model", metavar="NAME", help="which of the report's models this is, where --report has several"
     )
     parser.add_argument("--dataset", metavar="NAME", help="the report's in-distribution data on the Hub")
     parser.add_argument("--base-model", metavar="NAME", help="the backbone on the Hub")
@@ -41,7 +42,8 @@ def card(arguments: argparse.Namespace) -> None:
     check_is_hydra(load_config(str(arguments.folder)), str(arguments.folder))
     model = load_model(str(arguments.folder))
     report, fields = _card_fields(arguments)
-    create_model_card(model, report, repo_id=arguments.repo, **fields).save(path)
+    repo = arguments.repo or "me/" + re.sub(r"[^\w.-]+", "-", arguments.folder.resolve().name).strip("-.")
+    create_model_card(model, report, repo_id=repo, **fields).save(path)
     print(f"the card is in {path}. Next: hydra-transformers push {arguments.folder} {arguments.repo or 'me/my-hydra'}")
 
 
@@ -61,8 +63,16 @@ def _card_fields(arguments: argparse.Namespace) -> tuple[UncertaintyReport | Non
         "circuits": saved_circuits(arguments.folder),
     }
     if report is not None:
-        fields["report_model"] = arguments.report_model or next(iter(report.models))
+        fields["report_model"] = arguments.report_model or _own_name(report, path, arguments.report is None)
     return report, fields
+
+
+def _own_name(report: UncertaintyReport, path: Path, is_own: bool) -> str:
+    """The name of the model in a report; in that of its own evaluation it comes first."""
+    names = list(report.models)
+    if len(names) > 1 and not is_own:
+        raise CommandError(f"{path} has the models {', '.join(names)}: say with --report-model which of them this is")
+    return names[0]
 
 
 def add_push(parser: argparse.ArgumentParser) -> None:

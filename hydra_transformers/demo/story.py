@@ -23,7 +23,7 @@ from ..training import Recipe, finetune_members
 from ..uncertainty import UncertaintyReport, evaluate_uncertainty
 from .backbone import SETTINGS, accuracy, load_shipped_backbone, train_backbone
 from .digits import DemoData, load_data
-from .table import comparison_table
+from .table import comparison_table, verdict
 
 
 OBJECTIVES = {"acc": "accuracy", "ood": "separation of the unknown", "avg": "the mean of both"}
@@ -88,12 +88,16 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
     check_output(output)
     narrator = Narrator()
     data = load_data()
-    narrator.begin("Data", "Handwritten digits 0 to 6 are what the model learns; 7 to 9 and photos are unknown to it.")
+    narrator.begin(
+        "Data",
+        "Digits 0 to 6 are what the model learns. Unknown: 7 and a photo to choose heads by, 8, 9 and another to judge.",
+    )
     narrator.say(f"{len(data.train)} images to train, {len(data.validation)} to choose by, {len(data.test)} to judge.")
 
     narrator.begin("Backbone", "A small Vision Transformer: 4 layers of 8 attention heads.")
     backbone = train_backbone(data.train) if train else load_shipped_backbone()
-    narrator.say(f"{'Trained' if train else 'Loaded'}: right on {accuracy(backbone, data.test):.1%} of the digits.")
+    origin = "Trained" if train else "Loaded, trained beforehand (--train does it here)"
+    narrator.say(f"{origin}: right on {accuracy(backbone, data.test):.1%} of the digits.")
 
     narrator.begin("Deep Ensemble", "The usual way to know what a model does not know: train it three times.")
     ensemble = deep_ensemble(backbone, data, pace)
@@ -126,6 +130,7 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
         report, costs = judge(models, data, pace)
         table = comparison_table(report, costs, BATCH_SIZE)
         print(table)
+        narrator.say(verdict(report, costs))
         write_results(folder, report, table, hydra, circuits, data)
 
     narrator.begin(

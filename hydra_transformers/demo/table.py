@@ -20,6 +20,17 @@ def comparison_table(report: UncertaintyReport, costs: Mapping[str, Cost], batch
     return "\n".join("| " + " | ".join(_aligned(row, widths)) + " |" for row in rows)
 
 
+def verdict(report: UncertaintyReport, costs: Mapping[str, Cost]) -> str:
+    """The table in a sentence: how often unknown digits pass for known ones, and at what price in multiply-adds."""
+
+    def part(name: str) -> str:
+        missed = report.models[name].ood_average("near")["fpr95"]
+        return f"{name} {missed:.0%} at {costs[name].multiply_adds / costs['Single'].multiply_adds:.1f}x the work"
+
+    parts = ", ".join(part(name) for name in ("Single", "Hydra", "Deep Ensemble"))
+    return f"Known digits refused where 95 % of unknown digits are caught: {parts}."
+
+
 def _metrics(result: ModelResult) -> list[str]:
     metrics = [f"{result.id['accuracy']:.1%}", f"{result.id['ece']:.3f}", f"{result.id['nll']:.3f}"]
     for group in ("near", "far"):

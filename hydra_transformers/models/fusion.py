@@ -100,7 +100,7 @@ class HydraModelMixin:
         model: the backbone, or a one-member Hydra to prune further; it is left as it is
         heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
         """
-        members = list(read_members(cls, model, type(model).__name__))
+        members = list(read_members(cls, model, "model"))
         if len(members) != 1:
             raise ValueError(f"from_backbone got a Hydra of {len(members)} members: pass one of them, model.member(i)")
         return build(cls, [prune(cls, members[0], heads_to_prune)], SHARED_PARTS)

@@ -83,6 +83,9 @@ def check_model_type(config_dict: dict, config_class: type) -> None:
 
 def keep_after_pruning(kept: list[list[int]], heads_to_prune: dict[int, list[int]] | None) -> list[list[int]]:
     """Heads that one member keeps per layer once `heads_to_prune` (`{layer: [heads]}`) are gone from `kept`."""
+    for layer, heads in (heads_to_prune or {}).items():
+        if isinstance(heads, (int, str)):
+            raise ValueError(f"heads_to_prune[{layer}] is {heads!r}: pass a list of heads")
     heads_to_prune = {int(layer): list(heads) for layer, heads in (heads_to_prune or {}).items()}
     for layer, heads in heads_to_prune.items():
         if not 0 <= layer < len(kept):

@@ -39,19 +39,19 @@ def read_data(
     batch_size: int,
     device: torch.device,
     dtype: torch.dtype,
-    with_labels: bool,
+    num_classes: int | None,
 ) -> EvaluationData:
-    """Reads `data` once: the inputs that the model takes, and the labels where they are needed.
+    """Reads `data` once: the inputs that the model takes, and where they are needed the labels of `num_classes` classes.
 
     In a group of W processes, process r keeps the batches r, r + W, ..., with the same bounds as in a single process.
     """
     rank, world_size = rank_and_world_size()
     if world_size > 1 and isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
         raise ValueError(f"{name} is shuffled, so {world_size} processes cannot share it: pass shuffle=False")
-    result, rows, error = EvaluationData(name, with_labels), [], None
+    result, rows, error = EvaluationData(name, num_classes is not None), [], None
     try:
         for batch in batches(data, batch_size, None, rank, world_size):
-            inputs, labels = _split(batch, name, input_names, with_labels)
+            inputs, labels = _split(batch, name, input_names, num_classes)
             rows.append(fingerprints_of_rows(inputs if labels is None else {**inputs, "labels": labels}))
             result.inputs.append({key: _to(tensor, device, dtype) for key, tensor in inputs.items()})
             result.labels.append(None if labels is None else labels.to(device))
@@ -69,16 +69,18 @@ def read_data(
 
 
 def _split(
-    batch: Mapping[str, Tensor], name: str, input_names: Sequence[str], with_labels: bool
+    batch: Mapping[str, Tensor], name: str, input_names: Sequence[str], num_classes: int | None
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     inputs, labels = split_labels(batch)
     if input_names[0] not in inputs:
         raise ValueError(f"{name} has no {input_names[0]}, which the model reads (its entries: {', '.join(batch)})")
     inputs = {key: inputs[key] for key in input_names if key in inputs}
-    return inputs, _checked_labels(labels, inputs[input_names[0]], name) if with_labels else None
+    if num_classes is None:
+        return inputs, None
+    return inputs, _checked_labels(labels, inputs[input_names[0]], name, num_classes)
 
 
-def _checked_labels(labels: Tensor | None, inputs: Tensor, name: str) -> Tensor:
+def _checked_labels(labels: Tensor | None, inputs: Tensor, name: str, num_classes: int) -> Tensor:
     if labels is None:
         raise ValueError(f"{name} has no labels: give every batch its class indices as 'labels'")
     if labels.is_floating_point() or labels.shape != inputs.shape[:1]:
@@ -86,7 +88,14 @@ def _checked_labels(labels: Tensor | None, inputs: Tensor, name: str) -> Tensor:
             f"the labels of {name} are {labels.dtype} of shape {tuple(labels.shape)}: pass class indices, one integer "
             f"for each of the {len(inputs)} rows"
         )
+    check_label_range(labels, name, num_classes)
     return labels
+
+
+def check_label_range(labels: Tensor, name: str, num_classes: int) -> None:
+    outside = labels[(labels < 0) | (labels >= num_classes)]
+    if len(outside):
+        raise ValueError(f"{name} has the label {int(outside[0])}: the model's classes are 0 to {num_classes - 1}")
 
 
 def _to(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -117,11 +117,12 @@ def start_search(
     if not 1 <= budget < num_heads:
         raise ValueError(f"budget is {budget}: {num_heads} heads compete, so pass 1 to {num_heads - 1}")
 
-    def read(data: Any, name: str, with_labels: bool) -> EvaluationData:
-        return read_data(data, name, engine.input_names, batch_size, hydra.device, hydra.dtype, with_labels)
+    def read(data: Any, name: str, num_classes: int | None) -> EvaluationData:
+        return read_data(data, name, engine.input_names, batch_size, hydra.device, hydra.dtype, num_classes)
 
-    id_set = read(id_data, "id_data", objective != "ood")
-    ood_set = None if objective == "acc" else read(ood_data, "ood_data", False)
+    num_classes = hydra.config.num_labels if class_prompts is None else len(next(iter(class_prompts.values())))
+    id_set = read(id_data, "id_data", None if objective == "ood" else num_classes)
+    ood_set = None if objective == "acc" else read(ood_data, "ood_data", None)
     _check_sizes(id_set, ood_set)
     is_shortlist = mode == "shortlist"
     made_from = {

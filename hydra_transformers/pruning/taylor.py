@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ..prediction import accepted_inputs, batches, split_labels
 from .ablation import CLIPTextTower, check_class_prompts
+from .evaluation_data import check_label_range
 from .fingerprints import write_atomically
 from .heads import (
     Head,
@@ -209,6 +210,10 @@ class Calibration:
             raise ValueError(f"class_prompts is for CLIP, model is a {type(hydra).__name__}: leave it out")
         elif not hasattr(hydra, "classifier"):
             raise TypeError(f"{type(hydra).__name__} has no classifier: pass the model with its classification head")
+        num_classes = hydra.config.num_labels if self.prompts is None else len(self.prompts["input_ids"])
+        for _, labels in self.batches:
+            if not labels.is_floating_point():  # floats are targets of multi-label problems and regression
+                check_label_range(labels, "dataloader", num_classes)
 
     def gradients(self, hydra: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """The gradient of the mean loss in each of `parameters`."""

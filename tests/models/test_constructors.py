@@ -286,6 +286,11 @@ def test_heads_that_do_not_exist_cannot_be_pruned():
         CLIP.hydra.from_backbone(clip_backbone(), {0: [1]})
 
 
+def test_heads_come_in_lists():
+    with pytest.raises(ValueError, match=r"heads_to_prune\[0\] is 1: pass a list of heads"):
+        VIT.hydra.from_backbone(vit_backbone(), {0: 1})
+
+
 def test_a_fused_hydra_is_no_backbone():
     with pytest.raises(ValueError, match="from_backbone got a Hydra of 2 members"):
         VIT.hydra.from_backbone(VIT.hydra.from_pruned_members([vit_backbone(0), vit_backbone(1)]))
