@@ -1,7 +1,6 @@
 """`prune`, `finetune` and `fuse`: from a backbone to members to a Hydra."""
 
 import argparse
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..files import written_whole
 from ..models.fusion import tower_configs
 from ..models.kept_heads import SHARED_PARTS
 from ..pruning import Circuit, draw_members, extract_circuit
@@ -22,7 +22,6 @@ from .folders import (
     load_model,
     load_processor,
     members_in,
-    written_whole,
 )
 from .problems import CommandError
 
@@ -166,8 +165,6 @@ def _num_heads(model: PreTrainedModel) -> int:
 
 
 def _save_member(folder: Path, member: PreTrainedModel, processor: Any) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
     with written_whole(folder) as unfinished:
         member.save_pretrained(unfinished)
         processor.save_pretrained(unfinished)

@@ -1,11 +1,8 @@
-"""Models, members and processors in folders: found, loaded, and written whole or not at all."""
+"""Models, members and processors in folders: found, loaded, and claimed by a step."""
 
 import json
-import os
 import re
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from transformers import (
 )
 
 from .. import HydraBertForSequenceClassification, HydraCLIPModel, HydraViTForImageClassification
+from ..files import write_atomically
 from .problems import CommandError, access_to
 
 
@@ -115,18 +113,6 @@ def members_in(folder: Path) -> list[Path]:
     return members
 
 
-@contextmanager
-def written_whole(folder: Path) -> Iterator[Path]:
-    """A new folder that is there only once everything in it is written."""
-    unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    unfinished.mkdir(parents=True)
-    try:
-        yield unfinished
-        os.replace(unfinished, folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-
-
 def check_is_new(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CommandError(f"{folder} exists already: pass another --output, or remove it")
@@ -147,10 +133,7 @@ def claim(folder: Path, file: str, settings: dict[str, Any]) -> None:
         return
     if not record.exists():
         check_is_new(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    unfinished = folder / f".{file}.tmp"
-    unfinished.write_text(json.dumps(settings, indent=1) + "\n")
-    os.replace(unfinished, record)
+    write_atomically(record, json.dumps(settings, indent=1) + "\n")
 
 
 def copy_circuits(source: Path, target: Path) -> None:

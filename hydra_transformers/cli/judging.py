@@ -18,8 +18,8 @@ from ..cost import (
     model_without_weights,
     unpruned_backbone,
 )
+from ..files import write_atomically
 from ..uncertainty import OOD_SCORES, evaluate_uncertainty
-from ..uncertainty.files import write_atomically
 from .arguments import add_batch_size, add_data, add_device, class_prompts, device_of, named, positive, read_data
 from .folders import MODEL_CLASSES, load_config, load_model, load_processor, member_folders
 from .problems import CommandError

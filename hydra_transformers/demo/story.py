@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel, ViTForImageClassification
 
 from ..cost import Cost, ModelsInTurn, compare_costs
+from ..files import written_whole
 from ..hub import create_model_card, kept_heads_map
 from ..models import HydraViTForImageClassification
 from ..pruning import Circuit, draw_members, extract_circuit
@@ -102,7 +103,7 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
     narrator.begin("Deep Ensemble", "The usual way to know what a model does not know: train it three times.")
     ensemble = deep_ensemble(backbone, data, pace)
 
-    with working_folder(output) as folder:
+    with written_whole(output) as folder:
         narrator.begin("Circuits", f"Which {pace.budget} of 32 heads can go? Three answers, by three goals.")
         circuits = extract_circuits(backbone, data, pace, folder / "circuits")
         for circuit in circuits:
@@ -143,19 +144,6 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
 def check_output(output: Path) -> None:
     if output.exists() and not (output / MARKER).exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} holds something else than a demo: pass another --output, or remove it")
-
-
-@contextlib.contextmanager
-def working_folder(output: Path) -> Iterator[Path]:
-    """A folder that takes the place of `output` once everything in it is written."""
-    folder = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    folder.mkdir(parents=True)
-    try:
-        yield folder
-        shutil.rmtree(output, ignore_errors=True)
-        os.replace(folder, output)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def deep_ensemble(backbone: ViTForImageClassification, data: DemoData, pace: Pace) -> ModelsInTurn:

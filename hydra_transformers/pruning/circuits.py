@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from .fingerprints import write_atomically
+from ..files import write_atomically
 from .heads import Head, as_heads_to_prune
 
 

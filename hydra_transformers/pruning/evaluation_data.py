@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler
 
+from ..fingerprints import fingerprint_of_rows, fingerprints_of_rows
 from ..prediction import batches, split_labels
-from .fingerprints import fingerprint_of_rows, fingerprints_of_rows
-from .processes import gather, gather_batches, rank_and_world_size
+from ..processes import gather, gather_batches, rank_and_world_size
 
 
 @dataclass

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..fingerprints import fingerprint_of_rows, fingerprint_of_weights, fingerprints_of_rows
 from .ablation import GIB, ablation_of
 from .circuits import Circuit
 from .evaluation_data import EvaluationData, read_data
-from .fingerprints import fingerprint_of_rows, fingerprint_of_weights, fingerprints_of_rows
 from .greedy import GreedySearch
 from .heads import chosen_towers, prune_heads
 from .scoring import OBJECTIVES

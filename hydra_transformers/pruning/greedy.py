@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from ..files import write_atomically
+from ..processes import from_first_process, gather_samples, rank_and_world_size
 from .ablation import ClassifierAblation, ZeroShotAblation
 from .circuits import Circuit
 from .evaluation_data import EvaluationData
-from .fingerprints import write_atomically
 from .heads import Head
-from .processes import from_first_process, gather_samples, rank_and_world_size
 from .scoring import chance_score, confidence_and_correctness, objective_scores
 
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..files import write_atomically
 from ..prediction import accepted_inputs, batches, split_labels
 from .ablation import CLIPTextTower, check_class_prompts
 from .evaluation_data import check_label_range
-from .fingerprints import write_atomically
 from .heads import (
     Head,
     as_heads,

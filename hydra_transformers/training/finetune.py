@@ -1,7 +1,6 @@
 """Fine-tuning members one by one, in run folders that can be picked up again."""
 
 import copy
-import hashlib
 import json
 import math
 import os
@@ -17,6 +16,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
+from ..files import write_atomically
+from ..fingerprints import fingerprint_of_weights
 from .callback import describe_trained
 from .recipes import Recipe
 from .recipes import recipe as recipe_by_name
@@ -155,7 +156,7 @@ def _finetune_member(
     best = max(results, key=lambda rate: _goodness(results[rate], recipe))
     if process.should_save:
         _load(member, folder / f"lr-{best}").save_pretrained(folder)
-        _write(folder / FINISHED, {"learning_rate": best, "validation": results})
+        write_atomically(folder / FINISHED, json.dumps({"learning_rate": best, "validation": results}, indent=2))
     _wait(process)
     value = results[best][f"eval_{recipe.metric}"]
     _say(process, f"{folder.name}: finished, validation {recipe.metric} {value:.4f} at learning rate {best:g}")
@@ -175,7 +176,7 @@ def _run(member: PreTrainedModel, recipe: Recipe, folder: Path, arguments: dict,
         )
     trainer.save_model(os.fspath(folder))
     if process.should_save:
-        _write(folder / FINISHED, metrics)
+        write_atomically(folder / FINISHED, json.dumps(metrics, indent=2))
         for checkpoint in folder.glob("checkpoint-*"):
             shutil.rmtree(checkpoint)
     _wait(process)
@@ -248,23 +249,17 @@ def _identity(member, recipe: Recipe, learning_rates: list[float], arguments: di
         name: len(data[name]) if hasattr(data[name], "__len__") else None for name in ("train_dataset", "eval_dataset")
     }
     identity = {
-        "member": fingerprint(member),
+        "member": {
+            "class": type(member).__name__,
+            "kept_heads": getattr(member.config, "kept_heads", None),
+            "weights": fingerprint_of_weights(member),
+        },
         "recipe": asdict(recipe),
         "learning_rates": learning_rates,
         "arguments": lasting,
         "rows": rows,
     }
     return json.loads(json.dumps(identity, default=str))  # as it will be read again
-
-
-def fingerprint(model: PreTrainedModel) -> str:
-    """A hash of a model's class, kept heads and weights."""
-    digest = hashlib.sha256(type(model).__name__.encode())
-    digest.update(json.dumps(getattr(model.config, "kept_heads", None)).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _claim(folder: Path, identity: dict[str, Any], should_write: bool) -> None:
@@ -280,15 +275,7 @@ def _claim(folder: Path, identity: dict[str, Any], should_write: bool) -> None:
     elif folder.exists() and any(folder.iterdir()):
         raise ValueError(f"{folder} holds something else than a fine-tuning: pass another output_dir")
     elif should_write:
-        _write(folder / RUN, identity)
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    """Writes JSON so that it is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    unfinished.write_text(json.dumps(content, indent=2))
-    os.replace(unfinished, path)
+        write_atomically(folder / RUN, json.dumps(identity, indent=2))
 
 
 def _wait(process: TrainingArguments) -> None:

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 from ..prediction import ZeroShotClassifier, batches, device_of, predict, split_labels
+from ..processes import rank_and_world_size
 from .curves import reliability_curve, risk_curve, roc_curve, score_histograms
 from .metrics import exact_mean, ood_metrics
 from .ood import check_method
@@ -107,7 +107,7 @@ class _Judge:
     def run(self, name: str, data: Any, labelled: bool) -> UncertaintyAccumulator:
         """All of one data set, gathered from all processes."""
         accumulator = UncertaintyAccumulator(self.score)
-        rank, world_size = _process()
+        rank, world_size = rank_and_world_size()
         for batch in batches(data, self.batch_size, device_of(self.model), rank, world_size):
             member_logits = predict(self.model, batch)
             if self.scaling is not None:
@@ -157,7 +157,7 @@ def _all_data(id_data: Any, ood: Mapping, corruptions: Mapping) -> list[tuple[st
 def _check_data(name: str, data: Any, read_often: bool) -> None:
     if read_often and hasattr(data, "__next__"):
         raise TypeError(f"{name} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
-    if _process()[1] > 1 and isinstance(data, DataLoader) and _is_split(data):
+    if rank_and_world_size()[1] > 1 and isinstance(data, DataLoader) and _is_split(data):
         raise ValueError(
             f"{name} is already split between the processes: pass the whole data to each, it is split here"
         )
@@ -166,12 +166,6 @@ def _check_data(name: str, data: Any, read_often: bool) -> None:
 def _is_split(loader: DataLoader) -> bool:
     prepared_by_accelerate = any(cls.__module__ == "accelerate.data_loader" for cls in type(loader).__mro__)
     return prepared_by_accelerate or isinstance(loader.sampler, DistributedSampler)
-
-
-def _process() -> tuple[int, int]:
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1
 
 
 def _scalings(temperature: Any, models: Mapping[str, nn.Module]) -> dict[str, TemperatureScaling | None]:

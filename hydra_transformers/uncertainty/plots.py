@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .files import write_atomically
+from ..files import write_atomically
 
 
 try:

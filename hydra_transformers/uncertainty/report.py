@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .files import write_atomically
+from ..files import write_atomically
 from .tables import markdown_tables
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..processes import rank_and_world_size
 from .inputs import as_labels, as_member_logits
 from .metrics import (
     LABELLED_VALUES,
@@ -90,7 +91,7 @@ class UncertaintyAccumulator:
         """
         rows = torch.cat([torch.zeros(0, len(COLUMNS), dtype=torch.float64), *self._rows])
         members = self.num_members
-        if dist.is_available() and dist.is_initialized():
+        if rank_and_world_size()[1] > 1:
             rows, members = _gather_rows(rows, members)
         index = rows[:, COLUMNS.index("index")]
         if len(index) and not index.isnan().any():

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import cached_file
 
+from ..files import write_atomically
 from ..models.ensembling import HydraClassifierOutput, log_mean_probability
 from ..prediction import accepted_inputs, member_logits_of
-from .files import write_atomically
 from .inputs import as_labels, as_member_logits, mean_log_probability, wide_log_softmax, widened
 
 

@@ -1,9 +1,7 @@
-"""Short names for weights and data, by which a checkpoint knows whether it belongs to a run; and files written whole."""
+"""Short names for weights and data, by which a run knows again what it left behind."""
 
 import hashlib
-import os
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -38,15 +36,3 @@ def fingerprint_of_rows(digests: list[bytes]) -> str:
 
 def _bytes(tensor: Tensor) -> memoryview:
     return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def write_atomically(path: str | os.PathLike, content: str) -> None:
-    """Writes beside `path` first and then puts the file in place: it is there whole or not at all."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(content)
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
