@@ -1,24 +1,22 @@
 """What a model costs: parameters and multiply-adds, counted; time per batch, measured."""
 
-import copy
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
-from transformers.initialization import no_init_weights
 
+from .data import TEXT_TOKENS
 from .models.ensembling import HydraClassifierOutput, log_mean_probability
-from .models.fusion import tower_configs
+from .models.fusion import tower_configs, without_weights
 from .prediction import device_of, evaluation_mode, member_logits_of
 from .pruning.heads import HYDRA_CLASSES
 
 
-TEXT_TOKENS = 128  # the length of the paper's texts
 FIELDS_OF_HYDRAS = ("kept_heads", "shared", "ensemble_loss", "add_pooling_layer", "model_type", "auto_map")
 WARM_UP_ROUNDS = 2
 MOST_ROUNDS = 50
@@ -77,10 +75,14 @@ def count_multiply_adds(model: nn.Module) -> int:
     """Multiply-adds for one sample (for CLIP an image and a prompt), counted on the meta device: nothing is computed."""
     if isinstance(model, ModelsInTurn):
         return sum(count_multiply_adds(each) for each in model.models)
-    empty = model_without_weights(type(model), model.config)
+    return multiply_adds_of(without_weights(type(model), model.config), **example_inputs(model.config, 1, "meta"))
+
+
+def multiply_adds_of(forward: Callable, **inputs) -> int:
+    """Multiply-adds of one call."""
     # With gradients on, models take their plain path: kernels of their own would not be counted.
     with FlopCounterMode(display=False) as counter, torch.enable_grad():
-        empty(**example_inputs(model.config, 1, "meta"))
+        forward(**inputs)
     return counter.get_total_flops() // 2
 
 
@@ -139,12 +141,6 @@ def _config_of(model: nn.Module) -> PreTrainedConfig:
 # Baselines of the same shape
 
 
-def model_without_weights(model_class: type, config: PreTrainedConfig) -> PreTrainedModel:
-    """A model on the meta device, to count and not to compute with."""
-    with torch.device("meta"), no_init_weights():
-        return model_class(copy.deepcopy(config)).eval()
-
-
 def unpruned_backbone(model: PreTrainedModel, device: torch.device | str = "meta") -> PreTrainedModel:
     """The Transformers model that a Hydra is made from, unpruned; anywhere but on the meta device with random weights."""
     name = type(model).__name__
@@ -158,7 +154,7 @@ def unpruned_backbone(model: PreTrainedModel, device: torch.device | str = "meta
             part.pop(field, None)
     config = AutoConfig.for_model(backbone_class.config_class.model_type, **fields)
     if torch.device(device).type == "meta":
-        return model_without_weights(backbone_class, config)
+        return without_weights(backbone_class, config)
     return backbone_class(config).to(device=device, dtype=model.dtype).eval()
 
 

@@ -219,6 +219,16 @@ class SavedLogits(nn.Module):
         return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
 
 
+def check_class_prompts(class_prompts: Mapping[str, Tensor] | None) -> None:
+    """Refuses class prompts that are missing or not tokenized."""
+    input_ids = None if class_prompts is None else class_prompts.get("input_ids")
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
+        raise ValueError(
+            "CLIP classifies by prompts, and class_prompts has no input_ids of shape (classes, tokens): pass the "
+            'tokenizer\'s output with padding=True and return_tensors="pt", one row per class'
+        )
+
+
 class ZeroShotClassifier(nn.Module):
     """CLIP as an image classifier over fixed class prompts; its batches hold `pixel_values`.
 
@@ -234,12 +244,8 @@ class ZeroShotClassifier(nn.Module):
 
     def __init__(self, clip_model: nn.Module, class_prompts: Mapping[str, Tensor]):
         super().__init__()
+        check_class_prompts(class_prompts)
         prompts = {name: value for name, value in class_prompts.items() if isinstance(value, Tensor)}
-        if "input_ids" not in prompts or prompts["input_ids"].dim() != 2:
-            raise ValueError(
-                "class_prompts has no input_ids of shape (classes, tokens): pass the tokenizer's output "
-                'with padding=True and return_tensors="pt", one row per class'
-            )
         self.model = clip_model
         self.class_prompts = prompts
         self.register_buffer("text_features", torch.empty(0), persistent=False)

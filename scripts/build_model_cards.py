@@ -23,8 +23,8 @@ from hydra_transformers import (
     HydraViTConfig,
     HydraViTForImageClassification,
 )
-from hydra_transformers.cost import model_without_weights
 from hydra_transformers.hub.card import TEMPLATE, card_data, card_fields, render
+from hydra_transformers.models.fusion import without_weights
 
 
 FOLDER = Path(__file__).parents[1] / "model_cards"
@@ -133,7 +133,7 @@ PLANNED = {
 
 def planned_card(name: str) -> str:
     planned = PLANNED[name]
-    model = model_without_weights(planned.model_class, planned.config())
+    model = without_weights(planned.model_class, planned.config())
     fields = card_fields(model, f"me/{name}", planned.base_model)
     fields |= {"kept_heads_map": None, "heads_sentence": planned.heads, "build_snippet": planned.build_snippet}
     fields |= {"cost_note": planned.cost_note, "status": STATUS}

@@ -12,6 +12,7 @@ from ..files import written_whole
 from ..models.fusion import tower_configs
 from ..models.kept_heads import SHARED_PARTS
 from ..pruning import Circuit, draw_members, extract_circuit
+from ..pruning.scoring import OBJECTIVES
 from ..training import RECIPES, Recipe, finetune_members
 from .arguments import add_batch_size, add_data, add_device, add_output, class_prompts, device_of, positive, read_data
 from .folders import (
@@ -27,7 +28,6 @@ from .problems import CommandError
 
 
 PRUNE_SETTINGS = "prune.json"
-OBJECTIVES = ("acc", "ood", "avg")
 CALIBRATION_SPLITS = ("train", "validation", "test")
 MOST_VALIDATION_ROWS = 3_000
 

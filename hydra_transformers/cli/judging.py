@@ -15,10 +15,11 @@ from ..cost import (
     compare_costs,
     cost_table,
     count_parameters,
-    model_without_weights,
+    example_inputs,
     unpruned_backbone,
 )
 from ..files import write_atomically
+from ..models.fusion import without_weights
 from ..uncertainty import OOD_SCORES, evaluate_uncertainty
 from .arguments import add_batch_size, add_data, add_device, class_prompts, device_of, named, positive, read_data
 from .folders import MODEL_CLASSES, load_config, load_model, load_processor, member_folders
@@ -106,7 +107,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     except ImportError as error:
         print(f"no plots: {error}")
     print(f"report.md, report.json and plots are in {output}.")
-    print(f"Next: hydra-transformers card {arguments.model} --report {output / 'report.json'} --dataset ...")
+    own_name = f" --report-model {next(iter(models))}" if arguments.compare else ""
+    print(f"Next: hydra-transformers card {arguments.model} --report {output / 'report.json'}{own_name} --dataset ...")
 
 
 # benchmark
@@ -138,10 +140,10 @@ def benchmark(arguments: argparse.Namespace) -> None:
 
 
 def _sample(config: PreTrainedConfig) -> str:
-    vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
-    parts = [f"{vision.image_size} x {vision.image_size} pixels"] if hasattr(vision, "image_size") else []
-    if hasattr(text, "vocab_size"):
-        parts.append(f"{min(128, text.max_position_embeddings)} tokens")
+    inputs = example_inputs(config, 1, "meta")
+    parts = ["{} x {} pixels".format(*inputs["pixel_values"].shape[2:])] if "pixel_values" in inputs else []
+    if "input_ids" in inputs:
+        parts.append(f"{inputs['input_ids'].shape[1]} tokens")
     return " and ".join(parts)
 
 
@@ -174,7 +176,7 @@ def describe(config: PreTrainedConfig, name: str) -> None:
     from ..hub import kept_heads_map
 
     check_is_hydra(config, name)
-    model = model_without_weights(MODEL_CLASSES[config.model_type], config)
+    model = without_weights(MODEL_CLASSES[config.model_type], config)
     shared = ", ".join(config.shared) or "nothing"
     print(
         f"{type(model).__name__}, {config.num_members} member{'s' if config.num_members > 1 else ''}, sharing {shared}"

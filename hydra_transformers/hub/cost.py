@@ -1,18 +1,15 @@
 """What a Hydra costs beside one and several unpruned backbones, as the card shows it: counted, not measured."""
 
-from collections.abc import Callable
-
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
-from ..cost import count_parameters, example_inputs, model_without_weights, readable_count, unpruned_backbone
+from ..cost import count_parameters, example_inputs, multiply_adds_of, readable_count, unpruned_backbone
+from ..models.fusion import without_weights
 
 
 def card_cost_table(model: PreTrainedModel) -> str:
     """A markdown table with the Hydra, one unpruned backbone, and as many of these as the Hydra has members."""
     members = model.config.num_members
-    hydra = _cost(model_without_weights(type(model), model.config))
+    hydra = _cost(without_weights(type(model), model.config))
     single = _cost(unpruned_backbone(model))
     costs = {"This model": hydra, "One unpruned model": single}
     if members > 1:
@@ -32,22 +29,15 @@ def _cost(model: PreTrainedModel) -> dict[str, int]:
     text = {"input_ids": inputs["input_ids"]} if "input_ids" in inputs else None
     if image and text:
         only_what_is_read = {"first_token_only": True} if hasattr(model.config, "kept_heads") else {}
-        cost["Multiply-adds per image"] = _multiply_adds(model.get_image_features, **image, **only_what_is_read)
+        cost["Multiply-adds per image"] = multiply_adds_of(model.get_image_features, **image, **only_what_is_read)
         tokens = inputs["input_ids"].shape[1]
-        cost[f"Multiply-adds per prompt of {tokens} tokens"] = _multiply_adds(model.get_text_features, **text)
+        cost[f"Multiply-adds per prompt of {tokens} tokens"] = multiply_adds_of(model.get_text_features, **text)
     elif image:
-        cost["Multiply-adds per image"] = _multiply_adds(model, **image)
+        cost["Multiply-adds per image"] = multiply_adds_of(model, **image)
     else:
         tokens = inputs["input_ids"].shape[1]
-        cost[f"Multiply-adds per text of {tokens} tokens"] = _multiply_adds(model, **text)
+        cost[f"Multiply-adds per text of {tokens} tokens"] = multiply_adds_of(model, **text)
     return cost
-
-
-def _multiply_adds(forward: Callable, **inputs) -> int:
-    # With gradients on, models take their plain path: kernels of their own would not be counted.
-    with FlopCounterMode(display=False) as counter, torch.enable_grad():
-        forward(**inputs)
-    return counter.get_total_flops() // 2
 
 
 def _readable(column: str, value: int) -> str:

@@ -84,8 +84,7 @@ class HydraAttention(nn.Module):
             is_eager = self.config._attn_implementation == "eager"
             return output, queries.new_zeros(batch, 0, tokens, hidden_states.shape[2]) if is_eager else None
 
-        is_stackable = attention_mask is None or isinstance(attention_mask, torch.Tensor)
-        if hidden_states.shape[0] > 1 and self.is_uniform and is_stackable:
+        if hidden_states.shape[0] > 1 and self.is_uniform and has_rows(attention_mask):
             return self._members_on_batch_axis(hidden_states, attention_mask, queries, **kwargs)
         return self._members_on_head_axis(hidden_states, attention_mask, queries, **kwargs)
 
@@ -117,9 +116,7 @@ class HydraAttention(nn.Module):
     def _heads(self, projections, states: torch.Tensor, packed: bool) -> tuple[torch.Tensor, ...]:
         tokens = states.shape[2]
         if can_join(projections, states):
-            joint = joint_product(projections, states, packed)
-            joint = joint.view(-1, tokens, len(projections), joint.shape[-1] // self.head_dim, self.head_dim)
-            return joint.permute(2, 0, 3, 1, 4).unbind(0)
+            return split_heads(joint_product(projections, states, packed), tokens, len(projections), self.head_dim)
         projected = [projection(states, packed=packed) for projection in projections]
         return tuple(
             states.view(-1, tokens, states.shape[-1] // self.head_dim, self.head_dim).transpose(1, 2)
@@ -140,6 +137,12 @@ class HydraAttention(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
+
+
+def split_heads(joint: torch.Tensor, tokens: int, projections: int, head_dim: int) -> tuple[torch.Tensor, ...]:
+    """(..., projections * heads * head_dim), a row per token -> per projection (rows, heads, tokens, head_dim)"""
+    heads = joint.shape[-1] // (projections * head_dim)
+    return joint.view(-1, tokens, projections, heads, head_dim).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 class HydraMLP(nn.Module):
@@ -176,8 +179,8 @@ def members_mask(attention_mask, batch: int, num_members: int):
     return attention_mask.repeat(num_members, *[1] * (attention_mask.dim() - 1)) if num_members > 1 else attention_mask
 
 
-def can_attend_from_first_token(attention_mask) -> bool:
-    """Whether a mask has query rows that can be cut; flex attention's block masks do not."""
+def has_rows(attention_mask) -> bool:
+    """Whether a mask can be repeated over members and cut to query tokens: flex attention's block masks cannot."""
     return attention_mask is None or isinstance(attention_mask, torch.Tensor)
 
 

@@ -1,7 +1,9 @@
 """From backbones to members to a fused Hydra, and back: the constructors that all model families share."""
 
+import copy
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -215,13 +217,14 @@ def _read_hydra(cls: type, model: PreTrainedModel, name: str) -> Iterator[Member
             tower: [[layer[min(index, len(layer) - 1)]] for layer in config.kept_heads]
             for tower, config in tower_configs(model.config).items()
         }
-        config = hydra_config(cls, model, kept, SHARED_PARTS)
+        config = hydra_config(cls.config_class, model.config, kept, SHARED_PARTS, **_has_pooler(cls, model))
         yield _checked(cls, Member(name if members == 1 else f"{name}.member({index})", config, tensors))
 
 
 def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
     parameters = {key: tensor.detach() for key, tensor in model.named_parameters()}
-    dense = _empty(cls, hydra_config(cls, model, None, SHARED_PARTS))
+    pooler = _has_pooler(cls, model)
+    dense = without_weights(cls, hydra_config(cls.config_class, model.config, None, SHARED_PARTS, **pooler))
     kept = {
         tower: [[_heads_left(cls, dense, model, parameters, tower, layer, name)] for layer in range(len(attentions))]
         for tower, attentions in attention_names(dense).items()
@@ -240,7 +243,8 @@ def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
         if parameter.endswith(".o_proj.bias") or parameter in cls.per_member_parameters:
             tensor = tensor.unsqueeze(0)
         tensors[slot.name] = tensor
-    return _checked(cls, Member(name, hydra_config(cls, model, kept, SHARED_PARTS), tensors))
+    config = hydra_config(cls.config_class, model.config, kept, SHARED_PARTS, **pooler)
+    return _checked(cls, Member(name, config, tensors))
 
 
 def backbone_name(cls: type, name: str) -> str:
@@ -275,26 +279,31 @@ def _heads_left(cls, dense, model, parameters, tower: str, layer: int, name: str
     return list(range(heads))
 
 
-def hydra_config(cls: type, model: PreTrainedModel, kept: dict | None, shared: Sequence[str]) -> PreTrainedConfig:
-    """The config of `model` as a Hydra's, with the kept heads by tower (None: all of them)."""
-    fields = model.config.to_dict()
-    for tower in tower_configs(model.config):
+def hydra_config(
+    config_class: type, config: PreTrainedConfig, kept: dict | None, shared: Sequence[str], **others
+) -> PreTrainedConfig:
+    """A backbone's or a Hydra's config as a `config_class` with these kept heads by tower (None: all of them)."""
+    fields = config.to_dict() | others
+    for tower in tower_configs(config):
         part = fields[f"{tower}_config"] if tower else fields
         part.pop("model_type", None)
         part["kept_heads"] = None if kept is None else kept[tower]
         part["shared"] = list(shared)
     for name in ("model_type", "architectures", "auto_map", "pruned_heads"):
         fields.pop(name, None)
-    if cls.is_base_model:
-        fields["add_pooling_layer"] = getattr(model, "pooler", None) is not None
-    config = cls.config_class(**fields)
-    config._attn_implementation = model.config._attn_implementation
-    return config
+    result = config_class(**fields)
+    result._attn_implementation = config._attn_implementation
+    return result
+
+
+def _has_pooler(cls: type, model: PreTrainedModel) -> dict[str, bool]:
+    """The field that says whether a base model has a pooler; models with a head do not ask."""
+    return {"add_pooling_layer": getattr(model, "pooler", None) is not None} if cls.is_base_model else {}
 
 
 def _checked(cls: type, member: Member) -> Member:
     """A member whose tensors all have the shape its config asks for."""
-    expected = _empty(cls, member.config)
+    expected = without_weights(cls, member.config)
     for name, parameter in expected.named_parameters():
         if member.tensors[name].shape != parameter.shape:
             raise ValueError(
@@ -304,10 +313,10 @@ def _checked(cls: type, member: Member) -> Member:
     return member
 
 
-def _empty(cls: type, config: PreTrainedConfig) -> PreTrainedModel:
-    """A model without storage, to ask for names and shapes."""
+def without_weights(model_class: type, config: PreTrainedConfig) -> PreTrainedModel:
+    """A model on the meta device, to ask for names, shapes and counts and not to compute with."""
     with torch.device("meta"), no_init_weights():
-        return cls(config)
+        return model_class(copy.deepcopy(config)).eval()
 
 
 # Pruning
@@ -317,7 +326,7 @@ def prune(cls: type, member: Member, heads_to_prune: dict | None) -> Member:
     """The member with heads cut out: q, k, v and o lose the heads' rows, the config their numbers."""
     heads_to_prune = _by_tower(member.config, heads_to_prune or {})
     tensors, kept = dict(member.tensors), {}
-    empty = _empty(cls, member.config)
+    empty = without_weights(cls, member.config)
     for tower, names in attention_names(empty).items():
         before = [layer[0] for layer in tower_configs(member.config)[tower].kept_heads]
         after = keep_after_pruning(before, heads_to_prune.get(tower))
@@ -326,7 +335,7 @@ def prune(cls: type, member: Member, heads_to_prune: dict | None) -> Member:
             if after[layer] != before[layer]:
                 positions = [before[layer].index(head) for head in after[layer]]
                 _keep_heads(tensors, name, positions, empty.get_submodule(name).head_dim)
-    return Member(member.name, with_kept_heads(member.config, kept, SHARED_PARTS), tensors)
+    return Member(member.name, hydra_config(cls.config_class, member.config, kept, SHARED_PARTS), tensors)
 
 
 def _by_tower(config: PreTrainedConfig, heads_to_prune: dict) -> dict[str, dict]:
@@ -352,20 +361,6 @@ def _rows(tensor: torch.Tensor, positions: list[int], head_dim: int) -> torch.Te
     return tensor.unflatten(0, (-1, head_dim)).index_select(0, index).flatten(0, 1)
 
 
-def with_kept_heads(config: PreTrainedConfig, kept: dict, shared: Sequence[str]) -> PreTrainedConfig:
-    """A copy of a Hydra's config with other kept heads, by tower."""
-    fields = config.to_dict()
-    for tower in tower_configs(config):
-        part = fields[f"{tower}_config"] if tower else fields
-        part["kept_heads"] = kept[tower]
-        part["shared"] = list(shared)
-        part.pop("model_type", None)
-    fields.pop("model_type", None)
-    copied = type(config)(**fields)
-    copied._attn_implementation = config._attn_implementation
-    return copied
-
-
 # Fusing
 
 
@@ -381,7 +376,7 @@ def build(cls: type, members: list[Member], shared: Sequence[str]) -> PreTrained
         kept["text"] = [layer[:1] for layer in kept["text"]]
 
     reference = next(iter(members[0].tensors.values()))
-    config = with_kept_heads(members[0].config, kept, shared)
+    config = hydra_config(cls.config_class, members[0].config, kept, shared)
     for part in (config, *tower_configs(config).values()):
         part.dtype = reference.dtype
     config.problem_type = next((m.config.problem_type for m in members if m.config.problem_type is not None), None)
@@ -447,15 +442,12 @@ def check_finite(member: Member) -> None:
             raise ValueError(f"{member.name}: {name} has NaN or infinite values: this member cannot be fused")
 
 
-class default_dtype:
-    """Context in which new parameters have the given dtype."""
-
-    def __init__(self, dtype: torch.dtype):
-        self.dtype = dtype
-
-    def __enter__(self):
-        self.before = torch.get_default_dtype()
-        torch.set_default_dtype(self.dtype)
-
-    def __exit__(self, *_):
-        torch.set_default_dtype(self.before)
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """New parameters have this dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -6,13 +6,13 @@ contiguous block, so that grouped products, attention over (members * batch) and
 for a tensor that is still the same for all members.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
 from transformers import initialization as init
 
-from .kernels import is_bare, is_plain_inference
+from .shortcuts import is_bare, is_plain_inference
 
 
 # From this many rows per member on, one product per member beats one batched product.
@@ -125,7 +125,7 @@ def init_grouped(module: Grouped, std: float) -> None:
 def joint_product(projections: Sequence[GroupedLinear], hidden_states: torch.Tensor, packed: bool) -> torch.Tensor:
     """Several projections of the same states as one product.
 
-    (members or 1, ..., in_features) -> (members, ..., projections, width), or packed (..., projections, sum of widths)
+    (members or 1, ..., in_features) -> (members, ..., projections * width), or packed (..., projections * sum of widths)
     """
     first, count = projections[0], len(projections)
     members, widths = first.num_members, first.widths
@@ -139,19 +139,30 @@ def joint_product(projections: Sequence[GroupedLinear], hidden_states: torch.Ten
                 bias = torch.cat([projection.bias.split(widths)[m] for projection in projections])
             product = nn.functional.linear(hidden_states[m], weight, bias)
             products.append(product.view(*product.shape[:-1], count, widths[m]))
-        return torch.cat(products, dim=-1)
+        return torch.cat(products, dim=-1).flatten(-2)
     # Packed, all members' rows are one block per projection; otherwise each member has a block of its own.
     blocks = 1 if packed else members
-    weight = torch.cat([projection.weight.view(blocks, -1, first.columns) for projection in projections], dim=1)
-    bias = None
-    if first.bias is not None:
-        bias = torch.cat([projection.bias.view(blocks, -1) for projection in projections], dim=1)
+    weight, bias = side_by_side([projection._parameters for projection in projections], blocks)
     if hidden_states.shape[0] < blocks:
         hidden_states = hidden_states.expand(blocks, *hidden_states.shape[1:])
-    product = grouped_product(hidden_states, weight.transpose(1, 2), bias)
-    if packed:
-        product = product[0]
-    return product.view(*product.shape[:-1], count, -1)
+    product = grouped_product(hidden_states, weight, bias)
+    return product[0] if packed else product
+
+
+def side_by_side(
+    parameters: Sequence[Mapping[str, torch.Tensor | None]], blocks: int
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Several projections as one: weight (blocks, in_features, projections * width), bias (blocks, projections * width).
+
+    parameters: "weight" and "bias" of each projection
+    blocks: the number of members, or 1 for all members' rows together
+    """
+    weights = [each["weight"].view(blocks, -1, each["weight"].shape[1]) for each in parameters]
+    weight = weights[0] if len(weights) == 1 else torch.cat(weights, dim=1)
+    if parameters[0]["bias"] is None:
+        return weight.transpose(1, 2), None
+    biases = [each["bias"].view(blocks, -1) for each in parameters]
+    return weight.transpose(1, 2), biases[0] if len(biases) == 1 else torch.cat(biases, dim=1)
 
 
 def can_join(projections: Sequence[nn.Module], hidden_states: torch.Tensor) -> bool:

@@ -13,7 +13,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import (
     HydraAttention,
     HydraMLP,
-    can_attend_from_first_token,
+    has_rows,
     mask_of_first_token,
     members_mask,
 )
@@ -155,7 +155,7 @@ class HydraViTModel(HydraViTPreTrainedModel):
             config=self.config, inputs_embeds=embeddings[0], attention_mask=attention_mask
         )
         attention_mask = members_mask(attention_mask, embeddings.shape[1], self.num_members)
-        first_token_only = first_token_only and can_attend_from_first_token(attention_mask)
+        first_token_only = first_token_only and has_rows(attention_mask)
 
         hidden_states = embeddings
         for layer in self.layers[:-1]:

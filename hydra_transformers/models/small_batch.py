@@ -9,9 +9,15 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from .attention import HydraAttention, HydraMLP, mask_of_first_token
-from .grouped import ROWS_FOR_ONE_PRODUCT_PER_MEMBER, GroupedLinear, GroupedOutput
-from .kernels import is_bare, is_plain_inference
+from .attention import HydraAttention, HydraMLP, has_rows, mask_of_first_token, split_heads
+from .grouped import (
+    ROWS_FOR_ONE_PRODUCT_PER_MEMBER,
+    GroupedLinear,
+    GroupedOutput,
+    grouped_product,
+    side_by_side,
+)
+from .shortcuts import is_bare, is_plain_inference
 
 
 PARTS = (
@@ -33,9 +39,7 @@ def bare_parts(layer: nn.Module, hidden_states: torch.Tensor, attention_mask, no
     if layer.training or not is_plain_inference(hidden_states):
         return None
     _, batch, tokens, _ = hidden_states.shape
-    if batch * tokens >= ROWS_FOR_ONE_PRODUCT_PER_MEMBER:
-        return None
-    if attention_mask is not None and attention_mask.__class__ is not torch.Tensor:
+    if batch * tokens >= ROWS_FOR_ONE_PRODUCT_PER_MEMBER or not has_rows(attention_mask):
         return None
     # The modules' own dictionaries: attribute access on modules takes a search through three of them each time.
     modules = layer._modules
@@ -108,13 +112,13 @@ def _attention(
     q, k, v, o = parts[:4]
     blocks, batch, tokens, hidden = states.shape
     members, head_dim = attention.num_members, attention.head_dim
+    rows = states.view(blocks, batch * tokens, hidden)
     if first_token_only:
         mask = mask_of_first_token(mask)
-        query = _project((q,), states[:, :, :1].reshape(blocks, batch, hidden), head_dim, 1)
-        keys_and_values = _project((k, v), states.view(blocks, batch * tokens, hidden), head_dim, tokens)
-        projected, tokens = (*query, *keys_and_values), 1
+        query = _project((q,), states[:, :, :1].reshape(blocks, batch, hidden), 1, head_dim)
+        projected, tokens = (*query, *_project((k, v), rows, tokens, head_dim)), 1
     else:
-        projected = _project((q, k, v), states.view(blocks, batch * tokens, hidden), head_dim, tokens)
+        projected = _project((q, k, v), rows, tokens, head_dim)
     if mask is not None and blocks == 1:
         mask = mask[:batch]
     output = scaled_dot_product_attention(
@@ -124,25 +128,14 @@ def _attention(
     output = output.transpose(1, 2).reshape(blocks, batch * tokens, -1)
     if blocks < members:
         output = output.view(batch * tokens, members, -1).transpose(0, 1)
-    weight = o["weight"].view(members, -1, hidden)
-    return torch.baddbmm(o["bias"].view(members, 1, hidden), output, weight).view(members, batch, tokens, hidden)
+    output = grouped_product(output, o["weight"].view(members, -1, hidden), o["bias"])
+    return output.view(members, batch, tokens, hidden)
 
 
-def _project(projections: tuple, rows: torch.Tensor, head_dim: int, tokens: int) -> tuple[torch.Tensor, ...]:
+def _project(projections: tuple, rows: torch.Tensor, tokens: int, head_dim: int) -> tuple[torch.Tensor, ...]:
     """(blocks, rows, hidden) -> one (blocks * batch, heads, tokens, head_dim) per projection.
 
     A block is a member; where all members see the same rows, one block holds the heads of all of them.
     """
-    blocks, _, hidden = rows.shape
-    weight = [projection["weight"].view(blocks, -1, hidden) for projection in projections]
-    weight = (weight[0] if len(weight) == 1 else torch.cat(weight, dim=1)).transpose(1, 2)
-    if projections[0]["bias"] is None:
-        joint = torch.bmm(rows, weight)
-    else:
-        bias = [projection["bias"].view(blocks, 1, -1) for projection in projections]
-        joint = torch.baddbmm(bias[0] if len(bias) == 1 else torch.cat(bias, dim=2), rows, weight)
-    return (
-        joint.view(-1, tokens, len(projections), joint.shape[-1] // len(projections) // head_dim, head_dim)
-        .permute(2, 0, 3, 1, 4)
-        .unbind(0)
-    )
+    joint = grouped_product(rows, *side_by_side(projections, rows.shape[0]))
+    return split_heads(joint, tokens, len(projections), head_dim)

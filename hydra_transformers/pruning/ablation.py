@@ -17,6 +17,7 @@ from ..models.attention import mask_of_first_token
 from ..models.fusion import tower_configs
 from ..models.grouped import embed
 from ..models.kernels import add_and_layer_norm, layer_norm
+from ..prediction import check_class_prompts
 from .heads import Head, chosen_towers, heads_of, tower_and_place
 
 
@@ -375,12 +376,3 @@ def ablation_of(
     if not hasattr(model, "classifier"):
         raise TypeError(f"{type(model).__name__} has no classifier: pass the model with its classification head")
     return ClassifierAblation(model, memory)
-
-
-def check_class_prompts(class_prompts: Mapping[str, Tensor] | None) -> None:
-    """Refuses class prompts that are missing or not tokenized."""
-    if class_prompts is None or "input_ids" not in class_prompts or not isinstance(class_prompts["input_ids"], Tensor):
-        raise ValueError(
-            "CLIP is scored as a zero-shot classifier and class_prompts has no input_ids of shape (classes, tokens): "
-            'pass the tokenizer\'s output with padding=True and return_tensors="pt", one row per class'
-        )

@@ -120,8 +120,7 @@ def start_search(
     def read(data: Any, name: str, num_classes: int | None) -> EvaluationData:
         return read_data(data, name, engine.input_names, batch_size, hydra.device, hydra.dtype, num_classes)
 
-    num_classes = hydra.config.num_labels if class_prompts is None else len(next(iter(class_prompts.values())))
-    id_set = read(id_data, "id_data", None if objective == "ood" else num_classes)
+    id_set = read(id_data, "id_data", None if objective == "ood" else engine.num_classes)
     ood_set = None if objective == "acc" else read(ood_data, "ood_data", None)
     _check_sizes(id_set, ood_set)
     is_shortlist = mode == "shortlist"

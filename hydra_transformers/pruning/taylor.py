@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..files import write_atomically
-from ..prediction import accepted_inputs, batches, split_labels
-from .ablation import CLIPTextTower, check_class_prompts
+from ..prediction import accepted_inputs, batches, check_class_prompts, split_labels
+from .ablation import CLIPTextTower
 from .evaluation_data import check_label_range
 from .heads import (
     Head,
@@ -212,7 +212,8 @@ class Calibration:
             raise TypeError(f"{type(hydra).__name__} has no classifier: pass the model with its classification head")
         num_classes = hydra.config.num_labels if self.prompts is None else len(self.prompts["input_ids"])
         for _, labels in self.batches:
-            if not labels.is_floating_point():  # floats are targets of multi-label problems and regression
+            # Floats are targets of multi-label problems and regression; one "class" is regression too.
+            if num_classes > 1 and not labels.is_floating_point():
                 check_label_range(labels, "dataloader", num_classes)
 
     def gradients(self, hydra: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
