@@ -1,7 +1,7 @@
 """Hydra Ensembles for Hugging Face Transformers.
 
 Take one trained transformer, cut different attention heads out of several copies, and run the copies fused as a single
-model that knows when it does not know. The subpackages: `pruning`, `training`, `uncertainty`, `hub`.
+model that knows when it does not know. The subpackages: `pruning`, `training`, `uncertainty`, `baselines`, `hub`.
 """
 
 from transformers import (

@@ -1,20 +1,27 @@
 """What a model costs: parameters and multiply-adds, counted; time per batch, measured."""
 
+import copy
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from .baselines import DeepEnsemble, LoRAEnsemble, MCDropout
 from .data import TEXT_TOKENS
-from .models.ensembling import HydraClassifierOutput, log_mean_probability
 from .models.fusion import tower_configs, without_weights
-from .prediction import device_of, evaluation_mode, member_logits_of
+from .prediction import device_of, evaluation_mode
 from .pruning.heads import HYDRA_CLASSES
+from .uncertainty.temperature import TemperatureScaledClassifier
+
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 FIELDS_OF_HYDRAS = ("kept_heads", "shared", "ensemble_loss", "add_pooling_layer", "model_type", "auto_map")
@@ -31,29 +38,13 @@ class Cost:
     milliseconds: dict[int, float]
 
 
-class ModelsInTurn(nn.Module):
-    """A Deep Ensemble as it is usually run: models one after the other on the same input."""
-
-    def __init__(self, models: Sequence[nn.Module]):
-        super().__init__()
-        self.models = nn.ModuleList(models)
-
-    @property
-    def device(self) -> torch.device:
-        return device_of(self.models[0])
-
-    def forward(self, **inputs) -> HydraClassifierOutput:
-        member_logits = torch.cat([member_logits_of(model(**inputs)) for model in self.models], dim=1)
-        return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
-
-
 def compare_costs(
     models: Mapping[str, nn.Module], batch_sizes: Sequence[int] = (), seconds: float = 2.0
 ) -> dict[str, Cost]:
     """The cost of each model, side by side; without `batch_sizes` nothing is run and nothing is timed.
 
     Args:
-        models: name -> a Transformers model, a Hydra or `ModelsInTurn` of these, all reading the same inputs.
+        models: name -> a Transformers model, a Hydra or a baseline made of these, all reading the same inputs.
         batch_sizes: the batch sizes to time, each on the model's device.
         seconds: about how long to measure per batch size, for all models together.
     """
@@ -73,9 +64,23 @@ def count_parameters(model: nn.Module) -> int:
 
 def count_multiply_adds(model: nn.Module) -> int:
     """Multiply-adds for one sample (for CLIP an image and a prompt), counted on the meta device: nothing is computed."""
-    if isinstance(model, ModelsInTurn):
+    if isinstance(model, DeepEnsemble):
         return sum(count_multiply_adds(each) for each in model.models)
+    if isinstance(model, MCDropout):
+        return model.num_samples * count_multiply_adds(model.model)
+    if isinstance(model, TemperatureScaledClassifier):
+        return count_multiply_adds(model.model)
+    if isinstance(model, LoRAEnsemble):
+        return sum(_multiply_adds_with_adapter(model.model, adapter) for adapter in model.adapters)
     return multiply_adds_of(without_weights(type(model), model.config), **example_inputs(model.config, 1, "meta"))
+
+
+def _multiply_adds_with_adapter(model: "PeftModel", adapter: str) -> int:
+    from peft import get_peft_model
+
+    backbone = without_weights(type(model.get_base_model()), model.config)
+    adapted = get_peft_model(backbone, copy.deepcopy(model.peft_config[adapter]))
+    return multiply_adds_of(adapted, **example_inputs(model.config, 1, "meta"))
 
 
 def multiply_adds_of(forward: Callable, **inputs) -> int:
@@ -135,7 +140,11 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
 
 
 def _config_of(model: nn.Module) -> PreTrainedConfig:
-    return _config_of(model.models[0]) if isinstance(model, ModelsInTurn) else model.config
+    if isinstance(model, DeepEnsemble):
+        return _config_of(model.models[0])
+    if isinstance(model, (LoRAEnsemble, MCDropout, TemperatureScaledClassifier)):
+        return _config_of(model.model)
+    return model.config
 
 
 # Baselines of the same shape

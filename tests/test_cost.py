@@ -7,7 +7,6 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from hydra_transformers import HydraBertForSequenceClassification, HydraCLIPModel, HydraViTForImageClassification
 from hydra_transformers.cost import (
-    ModelsInTurn,
     compare_costs,
     cost_table,
     count_multiply_adds,
@@ -45,18 +44,6 @@ def test_a_pruned_member_costs_less_than_its_backbone(hydra):
     backbone, member = unpruned_backbone(hydra), hydra.member(0)
     assert count_parameters(member) < count_parameters(backbone)
     assert count_multiply_adds(member) < count_multiply_adds(backbone)
-
-
-def test_models_in_turn_cost_the_sum_and_answer_like_each_model():
-    models = [vit_backbone(seed).float() for seed in range(3)]
-    ensemble = ModelsInTurn(models)
-    assert count_parameters(ensemble) == 3 * count_parameters(models[0])
-    assert count_multiply_adds(ensemble) == 3 * count_multiply_adds(models[0])
-    inputs = {"pixel_values": torch.randn(2, 3, 8, 8)}
-    with torch.no_grad():
-        output, singles = ensemble(**inputs), torch.stack([model(**inputs).logits for model in models], dim=1)
-    assert torch.equal(output.member_logits, singles)
-    assert torch.allclose(output.logits.softmax(-1), singles.softmax(-1).mean(1), atol=1e-6)
 
 
 def test_counting_leaves_the_model_as_it_is(hydra):

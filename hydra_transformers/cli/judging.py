@@ -10,8 +10,8 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig
 
+from ..baselines import DeepEnsemble
 from ..cost import (
-    ModelsInTurn,
     compare_costs,
     cost_table,
     count_parameters,
@@ -129,7 +129,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
     models: dict[str, nn.Module] = {"Single": unpruned_backbone(hydra, device)}
     if hydra.num_members > 1:
         several = [unpruned_backbone(hydra, device) for _ in range(hydra.num_members)]
-        models[f"Deep Ensemble of {hydra.num_members}"] = ModelsInTurn(several)
+        models[f"Deep Ensemble of {hydra.num_members}"] = DeepEnsemble(several)
         models["Pruned member"] = hydra.member(0)
     models["Hydra" if hydra.num_members > 1 else "Pruned member"] = hydra
     print(f"One sample has {_sample(hydra.config)}; median times on {device} (threads: {torch.get_num_threads()}).\n")
@@ -188,5 +188,5 @@ def describe(config: PreTrainedConfig, name: str) -> None:
     rows = {"This model": model, "Unpruned backbone": unpruned_backbone(model)}
     if config.num_members > 1:
         several = [unpruned_backbone(model) for _ in range(config.num_members)]
-        rows[f"Deep Ensemble of {config.num_members}"] = ModelsInTurn(several)
+        rows[f"Deep Ensemble of {config.num_members}"] = DeepEnsemble(several)
     print(f"\n{cost_table(compare_costs(rows))}\n({_sample(config)} per sample)")

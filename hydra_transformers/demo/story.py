@@ -15,7 +15,8 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedModel, ViTForImageClassification
 
-from ..cost import Cost, ModelsInTurn, compare_costs
+from ..baselines import DeepEnsemble
+from ..cost import Cost, compare_costs
 from ..files import written_whole
 from ..hub import create_model_card, kept_heads_map
 from ..models import HydraViTForImageClassification
@@ -146,13 +147,13 @@ def check_output(output: Path) -> None:
         raise ValueError(f"{output} holds something else than a demo: pass another --output, or remove it")
 
 
-def deep_ensemble(backbone: ViTForImageClassification, data: DemoData, pace: Pace) -> ModelsInTurn:
+def deep_ensemble(backbone: ViTForImageClassification, data: DemoData, pace: Pace) -> DeepEnsemble:
     """The backbone and two more, each from its own random start."""
     others = [
         train_backbone(data.train, replace(SETTINGS, seed=seed, epochs=pace.epochs), f"model {seed + 1} of 3")
         for seed in (1, 2)
     ]
-    return ModelsInTurn([backbone, *others])
+    return DeepEnsemble([backbone, *others])
 
 
 def extract_circuits(backbone: ViTForImageClassification, data: DemoData, pace: Pace, folder: Path) -> list[Circuit]:

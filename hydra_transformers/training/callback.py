@@ -1,6 +1,7 @@
 """The Trainer callback that decides what is trained after pruning."""
 
 import math
+import re
 import weakref
 from collections.abc import Sequence
 
@@ -33,6 +34,9 @@ class PostPruningCallback(TrainerCallback):
         dropout: the probability of the dropouts inside each layer, on the outputs of attention and MLP, in this
             training; the config, and with it a saved model, keeps its own.
 
+    On a model with adapters of PEFT, what trains is PEFT's choice, and `trainable` and `last_n_layers` do not count; the
+    classifier that is reset is the one saved with the adapter (`modules_to_save`).
+
     All this happens when the `Trainer` is built, the only moment that comes after the model is there and before the
     optimizer is made. A checkpoint that training resumes from is loaded later, so resetting never undoes it. Before
     the first step, the callback verifies that the optimizer holds exactly the parameters that shall train, and raises
@@ -63,6 +67,8 @@ class PostPruningCallback(TrainerCallback):
 
     def trains(self, model: nn.Module) -> dict[str, bool]:
         """For every parameter, by name, whether it trains."""
+        if hasattr(model, "peft_config"):
+            return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         idle = without_effect(model)
         deepest = self.last_n_layers or math.inf
         return {
@@ -73,10 +79,6 @@ class PostPruningCallback(TrainerCallback):
         }
 
     def on_init_end(self, args, state, control, model: nn.Module | None = None, **kwargs):
-        if hasattr(model, "peft_config"):
-            raise ValueError(
-                "the model is wrapped by PEFT, which decides itself what trains: leave PostPruningCallback out"
-            )
         trains = self.trains(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(trains[name])
@@ -129,7 +131,9 @@ def describe_trained(model: nn.Module) -> str:
 
 @torch.no_grad()
 def _set_to_zero(model: nn.Module) -> None:
-    parameters = [parameter for name, parameter in model.named_parameters() if name.startswith("classifier.")]
+    # PEFT trains a copy of the classifier, and leaves the backbone's as it is.
+    pattern = r"(^|\.)classifier\.modules_to_save\." if hasattr(model, "peft_config") else r"^classifier\."
+    parameters = [parameter for name, parameter in model.named_parameters() if re.search(pattern, name)]
     if not parameters:
         raise ValueError(f"{type(model).__name__} has no classifier to reset: leave reset_classifier out")
     for parameter in parameters:
@@ -137,7 +141,8 @@ def _set_to_zero(model: nn.Module) -> None:
 
 
 def _set_dropout(model: nn.Module, probability: float) -> None:
-    dropouts = layer_dropouts(model)
+    of_adapters = {module for name, module in model.named_modules() if ".lora_dropout." in name}
+    dropouts = [module for module in layer_dropouts(model) if module not in of_adapters]
     if not dropouts:
         raise ValueError(f"{type(model).__name__} has no dropout inside its layers: leave dropout out")
     for module in dropouts:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from ..files import write_atomically
 from ..fingerprints import fingerprint_of_weights
 from .callback import describe_trained
+from .lora import adapter_settings, is_peft_model
 from .recipes import Recipe
 from .recipes import recipe as recipe_by_name
 
@@ -29,7 +30,6 @@ RUN, FINISHED = "run.json", "finished.json"
 # Arguments that differ between runs, or on which more depends than Trainer knows.
 SETTLED_ELSEWHERE = {
     "learning_rate": "learning_rates=[...]",
-    "data_seed": "seed",
     "label_smoothing_factor": "dataclasses.replace(recipe, label_smoothing=...)",
     "load_best_model_at_end": "dataclasses.replace(recipe, keep_best=...)",
     "metric_for_best_model": "dataclasses.replace(recipe, metric=...)",
@@ -57,6 +57,7 @@ def finetune_members(
     eval_dataset: Any,
     output_dir: str | os.PathLike,
     seed: int = 0,
+    data_seed: int | None = None,
     learning_rates: str | Sequence[float] | None = None,
     compute_metrics: Callable[[Any], dict[str, float]] | None = None,
     data_collator: Callable | None = None,
@@ -66,12 +67,13 @@ def finetune_members(
     """Fine-tunes each member by itself (paper, 4.3) and returns the fine-tuned members; those passed in stay as they are.
 
     Args:
-        members: the pruned members.
+        members: the pruned members, or a `PeftModel` each, of which the adapter trains and is saved.
         recipe: a `Recipe`, or the name of one of the paper's.
         train_dataset, eval_dataset: what `Trainer` takes; `eval_dataset` is the validation set.
         output_dir: gets one folder per member, `member-0`, `member-1`, ..., from which the member can be loaded with
             `from_pretrained`. Below it lies one run folder per learning rate.
         seed: member i trains with `seed + i`: its own order of the data and its own dropout.
+        data_seed: where the order of the data shall have a seed apart, `data_seed + i`.
         learning_rates: peak learning rates to choose from by validation, "grid" for the recipe's; by default the
             recipe's single `learning_rate`.
         compute_metrics: as in `Trainer`; must return the recipe's metric. By default `compute_accuracy`.
@@ -94,7 +96,8 @@ def finetune_members(
     finished = []
     for index, member in enumerate(members):
         folder = Path(output_dir) / f"member-{index}"
-        arguments = training_arguments | {"seed": seed + index, "data_seed": seed + index}
+        order = seed if data_seed is None else data_seed
+        arguments = training_arguments | {"seed": seed + index, "data_seed": order + index}
         # Trainer then complains about a missing metric at the first validation already.
         arguments |= {"metric_for_best_model": recipe.metric, "greater_is_better": recipe.greater_is_better}
         _finetune_member(member, recipe, folder, learning_rates, arguments, data)
@@ -125,13 +128,21 @@ def _check_inputs(members: Sequence[PreTrainedModel], eval_dataset: Any, trainin
     if isinstance(members, nn.Module) or not members:
         raise ValueError("members has no models: pass a list of pruned members")
     for index, member in enumerate(members):
-        if not isinstance(member, PreTrainedModel):
+        if is_peft_model(member):
+            _check_adapters(index, member)
+        elif not isinstance(member, PreTrainedModel):
             raise TypeError(f"members[{index}] is a {type(member).__name__}: pass Transformers or Hydra models")
     if eval_dataset is None:
         raise ValueError("eval_dataset is None: pass a validation set, by which members are chosen and reported")
     for name, instead in SETTLED_ELSEWHERE.items():
         if name in training_arguments:
             raise ValueError(f"{name} cannot be passed to finetune_members: pass {instead}")
+
+
+def _check_adapters(index: int, member: Any) -> None:
+    names = list(member.peft_config)
+    if names != ["default"]:  # PEFT saves others in subfolders of their own
+        raise ValueError(f'members[{index}] has the adapters {", ".join(names)}: pass one adapter, named "default"')
 
 
 # One member
@@ -233,6 +244,12 @@ def _goodness(metrics: dict[str, float], recipe: Recipe) -> tuple[float, float]:
 
 def _load(member: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """The model saved in `folder` as `member` was: its dtype, device, attention backend, and ready to predict."""
+    if is_peft_model(member):
+        from peft import load_peft_weights, set_peft_model_state_dict
+
+        loaded = copy.deepcopy(member)
+        set_peft_model_state_dict(loaded, load_peft_weights(os.fspath(folder), device=str(member.device)))
+        return loaded.eval()
     loaded = type(member).from_pretrained(
         folder, dtype=member.dtype, attn_implementation=member.config._attn_implementation
     )
@@ -248,12 +265,15 @@ def _identity(member, recipe: Recipe, learning_rates: list[float], arguments: di
     rows = {
         name: len(data[name]) if hasattr(data[name], "__len__") else None for name in ("train_dataset", "eval_dataset")
     }
+    about_member = {
+        "class": type(member).__name__,
+        "kept_heads": getattr(member.config, "kept_heads", None),
+        "weights": fingerprint_of_weights(member),
+    }
+    if is_peft_model(member):
+        about_member["adapter"] = adapter_settings(member)  # its scale is in no weight
     identity = {
-        "member": {
-            "class": type(member).__name__,
-            "kept_heads": getattr(member.config, "kept_heads", None),
-            "weights": fingerprint_of_weights(member),
-        },
+        "member": about_member,
         "recipe": asdict(recipe),
         "learning_rates": learning_rates,
         "arguments": lasting,

@@ -1,7 +1,7 @@
 """LoRA through PEFT, on the grouped weights of Hydras and on plain backbones."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -9,7 +9,7 @@ from ..models.attention import HydraAttention
 
 
 if TYPE_CHECKING:
-    from peft import LoraConfig
+    from peft import LoraConfig, PeftModel
 
 
 # The attention's projections as Hydras name them, and as each plain backbone does.
@@ -24,6 +24,7 @@ BACKBONE_MODULES = {
     },
     "clip": {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.out_proj"},
 }
+CLASSIFIERS = ("classifier", "score")  # the head of a classifier in Transformers
 
 
 def lora_config(
@@ -31,9 +32,10 @@ def lora_config(
 ) -> "LoraConfig":
     """A `LoraConfig` for the attention of `model`: `peft.get_peft_model(model, lora_config(model))`.
 
-    model: a member, a fused Hydra, or a plain ViT, BERT or CLIP model
+    model: a member, a fused Hydra, a plain ViT, BERT or CLIP model, or another one whose modules `targets` names
     r: the rank; the paper's LoRA ensembles have r=4 and lora_alpha=8
-    targets: the projections that get an adapter, of "q", "k", "v" and "o"
+    targets: the projections that get an adapter, of "q", "k", "v" and "o"; of a model of another kind the names of its
+        modules, such as "q_lin" and "v_lin" of DistilBERT
     lora_alpha: the scale of the adapters times r, 2 * r by default
     options: further arguments of `LoraConfig`
 
@@ -49,10 +51,10 @@ def lora_config(
         raise ImportError("lora_config() needs peft: pip install peft") from error
 
     targets = tuple(targets)
-    unknown = [target for target in targets if target not in HYDRA_PARAMETERS]
-    if unknown or not targets:
-        raise ValueError(f"targets has {unknown or 'no projection'}: choose from {', '.join(HYDRA_PARAMETERS)}")
+    if not targets:
+        raise ValueError(f"targets has no projection: choose from {', '.join(HYDRA_PARAMETERS)}")
     if any(isinstance(module, HydraAttention) for module in model.modules()):
+        _check_targets(targets)
         refused = [name for name in ("lora_dropout", "use_dora") if options.get(name)]
         if refused:
             raise ValueError(
@@ -60,11 +62,23 @@ def lora_config(
             )
         where = {"target_modules": [], "target_parameters": _hydra_parameters(model, targets)}
     else:
-        names = _backbone_modules(model)
-        where = {"target_modules": [names[target] for target in targets]}
-    if hasattr(model, "classifier"):
-        where["modules_to_save"] = ["classifier"]
+        where = {"target_modules": _backbone_modules(model, targets)}
+    heads = [name for name in CLASSIFIERS if hasattr(model, name)]
+    if heads:
+        where["modules_to_save"] = heads
     return LoraConfig(r=r, lora_alpha=2 * r if lora_alpha is None else lora_alpha, **where | options)
+
+
+def is_peft_model(model: nn.Module) -> bool:
+    """Whether `model` is a `PeftModel`; peft need not be installed to ask."""
+    return hasattr(model, "peft_config") and hasattr(model, "get_base_model")
+
+
+def adapter_settings(model: "PeftModel") -> dict[str, Any]:
+    """The config of the active adapter as plain values, the same in every process and for every version of PEFT."""
+    settings = model.peft_config[model.active_adapter].to_dict()
+    settings.pop("peft_version", None)
+    return {name: sorted(value) if isinstance(value, set) else value for name, value in settings.items()}
 
 
 def _hydra_parameters(model: nn.Module, targets: tuple[str, ...]) -> list[str]:
@@ -73,10 +87,23 @@ def _hydra_parameters(model: nn.Module, targets: tuple[str, ...]) -> list[str]:
     return [name for name, weight in model.named_parameters() if name.endswith(endings) and weight.numel() > 0]
 
 
-def _backbone_modules(model: nn.Module) -> dict[str, str]:
+def _backbone_modules(model: nn.Module, targets: tuple[str, ...]) -> list[str]:
+    """Names of the projections in a plain model, as PEFT takes them: the ends of module names."""
     model_type = getattr(getattr(model, "config", None), "model_type", None)
-    if model_type not in BACKBONE_MODULES:
+    if model_type in BACKBONE_MODULES:
+        _check_targets(targets)
+        return [BACKBONE_MODULES[model_type][target] for target in targets]
+    names = [f".{name}" for name, _ in model.named_modules()]
+    missing = [target for target in targets if not any(name.endswith(f".{target}") for name in names)]
+    if missing:
         raise ValueError(
-            f"model is a {type(model).__name__} ({model_type}): pass a ViT, BERT or CLIP model, or a Hydra made from one"
+            f"model is a {type(model).__name__} ({model_type}): pass a ViT, BERT or CLIP model or a Hydra made from one, "
+            f"or as targets the names of the model's own modules (there is none called {missing[0]!r})"
         )
-    return BACKBONE_MODULES[model_type]
+    return list(targets)
+
+
+def _check_targets(targets: tuple[str, ...]) -> None:
+    unknown = [target for target in targets if target not in HYDRA_PARAMETERS]
+    if unknown:
+        raise ValueError(f"targets has {unknown}: choose from {', '.join(HYDRA_PARAMETERS)}")

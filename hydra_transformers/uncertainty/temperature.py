@@ -14,7 +14,7 @@ from transformers.utils import cached_file
 
 from ..files import write_atomically
 from ..models.ensembling import HydraClassifierOutput, log_mean_probability
-from ..prediction import accepted_inputs, member_logits_of
+from ..prediction import accepted_inputs, device_of, member_logits_of
 from .inputs import as_labels, as_member_logits, mean_log_probability, wide_log_softmax, widened
 
 
@@ -105,6 +105,10 @@ class TemperatureScaledClassifier(nn.Module):
         super().__init__()
         self.model = model
         self.scaling = scaling
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.model)
 
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         output = self.model(**accepted_inputs(self.model, inputs))

@@ -92,6 +92,20 @@ def test_each_member_has_its_own_order_of_the_data(members, data, tmp_path):
     assert_same_weights(first[1], alone[0])
 
 
+def test_the_order_of_the_data_can_have_a_seed_apart(members, data, tmp_path):
+    """Without dropout the order is all that is random: the same data_seed gives the same weights, another seed or not."""
+
+    calm = dataclasses.replace(SHORT, dropout=0.0)
+
+    def tuned(name, **seeds):
+        return finetune_members(members[:1], calm, *data, output_dir=tmp_path / name, **seeds, **ARGUMENTS)[0]
+
+    plain, other_noise = tuned("plain", seed=5), tuned("noise", seed=6, data_seed=5)
+    other_order = tuned("order", seed=5, data_seed=6)
+    assert_same_weights(plain, other_noise)
+    assert not torch.equal(plain.classifier.weight, other_order.classifier.weight)
+
+
 def test_the_learning_rate_is_chosen_by_validation(members, data, tmp_path, capsys):
     """A learning rate of 0 leaves a member as it is, one of 1e9 destroys it."""
     rates = [0.0, 0.1, 1e9]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from peft import PeftModel, get_peft_model
-from transformers import TrainingArguments
+from transformers import DistilBertConfig, DistilBertForSequenceClassification, TrainingArguments
 
 from hydra_transformers.training import PostPruningCallback, lora_config
 from tests.training.tiny import FAMILIES, QUIET, tiny_model, tiny_trainer
@@ -90,11 +90,46 @@ def test_options_reach_the_config_of_a_plain_backbone():
     assert (config.lora_dropout, config.modules_to_save) == (0.1, None)
 
 
-def test_the_callback_leaves_peft_models_to_peft(tmp_path):
-    model = tiny_model("vit", "member")
-    adapted = get_peft_model(model, lora_config(model))
-    with pytest.raises(ValueError, match="wrapped by PEFT, which decides itself what trains"):
-        tiny_trainer("vit", adapted, TrainingArguments(tmp_path, **QUIET), callbacks=[PostPruningCallback()])
+@pytest.mark.parametrize("form", ["backbone", "member", "fused"])
+def test_the_callback_leaves_to_peft_what_trains(form, tmp_path):
+    model = tiny_model("vit", form)
+    adapted = get_peft_model(model, lora_config(model, r=2))
+    before = {name: parameter.detach().clone() for name, parameter in adapted.named_parameters()}
+    arguments = TrainingArguments(tmp_path, max_steps=4, learning_rate=0.05, save_strategy="no", **QUIET)
+    tiny_trainer("vit", adapted, arguments, callbacks=[PostPruningCallback(("mlp",), last_n_layers=1)]).train()
+    moved = {name for name, parameter in adapted.named_parameters() if not torch.equal(before[name], parameter)}
+    assert moved == {name for name in before if "lora_" in name or "modules_to_save" in name}
+
+
+def test_the_callback_resets_the_classifier_of_the_adapter_and_sets_dropout(tmp_path):
+    model = tiny_model("vit", "backbone")
+    adapted = get_peft_model(model, lora_config(model, lora_dropout=0.3))
+    callback = PostPruningCallback(reset_classifier=True, dropout=0.2)
+    tiny_trainer("vit", adapted, TrainingArguments(tmp_path, **QUIET), callbacks=[callback])
+    classifier = adapted.get_base_model().classifier
+    assert not classifier.modules_to_save["default"].weight.any()
+    assert classifier.original_module.weight.any()
+    layer = adapted.get_base_model().vit.layers[0]
+    assert layer.dropout.p == 0.2
+    assert layer.attention.q_proj.lora_dropout["default"].p == 0.3
+
+
+def test_modules_of_another_kind_of_model_are_named_as_they_are():
+    sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16, "vocab_size": 20}
+    model = DistilBertForSequenceClassification(DistilBertConfig(**sizes))
+    adapted = get_peft_model(model, lora_config(model, targets=("q_lin", "v_lin")))
+    trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    attention = "base_model.model.distilbert.transformer.layer.0.attention"
+    assert trained == {
+        *(f"{attention}.{name}_lin.lora_{side}.default.weight" for name in "qv" for side in "AB"),
+        *(
+            f"base_model.model.{head}.modules_to_save.default.{kind}"
+            for head in ("pre_classifier", "classifier")
+            for kind in ("weight", "bias")
+        ),
+    }
+    with pytest.raises(ValueError, match=r"DistilBert.* \(distilbert\): pass .* \(there is none called 'q'\)"):
+        lora_config(model, targets=("q", "v_lin"))
 
 
 @pytest.mark.parametrize(

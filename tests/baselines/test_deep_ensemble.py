@@ -1,0 +1,68 @@
+"""DeepEnsemble: several models, asked in turn."""
+
+import pytest
+import torch
+
+from hydra_transformers.baselines import DeepEnsemble
+from hydra_transformers.cost import count_multiply_adds, count_parameters
+from hydra_transformers.prediction import ZeroShotClassifier, predict
+from tests.families import BERT, FAMILIES, VIT, clip_backbone, images, padded_texts, vit_backbone
+
+
+@pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+def test_the_members_are_the_models_and_the_answer_their_mean_probability(family):
+    models, inputs = [family.backbone(seed) for seed in range(3)], family.inputs()
+    with torch.no_grad():
+        output = DeepEnsemble(models)(**inputs)
+        singles = torch.stack([model(**inputs).logits for model in models], dim=1)
+    assert torch.equal(output.member_logits, singles)
+    torch.testing.assert_close(output.logits.softmax(-1), singles.softmax(-1).mean(1))
+
+
+def test_the_members_of_hydras_join_those_of_plain_models():
+    hydra = VIT.hydra.from_pruned_members(VIT.members())
+    plain, inputs = vit_backbone(5), VIT.inputs()
+    with torch.no_grad():
+        member_logits = DeepEnsemble([hydra, plain])(**inputs).member_logits
+        expected = torch.cat([hydra(**inputs).member_logits, plain(**inputs).logits.unsqueeze(1)], dim=1)
+    assert member_logits.shape[1] == 4
+    assert torch.equal(member_logits, expected)
+
+
+def test_the_cost_is_the_sum():
+    models = [vit_backbone(seed).float() for seed in range(3)]
+    assert count_parameters(DeepEnsemble(models)) == 3 * count_parameters(models[0])
+    assert count_multiply_adds(DeepEnsemble(models)) == 3 * count_multiply_adds(models[0])
+
+
+def test_clip_models_join_as_zero_shot_classifiers():
+    prompts = padded_texts(batch=3)
+    models = [clip_backbone(seed) for seed in range(2)]
+    ensemble = DeepEnsemble([ZeroShotClassifier(model, prompts) for model in models])
+    member_logits = predict(ensemble, {"pixel_values": images(2)})
+    with torch.no_grad():
+        expected = [model(pixel_values=images(2), **prompts).logits_per_image for model in models]
+    torch.testing.assert_close(member_logits, torch.stack(expected, dim=1))
+
+
+def test_entries_that_no_model_takes_are_left_out():
+    batch = VIT.inputs() | {"row_number": torch.arange(4), "labels": torch.zeros(4, dtype=torch.long)}
+    assert predict(DeepEnsemble([vit_backbone()]), batch).shape == (4, 1, 5)
+
+
+@pytest.mark.parametrize("models", [[], vit_backbone()], ids=["none", "no list"])
+def test_an_ensemble_needs_a_list_of_models(models):
+    with pytest.raises(ValueError, match="models has no models: pass a list"):
+        DeepEnsemble(models)
+
+
+def test_models_of_other_classes_do_not_join():
+    ensemble = DeepEnsemble([vit_backbone(), vit_backbone(num_labels=7)])
+    with pytest.raises(ValueError, match=r"models\[1\] has 7 classes, models\[0\] has 5"):
+        ensemble(**VIT.inputs())
+
+
+def test_every_family_is_timed_and_counted_in_turn():
+    for family in FAMILIES:
+        model = family.backbone()
+        assert count_multiply_adds(DeepEnsemble([model, model])) == 2 * count_multiply_adds(model)

@@ -1,0 +1,262 @@
+"""LoRAEnsemble: one backbone, one adapter and one classifier per member."""
+
+import copy
+import dataclasses
+import json
+import sys
+
+import pytest
+import torch
+from peft import PeftModel, get_peft_model
+from safetensors.torch import load_file
+
+from hydra_transformers.baselines import LoRAEnsemble, finetune_lora_ensemble
+from hydra_transformers.cost import count_multiply_adds, count_parameters
+from hydra_transformers.prediction import predict
+from hydra_transformers.training import finetune_members, lora_config, recipe
+from tests.families import BERT, VIT, bert_backbone, vit_backbone
+from tests.training.tiny import QUIET, copy_of_weights, tiny_dataset, tiny_model
+
+
+SHORT = dataclasses.replace(recipe("imagenet1k"), max_steps=6, warmup_steps=1, learning_rate=0.1)
+ARGUMENTS = {"per_device_train_batch_size": 4, **QUIET}
+FAMILIES = pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+
+
+def save_adapter(backbone, folder, seed: int, **options) -> None:
+    """Plain PEFT: an adapter of random weights, with a classifier of its own, saved in a folder."""
+    model = get_peft_model(copy.deepcopy(backbone), lora_config(backbone, r=2, **options))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    model.save_pretrained(folder)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for index in range(3):
+        save_adapter(vit_backbone(), tmp_path / f"member-{index}", seed=index)
+    return tmp_path
+
+
+def unreadable(rows):
+    """A dataset of the same length whose rows cannot be had."""
+
+    class Unreadable(list):
+        def __getitem__(self, index):
+            raise AssertionError("trained again")
+
+    return Unreadable(rows)
+
+
+def state(model) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def assert_same(before: dict, after: dict) -> None:
+    assert list(before) == list(after)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+@FAMILIES
+def test_each_member_answers_like_its_adapter_alone_and_like_the_merged_model(family, tmp_path):
+    backbone = family.backbone()
+    for index in range(3):
+        save_adapter(backbone, tmp_path / f"member-{index}", seed=index, targets=("q", "k", "v", "o"))
+    ensemble = LoRAEnsemble.from_pretrained(backbone, tmp_path)
+    member_logits = predict(ensemble, family.inputs())
+    assert member_logits.shape[1] == ensemble.num_members == 3
+    for index in range(3):
+        alone = PeftModel.from_pretrained(family.backbone(), tmp_path / f"member-{index}").eval()
+        with torch.no_grad():
+            assert torch.equal(member_logits[:, index], alone(**family.inputs()).logits)
+            merged = alone.merge_and_unload()
+            torch.testing.assert_close(member_logits[:, index], merged(**family.inputs()).logits)
+
+
+def test_the_answer_is_the_mean_probability(folder):
+    output = LoRAEnsemble.from_pretrained(vit_backbone(), folder)(**VIT.inputs())
+    torch.testing.assert_close(output.logits.softmax(-1), output.member_logits.softmax(-1).mean(1))
+
+
+def test_any_adapters_of_a_peft_model_are_an_ensemble(folder):
+    model = PeftModel.from_pretrained(vit_backbone(), folder / "member-1", adapter_name="late")
+    model.load_adapter(folder / "member-0", adapter_name="early")
+    expected = predict(LoRAEnsemble.from_pretrained(vit_backbone(), folder), VIT.inputs())
+    assert torch.equal(predict(LoRAEnsemble(model), VIT.inputs()), expected[:, [1, 0]])
+
+
+def test_saved_and_loaded_it_answers_the_same(folder, tmp_path):
+    ensemble = LoRAEnsemble.from_pretrained(vit_backbone(), folder)
+    ensemble.save_pretrained(tmp_path / "saved")
+    files = {path.name for path in (tmp_path / "saved").rglob("*") if path.is_file()}
+    assert files == {"adapter_config.json", "adapter_model.safetensors"}
+    expected = predict(ensemble, VIT.inputs())
+    assert torch.equal(
+        predict(LoRAEnsemble.from_pretrained(vit_backbone(), tmp_path / "saved"), VIT.inputs()), expected
+    )
+    first = PeftModel.from_pretrained(vit_backbone(), tmp_path / "saved" / "member-0").eval()
+    assert torch.equal(first(**VIT.inputs()).logits.detach(), expected[:, 0])
+
+
+def test_the_backbone_is_left_as_it_was(folder):
+    backbone = vit_backbone().train()
+    before, names = state(backbone), [name for name, _ in backbone.named_modules()]
+    predict(LoRAEnsemble.from_pretrained(backbone, folder), VIT.inputs())
+    assert_same(before, state(backbone))
+    assert [name for name, _ in backbone.named_modules()] == names
+    assert backbone.training and all(parameter.requires_grad for parameter in backbone.parameters())
+
+
+def test_it_costs_one_forward_with_adapters_per_member(folder):
+    """An adapter of rank 2 on q and v adds 2 * 2 * (hidden + hidden) multiply-adds per token and layer."""
+    backbone, tokens, layers, hidden, rank = vit_backbone(), 5, 3, 32, 2
+    ensemble = LoRAEnsemble.from_pretrained(backbone, folder)
+    of_adapter = tokens * layers * 2 * rank * (hidden + hidden)
+    assert count_multiply_adds(ensemble) == 3 * (count_multiply_adds(backbone) + of_adapter)
+    extra = layers * 2 * rank * (hidden + hidden) + sum(p.numel() for p in backbone.classifier.parameters())
+    assert count_parameters(ensemble) == count_parameters(backbone) + 3 * extra
+
+
+# Fine-tuning
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return tiny_dataset("vit"), tiny_dataset("vit", 6, seed=2)
+
+
+@pytest.fixture(scope="module")
+def trained(rows, tmp_path_factory):
+    """A backbone, its weights before, the ensemble made of it, and the folder of the fine-tuning."""
+    backbone, output_dir = tiny_model("vit", "backbone"), tmp_path_factory.mktemp("lora")
+    before = state(backbone)
+    ensemble = finetune_lora_ensemble(backbone, SHORT, *rows, output_dir, num_members=2, r=2, seed=5, **ARGUMENTS)
+    return backbone, before, ensemble, output_dir
+
+
+def test_fine_tuning_changes_adapters_and_classifiers_only(trained):
+    backbone, before, ensemble, _ = trained
+    assert_same(before, state(backbone))
+    assert all(parameter.requires_grad for parameter in backbone.parameters())
+    inside = {
+        name.removeprefix("model.base_model.model.").replace("base_layer.", "").replace("original_module.", ""): tensor
+        for name, tensor in ensemble.state_dict().items()
+        if "lora_" not in name and "modules_to_save" not in name
+    }
+    assert inside.keys() == before.keys()
+    assert all(torch.equal(before[name], tensor) for name, tensor in inside.items())
+    for name, tensor in ensemble.state_dict().items():
+        if "lora_B" in name:
+            assert tensor.any(), f"{name} has not trained"
+        if "modules_to_save" in name and name.endswith("weight"):
+            assert not torch.equal(tensor, backbone.classifier.weight)
+
+
+def test_each_member_has_its_own_adapter_and_its_own_order_of_the_data(trained, rows, tmp_path):
+    _, _, ensemble, _ = trained
+    weights = ensemble.state_dict()
+    for name in weights:
+        if "member-0" in name:
+            assert not torch.equal(weights[name], weights[name.replace("member-0", "member-1")]), name
+    # Member 1 of seed 5 is member 0 of seed 6.
+    model = tiny_model("vit", "backbone")
+    alone = finetune_lora_ensemble(model, SHORT, *rows, tmp_path, num_members=1, r=2, seed=6, **ARGUMENTS)
+    for name, tensor in alone.state_dict().items():
+        assert torch.equal(tensor, weights[name.replace("member-0", "member-1")])
+
+
+def test_finished_members_are_not_trained_again(trained, rows, capsys):
+    backbone, _, ensemble, output_dir = trained
+    same = {"num_members": 2, "r": 2, "seed": 5, **ARGUMENTS}
+    again = finetune_lora_ensemble(backbone, SHORT, unreadable(rows[0]), rows[1], output_dir, **same)
+    assert_same(ensemble.state_dict(), again.state_dict())
+    assert "member-1: already finished" in capsys.readouterr().out
+    loaded = LoRAEnsemble.from_pretrained(backbone, output_dir)
+    assert_same(ensemble.state_dict(), loaded.state_dict())
+
+
+def test_an_interrupted_member_goes_on_to_the_same_weights(trained, rows, tmp_path, capsys):
+    class Interrupting(list):
+        reads_left = 12 + 6  # two epochs of twelve rows
+
+        def __getitem__(self, index):
+            Interrupting.reads_left -= 1
+            if Interrupting.reads_left < 0:
+                raise KeyboardInterrupt
+            return super().__getitem__(index)
+
+    backbone, _, ensemble, _ = trained
+    same = {"output_dir": tmp_path, "num_members": 2, "r": 2, "seed": 5, **ARGUMENTS}
+    with pytest.raises(KeyboardInterrupt):
+        finetune_lora_ensemble(backbone, SHORT, Interrupting(rows[0]), rows[1], **same)
+    resumed = finetune_lora_ensemble(backbone, SHORT, *rows, **same)
+    assert "going on from checkpoint-3" in capsys.readouterr().out
+    assert_same(ensemble.state_dict(), resumed.state_dict())
+
+
+@pytest.mark.parametrize("change", [{"lora_alpha": 4}, {"r": 3}, {"targets": ("q",)}, {"seed": 0}])
+def test_a_folder_of_another_fine_tuning_is_refused(change, trained, rows):
+    backbone, _, _, output_dir = trained
+    same = {"num_members": 2, "r": 2, "seed": 5, **ARGUMENTS}
+    with pytest.raises(
+        ValueError, match=r"member-0 holds another fine-tuning \(other (member|arguments|member, arguments)\)"
+    ):
+        finetune_lora_ensemble(backbone, SHORT, *rows, output_dir, **same | change)
+
+
+def test_the_best_epoch_is_kept_and_the_classifier_may_start_from_zero(tmp_path):
+    """What a recipe asks for beside the parts that train: here sst2's early stopping, and a reset classifier."""
+    rows = tiny_dataset("bert")
+    settings = dataclasses.replace(recipe("sst2"), reset_classifier=True, epochs=2, learning_rate=0.0)
+    backbone = tiny_model("bert", "backbone")
+    ensemble = finetune_lora_ensemble(backbone, settings, rows, rows, tmp_path, num_members=1, **ARGUMENTS)
+    weights = load_file(tmp_path / "member-0" / "adapter_model.safetensors")
+    assert not weights["base_model.model.classifier.weight"].any()
+    assert backbone.classifier.weight.any()
+    assert json.loads((tmp_path / "member-0" / "finished.json").read_text())["learning_rate"] == 0.0
+    assert predict(ensemble, {"input_ids": torch.stack([row["input_ids"] for row in rows])}).shape == (12, 1, 3)
+
+
+def test_the_papers_rank_and_scale_are_the_default(tmp_path):
+    rows = tiny_dataset("bert", 4)
+    settings = dataclasses.replace(SHORT, max_steps=2)
+    ensemble = finetune_lora_ensemble(bert_backbone().float(), settings, rows, rows, tmp_path, **ARGUMENTS)
+    configs = list(ensemble.model.peft_config.values())
+    assert [(config.r, config.lora_alpha) for config in configs] == [(4, 8)] * 3
+    assert configs[0].target_modules == {"attention.self.query", "attention.self.value"}
+
+
+def test_finetune_members_returns_peft_models_as_they_were_saved(rows, tmp_path):
+    backbone = tiny_model("vit", "backbone")
+    member = get_peft_model(backbone, lora_config(backbone, r=2))
+    before = copy_of_weights(member)
+    [tuned] = finetune_members([member], SHORT, *rows, output_dir=tmp_path, **ARGUMENTS)
+    assert all(torch.equal(before[name], parameter) for name, parameter in member.named_parameters())
+    loaded = PeftModel.from_pretrained(tiny_model("vit", "backbone"), tmp_path / "member-0")
+    assert_same(loaded.state_dict(), tuned.state_dict())
+    assert isinstance(tuned, PeftModel) and not tuned.training
+
+
+# What is refused
+
+
+def test_bad_input_is_refused(folder, rows, tmp_path, monkeypatch):
+    with pytest.raises(TypeError, match="model is a ViTForImageClassification: pass a PeftModel"):
+        LoRAEnsemble(vit_backbone())
+    with pytest.raises(FileNotFoundError, match=r"has no member-0 with an adapter_config\.json"):
+        LoRAEnsemble.from_pretrained(vit_backbone(), tmp_path / "nothing")
+    with pytest.raises(ValueError, match="has member-2, this ensemble has 1 members: pass another folder"):
+        LoRAEnsemble(PeftModel.from_pretrained(vit_backbone(), folder / "member-0")).save_pretrained(folder)
+    with pytest.raises(ValueError, match="num_members is 0"):
+        finetune_lora_ensemble(vit_backbone(), SHORT, *rows, tmp_path / "runs", num_members=0)
+    named = get_peft_model(vit_backbone(), lora_config(vit_backbone()), adapter_name="mine")
+    with pytest.raises(ValueError, match=r'members\[0\] has the adapters mine: pass one adapter, named "default"'):
+        finetune_members([named], SHORT, *rows, output_dir=tmp_path / "runs", **ARGUMENTS)
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ImportError, match=r"finetune_lora_ensemble\(\) needs peft: pip install peft"):
+        finetune_lora_ensemble(vit_backbone(), SHORT, *rows, tmp_path / "runs")
+    with pytest.raises(ImportError, match="LoRAEnsemble needs peft: pip install peft"):
+        LoRAEnsemble.from_pretrained(vit_backbone(), folder)

@@ -1,0 +1,160 @@
+"""MCDropout: one model, sampled with its dropout on."""
+
+import pytest
+import torch
+from torch import nn
+from transformers.modeling_outputs import ImageClassifierOutput
+
+from hydra_transformers.baselines import MCDropout
+from hydra_transformers.cost import count_multiply_adds, count_parameters
+from hydra_transformers.prediction import predict
+from tests.families import BERT, VIT, bert_backbone, clip_backbone, images, vit_backbone
+
+
+P = 0.2
+WITH_DROPOUT = {"hidden_dropout_prob": P, "attention_probs_dropout_prob": P}
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+
+
+def in_training_mode(model, inputs, seed: int) -> torch.Tensor:
+    """Plain Transformers: the logits (batch, classes) of a model whose config has the dropout, in train mode."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        return model.train()(**inputs).logits
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+def test_a_sample_is_what_the_model_says_in_train_mode(family, attention):
+    """With all dropouts, those on attention weights included, and the probability given to a model that has none."""
+    fields = {"attn_implementation": attention}
+    expected = in_training_mode(family.backbone(**WITH_DROPOUT, **fields), family.inputs(), seed=4)
+    sampled = MCDropout(family.backbone(**NO_DROPOUT, **fields), num_samples=1, p=P, seed=4)
+    own = MCDropout(family.backbone(**WITH_DROPOUT, **fields), num_samples=1, seed=4)
+    with torch.no_grad():
+        assert torch.equal(sampled(**family.inputs()).member_logits[:, 0], expected)
+        assert torch.equal(own(**family.inputs()).member_logits[:, 0], expected)
+
+
+@pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+def test_the_samples_of_a_row_lie_side_by_side(family):
+    """Samples run as one batch: sample s of row r is row s * rows + r of the repeated batch."""
+    inputs = family.inputs()
+    repeated = {name: torch.cat([value] * 3) for name, value in inputs.items()}
+    expected = in_training_mode(family.backbone(**WITH_DROPOUT), repeated, seed=1)
+    member_logits = predict(MCDropout(family.backbone(**WITH_DROPOUT), num_samples=3, seed=1), inputs)
+    assert torch.equal(member_logits, expected.reshape(3, 4, -1).transpose(0, 1))
+
+
+def test_a_hydra_is_sampled_with_all_its_members():
+    hydra = VIT.hydra.from_pruned_members(VIT.members())
+    member_logits = predict(MCDropout(hydra, num_samples=3, p=P, seed=2), VIT.inputs())
+    assert member_logits.shape == (4, 9, 5)
+    assert len(member_logits[0].unique(dim=0)) == 9
+    backbones = [vit_backbone(seed, **WITH_DROPOUT) for seed in range(3)]
+    pairs = zip(backbones, VIT.heads_to_prune, strict=True)
+    noisy = VIT.hydra.from_pruned_members([VIT.hydra.from_backbone(backbone, heads) for backbone, heads in pairs])
+    torch.manual_seed(2)
+    repeated = torch.cat([images()] * 3)
+    with torch.no_grad():
+        expected = noisy.train()(pixel_values=repeated).member_logits
+    torch.testing.assert_close(member_logits, expected.reshape(3, 4, 3, 5).transpose(0, 1).flatten(1, 2))
+
+
+def test_samples_differ_and_without_dropout_they_would_not():
+    member_logits = predict(MCDropout(vit_backbone(), num_samples=6, p=P), VIT.inputs())
+    assert member_logits.shape == (4, 6, 5)
+    assert len(member_logits[0].unique(dim=0)) == 6
+    nearly = predict(MCDropout(vit_backbone(), num_samples=2, p=1e-12), VIT.inputs())
+    torch.testing.assert_close(nearly[:, 0], vit_backbone()(**VIT.inputs()).logits.detach())
+
+
+def test_a_pass_holds_as_many_samples_as_fit():
+    sampled = MCDropout(vit_backbone(), num_samples=7, p=P, seed=0)
+    sampled.rows_per_pass = 9  # two samples of four rows
+    seen = []
+    sampled.model.register_forward_hook(lambda module, args, output: seen.append(len(output.logits)))
+    member_logits = predict(sampled, VIT.inputs())
+    assert seen == [8, 8, 8, 4]
+    assert len(member_logits[0].unique(dim=0)) == 7
+    sampled.rows_per_pass = 1
+    assert predict(sampled, VIT.inputs()).shape == (4, 7, 5)
+
+
+def test_a_seed_gives_the_same_samples_and_leaves_the_random_numbers_alone():
+    sampled = MCDropout(vit_backbone(), p=P, seed=1)
+    torch.manual_seed(3)
+    expected = torch.randn(4)
+    torch.manual_seed(3)
+    first = predict(sampled, VIT.inputs())
+    assert torch.equal(torch.randn(4), expected)
+    assert torch.equal(predict(MCDropout(vit_backbone(), p=P, seed=1), VIT.inputs()), first)
+    assert not torch.equal(predict(MCDropout(vit_backbone(), p=P, seed=2), VIT.inputs()), first)
+
+
+def test_without_a_seed_each_call_samples_anew():
+    sampled = MCDropout(vit_backbone(), p=P)
+    assert not torch.equal(predict(sampled, VIT.inputs()), predict(sampled, VIT.inputs()))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_modes_and_probabilities_are_restored_even_after_an_error(training):
+    model = bert_backbone().train(training)
+    model.bert.encoder.layer[0].train(not training)
+    modes = [module.training for module in model.modules()]
+    sampled = MCDropout(model, p=0.4)
+    sampled(**BERT.inputs())
+    with pytest.raises(IndexError):
+        sampled(input_ids=torch.full((2, 3), 10_000))
+    assert [module.training for module in model.modules()] == modes
+    assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {0.1}
+
+
+class WithBatchNorm(nn.Module):
+    """A classifier with a dropout, a normalisation by batch statistics and a module that changes in train mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.dropout = nn.Dropout(0.5)
+        self.seen = []
+
+    def forward(self, features):
+        self.seen.append((self.training, self.norm.training, self.dropout.training))
+        return ImageClassifierOutput(logits=self.dropout(self.norm(features)))
+
+
+def test_nothing_but_dropout_is_switched_on():
+    model = WithBatchNorm().train()
+    mean = model.norm.running_mean.clone()
+    MCDropout(model, num_samples=2)(features=torch.randn(3, 4) + 1)
+    assert model.seen == [(False, False, True)]
+    assert torch.equal(model.norm.running_mean, mean)
+    assert model.training and model.norm.training
+
+
+def test_sampling_costs_a_forward_per_sample_and_no_parameters():
+    model = vit_backbone()
+    sampled = MCDropout(model, num_samples=10, p=P)
+    assert count_multiply_adds(sampled) == 10 * count_multiply_adds(model)
+    assert count_parameters(sampled) == count_parameters(model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            {"model": vit_backbone(**NO_DROPOUT)},
+            ValueError,
+            "every dropout of ViTForImageClassification is 0, .*: pass p",
+        ),
+        ({"model": nn.Linear(2, 2), "p": 0.1}, ValueError, "Linear has no dropout"),
+        ({"model": clip_backbone(), "p": 0.1}, TypeError, "CLIPModel, no classifier: wrap it in ZeroShotClassifier"),
+        ({"model": vit_backbone(), "p": 1.0}, ValueError, "p is 1.0: pass a probability"),
+        ({"model": vit_backbone(), "p": 0.0}, ValueError, "p is 0.0: pass a probability"),
+        ({"model": vit_backbone(), "p": 0.1, "num_samples": 0}, ValueError, "num_samples is 0"),
+    ],
+)
+def test_what_cannot_be_sampled_is_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        MCDropout(**arguments)
