@@ -6,13 +6,15 @@
 
 Compared, with random weights: the Transformers model with sdpa (= 1); that model pruned to 8 heads per layer (a
 one-member Hydra); three Transformers models one after the other; `torch.func.vmap` over three models; a Hydra of
-3 members x 8 heads and one of 5 x 8. All run in one process, in turns, on inputs they have not seen.
+3 members x 8 heads, one of 5 x 8, and one of 3 members that keep as many heads in all but not in each layer, as circuits
+do. All run in one process, in turns, on inputs they have not seen.
 """
 
 import argparse
 import copy
 import json
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -112,13 +114,15 @@ def logits(outputs) -> torch.Tensor:
     return outputs["logits_per_image"] if "logits_per_image" in outputs else outputs["logits"]
 
 
-def pruned(family: Family, model: nn.Module, member: int) -> nn.Module:
-    """A member that keeps two thirds of each layer's heads (8 of 12)."""
+def pruned(family: Family, model: nn.Module, member: int, ragged: bool = False) -> nn.Module:
+    """A member that keeps two thirds of the heads (8 of 12): of each layer, or ragged, of all layers together."""
 
     def heads(config) -> dict[int, list[int]]:
-        count = config.num_attention_heads
-        gone = [(4 * member + i) % count for i in range(count // 3)]
-        return dict.fromkeys(range(config.num_hidden_layers), gone)
+        count, layers = config.num_attention_heads, config.num_hidden_layers
+        if not ragged:
+            return {layer: [(4 * member + i) % count for i in range(count // 3)] for layer in range(layers)}
+        drawn = random.Random(member).sample(range(layers * count), layers * (count // 3))
+        return {layer: [head % count for head in drawn if head // count == layer] for layer in range(layers)}
 
     if hasattr(model.config, "vision_config"):
         towers = {"vision": heads(model.config.vision_config), "text": heads(model.config.text_config)}
@@ -138,8 +142,9 @@ def build(family: Family, method: str, device: str, dtype: torch.dtype) -> nn.Mo
             return Sequence([backbone, family.backbone().to(dtype).eval(), family.backbone().to(dtype).eval()])
         if method == "vmap over 3 models":
             return Vmapped([backbone, family.backbone().to(dtype).eval(), family.backbone().to(dtype).eval()])
-        members = {"Hydra 3 x 8": 3, "Hydra 5 x 8": 5}[method]
-        return family.hydra.from_pruned_members([pruned(family, backbone, m) for m in range(members)])
+        members = 5 if method == "Hydra 5 x 8" else 3
+        ragged = method == "Hydra 3, ragged"
+        return family.hydra.from_pruned_members([pruned(family, backbone, m, ragged) for m in range(members)])
 
 
 METHODS = [
@@ -148,6 +153,7 @@ METHODS = [
     "3 models in sequence",
     "vmap over 3 models",
     "Hydra 3 x 8",
+    "Hydra 3, ragged",
     "Hydra 5 x 8",
 ]
 

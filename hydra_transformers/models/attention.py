@@ -53,7 +53,7 @@ class HydraAttention(nn.Module):
         self.float32_softmax = float32_softmax
         self.is_causal = False
 
-        widths = [len(heads) * self.head_dim for heads in kept_heads]
+        self.widths = widths = tuple(len(heads) * self.head_dim for heads in kept_heads)
         self.has_no_head = sum(widths) == 0
         self.is_uniform = len(set(widths)) == 1
         self.q_proj = GroupedLinear(config.hidden_size, widths, bias=bias)

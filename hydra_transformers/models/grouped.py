@@ -6,13 +6,13 @@ contiguous block, so that grouped products, attention over (members * batch) and
 for a tensor that is still the same for all members.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 from transformers import initialization as init
 
-from .shortcuts import is_bare, is_plain_inference
+from .shortcuts import is_bare, is_inference, is_plain_inference
 
 
 # From this many rows per member on, one product per member beats one batched product.
@@ -60,7 +60,7 @@ class GroupedLinear(Grouped):
         if hidden_states.shape[0] < members:
             hidden_states = hidden_states.expand(members, *hidden_states.shape[1:])
         weight = self.weight.view(members, width, self.columns).transpose(1, 2)
-        bias = None if self.bias is None else self.bias.view(members, width)
+        bias = None if self.bias is None else self.bias.view(members, 1, width)
         return grouped_product(hidden_states, weight, bias)
 
     def _packed(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ class GroupedOutput(Grouped):
         members, width = self.num_members, self.widths[0]
         if packed:
             hidden_states = hidden_states.unflatten(-1, (members, width)).movedim(-2, 0)
-        return grouped_product(hidden_states, self.weight.view(members, width, self.columns), self.bias)
+        return grouped_product(hidden_states, self.weight.view(members, width, self.columns), self.bias.unsqueeze(1))
 
     def _packed(self, hidden_states: torch.Tensor) -> torch.Tensor:
         inputs = hidden_states.split(self.widths, dim=-1)
@@ -142,56 +142,63 @@ def joint_product(projections: Sequence[GroupedLinear], hidden_states: torch.Ten
         return torch.cat(products, dim=-1).flatten(-2)
     # Packed, all members' rows are one block per projection; otherwise each member has a block of its own.
     blocks = 1 if packed else members
-    weight, bias = side_by_side([projection._parameters for projection in projections], blocks)
+    weight = side_by_side([projection.weight for projection in projections], blocks).transpose(1, 2)
+    bias = None
+    if first.bias is not None:
+        bias = side_by_side([projection.bias for projection in projections], blocks).unsqueeze(1)
     if hidden_states.shape[0] < blocks:
         hidden_states = hidden_states.expand(blocks, *hidden_states.shape[1:])
     product = grouped_product(hidden_states, weight, bias)
     return product[0] if packed else product
 
 
-def side_by_side(
-    parameters: Sequence[Mapping[str, torch.Tensor | None]], blocks: int
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Several projections as one: weight (blocks, in_features, projections * width), bias (blocks, projections * width).
-
-    parameters: "weight" and "bias" of each projection
-    blocks: the number of members, or 1 for all members' rows together
-    """
-    weights = [each["weight"].view(blocks, -1, each["weight"].shape[1]) for each in parameters]
-    weight = weights[0] if len(weights) == 1 else torch.cat(weights, dim=1)
-    if parameters[0]["bias"] is None:
-        return weight.transpose(1, 2), None
-    biases = [each["bias"].view(blocks, -1) for each in parameters]
-    return weight.transpose(1, 2), biases[0] if len(biases) == 1 else torch.cat(biases, dim=1)
+def side_by_side(parameters: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:
+    """Several parameters as one, block by block: (blocks * rows, ...) each -> (blocks, parameters * rows, ...)"""
+    columns = parameters[0].shape[1:]
+    return torch.cat([parameter.view(blocks, -1, *columns) for parameter in parameters], 1)
 
 
 def can_join(projections: Sequence[nn.Module], hidden_states: torch.Tensor) -> bool:
-    """Whether projections are their weights and nothing else: not differentiated, compiled, adapted, hooked, offloaded."""
-    return is_plain_inference(hidden_states) and all(is_bare(projection, GroupedLinear) for projection in projections)
+    """Whether projections are their weights and nothing else: not differentiated, adapted, hooked, offloaded."""
+    return is_inference(hidden_states) and all(is_bare(projection, GroupedLinear) for projection in projections)
+
+
+def are_few(rows: int) -> bool:
+    """Whether launching kernels for this many rows per member takes longer than computing them."""
+    # An exported graph serves batches of every size, so no size may decide on it.
+    return torch.compiler.is_exporting() or rows < ROWS_FOR_ONE_PRODUCT_PER_MEMBER
 
 
 def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """One product per member: (members, ..., in) x (members, in, out) + (members, out) -> (members, ..., out).
+    """One product per member: (members, ..., in) x (members, in, out) + (members, 1, out) -> (members, ..., out).
 
-    Few rows: one batched product, because launching kernels is what takes the time. Many rows: one product per member,
-    because only there the bias is added inside the product; a batched one first writes it over the whole output.
+    Few rows: one batched product. Many rows: one product per member, because only there the bias is added inside the
+    product; a batched one first writes it over the whole output.
     """
-    members = inputs.shape[0]
-    rows = inputs.flatten(1, -2)
-    shape = (*inputs.shape[:-1], weight.shape[-1])
-    # An exported graph serves batches of every size, so no size may decide on it.
-    if torch.compiler.is_exporting() or rows.shape[1] < ROWS_FOR_ONE_PRODUCT_PER_MEMBER:
-        if bias is None:
-            return torch.bmm(rows, weight).view(shape)
-        return torch.baddbmm(bias.unsqueeze(1), rows, weight).view(shape)
+    if inputs.dim() > 3:
+        shape = (*inputs.shape[:-1], weight.shape[-1])
+        return grouped_product(inputs.flatten(1, -2), weight, bias).view(shape)
+    members, rows, _ = inputs.shape
+    if members == 1:
+        return nn.functional.linear(inputs, weight[0].t(), None if bias is None else bias[0, 0])
+    if are_few(rows):
+        return batched_product(inputs, weight, bias)
     if bias is not None and is_plain_inference(inputs):
-        products = inputs.new_empty(members, rows.shape[1], weight.shape[-1])
+        products = inputs.new_empty(members, rows, weight.shape[-1])
         for m in range(members):
-            torch.addmm(bias[m], rows[m], weight[m], out=products[m])
-        return products.view(shape)
-    biases = [None] * members if bias is None else bias
-    products = [nn.functional.linear(rows[m], weight[m].t(), biases[m]) for m in range(members)]
-    return torch.stack(products).view(shape)
+            torch.addmm(bias[m, 0], inputs[m], weight[m], out=products[m])
+        return products
+    biases = [None] * members if bias is None else bias.squeeze(1)
+    return torch.stack([nn.functional.linear(inputs[m], weight[m].t(), biases[m]) for m in range(members)])
+
+
+def batched_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """`grouped_product` of (members, rows, in) with one launch."""
+    if bias is None:
+        return torch.bmm(inputs, weight)
+    if torch.compiler.is_compiling():
+        return torch.bmm(inputs, weight) + bias  # a compiler adds it in the pass that comes next
+    return torch.baddbmm(bias, inputs, weight)
 
 
 class PerMember(nn.ModuleList):

@@ -5,6 +5,8 @@ plain inference on CUDA with enough rows to pay for its launch; training, compil
 without Triton take the plain form.
 """
 
+import math
+
 import torch
 from torch import nn
 from transformers.activations import GELUActivation, QuickGELUActivation
@@ -18,8 +20,9 @@ try:
 except ImportError:
     triton = None
 
-# Below this many elements the launch of a Triton kernel takes longer than it saves.
-ELEMENTS_WORTH_A_KERNEL = 2**22
+# Below this many elements the launch of a Triton kernel takes longer than it saves. Products of float32 take long enough
+# to launch kernels meanwhile.
+ELEMENTS_WORTH_A_KERNEL = {torch.float16: 2**22, torch.bfloat16: 2**22, torch.float32: 2**20}
 # A row of states must fit one program.
 MOST_COLUMNS = 4096
 
@@ -27,10 +30,9 @@ MOST_COLUMNS = 4096
 def can_use_kernel(tensor: torch.Tensor) -> bool:
     return (
         tensor.is_cuda
+        and tensor.numel() >= ELEMENTS_WORTH_A_KERNEL.get(tensor.dtype, math.inf)
         and triton is not None
         and is_plain_inference(tensor)
-        and tensor.numel() >= ELEMENTS_WORTH_A_KERNEL
-        and tensor.dtype in (torch.float16, torch.bfloat16, torch.float32)
         and tensor.is_contiguous()
     )
 

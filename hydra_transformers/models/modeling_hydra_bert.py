@@ -16,6 +16,7 @@ from .attention import (
     mask_of_first_token,
     members_mask,
 )
+from .bare_layers import run_layers
 from .configuration_hydra_bert import HydraBertConfig
 from .ensembling import (
     HydraClassifierOutput,
@@ -27,12 +28,14 @@ from .ensembling import (
 from .fusion import HydraModelMixin
 from .grouped import Grouped, GroupedLinear, GroupedPooler, PerMember, embed, init_grouped, shared_or_per_member
 from .kernels import add_and_layer_norm
-from .small_batch import bare_parts, post_norm_layer
 
 
 class HydraBertLayer(GradientCheckpointingLayer):
     """The fused Transformer layer in BERT's post-norm form: equations 4 to 7 with each LayerNorm after its residual
     sum instead of before the branch."""
+
+    norms = ("attention_layernorm", "output_layernorm")
+    is_pre_norm = False
 
     def __init__(self, config: HydraBertConfig, layer: int):
         super().__init__()
@@ -61,9 +64,6 @@ class HydraBertLayer(GradientCheckpointingLayer):
         **kwargs,
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
-        parts = bare_parts(self, hidden_states, attention_mask, ("attention_layernorm", "output_layernorm"))
-        if parts is not None:
-            return post_norm_layer(self, parts, hidden_states, attention_mask, first_token_only)
         residual = hidden_states
         queries = None
         if first_token_only:
@@ -161,10 +161,7 @@ class HydraBertModel(HydraBertPreTrainedModel):
         attention_mask = members_mask(attention_mask, embeddings.shape[1], self.num_members)
         first_token_only = first_token_only and has_rows(attention_mask)
 
-        hidden_states = embeddings
-        for layer in self.layers[:-1]:
-            hidden_states = layer(hidden_states, attention_mask, **kwargs)
-        hidden_states = self.layers[-1](hidden_states, attention_mask, first_token_only, **kwargs)
+        hidden_states = run_layers(self, embeddings, attention_mask, first_token_only, **kwargs)
 
         pooled = None if self.pooler is None else self.pooler(hidden_states)
         return BaseModelOutputWithPooling(

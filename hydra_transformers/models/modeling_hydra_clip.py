@@ -11,6 +11,7 @@ from transformers.utils.generic import can_return_tuple, merge_with_config_defau
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention import HydraAttention, HydraMLP, mask_of_first_token, members_mask
+from .bare_layers import run_layers
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
 from .ensembling import (
     HydraCLIPOutput,
@@ -24,7 +25,6 @@ from .fusion import HydraModelMixin, Member
 from .grouped import Grouped, GroupedLinear, embed, init_grouped, shared_or_per_member
 from .kernels import add_and_layer_norm, layer_norm
 from .patches import as_patch_projection
-from .small_batch import bare_parts, pre_norm_layer
 
 
 class HydraCLIPVisionEmbeddings(CLIPVisionEmbeddings):
@@ -37,6 +37,9 @@ class HydraCLIPVisionEmbeddings(CLIPVisionEmbeddings):
 
 class HydraCLIPLayer(GradientCheckpointingLayer):
     """The fused pre-norm Transformer layer of both towers, equations 4 to 7."""
+
+    norms = ("layernorm_before", "layernorm_after")
+    is_pre_norm = True
 
     def __init__(self, config: HydraCLIPTextConfig | HydraCLIPVisionConfig, layer: int):
         super().__init__()
@@ -60,11 +63,6 @@ class HydraCLIPLayer(GradientCheckpointingLayer):
         **kwargs,
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
-        parts = bare_parts(self, hidden_states, attention_mask, ("layernorm_before", "layernorm_after"))
-        if parts is not None:
-            return pre_norm_layer(
-                self, parts, hidden_states, attention_mask, first_token_only, kwargs.get("is_causal", False)
-            )
         normed = layer_norm(self.layernorm_before, hidden_states)
         queries = None
         if first_token_only:
@@ -141,8 +139,7 @@ class HydraCLIPTextModel(HydraCLIPPreTrainedModel):
         )
         attention_mask = members_mask(attention_mask, hidden_states.shape[1], self.num_members)
         kwargs["is_causal"] = True
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, attention_mask, **kwargs)
+        hidden_states = run_layers(self, hidden_states, attention_mask, **kwargs)
         hidden_states = self.final_layer_norm(hidden_states)
 
         rows = torch.arange(hidden_states.shape[1], device=hidden_states.device)
@@ -206,9 +203,7 @@ class HydraCLIPVisionModel(HydraCLIPPreTrainedModel):
             raise ValueError("pixel_values is missing: pass the image processor's output")
         hidden_states = embed(self.embeddings, pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
         hidden_states = self.pre_layernorm(hidden_states)
-        for layer in self.layers[:-1]:
-            hidden_states = layer(hidden_states, None, **kwargs)
-        hidden_states = self.layers[-1](hidden_states, None, first_token_only, **kwargs)
+        hidden_states = run_layers(self, hidden_states, None, first_token_only, **kwargs)
         pooled = self.post_layernorm(hidden_states[:, :, 0])
         return BaseModelOutputWithPooling(
             last_hidden_state=batch_first(hidden_states, self.num_members),

@@ -17,6 +17,7 @@ from .attention import (
     mask_of_first_token,
     members_mask,
 )
+from .bare_layers import run_layers
 from .configuration_hydra_vit import HydraViTConfig
 from .ensembling import (
     HydraClassifierOutput,
@@ -29,7 +30,6 @@ from .fusion import HydraModelMixin
 from .grouped import Grouped, GroupedLinear, GroupedPooler, PerMember, embed, init_grouped, shared_or_per_member
 from .kernels import add_and_layer_norm, layer_norm
 from .patches import as_patch_projection
-from .small_batch import bare_parts, pre_norm_layer
 
 
 class HydraViTEmbeddings(ViTEmbeddings):
@@ -43,6 +43,9 @@ class HydraViTEmbeddings(ViTEmbeddings):
 class HydraViTLayer(GradientCheckpointingLayer):
     """The fused Transformer layer. Its states are (members, batch, tokens, hidden) throughout: the paper's reshapes
     between MT x d and T x Md are views of that, and the attention sees all members' heads at once."""
+
+    norms = ("layernorm_before", "layernorm_after")
+    is_pre_norm = True
 
     def __init__(self, config: HydraViTConfig, layer: int):
         super().__init__()
@@ -71,9 +74,6 @@ class HydraViTLayer(GradientCheckpointingLayer):
         **kwargs,
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
-        parts = bare_parts(self, hidden_states, attention_mask, ("layernorm_before", "layernorm_after"))
-        if parts is not None:
-            return pre_norm_layer(self, parts, hidden_states, attention_mask, first_token_only)
         # Equation 4
         normed = layer_norm(self.layernorm_before, hidden_states)
         queries = None
@@ -157,10 +157,7 @@ class HydraViTModel(HydraViTPreTrainedModel):
         attention_mask = members_mask(attention_mask, embeddings.shape[1], self.num_members)
         first_token_only = first_token_only and has_rows(attention_mask)
 
-        hidden_states = embeddings
-        for layer in self.layers[:-1]:
-            hidden_states = layer(hidden_states, attention_mask, **kwargs)
-        hidden_states = self.layers[-1](hidden_states, attention_mask, first_token_only, **kwargs)
+        hidden_states = run_layers(self, embeddings, attention_mask, first_token_only, **kwargs)
 
         hidden_states = layer_norm(self.layernorm, hidden_states)
         pooled = None if self.pooler is None else self.pooler(hidden_states)

@@ -10,13 +10,14 @@ class PatchProjection(nn.Conv2d):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(batch, channels, height, width) -> (batch, hidden, rows of patches, columns of patches)"""
+        batch, channels, full_height, full_width = pixel_values.shape
         height, width = self.kernel_size
-        rows, columns = pixel_values.shape[-2] // height, pixel_values.shape[-1] // width
+        rows, columns = full_height // height, full_width // width
         pixel_values = pixel_values[..., : rows * height, : columns * width]
-        patches = pixel_values.unflatten(-1, (columns, width)).unflatten(-3, (rows, height))
-        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)  # (batch, patches, pixels of a patch)
+        patches = pixel_values.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
+        patches = patches.reshape(batch, rows * columns, channels * height * width)
         hidden_states = nn.functional.linear(patches, self.weight.flatten(1), self.bias)
-        return hidden_states.transpose(1, 2).unflatten(-1, (rows, columns))
+        return hidden_states.transpose(1, 2).view(batch, -1, rows, columns)
 
 
 def as_patch_projection(convolution: nn.Conv2d) -> PatchProjection:

@@ -4,23 +4,29 @@ import torch
 from torch import nn
 
 
-def is_plain_inference(tensor: torch.Tensor) -> bool:
-    """Whether results may be written where they belong: nothing differentiates, traces or casts on the way."""
+def is_inference(tensor: torch.Tensor) -> bool:
+    """Whether products may be joined: nothing differentiates, casts or counts them, nor exports a graph for all sizes."""
     return not (
         torch.is_grad_enabled()
-        or torch.compiler.is_compiling()
+        or torch.compiler.is_exporting()
         or tensor.is_meta
         or torch.is_autocast_enabled(tensor.device.type)
     )
 
 
+def is_plain_inference(tensor: torch.Tensor) -> bool:
+    """Whether results may also be written where they belong: no compiler traces how they come about."""
+    return is_inference(tensor) and not torch.compiler.is_compiling()
+
+
 def is_bare(module: nn.Module, kind: type) -> bool:
     """Whether a module is of this very type and nothing happens around its forward: no adapter, hook, offloading, nor
     a replica of `nn.DataParallel`, which holds its parameters elsewhere."""
+    state = module.__dict__
     return (
         module.__class__ is kind
-        and not module._forward_hooks
-        and not module._forward_pre_hooks
-        and "forward" not in module.__dict__
-        and "_is_replica" not in module.__dict__
+        and not state["_forward_hooks"]
+        and not state["_forward_pre_hooks"]
+        and "forward" not in state
+        and "_is_replica" not in state
     )

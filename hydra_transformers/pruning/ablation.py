@@ -44,11 +44,8 @@ class Block:
         self.o_weight = attention.o_proj.weight.t().unflatten(1, by_head[1:])
         self.o_bias = attention.o_proj.bias[0]
         self.mlp = layer.mlp
-        self.is_pre_norm = hasattr(layer, "layernorm_before")
-        if self.is_pre_norm:
-            self.layernorms = (layer.layernorm_before, layer.layernorm_after)
-        else:
-            self.layernorms = (layer.attention_layernorm, layer.output_layernorm)
+        self.is_pre_norm = layer.is_pre_norm
+        self.layernorms = tuple(getattr(layer, name) for name in layer.norms)
         self._pack()
 
     def _pack(self) -> None:

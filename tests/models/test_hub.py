@@ -30,13 +30,13 @@ from tests.families import BERT, CLIP, VIT, bert_backbone, clip_backbone, random
 
 CODE_FILES = {
     "attention.py",
+    "bare_layers.py",
     "ensembling.py",
     "fusion.py",
     "grouped.py",
     "kept_heads.py",
     "kernels.py",
     "shortcuts.py",
-    "small_batch.py",
 }
 AUTO_CLASS = {
     "vit": AutoModelForImageClassification,

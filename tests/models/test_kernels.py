@@ -19,7 +19,7 @@ DTYPES = [(torch.float32, 1e-5), (torch.bfloat16, 0.04), (torch.float16, 0.005)]
 
 @pytest.fixture(autouse=True)
 def every_size_is_worth_a_kernel(monkeypatch):
-    monkeypatch.setattr(kernels, "ELEMENTS_WORTH_A_KERNEL", 1)
+    monkeypatch.setattr(kernels, "ELEMENTS_WORTH_A_KERNEL", dict.fromkeys(kernels.ELEMENTS_WORTH_A_KERNEL, 1))
 
 
 def states(device, dtype, columns=768):

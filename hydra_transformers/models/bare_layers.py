@@ -1,0 +1,385 @@
+"""A model's layers in plain inference, computed from their parameters without a call of any module.
+
+At small batches calling modules and launching kernels takes longer than computing. `run_layers` therefore computes what
+the layers' own `forward` computes, with few launches:
+
+- q, k and v of all members are one product; their biases are laid side by side for all layers at once;
+- the output projection is added onto the residual sum where that lies, without a pass of its own;
+- members that keep different numbers of heads run side by side all the same: on a GPU, unless rows are many, heads of
+  zeros fill up those that keep fewer. Otherwise one member runs after the other, which copies nothing between them.
+
+A layer runs bare only where a module call could mean nothing else: without hooks, adapters, offloaded weights, parts
+that members do not share, other attention backends, training. All other layers are called as modules.
+
+States are (members or 1, rows, hidden) here; a row is a token of the batch.
+"""
+
+from collections.abc import Mapping
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.modules.module import _has_any_global_hook
+
+from .attention import HydraAttention, HydraMLP, has_rows, mask_of_first_token, split_heads
+from .grouped import GroupedLinear, GroupedOutput, are_few, grouped_product
+from .kernels import activate, add_and_layer_norm, layer_norm
+from .shortcuts import is_bare, is_plain_inference
+
+
+# From this many rows per member on, a GPU is busy for longer with heads of zeros than it takes to launch kernels for one
+# member after the other.
+ROWS_TO_FILL_UP = {torch.float16: 8192, torch.bfloat16: 8192, torch.float32: 2048}
+
+Parameters = Mapping[str, torch.Tensor | None]
+
+
+class BareLayer(NamedTuple):
+    """What a layer computes with."""
+
+    attention: HydraAttention
+    q: Parameters
+    k: Parameters
+    v: Parameters
+    o: Parameters
+    fc1: Parameters
+    activation: nn.Module
+    fc2: Parameters
+    first_norm: nn.LayerNorm
+    second_norm: nn.LayerNorm
+
+
+class Batch(NamedTuple):
+    """How the rows of the states came about, and what decides on how to compute them."""
+
+    size: int
+    tokens: int
+    mask: torch.Tensor | None  # (members * batch, ...), what `members_mask` returns
+    is_causal: bool
+    has_few_rows: bool
+    is_launch_bound: bool
+    fills_up: bool  # whether heads of zeros fill up members that keep fewer heads than others
+
+
+def run_layers(
+    model: nn.Module,
+    hidden_states: torch.Tensor,
+    attention_mask=None,
+    first_token_only: bool = False,
+    **kwargs,
+) -> torch.Tensor:
+    """All layers of an encoder in turn: (members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden).
+
+    model: has `layers`, whose class names its two LayerNorms in `norms` and says `is_pre_norm`
+    attention_mask: what `members_mask` returns
+    first_token_only: let the last layer compute the first token alone
+    kwargs: for layers that run as modules; `is_causal` counts for all
+    """
+    layers = list(model.layers)
+    if not can_run_bare(model, hidden_states, attention_mask):
+        for layer in layers:
+            hidden_states = layer(hidden_states, attention_mask, first_token_only and layer is layers[-1], **kwargs)
+        return hidden_states
+
+    _, size, tokens, hidden = hidden_states.shape
+    states = hidden_states.view(-1, size * tokens, hidden)
+    few = are_few(size * tokens)
+    batch = Batch(
+        size,
+        tokens,
+        mask=attention_mask,
+        is_causal=kwargs.get("is_causal") or False,
+        has_few_rows=few,
+        is_launch_bound=few and launches_take_longest(states),
+        fills_up=zeros_cost_little(states),
+    )
+    parts = [bare_layer(layer) for layer in layers]
+    biases = joint_biases(parts, batch.fills_up)
+    with quick_attention() if batch.is_launch_bound else nullcontext():
+        for layer, bare, bias in zip(layers, parts, biases, strict=True):
+            only_first = first_token_only and layer is layers[-1]
+            if bare is None:
+                states = states.view(-1, size, tokens, hidden)
+                states = layer(states, attention_mask, only_first, **kwargs).flatten(1, 2)
+            elif layer.is_pre_norm:
+                states = pre_norm_layer(bare, bias, states, batch, only_first)
+            else:
+                states = post_norm_layer(bare, bias, states, batch, only_first)
+    return states.view(states.shape[0], size, -1, hidden)
+
+
+def launches_take_longest(states: torch.Tensor) -> bool:
+    """Whether launching the kernels for a few rows takes longer than running them: a GPU with 16-bit numbers."""
+    return states.is_cuda and states.element_size() == 2
+
+
+def zeros_cost_little(states: torch.Tensor) -> bool:
+    """Whether heads of zeros cost less than launching kernels for one member after the other."""
+    return states.is_cuda and states.shape[1] < ROWS_TO_FILL_UP.get(states.dtype, 0)
+
+
+@contextmanager
+def quick_attention():
+    """Leaves out the attention kernels that take longest to launch, cuDNN's and flash attention, unless they were all
+    that the user wants."""
+    backends = torch.backends.cuda
+    switches = (
+        (backends.cudnn_sdp_enabled(), backends.enable_cudnn_sdp),
+        (backends.flash_sdp_enabled(), backends.enable_flash_sdp),
+    )
+    switches = [switch for is_on, switch in switches if is_on and backends.mem_efficient_sdp_enabled()]
+    try:
+        for switch in switches:
+            switch(False)
+        yield
+    finally:
+        for switch in switches:
+            switch(True)
+
+
+def can_run_bare(model: nn.Module, hidden_states: torch.Tensor, attention_mask) -> bool:
+    """Whether layers may run bare on these states, whatever the single layer says."""
+    return (
+        is_plain_inference(hidden_states)
+        and not model.training
+        and hidden_states.is_contiguous()
+        and hidden_states.numel() > 0
+        and has_rows(attention_mask)
+        and model.config._attn_implementation == "sdpa"
+        and not _has_any_global_hook()
+    )
+
+
+def bare_layer(layer: nn.Module) -> BareLayer | None:
+    """The parts of a layer, if it is made of them and nothing else."""
+    # The modules' own dictionaries: attribute access on modules takes a search through three of them each time.
+    modules = layer._modules
+    attention, mlp = modules["attention"], modules["mlp"]
+    if not (is_bare(layer, layer.__class__) and is_bare(attention, HydraAttention) and is_bare(mlp, HydraMLP)):
+        return None
+    # Someone may have switched single dropouts on, to sample from them.
+    if layer.training or attention.training or ("dropout" in modules and modules["dropout"].training):
+        return None
+    if attention.has_no_head:
+        return None
+    q, k, v, o = map(attention._modules.__getitem__, ("q_proj", "k_proj", "v_proj", "o_proj"))
+    fc1, activation, fc2 = map(mlp._modules.__getitem__, ("fc1", "activation_fn", "fc2"))
+    first_norm, second_norm = modules[layer.norms[0]], modules[layer.norms[1]]
+    if not (
+        is_bare(q, GroupedLinear)
+        and is_bare(k, GroupedLinear)
+        and is_bare(v, GroupedLinear)
+        and is_bare(o, GroupedOutput)
+        and is_bare(fc1, nn.Linear)
+        and is_bare(activation, activation.__class__)
+        and is_bare(fc2, nn.Linear)
+        and is_bare(first_norm, nn.LayerNorm)
+        and is_bare(second_norm, nn.LayerNorm)
+    ):
+        return None
+    q, k, v, o, fc1, fc2 = (part._parameters for part in (q, k, v, o, fc1, fc2))
+    return BareLayer(attention, q, k, v, o, fc1, activation, fc2, first_norm, second_norm)
+
+
+def pre_norm_layer(
+    layer: BareLayer, bias: torch.Tensor | None, states: torch.Tensor, batch: Batch, first_token_only: bool
+) -> torch.Tensor:
+    """(members or 1, rows, hidden) -> (members, rows or batch, hidden); equations 4 to 7."""
+    normed = _norm(layer.first_norm, states, batch)
+    total, normed = _attend_add_norm(layer, layer.second_norm, bias, normed, states, batch, first_token_only)
+    return _mlp(layer, normed, batch).add_(total)
+
+
+def post_norm_layer(
+    layer: BareLayer, bias: torch.Tensor | None, states: torch.Tensor, batch: Batch, first_token_only: bool
+) -> torch.Tensor:
+    """(members or 1, rows, hidden) -> (members, rows or batch, hidden); LayerNorms behind the sums."""
+    _, states = _attend_add_norm(layer, layer.first_norm, bias, states, states, batch, first_token_only)
+    return _add_norm(layer.second_norm, states, _mlp(layer, states, batch), batch)[1]
+
+
+def _attend_add_norm(
+    layer: BareLayer,
+    norm: nn.LayerNorm,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    residual: torch.Tensor,
+    batch: Batch,
+    first_token_only: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`total = residual + attention(states)` and `norm(total)`: twice (members, rows or batch, hidden)."""
+    attention, output_bias = layer.attention, layer.o["bias"].unsqueeze(1)
+    members = attention.num_members
+    if first_token_only:
+        residual = _first_tokens(residual, batch)
+    if states.shape[0] < members:
+        states = states.expand(members, -1, -1)
+    weight, output_weight = joint_weights(layer, batch.fills_up)
+    if not (attention.is_uniform or batch.fills_up):
+        branch = _one_member_after_the_other(layer, weight, bias, output_weight, states, batch, first_token_only)
+        return _add_norm(norm, residual, branch, batch)
+    heads = _heads(attention, weight, bias, states, batch, first_token_only)
+    if not batch.has_few_rows:
+        return _add_norm(norm, residual, grouped_product(heads, output_weight, output_bias), batch)
+    total = (residual + output_bias).baddbmm_(heads, output_weight)
+    return total, _norm(norm, total, batch)
+
+
+def _one_member_after_the_other(
+    layer: BareLayer,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    output_weight: torch.Tensor,
+    states: torch.Tensor,
+    batch: Batch,
+    first_token_only: bool,
+) -> torch.Tensor:
+    """The attention of members that keep different numbers of heads: (members, rows, hidden) -> (members, rows or batch,
+    hidden)
+
+    weight, bias, output_weight: what `joint_weights` and `joint_biases` return for them
+    """
+    members, rows, hidden = states.shape
+    widths = layer.attention.widths
+    joint_widths = [3 * width for width in widths]
+    weights, output_weights = weight.split(joint_widths), output_weight.split(widths)
+    biases = [None] * members if bias is None else bias.split(joint_widths, dim=2)
+    output = states.new_empty(members, batch.size if first_token_only else rows, hidden)
+    for m, output_bias in enumerate(layer.o["bias"]):
+        if widths[m] == 0:
+            output[m] = output_bias
+            continue
+        own = weights[m].unsqueeze(0), biases[m], states[m : m + 1]
+        heads = _heads(layer.attention, *own, batch, first_token_only)
+        torch.addmm(output_bias, heads[0], output_weights[m], out=output[m])
+    return output
+
+
+def _heads(
+    attention: HydraAttention,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    batch: Batch,
+    first_token_only: bool,
+) -> torch.Tensor:
+    """What the heads of members with equally many of them give: (members, rows, hidden) -> (members, rows or batch,
+    width)
+
+    weight, bias: of q, k and v together, (members, 3 * width, hidden) and (members, 1, 3 * width)
+    """
+    members, mask, tokens, head_dim = states.shape[0], batch.mask, batch.tokens, attention.head_dim
+    weight = weight.transpose(1, 2)
+    if first_token_only and not batch.is_launch_bound:
+        q, kv = slice(weight.shape[2] // 3), slice(weight.shape[2] // 3, None)
+        query = grouped_product(_first_tokens(states, batch), weight[..., q], None if bias is None else bias[..., q])
+        joint = grouped_product(states, weight[..., kv], None if bias is None else bias[..., kv])
+        query, key, value = *split_heads(query, 1, 1, head_dim), *split_heads(joint, tokens, 2, head_dim)
+    else:
+        query, key, value = split_heads(grouped_product(states, weight, bias), tokens, 3, head_dim)
+    if mask is not None:
+        mask = mask[: members * batch.size]
+    if first_token_only:
+        query, mask, tokens = query[:, :, :1], mask_of_first_token(mask), 1
+    is_causal = batch.is_causal and mask is None and tokens > 1
+    output = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=attention.scaling, is_causal=is_causal
+    )
+    return output.transpose(1, 2).reshape(members, batch.size * tokens, -1)
+
+
+def _first_tokens(states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """(members or 1, rows, hidden) -> (members or 1, batch, hidden)"""
+    return states.view(-1, batch.size, batch.tokens, states.shape[-1])[:, :, 0]
+
+
+def _mlp(layer: BareLayer, states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    inner = linear(states, layer.fc1["weight"], layer.fc1["bias"])
+    inner = layer.activation.forward(inner) if batch.is_launch_bound else activate(layer.activation, inner)
+    return linear(inner, layer.fc2["weight"], layer.fc2["bias"])
+
+
+def _norm(norm: nn.LayerNorm, states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    if not batch.is_launch_bound:
+        return layer_norm(norm, states)
+    parameters = norm._parameters
+    return torch.layer_norm(states, norm.normalized_shape, parameters["weight"], parameters["bias"], norm.eps)
+
+
+def _add_norm(
+    norm: nn.LayerNorm, residual: torch.Tensor, branch: torch.Tensor, batch: Batch
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`total = residual + branch` and `norm(total)`"""
+    if not batch.has_few_rows:
+        return add_and_layer_norm(norm, residual, branch)
+    total = branch.add_(residual)
+    return total, _norm(norm, total, batch)
+
+
+# Weights and biases, member by member
+
+
+def joint_weights(layer: BareLayer, fill_up: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of q, k and v, each member's rows together, and that of o: (members, 3 * width, hidden) and (members,
+    width, hidden); (3 * sum of widths, hidden) and (sum of widths, hidden) where widths differ and are not filled up."""
+    q, k, v, o = layer.q["weight"], layer.k["weight"], layer.v["weight"], layer.o["weight"]
+    widths, hidden = layer.attention.widths, o.shape[1]
+    if layer.attention.is_uniform:
+        # `grouped.side_by_side`, spelled out: its loop would take a third as long again.
+        m, w = len(widths), widths[0]
+        joint = torch.cat((q.view(m, w, hidden), k.view(m, w, hidden), v.view(m, w, hidden)), 1)
+        return joint, o.view(m, w, hidden)
+    if not fill_up:
+        return torch.cat((q, k, v)).index_select(0, _rows((widths,), 3, False, q.device)), o
+    widest = max(widths)
+    stacked = torch.cat((q, k, v, o, _zeros(hidden, q.dtype, q.device)))
+    filled = stacked.index_select(0, _rows((widths,), 4, True, q.device)).view(len(widths), 4 * widest, hidden)
+    return filled.split((3 * widest, widest), dim=1)
+
+
+def joint_biases(layers: list[BareLayer | None], fill_up: bool) -> list[torch.Tensor | None]:
+    """The biases of q, k and v of all layers, each member's together: per layer (members, 1, 3 * width), or (1, 1, 3 *
+    sum of widths) where widths differ and are not filled up."""
+    bare = [layer for layer in layers if layer is not None]
+    stacked = [each["bias"] for layer in bare for each in (layer.q, layer.k, layer.v)]
+    if not bare or stacked[0] is None:
+        return [None] * len(layers)
+    first, widths = stacked[0], tuple(layer.attention.widths for layer in bare)
+    if fill_up:
+        stacked.append(_zeros(1, first.dtype, first.device)[0])
+    joint = torch.cat(stacked).index_select(0, _rows(widths, 3, fill_up, first.device))
+    if len(set(widths)) == 1 and bare[0].attention.is_uniform:
+        biases = joint.view(len(bare), len(widths[0]), 1, -1).unbind(0)
+    else:
+        sizes = [3 * (len(own) * max(own) if fill_up else sum(own)) for own in widths]
+        blocks = [
+            len(own) if fill_up or layer.attention.is_uniform else 1 for layer, own in zip(bare, widths, strict=True)
+        ]
+        biases = [bias.view(count, 1, -1) for bias, count in zip(joint.split(sizes), blocks, strict=True)]
+    biases = iter(biases)
+    return [None if layer is None else next(biases) for layer in layers]
+
+
+@lru_cache(maxsize=1024)
+def _rows(
+    widths_of_layers: tuple[tuple[int, ...], ...], projections: int, fill_up: bool, device: torch.device
+) -> torch.Tensor:
+    """Where the rows of each member lie in stacked projections of layers: layer by layer, member by member, projection
+    by projection; filled up to the widest member of the layer with the row of zeros behind them all."""
+    zero, start, rows = projections * sum(map(sum, widths_of_layers)), 0, []
+    for widths in widths_of_layers:
+        for m, width in enumerate(widths):
+            for projection in range(projections):
+                first = start + projection * sum(widths) + sum(widths[:m])
+                rows += range(first, first + width)
+                rows += [zero] * (max(widths) - width if fill_up else 0)
+        start += projections * sum(widths)
+    return torch.tensor(rows, device=device)
+
+
+@lru_cache(maxsize=64)
+def _zeros(columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return torch.zeros(1, columns, dtype=dtype, device=device)

@@ -1,0 +1,172 @@
+"""Layers that run without module calls give what the modules give, and only run so where nobody could tell."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from hydra_transformers.models import bare_layers, grouped
+from tests.families import CLIP, VIT, images, vit_backbone
+
+
+@pytest.fixture(params=["uniform", "ragged"])
+def hydra(request, family):
+    """All parts shared; ragged: a member without heads in a layer, a layer without heads of any member."""
+    if request.param == "ragged":
+        return family.hydra.from_pruned_members(family.members())
+    pruned = [{layer: [member] for layer in range(3)} for member in range(3)]
+    if family is CLIP:
+        pruned = [{"vision": heads, "text": heads} for heads in pruned]
+    backbones = [family.backbone(seed) for seed in range(3)]
+    members = [family.hydra.from_backbone(b, heads) for b, heads in zip(backbones, pruned, strict=True)]
+    return family.hydra.from_pruned_members(members)
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """The attentions of the layers that ran bare, in order."""
+    attentions = []
+    for name in ("pre_norm_layer", "post_norm_layer"):
+        original = getattr(bare_layers, name)
+
+        def run(layer, *args, original=original):
+            attentions.append(layer.attention)
+            return original(layer, *args)
+
+        monkeypatch.setattr(bare_layers, name, run)
+    return attentions
+
+
+@pytest.fixture(params=["launches", "zeros", "arithmetic"])
+def cheapest(request, monkeypatch):
+    """How layers run bare: as on a GPU with 16-bit numbers and few rows, with more rows, and anywhere else."""
+    monkeypatch.setattr(bare_layers, "launches_take_longest", lambda states: request.param == "launches")
+    monkeypatch.setattr(bare_layers, "zeros_cost_little", lambda states: request.param != "arithmetic")
+    return request.param
+
+
+@pytest.fixture
+def launch_bound(monkeypatch):
+    """As on a GPU with 16-bit numbers."""
+    monkeypatch.setattr(bare_layers, "launches_take_longest", lambda states: True)
+    monkeypatch.setattr(bare_layers, "zeros_cost_little", lambda states: True)
+
+
+def layers_with_heads(hydra) -> list[nn.Module]:
+    layers = [module for name, module in hydra.named_modules() if name.rpartition(".")[0].endswith("layers")]
+    return [layer for layer in layers if not layer.attention.has_no_head]
+
+
+def plain(hydra, inputs) -> torch.Tensor:
+    """Where gradients are recorded, layers are called as modules."""
+    with torch.enable_grad():
+        return hydra(**inputs).member_logits.detach()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows", ["few", "many"])
+def test_bare_layers_give_the_logits_of_the_modules(family, hydra, bare, rows, cheapest, monkeypatch):
+    monkeypatch.setattr(grouped, "ROWS_FOR_ONE_PRODUCT_PER_MEMBER", 10**9 if rows == "few" else 0)
+    inputs = family.inputs()
+    expected = plain(hydra, inputs)
+    assert not bare
+    torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
+    assert sorted(map(id, bare)) == sorted(id(layer.attention) for layer in layers_with_heads(hydra))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads_to_prune", [({}, {}, {}), ({0: [1]}, {1: [0, 2]}, {})], ids=["uniform", "ragged"])
+def test_projections_without_biases_run_bare(heads_to_prune, bare, cheapest):
+    backbones = [vit_backbone(seed, qkv_bias=False) for seed in range(3)]
+    members = [VIT.hydra.from_backbone(b, heads) for b, heads in zip(backbones, heads_to_prune, strict=True)]
+    hydra, inputs = VIT.hydra.from_pruned_members(members), VIT.inputs()
+    torch.testing.assert_close(hydra(**inputs).member_logits, plain(hydra, inputs), atol=1e-12, rtol=1e-10)
+    assert len(bare) == 3
+
+
+@torch.no_grad()
+def test_where_launches_take_longest_a_layer_attends_once_whatever_its_members_keep(
+    family, hydra, launch_bound, monkeypatch
+):
+    calls, attend = [], bare_layers.scaled_dot_product_attention
+    monkeypatch.setattr(
+        bare_layers, "scaled_dot_product_attention", lambda *args, **kwargs: calls.append(0) or attend(*args, **kwargs)
+    )
+    hydra(**family.inputs())
+    assert len(calls) == len(layers_with_heads(hydra))
+
+
+@torch.no_grad()
+def test_changed_weights_count_at_once(family, hydra, launch_bound):
+    """Nothing that is laid side by side is kept: weights may change where nobody could notice."""
+    inputs = family.inputs()
+    before = hydra(**inputs).member_logits
+    attention = layers_with_heads(hydra)[0].attention
+    for part in (attention.q_proj, attention.v_proj, attention.o_proj):
+        part.weight.data.mul_(1.5)
+        part.bias.data.add_(0.5)
+    after = hydra(**inputs).member_logits
+    assert not torch.allclose(after, before)
+    torch.testing.assert_close(after, plain(hydra, inputs), atol=1e-12, rtol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["", "attention", "attention.q_proj", "attention.o_proj", "mlp", "mlp.fc1"])
+def test_a_hooked_layer_is_called_as_a_module_and_the_others_run_bare(family, hydra, bare, name):
+    layers = layers_with_heads(hydra)
+    inputs, seen = family.inputs(), []
+    expected = hydra(**inputs).member_logits
+    bare.clear()
+    layers[1].get_submodule(name).register_forward_hook(lambda *_: seen.append(name))
+    torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
+    assert seen == [name]
+    assert len(bare) == len(layers) - 1 and layers[1].attention not in bare
+
+
+@torch.no_grad()
+def test_no_layer_runs_bare_in_training_or_under_global_hooks(family, hydra, bare):
+    hydra.train()(**family.inputs())
+    assert not bare
+    handle = register_module_forward_hook(lambda *_: None)
+    try:
+        hydra.eval()(**family.inputs())
+    finally:
+        handle.remove()
+    assert not bare
+
+
+@torch.no_grad()
+def test_the_choice_of_attention_kernels_is_given_back(family, hydra, launch_bound, monkeypatch):
+    backends, seen = torch.backends.cuda, []
+    attend = bare_layers.scaled_dot_product_attention
+
+    def broken(*args, **kwargs):
+        seen.append((backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled()))
+        if len(seen) == 2:
+            raise RuntimeError("broken")
+        return attend(*args, **kwargs)
+
+    monkeypatch.setattr(bare_layers, "scaled_dot_product_attention", broken)
+    before = backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled()
+    with pytest.raises(RuntimeError, match="broken"):
+        hydra(**family.inputs())
+    assert seen == [(False, False, True)] * 2
+    assert (backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled()) == before
+    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.FLASH_ATTENTION), bare_layers.quick_attention():
+        assert backends.flash_sdp_enabled()
+
+
+@torch.no_grad()
+def test_a_compiled_layer_projects_q_k_and_v_at_once():
+    hydra = VIT.hydra.from_pruned_members([vit_backbone(seed) for seed in range(3)])
+    products = []
+
+    def count(graph, inputs):
+        products.extend(node for node in graph.graph.nodes if node.target in (torch.bmm, torch.baddbmm))
+        return graph.forward
+
+    compiled = torch.compile(hydra, fullgraph=True, backend=count)
+    torch.testing.assert_close(compiled(images()).member_logits, hydra(images()).member_logits)
+    torch.compiler.reset()
+    # q, k, v and o of the second layer; q, then k and v, then o of the last one; o of the first; the classifier
+    assert len(products) == 2 + 3 + 1 + 1
