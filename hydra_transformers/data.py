@@ -26,7 +26,7 @@ class DataSource:
         images, csv, json or parquet files, or one such file
     split: by default the first that exists of those a command prefers
     limit: at most this many rows, drawn at random with the seed 0, because many sets are sorted by class
-    image_column, text_column, label_column: guessed where not given
+    image_column, text_column, label_column: guessed where not given; "translation.en" is a field of a text column
     labels_in_order: take the data's class indices as they are, whatever the classes are called
     """
 
@@ -141,6 +141,8 @@ def load_rows(source: DataSource, prefer: Sequence[str]) -> tuple[Any, str | Non
     if isinstance(found, dict):
         split = _chosen_split(list(found), source, prefer)
         rows = found[split]
+    if source.text_column and "." in source.text_column and source.text_column not in rows.features:
+        rows = rows.flatten()  # "translation.en" is a field of the column "translation"
     if source.limit is not None and source.limit < len(rows):
         rows = rows.shuffle(seed=0).select(range(source.limit))
     if len(rows) == 0:

@@ -171,6 +171,15 @@ def test_two_possible_text_columns_are_for_the_user_to_choose_from(tokenizer, tm
     assert [row["labels"] for row in data] == [0, 1]
 
 
+def test_a_text_may_be_a_field_of_a_column(tokenizer, tmp_path):
+    rows = [{"translation": {"de": "guter Film", "en": "good film"}}, {"translation": {"de": "schlecht", "en": "bad"}}]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = DataSource(str(tmp_path / "pairs.jsonl"), text_column="translation.en")
+    data = prepare_data(source, bert_config(), tokenizer, labelled=False)
+    expected = tokenizer(["good film", "bad"], padding=True, return_tensors="pt")["input_ids"]
+    assert torch.equal(data.tokens["input_ids"], expected)
+
+
 def test_a_number_that_is_no_class_of_the_model_is_refused(tokenizer, tmp_path):
     (tmp_path / "reviews.csv").write_text("text,label\na film,7\nbad,0\n")
     with pytest.raises(ValueError, match="the label 7, the model has the classes 0 to 1"):

@@ -1,0 +1,194 @@
+"""The paper's own data sets (appendix C): by their names on the Hub, and OpenOOD's image lists from its own folder."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
+
+from hydra_transformers.data import DataSource, PreparedData, prepare_data
+from hydra_transformers.training import Recipe
+
+from .splits import CIRCUIT_ROWS, Splits
+
+
+@dataclass(frozen=True)
+class ImageList:
+    """A list of OpenOOD's benchmark, `benchmark_imglist/LIST.txt`: lines of "path label", the paths below `images`."""
+
+    name: str
+    images: str = "images_largescale"
+
+
+Source = DataSource | ImageList
+
+
+@dataclass(frozen=True)
+class HubSets:
+    """
+    train: held-out rows are taken from its front
+    test: what methods are judged on
+    circuit_ood: for circuits only
+    ood: {"near": {name: source}, "far": {name: source}}
+    num_labels: of the task
+    held_out: how many training rows are for validation and circuits; 0 takes a hundredth of the test rows for both
+    """
+
+    train: DataSource
+    test: DataSource
+    circuit_ood: Source
+    ood: Mapping[str, Mapping[str, Source]]
+    num_labels: int
+    held_out: int
+
+
+IMAGENET1K = HubSets(
+    train=DataSource("ILSVRC/imagenet-1k", "train"),
+    test=DataSource("ILSVRC/imagenet-1k", "validation"),
+    circuit_ood=ImageList("imagenet/val_openimage_o"),
+    ood={
+        "near": {"ssb_hard": ImageList("imagenet/test_ssb_hard"), "ninco": ImageList("imagenet/test_ninco")},
+        "far": {
+            "inaturalist": ImageList("imagenet/test_inaturalist"),
+            "textures": ImageList("imagenet/test_textures", "images_classic"),
+        },
+    },
+    num_labels=1000,
+    held_out=0,
+)
+
+CIFAR100 = HubSets(
+    train=DataSource("uoft-cs/cifar100", "train"),
+    test=DataSource("uoft-cs/cifar100", "test"),
+    circuit_ood=DataSource("zh-plus/tiny-imagenet", "valid", limit=CIRCUIT_ROWS),
+    ood={
+        "near": {"cifar10": DataSource("uoft-cs/cifar10", "test")},
+        "far": {
+            "mnist": DataSource("ylecun/mnist", "test"),
+            "svhn": DataSource("ufldl-stanford/svhn:cropped_digits", "test"),
+            "textures": DataSource("tanganke/dtd", "test"),
+            "places365": ImageList("cifar100/test_places365", "images_classic"),
+        },
+    },
+    num_labels=100,
+    held_out=2 * CIRCUIT_ROWS,
+)
+
+SST2 = HubSets(
+    train=DataSource("nyu-mll/glue:sst2", "train"),
+    test=DataSource("nyu-mll/glue:sst2", "validation"),
+    circuit_ood=DataSource("fancyzhx/ag_news", "test", limit=CIRCUIT_ROWS),
+    ood={
+        "near": {
+            "yelp": DataSource("fancyzhx/yelp_polarity", "test", limit=5_000),
+            "amazon": DataSource("fancyzhx/amazon_polarity", "test", limit=5_000, text_column="content"),
+        },
+        "far": {
+            "20ng": DataSource("SetFit/20_newsgroups", "test"),
+            "trec": DataSource("SetFit/TREC-QC", "test"),
+            "mnli": DataSource("nyu-mll/glue:mnli", "validation_matched", text_column="premise"),
+            "rte": DataSource("nyu-mll/glue:rte", "validation", text_column="sentence1"),
+            "wmt16": DataSource("wmt/wmt16:de-en", "test", text_column="translation.en"),
+        },
+    },
+    num_labels=2,
+    held_out=3_000,
+)
+
+
+def reader(sets: HubSets, recipe: Recipe) -> Callable[[Path | None, str], Splits]:
+    """How a setting reads these sets; `recipe` says how training images are changed."""
+
+    def read(folder: Path | None, start: str) -> Splits:
+        config = AutoConfig.from_pretrained(start, num_labels=sets.num_labels)
+        has_images = hasattr(config, "image_size")
+        processor = (AutoImageProcessor if has_images else AutoTokenizer).from_pretrained(start)
+
+        def prepared(source: Source, labelled: bool = False) -> PreparedData:
+            if isinstance(source, ImageList):
+                return listed_images(source, folder, processor)
+            return prepare_data(source, config, processor, labelled)
+
+        train, test = prepared(sets.train, labelled=True), prepared(sets.test, labelled=True)
+        changed = prepared(sets.train, labelled=True) if has_images else train
+        if has_images:
+            changed.processor = Augmented(processor, recipe)
+        parts = (
+            _held_out_of_train(changed, train, test, sets.held_out)
+            if sets.held_out
+            else _held_out_of_test(changed, test)
+        )
+        ood = {
+            group: {name: prepared(each) for name, each in group_sets.items()}
+            for group, group_sets in sets.ood.items()
+        }
+        return Splits(**parts, circuit_ood=prepared(sets.circuit_ood), ood=ood)
+
+    return read
+
+
+def _held_out_of_train(changed: Any, train: Any, test: Any, held_out: int) -> dict[str, Any]:
+    """The first rows are kept from training: `CIRCUIT_ROWS` of them for circuits, the others for validation."""
+    return {
+        "train": Subset(changed, range(held_out, len(train))),
+        "validation": Subset(train, range(CIRCUIT_ROWS, held_out)),
+        "circuit_id": Subset(train, range(CIRCUIT_ROWS)),
+        "test": test,
+    }
+
+
+def _held_out_of_test(changed: Any, test: Any) -> dict[str, Any]:
+    """Where test is the official validation set (C.1.2): 1 % of it validates, the rest tests."""
+    order = torch.randperm(len(test), generator=torch.Generator().manual_seed(0)).tolist()
+    few = max(1, len(test) // 100)
+    held_out = Subset(test, order[:few])
+    return {"train": changed, "validation": held_out, "circuit_id": held_out, "test": Subset(test, order[few:])}
+
+
+class Augmented:
+    """An image processor behind the recipe's random changes, which are torchvision's."""
+
+    def __init__(self, processor: Any, recipe: Recipe):
+        try:
+            from torchvision import transforms
+        except ImportError as error:
+            raise ImportError("training on images needs torchvision: pip install torchvision") from error
+        # The processor normalises, as the model is used to.
+        changes = [(name, settings) for name, settings in recipe.train_transforms if name != "Normalize"]
+        self.changes = [getattr(transforms, name)(**settings) for name, settings in changes]
+        self.processor = processor
+
+    def __call__(self, image: Any, **options) -> Any:
+        for change in self.changes:
+            image = change(image)
+        return self.processor(image, **options)
+
+
+class _Files:
+    """Images in files, opened when they are read."""
+
+    def __init__(self, paths: list[Path]):
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        from PIL import Image
+
+        with Image.open(self.paths[index]) as image:
+            return {"image": image.convert("RGB")}
+
+
+def listed_images(source: ImageList, folder: Path | None, processor: Any) -> PreparedData:
+    path = None if folder is None else folder / "benchmark_imglist" / f"{source.name}.txt"
+    if path is None or not path.is_file():
+        raise FileNotFoundError(
+            f"OpenOOD's list {source.name} is not in {folder}: pass the folder that OpenOOD downloads to as --data"
+        )
+    names = [line.rsplit(maxsplit=1)[0] for line in path.read_text().splitlines() if line.strip()]
+    files = _Files([folder / source.images / name for name in names])
+    return PreparedData(files, image_column="image", processor=processor)

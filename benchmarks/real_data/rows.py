@@ -1,0 +1,104 @@
+"""Data sets that lie in memory (a GPU's, where there is one) and hand out whole batches."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+Batch = dict[str, Tensor]
+
+
+class TensorRows(Dataset):
+    """Rows of tensors, (rows, ...) each, all on one device; a `DataLoader` fetches a whole batch at once.
+
+    tensors: for images `pixel_values` as uint8 (rows, 3, height, width), for texts `input_ids` and `attention_mask`;
+        `labels` where the set has them
+    prepare: makes of a batch what a model reads
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], prepare: Callable[[Batch], Batch]):
+        self.tensors, self.prepare = dict(tensors), prepare
+
+    def __len__(self) -> int:
+        return len(next(iter(self.tensors.values())))
+
+    def __getitem__(self, index: int) -> Batch:
+        return {name: tensor[0] for name, tensor in self.__getitems__([index]).items()}
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        device = next(iter(self.tensors.values())).device
+        return self.prepare(self.part(torch.tensor(indices, device=device)).tensors)
+
+    def to(self, device: torch.device | str) -> "TensorRows":
+        return TensorRows({name: tensor.to(device) for name, tensor in self.tensors.items()}, self.prepare)
+
+    def part(self, rows: slice | Tensor) -> "TensorRows":
+        return TensorRows({name: tensor[rows] for name, tensor in self.tensors.items()}, self.prepare)
+
+    def prepared_by(self, prepare: Callable[[Batch], Batch]) -> "TensorRows":
+        return TensorRows(self.tensors, prepare)
+
+    def sorted_by_length(self) -> "TensorRows":
+        """Texts, short ones first, so that batches hold little padding."""
+        return self.part(self.tensors["attention_mask"].sum(dim=1).argsort(stable=True))
+
+    def batches(self, batch_size: int) -> list[Batch]:
+        """All rows, prepared, in order."""
+        starts = range(0, len(self), batch_size)
+        return [self.prepare(self.part(slice(start, start + batch_size)).tensors) for start in starts]
+
+
+class LengthBatches(Dataset):
+    """Texts in ready batches of about the same length, so that little of them is padding; a "row" is a batch here.
+
+    Of texts in random order, every `WINDOW` batches are sorted by length. Which texts come together depends on the seed
+    and stays; the order of the batches is the sampler's.
+    """
+
+    WINDOW = 50
+
+    def __init__(self, rows: TensorRows, batch_size: int, seed: int):
+        lengths = rows.tensors["attention_mask"].sum(dim=1).cpu()
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
+        windows = [window[lengths[window].argsort(stable=True)] for window in order.split(self.WINDOW * batch_size)]
+        self.rows = rows
+        self.indices = [batch.tolist() for window in windows for batch in window.split(batch_size)]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        [index] = indices
+        return self.rows.__getitems__(self.indices[index])
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.__getitems__([index])
+
+
+def as_it_is(batch: Batch) -> Batch:
+    """The `data_collator` for `TensorRows` and `LengthBatches`, whose batches are whole already."""
+    return batch
+
+
+class PrepareImages:
+    """uint8 images as normalised floats, changed by `augment` on the way."""
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], augment: Callable | None = None):
+        self.constants = torch.tensor([mean, std]).view(2, 1, -1, 1, 1)
+        self.augment = augment
+
+    def __call__(self, batch: Batch) -> Batch:
+        images = batch["pixel_values"].float().div(255)
+        images = images if self.augment is None else self.augment(images)
+        if self.constants.device != images.device:
+            self.constants = self.constants.to(images.device)
+        mean, std = self.constants
+        return {**batch, "pixel_values": (images - mean) / std}
+
+
+def without_common_padding(batch: Batch) -> Batch:
+    """Texts, shortened to the longest of the batch: what is padding in every row changes nothing."""
+    longest = int(batch["attention_mask"].sum(dim=1).max())
+    return {name: tensor[:, :longest] if tensor.dim() == 2 else tensor for name, tensor in batch.items()}

@@ -1,0 +1,300 @@
+"""What is compared on what: backbones, data, recipes and budgets of each setting.
+
+"cifar10-vit" and "sst2-minilm" read plain files (`local_files.py`) and fit a few GPU minutes. "imagenet1k", "cifar100"
+and "sst2" are the paper's own settings, from the Hub (`hub_sets.py`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    ViTConfig,
+    ViTForImageClassification,
+)
+
+from hydra_transformers.training import Recipe, recipe
+
+from . import augmentation, hub_sets
+from .from_scratch import Schedule, train_from_scratch
+from .local_files import read_images, read_texts
+from .rows import PrepareImages, TensorRows, as_it_is
+from .splits import CIRCUIT_ROWS, LIKE_CIRCUITS, Splits
+
+
+ALL_PARTS = ("embeddings", "attention", "mlp", "layernorm", "classifier")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """
+    name, title: in commands and in tables
+    new_backbone: (start) -> the model that a backbone's training starts from; called after seeding
+    train_backbone: (comparison, model, folder, seed) -> the trained backbone
+    read: (folder of local files or None, start) -> Splits
+    member_recipe: training after pruning
+    heads_to_prune: how many a circuit removes in all; heads_per_layer: how many Taylor pruning keeps
+    heads_to_rank: how many the average's circuit ranks, from which members are sampled; budgets: other numbers to look at
+    member_batch: rows per training step
+    lora_learning_rate: of LoRA ensembles, whose few parameters take larger steps
+    start: a folder or Hub name that backbones start from; None for new weights
+    circuit_dtype: in which circuits are extracted on a GPU
+    groups_by_length: train on batches of texts of about the same length
+    training_arguments: further `TrainingArguments`
+    """
+
+    name: str
+    title: str
+    new_backbone: Callable[[str | None], PreTrainedModel]
+    train_backbone: Callable[[Any, PreTrainedModel, Path, int], PreTrainedModel]
+    read: Callable[[Path | None, str | None], Splits]
+    member_recipe: Recipe
+    heads_to_prune: int
+    heads_per_layer: int
+    heads_to_rank: int
+    budgets: tuple[int, ...]
+    member_batch: int
+    lora_learning_rate: float
+    start: str | None = None
+    circuit_dtype: torch.dtype = torch.float32
+    groups_by_length: bool = False
+    training_arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+# CIFAR-10, a ViT from scratch
+
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+CIFAR10_SCHEDULE = Schedule(epochs=70)
+# The paper's ImageNet-1K recipe, shortened: a pass takes seconds here, and pruned members recover in a few.
+# Without its label smoothing, since these backbones are trained without.
+CIFAR10_MEMBER = replace(
+    recipe("imagenet1k"),
+    name="cifar10",
+    learning_rate=0.03,
+    learning_rate_grid=(),
+    warmup_steps=0.1,
+    max_steps=None,
+    epochs=6,
+    label_smoothing=0.0,
+    dropout=None,
+    train_transforms=(),
+    eval_transforms=(),
+)
+
+
+def new_cifar10_vit(start: str | None = None) -> PreTrainedModel:
+    """7 layers of 12 heads on patches of 4 x 4 pixels: 2.6 M parameters."""
+    config = ViTConfig(
+        image_size=32,
+        patch_size=4,
+        hidden_size=192,
+        intermediate_size=576,
+        num_hidden_layers=7,
+        num_attention_heads=12,
+        hidden_dropout_prob=0.05,
+        id2label=dict(enumerate(CIFAR10_CLASSES)),
+        label2id={name: index for index, name in enumerate(CIFAR10_CLASSES)},
+    )
+    return ViTForImageClassification(config)
+
+
+def train_cifar10_vit(comparison: Any, model: PreTrainedModel, folder: Path, seed: int) -> PreTrainedModel:
+    splits = comparison.splits
+    return train_from_scratch(model, splits.train, splits.validation, CIFAR10_SCHEDULE, folder, seed)
+
+
+def read_cifar10(folder: Path | None, start: str | None) -> Splits:
+    """Every tenth training image is held out: 1,000 of them for circuits, 4,000 for validation."""
+    if folder is None:
+        raise ValueError("this setting reads files: pass their folder as --data")
+
+    def read(name: str, count: int | None = None) -> TensorRows:
+        return read_images(folder, name, PrepareImages(CIFAR10_MEAN, CIFAR10_STD), count)
+
+    train = read("cifar10_train")
+    held_out = torch.arange(len(train)) % 10 == 0
+    kept_back = train.part(held_out)
+    objects = read("tinyimagenet_objects", 5_000)
+    order = torch.randperm(len(objects), generator=torch.Generator().manual_seed(0))
+    return Splits(
+        train=train.part(~held_out).prepared_by(PrepareImages(CIFAR10_MEAN, CIFAR10_STD, augmentation.strong)),
+        validation=kept_back.part(slice(CIRCUIT_ROWS, None)),
+        circuit_id=kept_back.part(slice(CIRCUIT_ROWS)),
+        circuit_ood=objects.part(order[:CIRCUIT_ROWS]),
+        test=read("cifar10_test"),
+        ood={
+            "far": {"mnist": read("mnist", 5_000), "textures": read("textures", 1_200)},
+            LIKE_CIRCUITS: {"tinyimagenet_objects": objects.part(order[CIRCUIT_ROWS:])},
+        },
+        data_collator=as_it_is,
+    )
+
+
+# SST-2
+
+# Appendix C.2, which names no batch size: its learning rate of 8e-6 taken for 32 rows, and four times that for 128.
+SST2_BACKBONE = replace(recipe("sst2"), name="sst2-backbone", learning_rate=4 * 8e-6, trainable=ALL_PARTS)
+SST2_BATCH = 128
+VALIDATION_ROWS = 3_000
+
+
+def new_text_classifier(start: str | None) -> PreTrainedModel:
+    return AutoModelForSequenceClassification.from_pretrained(start, num_labels=2, dtype=torch.float32)
+
+
+def read_sst2(folder: Path | None, start: str | None) -> Splits:
+    """The first 3,000 training rows are held out (C.2): 1,000 of them for circuits, 2,000 for validation."""
+    if folder is None:
+        raise ValueError("this setting reads files: pass their folder as --data")
+    tokenizer = AutoTokenizer.from_pretrained(start)
+
+    def read(name: str) -> TensorRows:
+        return read_texts(folder, name, tokenizer)
+
+    train, news = read("sst2_train"), read("agnews")
+    return Splits(
+        train=train.part(slice(VALIDATION_ROWS, None)),
+        validation=train.part(slice(CIRCUIT_ROWS, VALIDATION_ROWS)),
+        circuit_id=train.part(slice(CIRCUIT_ROWS)).sorted_by_length(),
+        circuit_ood=news.part(slice(CIRCUIT_ROWS)).sorted_by_length(),
+        test=read("sst2_validation").sorted_by_length(),
+        ood={
+            "near": {"amazon": read("amazon_snippets").sorted_by_length()},
+            "far": {"trec": read("trec").sorted_by_length(), "rte": read("rte").sorted_by_length()},
+            LIKE_CIRCUITS: {"agnews": news.part(slice(CIRCUIT_ROWS, None)).sorted_by_length()},
+        },
+        data_collator=as_it_is,
+    )
+
+
+# The paper's own settings
+
+VIT_START = "google/vit-base-patch16-224-in21k"
+# C.1.2 and C.1.3: all of the model trains, without dropout and label smoothing, behind a new classifier.
+IMAGENET1K_BACKBONE = replace(
+    recipe("imagenet1k"),
+    name="imagenet1k-backbone",
+    warmup_steps=500,
+    max_steps=20_000,
+    label_smoothing=0.0,
+    dropout=0.0,
+    trainable=ALL_PARTS,
+)
+CIFAR100_BACKBONE = replace(
+    recipe("cifar100"),
+    name="cifar100-backbone",
+    label_smoothing=0.0,
+    last_n_layers=None,
+    reset_classifier=False,
+    trainable=ALL_PARTS,
+)
+PAPER_SST2_BACKBONE = replace(SST2_BACKBONE, learning_rate=8e-6)
+LOADING = {"dataloader_num_workers": 8, "dataloader_pin_memory": True}
+
+
+def new_image_classifier(num_labels: int) -> Callable[[str | None], PreTrainedModel]:
+    return lambda start: AutoModelForImageClassification.from_pretrained(
+        start, num_labels=num_labels, ignore_mismatched_sizes=True, dtype=torch.float32
+    )
+
+
+def finetuned(backbone_recipe: Recipe, batch: int) -> Callable[[Any, PreTrainedModel, Path, int], PreTrainedModel]:
+    """Backbones that are fine-tuned by a recipe."""
+    return lambda comparison, model, folder, seed: comparison.finetune(model, folder, backbone_recipe, batch, seed)
+
+
+SETTINGS = {
+    each.name: each
+    for each in (
+        Setting(
+            name="cifar10-vit",
+            title="CIFAR-10, ViT (7 layers of 12 heads)",
+            new_backbone=new_cifar10_vit,
+            train_backbone=train_cifar10_vit,
+            read=read_cifar10,
+            member_recipe=CIFAR10_MEMBER,
+            heads_to_prune=28,
+            heads_per_layer=8,
+            heads_to_rank=56,
+            budgets=(8, 16),
+            member_batch=512,
+            lora_learning_rate=0.1,
+            circuit_dtype=torch.bfloat16,
+            training_arguments={"eval_strategy": "no", "save_strategy": "no"},  # it takes seconds
+        ),
+        Setting(
+            name="sst2-minilm",
+            title="SST-2, MiniLM-L6 (6 layers of 12 heads)",
+            new_backbone=new_text_classifier,
+            train_backbone=finetuned(SST2_BACKBONE, SST2_BATCH),
+            read=read_sst2,
+            member_recipe=replace(
+                recipe("sst2"), learning_rate=6e-5, epochs=2, early_stopping_patience=None, keep_best=False
+            ),
+            heads_to_prune=36,
+            heads_per_layer=6,
+            heads_to_rank=54,
+            budgets=(12, 24),
+            member_batch=256,
+            lora_learning_rate=5e-4,
+            start="sentence-transformers/all-MiniLM-L6-v2",
+            groups_by_length=True,
+            training_arguments={"bf16": False},  # bound by launching kernels, of which autocast needs more
+        ),
+        Setting(
+            name="imagenet1k",
+            title="ImageNet-1K, ViT-B/16",
+            new_backbone=new_image_classifier(1000),
+            train_backbone=finetuned(IMAGENET1K_BACKBONE, 512),
+            read=hub_sets.reader(hub_sets.IMAGENET1K, recipe("imagenet1k")),
+            member_recipe=recipe("imagenet1k"),
+            heads_to_prune=48,
+            heads_per_layer=8,
+            heads_to_rank=100,
+            budgets=(12, 24),
+            member_batch=512,
+            lora_learning_rate=0.03,
+            start=VIT_START,
+            training_arguments=LOADING,
+        ),
+        Setting(
+            name="cifar100",
+            title="CIFAR-100, ViT-B/16",
+            new_backbone=new_image_classifier(100),
+            train_backbone=finetuned(CIFAR100_BACKBONE, 512),
+            read=hub_sets.reader(hub_sets.CIFAR100, recipe("cifar100")),
+            member_recipe=recipe("cifar100"),
+            heads_to_prune=24,
+            heads_per_layer=10,
+            heads_to_rank=50,
+            budgets=(12,),
+            member_batch=512,
+            lora_learning_rate=0.03,
+            start=VIT_START,
+            training_arguments=LOADING,
+        ),
+        Setting(
+            name="sst2",
+            title="SST-2, BERT-base",
+            new_backbone=new_text_classifier,
+            train_backbone=finetuned(PAPER_SST2_BACKBONE, 32),
+            read=hub_sets.reader(hub_sets.SST2, recipe("sst2")),
+            member_recipe=recipe("sst2"),
+            heads_to_prune=72,
+            heads_per_layer=6,
+            heads_to_rank=108,
+            budgets=(24, 48),
+            member_batch=32,
+            lora_learning_rate=2e-4,
+            start="google-bert/bert-base-uncased",
+        ),
+    )
+}

@@ -1,0 +1,29 @@
+"""The parts that a setting's data come in."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+CIRCUIT_ROWS = 1_000  # in distribution, and as many out of it
+LIKE_CIRCUITS = "like the circuits' own"  # a group of data sets that counts in no average
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The data of a setting; everything is a Dataset of rows.
+
+    train, validation: for training; the validation set also chooses checkpoints and fits temperatures
+    circuit_id, circuit_ood: for circuits and Taylor scores; never judged on
+    test, ood: what methods are judged on, `ood` as {"near": {name: rows}, "far": {name: rows}}; a further group holds
+        more of the kind of `circuit_ood`, to see what carries over
+    data_collator: what makes batches of the rows of `train` and `validation`
+    """
+
+    train: Any
+    validation: Any
+    circuit_id: Any
+    circuit_ood: Any
+    test: Any
+    ood: Mapping[str, Mapping[str, Any]]
+    data_collator: Callable | None = None

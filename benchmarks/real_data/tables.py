@@ -1,0 +1,182 @@
+"""The results as markdown tables, and the page that shows them."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from hydra_transformers.files import write_atomically
+
+from .settings import SETTINGS
+from .splits import LIKE_CIRCUITS
+
+
+Run = dict[str, Any]  # what one method reached with one seed
+Column = tuple[str, Callable[[Run], float], str]
+
+COMPARED = {
+    "single": "Single",
+    "single-tuned": "Single, tuned on",
+    "temperature": "Temperature scaling",
+    "deep-ensembles": "Deep Ensembles",
+    "mc-dropout": "MC Dropout",
+    "lora-ensembles": "LoRA Ensembles",
+    "taylor-0-tuned": "Taylor",
+    "circ-acc-tuned": "CircAcc",
+    "circ-ood-tuned": "CircOOD",
+    "circ-avg-tuned": "CircAvg",
+    "hydra-taylor": "Hydra (Taylor)",
+    "hydra-circ": "**Hydra (Circ)**",
+}
+ZERO_SHOT = {
+    "single": "Single",
+    "taylor-0-zero-shot": "Taylor",
+    "circ-acc-zero-shot": "CircAcc",
+    "circ-ood-zero-shot": "CircOOD",
+    "circ-avg-zero-shot": "CircAvg",
+    "hydra-taylor-zero-shot": "Hydra (Taylor)",
+    "hydra-circ-zero-shot": "**Hydra (Circ)**",
+}
+MEMBERS = {
+    "single": "Single",
+    "deep-ensembles": "Deep Ensembles (3)",
+    "hydra-circ": "Hydra (Circ), 3 members",
+    "hydra-circ-5": "Hydra (Circ), 5 members",
+}
+FUSION = {
+    "hydra-circ": "Hydra (Circ), fused",
+    "hydra-circ-not-fused": "Hydra (Circ), not fused",
+    "hydra-taylor": "Hydra (Taylor), fused",
+    "hydra-taylor-not-fused": "Hydra (Taylor), not fused",
+}
+DIVERSITY = {
+    "deep-ensembles": "Deep Ensembles",
+    "hydra-circ": "Hydra (Circ): three circuits, all varied",
+    "varied-heads": "one circuit: heads",
+    "varied-order": "one circuit: batch order",
+    "varied-noise": "one circuit: training noise",
+    "varied-order-noise": "one circuit: batch order, noise",
+    "varied-heads-order-noise": "one circuit: heads, batch order, noise",
+    "varied-nothing": "one circuit: nothing",
+}
+SCORES = {"msp": "MSP", "mutual_information": "mutual information", "energy": "energy"}
+
+
+def judged_sets(run: Run, score: str = "msp") -> list[dict[str, float]]:
+    return [
+        metrics for group, sets in run["ood"][score].items() if group != LIKE_CIRCUITS for metrics in sets.values()
+    ]
+
+
+def ood_mean(name: str, score: str = "msp") -> Callable[[Run], float]:
+    return lambda run: mean(metrics[name] for metrics in judged_sets(run, score))
+
+
+QUALITY: tuple[Column, ...] = (
+    ("Acc ↑", lambda run: 100 * run["id"]["accuracy"], ".2f"),
+    ("Brier ↓", lambda run: run["id"]["brier"], ".3f"),
+    ("NLL ↓", lambda run: run["id"]["nll"], ".3f"),
+    ("ECE ↓", lambda run: run["id"]["ece"], ".3f"),
+    ("aECE ↓", lambda run: run["id"]["aece"], ".3f"),
+    ("AUROC ↑", lambda run: 100 * ood_mean("auroc")(run), ".1f"),
+    ("FPR95 ↓", lambda run: 100 * ood_mean("fpr95")(run), ".1f"),
+    ("AUPR ↑", lambda run: 100 * ood_mean("aupr")(run), ".1f"),
+)
+COST: tuple[Column, ...] = (
+    ("Parameters", lambda run: run["parameters"] / 1e6, ".1f M"),
+    ("Multiply-adds", lambda run: run["multiply_adds"] / 1e9, ".2f G"),
+)
+DIVERSITY_COLUMNS: tuple[Column, ...] = (
+    ("ID MI", lambda run: run["id"]["mutual_information"], ".3f"),
+    ("ID disagreement", lambda run: run["id"]["disagreement"], ".3f"),
+    ("OOD MI", lambda run: ood_mean("mutual_information")(run), ".3f"),
+    ("OOD disagreement", lambda run: ood_mean("disagreement")(run), ".3f"),
+)
+
+
+def table(seeds: dict[str, dict[str, Run]], methods: dict[str, str], columns: Sequence[Column]) -> str:
+    """One row per method that was run, mean ± standard deviation over the seeds."""
+    lines = ["| | " + " | ".join(heading for heading, _, _ in columns) + " |", "|---|" + "--:|" * len(columns)]
+    for method, title in methods.items():
+        runs = [methods_of_seed[method] for methods_of_seed in seeds.values() if method in methods_of_seed]
+        if runs:
+            cells = [_cell([value(run) for run in runs], form) for _, value, form in columns]
+            lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _cell(values: list[float], form: str) -> str:
+    form, _, unit = form.partition(" ")
+    spread = stdev(values) if len(values) > 1 else 0.0
+    text = f"{mean(values):{form}}" + (f" ± {spread:{form}}" if spread else "")
+    return f"{text} {unit}".rstrip()
+
+
+def set_columns(seeds: dict[str, dict[str, Run]]) -> list[Column]:
+    """AUROC on each data set."""
+    example = next(iter(next(iter(seeds.values())).values()))
+    return [
+        (
+            "more of the circuits' own" if group == LIKE_CIRCUITS else f"{name} ({group})",
+            lambda run, group=group, name=name: 100 * run["ood"]["msp"][group][name]["auroc"],
+            ".1f",
+        )
+        for group, sets in example["ood"]["msp"].items()
+        for name in sets
+    ]
+
+
+def render(results: dict[str, Any]) -> dict[str, str]:
+    """All tables by name, `setting/table`."""
+    tables = {"machine": f"{results['machine']}, {results['versions']}, {results['date']}."}
+    for name, content in results["settings"].items():
+        seeds = content["seeds"]
+        if not seeds:
+            continue
+        by_score = [
+            (title, lambda run, score=score: 100 * ood_mean("auroc", score)(run), ".1f")
+            for score, title in SCORES.items()
+        ]
+        budgets = (*SETTINGS[name].budgets, SETTINGS[name].heads_to_prune)
+        by_budget = {"single": "0 heads pruned"} | {
+            "hydra-circ-zero-shot"
+            + ("" if budget == SETTINGS[name].heads_to_prune else f"-{budget}"): f"{budget} heads pruned"
+            for budget in sorted(budgets)
+        }
+        for label, methods, columns in (
+            ("quality", COMPARED, QUALITY),
+            ("cost", COMPARED, COST),
+            ("sets", COMPARED, set_columns(seeds)),
+            ("zero-shot", ZERO_SHOT, QUALITY),
+            ("zero-shot-sets", ZERO_SHOT, set_columns(seeds)),
+            ("diversity", DIVERSITY, (*DIVERSITY_COLUMNS, QUALITY[0], QUALITY[5])),
+            ("members", MEMBERS, (*QUALITY, COST[1])),
+            ("fusion", FUSION, QUALITY),
+            ("scores", COMPARED, by_score),
+            ("budgets", by_budget, (QUALITY[0], QUALITY[3], *set_columns(seeds), *DIVERSITY_COLUMNS[2:])),
+        ):
+            tables[f"{name}/{label}"] = table(seeds, methods, columns)
+    return tables
+
+
+MARKED = re.compile(r"<!-- table: (?P<name>[^ ]+) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def with_tables(page: str, tables: dict[str, str]) -> str:
+    """The page with the text between its marks renewed."""
+
+    def renewed(found: re.Match) -> str:
+        if found["name"] not in tables:
+            raise ValueError(f"the page asks for the table {found['name']!r}: there are {', '.join(tables)}")
+        return f"<!-- table: {found['name']} -->\n{tables[found['name']]}\n<!-- end -->"
+
+    return MARKED.sub(renewed, page)
+
+
+def write_tables(results: Path, page: Path) -> None:
+    if not page.exists():
+        print("\n\n".join(f"{name}\n{text}" for name, text in render(json.loads(results.read_text())).items()))
+        return
+    write_atomically(page, with_tables(page.read_text(), render(json.loads(results.read_text()))))

@@ -1,0 +1,173 @@
+"""Does a Hydra keep its promise on real data? The paper's comparison (tables 1, 2, 9, 10, 11), from raw data to tables.
+
+    python benchmarks/uncertainty.py --data DIR --start sst2-minilm=FOLDER --workers 6     # both small settings
+    python benchmarks/uncertainty.py --settings cifar100                                   # the paper's own, from the Hub
+    python benchmarks/uncertainty.py --tables                                              # tables from the results file
+
+DIR holds plain files (see real_data/local_files.py). The work is cut into units (a backbone, a circuit, a member, ...) which
+`--workers` processes per setting take one after the other. Stop it at any time, or let it stop after `--stop-after`
+seconds: started again, it goes on with what lies in `--runs`.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from real_data.methods import Comparison, Unit, needs, units_of
+from real_data.results import gather, write_results
+from real_data.rows import TensorRows
+from real_data.settings import SETTINGS, Setting
+from real_data.splits import Splits
+from real_data.tables import write_tables
+
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results" / "uncertainty.json"
+PAGE = HERE.parent / "docs" / "results.md"
+SMALL = ("cifar10-vit", "sst2-minilm")
+
+
+class Queue:
+    """The units of one setting, shared by its workers through files.
+
+    UNIT.taken: some worker is at it; UNIT.done; UNIT.failed: it could not be done, and neither can what needs it
+    """
+
+    def __init__(self, folder: Path, units: list[Unit]):
+        self.folder, self.units = folder, units
+
+    def is_marked(self, unit: Unit, mark: str) -> bool:
+        return (self.folder / f"{unit}.{mark}").exists()
+
+    def mark(self, unit: Unit, mark: str) -> bool:
+        """Whether this worker was the one to set the mark."""
+        try:
+            os.close(os.open(self.folder / f"{unit}.{mark}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    def left(self) -> list[Unit]:
+        """What is not done yet and can be."""
+        left: list[Unit] = []
+        lost = set()
+        for unit in self.units:  # in an order in which needs come first
+            if self.is_marked(unit, "failed") or any(each in lost for each in needs(unit, self.units)):
+                lost.add(unit)
+            elif not self.is_marked(unit, "done"):
+                left.append(unit)
+        return left
+
+    def take(self) -> Unit | None:
+        """The first unit that nobody has taken and whose needs are done."""
+        for unit in self.left():
+            if all(self.is_marked(each, "done") for each in needs(unit, self.units)) and self.mark(unit, "taken"):
+                return unit
+        return None
+
+    def start_again(self) -> None:
+        """Gives back what workers of an earlier start had taken and not done."""
+        for path in (*self.folder.glob("*.taken"), *self.folder.glob("*.failed")):
+            path.unlink()
+
+    def is_done(self) -> bool:
+        return all(self.is_marked(unit, "done") for unit in self.units)
+
+
+def work(name: str, args: argparse.Namespace) -> None:
+    """A worker: takes units of one setting until none is left."""
+    torch.set_num_threads(args.threads)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    setting = chosen_setting(name, args.start)
+    folder = args.runs / name
+    queue = Queue(folder, units_of(args.seeds, args.backbones))
+    splits = on_device(setting.read(args.data, setting.start), args.device)
+    comparison = Comparison(setting, splits, folder, args.device, args.seeds, args.backbones)
+    while queue.left():
+        unit = queue.take()
+        if unit is None:
+            time.sleep(1)
+            continue
+        start = time.time()
+        try:
+            comparison.run(unit)
+        except Exception:
+            traceback.print_exc()
+            queue.mark(unit, "failed")
+            continue
+        queue.mark(unit, "done")
+        print(f"{time.strftime('%H:%M:%S')} {unit}: {time.time() - start:.0f} s", flush=True)
+
+
+def run_workers(args: argparse.Namespace) -> bool:
+    """Starts the workers of all settings and waits for them; whether all is done."""
+    processes, queues = [], []
+    for name in args.settings:
+        queues.append(Queue(args.runs / name, units_of(args.seeds, args.backbones)))
+        queues[-1].folder.mkdir(parents=True, exist_ok=True)
+        queues[-1].start_again()
+        for index in range(args.workers):
+            with (queues[-1].folder / f"worker-{index}.log").open("a") as log:
+                command = [sys.executable, *sys.argv, "--worker", name]
+                processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+    deadline = time.time() + args.stop_after
+    while any(process.poll() is None for process in processes) and time.time() < deadline:
+        time.sleep(0.5)
+    for process in processes:
+        process.terminate()
+        process.wait()
+    return all(queue.is_done() for queue in queues)
+
+
+def chosen_setting(name: str, starts: list[str]) -> Setting:
+    given = dict(each.split("=", 1) for each in starts)
+    return replace(SETTINGS[name], start=given[name]) if name in given else SETTINGS[name]
+
+
+def on_device(splits: Splits, device: str) -> Splits:
+    def moved(value):
+        if isinstance(value, dict):
+            return {key: moved(each) for key, each in value.items()}
+        return value.to(device) if isinstance(value, TensorRows) else value
+
+    return Splits(**{name: moved(value) for name, value in vars(splits).items()})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--settings", nargs="+", default=list(SMALL), choices=list(SETTINGS))
+    parser.add_argument("--data", type=Path, help="the small settings' files, or OpenOOD's folder")
+    parser.add_argument("--start", nargs="+", default=[], metavar="SETTING=MODEL", help="what backbones start from")
+    parser.add_argument("--seeds", type=int, default=3, help="how many backbones are pruned and compared")
+    parser.add_argument("--backbones", type=int, default=4, help="how many are trained; 3 per seed: none is shared")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workers", type=int, default=1, help="processes per setting")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads of each")
+    parser.add_argument("--stop-after", type=float, default=float("inf"), help="seconds")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where work in progress lies")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--page", type=Path, default=PAGE, help="the page whose tables are renewed")
+    parser.add_argument("--tables", action="store_true", help="only renew the tables, from the results file")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.backbones < max(3, args.seeds):
+        parser.error(f"--backbones is {args.backbones}: a Deep Ensemble has 3, and every seed has its own")
+    if args.worker:
+        return work(args.worker, args)
+    if not args.tables:
+        is_done = run_workers(args)
+        write_results(gather(args.runs, args.settings, args.device), args.results)
+        if not is_done:
+            sys.exit(f"not all is done (the logs are in {args.runs}/SETTING): start again to go on")
+    write_tables(args.results, args.page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""A tiny stand-in for a setting of `benchmarks/uncertainty.py`."""
+
+from dataclasses import replace
+
+import torch
+from transformers import ViTConfig, ViTForImageClassification
+
+from real_data.from_scratch import Schedule, train_from_scratch
+from real_data.rows import PrepareImages, TensorRows, as_it_is
+from real_data.settings import CIFAR10_MEMBER, SETTINGS
+from real_data.splits import LIKE_CIRCUITS, Splits
+
+
+def images(count: int, seed: int, labelled: bool = True) -> TensorRows:
+    """Images of three classes, told apart by their brightness."""
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, 3, (count,), generator=generator)
+    pixels = torch.randint(0, 80, (count, 3, 8, 8), generator=generator) + 60 * labels.view(-1, 1, 1, 1)
+    tensors = {"pixel_values": pixels.to(torch.uint8)} | ({"labels": labels} if labelled else {})
+    return TensorRows(tensors, PrepareImages((0.5,) * 3, (0.25,) * 3))
+
+
+def splits() -> Splits:
+    return Splits(
+        train=images(64, 0),
+        validation=images(32, 1),
+        circuit_id=images(32, 2),
+        circuit_ood=images(32, 3, labelled=False),
+        test=images(48, 4),
+        ood={"far": {"noise": images(32, 5, labelled=False)}, LIKE_CIRCUITS: {"more": images(32, 6, labelled=False)}},
+        data_collator=as_it_is,
+    )
+
+
+def new_backbone(start: str | None = None) -> ViTForImageClassification:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    return ViTForImageClassification(
+        ViTConfig(image_size=8, patch_size=4, num_labels=3, hidden_dropout_prob=0.1, initializer_range=0.3, **sizes)
+    )
+
+
+def train_backbone(comparison, model, folder, seed):
+    data = comparison.splits
+    return train_from_scratch(model, data.train, data.validation, Schedule(epochs=2, batch_size=16), folder, seed)
+
+
+TINY = replace(
+    SETTINGS["cifar10-vit"],
+    new_backbone=new_backbone,
+    train_backbone=train_backbone,
+    read=lambda folder, start: splits(),
+    member_recipe=replace(CIFAR10_MEMBER, epochs=1),
+    heads_to_prune=2,
+    heads_per_layer=3,
+    heads_to_rank=5,
+    budgets=(1,),
+    member_batch=16,
+)

@@ -1,0 +1,291 @@
+"""Reading, batching, changing and training on data in memory."""
+
+import gzip
+import json
+import sys
+import types
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTImageProcessorPil, ViTModel
+
+from hydra_transformers.data import DataSource
+from hydra_transformers.training import recipe
+from real_data import augmentation, from_scratch, hub_sets, settings
+from real_data.from_scratch import Schedule, train_from_scratch
+from real_data.local_files import read_images, read_texts
+from real_data.rows import LengthBatches, PrepareImages, TensorRows, without_common_padding
+from tests.benchmarks.stand_in import images, new_backbone, splits
+
+
+# Rows
+
+
+def test_a_loader_fetches_whole_batches():
+    rows = images(10, 0)
+    loader = torch.utils.data.DataLoader(rows, batch_size=4, collate_fn=lambda batch: batch)
+    batches = list(loader)
+    assert [len(batch["labels"]) for batch in batches] == [4, 4, 2]
+    again = torch.cat([batch["pixel_values"] for batch in rows.batches(3)])
+    torch.testing.assert_close(torch.cat([batch["pixel_values"] for batch in batches]), again)
+    torch.testing.assert_close(rows[7]["pixel_values"], again[7])
+
+
+def test_images_are_normalised():
+    rows = TensorRows(
+        {"pixel_values": torch.full((1, 3, 2, 2), 255, dtype=torch.uint8)}, PrepareImages((0.5,) * 3, (0.25,) * 3)
+    )
+    assert torch.equal(rows[0]["pixel_values"], torch.full((3, 2, 2), 2.0))
+
+
+def texts(lengths: list[int]) -> TensorRows:
+    mask = torch.arange(16) < torch.tensor(lengths).view(-1, 1)
+    ids = torch.randint(5, 50, mask.shape, generator=torch.Generator().manual_seed(0)) * mask
+    return TensorRows({"input_ids": ids, "attention_mask": mask.long()}, without_common_padding)
+
+
+def test_cutting_off_common_padding_changes_no_logits():
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = BertForSequenceClassification(BertConfig(vocab_size=50, **sizes)).eval()
+    rows = texts([3, 7, 5])
+    [batch] = rows.batches(3)
+    assert batch["input_ids"].shape == (3, 7)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch).logits, model(**rows.tensors).logits)
+
+
+def test_batches_by_length_hold_every_text_once_and_little_padding():
+    lengths = torch.randint(1, 17, (60,), generator=torch.Generator().manual_seed(1)).tolist()
+    rows = texts(lengths)
+    batches = LengthBatches(rows, batch_size=8, seed=0)
+    assert sorted(index for batch in batches.indices for index in batch) == list(range(60))
+    tokens = sum(batches[index]["input_ids"].numel() for index in range(len(batches)))
+    assert tokens < 1.4 * sum(lengths)
+    assert LengthBatches(rows, 8, seed=0).indices == batches.indices != LengthBatches(rows, 8, seed=1).indices
+
+
+def test_sorted_texts_are_the_same_texts():
+    rows = texts([5, 2, 9])
+    assert rows.sorted_by_length().tensors["attention_mask"].sum(1).tolist() == [2, 5, 9]
+
+
+# Changes
+
+
+@pytest.mark.parametrize(
+    "change",
+    [augmentation.crop_and_flip, augmentation.turn_and_shear, augmentation.change_colours, augmentation.erase],
+)
+def test_changes_are_random_and_keep_shape_and_range(change):
+    pictures = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    before = pictures.clone()
+    torch.manual_seed(1)
+    changed = change(pictures)
+    assert changed.shape == pictures.shape and changed.min() >= 0 and changed.max() <= 1 + 1e-6
+    assert not torch.equal(changed, pictures) and torch.equal(pictures, before)
+    torch.manual_seed(1)
+    assert torch.equal(change(pictures), changed)
+    assert not torch.equal(change(pictures), changed)
+
+
+def test_a_crop_shows_the_image_moved_or_mirrored():
+    picture = torch.arange(64.0).view(1, 1, 8, 8) / 64
+    torch.manual_seed(0)
+    for _ in range(20):
+        crop = augmentation.crop_and_flip(picture, padding=1)
+        crop = crop if crop[0, 0, 4, 3] < crop[0, 0, 4, 4] else crop.flip(-1)
+        centre = crop[0, 0, 4, 4] * 64
+        assert int(centre) // 8 in (3, 4, 5) and int(centre) % 8 in (3, 4, 5)
+
+
+# Training from new weights
+
+
+def test_training_goes_on_to_the_weights_of_an_unbroken_run(tmp_path, monkeypatch):
+    data, write = splits(), from_scratch._checkpoint
+
+    def trained(name):
+        torch.manual_seed(0)
+        schedule = Schedule(epochs=20, batch_size=32)
+        return train_from_scratch(new_backbone(), data.train, data.validation, schedule, tmp_path / name, seed=3)
+
+    def cut_off(*args):
+        write(*args)
+        raise KeyboardInterrupt
+
+    whole = trained("whole")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(from_scratch, "_checkpoint", cut_off)
+        trained("in parts")
+    in_parts = trained("in parts")
+    for name, tensor in whole.state_dict().items():
+        torch.testing.assert_close(in_parts.state_dict()[name], tensor, msg=name)
+    assert not in_parts.training
+
+
+def test_a_trained_model_is_loaded_and_one_of_another_schedule_refused(tmp_path):
+    data, folder = splits(), tmp_path / "model"
+
+    def trained(epochs):
+        schedule = Schedule(epochs=epochs, batch_size=32)
+        return train_from_scratch(new_backbone(), data.train, data.validation, schedule, folder, seed=0)
+
+    first, again = trained(1), trained(1)
+    assert torch.equal(first.classifier.weight, again.classifier.weight)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    with pytest.raises(ValueError, match="model comes from another schedule: remove it to start again"):
+        trained(2)
+
+
+def test_the_learning_rate_warms_up_and_decays_to_zero():
+    schedule = Schedule(epochs=1, learning_rate=1.0, warmup_share=0.1)
+    assert schedule.rate(0) == 0 and schedule.rate(0.05) == pytest.approx(0.5) and schedule.rate(0.1) == 1
+    assert schedule.rate(0.55) == pytest.approx(0.5) and schedule.rate(1) == pytest.approx(0)
+
+
+# Local files
+
+
+def test_images_are_cut_out_of_their_sheets(tmp_path):
+    np, Image = pytest.importorskip("numpy"), pytest.importorskip("PIL.Image")
+    (tmp_path / "vision").mkdir()
+    for part in range(2):
+        sheet = np.zeros((32, 64, 3), dtype="uint8")
+        sheet[:, :32], sheet[:, 32:] = 40 + 100 * part, 80 + 100 * part
+        Image.fromarray(sheet).save(tmp_path / "vision" / f"set_{part}.jpg", quality=95)
+    np.save(tmp_path / "vision" / "set_labels.npy", np.array([2, 0, 1], dtype="uint8"))
+    rows = read_images(tmp_path, "set", PrepareImages((0.0,) * 3, (1.0,) * 3))
+    assert len(rows) == 3 and rows.tensors["labels"].tolist() == [2, 0, 1]
+    means = rows.tensors["pixel_values"].float().mean(dim=(1, 2, 3))
+    torch.testing.assert_close(means, torch.tensor([40.0, 80.0, 140.0]), atol=1, rtol=0)
+
+
+def test_texts_are_read_and_tokenized(tmp_path, tokenizer):
+    (tmp_path / "text").mkdir()
+    rows = [{"text": "good film", "label": 1}, {"text": "bad", "label": 0}]
+    with gzip.open(tmp_path / "text" / "set.jsonl.gz", "wt") as lines:
+        lines.writelines(json.dumps(row) + "\n" for row in rows)
+    read = read_texts(tmp_path, "set", tokenizer, max_length=8)
+    assert read.tensors["labels"].tolist() == [1, 0]
+    assert read.tensors["input_ids"].shape == (2, 8) and read.tensors["attention_mask"].sum(1).tolist() == [4, 3]
+
+
+@pytest.mark.parametrize("read", [read_images, read_texts])
+def test_a_missing_file_is_named(read, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"set\.(jpg|jsonl\.gz) does not exist: pass the folder .* as --data"):
+        read(tmp_path, "set", None)
+
+
+# Sets of the Hub, with folders in their place
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    from transformers import BertTokenizer
+
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", "film"]
+    return BertTokenizer(vocab={word: index for index, word in enumerate(words)})
+
+
+def image_set(path, count: int, labelled: bool) -> DataSource:
+    import datasets
+    from PIL import Image
+
+    columns = {"image": [Image.new("RGB", (12, 12), (20 * n, 0, 0)) for n in range(count)]}
+    features = {"image": datasets.Image()}
+    if labelled:
+        columns["label"], features["label"] = [n % 3 for n in range(count)], datasets.ClassLabel(names=["a", "b", "c"])
+    datasets.Dataset.from_dict(columns, features=datasets.Features(features)).save_to_disk(path)
+    return DataSource(str(path))
+
+
+@pytest.fixture
+def image_sets(tmp_path) -> hub_sets.HubSets:
+    from PIL import Image
+
+    (tmp_path / "benchmark_imglist" / "x").mkdir(parents=True)
+    (tmp_path / "images_classic").mkdir()
+    for n in range(2):
+        Image.new("L", (9, 9), 100 * n).save(tmp_path / "images_classic" / f"one {n}.png")
+    (tmp_path / "benchmark_imglist" / "x" / "test_far.txt").write_text("one 0.png -1\none 1.png -1\n")
+    return hub_sets.HubSets(
+        train=image_set(tmp_path / "train", 10, labelled=True),
+        test=image_set(tmp_path / "test", 6, labelled=True),
+        circuit_ood=image_set(tmp_path / "circuit", 4, labelled=False),
+        ood={"far": {"listed": hub_sets.ImageList("x/test_far", "images_classic")}},
+        num_labels=3,
+        held_out=0,
+    )
+
+
+@pytest.fixture
+def start(tmp_path) -> str:
+    config = ViTConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=4, image_size=8, patch_size=4
+    )
+    ViTModel(config).save_pretrained(tmp_path / "start")
+    ViTImageProcessorPil(size={"height": 8, "width": 8}).save_pretrained(tmp_path / "start")
+    return str(tmp_path / "start")
+
+
+@pytest.fixture
+def torchvision(monkeypatch):
+    """In place of torchvision: changes that leave a trace."""
+
+    class Painted:
+        def __init__(self, **settings):
+            self.settings = settings
+
+        def __call__(self, image):
+            from PIL import Image
+
+            return Image.new("RGB", image.size, (255, 255, 255))
+
+    transforms = types.SimpleNamespace(RandomResizedCrop=Painted, RandomHorizontalFlip=Painted, RandAugment=Painted)
+    module = types.ModuleType("torchvision")
+    module.transforms = transforms
+    monkeypatch.setitem(sys.modules, "torchvision", module)
+
+
+def test_sets_of_the_hub_become_splits_and_training_images_alone_are_changed(image_sets, start, tmp_path, torchvision):
+    read = hub_sets.reader(image_sets, recipe("imagenet1k"))(tmp_path, start)
+    assert (len(read.train), len(read.validation), len(read.test)) == (10, 1, 5)
+    assert (read.train[0]["pixel_values"] == 1).all() and not (read.test[0]["pixel_values"] == 1).all()
+    assert read.train[4]["labels"] == 1 and "labels" not in read.circuit_ood[0]
+    listed = read.ood["far"]["listed"]
+    assert [round(float(listed[n]["pixel_values"].mean()), 2) for n in range(2)] == [-1.0, -0.22]
+
+
+def test_held_out_rows_are_for_circuits_and_validation(image_sets, start, tmp_path, torchvision, monkeypatch):
+    monkeypatch.setattr(hub_sets, "CIRCUIT_ROWS", 3)
+    read = hub_sets.reader(replace(image_sets, held_out=5), recipe("cifar100"))(tmp_path, start)
+    assert [len(part) for part in (read.circuit_id, read.validation, read.train, read.test)] == [3, 2, 5, 6]
+    assert [read.circuit_id[0]["labels"], read.validation[0]["labels"], read.train[0]["labels"]] == [0, 0, 2]
+
+
+def test_a_missing_list_of_openood_is_named(image_sets, start, torchvision):
+    with pytest.raises(FileNotFoundError, match="OpenOOD's list x/test_far is not in None: pass the folder"):
+        hub_sets.reader(image_sets, recipe("imagenet1k"))(None, start)
+
+
+def test_training_on_images_says_that_it_needs_torchvision(image_sets, start, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    with pytest.raises(ImportError, match="needs torchvision: pip install torchvision"):
+        hub_sets.reader(image_sets, recipe("imagenet1k"))(tmp_path, start)
+
+
+def test_the_papers_settings_prune_as_the_paper_does():
+    of_paper = {name: settings.SETTINGS[name] for name in ("imagenet1k", "cifar100", "sst2")}
+    assert {name: each.heads_to_prune for name, each in of_paper.items()} == {
+        "imagenet1k": 48,
+        "cifar100": 24,
+        "sst2": 72,
+    }
+    assert {name: each.heads_per_layer for name, each in of_paper.items()} == {
+        "imagenet1k": 8,
+        "cifar100": 10,
+        "sst2": 6,
+    }
+    for each in of_paper.values():
+        assert 12 * (12 - each.heads_per_layer) == each.heads_to_prune

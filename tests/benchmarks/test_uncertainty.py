@@ -1,0 +1,169 @@
+"""The comparison on real data, run whole on a tiny stand-in."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from real_data import tables
+from real_data.methods import Comparison, Unit, deep_ensemble, needs, units_of
+from real_data.results import gather, write_results
+from real_data.settings import SETTINGS
+from tests.benchmarks.stand_in import TINY, splits
+from uncertainty import Queue
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """All units of one seed, each as a worker of its own would do it."""
+    runs = tmp_path_factory.mktemp("runs")
+    data = splits()
+    for unit in units_of(seeds=1, backbones=3):
+        Comparison(TINY, data, runs / TINY.name, "cpu", seeds=1, backbones=3).run(unit)
+    return runs
+
+
+@pytest.fixture(scope="module")
+def results(runs) -> dict:
+    return gather(runs, [TINY.name], "cpu")
+
+
+@pytest.fixture(scope="module")
+def methods(results) -> dict:
+    return results["settings"][TINY.name]["seeds"]["0"]
+
+
+# What is compared
+
+
+def test_every_method_of_the_tables_is_judged(methods):
+    shown = {*tables.COMPARED, *tables.ZERO_SHOT, *tables.MEMBERS, *tables.FUSION, *tables.DIVERSITY}
+    assert shown | {"hydra-circ-zero-shot-1"} == set(methods)
+
+
+def test_each_is_judged_with_its_own_number_of_members(methods):
+    expected = {"single": 1, "mc-dropout": 10, "deep-ensembles": 3, "lora-ensembles": 3, "circ-ood-tuned": 1}
+    expected |= {"hydra-circ": 3, "hydra-circ-5": 5, "varied-heads": 3}
+    assert {name: methods[name]["num_members"] for name in expected} == expected
+
+
+def test_costs_stand_beside_quality(methods):
+    single, ensemble, hydra = methods["single"], methods["deep-ensembles"], methods["hydra-circ"]
+    assert ensemble["parameters"] == 3 * single["parameters"]
+    assert ensemble["multiply_adds"] == 3 * single["multiply_adds"] > hydra["multiply_adds"]
+
+
+def test_members_differ_in_what_varies_and_in_nothing_else(methods):
+    assert methods["varied-nothing"]["id"]["mutual_information"] == pytest.approx(0, abs=1e-9)
+    for source in ("heads", "order", "noise", "order-noise", "heads-order-noise"):
+        assert methods[f"varied-{source}"]["id"]["mutual_information"] > 1e-9, source
+
+
+def test_a_temperature_changes_no_prediction_and_no_ranking_of_members(methods):
+    assert methods["temperature"]["id"]["accuracy"] == methods["single"]["id"]["accuracy"]
+    assert methods["temperature"]["id"]["nll"] != methods["single"]["id"]["nll"]
+
+
+def test_every_score_is_there(methods):
+    assert set(methods["hydra-circ"]["ood"]) == {"msp", "mutual_information", "energy"}
+
+
+def test_the_circuits_are_kept_with_the_results(results):
+    circuits = results["settings"][TINY.name]["circuits"]["0"]
+    assert {objective: len(circuit["ranking"]) for objective, circuit in circuits.items()} == {
+        "acc": 2,
+        "avg": 5,
+        "ood": 2,
+    }
+
+
+def test_what_is_done_is_not_done_again(runs, monkeypatch):
+    comparison = Comparison(TINY, splits(), runs / TINY.name, "cpu", seeds=1, backbones=3)
+    monkeypatch.setattr("real_data.methods.collect_member_logits", lambda *args: pytest.fail("judged again"))
+    monkeypatch.setattr("transformers.Trainer.train", lambda *args, **kwargs: pytest.fail("trained again"))
+    for unit in (Unit("backbone", 0), Unit("member", 0, "circ-avg"), Unit("lora", 0), Unit("judge", 0, "tuned")):
+        comparison.run(unit)
+
+
+# The order of work
+
+
+def test_units_come_after_what_they_need():
+    units = units_of(seeds=3, backbones=4)
+    assert len(set(map(str, units))) == len(units)
+    for place, unit in enumerate(units):
+        assert set(needs(unit, units)) <= set(units[:place]), unit
+
+
+@pytest.mark.parametrize("seeds, backbones", [(1, 3), (3, 4), (3, 9)])
+def test_a_deep_ensemble_has_three_backbones_with_its_own_first(seeds, backbones):
+    ensembles = [deep_ensemble(seed, seeds, backbones) for seed in range(seeds)]
+    assert [ensemble[0] for ensemble in ensembles] == list(range(seeds))
+    assert all(len(set(ensemble)) == 3 and max(ensemble) < backbones for ensemble in ensembles)
+    if backbones >= 3 * seeds:
+        assert len({index for ensemble in ensembles for index in ensemble}) == 3 * seeds
+
+
+def test_workers_share_units_and_wait_for_needs(tmp_path):
+    units = units_of(seeds=1, backbones=3)
+    first, second = Queue(tmp_path, units), Queue(tmp_path, units)
+    taken = [first.take(), second.take(), first.take()]
+    assert taken == units[:3] and second.take() is None
+    first.mark(taken[0], "done")
+    assert second.take() == Unit("circuit", 0, "avg")
+    assert not first.is_done()
+
+
+def test_what_needs_a_failed_unit_is_given_up_and_all_else_goes_on(tmp_path):
+    queue = Queue(tmp_path, units_of(seeds=1, backbones=3))
+    queue.mark(Unit("circuit", 0, "avg"), "failed")
+    left = set(map(str, queue.left()))
+    assert "member-0-circ-acc" in left and "member-0-taylor-1" in left
+    assert not left & {"circuit-0-avg", "member-0-circ-avg", "member-0-sampled-1", "judge-0-untuned", "judge-0-tuned"}
+
+
+def test_starting_again_takes_up_what_was_cut_off_or_failed(tmp_path):
+    queue = Queue(tmp_path, units_of(seeds=1, backbones=3))
+    done, cut_off, failed = (queue.take() for _ in range(3))
+    queue.mark(done, "done")
+    queue.mark(failed, "failed")
+    queue.start_again()
+    assert queue.take() == cut_off and queue.take() == failed
+
+
+# Tables
+
+
+def test_tables_show_the_numbers_of_the_results(results, methods, monkeypatch):
+    monkeypatch.setitem(SETTINGS, TINY.name, TINY)
+    rendered = tables.render(results)
+    row = next(line for line in rendered[f"{TINY.name}/quality"].splitlines() if "Hydra (Circ)" in line)
+    hydra = methods["hydra-circ"]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[1] == f"{100 * hydra['id']['accuracy']:.2f}"
+    assert (
+        cells[6] == f"{100 * hydra['ood']['msp']['far']['noise']['auroc']:.1f}"
+    )  # without those like the circuits' own
+    assert "1 heads pruned" in rendered[f"{TINY.name}/budgets"]
+
+
+def test_cells_are_means_with_standard_deviations_over_the_seeds():
+    seeds = {"0": {"single": {"value": 1.0}}, "1": {"single": {"value": 2.0}}, "2": {"single": {"value": 3.0}}}
+    [line] = tables.table(seeds, {"single": "Single"}, [("Value", lambda run: run["value"], ".1f")]).splitlines()[2:]
+    assert line == "| Single | 2.0 ± 1.0 |"
+
+
+def test_a_page_gets_its_tables_and_keeps_its_words():
+    page = "Words.\n<!-- table: a/b -->\nold\n<!-- end -->\nMore words.\n"
+    renewed = tables.with_tables(page, {"a/b": "| new |"})
+    assert renewed == "Words.\n<!-- table: a/b -->\n| new |\n<!-- end -->\nMore words.\n"
+    assert tables.with_tables(renewed, {"a/b": "| new |"}) == renewed
+    with pytest.raises(ValueError, match="asks for the table 'a/b': there are c"):
+        tables.with_tables(page, {"c": ""})
+
+
+def test_settings_that_were_not_run_stay_in_the_results_file(results, tmp_path):
+    path = tmp_path / "results.json"
+    write_results(results | {"settings": {"earlier": {"seeds": {}}}}, path)
+    write_results(results, path)
+    assert set(json.loads(path.read_text())["settings"]) == {"earlier", TINY.name}
