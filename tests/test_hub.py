@@ -33,6 +33,7 @@ from hydra_transformers.hub.parts import PART, TO_FILL_IN, EditedCardError, rene
 from hydra_transformers.pruning import draw_members, extract_circuit
 from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty
 from tests.families import BERT, CLIP, VIT, Family, randomise
+from tests.pages import run_python_blocks
 
 
 ROOT = Path(__file__).parents[1]
@@ -546,12 +547,7 @@ def test_the_cards_in_the_repository_state_the_known_sizes_and_mark_the_rest():
 
 def test_the_page_on_publishing_runs(hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "publishing.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 3
-    names: dict = {}
-    for number, block in enumerate(blocks):
-        exec(compile(block, f"publishing.md, block {number}", "exec"), names)
+    run_python_blocks("docs/publishing.md", at_least=3)
     assert len(commits(hub)) >= 1
 
 

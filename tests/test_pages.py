@@ -1,22 +1,16 @@
 """The Python blocks of README.md and of docs/how-it-works.md run (```py marks those that need the Hub)."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-
-ROOT = Path(__file__).parents[1]
+from tests.pages import ROOT, run_python_blocks
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/how-it-works.md"])
 def test_the_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert blocks
-    names = {}
-    for number, block in enumerate(blocks):
-        exec(compile(block, f"{page}, block {number}", "exec"), names)
+    run_python_blocks(page)
 
 
 def test_links_to_files_lead_somewhere():

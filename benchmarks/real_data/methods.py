@@ -5,7 +5,7 @@ A unit writes into its own folder or file below the setting's; one that was cut 
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,7 @@ class Comparison:
     def lora_ensemble(self, seed: int) -> LoRAEnsemble:
         return finetune_lora_ensemble(
             self.once(self.backbone, seed),
-            self.setting.member_recipe,
+            replace(self.setting.member_recipe, optimizer="adamw"),
             output_dir=self.folder / str(Unit("lora", seed)),
             seed=100 * seed,
             learning_rates=[self.setting.lora_learning_rate],

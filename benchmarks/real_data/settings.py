@@ -42,7 +42,7 @@ class Setting:
     heads_to_prune: how many a circuit removes in all; heads_per_layer: how many Taylor pruning keeps
     heads_to_rank: how many the average's circuit ranks, from which members are sampled; budgets: other numbers to look at
     member_batch: rows per training step
-    lora_learning_rate: of LoRA ensembles, whose few parameters take larger steps
+    lora_learning_rate: of LoRA ensembles, trained as members are but with AdamW: adapters start at zero and take larger steps
     start: a folder or Hub name that backbones start from; None for new weights
     circuit_dtype: in which circuits are extracted on a GPU
     groups_by_length: train on batches of texts of about the same length
@@ -226,7 +226,7 @@ SETTINGS = {
             heads_to_rank=56,
             budgets=(8, 16),
             member_batch=512,
-            lora_learning_rate=0.1,
+            lora_learning_rate=1e-3,
             circuit_dtype=torch.bfloat16,
             training_arguments={"eval_strategy": "no", "save_strategy": "no"},  # it takes seconds
         ),
@@ -261,7 +261,7 @@ SETTINGS = {
             heads_to_rank=100,
             budgets=(12, 24),
             member_batch=512,
-            lora_learning_rate=0.03,
+            lora_learning_rate=1e-3,
             start=VIT_START,
             training_arguments=LOADING,
         ),
@@ -277,7 +277,7 @@ SETTINGS = {
             heads_to_rank=50,
             budgets=(12,),
             member_batch=512,
-            lora_learning_rate=0.03,
+            lora_learning_rate=1e-3,
             start=VIT_START,
             training_arguments=LOADING,
         ),
@@ -293,7 +293,7 @@ SETTINGS = {
             heads_to_rank=108,
             budgets=(24, 48),
             member_batch=32,
-            lora_learning_rate=2e-4,
+            lora_learning_rate=5e-4,
             start="google-bert/bert-base-uncased",
         ),
     )

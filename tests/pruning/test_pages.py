@@ -2,28 +2,19 @@
 
 import doctest
 import json
-import re
 import runpy
 import sys
 import warnings
-from pathlib import Path
 
 from hydra_transformers.pruning import diversity
-
-
-ROOT = Path(__file__).parents[2]
+from tests.pages import ROOT, run_python_blocks
 
 
 def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    page = ROOT / "docs" / "pruning.md"
-    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 7
-    names = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # random models score at chance
-        for number, block in enumerate(blocks):
-            exec(compile(block, f"{page.name}, block {number}", "exec"), names)
+        run_python_blocks("docs/pruning.md", at_least=7)
 
 
 def test_docstring_examples_are_true():

@@ -1,27 +1,21 @@
 """The examples of docs/fine-tuning.md run, and its table is that of the recipes."""
 
-import re
-from pathlib import Path
-
 from hydra_transformers.training import recipe
+from tests.pages import ROOT, run_python_blocks
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "fine-tuning.md"
+PAGE = "docs/fine-tuning.md"
 
 
 def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 7
-    names = {}
-    for number, block in enumerate(blocks):
-        exec(compile(block, f"{PAGE.name}, block {number}", "exec"), names)
+    names = run_python_blocks(PAGE, at_least=7)
     assert (tmp_path / "runs" / "members" / "member-2" / "model.safetensors").exists()
     assert type(names["merged"]).__name__ == "HydraViTForImageClassification"
 
 
 def test_the_table_of_the_page_shows_the_recipes():
-    rows = {row.split("|")[1].strip(): row for row in PAGE.read_text().splitlines() if row.startswith("|")}
+    rows = {row.split("|")[1].strip(): row for row in (ROOT / PAGE).read_text().splitlines() if row.startswith("|")}
     for name, column in {"imagenet1k": 2, "cifar100": 3}.items():
         settings = recipe(name)
         grid = ", ".join(str(rate) for rate in settings.learning_rate_grid)

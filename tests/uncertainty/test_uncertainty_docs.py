@@ -2,13 +2,12 @@
 
 import doctest
 import importlib
-import re
-from pathlib import Path
 
 import pytest
 
+from tests.pages import run_python_blocks
 
-PAGE = Path(__file__).parents[2] / "docs" / "uncertainty.md"
+
 MODULES = ("decomposition", "metrics", "ood", "streaming", "temperature")
 
 
@@ -21,8 +20,4 @@ def test_docstring_examples_are_true(module):
 def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", tmp_path / "metrics")
-    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), flags=re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 6
-    names = {}
-    for number, block in enumerate(blocks):
-        exec(compile(block, f"{PAGE.name}, block {number}", "exec"), names)
+    run_python_blocks("docs/uncertainty.md", at_least=6)
