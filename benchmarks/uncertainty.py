@@ -10,7 +10,6 @@ seconds: started again, it goes on with what lies in `--runs`.
 """
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -20,65 +19,19 @@ from pathlib import Path
 
 import torch
 
-from real_data.methods import Comparison, Unit, needs, units_of
+from real_data.methods import Comparison
 from real_data.results import gather, write_results
 from real_data.rows import TensorRows
 from real_data.settings import SETTINGS, Setting
 from real_data.splits import Splits
 from real_data.tables import write_tables
+from real_data.units import Queue, units_of
 
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "uncertainty.json"
 PAGE = HERE.parent / "docs" / "results.md"
 SMALL = ("cifar10-vit", "sst2-minilm")
-
-
-class Queue:
-    """The units of one setting, shared by its workers through files.
-
-    UNIT.taken: some worker is at it; UNIT.done; UNIT.failed: it could not be done, and neither can what needs it
-    """
-
-    def __init__(self, folder: Path, units: list[Unit]):
-        self.folder, self.units = folder, units
-
-    def is_marked(self, unit: Unit, mark: str) -> bool:
-        return (self.folder / f"{unit}.{mark}").exists()
-
-    def mark(self, unit: Unit, mark: str) -> bool:
-        """Whether this worker was the one to set the mark."""
-        try:
-            os.close(os.open(self.folder / f"{unit}.{mark}", os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        return True
-
-    def left(self) -> list[Unit]:
-        """What is not done yet and can be."""
-        left: list[Unit] = []
-        lost = set()
-        for unit in self.units:  # in an order in which needs come first
-            if self.is_marked(unit, "failed") or any(each in lost for each in needs(unit, self.units)):
-                lost.add(unit)
-            elif not self.is_marked(unit, "done"):
-                left.append(unit)
-        return left
-
-    def take(self) -> Unit | None:
-        """The first unit that nobody has taken and whose needs are done."""
-        for unit in self.left():
-            if all(self.is_marked(each, "done") for each in needs(unit, self.units)) and self.mark(unit, "taken"):
-                return unit
-        return None
-
-    def start_again(self) -> None:
-        """Gives back what workers of an earlier start had taken and not done."""
-        for path in (*self.folder.glob("*.taken"), *self.folder.glob("*.failed")):
-            path.unlink()
-
-    def is_done(self) -> bool:
-        return all(self.is_marked(unit, "done") for unit in self.units)
 
 
 def work(name: str, args: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ A unit writes into its own folder or file below the setting's; one that was cut 
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -31,87 +31,11 @@ from hydra_transformers.uncertainty import evaluate_uncertainty
 from .rows import LengthBatches, TensorRows
 from .settings import Setting
 from .splits import Splits
+from .units import CIRC, OBJECTIVES, SAMPLED, SOURCES, TAYLOR, Unit, deep_ensemble, varied_members
 
 
 SCORES = ("msp", "mutual_information", "energy")
-OBJECTIVES = ("acc", "ood", "avg")
-CIRC = tuple(f"circ-{objective}" for objective in OBJECTIVES)
-TAYLOR = tuple(f"taylor-{index}" for index in range(3))
-SAMPLED = tuple(f"sampled-{index}" for index in range(3))
-# What varies between members drawn from one circuit, in the order of the paper's table 9: heads, batch order, noise.
-SOURCES = (
-    ("heads",),
-    ("order",),
-    ("noise",),
-    ("order", "noise"),
-    ("heads", "order", "noise"),
-    (),
-)
 EVALUATION_BATCH = 500
-
-
-@dataclass(frozen=True)
-class Unit:
-    """What one process does at a time.
-
-    kind: "backbone", "circuit", "lora", "member" or "judge"
-    index: of the backbone; for all but "backbone" the seed, which is the backbone that is pruned
-    name: the objective of a circuit, the member, or what is judged: "untuned", "tuned" or "sources"
-    order, noise: of a member, shifts of the seeds of the batches' order and of all else that is random in training
-    """
-
-    kind: str
-    index: int
-    name: str = ""
-    order: int = 0
-    noise: int = 0
-
-    def __str__(self) -> str:
-        varied = (f"order-{self.order}" if self.order else "", f"noise-{self.noise}" if self.noise else "")
-        return "-".join(part for part in (self.kind, str(self.index), self.name, *varied) if part)
-
-
-def units_of(seeds: int, backbones: int) -> list[Unit]:
-    """All of a setting's units; what others wait for, and what matters most, comes first."""
-    units = [Unit("backbone", index) for index in range(backbones)]
-    units += [Unit("circuit", seed, objective) for seed in range(seeds) for objective in ("avg", "ood", "acc")]
-    units += [Unit("judge", seed, "untuned") for seed in range(seeds)]
-    for name in (*CIRC, *TAYLOR, *SAMPLED[:2], "single"):
-        units += [Unit("member", seed, name) for seed in range(seeds)]
-    units += [Unit("lora", seed) for seed in range(seeds)]
-    units += [Unit("judge", seed, "tuned") for seed in range(seeds)]
-    for sources in SOURCES:
-        units += [unit for seed in range(seeds) for unit in varied_members(seed, sources) if unit not in units]
-    return units + [Unit("judge", seed, "sources") for seed in range(seeds)]
-
-
-def varied_members(seed: int, sources: Sequence[str]) -> list[Unit]:
-    """Three members from one circuit that differ in `sources` alone."""
-    names = SAMPLED if "heads" in sources else ("circ-avg",) * 3
-    return [
-        Unit("member", seed, name, 10 * index * ("order" in sources), 10 * index * ("noise" in sources))
-        for index, name in enumerate(names)
-    ]
-
-
-def needs(unit: Unit, units: Sequence[Unit]) -> Iterator[Unit]:
-    """The units that must be done before this one."""
-    if unit.kind == "judge":
-        earlier = units[: units.index(unit)]
-        yield from (each for each in earlier if each.kind == "backbone" or each.index == unit.index)
-    elif unit.kind != "backbone":
-        yield Unit("backbone", unit.index)
-    if unit.kind == "member" and unit.name in CIRC:
-        yield Unit("circuit", unit.index, unit.name.removeprefix("circ-"))
-    if unit.kind == "member" and unit.name in SAMPLED:
-        yield Unit("circuit", unit.index, "avg")
-
-
-def deep_ensemble(seed: int, seeds: int, backbones: int) -> list[int]:
-    """The backbones of a seed's Deep Ensemble, its own first: no two seeds share one if there are three for each."""
-    if backbones >= 3 * seeds:
-        return [seed, seeds + 2 * seed, seeds + 2 * seed + 1]
-    return [(seed + index) % backbones for index in range(3)]
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from real_data import tables
-from real_data.methods import Comparison, Unit, deep_ensemble, needs, units_of
+from real_data.methods import Comparison
 from real_data.results import gather, write_results
 from real_data.settings import SETTINGS
+from real_data.units import Queue, Unit, deep_ensemble, needs, units_of
 from tests.benchmarks.stand_in import TINY, splits
-from uncertainty import Queue
 
 
 @pytest.fixture(scope="module")

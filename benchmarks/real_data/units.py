@@ -1,0 +1,132 @@
+"""The work of a comparison in units, and the queue from which workers take them."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+OBJECTIVES = ("acc", "ood", "avg")
+CIRC = tuple(f"circ-{objective}" for objective in OBJECTIVES)
+TAYLOR = tuple(f"taylor-{index}" for index in range(3))
+SAMPLED = tuple(f"sampled-{index}" for index in range(3))
+# What varies between members drawn from one circuit, in the order of the paper's table 9: heads, batch order, noise.
+SOURCES = (
+    ("heads",),
+    ("order",),
+    ("noise",),
+    ("order", "noise"),
+    ("heads", "order", "noise"),
+    (),
+)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one process does at a time.
+
+    kind: "backbone", "circuit", "lora", "member" or "judge"
+    index: of the backbone; for all but "backbone" the seed, which is the backbone that is pruned
+    name: the objective of a circuit, the member, or what is judged: "untuned", "tuned" or "sources"
+    order, noise: of a member, shifts of the seeds of the batches' order and of all else that is random in training
+    """
+
+    kind: str
+    index: int
+    name: str = ""
+    order: int = 0
+    noise: int = 0
+
+    def __str__(self) -> str:
+        varied = (f"order-{self.order}" if self.order else "", f"noise-{self.noise}" if self.noise else "")
+        return "-".join(part for part in (self.kind, str(self.index), self.name, *varied) if part)
+
+
+def units_of(seeds: int, backbones: int) -> list[Unit]:
+    """All of a setting's units; what others wait for, and what matters most, comes first."""
+    units = [Unit("backbone", index) for index in range(backbones)]
+    units += [Unit("circuit", seed, objective) for seed in range(seeds) for objective in ("avg", "ood", "acc")]
+    units += [Unit("judge", seed, "untuned") for seed in range(seeds)]
+    for name in (*CIRC, *TAYLOR, *SAMPLED[:2], "single"):
+        units += [Unit("member", seed, name) for seed in range(seeds)]
+    units += [Unit("lora", seed) for seed in range(seeds)]
+    units += [Unit("judge", seed, "tuned") for seed in range(seeds)]
+    for sources in SOURCES:
+        units += [unit for seed in range(seeds) for unit in varied_members(seed, sources) if unit not in units]
+    return units + [Unit("judge", seed, "sources") for seed in range(seeds)]
+
+
+def varied_members(seed: int, sources: Sequence[str]) -> list[Unit]:
+    """Three members from one circuit that differ in `sources` alone."""
+    names = SAMPLED if "heads" in sources else ("circ-avg",) * 3
+    return [
+        Unit("member", seed, name, 10 * index * ("order" in sources), 10 * index * ("noise" in sources))
+        for index, name in enumerate(names)
+    ]
+
+
+def needs(unit: Unit, units: Sequence[Unit]) -> Iterator[Unit]:
+    """The units that must be done before this one."""
+    if unit.kind == "judge":
+        earlier = units[: units.index(unit)]
+        yield from (each for each in earlier if each.kind == "backbone" or each.index == unit.index)
+    elif unit.kind != "backbone":
+        yield Unit("backbone", unit.index)
+    if unit.kind == "member" and unit.name in CIRC:
+        yield Unit("circuit", unit.index, unit.name.removeprefix("circ-"))
+    if unit.kind == "member" and unit.name in SAMPLED:
+        yield Unit("circuit", unit.index, "avg")
+
+
+def deep_ensemble(seed: int, seeds: int, backbones: int) -> list[int]:
+    """The backbones of a seed's Deep Ensemble, its own first: no two seeds share one if there are three for each."""
+    if backbones >= 3 * seeds:
+        return [seed, seeds + 2 * seed, seeds + 2 * seed + 1]
+    return [(seed + index) % backbones for index in range(3)]
+
+
+class Queue:
+    """The units of one setting, shared by its workers through files.
+
+    UNIT.taken: some worker is at it; UNIT.done; UNIT.failed: it could not be done, and neither can what needs it
+    """
+
+    def __init__(self, folder: Path, units: list[Unit]):
+        self.folder, self.units = folder, units
+
+    def is_marked(self, unit: Unit, mark: str) -> bool:
+        return (self.folder / f"{unit}.{mark}").exists()
+
+    def mark(self, unit: Unit, mark: str) -> bool:
+        """Whether this worker was the one to set the mark."""
+        try:
+            os.close(os.open(self.folder / f"{unit}.{mark}", os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        return True
+
+    def left(self) -> list[Unit]:
+        """What is not done yet and can be."""
+        left: list[Unit] = []
+        lost = set()
+        for unit in self.units:  # in an order in which needs come first
+            if self.is_marked(unit, "failed") or any(each in lost for each in needs(unit, self.units)):
+                lost.add(unit)
+            elif not self.is_marked(unit, "done"):
+                left.append(unit)
+        return left
+
+    def take(self) -> Unit | None:
+        """The first unit that nobody has taken and whose needs are done."""
+        for unit in self.left():
+            if all(self.is_marked(each, "done") for each in needs(unit, self.units)) and self.mark(unit, "taken"):
+                return unit
+        return None
+
+    def start_again(self) -> None:
+        """Gives back what workers of an earlier start had taken and not done."""
+        for path in (*self.folder.glob("*.taken"), *self.folder.glob("*.failed")):
+            path.unlink()
+
+    def is_done(self) -> bool:
+        return all(self.is_marked(unit, "done") for unit in self.units)
