@@ -14,6 +14,7 @@ that members do not share, other attention backends, training. All other layers 
 States are (members or 1, rows, hidden) here; a row is a token of the batch.
 """
 
+import threading
 from collections.abc import Mapping
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
@@ -80,8 +81,9 @@ def run_layers(
     """
     layers = list(model.layers)
     if not can_run_bare(model, hidden_states, attention_mask):
-        for layer in layers:
-            hidden_states = layer(hidden_states, attention_mask, first_token_only and layer is layers[-1], **kwargs)
+        for index, layer in enumerate(layers, start=1):
+            only_first = first_token_only and index == len(layers)
+            hidden_states = layer(hidden_states, attention_mask, only_first, **kwargs)
         return hidden_states
 
     _, size, tokens, hidden = hidden_states.shape
@@ -98,17 +100,19 @@ def run_layers(
     )
     parts = [bare_layer(layer) for layer in layers]
     biases = joint_biases(parts, batch.fills_up)
-    with quick_attention() if batch.is_launch_bound else nullcontext():
-        for layer, bare, bias in zip(layers, parts, biases, strict=True):
-            only_first = first_token_only and layer is layers[-1]
+    with quick_attention() if batch.is_launch_bound and is_alone() else nullcontext():
+        for index, (layer, bare, bias) in enumerate(zip(layers, parts, biases, strict=True), start=1):
+            only_first = first_token_only and index == len(layers)
             if bare is None:
-                states = states.view(-1, size, tokens, hidden)
-                states = layer(states, attention_mask, only_first, **kwargs).flatten(1, 2)
+                states = states.view(-1, batch.size, batch.tokens, hidden)
+                states = layer(states, attention_mask, only_first, **kwargs)
+                batch = batch._replace(size=states.shape[1], tokens=states.shape[2])
+                states = states.flatten(1, 2)
             elif layer.is_pre_norm:
                 states = pre_norm_layer(bare, bias, states, batch, only_first)
             else:
                 states = post_norm_layer(bare, bias, states, batch, only_first)
-    return states.view(states.shape[0], size, -1, hidden)
+    return states.view(states.shape[0], batch.size, -1, hidden)
 
 
 def launches_take_longest(states: torch.Tensor) -> bool:
@@ -119,6 +123,11 @@ def launches_take_longest(states: torch.Tensor) -> bool:
 def zeros_cost_little(states: torch.Tensor) -> bool:
     """Whether heads of zeros cost less than launching kernels for one member after the other."""
     return states.is_cuda and states.shape[1] < ROWS_TO_FILL_UP.get(states.dtype, 0)
+
+
+def is_alone() -> bool:
+    """Whether this is the only thread: the choice of attention kernels is the whole process's."""
+    return threading.active_count() == 1
 
 
 @contextmanager
@@ -155,13 +164,18 @@ def can_run_bare(model: nn.Module, hidden_states: torch.Tensor, attention_mask) 
 
 def bare_layer(layer: nn.Module) -> BareLayer | None:
     """The parts of a layer, if it is made of them and nothing else."""
+    # A wrapper has no norms of its own, and a subclass may compute something else.
+    if "norms" not in vars(layer.__class__) or not is_bare(layer, layer.__class__):
+        return None
     # The modules' own dictionaries: attribute access on modules takes a search through three of them each time.
     modules = layer._modules
-    attention, mlp = modules["attention"], modules["mlp"]
-    if not (is_bare(layer, layer.__class__) and is_bare(attention, HydraAttention) and is_bare(mlp, HydraMLP)):
+    attention, mlp, dropout = modules["attention"], modules["mlp"], modules.get("dropout")
+    if not (is_bare(attention, HydraAttention) and is_bare(mlp, HydraMLP)):
         return None
     # Someone may have switched single dropouts on, to sample from them.
-    if layer.training or attention.training or ("dropout" in modules and modules["dropout"].training):
+    if dropout is not None and (dropout.training or not is_bare(dropout, nn.Dropout)):
+        return None
+    if layer.training or attention.training:
         return None
     if attention.has_no_head:
         return None
@@ -180,7 +194,10 @@ def bare_layer(layer: nn.Module) -> BareLayer | None:
         and is_bare(second_norm, nn.LayerNorm)
     ):
         return None
-    q, k, v, o, fc1, fc2 = (part._parameters for part in (q, k, v, o, fc1, fc2))
+    parts = (q, k, v, o, fc1, fc2, first_norm, second_norm)
+    if any("weight" not in part._parameters or "bias" not in part._parameters for part in parts):
+        return None
+    q, k, v, o, fc1, fc2 = (part._parameters for part in parts[:6])
     return BareLayer(attention, q, k, v, o, fc1, activation, fc2, first_norm, second_norm)
 
 
@@ -363,7 +380,7 @@ def joint_biases(layers: list[BareLayer | None], fill_up: bool) -> list[torch.Te
     return [None if layer is None else next(biases) for layer in layers]
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def _rows(
     widths_of_layers: tuple[tuple[int, ...], ...], projections: int, fill_up: bool, device: torch.device
 ) -> torch.Tensor:

@@ -15,8 +15,13 @@ def is_inference(tensor: torch.Tensor) -> bool:
 
 
 def is_plain_inference(tensor: torch.Tensor) -> bool:
-    """Whether results may also be written where they belong: no compiler traces how they come about."""
-    return is_inference(tensor) and not torch.compiler.is_compiling()
+    """Whether results may also be written where they belong: nobody traces, transforms or only pretends to compute."""
+    return is_inference(tensor) and not (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._len_torch_dispatch_stack() > 0  # fake tensors, counters of operations
+        or torch._C._functorch.maybe_current_level() is not None  # vmap and its kin
+    )
 
 
 def is_bare(module: nn.Module, kind: type) -> bool:
@@ -28,5 +33,6 @@ def is_bare(module: nn.Module, kind: type) -> bool:
         and not state["_forward_hooks"]
         and not state["_forward_pre_hooks"]
         and "forward" not in state
+        and "_compiled_call_impl" not in state
         and "_is_replica" not in state
     )

@@ -1,8 +1,11 @@
 """Layers that run without module calls give what the modules give, and only run so where nobody could tell."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.modules.module import register_module_forward_hook
 
 from hydra_transformers.models import bare_layers, grouped
@@ -137,6 +140,7 @@ def test_no_layer_runs_bare_in_training_or_under_global_hooks(family, hydra, bar
 
 @torch.no_grad()
 def test_the_choice_of_attention_kernels_is_given_back(family, hydra, launch_bound, monkeypatch):
+    monkeypatch.setattr(bare_layers, "is_alone", lambda: True)
     backends, seen = torch.backends.cuda, []
     attend = bare_layers.scaled_dot_product_attention
 
@@ -154,6 +158,133 @@ def test_the_choice_of_attention_kernels_is_given_back(family, hydra, launch_bou
     assert (backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled()) == before
     with nn.attention.sdpa_kernel(nn.attention.SDPBackend.FLASH_ATTENTION), bare_layers.quick_attention():
         assert backends.flash_sdp_enabled()
+
+
+@torch.no_grad()
+def test_the_choice_of_attention_kernels_is_left_alone_where_other_threads_run(
+    hydra, family, launch_bound, monkeypatch
+):
+    monkeypatch.setattr(bare_layers, "quick_attention", lambda: pytest.fail("switched"))
+    waiting = threading.Event()
+    thread = threading.Thread(target=waiting.wait)
+    thread.start()
+    try:
+        hydra(**family.inputs())
+    finally:
+        waiting.set()
+        thread.join()
+
+
+# Layers that are something else than they seem
+
+
+def vit_hydra() -> nn.Module:
+    members = [VIT.hydra.from_backbone(vit_backbone(seed), {0: [seed], 1: [3] * (seed > 0)}) for seed in range(3)]
+    return VIT.hydra.from_pruned_members(members)
+
+
+class Doubled(nn.Module):
+    """A wrapper, with nothing of a layer's own."""
+
+    def __init__(self, layer: nn.Module):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, *args, **kwargs):
+        return 2 * self.layer(*args, **kwargs)
+
+
+def double_as_subclass(hydra):
+    kind = type(hydra.vit.layers[1])
+    subclass = type("Subclass", (kind,), {"forward": lambda self, *args, **kw: 2 * kind.forward(self, *args, **kw)})
+    hydra.vit.layers[1].__class__ = subclass
+
+
+def double_as_wrapper(hydra):
+    hydra.vit.layers[1] = Doubled(hydra.vit.layers[1])
+
+
+def drop_attention(hydra):
+    hydra.vit.layers[1].dropout.register_forward_hook(lambda module, args, output: 0 * output)
+
+
+def keep_three_tokens(hydra):
+    hydra.vit.layers[0].register_forward_hook(lambda module, args, output: output[:, :, :3])
+
+
+def tie_layers(hydra):
+    hydra.vit.layers[0] = hydra.vit.layers[2]
+
+
+def turn_a_weight_into_a_tensor(hydra):
+    fc1 = hydra.vit.layers[0].mlp.fc1
+    weight = fc1.weight.detach()
+    del fc1.weight
+    fc1.weight = weight
+
+
+CHANGES = [
+    double_as_subclass,
+    double_as_wrapper,
+    drop_attention,
+    keep_three_tokens,
+    tie_layers,
+    turn_a_weight_into_a_tensor,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_layers_do_as_they_were_told(change):
+    hydra, inputs = vit_hydra(), VIT.inputs()
+    change(hydra)
+    expected = plain(hydra, inputs)
+    with torch.no_grad():
+        torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
+
+
+def test_tied_layers_see_every_token_but_in_the_last_place():
+    hydra, inputs = vit_hydra(), VIT.inputs()
+    tie_layers(hydra)
+    with torch.enable_grad():
+        every_token = hydra(**inputs, output_hidden_states=True).member_logits
+        torch.testing.assert_close(hydra(**inputs).member_logits, every_token, atol=1e-12, rtol=1e-10)
+
+
+@torch.no_grad()
+def test_a_layer_that_is_compiled_by_itself_is_called():
+    hydra, graphs = vit_hydra(), []
+    hydra.vit.layers[1].compile(backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    hydra(**VIT.inputs())
+    torch.compiler.reset()
+    assert graphs
+
+
+@torch.no_grad()
+def test_a_run_on_fake_tensors_leaves_nothing_behind():
+    hydra, inputs = vit_hydra(), VIT.inputs()
+    expected = plain(hydra, inputs)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        hydra(**{name: torch.empty_like(value) for name, value in inputs.items()})
+    torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
+
+
+class MemberLogits(nn.Module):
+    def __init__(self, hydra: nn.Module):
+        super().__init__()
+        self.hydra = hydra
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        return self.hydra(pixel_values).member_logits
+
+
+@torch.no_grad()
+def test_ragged_members_can_be_mapped_and_traced():
+    model, pixel_values = MemberLogits(VIT.hydra.from_pruned_members(VIT.members())).eval(), images()
+    expected = model(pixel_values)
+    mapped = torch.func.vmap(lambda pixels: model(pixels[None])[0])(pixel_values)
+    torch.testing.assert_close(mapped, expected, atol=1e-12, rtol=1e-10)
+    traced = torch.jit.trace(model, (pixel_values[:2],), check_trace=False)
+    torch.testing.assert_close(traced(pixel_values), expected, atol=1e-12, rtol=1e-10)
 
 
 @torch.no_grad()
