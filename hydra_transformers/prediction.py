@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import default_data_collator
 
-from .models.ensembling import HydraClassifierOutput, at_least_float32, log_mean_probability
+from .models.ensembling import HydraClassifierOutput, at_least_float32, ensemble_logits, log_mean_probability
 
 
 LABEL_NAMES = ("labels", "label")
@@ -165,6 +165,19 @@ def member_logits_of(output: Any, source: str = "the model") -> Tensor:
     if logits.dim() != 2:
         raise ValueError(f"{source} gave logits of shape {tuple(logits.shape)}: expected (batch, classes)")
     return logits.unsqueeze(1)
+
+
+def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
+    """The output of an ensemble of models like `model`, for its members' logits (batch, members, classes)."""
+    logits = ensemble_logits(member_logits, _problem_type(model))
+    return HydraClassifierOutput(logits=logits, member_logits=member_logits)
+
+
+def _problem_type(model: nn.Module | None) -> str | None:
+    """What the config says, be it that of a model inside."""
+    while model is not None and not hasattr(model, "config"):
+        model = model.models[0] if hasattr(model, "models") else getattr(model, "model", None)
+    return None if model is None else getattr(model.config, "problem_type", None)
 
 
 def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from ..files import write_atomically
 from ..models.ensembling import HydraClassifierOutput
-from ..prediction import accepted_inputs, device_of, member_logits_of
+from ..prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..training.finetune import finetune_members
 from ..training.lora import lora_config
 from ..training.recipes import Recipe
@@ -56,7 +56,7 @@ class LoRAEnsemble(nn.Module):
         for adapter in self.adapters:
             self.model.set_adapter(adapter, inference_mode=True)
             answers.append(member_logits_of(self.model(**inputs), type(backbone).__name__))
-        return joined(answers, "adapters")
+        return answer_of(backbone, joined(answers, "adapters"))
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         """Writes the adapters, `member-0`, `member-1`, ..., each a folder that PEFT can load too; not the backbone."""
@@ -95,11 +95,24 @@ def member_folders(folder: str | os.PathLike) -> list[Path]:
 
 def _with_adapters(backbone: PreTrainedModel, folders: Sequence[Path]) -> LoRAEnsemble:
     PeftModel = _peft("LoRAEnsemble").PeftModel
-    # PEFT would build the adapters into the model that was passed in.
-    model = PeftModel.from_pretrained(copy.deepcopy(backbone), folders[0], adapter_name=folders[0].name)
-    for member in folders[1:]:
-        model.load_adapter(member, adapter_name=member.name)
+    for member in folders:
+        if not (member / WEIGHTS_FILE).is_file():  # PEFT would look for it on the Hub
+            raise FileNotFoundError(f"{member} has no {WEIGHTS_FILE}: save the LoRAEnsemble again")
+    try:
+        # PEFT would build the adapters into the model that was passed in.
+        model = PeftModel.from_pretrained(copy.deepcopy(backbone), folders[0], adapter_name=folders[0].name)
+        for member in folders[1:]:
+            model.load_adapter(member, adapter_name=member.name)
+    except RuntimeError as error:
+        raise ValueError(
+            f"the adapters in {folders[0].parent} do not fit this {type(backbone).__name__} ({_last_line(error)}): pass "
+            "the backbone that they were trained on"
+        ) from error
     return LoRAEnsemble(model)
+
+
+def _last_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[-1].strip()
 
 
 def finetune_lora_ensemble(

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.ensembling import HydraClassifierOutput, log_mean_probability
-from ..prediction import accepted_inputs, device_of, evaluation_mode, member_logits_of
+from ..models.ensembling import HydraClassifierOutput
+from ..prediction import accepted_inputs, answer_of, device_of, evaluation_mode, member_logits_of
 from .seeding import seeded
 
 
@@ -31,6 +31,8 @@ class MCDropout(nn.Module):
 
     def __init__(self, model: nn.Module, num_samples: int = 10, p: float | None = None, seed: int | None = None):
         super().__init__()
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model is a {type(model).__name__}: pass a classifier that is loaded")
         if num_samples < 1:
             raise ValueError(f"num_samples is {num_samples}: pass at least 1")
         if p is not None and not 0 < p < 1:
@@ -56,7 +58,10 @@ class MCDropout(nn.Module):
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         """`member_logits` is (batch, num_samples, classes); of a model with members, each sample holds all of them."""
         inputs = accepted_inputs(self.model, inputs)
-        rows = max(len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0)
+        tensors = [value for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0]
+        if not tensors:
+            raise TypeError(f"{', '.join(inputs)}: no tensor among them, pass the batch as tensors")
+        rows = max(map(len, tensors))
         samples_per_pass = max(1, self.rows_per_pass // max(1, rows))
         answers = []
         with nullcontext() if self.seed is None else seeded(self.seed, self.model), dropout_on(self.model, self.p):
@@ -66,7 +71,7 @@ class MCDropout(nn.Module):
                 output = self.model(**{name: _repeated(value, rows, samples) for name, value in inputs.items()})
                 answers.append(member_logits_of(output, type(self.model).__name__).unflatten(0, (samples, rows)))
         member_logits = torch.cat(answers).transpose(0, 1).flatten(1, 2)
-        return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
+        return answer_of(self.model, member_logits)
 
 
 def _repeated(value: Any, rows: int, times: int) -> Any:
@@ -85,22 +90,26 @@ def dropouts_of(model: nn.Module) -> list[tuple[nn.Module, str]]:
         if isinstance(module, DROPOUTS):
             found.append((module, "p"))
         else:
-            names = [name for name, value in vars(module).items() if "dropout" in name and _is_number(value)]
+            names = [name for name, value in vars(module).items() if "dropout" in name and _is_probability(value)]
             found.extend((module, name) for name in names)
     return found
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is_probability(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1
 
 
 @contextmanager
 def dropout_on(model: nn.Module, p: float | None = None) -> Iterator[None]:
     """Eval mode with dropout inside, of probability `p` where it is given; on leaving, all is as it was."""
     places = dropouts_of(model)
-    before = [getattr(module, name) for module, name in places]
+    # Leaving out whole layers is no dropout, and goes by the same switch.
+    layerdrops = [(module, "layerdrop") for module in model.modules() if "layerdrop" in vars(module)]
+    before = [(module, name, getattr(module, name)) for module, name in (*places, *layerdrops)]
     with evaluation_mode(model):
         try:
+            for module, name in layerdrops:
+                setattr(module, name, 0.0)
             for module, name in places:
                 module.training = True
                 if p is not None:
@@ -110,7 +119,7 @@ def dropout_on(model: nn.Module, p: float | None = None) -> Iterator[None]:
                     module.training = True
             yield
         finally:
-            for (module, name), value in zip(places, before, strict=True):
+            for module, name, value in before:
                 setattr(module, name, value)
 
 

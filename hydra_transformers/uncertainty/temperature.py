@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from transformers.utils import cached_file
 
 from ..files import write_atomically
-from ..models.ensembling import HydraClassifierOutput, log_mean_probability
-from ..prediction import accepted_inputs, device_of, member_logits_of
+from ..models.ensembling import HydraClassifierOutput
+from ..prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from .inputs import as_labels, as_member_logits, mean_log_probability, wide_log_softmax, widened
 
 
@@ -113,7 +113,7 @@ class TemperatureScaledClassifier(nn.Module):
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         output = self.model(**accepted_inputs(self.model, inputs))
         member_logits = self.scaling(member_logits_of(output, type(self.model).__name__))
-        return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
+        return answer_of(self.model, member_logits)
 
 
 def _best_temperature(member_logits: Tensor, labels: Tensor) -> float:

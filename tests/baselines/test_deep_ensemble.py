@@ -6,7 +6,7 @@ import torch
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.prediction import ZeroShotClassifier, predict
-from tests.families import BERT, FAMILIES, VIT, clip_backbone, images, padded_texts, vit_backbone
+from tests.families import BERT, FAMILIES, VIT, bert_backbone, clip_backbone, images, padded_texts, vit_backbone
 
 
 @pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
@@ -50,10 +50,37 @@ def test_entries_that_no_model_takes_are_left_out():
     assert predict(DeepEnsemble([vit_backbone()]), batch).shape == (4, 1, 5)
 
 
-@pytest.mark.parametrize("models", [[], vit_backbone()], ids=["none", "no list"])
+@pytest.mark.parametrize("problem_type, num_labels", [("regression", 1), ("multi_label_classification", 3)])
+def test_the_answer_is_that_of_a_hydra_of_the_same_models(problem_type, num_labels):
+    models = [bert_backbone(seed, num_labels=num_labels, problem_type=problem_type) for seed in range(2)]
+    hydra = BERT.hydra.from_pruned_members(models, shared=())
+    with torch.no_grad():
+        expected = hydra(**BERT.inputs()).logits
+        for ensemble in (DeepEnsemble(models), DeepEnsemble([DeepEnsemble(models)])):
+            torch.testing.assert_close(ensemble(**BERT.inputs()).logits, expected)
+
+
+@pytest.mark.parametrize("models", [[], None, vit_backbone()], ids=["empty", "none", "no list"])
 def test_an_ensemble_needs_a_list_of_models(models):
     with pytest.raises(ValueError, match="models has no models: pass a list"):
         DeepEnsemble(models)
+
+
+def test_what_is_no_model_is_named():
+    with pytest.raises(TypeError, match=r"models\[1\] is a str: pass classifiers that are loaded"):
+        DeepEnsemble([vit_backbone(), "google/vit"])
+
+
+def test_models_that_order_their_classes_otherwise_do_not_join():
+    def animals(*names):
+        return vit_backbone(
+            num_labels=2, id2label=dict(enumerate(names)), label2id={n: i for i, n in enumerate(names)}
+        )
+
+    with pytest.raises(
+        ValueError, match=r"models\[1\] calls its classes dog, cat, models\[0\] cat, dog: .* same order"
+    ):
+        DeepEnsemble([animals("cat", "dog"), animals("dog", "cat")])
 
 
 def test_models_of_other_classes_do_not_join():

@@ -243,6 +243,16 @@ def test_finetune_members_returns_peft_models_as_they_were_saved(rows, tmp_path)
 # What is refused
 
 
+def test_adapters_that_do_not_fit_or_are_not_whole_are_refused(folder):
+    with pytest.raises(
+        ValueError, match=r"do not fit this ViTForImageClassification \(size mismatch .*\): pass the backbone"
+    ):
+        LoRAEnsemble.from_pretrained(vit_backbone(num_labels=7), folder)
+    (folder / "member-1" / "adapter_model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"member-1 has no adapter_model\.safetensors"):
+        LoRAEnsemble.from_pretrained(vit_backbone(), folder)
+
+
 def test_bad_input_is_refused(folder, rows, tmp_path, monkeypatch):
     with pytest.raises(TypeError, match="model is a ViTForImageClassification: pass a PeftModel"):
         LoRAEnsemble(vit_backbone())

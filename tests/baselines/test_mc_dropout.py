@@ -3,9 +3,11 @@
 import pytest
 import torch
 from torch import nn
+from transformers import BartConfig, BartForSequenceClassification
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from hydra_transformers.baselines import MCDropout
+from hydra_transformers.baselines.mc_dropout import dropout_on
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.prediction import predict
 from tests.families import BERT, VIT, bert_backbone, clip_backbone, images, vit_backbone
@@ -158,3 +160,38 @@ def test_sampling_costs_a_forward_per_sample_and_no_parameters():
 def test_what_cannot_be_sampled_is_refused(arguments, error, message):
     with pytest.raises(error, match=message):
         MCDropout(**arguments)
+
+
+def test_regressions_answer_with_their_mean():
+    model = bert_backbone(num_labels=1, problem_type="regression", **WITH_DROPOUT)
+    with torch.no_grad():
+        output = MCDropout(model, num_samples=3, seed=0)(**BERT.inputs())
+    torch.testing.assert_close(output.logits, output.member_logits.mean(1))
+
+
+def test_whole_layers_are_not_left_out():
+    sizes = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = BartForSequenceClassification(BartConfig(vocab_size=20, encoder_layerdrop=0.9, **sizes, **heads)).eval()
+    ran = []
+    model.model.encoder.layers[0].register_forward_hook(lambda *_: ran.append(1))
+    sampled = MCDropout(model, num_samples=8, seed=0)
+    sampled.rows_per_pass = 1
+    with torch.no_grad():
+        sampled(input_ids=torch.tensor([[0, 5, 6, 2]]))
+    assert len(ran) == 8
+    assert model.model.encoder.layerdrop == 0.9
+
+
+def test_numbers_that_are_no_probabilities_stay():
+    model = vit_backbone(**WITH_DROPOUT)
+    model.num_dropouts = 2
+    with dropout_on(model, p=0.3):
+        assert model.num_dropouts == 2
+
+
+def test_what_is_no_model_or_no_tensor_is_named():
+    with pytest.raises(TypeError, match="model is a str: pass a classifier"):
+        MCDropout("google/vit")
+    with pytest.raises(TypeError, match="pixel_values: no tensor among them"):
+        MCDropout(vit_backbone(**WITH_DROPOUT))(pixel_values=images().numpy())
