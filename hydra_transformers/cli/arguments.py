@@ -42,7 +42,11 @@ def add_data(parser: argparse.ArgumentParser, split: str) -> None:
     group.add_argument("--split", help=f"which split to read (default: {split})")
     group.add_argument("--limit", type=positive, metavar="N", help="read at most N rows of each set, drawn at random")
     group.add_argument("--image-column", metavar="NAME", help="default: the only column of images")
-    group.add_argument("--text-column", metavar="NAME", help='default: "text", "sentence", ... or the only one')
+    group.add_argument(
+        "--text-column",
+        metavar="NAME",
+        help='default: "text", "sentence", ... or the only one; "column.field" for a field of one',
+    )
     group.add_argument("--label-column", metavar="NAME", help="default: the column whose classes fit the model")
     group.add_argument(
         "--labels-in-order", action="store_true", help="take class indices as they are, though class names differ"
