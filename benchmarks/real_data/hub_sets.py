@@ -1,7 +1,7 @@
 """The paper's own data sets (appendix C): by their names on the Hub, and OpenOOD's image lists from its own folder."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +113,11 @@ def reader(sets: HubSets, recipe: Recipe) -> Callable[[Path | None, str], Splits
             return prepare_data(source, config, processor, labelled)
 
         train, test = prepared(sets.train, labelled=True), prepared(sets.test, labelled=True)
-        changed = prepared(sets.train, labelled=True) if has_images else train
-        if has_images:
-            changed.processor = Augmented(processor, recipe)
-        parts = (
-            _held_out_of_train(changed, train, test, sets.held_out)
-            if sets.held_out
-            else _held_out_of_test(changed, test)
-        )
+        changed = replace(train, processor=Augmented(processor, recipe)) if has_images else train
+        if sets.held_out:
+            parts = _held_out_of_train(changed, train, test, sets.held_out)
+        else:
+            parts = _held_out_of_test(changed, test)
         ood = {
             group: {name: prepared(each) for name, each in group_sets.items()}
             for group, group_sets in sets.ood.items()

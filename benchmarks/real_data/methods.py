@@ -174,7 +174,7 @@ class Comparison:
         yield "single", lambda: backbone
         yield "temperature", lambda: temperature_scaled(backbone, self.batches(self.splits.validation))
         yield "deep-ensembles", lambda: DeepEnsemble([self.once(self.backbone, index) for index in ensemble])
-        yield "mc-dropout", lambda: MCDropout(backbone, num_samples=10, seed=0)
+        yield "mc-dropout", lambda: MCDropout(backbone, num_samples=10, p=setting.sampled_dropout, seed=0)
 
         def pruned(name: str) -> PreTrainedModel:
             return self.once(self.pruned_member, seed, name)

@@ -44,6 +44,7 @@ class Setting:
     member_batch: rows per training step
     lora_learning_rate: of LoRA ensembles, trained as members are but with AdamW: adapters start at zero and take larger steps
     start: a folder or Hub name that backbones start from; None for new weights
+    sampled_dropout: the probability that MC Dropout samples with; None for that which the backbone was trained with
     circuit_dtype: in which circuits are extracted on a GPU
     groups_by_length: train on batches of texts of about the same length
     training_arguments: further `TrainingArguments`
@@ -62,6 +63,7 @@ class Setting:
     member_batch: int
     lora_learning_rate: float
     start: str | None = None
+    sampled_dropout: float | None = None
     circuit_dtype: torch.dtype = torch.float32
     groups_by_length: bool = False
     training_arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -263,6 +265,7 @@ SETTINGS = {
             member_batch=512,
             lora_learning_rate=1e-3,
             start=VIT_START,
+            sampled_dropout=0.1,
             training_arguments=LOADING,
         ),
         Setting(
@@ -279,6 +282,7 @@ SETTINGS = {
             member_batch=512,
             lora_learning_rate=1e-3,
             start=VIT_START,
+            sampled_dropout=0.1,
             training_arguments=LOADING,
         ),
         Setting(
