@@ -15,8 +15,11 @@ from hydra_transformers.training import recipe
 from real_data import augmentation, from_scratch, hub_sets, settings
 from real_data.from_scratch import Schedule, train_from_scratch
 from real_data.local_files import read_images, read_texts
+from real_data.methods import Comparison
 from real_data.rows import LengthBatches, PrepareImages, TensorRows, without_common_padding
+from real_data.units import Unit
 from tests.benchmarks.stand_in import images, new_backbone, splits
+from tests.tiny_data import review_rows, save_bert
 
 
 # Rows
@@ -289,3 +292,36 @@ def test_the_papers_settings_prune_as_the_paper_does():
     }
     for each in of_paper.values():
         assert 12 * (12 - each.heads_per_layer) == each.heads_to_prune
+
+
+def test_a_setting_of_the_hub_runs_from_its_backbones_to_results(tmp_path, monkeypatch):
+    """SST-2's, with a tiny BERT and folders in place of the Hub."""
+    monkeypatch.setattr(hub_sets, "CIRCUIT_ROWS", 8)
+    for name, count in {"train": 40, "test": 12}.items():
+        review_rows(count).save_to_disk(tmp_path / name)
+    review_rows(10).remove_columns("label").save_to_disk(tmp_path / "other")
+    train, test, other = (DataSource(str(tmp_path / name)) for name in ("train", "test", "other"))
+    sets = replace(
+        hub_sets.SST2, train=train, test=test, circuit_ood=other, ood={"far": {"other": other}}, held_out=16
+    )
+    short = replace(settings.SETTINGS["sst2"].member_recipe, epochs=1)
+    setting = replace(
+        settings.SETTINGS["sst2"],
+        read=hub_sets.reader(sets, short),
+        start=str(save_bert(tmp_path / "start")),
+        train_backbone=settings.finetuned(short, 8),
+        member_recipe=short,
+        heads_to_prune=2,
+        heads_per_layer=3,
+        heads_to_rank=4,
+        budgets=(1,),
+        member_batch=8,
+    )
+    splits = setting.read(None, setting.start)
+    units = [Unit("backbone", index) for index in range(3)]
+    units += [Unit("circuit", 0, objective) for objective in ("avg", "ood", "acc")]
+    for unit in (*units, Unit("member", 0, "circ-ood"), Unit("judge", 0, "untuned")):
+        Comparison(setting, splits, tmp_path / "runs", "cpu", seeds=1, backbones=3).run(unit)
+    results = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "runs/results/0").glob("*.json")}
+    assert results["hydra-circ-zero-shot"]["num_members"] == results["deep-ensembles"]["num_members"] == 3
+    assert results["single"]["id"]["num_samples"] == 12
