@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch.utils.data import Subset
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer
+from transformers import AutoConfig
 
+from hydra_transformers.cli.folders import load_processor
 from hydra_transformers.data import DataSource, PreparedData, prepare_data
 from hydra_transformers.training import Recipe
 
@@ -105,7 +106,7 @@ def reader(sets: HubSets, recipe: Recipe) -> Callable[[Path | None, str], Splits
     def read(folder: Path | None, start: str) -> Splits:
         config = AutoConfig.from_pretrained(start, num_labels=sets.num_labels)
         has_images = hasattr(config, "image_size")
-        processor = (AutoImageProcessor if has_images else AutoTokenizer).from_pretrained(start)
+        processor = load_processor(start, config)
 
         def prepared(source: Source, labelled: bool = False) -> PreparedData:
             if isinstance(source, ImageList):
