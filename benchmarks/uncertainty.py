@@ -59,24 +59,32 @@ def work(name: str, args: argparse.Namespace) -> None:
         print(f"{time.strftime('%H:%M:%S')} {unit}: {time.time() - start:.0f} s", flush=True)
 
 
-def run_workers(args: argparse.Namespace) -> bool:
-    """Starts the workers of all settings and waits for them; whether all is done."""
-    processes, queues = [], []
+def run_workers(args: argparse.Namespace) -> list[str]:
+    """Starts the workers of all settings and waits for them; returns a line on each that broke off, and on what is left."""
+    processes, queues = {}, []
     for name in args.settings:
         queues.append(Queue(args.runs / name, units_of(args.seeds, args.backbones)))
         queues[-1].folder.mkdir(parents=True, exist_ok=True)
         queues[-1].start_again()
         for index in range(args.workers):
-            with (queues[-1].folder / f"worker-{index}.log").open("a") as log:
-                command = [sys.executable, *sys.argv, "--worker", name]
-                processes.append(subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT))
+            log = queues[-1].folder / f"worker-{index}.log"
+            command = [sys.executable, *sys.argv, "--worker", name]
+            with log.open("a") as stream:
+                processes[log] = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT)
     deadline = time.time() + args.stop_after
-    while any(process.poll() is None for process in processes) and time.time() < deadline:
+    while any(process.poll() is None for process in processes.values()) and time.time() < deadline:
         time.sleep(0.5)
-    for process in processes:
+    broken = [log for log, process in processes.items() if process.poll()]
+    for process in processes.values():
         process.terminate()
         process.wait()
-    return all(queue.is_done() for queue in queues)
+    lines = [f"{log}: {log.read_text().strip().splitlines()[-1]}" for log in broken]
+    for queue in queues:
+        failed = [str(unit) for unit in queue.units if queue.is_marked(unit, "failed")]
+        lines += [f"{queue.folder}: failed: {', '.join(failed)} (see its worker logs)"] if failed else []
+        left = sum(not queue.is_marked(unit, "done") for unit in queue.units)
+        lines += [f"{queue.folder}: {left} of {len(queue.units)} units are left, start again to go on"] if left else []
+    return lines
 
 
 def chosen_setting(name: str, starts: list[str]) -> Setting:
@@ -114,11 +122,16 @@ def main() -> None:
         parser.error(f"--backbones is {args.backbones}: a Deep Ensemble has 3, and every seed has its own")
     if args.worker:
         return work(args.worker, args)
+    unread = [name for name in args.settings if name in SMALL and args.data is None and not args.tables]
+    if unread:
+        parser.error(f"--data is missing: {unread[0]} reads the files of a folder")
+    if args.tables and not args.results.exists():
+        parser.error(f"--results: there is no {args.results}, run the comparison first")
     if not args.tables:
-        is_done = run_workers(args)
+        problems = run_workers(args)
         write_results(gather(args.runs, args.settings, args.device), args.results)
-        if not is_done:
-            sys.exit(f"not all is done (the logs are in {args.runs}/SETTING): start again to go on")
+        if problems:
+            sys.exit("\n".join(problems))
     write_tables(args.results, args.page)
 
 

@@ -37,7 +37,11 @@ def _gather_setting(folder: Path) -> dict[str, Any]:
 
 
 def write_results(results: dict[str, Any], path: Path) -> None:
-    """Settings that were not run this time stay as they are in the file."""
+    """Settings without results of this time stay as they are in the file."""
+    judged = {name: content for name, content in results["settings"].items() if content["seeds"]}
+    if not judged:
+        return
+    results = {**results, "settings": judged}
     if path.exists():
         before = json.loads(path.read_text())
         results = {**results, "settings": {**before["settings"], **results["settings"]}}

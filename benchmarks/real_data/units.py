@@ -127,6 +127,3 @@ class Queue:
         """Gives back what workers of an earlier start had taken and not done."""
         for path in (*self.folder.glob("*.taken"), *self.folder.glob("*.failed")):
             path.unlink()
-
-    def is_done(self) -> bool:
-        return all(self.is_marked(unit, "done") for unit in self.units)
