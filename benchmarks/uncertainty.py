@@ -1,10 +1,11 @@
 """Does a Hydra keep its promise on real data? The paper's comparison (tables 1, 2, 9, 10, 11), from raw data to tables.
 
     python benchmarks/uncertainty.py --data DIR --start sst2-minilm=FOLDER --workers 6     # both small settings
-    python benchmarks/uncertainty.py --settings cifar100                                   # the paper's own, from the Hub
+    python benchmarks/uncertainty.py --settings sst2                                       # the paper's own, from the Hub
+    python benchmarks/uncertainty.py --settings imagenet1k cifar100 --data OPENOOD         # and with OpenOOD's images
     python benchmarks/uncertainty.py --tables                                              # tables from the results file
 
-DIR holds plain files (see real_data/local_files.py). The work is cut into units (a backbone, a circuit, a member, ...) which
+DIR holds plain files (see real_data/local_files.py), OPENOOD what OpenOOD's benchmark downloads. The work is cut into units (a backbone, a circuit, a member, ...) which
 `--workers` processes per setting take one after the other. Stop it at any time, or let it stop after `--stop-after`
 seconds: started again, it goes on with what lies in `--runs`.
 """
