@@ -5,9 +5,9 @@
     python benchmarks/uncertainty.py --settings imagenet1k cifar100 --data OPENOOD         # and with OpenOOD's images
     python benchmarks/uncertainty.py --tables                                              # tables from the results file
 
-DIR holds plain files (see real_data/local_files.py), OPENOOD what OpenOOD's benchmark downloads. The work is cut into units (a backbone, a circuit, a member, ...) which
-`--workers` processes per setting take one after the other. Stop it at any time, or let it stop after `--stop-after`
-seconds: started again, it goes on with what lies in `--runs`.
+DIR holds plain files (see real_data/local_files.py), OPENOOD what OpenOOD's benchmark downloads. The work is cut into units
+(a backbone, a circuit, a member, ...) which `--workers` processes per setting take one after the other. Stop it at any time,
+or let it stop after `--stop-after` seconds: started again, it goes on with what lies in `--runs`.
 """
 
 import argparse
@@ -121,6 +121,9 @@ def main() -> None:
     args = parser.parse_args()
     if args.backbones < max(3, args.seeds):
         parser.error(f"--backbones is {args.backbones}: a Deep Ensemble has 3, and every seed has its own")
+    unknown = [each for each in args.start if each.partition("=")[0] not in SETTINGS or "=" not in each]
+    if unknown:
+        parser.error(f"--start is {unknown[0]}: pass SETTING=MODEL, with a setting of {', '.join(SETTINGS)}")
     if args.worker:
         return work(args.worker, args)
     unread = [name for name in args.settings if name in SMALL and args.data is None and not args.tables]
