@@ -27,7 +27,7 @@ def main() -> None:
     train, validation, test = (rows.to(args.device) for rows in (splits.train, splits.validation, splits.test))
     torch.manual_seed(args.seed)
     model = new_cifar10_vit().to(args.device)
-    train_from_scratch(model, train, validation, CIFAR10_SCHEDULE, args.output, args.seed)
+    [model] = train_from_scratch([model], train, validation, CIFAR10_SCHEDULE, [args.output], args.seed)
     print(f"test accuracy {accuracy_of(model, test):.4f}")
 
 

@@ -22,8 +22,8 @@ def crop_and_flip(images: Tensor, padding: int = 4) -> Tensor:
     return cropped.permute(0, 3, 1, 2).contiguous()
 
 
-def turn_and_shear(images: Tensor, degrees: float = 15.0, shear: float = 0.2, scale: float = 0.15) -> Tensor:
-    """An affine change of every third image."""
+def turn_and_shear(images: Tensor, degrees: float = 25.0, shear: float = 0.3, scale: float = 0.25) -> Tensor:
+    """An affine change of two images in three."""
     batch, device = len(images), images.device
     angle, slant, log_size = torch.rand(3, batch, device=device) * 2 - 1
     angle, slant, size = angle * math.radians(degrees), slant * shear, (log_size * scale).exp()
@@ -31,10 +31,10 @@ def turn_and_shear(images: Tensor, degrees: float = 15.0, shear: float = 0.2, sc
     matrix = torch.stack([cos, slant - sin, zero, sin, cos, zero], dim=1).view(batch, 2, 3)
     grid = torch.nn.functional.affine_grid(matrix, list(images.shape), align_corners=False)
     changed = torch.nn.functional.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
-    return torch.where(_some(batch, 1 / 3, device), changed, images)
+    return torch.where(_some(batch, 2 / 3, device), changed, images)
 
 
-def change_colours(images: Tensor, strength: float = 0.3) -> Tensor:
+def change_colours(images: Tensor, strength: float = 0.4) -> Tensor:
     """Brightness, contrast and saturation, each by a factor of 1 ± strength."""
     brightness, contrast, saturation = 1 + strength * (
         torch.rand(3, len(images), 1, 1, 1, device=images.device) * 2 - 1
@@ -46,7 +46,25 @@ def change_colours(images: Tensor, strength: float = 0.3) -> Tensor:
     return (grey + (images - grey) * saturation).clamp(0, 1)
 
 
-def erase(images: Tensor, size: int = 12) -> Tensor:
+def change_look(images: Tensor) -> Tensor:
+    """One of five changes, or none: solarised, in few shades, grey, blurred or sharpened, with full contrast."""
+    batch, device = len(images), images.device
+    strength = torch.rand(batch, 1, 1, 1, device=device)
+    solarised = torch.where(images > 0.3 + 0.7 * strength, 1 - images, images)
+    shades = (4 + 12 * strength).floor()
+    posterised = (images * shades).floor() / shades
+    grey = images.mean(dim=1, keepdim=True).expand_as(images)
+    blurred = torch.nn.functional.avg_pool2d(torch.nn.functional.pad(images, [1] * 4, mode="reflect"), 3, stride=1)
+    sharpened = (images + (2.5 * strength - 1) * (images - blurred)).clamp(0, 1)
+    lowest, highest = images.amin(dim=(1, 2, 3), keepdim=True), images.amax(dim=(1, 2, 3), keepdim=True)
+    stretched = (images - lowest) / (highest - lowest).clamp(min=1e-3)
+    choice = torch.randint(0, 6, (batch, 1, 1, 1), device=device)
+    for index, changed in enumerate((solarised, posterised, grey, sharpened, stretched)):
+        images = torch.where(choice == index, changed, images)
+    return images
+
+
+def erase(images: Tensor, size: int = 16) -> Tensor:
     """A grey square of up to `size` pixels a side in every other image."""
     batch, _, height, width = images.shape
     device = images.device
@@ -62,7 +80,7 @@ def erase(images: Tensor, size: int = 12) -> Tensor:
 
 def strong(images: Tensor) -> Tensor:
     """All of it: for training from scratch, where a transformer would otherwise learn the images by heart."""
-    return erase(change_colours(turn_and_shear(crop_and_flip(images))))
+    return erase(change_look(change_colours(turn_and_shear(crop_and_flip(images)))))
 
 
 def _some(batch: int, share: float, device: torch.device) -> Tensor:

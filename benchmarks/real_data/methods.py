@@ -4,7 +4,7 @@ A unit writes into its own folder or file below the setting's; one that was cut 
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,8 @@ class Comparison:
     def run(self, unit: Unit) -> None:
         if unit.kind == "backbone":
             self.backbone(unit.index)
+        elif unit.kind == "backbones":
+            self.trained_backbones(range(self.backbones))
         elif unit.kind == "circuit":
             self.circuit(unit.index, unit.name)
         elif unit.kind == "member":
@@ -72,12 +74,18 @@ class Comparison:
 
     # Training
 
+    def trained_backbones(self, indices: Sequence[int]) -> list[PreTrainedModel]:
+        """The backbones with these numbers, which are their seeds: new weights (a new classifier at least), new order."""
+        models = []
+        for index in indices:
+            torch.manual_seed(index)
+            models.append(self.setting.new_backbone(self.setting.start).to(self.device))
+        folders = [self.folder / f"backbone-{index}" for index in indices]
+        return [model.eval() for model in self.setting.train_backbones(self, models, folders, indices)]
+
     def backbone(self, index: int) -> PreTrainedModel:
-        """The backbone number `index`, trained with that seed: new weights (a new classifier at least), new order."""
-        folder = self.folder / f"backbone-{index}"
-        torch.manual_seed(index)
-        model = self.setting.new_backbone(self.setting.start).to(self.device)
-        return self.setting.train_backbone(self, model, folder, index).eval()
+        [model] = self.trained_backbones([index])
+        return model
 
     def finetune(
         self, model: PreTrainedModel, folder: Path, recipe: Recipe, batch: int, seed: int, data_seed: int | None = None

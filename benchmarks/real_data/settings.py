@@ -4,7 +4,7 @@
 and "sst2" are the paper's own settings, from the Hub (`hub_sets.py`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,9 @@ from .rows import PrepareImages, TensorRows, as_it_is
 from .splits import CIRCUIT_ROWS, LIKE_CIRCUITS, Splits
 
 
+TrainBackbones = Callable[
+    [Any, Sequence[PreTrainedModel], Sequence[Path], Sequence[int]], list[PreTrainedModel]
+]
 ALL_PARTS = ("embeddings", "attention", "mlp", "layernorm", "classifier")
 
 
@@ -36,7 +39,7 @@ class Setting:
     """
     name, title: in commands and in tables
     new_backbone: (start) -> the model that a backbone's training starts from; called after seeding
-    train_backbone: (comparison, model, folder, seed) -> the trained backbone
+    train_backbones: (comparison, models, folders, seeds) -> the trained backbones, each saved to its folder
     read: (folder of local files or None, start) -> Splits
     member_recipe: training after pruning
     heads_to_prune: how many a circuit removes in all; heads_per_layer: how many Taylor pruning keeps
@@ -47,13 +50,14 @@ class Setting:
     sampled_dropout: the probability that MC Dropout samples with; None for that which the backbone was trained with
     circuit_dtype: in which circuits are extracted on a GPU
     groups_by_length: train on batches of texts of about the same length
+    backbones_together: train all backbones side by side in one process
     training_arguments: further `TrainingArguments`
     """
 
     name: str
     title: str
     new_backbone: Callable[[str | None], PreTrainedModel]
-    train_backbone: Callable[[Any, PreTrainedModel, Path, int], PreTrainedModel]
+    train_backbones: TrainBackbones
     read: Callable[[Path | None, str | None], Splits]
     member_recipe: Recipe
     heads_to_prune: int
@@ -66,6 +70,7 @@ class Setting:
     sampled_dropout: float | None = None
     circuit_dtype: torch.dtype = torch.float32
     groups_by_length: bool = False
+    backbones_together: bool = False
     training_arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -74,7 +79,7 @@ class Setting:
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
-CIFAR10_SCHEDULE = Schedule(epochs=70)
+CIFAR10_SCHEDULE = Schedule(epochs=100)
 # The paper's ImageNet-1K recipe, shortened: a pass takes seconds here, and pruned members recover in a few.
 # Without its label smoothing, since these backbones are trained without.
 CIFAR10_MEMBER = replace(
@@ -101,16 +106,18 @@ def new_cifar10_vit(start: str | None = None) -> PreTrainedModel:
         intermediate_size=576,
         num_hidden_layers=7,
         num_attention_heads=12,
-        hidden_dropout_prob=0.05,
+        hidden_dropout_prob=0.1,
         id2label=dict(enumerate(CIFAR10_CLASSES)),
         label2id={name: index for index, name in enumerate(CIFAR10_CLASSES)},
     )
     return ViTForImageClassification(config)
 
 
-def train_cifar10_vit(comparison: Any, model: PreTrainedModel, folder: Path, seed: int) -> PreTrainedModel:
+def train_cifar10_vits(
+    comparison: Any, models: Sequence[PreTrainedModel], folders: Sequence[Path], seeds: Sequence[int]
+) -> list[PreTrainedModel]:
     splits = comparison.splits
-    return train_from_scratch(model, splits.train, splits.validation, CIFAR10_SCHEDULE, folder, seed)
+    return train_from_scratch(models, splits.train, splits.validation, CIFAR10_SCHEDULE, folders, seeds[0])
 
 
 def read_cifar10(folder: Path | None, start: str | None) -> Splits:
@@ -208,9 +215,12 @@ def new_image_classifier(num_labels: int) -> Callable[[str | None], PreTrainedMo
     )
 
 
-def finetuned(backbone_recipe: Recipe, batch: int) -> Callable[[Any, PreTrainedModel, Path, int], PreTrainedModel]:
-    """Backbones that are fine-tuned by a recipe."""
-    return lambda comparison, model, folder, seed: comparison.finetune(model, folder, backbone_recipe, batch, seed)
+def finetuned(backbone_recipe: Recipe, batch: int) -> TrainBackbones:
+    """Backbones that are fine-tuned by a recipe, one after the other."""
+    return lambda comparison, models, folders, seeds: [
+        comparison.finetune(model, folder, backbone_recipe, batch, seed)
+        for model, folder, seed in zip(models, folders, seeds, strict=True)
+    ]
 
 
 SETTINGS = {
@@ -220,7 +230,8 @@ SETTINGS = {
             name="cifar10-vit",
             title="CIFAR-10, ViT (7 layers of 12 heads)",
             new_backbone=new_cifar10_vit,
-            train_backbone=train_cifar10_vit,
+            train_backbones=train_cifar10_vits,
+            backbones_together=True,
             read=read_cifar10,
             member_recipe=CIFAR10_MEMBER,
             heads_to_prune=28,
@@ -236,7 +247,7 @@ SETTINGS = {
             name="sst2-minilm",
             title="SST-2, MiniLM-L6 (6 layers of 12 heads)",
             new_backbone=new_text_classifier,
-            train_backbone=finetuned(SST2_BACKBONE, SST2_BATCH),
+            train_backbones=finetuned(SST2_BACKBONE, SST2_BATCH),
             read=read_sst2,
             member_recipe=replace(
                 recipe("sst2"), learning_rate=6e-5, epochs=2, early_stopping_patience=None, keep_best=False
@@ -255,7 +266,7 @@ SETTINGS = {
             name="imagenet1k",
             title="ImageNet-1K, ViT-B/16",
             new_backbone=new_image_classifier(1000),
-            train_backbone=finetuned(IMAGENET1K_BACKBONE, 512),
+            train_backbones=finetuned(IMAGENET1K_BACKBONE, 512),
             read=hub_sets.reader(hub_sets.IMAGENET1K, recipe("imagenet1k")),
             member_recipe=recipe("imagenet1k"),
             heads_to_prune=48,
@@ -272,7 +283,7 @@ SETTINGS = {
             name="cifar100",
             title="CIFAR-100, ViT-B/16",
             new_backbone=new_image_classifier(100),
-            train_backbone=finetuned(CIFAR100_BACKBONE, 512),
+            train_backbones=finetuned(CIFAR100_BACKBONE, 512),
             read=hub_sets.reader(hub_sets.CIFAR100, recipe("cifar100")),
             member_recipe=recipe("cifar100"),
             heads_to_prune=24,
@@ -289,7 +300,7 @@ SETTINGS = {
             name="sst2",
             title="SST-2, BERT-base",
             new_backbone=new_text_classifier,
-            train_backbone=finetuned(PAPER_SST2_BACKBONE, 32),
+            train_backbones=finetuned(PAPER_SST2_BACKBONE, 32),
             read=hub_sets.reader(hub_sets.SST2, recipe("sst2")),
             member_recipe=recipe("sst2"),
             heads_to_prune=72,

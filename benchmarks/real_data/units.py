@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 
+BACKBONES = ("backbone", "backbones")
 OBJECTIVES = ("acc", "ood", "avg")
 CIRC = tuple(f"circ-{objective}" for objective in OBJECTIVES)
 TAYLOR = tuple(f"taylor-{index}" for index in range(3))
@@ -25,8 +26,8 @@ SOURCES = (
 class Unit:
     """What one process does at a time.
 
-    kind: "backbone", "circuit", "lora", "member" or "judge"
-    index: of the backbone; for all but "backbone" the seed, which is the backbone that is pruned
+    kind: "backbone", "backbones" (all of them, side by side), "circuit", "lora", "member" or "judge"
+    index: of the backbone; after backbones the seed, which is the backbone that is pruned
     name: the objective of a circuit, the member, or what is judged: "untuned", "tuned" or "sources"
     order, noise: of a member, shifts of the seeds of the batches' order and of all else that is random in training
     """
@@ -42,9 +43,12 @@ class Unit:
         return "-".join(part for part in (self.kind, str(self.index), self.name, *varied) if part)
 
 
-def units_of(seeds: int, backbones: int) -> list[Unit]:
+ALL_BACKBONES = Unit("backbones", 0)
+
+
+def units_of(seeds: int, backbones: int, together: bool = False) -> list[Unit]:
     """All of a setting's units; what others wait for, and what matters most, comes first."""
-    units = [Unit("backbone", index) for index in range(backbones)]
+    units = [ALL_BACKBONES] if together else [Unit("backbone", index) for index in range(backbones)]
     units += [Unit("circuit", seed, objective) for seed in range(seeds) for objective in ("avg", "ood", "acc")]
     units += [Unit("judge", seed, "untuned") for seed in range(seeds)]
     for name in (*CIRC, *TAYLOR, *SAMPLED[:2], "single"):
@@ -69,9 +73,9 @@ def needs(unit: Unit, units: Sequence[Unit]) -> Iterator[Unit]:
     """The units that must be done before this one."""
     if unit.kind == "judge":
         earlier = units[: units.index(unit)]
-        yield from (each for each in earlier if each.kind == "backbone" or each.index == unit.index)
-    elif unit.kind != "backbone":
-        yield Unit("backbone", unit.index)
+        yield from (each for each in earlier if each.kind in BACKBONES or each.index == unit.index)
+    elif unit.kind not in BACKBONES:
+        yield ALL_BACKBONES if ALL_BACKBONES in units else Unit("backbone", unit.index)
     if unit.kind == "member" and unit.name in CIRC:
         yield Unit("circuit", unit.index, unit.name.removeprefix("circ-"))
     if unit.kind == "member" and unit.name in SAMPLED:

@@ -39,15 +39,15 @@ def new_backbone(start: str | None = None) -> ViTForImageClassification:
     )
 
 
-def train_backbone(comparison, model, folder, seed):
-    data = comparison.splits
-    return train_from_scratch(model, data.train, data.validation, Schedule(epochs=2, batch_size=16), folder, seed)
+def train_backbones(comparison, models, folders, seeds):
+    data, schedule = comparison.splits, Schedule(epochs=2, batch_size=16)
+    return train_from_scratch(models, data.train, data.validation, schedule, folders, seeds[0])
 
 
 TINY = replace(
     SETTINGS["cifar10-vit"],
     new_backbone=new_backbone,
-    train_backbone=train_backbone,
+    train_backbones=train_backbones,
     read=lambda folder, start: splits(),
     member_recipe=replace(CIFAR10_MEMBER, epochs=1),
     heads_to_prune=2,

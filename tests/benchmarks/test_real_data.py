@@ -1,5 +1,6 @@
 """Reading, batching, changing and training on data in memory."""
 
+import copy
 import gzip
 import json
 import sys
@@ -78,7 +79,13 @@ def test_sorted_texts_are_the_same_texts():
 
 @pytest.mark.parametrize(
     "change",
-    [augmentation.crop_and_flip, augmentation.turn_and_shear, augmentation.change_colours, augmentation.erase],
+    [
+        augmentation.crop_and_flip,
+        augmentation.turn_and_shear,
+        augmentation.change_colours,
+        augmentation.change_look,
+        augmentation.erase,
+    ],
 )
 def test_changes_are_random_and_keep_shape_and_range(change):
     pictures = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -111,7 +118,8 @@ def test_training_goes_on_to_the_weights_of_an_unbroken_run(tmp_path, monkeypatc
     def trained(name):
         torch.manual_seed(0)
         schedule = Schedule(epochs=20, batch_size=32)
-        return train_from_scratch(new_backbone(), data.train, data.validation, schedule, tmp_path / name, seed=3)
+        models, folders = [new_backbone() for _ in range(2)], [tmp_path / f"{name} {n}" for n in range(2)]
+        return train_from_scratch(models, data.train, data.validation, schedule, folders, seed=3)
 
     def cut_off(*args):
         write(*args)
@@ -122,9 +130,61 @@ def test_training_goes_on_to_the_weights_of_an_unbroken_run(tmp_path, monkeypatc
         patch.setattr(from_scratch, "_checkpoint", cut_off)
         trained("in parts")
     in_parts = trained("in parts")
-    for name, tensor in whole.state_dict().items():
-        torch.testing.assert_close(in_parts.state_dict()[name], tensor, msg=name)
-    assert not in_parts.training
+    for model, again in zip(whole, in_parts, strict=True):
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(again.state_dict()[name], tensor, msg=name)
+        assert not again.training
+    assert not torch.equal(whole[0].classifier.weight, whole[1].classifier.weight)
+
+
+def test_models_side_by_side_train_as_each_would_alone():
+    schedule, rows = Schedule(epochs=1, batch_size=8, weight_decay=0.1, max_grad_norm=0.5), images(64, 0)
+    torch.manual_seed(0)
+    models = [new_backbone().double() for _ in range(3)]
+    for model in models:
+        model.config.hidden_dropout_prob = 0.0
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+    alone = copy.deepcopy(models)
+    rows = rows.prepared_by(lambda batch: {**batch, "pixel_values": batch["pixel_values"].double() / 255})
+    stack = from_scratch.Stack(models)
+    groups = [
+        {"params": [part.numbers], "weight_decay": decay} for part, decay in zip(stack.parts, (0.1, 0.0), strict=True)
+    ]
+    step = from_scratch.TrainingStep(stack, torch.optim.AdamW(groups, lr=0.01), rows, schedule)
+    optimizers = []
+    for model in alone:
+        matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+        vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
+        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+        optimizers.append(torch.optim.AdamW(groups, lr=0.01))
+    for _ in range(4):
+        indices = torch.randint(0, 64, (3, 8))
+        step(indices)
+        for model, optimizer, own in zip(alone, optimizers, indices, strict=True):
+            optimizer.zero_grad()
+            model(**rows.__getitems__(own.tolist())).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+    stack.copy_to(models)
+    for model, reference in zip(models, alone, strict=True):
+        for name, tensor in reference.state_dict().items():
+            torch.testing.assert_close(model.state_dict()[name], tensor, msg=name)
+
+
+def test_a_checkpoint_of_another_number_of_models_is_refused(tmp_path, monkeypatch):
+    data, schedule = splits(), Schedule(epochs=1, batch_size=32)
+
+    def train(count):
+        models, folders = [new_backbone() for _ in range(count)], [tmp_path / str(n) for n in range(count)]
+        train_from_scratch(models, data.train, data.validation, schedule, folders, seed=0)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(from_scratch, "written_whole", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
+        train(2)
+    with pytest.raises(ValueError, match="holds 2 models: remove it to start again with another number"):
+        train(3)
 
 
 def test_a_trained_model_is_loaded_and_one_of_another_schedule_refused(tmp_path):
@@ -132,7 +192,8 @@ def test_a_trained_model_is_loaded_and_one_of_another_schedule_refused(tmp_path)
 
     def trained(epochs):
         schedule = Schedule(epochs=epochs, batch_size=32)
-        return train_from_scratch(new_backbone(), data.train, data.validation, schedule, folder, seed=0)
+        [model] = train_from_scratch([new_backbone()], data.train, data.validation, schedule, [folder], seed=0)
+        return model
 
     first, again = trained(1), trained(1)
     assert torch.equal(first.classifier.weight, again.classifier.weight)
@@ -309,7 +370,7 @@ def test_a_setting_of_the_hub_runs_from_its_backbones_to_results(tmp_path, monke
         settings.SETTINGS["sst2"],
         read=hub_sets.reader(sets, short),
         start=str(save_bert(tmp_path / "start")),
-        train_backbone=settings.finetuned(short, 8),
+        train_backbones=settings.finetuned(short, 8),
         member_recipe=short,
         heads_to_prune=2,
         heads_per_layer=3,

@@ -18,7 +18,7 @@ def runs(tmp_path_factory) -> Path:
     """All units of one seed, each as a worker of its own would do it."""
     runs = tmp_path_factory.mktemp("runs")
     data = splits()
-    for unit in units_of(seeds=1, backbones=3):
+    for unit in units_of(seeds=1, backbones=3, together=True):
         Comparison(TINY, data, runs / TINY.name, "cpu", seeds=1, backbones=3).run(unit)
     return runs
 
@@ -88,8 +88,9 @@ def test_what_is_done_is_not_done_again(runs, monkeypatch):
 # The order of work
 
 
-def test_units_come_after_what_they_need():
-    units = units_of(seeds=3, backbones=4)
+@pytest.mark.parametrize("together", [False, True])
+def test_units_come_after_what_they_need(together):
+    units = units_of(seeds=3, backbones=4, together=together)
     assert len(set(map(str, units))) == len(units)
     for place, unit in enumerate(units):
         assert set(needs(unit, units)) <= set(units[:place]), unit
