@@ -41,7 +41,7 @@ def work(name: str, args: argparse.Namespace) -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
     setting = chosen_setting(name, args.start)
     folder = args.runs / name
-    queue = Queue(folder, units_of(args.seeds, args.backbones, setting.backbones_together))
+    queue = Queue(folder, units_of(setting, args.seeds, args.backbones))
     splits = on_device(setting.read(args.data, setting.start), args.device)
     comparison = Comparison(setting, splits, folder, args.device, args.seeds, args.backbones)
     while queue.left():
@@ -64,8 +64,7 @@ def run_workers(args: argparse.Namespace) -> list[str]:
     """Starts the workers of all settings and waits for them; returns a line on each that broke off, and on what is left."""
     processes, queues = {}, []
     for name in args.settings:
-        together = SETTINGS[name].backbones_together
-        queues.append(Queue(args.runs / name, units_of(args.seeds, args.backbones, together)))
+        queues.append(Queue(args.runs / name, units_of(SETTINGS[name], args.seeds, args.backbones)))
         queues[-1].folder.mkdir(parents=True, exist_ok=True)
         queues[-1].start_again()
         for index in range(args.workers):

@@ -232,7 +232,9 @@ def _resume(stack: Stack, optimizer: torch.optim.Optimizer, path: Path, schedule
     state = torch.load(path, map_location=stack.matrices.numbers.device, weights_only=True)
     _check_schedule(state["schedule"], schedule, path)
     if len(state["numbers"][0]) != len(stack.matrices.numbers):
-        raise ValueError(f"{path} holds {len(state['numbers'][0])} models: remove it to start again with another number")
+        raise ValueError(
+            f"{path} holds {len(state['numbers'][0])} models: remove it to start again with another number"
+        )
     with torch.no_grad():
         for part, numbers in zip(stack.parts, state["numbers"], strict=True):
             part.numbers.copy_(numbers)

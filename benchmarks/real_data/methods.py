@@ -31,7 +31,20 @@ from hydra_transformers.uncertainty import evaluate_uncertainty
 from .rows import LengthBatches, TensorRows
 from .settings import Setting
 from .splits import Splits
-from .units import CIRC, OBJECTIVES, SAMPLED, SOURCES, TAYLOR, Unit, deep_ensemble, varied_members
+from .units import (
+    BROAD,
+    CIRC,
+    OBJECTIVES,
+    SAMPLED,
+    SOURCES,
+    TAYLOR,
+    Unit,
+    budget_of,
+    circuit_of,
+    deep_ensemble,
+    varied_members,
+    with_budget,
+)
 
 
 SCORES = ("msp", "mutual_information", "energy")
@@ -118,7 +131,8 @@ class Comparison:
 
     def member(self, unit: Unit) -> PreTrainedModel:
         """A member after pruning and fine-tuning; members of one ensemble train with different seeds."""
-        place = next((group.index(unit.name) for group in (CIRC, TAYLOR) if unit.name in group), 2)
+        groups = (CIRC, TAYLOR, BROAD, *map(with_budget, self.setting.budgets))
+        place = next((group.index(unit.name) for group in groups if unit.name in group), 2)
         seed = 100 * unit.index + place
         pruned = self.once(self.pruned_member, unit.index, unit.name)
         recipe, batch = self.setting.member_recipe, self.setting.member_batch
@@ -136,39 +150,39 @@ class Comparison:
 
     # Pruning
 
-    def circuit_data(self) -> tuple[Any, Any]:
-        return self.batches(self.splits.circuit_id), self.batches(self.splits.circuit_ood)
+    def circuit_data(self, broad: bool) -> tuple[Any, Any]:
+        out_of_distribution = self.splits.circuit_broad if broad else self.splits.circuit_ood
+        return self.batches(self.splits.circuit_id), self.batches(out_of_distribution)
 
-    def circuit(self, seed: int, objective: str) -> Circuit:
+    def circuit(self, seed: int, name: str) -> Circuit:
         """A ranking of the heads; the average's is long enough to sample members from."""
-        budget = self.setting.heads_to_rank if objective == "avg" else self.setting.heads_to_prune
+        budget = self.setting.heads_to_rank if name == "avg" else self.setting.heads_to_prune
         return extract_circuit(
             self.once(self.backbone, seed),
-            *self.once(self.circuit_data),
-            objective,
+            *self.once(self.circuit_data, name.startswith("broad-")),
+            name.removeprefix("broad-"),
             budget=budget,
             dtype=self.setting.circuit_dtype if self.device == "cuda" else None,
-            checkpoint=self.folder / f"{Unit('circuit', seed, objective)}.json",
+            checkpoint=self.folder / f"{Unit('circuit', seed, name)}.json",
             progress=False,
         )
 
     def pruned_member(self, seed: int, name: str) -> PreTrainedModel:
         backbone, setting = self.once(self.backbone, seed), self.setting
         if name in TAYLOR:
-            calibration, index = self.once(self.circuit_data)[0], TAYLOR.index(name)
+            calibration, index = self.once(self.circuit_data, False)[0], TAYLOR.index(name)
             heads = setting.heads_per_layer
             [member] = draw_members(
                 backbone, dataloader=calibration, heads_per_layer=heads, num_members=1, seed=10 * seed + index
             )
             return member
-        if name in CIRC:
-            circuit = self.once(self.circuit, seed, name.removeprefix("circ-"))
-            return prune_heads(backbone, circuit.heads_to_prune(setting.heads_to_prune))
+        if name == "single":
+            return prune_heads(backbone)
+        circuit = self.once(self.circuit, seed, circuit_of(name))
         if name in SAMPLED:
-            circuit = self.once(self.circuit, seed, "avg")
             sampled = sample_heads(circuit, setting.heads_to_prune, None, 10 * seed + SAMPLED.index(name))
             return prune_heads(backbone, sampled)
-        return prune_heads(backbone)
+        return prune_heads(backbone, circuit.heads_to_prune(budget_of(name) or setting.heads_to_prune))
 
     # Judging
 
@@ -192,13 +206,7 @@ class Comparison:
         yield "hydra-taylor-zero-shot", lambda: fused(map(pruned, TAYLOR))
         yield "hydra-circ-zero-shot", lambda: fused(map(pruned, CIRC))
         for budget in setting.budgets:
-            circuits = [self.once(self.circuit, seed, objective) for objective in OBJECTIVES]
-            yield (
-                f"hydra-circ-zero-shot-{budget}",
-                lambda budget=budget, circuits=circuits: fused(
-                    draw_members(backbone, circuits=circuits, budget=budget)
-                ),
-            )
+            yield f"hydra-circ-zero-shot-{budget}", lambda budget=budget: fused(map(pruned, with_budget(budget)))
 
     def tuned(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for those that are fine-tuned."""
@@ -214,6 +222,20 @@ class Comparison:
         yield "hydra-circ-5", lambda: fused(map(tuned, (*CIRC, *SAMPLED[:2])))
         yield "hydra-taylor-not-fused", lambda: fused(map(tuned, TAYLOR), shared=())
         yield "hydra-circ-not-fused", lambda: fused(map(tuned, CIRC), shared=())
+
+    def broad(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+        """The same for circuits against the broader set."""
+        yield "hydra-broad-zero-shot", lambda: fused(self.once(self.pruned_member, seed, name) for name in BROAD)
+        yield "hydra-broad", lambda: fused(self.once(self.member, Unit("member", seed, name)) for name in BROAD)
+
+    def budgets(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+        """The same for members that lose other numbers of heads."""
+        for budget in self.setting.budgets:
+            members = [Unit("member", seed, name) for name in with_budget(budget)]
+            yield (
+                f"hydra-circ-{budget}-heads",
+                lambda members=members: fused(self.once(self.member, unit) for unit in members),
+            )
 
     def sources(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for ensembles from one circuit whose members differ in this or that (tables 8 and 9)."""

@@ -30,9 +30,9 @@ def _gather_setting(folder: Path) -> dict[str, Any]:
         seeds.setdefault(path.parent.name, {})[path.stem] = json.loads(path.read_text())
     for path in sorted(folder.glob("circuit-*.json")):
         content = json.loads(path.read_text())["circuit"]
-        _, seed, objective = path.stem.split("-")
-        kept = {name: content[name] for name in ("ranking", "scores", "dense_score")}
-        circuits.setdefault(seed, {})[objective] = kept
+        _, seed, name = path.stem.split("-", 2)
+        kept = {key: content[key] for key in ("ranking", "scores", "dense_score")}
+        circuits.setdefault(seed, {})[name] = kept
     return {"seeds": seeds, "circuits": circuits}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra_transformers.files import write_atomically
 
-from .settings import SETTINGS
+from .settings import SETTINGS, Setting
 from .splits import LIKE_CIRCUITS
 
 
@@ -60,6 +60,14 @@ DIVERSITY = {
     "varied-order-noise": "one circuit: batch order, noise",
     "varied-heads-order-noise": "one circuit: heads, batch order, noise",
     "varied-nothing": "one circuit: nothing",
+}
+BROAD = {
+    "single": "Single",
+    "deep-ensembles": "Deep Ensembles",
+    "hydra-circ-zero-shot": "Hydra (Circ), zero-shot",
+    "hydra-broad-zero-shot": "Hydra (Circ), zero-shot, broader set",
+    "hydra-circ": "Hydra (Circ)",
+    "hydra-broad": "Hydra (Circ), broader set",
 }
 SCORES = {"msp": "MSP", "mutual_information": "mutual information", "energy": "energy"}
 
@@ -128,6 +136,16 @@ def set_columns(seeds: dict[str, dict[str, Run]]) -> list[Column]:
     ]
 
 
+def by_budget(setting: Setting) -> dict[str, str]:
+    """Hydra (Circ) with more and more heads pruned, zero-shot and fine-tuned."""
+    rows = {"single": "0 heads pruned"}
+    for budget in setting.budgets:
+        rows[f"hydra-circ-zero-shot-{budget}"] = f"{budget} heads pruned, zero-shot"
+        rows[f"hydra-circ-{budget}-heads"] = f"{budget} heads pruned"
+    rows["hydra-circ-zero-shot"] = f"{setting.heads_to_prune} heads pruned, zero-shot"
+    return rows | {"hydra-circ": f"{setting.heads_to_prune} heads pruned"}
+
+
 def render(results: dict[str, Any]) -> dict[str, str]:
     """All tables by name, `setting/table`."""
     tables = {"machine": f"{results['machine']}, {results['versions']}, {results['date']}."}
@@ -139,12 +157,6 @@ def render(results: dict[str, Any]) -> dict[str, str]:
             (title, lambda run, score=score: 100 * ood_mean("auroc", score)(run), ".1f")
             for score, title in SCORES.items()
         ]
-        budgets = (*SETTINGS[name].budgets, SETTINGS[name].heads_to_prune)
-        by_budget = {"single": "0 heads pruned"} | {
-            "hydra-circ-zero-shot"
-            + ("" if budget == SETTINGS[name].heads_to_prune else f"-{budget}"): f"{budget} heads pruned"
-            for budget in sorted(budgets)
-        }
         for label, methods, columns in (
             ("quality", COMPARED, QUALITY),
             ("cost", COMPARED, COST),
@@ -155,7 +167,12 @@ def render(results: dict[str, Any]) -> dict[str, str]:
             ("members", MEMBERS, (*QUALITY, COST[1])),
             ("fusion", FUSION, QUALITY),
             ("scores", COMPARED, by_score),
-            ("budgets", by_budget, (QUALITY[0], QUALITY[3], *set_columns(seeds), *DIVERSITY_COLUMNS[2:])),
+            ("broad", BROAD, (QUALITY[0], QUALITY[3], QUALITY[5], *set_columns(seeds), *DIVERSITY_COLUMNS[2:])),
+            (
+                "budgets",
+                by_budget(SETTINGS[name]),
+                (QUALITY[0], QUALITY[3], QUALITY[5], *set_columns(seeds), *DIVERSITY_COLUMNS[2:]),
+            ),
         ):
             tables[f"{name}/{label}"] = table(seeds, methods, columns)
     return tables

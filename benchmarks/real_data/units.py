@@ -1,16 +1,21 @@
 """The work of a comparison in units, and the queue from which workers take them."""
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from .settings import Setting
 
 
 BACKBONES = ("backbone", "backbones")
 OBJECTIVES = ("acc", "ood", "avg")
 CIRC = tuple(f"circ-{objective}" for objective in OBJECTIVES)
+BROAD = tuple(f"circ-broad-{objective}" for objective in OBJECTIVES)  # extracted against the broader set
 TAYLOR = tuple(f"taylor-{index}" for index in range(3))
 SAMPLED = tuple(f"sampled-{index}" for index in range(3))
+CIRCUIT_MEMBER = re.compile(r"circ-(?P<circuit>(broad-)?(acc|ood|avg))(-(?P<budget>\d+))?")
 # What varies between members drawn from one circuit, in the order of the paper's table 9: heads, batch order, noise.
 SOURCES = (
     ("heads",),
@@ -28,7 +33,8 @@ class Unit:
 
     kind: "backbone", "backbones" (all of them, side by side), "circuit", "lora", "member" or "judge"
     index: of the backbone; after backbones the seed, which is the backbone that is pruned
-    name: the objective of a circuit, the member, or what is judged: "untuned", "tuned" or "sources"
+    name: the circuit (its objective, after "broad-" if extracted against the broader set), the member, or what is judged:
+        "untuned", "tuned", "broad", "sources" or "budgets"
     order, noise: of a member, shifts of the seeds of the batches' order and of all else that is random in training
     """
 
@@ -46,18 +52,46 @@ class Unit:
 ALL_BACKBONES = Unit("backbones", 0)
 
 
-def units_of(seeds: int, backbones: int, together: bool = False) -> list[Unit]:
+def units_of(setting: Setting, seeds: int, backbones: int) -> list[Unit]:
     """All of a setting's units; what others wait for, and what matters most, comes first."""
+
+    def of_seeds(kind: str, *names: str) -> list[Unit]:
+        return [Unit(kind, seed, name) for name in names for seed in range(seeds)]
+
+    together = setting.backbones_together
     units = [ALL_BACKBONES] if together else [Unit("backbone", index) for index in range(backbones)]
     units += [Unit("circuit", seed, objective) for seed in range(seeds) for objective in ("avg", "ood", "acc")]
-    units += [Unit("judge", seed, "untuned") for seed in range(seeds)]
-    for name in (*CIRC, *TAYLOR, *SAMPLED[:2], "single"):
-        units += [Unit("member", seed, name) for seed in range(seeds)]
-    units += [Unit("lora", seed) for seed in range(seeds)]
-    units += [Unit("judge", seed, "tuned") for seed in range(seeds)]
+    units += of_seeds("judge", "untuned")
+    units += of_seeds("member", *CIRC, *TAYLOR, *SAMPLED[:2], "single") + of_seeds("lora", "")
+    units += of_seeds("judge", "tuned")
+    if setting.has_broad_set:
+        units += of_seeds("circuit", *(circuit_of(name) for name in BROAD)) + of_seeds("member", *BROAD)
+        units += of_seeds("judge", "broad")
     for sources in SOURCES:
         units += [unit for seed in range(seeds) for unit in varied_members(seed, sources) if unit not in units]
-    return units + [Unit("judge", seed, "sources") for seed in range(seeds)]
+    units += of_seeds("judge", "sources")
+    for budget in setting.budgets:
+        units += of_seeds("member", *with_budget(budget))
+    return units + of_seeds("judge", "budgets")
+
+
+def with_budget(budget: int) -> list[str]:
+    """Members that lose another number of heads than the setting's."""
+    return [f"{name}-{budget}" for name in CIRC]
+
+
+def circuit_of(member: str) -> str | None:
+    """The name of the circuit by which a member is pruned."""
+    if member in SAMPLED:
+        return "avg"
+    found = CIRCUIT_MEMBER.fullmatch(member)
+    return found["circuit"] if found else None
+
+
+def budget_of(member: str) -> int | None:
+    """How many heads a member loses, where its name says it."""
+    found = CIRCUIT_MEMBER.fullmatch(member)
+    return int(found["budget"]) if found and found["budget"] else None
 
 
 def varied_members(seed: int, sources: Sequence[str]) -> list[Unit]:
@@ -76,10 +110,8 @@ def needs(unit: Unit, units: Sequence[Unit]) -> Iterator[Unit]:
         yield from (each for each in earlier if each.kind in BACKBONES or each.index == unit.index)
     elif unit.kind not in BACKBONES:
         yield ALL_BACKBONES if ALL_BACKBONES in units else Unit("backbone", unit.index)
-    if unit.kind == "member" and unit.name in CIRC:
-        yield Unit("circuit", unit.index, unit.name.removeprefix("circ-"))
-    if unit.kind == "member" and unit.name in SAMPLED:
-        yield Unit("circuit", unit.index, "avg")
+    if unit.kind == "member" and circuit_of(unit.name):
+        yield Unit("circuit", unit.index, circuit_of(unit.name))
 
 
 def deep_ensemble(seed: int, seeds: int, backbones: int) -> list[int]:

@@ -14,6 +14,7 @@ from transformers import BertConfig, BertForSequenceClassification, ViTConfig, V
 from hydra_transformers.data import DataSource
 from hydra_transformers.training import recipe
 from real_data import augmentation, from_scratch, hub_sets, settings
+from real_data.broader_sets import broadened_images, close_ups, cut_to_lengths
 from real_data.from_scratch import Schedule, train_from_scratch
 from real_data.local_files import read_images, read_texts
 from real_data.methods import Comparison
@@ -107,6 +108,33 @@ def test_a_crop_shows_the_image_moved_or_mirrored():
         crop = crop if crop[0, 0, 4, 3] < crop[0, 0, 4, 4] else crop.flip(-1)
         centre = crop[0, 0, 4, 4] * 64
         assert int(centre) // 8 in (3, 4, 5) and int(centre) % 8 in (3, 4, 5)
+
+
+# Broader sets
+
+
+def test_a_broader_set_holds_images_shapes_and_close_ups():
+    rows = images(9, 0, labelled=False)
+    before = rows.tensors["pixel_values"].clone()
+    broad = broadened_images(rows, seed=0).tensors["pixel_values"]
+    assert torch.equal(rows.tensors["pixel_values"], before)
+    assert torch.equal(broad[0::3], before[0::3])
+    assert set(broad[1::3].unique().tolist()) == {0, 255}
+    assert broad.dtype == torch.uint8 and not torch.equal(broad[2::3], before[2::3])
+    assert torch.equal(broad, broadened_images(rows, seed=0).tensors["pixel_values"])
+
+
+def test_a_close_up_shows_a_part_of_the_image():
+    ramp = torch.arange(16).repeat(16, 1).expand(1, 3, 16, 16).to(torch.uint8)
+    [close] = close_ups(ramp, torch.Generator().manual_seed(0))
+    assert close.shape == (3, 16, 16) and int(close.max()) - int(close.min()) <= 5
+
+
+def test_texts_are_cut_to_the_lengths_of_others():
+    cut = cut_to_lengths(texts([9, 4, 12]), texts([5, 8, 3]), last_token=2).tensors
+    assert cut["attention_mask"].sum(1).tolist() == [5, 4, 3]
+    for ids, length in zip(cut["input_ids"], (5, 4, 3), strict=True):
+        assert ids[length - 1] == 2 and not ids[length:].any() and ids[: length - 1].all()
 
 
 # Training from new weights
