@@ -34,7 +34,6 @@ from .splits import Splits
 from .units import (
     BROAD,
     CIRC,
-    OBJECTIVES,
     SAMPLED,
     SOURCES,
     TAYLOR,
