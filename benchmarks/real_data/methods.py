@@ -188,13 +188,20 @@ class Comparison:
     def batches(self, rows: Any) -> Any:
         return rows.batches(EVALUATION_BATCH) if isinstance(rows, TensorRows) else rows
 
+    def scaled(self, model: nn.Module) -> nn.Module:
+        return temperature_scaled(model, self.batches(self.splits.validation))
+
     def untuned(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """(name, how to make it) of the methods on the backbone `seed` that train nothing more."""
         backbone, setting = self.once(self.backbone, seed), self.setting
         ensemble = deep_ensemble(seed, self.seeds, self.backbones)
         yield "single", lambda: backbone
-        yield "temperature", lambda: temperature_scaled(backbone, self.batches(self.splits.validation))
+        yield "temperature", lambda: self.scaled(backbone)
         yield "deep-ensembles", lambda: DeepEnsemble([self.once(self.backbone, index) for index in ensemble])
+        yield (
+            "deep-ensembles-temperature",
+            lambda: self.scaled(DeepEnsemble([self.once(self.backbone, index) for index in ensemble])),
+        )
         yield "mc-dropout", lambda: MCDropout(backbone, num_samples=10, p=setting.sampled_dropout, seed=0)
 
         def pruned(name: str) -> PreTrainedModel:
@@ -218,6 +225,7 @@ class Comparison:
             yield f"{name}-tuned", lambda name=name: tuned(name)
         yield "hydra-taylor", lambda: fused(map(tuned, TAYLOR))
         yield "hydra-circ", lambda: fused(map(tuned, CIRC))
+        yield "hydra-circ-temperature", lambda: self.scaled(fused(map(tuned, CIRC)))
         yield "hydra-circ-5", lambda: fused(map(tuned, (*CIRC, *SAMPLED[:2])))
         yield "hydra-taylor-not-fused", lambda: fused(map(tuned, TAYLOR), shared=())
         yield "hydra-circ-not-fused", lambda: fused(map(tuned, CIRC), shared=())

@@ -14,14 +14,13 @@ from hydra_transformers.files import write_atomically
 
 
 def gather(runs: Path, settings: Sequence[str], device: str) -> dict[str, Any]:
-    """{"machine", "versions", "date", "settings": {name: {"backbones": {...}, "seeds": {seed: {method: metrics}}}}}"""
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
-    return {
-        "machine": name,
+    """{setting: {"machine", "versions", "date", "seeds": {seed: {method: metrics}}, "circuits": {seed: {name: circuit}}}}"""
+    where = {
+        "machine": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "versions": f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}",
         "date": date.today().isoformat(),
-        "settings": {setting: _gather_setting(runs / setting) for setting in settings},
     }
+    return {setting: where | _gather_setting(runs / setting) for setting in settings}
 
 
 def _gather_setting(folder: Path) -> dict[str, Any]:
@@ -38,11 +37,8 @@ def _gather_setting(folder: Path) -> dict[str, Any]:
 
 def write_results(results: dict[str, Any], path: Path) -> None:
     """Settings without results of this time stay as they are in the file."""
-    judged = {name: content for name, content in results["settings"].items() if content["seeds"]}
+    judged = {name: content for name, content in results.items() if content["seeds"]}
     if not judged:
         return
-    results = {**results, "settings": judged}
-    if path.exists():
-        before = json.loads(path.read_text())
-        results = {**results, "settings": {**before["settings"], **results["settings"]}}
-    write_atomically(path, json.dumps(results, indent=1) + "\n")
+    before = json.loads(path.read_text()) if path.exists() else {}
+    write_atomically(path, json.dumps(before | judged, indent=1) + "\n")

@@ -21,6 +21,7 @@ COMPARED = {
     "single-tuned": "Single, tuned on",
     "temperature": "Temperature scaling",
     "deep-ensembles": "Deep Ensembles",
+    "deep-ensembles-temperature": "Deep Ensembles, temperature",
     "mc-dropout": "MC Dropout",
     "lora-ensembles": "LoRA Ensembles",
     "taylor-0-tuned": "Taylor",
@@ -29,6 +30,7 @@ COMPARED = {
     "circ-avg-tuned": "CircAvg",
     "hydra-taylor": "Hydra (Taylor)",
     "hydra-circ": "**Hydra (Circ)**",
+    "hydra-circ-temperature": "Hydra (Circ), temperature",
 }
 ZERO_SHOT = {
     "single": "Single",
@@ -148,11 +150,12 @@ def by_budget(setting: Setting) -> dict[str, str]:
 
 def render(results: dict[str, Any]) -> dict[str, str]:
     """All tables by name, `setting/table`."""
-    tables = {"machine": f"{results['machine']}, {results['versions']}, {results['date']}."}
-    for name, content in results["settings"].items():
+    tables = {}
+    for name, content in results.items():
         seeds = content["seeds"]
-        if not seeds:
-            continue
+        tables[f"{name}/machine"] = (
+            f"{content['machine']}, {content['versions']}, {content['date']}, {len(seeds)} seeds."
+        )
         by_score = [
             (title, lambda run, score=score: 100 * ood_mean("auroc", score)(run), ".1f")
             for score, title in SCORES.items()

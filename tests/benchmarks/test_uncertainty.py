@@ -12,6 +12,7 @@ from real_data.results import gather, write_results
 from real_data.settings import SETTINGS
 from real_data.units import Queue, Unit, deep_ensemble, needs, units_of
 from tests.benchmarks.stand_in import TINY, splits
+from uncertainty import PAGE, RESULTS
 
 
 APART = replace(TINY, backbones_together=False)
@@ -34,7 +35,7 @@ def results(runs) -> dict:
 
 @pytest.fixture(scope="module")
 def methods(results) -> dict:
-    return results["settings"][TINY.name]["seeds"]["0"]
+    return results[TINY.name]["seeds"]["0"]
 
 
 # What is compared
@@ -73,7 +74,7 @@ def test_every_score_is_there(methods):
 
 
 def test_the_circuits_are_kept_with_the_results(results):
-    circuits = results["settings"][TINY.name]["circuits"]["0"]
+    circuits = results[TINY.name]["circuits"]["0"]
     lengths = {name: len(circuit["ranking"]) for name, circuit in circuits.items()}
     assert lengths == {"acc": 2, "avg": 5, "ood": 2, "broad-acc": 2, "broad-avg": 2, "broad-ood": 2}
 
@@ -164,10 +165,15 @@ def test_a_page_gets_its_tables_and_keeps_its_words():
 
 
 def test_settings_that_were_not_judged_stay_in_the_results_file(results, tmp_path):
-    path, [content] = tmp_path / "results.json", results["settings"].values()
-    write_results(results | {"settings": {TINY.name: {"seeds": {}}}}, path)
+    path, [content] = tmp_path / "results.json", results.values()
+    write_results({TINY.name: {"seeds": {}}}, path)
     assert not path.exists()
-    write_results(results | {"settings": {"earlier": content}}, path)
-    write_results(results | {"settings": {"earlier": {"seeds": {}}, TINY.name: content}}, path)
-    written = json.loads(path.read_text())["settings"]
+    write_results({"earlier": content}, path)
+    write_results({"earlier": {"seeds": {}}, TINY.name: content}, path)
+    written = json.loads(path.read_text())
     assert set(written) == {"earlier", TINY.name} and written["earlier"]["seeds"]
+
+
+def test_the_page_shows_the_results_file():
+    page, results = PAGE.read_text(), json.loads(RESULTS.read_text())
+    assert tables.with_tables(page, tables.render(results)) == page
