@@ -3,7 +3,8 @@
 At small batches calling modules and launching kernels takes longer than computing. `run_layers` therefore computes what
 the layers' own `forward` computes, with few launches:
 
-- q, k and v of all members are one product; their biases are laid side by side for all layers at once;
+- q, k and v of all members are one product; their weights are laid side by side for a few layers at once, their biases
+  for all;
 - the output projection is added onto the residual sum where that lies, without a pass of its own;
 - members that keep different numbers of heads run side by side all the same: on a GPU, unless rows are many, heads of
   zeros fill up those that keep fewer. Otherwise one member runs after the other, which copies nothing between them.
@@ -15,7 +16,7 @@ States are (members or 1, rows, hidden) here; a row is a token of the batch.
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import NamedTuple
@@ -35,20 +36,24 @@ from .shortcuts import is_bare, is_plain_inference
 # member after the other.
 ROWS_TO_FILL_UP = {torch.float16: 8192, torch.bfloat16: 8192, torch.float32: 2048}
 
-Parameters = Mapping[str, torch.Tensor | None]
+# Where launches decide, this many layers' weights are joined by one: more would hold more memory for ever less.
+LAYERS_JOINED_AT_ONCE = 4
+
+WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
+JointWeights = tuple[torch.Tensor, torch.Tensor]  # of q, k and v together, and of o
 
 
 class BareLayer(NamedTuple):
     """What a layer computes with."""
 
     attention: HydraAttention
-    q: Parameters
-    k: Parameters
-    v: Parameters
-    o: Parameters
-    fc1: Parameters
+    q: WeightAndBias
+    k: WeightAndBias
+    v: WeightAndBias
+    o: WeightAndBias
+    fc1: WeightAndBias
     activation: nn.Module
-    fc2: Parameters
+    fc2: WeightAndBias
     first_norm: nn.LayerNorm
     second_norm: nn.LayerNorm
 
@@ -99,9 +104,9 @@ def run_layers(
         fills_up=zeros_cost_little(states),
     )
     parts = [bare_layer(layer) for layer in layers]
-    biases = joint_biases(parts, batch.fills_up)
+    biases, weights = joint_biases(parts, batch.fills_up), weights_in_turn(parts, batch)
     with quick_attention() if batch.is_launch_bound and is_alone() else nullcontext():
-        for index, (layer, bare, bias) in enumerate(zip(layers, parts, biases, strict=True), start=1):
+        for index, (layer, bare, bias, joint) in enumerate(zip(layers, parts, biases, weights, strict=True), start=1):
             only_first = first_token_only and index == len(layers)
             if bare is None:
                 states = states.view(-1, batch.size, batch.tokens, hidden)
@@ -109,9 +114,9 @@ def run_layers(
                 batch = batch._replace(size=states.shape[1], tokens=states.shape[2])
                 states = states.flatten(1, 2)
             elif layer.is_pre_norm:
-                states = pre_norm_layer(bare, bias, states, batch, only_first)
+                states = pre_norm_layer(bare, joint, bias, states, batch, only_first)
             else:
-                states = post_norm_layer(bare, bias, states, batch, only_first)
+                states = post_norm_layer(bare, joint, bias, states, batch, only_first)
     return states.view(states.shape[0], batch.size, -1, hidden)
 
 
@@ -194,33 +199,47 @@ def bare_layer(layer: nn.Module) -> BareLayer | None:
         and is_bare(second_norm, nn.LayerNorm)
     ):
         return None
-    parts = (q, k, v, o, fc1, fc2, first_norm, second_norm)
-    if any("weight" not in part._parameters or "bias" not in part._parameters for part in parts):
+    try:
+        q, k, v, o, fc1, fc2, _, _ = [
+            (part._parameters["weight"], part._parameters["bias"])
+            for part in (q, k, v, o, fc1, fc2, first_norm, second_norm)
+        ]
+    except KeyError:  # a weight that is computed from others, as in `torch.nn.utils.prune`
         return None
-    q, k, v, o, fc1, fc2 = (part._parameters for part in parts[:6])
     return BareLayer(attention, q, k, v, o, fc1, activation, fc2, first_norm, second_norm)
 
 
 def pre_norm_layer(
-    layer: BareLayer, bias: torch.Tensor | None, states: torch.Tensor, batch: Batch, first_token_only: bool
+    layer: BareLayer,
+    weights: JointWeights,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    batch: Batch,
+    first_token_only: bool,
 ) -> torch.Tensor:
     """(members or 1, rows, hidden) -> (members, rows or batch, hidden); equations 4 to 7."""
     normed = _norm(layer.first_norm, states, batch)
-    total, normed = _attend_add_norm(layer, layer.second_norm, bias, normed, states, batch, first_token_only)
+    total, normed = _attend_add_norm(layer, layer.second_norm, weights, bias, normed, states, batch, first_token_only)
     return _mlp(layer, normed, batch).add_(total)
 
 
 def post_norm_layer(
-    layer: BareLayer, bias: torch.Tensor | None, states: torch.Tensor, batch: Batch, first_token_only: bool
+    layer: BareLayer,
+    weights: JointWeights,
+    bias: torch.Tensor | None,
+    states: torch.Tensor,
+    batch: Batch,
+    first_token_only: bool,
 ) -> torch.Tensor:
     """(members or 1, rows, hidden) -> (members, rows or batch, hidden); LayerNorms behind the sums."""
-    _, states = _attend_add_norm(layer, layer.first_norm, bias, states, states, batch, first_token_only)
+    _, states = _attend_add_norm(layer, layer.first_norm, weights, bias, states, states, batch, first_token_only)
     return _add_norm(layer.second_norm, states, _mlp(layer, states, batch), batch)[1]
 
 
 def _attend_add_norm(
     layer: BareLayer,
     norm: nn.LayerNorm,
+    weights: JointWeights,
     bias: torch.Tensor | None,
     states: torch.Tensor,
     residual: torch.Tensor,
@@ -228,13 +247,13 @@ def _attend_add_norm(
     first_token_only: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`total = residual + attention(states)` and `norm(total)`: twice (members, rows or batch, hidden)."""
-    attention, output_bias = layer.attention, layer.o["bias"].unsqueeze(1)
+    attention, output_bias = layer.attention, layer.o[1].unsqueeze(1)
     members = attention.num_members
     if first_token_only:
         residual = _first_tokens(residual, batch)
     if states.shape[0] < members:
         states = states.expand(members, -1, -1)
-    weight, output_weight = joint_weights(layer, batch.fills_up)
+    weight, output_weight = weights
     if not (attention.is_uniform or batch.fills_up):
         branch = _one_member_after_the_other(layer, weight, bias, output_weight, states, batch, first_token_only)
         return _add_norm(norm, residual, branch, batch)
@@ -257,7 +276,7 @@ def _one_member_after_the_other(
     """The attention of members that keep different numbers of heads: (members, rows, hidden) -> (members, rows or batch,
     hidden)
 
-    weight, bias, output_weight: what `joint_weights` and `joint_biases` return for them
+    weight, bias, output_weight: what `ragged_weights` and `joint_biases` return for them
     """
     members, rows, hidden = states.shape
     widths = layer.attention.widths
@@ -265,7 +284,7 @@ def _one_member_after_the_other(
     weights, output_weights = weight.split(joint_widths), output_weight.split(widths)
     biases = [None] * members if bias is None else bias.split(joint_widths, dim=2)
     output = states.new_empty(members, batch.size if first_token_only else rows, hidden)
-    for m, output_bias in enumerate(layer.o["bias"]):
+    for m, output_bias in enumerate(layer.o[1]):
         if widths[m] == 0:
             output[m] = output_bias
             continue
@@ -314,9 +333,9 @@ def _first_tokens(states: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 
 def _mlp(layer: BareLayer, states: torch.Tensor, batch: Batch) -> torch.Tensor:
-    inner = linear(states, layer.fc1["weight"], layer.fc1["bias"])
+    inner = linear(states, *layer.fc1)
     inner = layer.activation.forward(inner) if batch.is_launch_bound else activate(layer.activation, inner)
-    return linear(inner, layer.fc2["weight"], layer.fc2["bias"])
+    return linear(inner, *layer.fc2)
 
 
 def _norm(norm: nn.LayerNorm, states: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -339,16 +358,42 @@ def _add_norm(
 # Weights and biases, member by member
 
 
-def joint_weights(layer: BareLayer, fill_up: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weights of q, k and v, each member's rows together, and that of o: (members, 3 * width, hidden) and (members,
-    width, hidden); (3 * sum of widths, hidden) and (sum of widths, hidden) where widths differ and are not filled up."""
-    q, k, v, o = layer.q["weight"], layer.k["weight"], layer.v["weight"], layer.o["weight"]
+def weights_in_turn(layers: list[BareLayer | None], batch: Batch) -> Iterator[JointWeights | None]:
+    """What each layer's attention multiplies with, made when it is needed and not kept."""
+    at_once = LAYERS_JOINED_AT_ONCE if batch.is_launch_bound else 1
+    start = 0
+    while start < len(layers):
+        first = layers[start]
+        if first is None or not first.attention.is_uniform:
+            yield None if first is None else ragged_weights(first, batch.fills_up)
+            start += 1
+            continue
+        widths, end = first.attention.widths, start + 1
+        while end < min(start + at_once, len(layers)) and _has_widths(layers[end], widths):
+            end += 1
+        yield from uniform_weights(layers[start:end])
+        start = end
+
+
+def _has_widths(layer: BareLayer | None, widths: tuple[int, ...]) -> bool:
+    return layer is not None and layer.attention.widths == widths
+
+
+def uniform_weights(layers: list[BareLayer]) -> Iterator[JointWeights]:
+    """The weights of q, k and v, each member's rows together, and that of o, of layers with the same number of heads for
+    all members: (members, 3 * width, hidden) and (members, width, hidden) each."""
+    m, w = len(layers[0].attention.widths), layers[0].attention.widths[0]
+    hidden = layers[0].o[0].shape[1]
+    blocks = [weight.view(m, w, hidden) for layer in layers for weight, _ in (layer.q, layer.k, layer.v)]
+    for layer, joint in zip(layers, torch.cat(blocks, 1).split(3 * w, 1), strict=True):
+        yield joint, layer.o[0].view(m, w, hidden)
+
+
+def ragged_weights(layer: BareLayer, fill_up: bool) -> JointWeights:
+    """The same for members with different numbers of heads: filled up to the widest, or packed, (3 * sum of widths,
+    hidden) and (sum of widths, hidden)."""
+    q, k, v, o = layer.q[0], layer.k[0], layer.v[0], layer.o[0]
     widths, hidden = layer.attention.widths, o.shape[1]
-    if layer.attention.is_uniform:
-        # `grouped.side_by_side`, spelled out: its loop would take a third as long again.
-        m, w = len(widths), widths[0]
-        joint = torch.cat((q.view(m, w, hidden), k.view(m, w, hidden), v.view(m, w, hidden)), 1)
-        return joint, o.view(m, w, hidden)
     if not fill_up:
         return torch.cat((q, k, v)).index_select(0, _rows((widths,), 3, False, q.device)), o
     widest = max(widths)
@@ -361,7 +406,7 @@ def joint_biases(layers: list[BareLayer | None], fill_up: bool) -> list[torch.Te
     """The biases of q, k and v of all layers, each member's together: per layer (members, 1, 3 * width), or (1, 1, 3 *
     sum of widths) where widths differ and are not filled up."""
     bare = [layer for layer in layers if layer is not None]
-    stacked = [each["bias"] for layer in bare for each in (layer.q, layer.k, layer.v)]
+    stacked = [bias for layer in bare for _, bias in (layer.q, layer.k, layer.v)]
     if not bare or stacked[0] is None:
         return [None] * len(layers)
     first, widths = stacked[0], tuple(layer.attention.widths for layer in bare)

@@ -100,6 +100,26 @@ def test_where_launches_take_longest_a_layer_attends_once_whatever_its_members_k
 
 
 @torch.no_grad()
+def test_weights_of_a_few_layers_with_as_many_heads_are_joined_at_once(launch_bound, bare, monkeypatch):
+    """Layers 0 to 4 keep three heads, 5 and 6 two, 7 different numbers; 2 is called as a module."""
+    pruned = [{layer: [member] for layer in range(5)} for member in range(3)]
+    for member, heads in enumerate(pruned):
+        heads |= {5: [0, member + 1], 6: [0, member + 1], 7: list(range(member))}
+    backbone = vit_backbone(0, num_hidden_layers=8)
+    members = [VIT.hydra.from_backbone(backbone, heads) for heads in pruned]
+    hydra, inputs, joined = VIT.hydra.from_pruned_members(members), VIT.inputs(), []
+    join = bare_layers.uniform_weights
+    monkeypatch.setattr(bare_layers, "uniform_weights", lambda layers: joined.append(len(layers)) or join(layers))
+    layers_with_heads(hydra)[2].register_forward_hook(lambda *_: None)
+    torch.testing.assert_close(hydra(**inputs).member_logits, plain(hydra, inputs), atol=1e-12, rtol=1e-10)
+    assert joined == [2, 2, 2] and len(bare) == 7
+    layers_with_heads(hydra)[2]._forward_hooks.clear()
+    joined.clear()
+    torch.testing.assert_close(hydra(**inputs).member_logits, plain(hydra, inputs), atol=1e-12, rtol=1e-10)
+    assert joined == [bare_layers.LAYERS_JOINED_AT_ONCE, 1, 2]
+
+
+@torch.no_grad()
 def test_changed_weights_count_at_once(family, hydra, launch_bound):
     """Nothing that is laid side by side is kept: weights may change where nobody could notice."""
     inputs = family.inputs()
