@@ -14,6 +14,7 @@ from .splits import LIKE_CIRCUITS
 
 
 Run = dict[str, Any]  # what one method reached with one seed
+Circuit = dict[str, Any]
 Column = tuple[str, Callable[[Run], float], str]
 
 COMPARED = {
@@ -138,6 +139,26 @@ def set_columns(seeds: dict[str, dict[str, Run]]) -> list[Column]:
     ]
 
 
+OBJECTIVES = {"acc": "accuracy", "ood": "OOD AUROC", "avg": "average of both"}
+
+
+def circuits_table(circuits: dict[str, dict[str, Circuit]], setting: Setting) -> str:
+    """What circuits reached on their own rows with more and more heads pruned, and where that was best."""
+    budgets = (*setting.budgets, setting.heads_to_prune)
+    columns: list[tuple[str, Callable[[Circuit], float], str]] = [
+        ("0 heads pruned", lambda c: 100 * c["dense_score"], ".1f")
+    ]
+    columns += [(f"{budget}", lambda c, budget=budget: 100 * c["scores"][budget - 1], ".1f") for budget in budgets]
+    columns += [("best", lambda c: 100 * max(c["scores"]), ".1f")]
+    columns += [("reached with", lambda c: 1 + c["scores"].index(max(c["scores"])), ".0f heads pruned")]
+    names = {
+        prefix + objective: title + note
+        for prefix, note in (("", ""), ("broad-", ", broader set"))
+        for objective, title in OBJECTIVES.items()
+    }
+    return table(circuits, names, columns)
+
+
 def by_budget(setting: Setting) -> dict[str, str]:
     """Hydra (Circ) with more and more heads pruned, zero-shot and fine-tuned."""
     rows = {"single": "0 heads pruned"}
@@ -160,6 +181,7 @@ def render(results: dict[str, Any]) -> dict[str, str]:
             (title, lambda run, score=score: 100 * ood_mean("auroc", score)(run), ".1f")
             for score, title in SCORES.items()
         ]
+        tables[f"{name}/circuits"] = circuits_table(content["circuits"], SETTINGS[name])
         for label, methods, columns in (
             ("quality", COMPARED, QUALITY),
             ("cost", COMPARED, COST),
