@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from hydra_transformers.cli import COMMANDS, main
+from hydra_transformers.pruning import Circuit
 from hydra_transformers.uncertainty import UncertaintyReport
 from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_clip, save_vit
 
@@ -87,7 +88,7 @@ def test_a_pruned_member_is_the_backbone_without_its_heads(workplace, pruned):
         assert torch.allclose(member(images).logits.softmax(-1), backbone(images).logits.softmax(-1), atol=1e-5)
 
 
-def test_prune_goes_on_from_its_checkpoint_and_ends_the_same(workplace, pruned, tmp_path, monkeypatch):
+def test_prune_goes_on_from_its_checkpoint_and_ends_the_same(workplace, pruned, tmp_path, monkeypatch, capsys):
     from hydra_transformers.pruning.greedy import GreedySearch
 
     removals, remove_one = [], GreedySearch.remove_one
@@ -107,11 +108,15 @@ def test_prune_goes_on_from_its_checkpoint_and_ends_the_same(workplace, pruned, 
     monkeypatch.setattr(GreedySearch, "remove_one", lambda search: (removals.append(1), remove_one(search))[1])
     assert main(command) == 0
     assert len(removals_before) + len(removals) == 9
+    told = capsys.readouterr().out
     for name in ("acc", "ood", "avg"):
         again, once = (
             json.loads((folder / "circuits" / f"{name}.json").read_text()) for folder in (tmp_path / "again", pruned)
         )
         assert again == once
+        circuit = Circuit.from_dict(once)
+        scores = f"score {circuit.dense_score:.4f} with all heads, {circuit.scores[2]:.4f} without 3"
+        assert f"circuit for {name}: {scores}, best without {circuit.best_budget}\n" in told
     assert not list((tmp_path / "again").rglob("*.tmp")) + list((tmp_path / "again").rglob("*.checkpoint"))
 
 

@@ -148,6 +148,11 @@ def _circuit_members(arguments, model, processor, data, objectives: list[str], m
             checkpoint=arguments.output / CIRCUITS / f"{objective}.checkpoint",
         )
         circuit.save(arguments.output / CIRCUITS / f"{objective}.json")
+        print(
+            f"circuit for {objective}: score {circuit.dense_score:.4f} with all heads, {circuit.scores[-1]:.4f} without "
+            f"{out_of}, best without {circuit.best_budget}",
+            flush=True,
+        )
         circuits.append(circuit)
     if len(circuits) > 1:
         return draw_members(model, circuits=circuits, budget=budget)

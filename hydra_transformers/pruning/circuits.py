@@ -51,6 +51,13 @@ class Circuit:
         )
 
     @property
+    def best_budget(self) -> int:
+        """After how many removals the score is best, the more of them the better where several are; 0 where the model
+        never does as well as with all its heads."""
+        scores = [self.dense_score, *self.scores]
+        return max(range(len(scores)), key=lambda removed: (scores[removed], removed))
+
+    @property
     def agreement(self) -> float | None:
         """Share of the checked removals at which the short list held the exact choice; None where none was checked."""
         return sum(agreed for _, agreed in self.checks) / len(self.checks) if self.checks else None

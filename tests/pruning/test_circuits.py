@@ -221,6 +221,13 @@ def test_heads_to_prune_are_the_first_of_the_ranking():
         circuit.heads_to_prune(4)
 
 
+@pytest.mark.parametrize(
+    "scores, best", [([0.9, 1.2, 1.1], 2), ([1.1, 0.9, 1.1], 3), ([1.0, 0.9, 0.8], 1), ([0.9, 0.8, 0.7], 0)]
+)
+def test_the_best_budget_removes_as_many_heads_as_cost_nothing(scores, best):
+    assert Circuit([(2, 1), (0, 3), (2, 0)], scores, 1.0, "acc").best_budget == best
+
+
 def test_another_json_file_is_no_circuit(tmp_path):
     (tmp_path / "other.json").write_text("{}")
     with pytest.raises(ValueError, match="is no circuit"):
