@@ -11,6 +11,7 @@ or let it stop after `--stop-after` seconds: started again, it goes on with what
 """
 
 import argparse
+import json
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from hydra_transformers.files import write_atomically
 from real_data.methods import Comparison
 from real_data.results import gather, write_results
 from real_data.rows import TensorRows
@@ -66,6 +68,7 @@ def run_workers(args: argparse.Namespace) -> list[str]:
     for name in args.settings:
         queues.append(Queue(args.runs / name, units_of(SETTINGS[name], args.seeds, args.backbones)))
         queues[-1].folder.mkdir(parents=True, exist_ok=True)
+        check_numbers(queues[-1].folder, {"seeds": args.seeds, "backbones": args.backbones})
         queues[-1].start_again()
         for index in range(args.workers):
             log = queues[-1].folder / f"worker-{index}.log"
@@ -86,6 +89,16 @@ def run_workers(args: argparse.Namespace) -> list[str]:
         left = sum(not queue.is_marked(unit, "done") for unit in queue.units)
         lines += [f"{queue.folder}: {left} of {len(queue.units)} units are left, start again to go on"] if left else []
     return lines
+
+
+def check_numbers(folder: Path, numbers: dict[str, int]) -> None:
+    """Which backbones make up a Deep Ensemble depends on them: a folder is for one choice of both."""
+    path = folder / "numbers.json"
+    found = json.loads(path.read_text()) if path.exists() else numbers
+    for name, number in numbers.items():
+        if found[name] != number:
+            sys.exit(f"{folder} was begun with --{name} {found[name]}, not {number}: pass that, or another --runs")
+    write_atomically(path, json.dumps(numbers))
 
 
 def chosen_setting(name: str, starts: list[str]) -> Setting:

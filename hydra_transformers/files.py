@@ -24,6 +24,7 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> Path:
 def written_whole(folder: Path) -> Iterator[Path]:
     """A folder to write into, which takes the place of `folder` once everything in it is written."""
     unfinished = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed and had this one's number
     unfinished.mkdir(parents=True)
     try:
         yield unfinished

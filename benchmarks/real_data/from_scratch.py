@@ -61,7 +61,8 @@ def train_from_scratch(
     device = models[0].device
     if all(folder.exists() for folder in folders):
         for folder in folders:
-            _check_schedule(json.loads((folder / SCHEDULE).read_text()), schedule, folder)
+            if json.loads((folder / SCHEDULE).read_text()) != asdict(schedule):
+                raise ValueError(f"{folder} comes from another schedule: remove it to start again")
         return [type(models[0]).from_pretrained(folder).to(device) for folder in folders]
     stack = Stack(models)
     rate = torch.zeros((), device=device)
@@ -72,7 +73,8 @@ def train_from_scratch(
     ]
     optimizer = torch.optim.AdamW(groups, lr=rate, capturable=on_gpu, fused=on_gpu)
     checkpoint = folders[0].with_name(f"{folders[0].name}.training.pt")
-    first = _resume(stack, optimizer, checkpoint, schedule)
+    what = {"schedule": asdict(schedule), "number of models": len(models), "seed": seed}
+    first = _resume(stack, optimizer, checkpoint, what)
     step = TrainingStep(stack, optimizer, train, schedule)
     steps = len(train) // schedule.batch_size
     start = time.time()
@@ -86,13 +88,12 @@ def train_from_scratch(
             stack.copy_to(models)
             accuracies = ", ".join(f"{accuracy_of(model, validation):.4f}" for model in models)
             print(f"epoch {epoch + 1}: validation {accuracies}, {time.time() - start:.0f} s", flush=True)
-            _checkpoint(stack, optimizer, checkpoint, schedule, epoch + 1)
+            _checkpoint(stack, optimizer, checkpoint, what, epoch + 1)
+    stack.copy_to(models)
     for model, folder in zip(models, folders, strict=True):
-        model.eval()
-        if not folder.exists():
-            with written_whole(folder) as whole:
-                model.save_pretrained(whole)
-                (whole / SCHEDULE).write_text(json.dumps(asdict(schedule)))
+        with written_whole(folder) as whole:
+            model.eval().save_pretrained(whole)
+            (whole / SCHEDULE).write_text(json.dumps(asdict(schedule)))
     checkpoint.unlink(missing_ok=True)
     return list(models)
 
@@ -218,23 +219,21 @@ def accuracy_of(model: PreTrainedModel, rows: TensorRows) -> float:
     return right / len(rows)
 
 
-def _checkpoint(stack: Stack, optimizer: torch.optim.Optimizer, path: Path, schedule: Schedule, epoch: int) -> None:
+def _checkpoint(stack: Stack, optimizer: torch.optim.Optimizer, path: Path, what: dict, epoch: int) -> None:
     state = {"numbers": [part.numbers.detach() for part in stack.parts], "optimizer": optimizer.state_dict()}
     buffer = io.BytesIO()
-    torch.save(state | {"epoch": epoch, "schedule": asdict(schedule)}, buffer)
+    torch.save(state | {"epoch": epoch, "what": what}, buffer)
     write_atomically(path, buffer.getvalue())
 
 
-def _resume(stack: Stack, optimizer: torch.optim.Optimizer, path: Path, schedule: Schedule) -> int:
+def _resume(stack: Stack, optimizer: torch.optim.Optimizer, path: Path, what: dict) -> int:
     """How many epochs are done already, with the weights and the optimizer as they were then."""
     if not path.exists():
         return 0
     state = torch.load(path, map_location=stack.matrices.numbers.device, weights_only=True)
-    _check_schedule(state["schedule"], schedule, path)
-    if len(state["numbers"][0]) != len(stack.matrices.numbers):
-        raise ValueError(
-            f"{path} holds {len(state['numbers'][0])} models: remove it to start again with another number"
-        )
+    different = [name for name, value in what.items() if state["what"][name] != value]
+    if different:
+        raise ValueError(f"{path} comes from a training with another {different[0]}: remove it to start again")
     with torch.no_grad():
         for part, numbers in zip(stack.parts, state["numbers"], strict=True):
             part.numbers.copy_(numbers)
@@ -243,8 +242,3 @@ def _resume(stack: Stack, optimizer: torch.optim.Optimizer, path: Path, schedule
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate  # the tensor that the schedule writes to
     return state["epoch"]
-
-
-def _check_schedule(found: dict, schedule: Schedule, path: Path) -> None:
-    if found != asdict(schedule):
-        raise ValueError(f"{path} comes from another schedule: remove it to start again")

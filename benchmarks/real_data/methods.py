@@ -32,7 +32,7 @@ from .rows import LengthBatches, TensorRows
 from .settings import Setting
 from .splits import Splits
 from .units import (
-    BROAD,
+    ALTERED,
     CIRC,
     SAMPLED,
     SOURCES,
@@ -41,6 +41,7 @@ from .units import (
     budget_of,
     circuit_of,
     deep_ensemble,
+    further_members,
     varied_members,
     with_budget,
 )
@@ -129,8 +130,9 @@ class Comparison:
         }
 
     def member(self, unit: Unit) -> PreTrainedModel:
-        """A member after pruning and fine-tuning; members of one ensemble train with different seeds."""
-        groups = (CIRC, TAYLOR, BROAD, *map(with_budget, self.setting.budgets))
+        """A member after pruning and fine-tuning. Those of different circuits have different seeds; those sampled from
+        one circuit have one, which the unit's order and noise shift."""
+        groups = (CIRC, TAYLOR, ALTERED, *map(with_budget, self.setting.budgets))
         place = next((group.index(unit.name) for group in groups if unit.name in group), 2)
         seed = 100 * unit.index + place
         pruned = self.once(self.pruned_member, unit.index, unit.name)
@@ -149,8 +151,8 @@ class Comparison:
 
     # Pruning
 
-    def circuit_data(self, broad: bool) -> tuple[Any, Any]:
-        out_of_distribution = self.splits.circuit_broad if broad else self.splits.circuit_ood
+    def circuit_data(self, altered: bool) -> tuple[Any, Any]:
+        out_of_distribution = self.splits.circuit_altered if altered else self.splits.circuit_ood
         return self.batches(self.splits.circuit_id), self.batches(out_of_distribution)
 
     def circuit(self, seed: int, name: str) -> Circuit:
@@ -158,8 +160,8 @@ class Comparison:
         budget = self.setting.heads_to_rank if name == "avg" else self.setting.heads_to_prune
         return extract_circuit(
             self.once(self.backbone, seed),
-            *self.once(self.circuit_data, name.startswith("broad-")),
-            name.removeprefix("broad-"),
+            *self.once(self.circuit_data, name.startswith("altered-")),
+            name.removeprefix("altered-"),
             budget=budget,
             dtype=self.setting.circuit_dtype if self.device == "cuda" else None,
             checkpoint=self.folder / f"{Unit('circuit', seed, name)}.json",
@@ -226,14 +228,15 @@ class Comparison:
         yield "hydra-taylor", lambda: fused(map(tuned, TAYLOR))
         yield "hydra-circ", lambda: fused(map(tuned, CIRC))
         yield "hydra-circ-temperature", lambda: self.scaled(fused(map(tuned, CIRC)))
-        yield "hydra-circ-5", lambda: fused(map(tuned, (*CIRC, *SAMPLED[:2])))
+        further = further_members(seed)
+        yield "hydra-circ-5", lambda: fused([*map(tuned, CIRC), *(self.once(self.member, unit) for unit in further)])
         yield "hydra-taylor-not-fused", lambda: fused(map(tuned, TAYLOR), shared=())
         yield "hydra-circ-not-fused", lambda: fused(map(tuned, CIRC), shared=())
 
-    def broad(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-        """The same for circuits against the broader set."""
-        yield "hydra-broad-zero-shot", lambda: fused(self.once(self.pruned_member, seed, name) for name in BROAD)
-        yield "hydra-broad", lambda: fused(self.once(self.member, Unit("member", seed, name)) for name in BROAD)
+    def altered(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+        """The same for circuits against the altered set."""
+        yield "hydra-altered-zero-shot", lambda: fused(self.once(self.pruned_member, seed, name) for name in ALTERED)
+        yield "hydra-altered", lambda: fused(self.once(self.member, Unit("member", seed, name)) for name in ALTERED)
 
     def budgets(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for members that lose other numbers of heads."""

@@ -22,7 +22,7 @@ from transformers import (
 from hydra_transformers.training import Recipe, recipe
 
 from . import augmentation, hub_sets
-from .broader_sets import broadened_images, cut_to_lengths
+from .altered_sets import altered_images, cut_to_lengths
 from .from_scratch import Schedule, train_from_scratch
 from .local_files import read_images, read_texts
 from .rows import PrepareImages, TensorRows, as_it_is
@@ -49,7 +49,7 @@ class Setting:
     sampled_dropout: the probability that MC Dropout samples with; None for that which the backbone was trained with
     circuit_dtype: in which circuits are extracted on a GPU
     groups_by_length: train on batches of texts of about the same length
-    has_broad_set: whether there is a broader set to extract circuits against
+    has_altered_set: whether there is an altered set to extract circuits against
     backbones_together: train all backbones side by side in one process
     training_arguments: further `TrainingArguments`
     """
@@ -70,7 +70,7 @@ class Setting:
     sampled_dropout: float | None = None
     circuit_dtype: torch.dtype = torch.float32
     groups_by_length: bool = False
-    has_broad_set: bool = False
+    has_altered_set: bool = False
     backbones_together: bool = False
     training_arguments: Mapping[str, Any] = field(default_factory=dict)
 
@@ -148,7 +148,7 @@ def read_cifar10(folder: Path | None, start: str | None) -> Splits:
             LIKE_CIRCUITS: {"tinyimagenet_objects": objects.part(order[CIRCUIT_ROWS:])},
         },
         data_collator=as_it_is,
-        circuit_broad=broadened_images(objects.part(order[:CIRCUIT_ROWS]), seed=0),
+        circuit_altered=altered_images(objects.part(order[:CIRCUIT_ROWS]), seed=0),
     )
 
 
@@ -186,7 +186,7 @@ def read_sst2(folder: Path | None, start: str | None) -> Splits:
             LIKE_CIRCUITS: {"agnews": news.part(slice(CIRCUIT_ROWS, None)).sorted_by_length()},
         },
         data_collator=as_it_is,
-        circuit_broad=cut_to_lengths(
+        circuit_altered=cut_to_lengths(
             news.part(slice(CIRCUIT_ROWS)), train.part(slice(CIRCUIT_ROWS)), tokenizer.sep_token_id
         ).sorted_by_length(),
     )
@@ -240,7 +240,7 @@ SETTINGS = {
             new_backbone=new_cifar10_vit,
             train_backbones=train_cifar10_vits,
             backbones_together=True,
-            has_broad_set=True,
+            has_altered_set=True,
             read=read_cifar10,
             member_recipe=CIFAR10_MEMBER,
             heads_to_prune=28,
@@ -269,7 +269,7 @@ SETTINGS = {
             lora_learning_rate=5e-4,
             start="sentence-transformers/all-MiniLM-L6-v2",
             groups_by_length=True,
-            has_broad_set=True,
+            has_altered_set=True,
             training_arguments={"bf16": False},  # bound by launching kernels, of which autocast needs more
         ),
         Setting(

@@ -15,7 +15,7 @@ class Splits:
 
     train, validation: for training; the validation set also chooses checkpoints and fits temperatures
     circuit_id, circuit_ood: for circuits and Taylor scores; never judged on
-    circuit_broad: in place of `circuit_ood`, rows of more kinds
+    circuit_altered: in place of `circuit_ood`, what `altered_sets` makes of it
     test, ood: what methods are judged on, `ood` as {"near": {name: rows}, "far": {name: rows}}; a further group holds
         more of the kind of `circuit_ood`, to see what carries over
     data_collator: what makes batches of the rows of `train` and `validation`
@@ -28,4 +28,4 @@ class Splits:
     test: Any
     ood: Mapping[str, Mapping[str, Any]]
     data_collator: Callable | None = None
-    circuit_broad: Any = None
+    circuit_altered: Any = None

@@ -56,7 +56,8 @@ FUSION = {
 }
 DIVERSITY = {
     "deep-ensembles": "Deep Ensembles",
-    "hydra-circ": "Hydra (Circ): three circuits, all varied",
+    "hydra-taylor": "Hydra (Taylor)",
+    "hydra-circ": "Hydra (Circ)",
     "varied-heads": "one circuit: heads",
     "varied-order": "one circuit: batch order",
     "varied-noise": "one circuit: training noise",
@@ -64,13 +65,13 @@ DIVERSITY = {
     "varied-heads-order-noise": "one circuit: heads, batch order, noise",
     "varied-nothing": "one circuit: nothing",
 }
-BROAD = {
+ALTERED = {
     "single": "Single",
     "deep-ensembles": "Deep Ensembles",
     "hydra-circ-zero-shot": "Hydra (Circ), zero-shot",
-    "hydra-broad-zero-shot": "Hydra (Circ), zero-shot, broader set",
+    "hydra-altered-zero-shot": "Hydra (Circ), zero-shot, altered set",
     "hydra-circ": "Hydra (Circ)",
-    "hydra-broad": "Hydra (Circ), broader set",
+    "hydra-altered": "Hydra (Circ), altered set",
 }
 SCORES = {"msp": "MSP", "mutual_information": "mutual information", "energy": "energy"}
 
@@ -153,10 +154,14 @@ def circuits_table(circuits: dict[str, dict[str, Circuit]], setting: Setting) ->
     columns += [("reached with", lambda c: 1 + c["scores"].index(max(c["scores"])), ".0f heads pruned")]
     names = {
         prefix + objective: title + note
-        for prefix, note in (("", ""), ("broad-", ", broader set"))
+        for prefix, note in (("", ""), ("altered-", ", altered set"))
         for objective, title in OBJECTIVES.items()
     }
-    return table(circuits, names, columns)
+    done = {
+        seed: {name: circuit for name, circuit in of_seed.items() if len(circuit["scores"]) >= max(budgets)}
+        for seed, of_seed in circuits.items()
+    }
+    return table(done, names, columns)
 
 
 def by_budget(setting: Setting) -> dict[str, str]:
@@ -190,9 +195,9 @@ def render(results: dict[str, Any]) -> dict[str, str]:
             ("zero-shot-sets", ZERO_SHOT, set_columns(seeds)),
             ("diversity", DIVERSITY, (*DIVERSITY_COLUMNS, QUALITY[0], QUALITY[5])),
             ("members", MEMBERS, (*QUALITY, COST[1])),
-            ("fusion", FUSION, QUALITY),
+            ("fusion", FUSION, (*QUALITY, *DIVERSITY_COLUMNS[2:])),
             ("scores", COMPARED, by_score),
-            ("broad", BROAD, (QUALITY[0], QUALITY[3], QUALITY[5], *set_columns(seeds), *DIVERSITY_COLUMNS[2:])),
+            ("altered", ALTERED, (QUALITY[0], QUALITY[3], QUALITY[5], *set_columns(seeds), *DIVERSITY_COLUMNS[2:])),
             (
                 "budgets",
                 by_budget(SETTINGS[name]),

@@ -12,10 +12,10 @@ from .settings import Setting
 BACKBONES = ("backbone", "backbones")
 OBJECTIVES = ("acc", "ood", "avg")
 CIRC = tuple(f"circ-{objective}" for objective in OBJECTIVES)
-BROAD = tuple(f"circ-broad-{objective}" for objective in OBJECTIVES)  # extracted against the broader set
+ALTERED = tuple(f"circ-altered-{objective}" for objective in OBJECTIVES)  # extracted against the altered set
 TAYLOR = tuple(f"taylor-{index}" for index in range(3))
 SAMPLED = tuple(f"sampled-{index}" for index in range(3))
-CIRCUIT_MEMBER = re.compile(r"circ-(?P<circuit>(broad-)?(acc|ood|avg))(-(?P<budget>\d+))?")
+CIRCUIT_MEMBER = re.compile(r"circ-(?P<circuit>(altered-)?(acc|ood|avg))(-(?P<budget>\d+))?")
 # What varies between members drawn from one circuit, in the order of the paper's table 9: heads, batch order, noise.
 SOURCES = (
     ("heads",),
@@ -33,8 +33,8 @@ class Unit:
 
     kind: "backbone", "backbones" (all of them, side by side), "circuit", "lora", "member" or "judge"
     index: of the backbone; after backbones the seed, which is the backbone that is pruned
-    name: the circuit (its objective, after "broad-" if extracted against the broader set), the member, or what is judged:
-        "untuned", "tuned", "broad", "sources" or "budgets"
+    name: the circuit (its objective, after "altered-" if extracted against the altered set), the member, or what is judged:
+        "untuned", "tuned", "altered", "sources" or "budgets"
     order, noise: of a member, shifts of the seeds of the batches' order and of all else that is random in training
     """
 
@@ -62,11 +62,12 @@ def units_of(setting: Setting, seeds: int, backbones: int) -> list[Unit]:
     units = [ALL_BACKBONES] if together else [Unit("backbone", index) for index in range(backbones)]
     units += [Unit("circuit", seed, objective) for seed in range(seeds) for objective in ("avg", "ood", "acc")]
     units += of_seeds("judge", "untuned")
-    units += of_seeds("member", *CIRC, *TAYLOR, *SAMPLED[:2], "single") + of_seeds("lora", "")
+    units += of_seeds("member", *CIRC, *TAYLOR) + [unit for seed in range(seeds) for unit in further_members(seed)]
+    units += of_seeds("member", "single") + of_seeds("lora", "")
     units += of_seeds("judge", "tuned")
-    if setting.has_broad_set:
-        units += of_seeds("circuit", *(circuit_of(name) for name in BROAD)) + of_seeds("member", *BROAD)
-        units += of_seeds("judge", "broad")
+    if setting.has_altered_set:
+        units += of_seeds("circuit", *(circuit_of(name) for name in ALTERED)) + of_seeds("member", *ALTERED)
+        units += of_seeds("judge", "altered")
     for sources in SOURCES:
         units += [unit for seed in range(seeds) for unit in varied_members(seed, sources) if unit not in units]
     units += of_seeds("judge", "sources")
@@ -101,6 +102,11 @@ def varied_members(seed: int, sources: Sequence[str]) -> list[Unit]:
         Unit("member", seed, name, 10 * index * ("order" in sources), 10 * index * ("noise" in sources))
         for index, name in enumerate(names)
     ]
+
+
+def further_members(seed: int) -> list[Unit]:
+    """The fourth and the fifth of an ensemble whose first three are the circuits'."""
+    return varied_members(seed, ("heads", "order", "noise"))[1:]
 
 
 def needs(unit: Unit, units: Sequence[Unit]) -> Iterator[Unit]:
@@ -160,6 +166,8 @@ class Queue:
         return None
 
     def start_again(self) -> None:
-        """Gives back what workers of an earlier start had taken and not done."""
-        for path in (*self.folder.glob("*.taken"), *self.folder.glob("*.failed")):
-            path.unlink()
+        """Gives back what workers of an earlier start had taken and not done, and all judging: what is judged stays, but
+        there may be more methods now."""
+        for mark in ("*.taken", "*.failed", "judge-*.done"):
+            for path in self.folder.glob(mark):
+                path.unlink()

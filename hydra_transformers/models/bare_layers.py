@@ -104,19 +104,21 @@ def run_layers(
         fills_up=zeros_cost_little(states),
     )
     parts = [bare_layer(layer) for layer in layers]
-    biases, weights = joint_biases(parts, batch.fills_up), weights_in_turn(parts, batch)
+    biases, in_turn = joint_biases(parts, batch.fills_up), weights_in_turn(parts, batch)
     with quick_attention() if batch.is_launch_bound and is_alone() else nullcontext():
-        for index, (layer, bare, bias, joint) in enumerate(zip(layers, parts, biases, weights, strict=True), start=1):
+        for index, (layer, bare, bias) in enumerate(zip(layers, parts, biases, strict=True), start=1):
             only_first = first_token_only and index == len(layers)
+            weights = next(in_turn)
             if bare is None:
                 states = states.view(-1, batch.size, batch.tokens, hidden)
                 states = layer(states, attention_mask, only_first, **kwargs)
                 batch = batch._replace(size=states.shape[1], tokens=states.shape[2])
                 states = states.flatten(1, 2)
             elif layer.is_pre_norm:
-                states = pre_norm_layer(bare, joint, bias, states, batch, only_first)
+                states = pre_norm_layer(bare, weights, bias, states, batch, only_first)
             else:
-                states = post_norm_layer(bare, joint, bias, states, batch, only_first)
+                states = post_norm_layer(bare, weights, bias, states, batch, only_first)
+            weights = None  # or it would be kept while the next ones are made
     return states.view(states.shape[0], batch.size, -1, hidden)
 
 
@@ -385,8 +387,9 @@ def uniform_weights(layers: list[BareLayer]) -> Iterator[JointWeights]:
     m, w = len(layers[0].attention.widths), layers[0].attention.widths[0]
     hidden = layers[0].o[0].shape[1]
     blocks = [weight.view(m, w, hidden) for layer in layers for weight, _ in (layer.q, layer.k, layer.v)]
-    for layer, joint in zip(layers, torch.cat(blocks, 1).split(3 * w, 1), strict=True):
-        yield joint, layer.o[0].view(m, w, hidden)
+    joint = torch.cat(blocks, 1).split(3 * w, 1)
+    for index, layer in enumerate(layers):
+        yield joint[index], layer.o[0].view(m, w, hidden)
 
 
 def ragged_weights(layer: BareLayer, fill_up: bool) -> JointWeights:

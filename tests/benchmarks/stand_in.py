@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from transformers import ViTConfig, ViTForImageClassification
 
-from real_data.broader_sets import broadened_images
+from real_data.altered_sets import altered_images
 from real_data.from_scratch import Schedule, train_from_scratch
 from real_data.rows import PrepareImages, TensorRows, as_it_is
 from real_data.settings import CIFAR10_MEMBER, SETTINGS
@@ -30,7 +30,7 @@ def splits() -> Splits:
         test=images(48, 4),
         ood={"far": {"noise": images(32, 5, labelled=False)}, LIKE_CIRCUITS: {"more": images(32, 6, labelled=False)}},
         data_collator=as_it_is,
-        circuit_broad=broadened_images(images(32, 3, labelled=False), seed=0),
+        circuit_altered=altered_images(images(32, 3, labelled=False), seed=0),
     )
 
 

@@ -3,6 +3,7 @@
 import copy
 import gzip
 import json
+import shutil
 import sys
 import types
 from dataclasses import replace
@@ -14,7 +15,7 @@ from transformers import BertConfig, BertForSequenceClassification, ViTConfig, V
 from hydra_transformers.data import DataSource
 from hydra_transformers.training import recipe
 from real_data import augmentation, from_scratch, hub_sets, settings
-from real_data.broader_sets import broadened_images, close_ups, cut_to_lengths
+from real_data.altered_sets import altered_images, close_ups, cut_to_lengths
 from real_data.from_scratch import Schedule, train_from_scratch
 from real_data.local_files import read_images, read_texts
 from real_data.methods import Comparison
@@ -110,24 +111,24 @@ def test_a_crop_shows_the_image_moved_or_mirrored():
         assert int(centre) // 8 in (3, 4, 5) and int(centre) % 8 in (3, 4, 5)
 
 
-# Broader sets
+# Altered sets
 
 
-def test_a_broader_set_holds_images_shapes_and_close_ups():
+def test_an_altered_set_holds_images_shapes_and_close_ups():
     rows = images(9, 0, labelled=False)
     before = rows.tensors["pixel_values"].clone()
-    broad = broadened_images(rows, seed=0).tensors["pixel_values"]
+    altered = altered_images(rows, seed=0).tensors["pixel_values"]
     assert torch.equal(rows.tensors["pixel_values"], before)
-    assert torch.equal(broad[0::3], before[0::3])
-    assert set(broad[1::3].unique().tolist()) == {0, 255}
-    assert broad.dtype == torch.uint8 and not torch.equal(broad[2::3], before[2::3])
-    assert torch.equal(broad, broadened_images(rows, seed=0).tensors["pixel_values"])
+    assert torch.equal(altered[0::3], before[0::3])
+    assert set(altered[1::3].unique().tolist()) == {0, 255}
+    assert altered.dtype == torch.uint8 and not torch.equal(altered[2::3], before[2::3])
+    assert torch.equal(altered, altered_images(rows, seed=0).tensors["pixel_values"])
 
 
 def test_a_close_up_shows_a_part_of_the_image():
     ramp = torch.arange(16).repeat(16, 1).expand(1, 3, 16, 16).to(torch.uint8)
     [close] = close_ups(ramp, torch.Generator().manual_seed(0))
-    assert close.shape == (3, 16, 16) and int(close.max()) - int(close.min()) <= 5
+    assert close.shape == (3, 16, 16) and 2 <= int(close.max()) - int(close.min()) <= 5
 
 
 def test_texts_are_cut_to_the_lengths_of_others():
@@ -169,11 +170,9 @@ def test_models_side_by_side_train_as_each_would_alone():
     schedule, rows = Schedule(epochs=1, batch_size=8, weight_decay=0.1, max_grad_norm=0.5), images(64, 0)
     torch.manual_seed(0)
     models = [new_backbone().double() for _ in range(3)]
-    for model in models:
-        model.config.hidden_dropout_prob = 0.0
-        for module in model.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
+    for module in (module for model in models for module in model.modules()):
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
     alone = copy.deepcopy(models)
     rows = rows.prepared_by(lambda batch: {**batch, "pixel_values": batch["pixel_values"].double() / 255})
     stack = from_scratch.Stack(models)
@@ -201,18 +200,32 @@ def test_models_side_by_side_train_as_each_would_alone():
             torch.testing.assert_close(model.state_dict()[name], tensor, msg=name)
 
 
-def test_a_checkpoint_of_another_number_of_models_is_refused(tmp_path, monkeypatch):
-    data, schedule = splits(), Schedule(epochs=1, batch_size=32)
+def test_what_was_cut_off_while_it_was_saved_is_saved_with_its_trained_weights(tmp_path, monkeypatch):
+    data, schedule, write = splits(), Schedule(epochs=1, batch_size=32), from_scratch.written_whole
+    folders = [tmp_path / str(n) for n in range(2)]
 
-    def train(count):
-        models, folders = [new_backbone() for _ in range(count)], [tmp_path / str(n) for n in range(count)]
-        train_from_scratch(models, data.train, data.validation, schedule, folders, seed=0)
+    def train(count=2, seed=0):
+        torch.manual_seed(0)
+        models = [new_backbone() for _ in range(count)]
+        return train_from_scratch(models, data.train, data.validation, schedule, folders[:count], seed)
 
+    def cut_off(folder):
+        return write(folder) if folder == folders[0] else (_ for _ in ()).throw(KeyboardInterrupt)
+
+    whole = [model.classifier.weight.clone() for model in train()]
+    for folder in folders:
+        shutil.rmtree(folder)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(from_scratch, "written_whole", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
-        train(2)
-    with pytest.raises(ValueError, match="holds 2 models: remove it to start again with another number"):
-        train(3)
+        patch.setattr(from_scratch, "written_whole", cut_off)
+        train()
+    folders.append(tmp_path / "2")
+    with pytest.raises(ValueError, match="another number of models: remove it to start again"):
+        train(count=3)
+    with pytest.raises(ValueError, match="another seed: remove it to start again"):
+        train(seed=1)
+    for model, weight, folder in zip(train(), whole, folders, strict=False):
+        assert torch.equal(model.classifier.weight, weight)
+        assert torch.equal(type(model).from_pretrained(folder).classifier.weight, weight)
 
 
 def test_a_trained_model_is_loaded_and_one_of_another_schedule_refused(tmp_path):

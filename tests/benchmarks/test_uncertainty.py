@@ -12,7 +12,7 @@ from real_data.results import gather, write_results
 from real_data.settings import SETTINGS
 from real_data.units import Queue, Unit, deep_ensemble, needs, units_of
 from tests.benchmarks.stand_in import TINY, splits
-from uncertainty import PAGE, RESULTS
+from uncertainty import PAGE, RESULTS, check_numbers
 
 
 APART = replace(TINY, backbones_together=False)
@@ -42,7 +42,7 @@ def methods(results) -> dict:
 
 
 def test_every_method_of_the_tables_is_judged(methods):
-    shown = {*tables.COMPARED, *tables.ZERO_SHOT, *tables.MEMBERS, *tables.FUSION, *tables.DIVERSITY, *tables.BROAD}
+    shown = {*tables.COMPARED, *tables.ZERO_SHOT, *tables.MEMBERS, *tables.FUSION, *tables.DIVERSITY, *tables.ALTERED}
     assert shown | set(tables.by_budget(TINY)) == set(methods)
 
 
@@ -76,7 +76,7 @@ def test_every_score_is_there(methods):
 def test_the_circuits_are_kept_with_the_results(results):
     circuits = results[TINY.name]["circuits"]["0"]
     lengths = {name: len(circuit["ranking"]) for name, circuit in circuits.items()}
-    assert lengths == {"acc": 2, "avg": 5, "ood": 2, "broad-acc": 2, "broad-avg": 2, "broad-ood": 2}
+    assert lengths == {"acc": 2, "avg": 5, "ood": 2, "altered-acc": 2, "altered-avg": 2, "altered-ood": 2}
 
 
 def test_what_is_done_is_not_done_again(runs, monkeypatch):
@@ -129,8 +129,26 @@ def test_starting_again_takes_up_what_was_cut_off_or_failed(tmp_path):
     done, cut_off, failed = (queue.take() for _ in range(3))
     queue.mark(done, "done")
     queue.mark(failed, "failed")
+    judged = Unit("judge", 0, "untuned")
+    queue.mark(judged, "done")
     queue.start_again()
     assert queue.take() == cut_off and queue.take() == failed
+    assert queue.is_marked(done, "done") and not queue.is_marked(judged, "done")  # there may be more methods now
+
+
+def test_a_folder_is_for_one_number_of_seeds_and_backbones(tmp_path):
+    numbers = {"seeds": 3, "backbones": 4}
+    check_numbers(tmp_path, numbers)
+    check_numbers(tmp_path, numbers)
+    with pytest.raises(SystemExit, match="was begun with --backbones 4, not 9: pass that, or another --runs"):
+        check_numbers(tmp_path, numbers | {"backbones": 9})
+
+
+def test_a_circuit_that_is_not_finished_is_left_out_of_the_tables():
+    finished = {"dense_score": 0.5, "scores": [0.6, 0.7], "ranking": []}
+    circuits = {"0": {"acc": finished, "ood": finished | {"scores": [0.6]}}}
+    shown = tables.circuits_table(circuits, replace(TINY, heads_to_prune=2, budgets=(1,)))
+    assert "| accuracy | 50.0 | 60.0 | 70.0 |" in shown and "OOD" not in shown
 
 
 # Tables

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook
 
 from hydra_transformers.models import bare_layers, grouped
@@ -117,6 +118,24 @@ def test_weights_of_a_few_layers_with_as_many_heads_are_joined_at_once(launch_bo
     joined.clear()
     torch.testing.assert_close(hydra(**inputs).member_logits, plain(hydra, inputs), atol=1e-12, rtol=1e-10)
     assert joined == [bare_layers.LAYERS_JOINED_AT_ONCE, 1, 2]
+
+
+@torch.no_grad()
+def test_joined_weights_are_gone_when_the_next_are_made(launch_bound, monkeypatch):
+    pruned = [{layer: [member] for layer in range(8)} for member in range(3)]
+    backbone, made, join = vit_backbone(0, num_hidden_layers=8), [], torch.cat
+    hydra = VIT.hydra.from_pruned_members([VIT.hydra.from_backbone(backbone, heads) for heads in pruned])
+
+    def joined(tensors, *args, **kwargs):
+        block = join(tensors, *args, **kwargs)
+        if len(tensors) == 3 * bare_layers.LAYERS_JOINED_AT_ONCE and tensors[0].dim() == 3:
+            assert all(storage.expired() for storage in made)
+            made.append(StorageWeakRef(block.untyped_storage()))
+        return block
+
+    monkeypatch.setattr(bare_layers.torch, "cat", joined)
+    hydra(**VIT.inputs())
+    assert len(made) == 2
 
 
 @torch.no_grad()

@@ -1,4 +1,8 @@
-"""Sets of more kinds to extract circuits against, made of the rows of one set: no set that is judged on is looked at."""
+"""Other sets to extract circuits against, made of the rows of one set.
+
+Images become more varied. Shapes and close-ups are kin to digits and textures, which methods are judged on, but none of
+those is looked at. Texts lose what tells them apart by accident, their length.
+"""
 
 import torch
 from torch import Tensor
@@ -6,7 +10,7 @@ from torch import Tensor
 from .rows import TensorRows
 
 
-def broadened_images(rows: TensorRows, seed: int) -> TensorRows:
+def altered_images(rows: TensorRows, seed: int) -> TensorRows:
     """A third of the images as they are, a third as black and white shapes, a third as close-ups of a few pixels."""
     generator = torch.Generator().manual_seed(seed)
     images = rows.tensors["pixel_values"]
