@@ -33,7 +33,7 @@ from real_data.units import Queue, units_of
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "uncertainty.json"
-PAGE = HERE.parent / "docs" / "results.md"
+PAGES = [HERE.parent / "docs" / "results.md", HERE.parent / "README.md"]
 SMALL = ("cifar10-vit", "sst2-minilm")
 
 
@@ -128,7 +128,9 @@ def main() -> None:
     parser.add_argument("--stop-after", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where work in progress lies")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--page", type=Path, default=PAGE, help="the page whose tables are renewed")
+    parser.add_argument(
+        "--pages", type=Path, nargs="*", default=PAGES, help="whose tables are renewed; none: print them"
+    )
     parser.add_argument("--tables", action="store_true", help="only renew the tables, from the results file")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -149,7 +151,7 @@ def main() -> None:
         write_results(gather(args.runs, args.settings, args.device), args.results)
         if problems:
             sys.exit("\n".join(problems))
-    write_tables(args.results, args.page)
+    write_tables(args.results, args.pages)
 
 
 if __name__ == "__main__":

@@ -174,6 +174,16 @@ def by_budget(setting: Setting) -> dict[str, str]:
     return rows | {"hydra-circ": f"{setting.heads_to_prune} heads pruned"}
 
 
+def in_short(setting: Setting) -> dict[str, str]:
+    """What to look at first."""
+    heads, fewer = setting.heads_to_prune, min(setting.budgets)
+    shown = ("single", "temperature", "deep-ensembles", "mc-dropout", "lora-ensembles")
+    return {name: COMPARED[name] for name in shown} | {
+        "hydra-circ": f"**Hydra (Circ)**, {heads} heads pruned, fine-tuned",
+        f"hydra-circ-zero-shot-{fewer}": f"**Hydra (Circ)**, {fewer} heads pruned, not fine-tuned",
+    }
+
+
 def render(results: dict[str, Any]) -> dict[str, str]:
     """All tables by name, `setting/table`."""
     tables = {}
@@ -187,7 +197,9 @@ def render(results: dict[str, Any]) -> dict[str, str]:
             for score, title in SCORES.items()
         ]
         tables[f"{name}/circuits"] = circuits_table(content["circuits"], SETTINGS[name])
+        summary = (COST[1], QUALITY[0], QUALITY[3], QUALITY[2], QUALITY[5], DIVERSITY_COLUMNS[2])
         for label, methods, columns in (
+            ("summary", in_short(SETTINGS[name]), summary),
             ("quality", COMPARED, QUALITY),
             ("cost", COMPARED, COST),
             ("sets", COMPARED, set_columns(seeds)),
@@ -222,8 +234,9 @@ def with_tables(page: str, tables: dict[str, str]) -> str:
     return MARKED.sub(renewed, page)
 
 
-def write_tables(results: Path, page: Path) -> None:
-    if not page.exists():
-        print("\n\n".join(f"{name}\n{text}" for name, text in render(json.loads(results.read_text())).items()))
-        return
-    write_atomically(page, with_tables(page.read_text(), render(json.loads(results.read_text()))))
+def write_tables(results: Path, pages: Sequence[Path]) -> None:
+    tables = render(json.loads(results.read_text()))
+    if not pages:
+        print("\n\n".join(f"{name}\n{text}" for name, text in tables.items()))
+    for page in pages:
+        write_atomically(page, with_tables(page.read_text(), tables))

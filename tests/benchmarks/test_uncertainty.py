@@ -12,7 +12,7 @@ from real_data.results import gather, write_results
 from real_data.settings import SETTINGS
 from real_data.units import Queue, Unit, deep_ensemble, needs, units_of
 from tests.benchmarks.stand_in import TINY, splits
-from uncertainty import PAGE, RESULTS, check_numbers
+from uncertainty import PAGES, RESULTS, check_numbers
 
 
 APART = replace(TINY, backbones_together=False)
@@ -192,6 +192,8 @@ def test_settings_that_were_not_judged_stay_in_the_results_file(results, tmp_pat
     assert set(written) == {"earlier", TINY.name} and written["earlier"]["seeds"]
 
 
-def test_the_page_shows_the_results_file():
-    page, results = PAGE.read_text(), json.loads(RESULTS.read_text())
-    assert tables.with_tables(page, tables.render(results)) == page
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_pages_show_the_results_file(page):
+    rendered = tables.render(json.loads(RESULTS.read_text()))
+    assert tables.MARKED.search(page.read_text())
+    assert tables.with_tables(page.read_text(), rendered) == page.read_text()
