@@ -40,7 +40,6 @@ ROWS_TO_FILL_UP = {torch.float16: 8192, torch.bfloat16: 8192, torch.float32: 204
 LAYERS_JOINED_AT_ONCE = 4
 
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
-JointWeights = tuple[torch.Tensor, torch.Tensor]  # of q, k and v together, and of o
 
 
 class BareLayer(NamedTuple):
@@ -56,6 +55,21 @@ class BareLayer(NamedTuple):
     fc2: WeightAndBias
     first_norm: nn.LayerNorm
     second_norm: nn.LayerNorm
+
+
+class Joint(NamedTuple):
+    """What a layer's attention multiplies with and adds, each member's rows together.
+
+    weight, bias: of q, k and v, (members, 3 * width, hidden) and (members, 1, 3 * width)
+    output_weight: of o, (members, width, hidden)
+
+    Where widths differ and are not filled up, all members are one block: (3 * sum of widths, hidden), (1, 1, 3 * sum of
+    widths) and (sum of widths, hidden).
+    """
+
+    weight: torch.Tensor
+    output_weight: torch.Tensor
+    bias: torch.Tensor | None
 
 
 class Batch(NamedTuple):
@@ -104,21 +118,21 @@ def run_layers(
         fills_up=zeros_cost_little(states),
     )
     parts = [bare_layer(layer) for layer in layers]
-    biases, in_turn = joint_biases(parts, batch.fills_up), weights_in_turn(parts, batch)
+    in_turn = joined_in_turn(parts, batch)
     with quick_attention() if batch.is_launch_bound and is_alone() else nullcontext():
-        for index, (layer, bare, bias) in enumerate(zip(layers, parts, biases, strict=True), start=1):
+        for index, (layer, bare) in enumerate(zip(layers, parts, strict=True), start=1):
             only_first = first_token_only and index == len(layers)
-            weights = next(in_turn)
+            joint = next(in_turn)
             if bare is None:
                 states = states.view(-1, batch.size, batch.tokens, hidden)
                 states = layer(states, attention_mask, only_first, **kwargs)
                 batch = batch._replace(size=states.shape[1], tokens=states.shape[2])
                 states = states.flatten(1, 2)
             elif layer.is_pre_norm:
-                states = pre_norm_layer(bare, weights, bias, states, batch, only_first)
+                states = pre_norm_layer(bare, joint, states, batch, only_first)
             else:
-                states = post_norm_layer(bare, weights, bias, states, batch, only_first)
-            weights = None  # or it would be kept while the next ones are made
+                states = post_norm_layer(bare, joint, states, batch, only_first)
+            joint = None  # or it would be kept while the next ones are made
     return states.view(states.shape[0], batch.size, -1, hidden)
 
 
@@ -212,37 +226,26 @@ def bare_layer(layer: nn.Module) -> BareLayer | None:
 
 
 def pre_norm_layer(
-    layer: BareLayer,
-    weights: JointWeights,
-    bias: torch.Tensor | None,
-    states: torch.Tensor,
-    batch: Batch,
-    first_token_only: bool,
+    layer: BareLayer, joint: Joint, states: torch.Tensor, batch: Batch, first_token_only: bool
 ) -> torch.Tensor:
     """(members or 1, rows, hidden) -> (members, rows or batch, hidden); equations 4 to 7."""
     normed = _norm(layer.first_norm, states, batch)
-    total, normed = _attend_add_norm(layer, layer.second_norm, weights, bias, normed, states, batch, first_token_only)
+    total, normed = _attend_add_norm(layer, joint, layer.second_norm, normed, states, batch, first_token_only)
     return _mlp(layer, normed, batch).add_(total)
 
 
 def post_norm_layer(
-    layer: BareLayer,
-    weights: JointWeights,
-    bias: torch.Tensor | None,
-    states: torch.Tensor,
-    batch: Batch,
-    first_token_only: bool,
+    layer: BareLayer, joint: Joint, states: torch.Tensor, batch: Batch, first_token_only: bool
 ) -> torch.Tensor:
     """(members or 1, rows, hidden) -> (members, rows or batch, hidden); LayerNorms behind the sums."""
-    _, states = _attend_add_norm(layer, layer.first_norm, weights, bias, states, states, batch, first_token_only)
+    _, states = _attend_add_norm(layer, joint, layer.first_norm, states, states, batch, first_token_only)
     return _add_norm(layer.second_norm, states, _mlp(layer, states, batch), batch)[1]
 
 
 def _attend_add_norm(
     layer: BareLayer,
+    joint: Joint,
     norm: nn.LayerNorm,
-    weights: JointWeights,
-    bias: torch.Tensor | None,
     states: torch.Tensor,
     residual: torch.Tensor,
     batch: Batch,
@@ -255,36 +258,26 @@ def _attend_add_norm(
         residual = _first_tokens(residual, batch)
     if states.shape[0] < members:
         states = states.expand(members, -1, -1)
-    weight, output_weight = weights
     if not (attention.is_uniform or batch.fills_up):
-        branch = _one_member_after_the_other(layer, weight, bias, output_weight, states, batch, first_token_only)
+        branch = _one_member_after_the_other(layer, joint, states, batch, first_token_only)
         return _add_norm(norm, residual, branch, batch)
-    heads = _heads(attention, weight, bias, states, batch, first_token_only)
+    heads = _heads(attention, joint.weight, joint.bias, states, batch, first_token_only)
     if not batch.has_few_rows:
-        return _add_norm(norm, residual, grouped_product(heads, output_weight, output_bias), batch)
-    total = (residual + output_bias).baddbmm_(heads, output_weight)
+        return _add_norm(norm, residual, grouped_product(heads, joint.output_weight, output_bias), batch)
+    total = (residual + output_bias).baddbmm_(heads, joint.output_weight)
     return total, _norm(norm, total, batch)
 
 
 def _one_member_after_the_other(
-    layer: BareLayer,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    output_weight: torch.Tensor,
-    states: torch.Tensor,
-    batch: Batch,
-    first_token_only: bool,
+    layer: BareLayer, joint: Joint, states: torch.Tensor, batch: Batch, first_token_only: bool
 ) -> torch.Tensor:
     """The attention of members that keep different numbers of heads: (members, rows, hidden) -> (members, rows or batch,
-    hidden)
-
-    weight, bias, output_weight: what `ragged_weights` and `joint_biases` return for them
-    """
+    hidden)"""
     members, rows, hidden = states.shape
     widths = layer.attention.widths
     joint_widths = [3 * width for width in widths]
-    weights, output_weights = weight.split(joint_widths), output_weight.split(widths)
-    biases = [None] * members if bias is None else bias.split(joint_widths, dim=2)
+    weights, output_weights = joint.weight.split(joint_widths), joint.output_weight.split(widths)
+    biases = [None] * members if joint.bias is None else joint.bias.split(joint_widths, dim=2)
     output = states.new_empty(members, batch.size if first_token_only else rows, hidden)
     for m, output_bias in enumerate(layer.o[1]):
         if widths[m] == 0:
@@ -360,20 +353,20 @@ def _add_norm(
 # Weights and biases, member by member
 
 
-def weights_in_turn(layers: list[BareLayer | None], batch: Batch) -> Iterator[JointWeights | None]:
-    """What each layer's attention multiplies with, made when it is needed and not kept."""
+def joined_in_turn(layers: list[BareLayer | None], batch: Batch) -> Iterator[Joint | None]:
+    """Each layer's, made when it is needed and not kept; None for a layer that is called as a module."""
     at_once = LAYERS_JOINED_AT_ONCE if batch.is_launch_bound else 1
-    start = 0
+    biases, start = joint_biases(layers, batch.fills_up), 0
     while start < len(layers):
         first = layers[start]
         if first is None or not first.attention.is_uniform:
-            yield None if first is None else ragged_weights(first, batch.fills_up)
+            yield None if first is None else Joint(*ragged_weights(first, batch.fills_up), biases[start])
             start += 1
             continue
         widths, end = first.attention.widths, start + 1
         while end < min(start + at_once, len(layers)) and _has_widths(layers[end], widths):
             end += 1
-        yield from uniform_weights(layers[start:end])
+        yield from joined_at_once(layers[start:end], biases[start:end])
         start = end
 
 
@@ -381,20 +374,19 @@ def _has_widths(layer: BareLayer | None, widths: tuple[int, ...]) -> bool:
     return layer is not None and layer.attention.widths == widths
 
 
-def uniform_weights(layers: list[BareLayer]) -> Iterator[JointWeights]:
-    """The weights of q, k and v, each member's rows together, and that of o, of layers with the same number of heads for
-    all members: (members, 3 * width, hidden) and (members, width, hidden) each."""
+def joined_at_once(layers: list[BareLayer], biases: list[torch.Tensor | None]) -> Iterator[Joint]:
+    """Those of layers in which all members keep the same number of heads, by one launch."""
     m, w = len(layers[0].attention.widths), layers[0].attention.widths[0]
     hidden = layers[0].o[0].shape[1]
     blocks = [weight.view(m, w, hidden) for layer in layers for weight, _ in (layer.q, layer.k, layer.v)]
     joint = torch.cat(blocks, 1).split(3 * w, 1)
     for index, layer in enumerate(layers):
-        yield joint[index], layer.o[0].view(m, w, hidden)
+        yield Joint(joint[index], layer.o[0].view(m, w, hidden), biases[index])
 
 
-def ragged_weights(layer: BareLayer, fill_up: bool) -> JointWeights:
-    """The same for members with different numbers of heads: filled up to the widest, or packed, (3 * sum of widths,
-    hidden) and (sum of widths, hidden)."""
+def ragged_weights(layer: BareLayer, fill_up: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights of a layer whose members keep different numbers of heads, of q, k and v together and of o: filled up to
+    the widest, or packed."""
     q, k, v, o = layer.q[0], layer.k[0], layer.v[0], layer.o[0]
     widths, hidden = layer.attention.widths, o.shape[1]
     if not fill_up:

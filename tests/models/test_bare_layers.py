@@ -109,8 +109,10 @@ def test_weights_of_a_few_layers_with_as_many_heads_are_joined_at_once(launch_bo
     backbone = vit_backbone(0, num_hidden_layers=8)
     members = [VIT.hydra.from_backbone(backbone, heads) for heads in pruned]
     hydra, inputs, joined = VIT.hydra.from_pruned_members(members), VIT.inputs(), []
-    join = bare_layers.uniform_weights
-    monkeypatch.setattr(bare_layers, "uniform_weights", lambda layers: joined.append(len(layers)) or join(layers))
+    join = bare_layers.joined_at_once
+    monkeypatch.setattr(
+        bare_layers, "joined_at_once", lambda layers, *biases: joined.append(len(layers)) or join(layers, *biases)
+    )
     layers_with_heads(hydra)[2].register_forward_hook(lambda *_: None)
     torch.testing.assert_close(hydra(**inputs).member_logits, plain(hydra, inputs), atol=1e-12, rtol=1e-10)
     assert joined == [2, 2, 2] and len(bare) == 7
