@@ -139,6 +139,11 @@ def main() -> None:
     unknown = [each for each in args.start if each.partition("=")[0] not in SETTINGS or "=" not in each]
     if unknown:
         parser.error(f"--start is {unknown[0]}: pass SETTING=MODEL, with a setting of {', '.join(SETTINGS)}")
+    missing = [page for page in args.pages if not page.is_file()]
+    if missing:
+        parser.error(
+            f"--pages: there is no {missing[0]}, pass pages with marked places for tables, or none to print them"
+        )
     if args.worker:
         return work(args.worker, args)
     unread = [name for name in args.settings if name in SMALL and args.data is None and not args.tables]
@@ -151,7 +156,10 @@ def main() -> None:
         write_results(gather(args.runs, args.settings, args.device), args.results)
         if problems:
             sys.exit("\n".join(problems))
-    write_tables(args.results, args.pages)
+    try:
+        write_tables(args.results, args.pages)
+    except ValueError as error:
+        sys.exit(f"{error}; pass --pages without any to print the tables of {args.results}")
 
 
 if __name__ == "__main__":

@@ -24,11 +24,9 @@ def altered_images(rows: TensorRows, seed: int) -> TensorRows:
 def shapes(images: Tensor, generator: torch.Generator) -> Tensor:
     """uint8 (rows, 3, height, width): white where an image is brighter than most of it, or darker, black elsewhere."""
     grey = images.float().mean(dim=1, keepdim=True)
-    bounds = grey.flatten(1).quantile(0.8, dim=1).view(-1, 1, 1, 1)
-    white = grey > bounds
-    darker = torch.rand(len(images), 1, 1, 1, generator=generator) < 0.5
-    low = grey.flatten(1).quantile(0.2, dim=1).view(-1, 1, 1, 1)
-    white = torch.where(darker, grey < low, white)
+    dark, bright = (grey.flatten(1).quantile(share, dim=1).view(-1, 1, 1, 1) for share in (0.2, 0.8))
+    of_the_dark = torch.rand(len(images), 1, 1, 1, generator=generator) < 0.5
+    white = torch.where(of_the_dark, grey < dark, grey > bright)
     return (white.expand_as(images) * 255).to(torch.uint8)
 
 

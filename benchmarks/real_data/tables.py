@@ -8,13 +8,13 @@ from statistics import mean, stdev
 from typing import Any
 
 from hydra_transformers.files import write_atomically
+from hydra_transformers.pruning import Circuit
 
 from .settings import SETTINGS, Setting
 from .splits import LIKE_CIRCUITS
 
 
 Run = dict[str, Any]  # what one method reached with one seed
-Circuit = dict[str, Any]
 Column = tuple[str, Callable[[Run], float], str]
 
 COMPARED = {
@@ -143,15 +143,13 @@ def set_columns(seeds: dict[str, dict[str, Run]]) -> list[Column]:
 OBJECTIVES = {"acc": "accuracy", "ood": "OOD AUROC", "avg": "average of both"}
 
 
-def circuits_table(circuits: dict[str, dict[str, Circuit]], setting: Setting) -> str:
+def circuits_table(circuits: dict[str, dict[str, Run]], setting: Setting) -> str:
     """What circuits reached on their own rows with more and more heads pruned, and where that was best."""
     budgets = (*setting.budgets, setting.heads_to_prune)
-    columns: list[tuple[str, Callable[[Circuit], float], str]] = [
-        ("0 heads pruned", lambda c: 100 * c["dense_score"], ".1f")
-    ]
+    columns: list[Column] = [("0 heads pruned", lambda c: 100 * c["dense_score"], ".1f")]
     columns += [(f"{budget}", lambda c, budget=budget: 100 * c["scores"][budget - 1], ".1f") for budget in budgets]
     columns += [("best", lambda c: 100 * max(c["scores"]), ".1f")]
-    columns += [("reached with", lambda c: 1 + c["scores"].index(max(c["scores"])), ".0f heads pruned")]
+    columns += [("reached with", lambda c: Circuit(**c, objective="").best_budget, ".0f heads pruned")]
     names = {
         prefix + objective: title + note
         for prefix, note in (("", ""), ("altered-", ", altered set"))
@@ -172,6 +170,34 @@ def by_budget(setting: Setting) -> dict[str, str]:
         rows[f"hydra-circ-{budget}-heads"] = f"{budget} heads pruned"
     rows["hydra-circ-zero-shot"] = f"{setting.heads_to_prune} heads pruned, zero-shot"
     return rows | {"hydra-circ": f"{setting.heads_to_prune} heads pruned"}
+
+
+def aims_table(seeds: dict[str, dict[str, Run]]) -> str:
+    """What Hydra (Circ) was to reach, by the paper's own gains, and whether its mean did."""
+    accuracy, ece, auroc = QUALITY[0], QUALITY[3], QUALITY[5]
+    information, disagreement = DIVERSITY_COLUMNS[2:]
+    aims: list[tuple[str, Column, str, Callable[[float, float], bool]]] = [
+        ("ECE at most that of", ece, "single", lambda hydra, other: hydra <= other),
+        ("accuracy at most 1.3 points below", accuracy, "deep-ensembles", lambda hydra, other: hydra >= other - 1.3),
+        ("OOD MI at least 3/4 of", information, "deep-ensembles", lambda hydra, other: hydra >= 0.75 * other),
+        (
+            "OOD disagreement at least 3/4 of",
+            disagreement,
+            "deep-ensembles",
+            lambda hydra, other: hydra >= 0.75 * other,
+        ),
+        ("OOD AUROC at least that of", auroc, "deep-ensembles", lambda hydra, other: hydra >= other),
+        ("OOD AUROC at least 2 points above", auroc, "single", lambda hydra, other: hydra >= other + 2),
+    ]
+    lines = ["| aim | Hydra (Circ) | the other | |", "|---|--:|--:|---|"]
+    for aim, (_, value, form), other, is_reached in aims:
+        both = [methods for methods in seeds.values() if {"hydra-circ", other} <= set(methods)]
+        if not both:
+            continue
+        own, others = ([value(methods[name]) for methods in both] for name in ("hydra-circ", other))
+        held = "held" if is_reached(mean(own), mean(others)) else "did not hold"
+        lines.append(f"| {aim} {COMPARED[other]} | {_cell(own, form)} | {_cell(others, form)} | {held} |")
+    return "\n".join(lines)
 
 
 def in_short(setting: Setting) -> dict[str, str]:
@@ -198,6 +224,7 @@ def render(results: dict[str, Any]) -> dict[str, str]:
         ]
         tables[f"{name}/circuits"] = circuits_table(content["circuits"], SETTINGS[name])
         summary = (COST[1], QUALITY[0], QUALITY[3], QUALITY[2], QUALITY[5], DIVERSITY_COLUMNS[2])
+        tables[f"{name}/aims"] = aims_table(seeds)
         for label, methods, columns in (
             ("summary", in_short(SETTINGS[name]), summary),
             ("quality", COMPARED, QUALITY),

@@ -12,7 +12,7 @@ from real_data.results import gather, write_results
 from real_data.settings import SETTINGS
 from real_data.units import Queue, Unit, deep_ensemble, needs, units_of
 from tests.benchmarks.stand_in import TINY, splits
-from uncertainty import PAGES, RESULTS, check_numbers
+from uncertainty import PAGES, RESULTS, check_numbers, main
 
 
 APART = replace(TINY, backbones_together=False)
@@ -171,6 +171,24 @@ def test_cells_are_means_with_standard_deviations_over_the_seeds():
     seeds = {"0": {"single": {"value": 1.0}}, "1": {"single": {"value": 2.0}}, "2": {"single": {"value": 3.0}}}
     [line] = tables.table(seeds, {"single": "Single"}, [("Value", lambda run: run["value"], ".1f")]).splitlines()[2:]
     assert line == "| Single | 2.0 ± 1.0 |"
+
+
+def test_aims_are_held_or_not_by_the_means():
+    def run(ece, auroc):
+        ood = {"far": {"noise": {"auroc": auroc, "mutual_information": 0.1, "disagreement": 0.1}}}
+        return {"id": {"ece": ece, "accuracy": 0.9}, "ood": {"msp": ood}}
+
+    methods = {"single": run(0.08, 0.70), "deep-ensembles": run(0.06, 0.74), "hydra-circ": run(0.07, 0.73)}
+    lines = tables.aims_table({"0": methods, "1": methods, "2": {"single": run(0.0, 1.0)}}).splitlines()[2:]
+    assert [line.split("|")[4].strip() for line in lines] == ["held"] * 4 + ["did not hold", "held"]
+    assert lines[-1].startswith("| OOD AUROC at least 2 points above Single | 73.0 | 70.0 |")
+
+
+def test_a_page_that_is_not_there_is_named(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["uncertainty.py", "--tables", "--pages", "nowhere.md"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--pages: there is no nowhere.md" in capsys.readouterr().err
 
 
 def test_a_page_gets_its_tables_and_keeps_its_words():
