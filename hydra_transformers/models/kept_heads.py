@@ -83,6 +83,8 @@ def check_model_type(config_dict: dict, config_class: type) -> None:
 
 def keep_after_pruning(kept: list[list[int]], heads_to_prune: dict[int, list[int]] | None) -> list[list[int]]:
     """Heads that one member keeps per layer once `heads_to_prune` (`{layer: [heads]}`) are gone from `kept`."""
+    if not isinstance(heads_to_prune, dict | None):
+        raise TypeError(f"heads_to_prune is a {type(heads_to_prune).__name__}: pass one member's, {{layer: [heads]}}")
     for layer, heads in (heads_to_prune or {}).items():
         if isinstance(heads, (int, str)):
             raise ValueError(f"heads_to_prune[{layer}] is {heads!r}: pass a list of heads")

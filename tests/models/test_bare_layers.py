@@ -101,6 +101,28 @@ def test_where_launches_take_longest_a_layer_attends_once_whatever_its_members_k
 
 
 @torch.no_grad()
+def test_inference_mode_stays_inside_of_the_layers(family, hydra, launch_bound, monkeypatch):
+    modes, norm = [], bare_layers._norm
+    monkeypatch.setattr(
+        bare_layers, "_norm", lambda *args: modes.append(torch.is_inference_mode_enabled()) or norm(*args)
+    )
+    output = hydra(**family.inputs())
+    assert modes and all(modes)
+    assert not any(value.is_inference() for value in output.values() if isinstance(value, torch.Tensor))
+    with torch.enable_grad():  # what came out may go into a graph
+        weight = torch.ones((), dtype=output.member_logits.dtype, requires_grad=True)
+        (output.member_logits.square() * weight).sum().backward()
+
+
+@torch.no_grad()
+def test_modules_among_bare_layers_are_given_what_the_caller_may_keep(launch_bound, bare):
+    hydra, seen = VIT.hydra.from_pruned_members(VIT.members()), []
+    layers_with_heads(hydra)[1].register_forward_hook(lambda _, args, output: seen.extend((args[0], output)))
+    hydra(**VIT.inputs())
+    assert bare and len(seen) == 2 and not any(states.is_inference() for states in seen)
+
+
+@torch.no_grad()
 def test_weights_of_a_few_layers_with_as_many_heads_are_joined_at_once(launch_bound, bare, monkeypatch):
     """Layers 0 to 4 keep three heads, 5 and 6 two, 7 different numbers; 2 is called as a module."""
     pruned = [{layer: [member] for layer in range(5)} for member in range(3)]

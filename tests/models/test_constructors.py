@@ -289,6 +289,8 @@ def test_heads_that_do_not_exist_cannot_be_pruned():
 def test_heads_come_in_lists():
     with pytest.raises(ValueError, match=r"heads_to_prune\[0\] is 1: pass a list of heads"):
         VIT.hydra.from_backbone(vit_backbone(), {0: 1})
+    with pytest.raises(TypeError, match=r"heads_to_prune is a list: pass one member's, {layer: \[heads\]}"):
+        VIT.hydra.from_backbone(vit_backbone(), [{0: [1]}, {0: [2]}])
 
 
 def test_a_fused_hydra_is_no_backbone():
