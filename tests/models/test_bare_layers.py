@@ -16,8 +16,10 @@ from tests.families import CLIP, VIT, images, vit_backbone
 @pytest.fixture(params=["uniform", "ragged"])
 def hydra(request, family):
     """All parts shared; ragged: a member without heads in a layer, a layer without heads of any member."""
-    if request.param == "ragged":
-        return family.hydra.from_pruned_members(family.members())
+    return uniform_hydra(family) if request.param == "uniform" else family.hydra.from_pruned_members(family.members())
+
+
+def uniform_hydra(family):
     pruned = [{layer: [member] for layer in range(3)} for member in range(3)]
     if family is CLIP:
         pruned = [{"vision": heads, "text": heads} for heads in pruned]
@@ -101,8 +103,8 @@ def test_where_launches_take_longest_a_layer_attends_once_whatever_its_members_k
 
 
 @torch.no_grad()
-def test_inference_mode_stays_inside_of_the_layers(family, hydra, launch_bound, monkeypatch):
-    modes, norm = [], bare_layers._norm
+def test_inference_mode_stays_inside_of_the_layers(family, launch_bound, monkeypatch):
+    hydra, modes, norm = uniform_hydra(family), [], bare_layers._norm
     monkeypatch.setattr(
         bare_layers, "_norm", lambda *args: modes.append(torch.is_inference_mode_enabled()) or norm(*args)
     )
