@@ -24,6 +24,7 @@ from hydra_transformers.training import Recipe, recipe
 from . import augmentation, hub_sets
 from .altered_sets import altered_images, cut_to_lengths
 from .from_scratch import Schedule, train_from_scratch
+from .initial_weights import mimic_trained_attention
 from .local_files import read_images, read_texts
 from .rows import PrepareImages, TensorRows, as_it_is
 from .splits import CIRCUIT_ROWS, LIKE_CIRCUITS, Splits
@@ -114,7 +115,9 @@ def new_cifar10_vit(start: str | None = None) -> PreTrainedModel:
         id2label=dict(enumerate(CIFAR10_CLASSES)),
         label2id={name: index for index, name in enumerate(CIFAR10_CLASSES)},
     )
-    return ViTForImageClassification(config)
+    model = ViTForImageClassification(config)
+    mimic_trained_attention(model)
+    return model
 
 
 def train_cifar10_vits(

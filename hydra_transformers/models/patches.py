@@ -10,14 +10,17 @@ class PatchProjection(nn.Conv2d):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(batch, channels, height, width) -> (batch, hidden, rows of patches, columns of patches)"""
-        batch, channels, full_height, full_width = pixel_values.shape
-        height, width = self.kernel_size
-        rows, columns = full_height // height, full_width // width
-        pixel_values = pixel_values[..., : rows * height, : columns * width]
-        patches = pixel_values.reshape(batch, channels, rows, height, columns, width).permute(0, 2, 4, 1, 3, 5)
-        patches = patches.reshape(batch, rows * columns, channels * height * width)
+        patches = cut_into_patches(pixel_values, *self.kernel_size)
         hidden_states = nn.functional.linear(patches, self.weight.flatten(1), self.bias)
-        return hidden_states.transpose(1, 2).view(batch, -1, rows, columns)
+        return hidden_states.permute(0, 3, 1, 2)
+
+
+def cut_into_patches(pixel_values: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """(batch, channels, height, width) -> (batch, rows of patches, columns of patches, numbers of a patch)"""
+    rows, columns = pixel_values.shape[2] // height, pixel_values.shape[3] // width
+    pixel_values = pixel_values[..., : rows * height, : columns * width]
+    patches = pixel_values.unflatten(3, (columns, width)).unflatten(2, (rows, height))
+    return patches.permute(0, 2, 4, 1, 3, 5).flatten(3)
 
 
 def as_patch_projection(convolution: nn.Conv2d) -> PatchProjection:

@@ -19,7 +19,9 @@ from real_data.altered_sets import altered_images, close_ups, cut_to_lengths
 from real_data.from_scratch import Schedule, train_from_scratch
 from real_data.local_files import read_images, read_texts
 from real_data.methods import Comparison
+from real_data.muon import Muon, orthogonal
 from real_data.rows import LengthBatches, PrepareImages, TensorRows, without_common_padding
+from real_data.stack import Part, Stack
 from real_data.units import Unit
 from tests.benchmarks.stand_in import images, new_backbone, splits
 from tests.tiny_data import review_rows, save_bert
@@ -175,29 +177,70 @@ def test_models_side_by_side_train_as_each_would_alone():
             module.p = 0.0
     alone = copy.deepcopy(models)
     rows = rows.prepared_by(lambda batch: {**batch, "pixel_values": batch["pixel_values"].double() / 255})
-    stack = from_scratch.Stack(models)
-    groups = [
-        {"params": [part.numbers], "weight_decay": decay} for part, decay in zip(stack.parts, (0.1, 0.0), strict=True)
-    ]
-    step = from_scratch.TrainingStep(stack, torch.optim.AdamW(groups, lr=0.01), rows, schedule)
-    optimizers = []
+    stack = Stack(models)
+    optimizers = from_scratch.Optimizers(stack, schedule)
+    optimizers.set_rate(0.5)
+    step = from_scratch.TrainingStep(stack, optimizers, rows, schedule)
+    by_adamw, momenta = [], []
     for model in alone:
-        matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
-        vectors = [parameter for parameter in model.parameters() if parameter.dim() <= 1]
-        groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
-        optimizers.append(torch.optim.AdamW(groups, lr=0.01))
+        named = dict(model.named_parameters())
+        vectors = [parameter for parameter in named.values() if parameter.dim() <= 1]
+        others = [tensor for name, tensor in named.items() if ".layers." not in name and tensor.dim() > 1]
+        groups = [{"params": others, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+        by_adamw.append(torch.optim.AdamW(groups, lr=1e-3 * schedule.rate(0.5)))
+        matrices = [tensor for name, tensor in named.items() if ".layers." in name and tensor.dim() > 1]
+        momenta.append({matrix: torch.zeros_like(matrix) for matrix in matrices})
     for _ in range(4):
         indices = torch.randint(0, 64, (3, 8))
         step(indices)
-        for model, optimizer, own in zip(alone, optimizers, indices, strict=True):
-            optimizer.zero_grad()
+        for model, optimizer, momentum, own in zip(alone, by_adamw, momenta, indices, strict=True):
+            model.zero_grad()
             model(**rows.__getitems__(own.tolist())).loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
+            for matrix in momentum:
+                momentum[matrix] = 0.95 * momentum[matrix] + 0.05 * matrix.grad
+                direction = 0.05 * matrix.grad + 0.95 * momentum[matrix]
+                rate = 2e-3 * schedule.rate(0.5)
+                length = 0.2 * max(matrix.shape) ** 0.5
+                matrix.data = (1 - 0.1 * rate) * matrix.data - rate * length * orthogonal(direction)
     stack.copy_to(models)
     for model, reference in zip(models, alone, strict=True):
         for name, tensor in reference.state_dict().items():
             torch.testing.assert_close(model.state_dict()[name], tensor, msg=name)
+
+
+@pytest.mark.parametrize("shape", [(6, 6), (12, 4), (4, 12)])
+def test_steps_of_muon_are_those_of_pytorch(shape):
+    """Which computes in bfloat16."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(*reversed(shape), bias=False)
+    part, reference = Part([model], ["weight"]), copy.deepcopy(model)
+    own = Muon(part, torch.tensor(0.1), weight_decay=0.3)
+    other = torch.optim.Muon(
+        reference.parameters(), lr=0.1, weight_decay=0.3, adjust_lr_fn="match_rms_adamw", momentum=0.95
+    )
+    for _ in range(3):
+        reference.weight.grad = torch.randn(shape)
+        part.numbers.grad = reference.weight.grad.flatten().unsqueeze(0)
+        own.step()
+        other.step()
+    torch.testing.assert_close(part.numbers.view(shape), reference.weight.detach(), atol=0.01, rtol=0)
+    assert not torch.allclose(part.numbers.view(shape), model.weight, atol=0.05)
+
+
+def test_new_attention_matches_tokens_with_themselves_and_their_neighbours():
+    torch.manual_seed(0)
+    model = settings.new_cifar10_vit().eval()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        attentions = model(torch.zeros(1, 3, 32, 32), output_attentions=True).attentions
+    places = torch.stack(torch.meshgrid(torch.arange(8), torch.arange(8), indexing="ij"), dim=-1).view(-1, 2).double()
+    distances, attention = torch.cdist(places, places), attentions[0][0].mean(dim=0)[1:, 1:]
+    own, near, far = (attention[rows].mean() for rows in (distances == 0, distances == 1, distances > 4))
+    assert own > 1.2 * near > 1.2 * 1.2 * far
+    values, output = (getattr(model.vit.layers[0].attention, name).weight for name in ("v_proj", "o_proj"))
+    assert -0.5 < (output @ values).diagonal().mean() < -0.3
 
 
 def test_what_was_cut_off_while_it_was_saved_is_saved_with_its_trained_weights(tmp_path, monkeypatch):
