@@ -1,7 +1,8 @@
 """Training small image classifiers from new weights, fast: several models at once, every step on a GPU one replay of a
 captured CUDA graph.
 
-Such models are bound by the launching of kernels, not by arithmetic. Side by side (`stack.py`) they need as many kernels as one.
+Such models are bound by the launching of kernels, not by arithmetic. Side by side (`stack.py`) they need as many kernels
+as one.
 """
 
 import io
@@ -70,6 +71,7 @@ def train_from_scratch(
     optimizers = Optimizers(stack, schedule)
     checkpoint = folders[0].with_name(f"{folders[0].name}.training.pt")
     what = {"schedule": asdict(schedule), "number of models": len(models), "seed": seed}
+    what["order of parameters"] = [part.names for part in stack.parts]
     first = _resume(stack, optimizers, checkpoint, what)
     step = TrainingStep(stack, optimizers, train, schedule)
     steps = len(train) // schedule.batch_size

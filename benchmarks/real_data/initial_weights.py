@@ -1,4 +1,4 @@
-"""Weights for a ViT to start from that look like those of a trained one (arXiv:2305.09828): with so few images, a ViT takes
+"""Weights for a ViT to start from that look like those of a trained one (arXiv:2305.09828): with few images, a ViT takes
 long to find out by itself that what is near belongs together."""
 
 import torch

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ class Part:
     """Some parameters of several models as one tensor of numbers, (models, numbers of a model); those of one shape lie
     together."""
 
-    def __init__(self, models: Sequence[nn.Module], names: Iterable[str]):
+    def __init__(self, models: Sequence[nn.Module], names: Sequence[str]):
         self.names = sorted(names, key=lambda name: models[0].get_parameter(name).shape)
         self.shapes = [models[0].get_parameter(name).shape for name in self.names]
         self.sizes = [shape.numel() for shape in self.shapes]
@@ -37,15 +37,18 @@ class Part:
 
 
 class Stack:
-    """The models are trained as if each were alone: all their images are one batch of one model, in which everything that
-    has weights gives each model's images that model's."""
+    """The models are trained as if each were alone: all their images are one batch of one model, in which whatever has
+    weights gives each model's images that model's."""
 
     def __init__(self, models: Sequence[PreTrainedModel]):
         named = dict(models[0].named_parameters())
-        vectors = {name for name in named if named[name].dim() <= 1}
-        matrices = {name for name in named if ".layers." in name} - vectors
-        self.matrices, self.vectors = Part(models, matrices), Part(models, vectors)
-        self.embeddings = Part(models, set(named) - matrices - vectors)  # and the classifier's matrix
+        vectors = [name for name in named if named[name].dim() <= 1]
+        others = [name for name in named if named[name].dim() > 1]
+        self.vectors = Part(models, vectors)
+        self.matrices = Part(models, [name for name in others if ".layers." in name])
+        self.embeddings = Part(
+            models, [name for name in others if ".layers." not in name]
+        )  # and the classifier's matrix
         self.model = copy.deepcopy(models[0]).train()
         for name, module in list(self.model.named_modules()):
             if isinstance(module, nn.Linear):

@@ -120,11 +120,11 @@ def run_layers(
         fills_up=zeros_cost_little(states),
     )
     parts = [bare_layer(layer) for layer in layers]
-    # Modules may keep what they are given: it has to be of the mode that the caller is in.
-    is_unseen = batch.is_launch_bound and None not in parts and not torch.is_inference_mode_enabled()
+    # A layer that is called as a module may keep what it is given: that has to be of the caller's mode.
+    in_inference_mode = batch.is_launch_bound and None not in parts and not torch.is_inference_mode_enabled()
     with (
         quick_attention() if batch.is_launch_bound and is_alone() else nullcontext(),
-        torch.inference_mode() if is_unseen else nullcontext(),
+        torch.inference_mode() if in_inference_mode else nullcontext(),
     ):
         in_turn = joined_in_turn(parts, batch)
         for index, (layer, bare) in enumerate(zip(layers, parts, strict=True), start=1):
@@ -140,7 +140,7 @@ def run_layers(
             else:
                 states = post_norm_layer(bare, joint, states, batch, only_first)
             joint = None  # or it would be kept while the next ones are made
-    states = states.clone() if is_unseen else states
+    states = states.clone() if in_inference_mode else states
     return states.view(states.shape[0], batch.size, -1, hidden)
 
 

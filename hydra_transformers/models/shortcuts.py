@@ -21,6 +21,7 @@ def is_plain_inference(tensor: torch.Tensor) -> bool:
         or torch.jit.is_tracing()
         or torch._C._len_torch_dispatch_stack() > 0  # fake tensors, counters of operations
         or torch._C._functorch.maybe_current_level() is not None  # vmap and its kin
+        or torch.autograd.forward_ad._current_level >= 0
     )
 
 

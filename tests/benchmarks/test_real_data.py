@@ -210,6 +210,15 @@ def test_models_side_by_side_train_as_each_would_alone():
             torch.testing.assert_close(model.state_dict()[name], tensor, msg=name)
 
 
+def test_parameters_lie_in_the_order_of_the_model_within_a_shape():
+    """Whatever process it is: checkpoints hold their numbers, not their names."""
+    named = dict(new_backbone().named_parameters())
+    for part in Stack([new_backbone()]).parts:
+        for shape in set(part.shapes):
+            names = [name for name in part.names if named[name].shape == shape]
+            assert names == [name for name in named if name in names]
+
+
 @pytest.mark.parametrize("shape", [(6, 6), (12, 4), (4, 12)])
 def test_steps_of_muon_are_those_of_pytorch(shape):
     """Which computes in bfloat16."""

@@ -1,11 +1,13 @@
 """Layers that run without module calls give what the modules give, and only run so where nobody could tell."""
 
+import sys
 import threading
 
 import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -108,12 +110,28 @@ def test_inference_mode_stays_inside_of_the_layers(family, launch_bound, monkeyp
     monkeypatch.setattr(
         bare_layers, "_norm", lambda *args: modes.append(torch.is_inference_mode_enabled()) or norm(*args)
     )
-    output = hydra(**family.inputs())
+    outputs, run = [], bare_layers.run_layers
+    monkeypatch.setattr(
+        sys.modules[type(hydra).__module__],
+        "run_layers",
+        lambda *args, **kwargs: outputs.append(run(*args, **kwargs)) or outputs[-1],
+    )
+    hydra(**family.inputs())
     assert modes and all(modes)
-    assert not any(value.is_inference() for value in output.values() if isinstance(value, torch.Tensor))
+    assert outputs and not any(states.is_inference() for states in outputs)
     with torch.enable_grad():  # what came out may go into a graph
-        weight = torch.ones((), dtype=output.member_logits.dtype, requires_grad=True)
-        (output.member_logits.square() * weight).sum().backward()
+        weight = torch.ones((), dtype=outputs[0].dtype, requires_grad=True)
+        (outputs[0] * weight).sum().backward()
+
+
+@torch.no_grad()
+def test_forward_mode_derivatives_go_through_the_modules(bare, launch_bound):
+    hydra, inputs = uniform_hydra(VIT), VIT.inputs()
+    pixels = inputs["pixel_values"]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), forward_ad.dual_level():
+        logits = hydra(pixel_values=forward_ad.make_dual(pixels, torch.ones_like(pixels))).member_logits
+        assert forward_ad.unpack_dual(logits).tangent.norm() > 0
+    assert not bare
 
 
 @torch.no_grad()
