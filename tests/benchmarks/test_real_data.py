@@ -8,9 +8,19 @@ import sys
 import types
 from dataclasses import replace
 
+import numpy as np
+import PIL.Image
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, ViTConfig, ViTImageProcessorPil, ViTModel
+import train_vit_cifar10
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    ViTConfig,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+    ViTModel,
+)
 
 from hydra_transformers.data import DataSource
 from hydra_transformers.training import recipe
@@ -305,12 +315,11 @@ def test_the_learning_rate_warms_up_and_decays_to_zero():
 
 
 def test_images_are_cut_out_of_their_sheets(tmp_path):
-    np, Image = pytest.importorskip("numpy"), pytest.importorskip("PIL.Image")
     (tmp_path / "vision").mkdir()
     for part in range(2):
         sheet = np.zeros((32, 64, 3), dtype="uint8")
         sheet[:, :32], sheet[:, 32:] = 40 + 100 * part, 80 + 100 * part
-        Image.fromarray(sheet).save(tmp_path / "vision" / f"set_{part}.jpg", quality=95)
+        PIL.Image.fromarray(sheet).save(tmp_path / "vision" / f"set_{part}.jpg", quality=95)
     np.save(tmp_path / "vision" / "set_labels.npy", np.array([2, 0, 1], dtype="uint8"))
     rows = read_images(tmp_path, "set", PrepareImages((0.0,) * 3, (1.0,) * 3))
     assert len(rows) == 3 and rows.tensors["labels"].tolist() == [2, 0, 1]
@@ -326,6 +335,35 @@ def test_texts_are_read_and_tokenized(tmp_path, tokenizer):
     read = read_texts(tmp_path, "set", tokenizer, max_length=8)
     assert read.tensors["labels"].tolist() == [1, 0]
     assert read.tensors["input_ids"].shape == (2, 8) and read.tensors["attention_mask"].sum(1).tolist() == [4, 3]
+
+
+def test_the_recipe_of_the_image_backbones_leads_from_files_to_a_model(tmp_path, monkeypatch, capsys):
+    (tmp_path / "vision").mkdir()
+    for name in ("cifar10_train", "cifar10_test", "tinyimagenet_objects", "mnist", "textures"):
+        sheet = torch.randint(0, 256, (32, 80 * 32, 3), dtype=torch.uint8).numpy()
+        PIL.Image.fromarray(sheet).save(tmp_path / "vision" / f"{name}.jpg")
+        if name.startswith("cifar10"):
+            np.save(tmp_path / "vision" / f"{name}_labels.npy", np.arange(80) % 10)
+    monkeypatch.setattr(settings, "CIRCUIT_ROWS", 6)
+    monkeypatch.setattr(train_vit_cifar10, "CIFAR10_SCHEDULE", Schedule(epochs=1, batch_size=16))
+    output = tmp_path / "vit"
+    command = ["train_vit_cifar10.py", "--data", str(tmp_path), "--output", str(output), "--device", "cpu"]
+    monkeypatch.setattr("sys.argv", command)
+    train_vit_cifar10.main()
+    assert "test accuracy 0." in capsys.readouterr().out
+    assert ViTForImageClassification.from_pretrained(output).config.id2label[9] == "truck"
+    read = settings.read_cifar10(tmp_path, None)
+    assert [len(part) for part in (read.train, read.circuit_id, read.validation, read.test)] == [72, 6, 2, 80]
+    row = read.train.part(slice(1)).tensors["pixel_values"].float()
+    mean, std = (torch.tensor(numbers).view(3, 1, 1) for numbers in (settings.CIFAR10_MEAN, settings.CIFAR10_STD))
+    torch.manual_seed(0)
+    mildly, strongly = (
+        255 * (torch.stack([rows[0]["pixel_values"] for _ in range(50)]) * std + mean)
+        for rows in (read.train, settings.strongly_changed(read.train))
+    )
+    colours = set(row.unique().tolist())
+    assert set(mildly.round().unique().tolist()) <= colours  # cropped and mirrored
+    assert not set(strongly.round().unique().tolist()) <= colours
 
 
 @pytest.mark.parametrize("read", [read_images, read_texts])
