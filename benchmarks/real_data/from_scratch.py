@@ -1,8 +1,8 @@
 """Training small image classifiers from new weights, fast: several models at once, every step on a GPU one replay of a
 captured CUDA graph.
 
-Such models are bound by the launching of kernels, not by arithmetic. Side by side (`stack.py`) they need as many kernels
-as one.
+Alone, such a model is bound by the launching of kernels, not by arithmetic. Side by side (`stack.py`) several need as many
+kernels as one.
 """
 
 import io

@@ -342,6 +342,10 @@ def _by_tower(config: PreTrainedConfig, heads_to_prune: dict) -> dict[str, dict]
     towers = list(tower_configs(config))
     if towers == [""]:
         return {"": heads_to_prune}
+    if not isinstance(heads_to_prune, dict):
+        raise TypeError(
+            f"heads_to_prune is a {type(heads_to_prune).__name__}: pass {{'vision': {{...}}, 'text': {{...}}}}"
+        )
     for tower in heads_to_prune:
         if tower not in towers:
             raise ValueError(f"heads_to_prune names {tower!r}: pass {{'vision': {{...}}, 'text': {{...}}}}")

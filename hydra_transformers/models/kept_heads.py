@@ -86,6 +86,8 @@ def keep_after_pruning(kept: list[list[int]], heads_to_prune: dict[int, list[int
     if not isinstance(heads_to_prune, dict | None):
         raise TypeError(f"heads_to_prune is a {type(heads_to_prune).__name__}: pass one member's, {{layer: [heads]}}")
     for layer, heads in (heads_to_prune or {}).items():
+        if not str(layer).lstrip("-").isdigit():
+            raise ValueError(f"heads_to_prune names {layer!r}: pass {{layer: [heads]}}, layers by their numbers")
         if isinstance(heads, (int, str)):
             raise ValueError(f"heads_to_prune[{layer}] is {heads!r}: pass a list of heads")
     heads_to_prune = {int(layer): list(heads) for layer, heads in (heads_to_prune or {}).items()}

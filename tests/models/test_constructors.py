@@ -291,6 +291,10 @@ def test_heads_come_in_lists():
         VIT.hydra.from_backbone(vit_backbone(), {0: 1})
     with pytest.raises(TypeError, match=r"heads_to_prune is a list: pass one member's, {layer: \[heads\]}"):
         VIT.hydra.from_backbone(vit_backbone(), [{0: [1]}, {0: [2]}])
+    with pytest.raises(TypeError, match=r"heads_to_prune is a list: pass {'vision'"):
+        CLIP.hydra.from_backbone(clip_backbone(), [{"vision": {0: [1]}}])
+    with pytest.raises(ValueError, match=r"heads_to_prune names 'vision': pass {layer: \[heads\]}"):
+        VIT.hydra.from_backbone(vit_backbone(), {"vision": {0: [1]}})
 
 
 def test_a_fused_hydra_is_no_backbone():
