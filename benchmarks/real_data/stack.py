@@ -46,9 +46,8 @@ class Stack:
         others = [name for name in named if named[name].dim() > 1]
         self.vectors = Part(models, vectors)
         self.matrices = Part(models, [name for name in others if ".layers." in name])
-        self.embeddings = Part(
-            models, [name for name in others if ".layers." not in name]
-        )  # and the classifier's matrix
+        # And the classifier's matrix.
+        self.embeddings = Part(models, [name for name in others if ".layers." not in name])
         self.model = copy.deepcopy(models[0]).train()
         for name, module in list(self.model.named_modules()):
             if isinstance(module, nn.Linear):
