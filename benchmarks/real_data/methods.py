@@ -132,7 +132,7 @@ class Comparison:
     def member(self, unit: Unit) -> PreTrainedModel:
         """A member after pruning and fine-tuning. Those of different circuits have different seeds; those sampled from
         one circuit have one, which the unit's order and noise shift."""
-        groups = (CIRC, TAYLOR, ALTERED, *map(with_budget, self.setting.budgets))
+        groups = (CIRC, TAYLOR, ALTERED, *(with_budget(CIRC, each) for each in self.setting.budgets))
         place = next((group.index(unit.name) for group in groups if unit.name in group), 2)
         seed = 100 * unit.index + place
         pruned = self.once(self.pruned_member, unit.index, unit.name)
@@ -214,7 +214,7 @@ class Comparison:
         yield "hydra-taylor-zero-shot", lambda: fused(map(pruned, TAYLOR))
         yield "hydra-circ-zero-shot", lambda: fused(map(pruned, CIRC))
         for budget in setting.budgets:
-            yield f"hydra-circ-zero-shot-{budget}", lambda budget=budget: fused(map(pruned, with_budget(budget)))
+            yield f"hydra-circ-zero-shot-{budget}", lambda budget=budget: fused(map(pruned, with_budget(CIRC, budget)))
 
     def tuned(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for those that are fine-tuned."""
@@ -235,13 +235,19 @@ class Comparison:
 
     def altered(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for circuits against the altered set."""
-        yield "hydra-altered-zero-shot", lambda: fused(self.once(self.pruned_member, seed, name) for name in ALTERED)
+
+        def untuned(names: Iterable[str]) -> PreTrainedModel:
+            return fused(self.once(self.pruned_member, seed, name) for name in names)
+
+        for budget in self.setting.budgets:
+            yield f"hydra-altered-zero-shot-{budget}", lambda budget=budget: untuned(with_budget(ALTERED, budget))
+        yield "hydra-altered-zero-shot", lambda: untuned(ALTERED)
         yield "hydra-altered", lambda: fused(self.once(self.member, Unit("member", seed, name)) for name in ALTERED)
 
     def budgets(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for members that lose other numbers of heads."""
         for budget in self.setting.budgets:
-            members = [Unit("member", seed, name) for name in with_budget(budget)]
+            members = [Unit("member", seed, name) for name in with_budget(CIRC, budget)]
             yield (
                 f"hydra-circ-{budget}-heads",
                 lambda members=members: fused(self.once(self.member, unit) for unit in members),

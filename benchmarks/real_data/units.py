@@ -12,10 +12,10 @@ from .settings import Setting
 BACKBONES = ("backbone", "backbones")
 OBJECTIVES = ("acc", "ood", "avg")
 CIRC = tuple(f"circ-{objective}" for objective in OBJECTIVES)
-ALTERED = tuple(f"circ-altered-{objective}" for objective in OBJECTIVES)  # extracted against the altered set
+ALTERED = ("circ-acc", "circ-altered-ood", "circ-altered-avg")  # against the altered set; accuracy knows of no such set
 TAYLOR = tuple(f"taylor-{index}" for index in range(3))
 SAMPLED = tuple(f"sampled-{index}" for index in range(3))
-CIRCUIT_MEMBER = re.compile(r"circ-(?P<circuit>(altered-)?(acc|ood|avg))(-(?P<budget>\d+))?")
+CIRCUIT_MEMBER = re.compile(r"circ-(?P<circuit>acc|(altered-)?(ood|avg))(-(?P<budget>\d+))?")
 # What varies between members drawn from one circuit, in the order of the paper's table 9: heads, batch order, noise.
 SOURCES = (
     ("heads",),
@@ -66,19 +66,20 @@ def units_of(setting: Setting, seeds: int, backbones: int) -> list[Unit]:
     units += of_seeds("member", "single") + of_seeds("lora", "")
     units += of_seeds("judge", "tuned")
     if setting.has_altered_set:
-        units += of_seeds("circuit", *(circuit_of(name) for name in ALTERED)) + of_seeds("member", *ALTERED)
+        own = [name for name in ALTERED if name not in CIRC]
+        units += of_seeds("circuit", *(circuit_of(name) for name in own)) + of_seeds("member", *own)
         units += of_seeds("judge", "altered")
     for sources in SOURCES:
         units += [unit for seed in range(seeds) for unit in varied_members(seed, sources) if unit not in units]
     units += of_seeds("judge", "sources")
     for budget in setting.budgets:
-        units += of_seeds("member", *with_budget(budget))
+        units += of_seeds("member", *with_budget(CIRC, budget))
     return units + of_seeds("judge", "budgets")
 
 
-def with_budget(budget: int) -> list[str]:
-    """Members that lose another number of heads than the setting's."""
-    return [f"{name}-{budget}" for name in CIRC]
+def with_budget(members: Sequence[str], budget: int) -> list[str]:
+    """The members of the same circuits that lose another number of heads than the setting's."""
+    return [f"{name}-{budget}" for name in members]
 
 
 def circuit_of(member: str) -> str | None:
