@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 from hydra_transformers.files import write_atomically, written_whole
 
 from .muon import Muon
-from .rows import TensorRows
+from .rows import Batch, TensorRows
 from .stack import Stack
 
 
@@ -147,9 +147,12 @@ class TrainingStep:
         count = len(stack.matrices.numbers)
         self.rows = torch.zeros(count, schedule.batch_size, dtype=torch.long, device=device)
         self.calls, self.graph = 0, None
-        # Most of such a step is elementwise work: compiled, it needs a third of the kernels.
-        self.loss = torch.compile(self._loss, dynamic=False) if device.type == "cuda" else self._loss
-        self.stream = torch.cuda.Stream() if device.type == "cuda" else None
+        self.prepared = self._prepared
+        self.stream = None
+        if device.type == "cuda":  # most of a step is elementwise work: compiled, it needs a third of the kernels
+            stack.compile_layers()
+            self.prepared = torch.compile(self._prepared, dynamic=False)
+            self.stream = torch.cuda.Stream()
 
     def __call__(self, rows: Tensor) -> None:
         self.rows.copy_(rows)
@@ -163,11 +166,14 @@ class TrainingStep:
             self.graph.replay()
         self.calls += 1
 
-    def _loss(self, rows: Tensor) -> Tensor:
+    def _prepared(self, rows: Tensor) -> Batch:
+        return self.train.prepare(self.train.part(rows.flatten()).tensors)
+
+    def _loss(self) -> Tensor:
         """The sum of the models' losses: the gradient of each is its own."""
-        batch = self.train.prepare(self.train.part(rows.flatten()).tensors)
+        batch = self.prepared(self.rows)
         logits = self.stack(batch["pixel_values"])
-        return len(rows) * nn.functional.cross_entropy(logits.float(), batch["labels"])
+        return len(self.rows) * nn.functional.cross_entropy(logits.float(), batch["labels"])
 
     def _run(self) -> None:
         self.optimizers.zero_grad()
@@ -175,7 +181,7 @@ class TrainingStep:
         with torch.autocast(
             self.rows.device.type, torch.bfloat16, enabled=self.stream is not None, cache_enabled=False
         ):
-            loss = self.loss(self.rows)
+            loss = self._loss()
         loss.backward()
         self.stack.clip_grad_norms(self.schedule.max_grad_norm)
         self.optimizers.step()

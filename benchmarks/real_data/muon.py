@@ -32,12 +32,16 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """About the nearest matrix with orthonormal rows (or columns, if those are fewer) to each: (..., rows, columns)"""
+    """About the nearest matrix with orthonormal rows (or columns, if those are fewer) to each: (..., rows, columns)
+
+    On a GPU in bfloat16, which is near enough.
+    """
     if matrices.shape[-2] > matrices.shape[-1]:
         return orthogonal(matrices.mT).mT
     a, b, c = COEFFICIENTS
-    matrices = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    scaled = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    x = scaled.reshape(-1, *matrices.shape[-2:]).to(torch.bfloat16 if matrices.is_cuda else matrices.dtype)
     for _ in range(TIMES):
-        square = matrices @ matrices.mT
-        matrices = a * matrices + (b * square + c * square @ square) @ matrices
-    return matrices
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    return x.view_as(matrices).to(matrices.dtype)

@@ -81,14 +81,14 @@ class Setting:
 CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
-CIFAR10_SCHEDULE = Schedule(epochs=150)
+CIFAR10_SCHEDULE = Schedule(epochs=100)
 # The paper's ImageNet-1K recipe, shortened: pruned members recover within a few passes. By AdamW and without label
 # smoothing, nearer to how these backbones are trained.
 CIFAR10_MEMBER = replace(
     recipe("imagenet1k"),
     name="cifar10",
     optimizer="adamw",
-    learning_rate=3e-4,
+    learning_rate=1e-3,
     learning_rate_grid=(),
     weight_decay=0.05,
     max_grad_norm=1.0,

@@ -6,9 +6,25 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, PreTrainedModel
 
 from hydra_transformers.models.patches import cut_into_patches
+
+
+def attend_to_all(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, scaling: float, **others
+) -> tuple[Tensor, None]:
+    """(batch, heads, tokens, head size) each -> (batch, tokens, heads, head size)
+
+    What Transformers calls "sdpa" gets a mask that masks nothing when compiled or captured, and with a mask there is no
+    fast kernel.
+    """
+    attended = nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling)
+    return attended.transpose(1, 2), None
+
+
+ATTENTION = "attend_to_all"
+AttentionInterface.register(ATTENTION, attend_to_all)
 
 
 class Part:
@@ -49,6 +65,7 @@ class Stack:
         # And the classifier's matrix.
         self.embeddings = Part(models, [name for name in others if ".layers." not in name])
         self.model = copy.deepcopy(models[0]).train()
+        self.model.set_attn_implementation(ATTENTION)
         for name, module in list(self.model.named_modules()):
             if isinstance(module, nn.Linear):
                 self.model.set_submodule(name, Linears())
@@ -56,6 +73,11 @@ class Stack:
                 self.model.set_submodule(name, LayerNorms(module.normalized_shape, module.eps))
             elif isinstance(module, nn.Conv2d):
                 self.model.set_submodule(name, PatchProjections(module.kernel_size))
+
+    def compile_layers(self) -> None:
+        """Each by itself: they are all alike, and compiled once."""
+        for layer in self.model.vit.layers:
+            layer.compile(dynamic=False, fullgraph=True)
 
     @property
     def parts(self) -> tuple[Part, Part, Part]:
