@@ -83,12 +83,13 @@ CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog
 
 CIFAR10_SCHEDULE = Schedule(epochs=100)
 # The paper's ImageNet-1K recipe, shortened: pruned members recover within a few passes. By AdamW and without label
-# smoothing, nearer to how these backbones are trained.
+# smoothing, nearer to how these backbones are trained. On validation images 1e-3 gave the better NLL, 3e-4 the better AUROC
+# against the circuits' objects.
 CIFAR10_MEMBER = replace(
     recipe("imagenet1k"),
     name="cifar10",
     optimizer="adamw",
-    learning_rate=1e-3,
+    learning_rate=5e-4,
     learning_rate_grid=(),
     weight_decay=0.05,
     max_grad_norm=1.0,

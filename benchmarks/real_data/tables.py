@@ -212,6 +212,7 @@ def in_short(setting: Setting) -> dict[str, str]:
     return {name: COMPARED[name] for name in shown} | {
         "hydra-circ": f"**Hydra (Circ)**, {heads} heads pruned, fine-tuned",
         f"hydra-circ-zero-shot-{fewer}": f"**Hydra (Circ)**, {fewer} heads pruned, not fine-tuned",
+        f"hydra-altered-zero-shot-{fewer}": f"**Hydra (Circ)**, {fewer} heads pruned, not fine-tuned, altered set",
     }
 
 

@@ -12,7 +12,8 @@ from .settings import Setting
 BACKBONES = ("backbone", "backbones")
 OBJECTIVES = ("acc", "ood", "avg")
 CIRC = tuple(f"circ-{objective}" for objective in OBJECTIVES)
-ALTERED = ("circ-acc", "circ-altered-ood", "circ-altered-avg")  # against the altered set; accuracy knows of no such set
+# Extracted against the altered set; accuracy knows of no such set.
+ALTERED = ("circ-acc", "circ-altered-ood", "circ-altered-avg")
 TAYLOR = tuple(f"taylor-{index}" for index in range(3))
 SAMPLED = tuple(f"sampled-{index}" for index in range(3))
 CIRCUIT_MEMBER = re.compile(r"circ-(?P<circuit>acc|(altered-)?(ood|avg))(-(?P<budget>\d+))?")
