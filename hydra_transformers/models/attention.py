@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .grouped import GroupedLinear, GroupedOutput, can_join, joint_product
@@ -159,6 +161,18 @@ class HydraMLP(nn.Module):
         if self.fc1._forward_hooks:
             return self.fc2(self.activation_fn(hidden_states))  # whoever hooked the layer may keep what it gave
         return self.fc2(activate(self.activation_fn, hidden_states))
+
+
+def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_mask, num_members: int):
+    """What an encoder's attention reads of its `attention_mask`, for embeddings (1 or members, batch, tokens, hidden).
+
+    Without a mask none is made: under `torch.compile` older versions of Transformers make one that masks nothing, which
+    keeps the attention from its fastest kernels.
+    """
+    if attention_mask is None:
+        return None
+    mask = create_bidirectional_mask(config=config, inputs_embeds=embeddings[0], attention_mask=attention_mask)
+    return members_mask(mask, embeddings.shape[1], num_members)
 
 
 def members_mask(attention_mask, batch: int, num_members: int):

@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertPreTrainedModel
@@ -12,9 +11,9 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import (
     HydraAttention,
     HydraMLP,
+    encoder_mask,
     has_rows,
     mask_of_first_token,
-    members_mask,
 )
 from .bare_layers import run_layers
 from .configuration_hydra_bert import HydraBertConfig
@@ -155,10 +154,7 @@ class HydraBertModel(HydraBertPreTrainedModel):
             token_type_ids=token_type_ids,
             inputs_embeds=inputs_embeds,
         )
-        attention_mask = create_bidirectional_mask(
-            config=self.config, inputs_embeds=embeddings[0], attention_mask=attention_mask
-        )
-        attention_mask = members_mask(attention_mask, embeddings.shape[1], self.num_members)
+        attention_mask = encoder_mask(self.config, embeddings, attention_mask, self.num_members)
         first_token_only = first_token_only and has_rows(attention_mask)
 
         hidden_states = run_layers(self, embeddings, attention_mask, first_token_only, **kwargs)

@@ -8,7 +8,7 @@ from transformers import ViTConfig, ViTForImageClassification
 from hydra_transformers import HydraViTConfig, HydraViTForImageClassification
 from hydra_transformers.models import grouped
 from hydra_transformers.models.grouped import GroupedLinear, GroupedOutput
-from tests.families import CLIP, VIT, images, randomise, vit_backbone
+from tests.families import BERT, CLIP, VIT, images, randomise, vit_backbone
 
 
 @torch.no_grad()
@@ -20,6 +20,20 @@ def test_compiles_as_one_graph(family, heads):
     compiled = torch.compile(hydra, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(**inputs).member_logits, hydra(**inputs).member_logits)
     torch.compiler.reset()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("encoder", [VIT, BERT], ids=["vit", "bert"])
+def test_compiled_attention_has_no_mask_where_none_was_given(encoder):
+    """Some versions of Transformers make one that masks nothing, and flash attention takes none."""
+    hydra = encoder.hydra.from_pruned_members(encoder.members())
+    inputs = {name: tensor for name, tensor in encoder.inputs().items() if name != "attention_mask"}
+    graphs = []
+    torch.compile(hydra, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph.forward)(**inputs)
+    torch.compiler.reset()
+    attention = torch.nn.functional.scaled_dot_product_attention
+    calls = [node for graph in graphs for node in graph.graph.nodes if node.target is attention]
+    assert calls and all(call.kwargs["attn_mask"] is None for call in calls)
 
 
 @torch.no_grad()
