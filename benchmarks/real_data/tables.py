@@ -56,6 +56,7 @@ FUSION = {
 }
 DIVERSITY = {
     "deep-ensembles": "Deep Ensembles",
+    "lora-ensembles": "LoRA Ensembles",
     "hydra-taylor": "Hydra (Taylor)",
     "hydra-circ": "Hydra (Circ)",
     "varied-heads": "one circuit: heads",
