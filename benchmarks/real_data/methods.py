@@ -215,6 +215,11 @@ class Comparison:
         yield "hydra-circ-zero-shot", lambda: fused(map(pruned, CIRC))
         for budget in setting.budgets:
             yield f"hydra-circ-zero-shot-{budget}", lambda budget=budget: fused(map(pruned, with_budget(CIRC, budget)))
+        fewest = min(setting.budgets)
+        yield (
+            f"hydra-circ-zero-shot-{fewest}-temperature",
+            lambda: self.scaled(fused(map(pruned, with_budget(CIRC, fewest)))),
+        )
 
     def tuned(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for those that are fine-tuned."""
@@ -241,6 +246,11 @@ class Comparison:
 
         for budget in self.setting.budgets:
             yield f"hydra-altered-zero-shot-{budget}", lambda budget=budget: untuned(with_budget(ALTERED, budget))
+        fewest = min(self.setting.budgets)
+        yield (
+            f"hydra-altered-zero-shot-{fewest}-temperature",
+            lambda: self.scaled(untuned(with_budget(ALTERED, fewest))),
+        )
         yield "hydra-altered-zero-shot", lambda: untuned(ALTERED)
         yield "hydra-altered", lambda: fused(self.once(self.member, Unit("member", seed, name)) for name in ALTERED)
 

@@ -168,10 +168,14 @@ def by_budget(setting: Setting) -> dict[str, str]:
 
 def by_extraction_set(setting: Setting) -> dict[str, str]:
     """Hydra (Circ) with circuits against the usual set and against the altered one."""
-    rows = {"single": "Single", "deep-ensembles": "Deep Ensembles"}
+    rows = {name: COMPARED[name] for name in ("single", "temperature", "deep-ensembles", "deep-ensembles-temperature")}
     for budget in setting.budgets:
-        rows[f"hydra-circ-zero-shot-{budget}"] = f"{budget} heads pruned, zero-shot"
-        rows[f"hydra-altered-zero-shot-{budget}"] = f"{budget} heads pruned, zero-shot, altered set"
+        title = f"{budget} heads pruned, zero-shot"
+        rows[f"hydra-circ-zero-shot-{budget}"] = title
+        rows[f"hydra-altered-zero-shot-{budget}"] = f"{title}, altered set"
+        if budget == min(setting.budgets):
+            rows[f"hydra-circ-zero-shot-{budget}-temperature"] = f"{title}, temperature"
+            rows[f"hydra-altered-zero-shot-{budget}-temperature"] = f"{title}, altered set, temperature"
     title = f"{setting.heads_to_prune} heads pruned"
     rows["hydra-circ-zero-shot"] = f"{title}, zero-shot"
     rows["hydra-altered-zero-shot"] = f"{title}, zero-shot, altered set"
@@ -209,11 +213,12 @@ def aims_table(seeds: dict[str, dict[str, Run]]) -> str:
 def in_short(setting: Setting) -> dict[str, str]:
     """What to look at first."""
     heads, fewer = setting.heads_to_prune, min(setting.budgets)
-    shown = ("single", "temperature", "deep-ensembles", "mc-dropout", "lora-ensembles")
+    shown = ("single", "temperature", "deep-ensembles", "deep-ensembles-temperature", "mc-dropout", "lora-ensembles")
     return {name: COMPARED[name] for name in shown} | {
         "hydra-circ": f"**Hydra (Circ)**, {heads} heads pruned, fine-tuned",
         f"hydra-circ-zero-shot-{fewer}": f"**Hydra (Circ)**, {fewer} heads pruned, not fine-tuned",
         f"hydra-altered-zero-shot-{fewer}": f"**Hydra (Circ)**, {fewer} heads pruned, not fine-tuned, altered set",
+        f"hydra-altered-zero-shot-{fewer}-temperature": "**Hydra (Circ)**, the same, temperature",
     }
 
 
