@@ -149,7 +149,7 @@ class TrainingStep:
         self.calls, self.graph = 0, None
         self.prepared = self._prepared
         self.stream = None
-        if device.type == "cuda":  # most of a step is elementwise work: compiled, it needs a third of the kernels
+        if device.type == "cuda":  # most of a step is elementwise work, for which compiled code needs fewer kernels
             stack.compile_layers()
             self.prepared = torch.compile(self._prepared, dynamic=False)
             self.stream = torch.cuda.Stream()

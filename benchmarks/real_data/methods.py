@@ -215,7 +215,7 @@ class Comparison:
         yield "hydra-circ-zero-shot", lambda: fused(map(pruned, CIRC))
         for budget in setting.budgets:
             yield f"hydra-circ-zero-shot-{budget}", lambda budget=budget: fused(map(pruned, with_budget(CIRC, budget)))
-        fewest = min(setting.budgets)
+        fewest = setting.fewest_heads
         yield (
             f"hydra-circ-zero-shot-{fewest}-temperature",
             lambda: self.scaled(fused(map(pruned, with_budget(CIRC, fewest)))),
@@ -241,17 +241,17 @@ class Comparison:
     def altered(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for circuits against the altered set."""
 
-        def untuned(names: Iterable[str]) -> PreTrainedModel:
+        def pruned(names: Iterable[str]) -> PreTrainedModel:
             return fused(self.once(self.pruned_member, seed, name) for name in names)
 
         for budget in self.setting.budgets:
-            yield f"hydra-altered-zero-shot-{budget}", lambda budget=budget: untuned(with_budget(ALTERED, budget))
-        fewest = min(self.setting.budgets)
+            yield f"hydra-altered-zero-shot-{budget}", lambda budget=budget: pruned(with_budget(ALTERED, budget))
+        fewest = self.setting.fewest_heads
         yield (
             f"hydra-altered-zero-shot-{fewest}-temperature",
-            lambda: self.scaled(untuned(with_budget(ALTERED, fewest))),
+            lambda: self.scaled(pruned(with_budget(ALTERED, fewest))),
         )
-        yield "hydra-altered-zero-shot", lambda: untuned(ALTERED)
+        yield "hydra-altered-zero-shot", lambda: pruned(ALTERED)
         yield "hydra-altered", lambda: fused(self.once(self.member, Unit("member", seed, name)) for name in ALTERED)
 
     def budgets(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:

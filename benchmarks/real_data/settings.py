@@ -75,6 +75,11 @@ class Setting:
     backbones_together: bool = False
     training_arguments: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def fewest_heads(self) -> int:
+        """The smallest number of heads that members are pruned by."""
+        return min(self.budgets)
+
 
 # CIFAR-10, a ViT from scratch
 
@@ -83,8 +88,7 @@ CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog
 
 CIFAR10_SCHEDULE = Schedule(epochs=100)
 # The paper's ImageNet-1K recipe, shortened: pruned members recover within a few passes. By AdamW and without label
-# smoothing, nearer to how these backbones are trained. On validation images 1e-3 gave the better NLL, 3e-4 the better AUROC
-# against the circuits' objects.
+# smoothing, nearer to how these backbones are trained. How the learning rate was chosen: docs/results.md.
 CIFAR10_MEMBER = replace(
     recipe("imagenet1k"),
     name="cifar10",

@@ -12,14 +12,21 @@ from hydra_transformers.models.patches import cut_into_patches
 
 
 def attend_to_all(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: None, scaling: float, **others
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: None,
+    scaling: float,
+    dropout: float = 0.0,
+    **others,
 ) -> tuple[Tensor, None]:
     """(batch, heads, tokens, head size) each -> (batch, tokens, heads, head size)
 
     What Transformers calls "sdpa" gets a mask that masks nothing when compiled or captured, and with a mask there is no
     fast kernel.
     """
-    attended = nn.functional.scaled_dot_product_attention(query, key, value, scale=scaling)
+    attended = nn.functional.scaled_dot_product_attention(query, key, value, dropout_p=dropout, scale=scaling)
     return attended.transpose(1, 2), None
 
 

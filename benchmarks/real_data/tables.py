@@ -173,7 +173,7 @@ def by_extraction_set(setting: Setting) -> dict[str, str]:
         title = f"{budget} heads pruned, zero-shot"
         rows[f"hydra-circ-zero-shot-{budget}"] = title
         rows[f"hydra-altered-zero-shot-{budget}"] = f"{title}, altered set"
-        if budget == min(setting.budgets):
+        if budget == setting.fewest_heads:
             rows[f"hydra-circ-zero-shot-{budget}-temperature"] = f"{title}, temperature"
             rows[f"hydra-altered-zero-shot-{budget}-temperature"] = f"{title}, altered set, temperature"
     title = f"{setting.heads_to_prune} heads pruned"
@@ -212,7 +212,7 @@ def aims_table(seeds: dict[str, dict[str, Run]]) -> str:
 
 def in_short(setting: Setting) -> dict[str, str]:
     """What to look at first."""
-    heads, fewer = setting.heads_to_prune, min(setting.budgets)
+    heads, fewer = setting.heads_to_prune, setting.fewest_heads
     shown = ("single", "temperature", "deep-ensembles", "deep-ensembles-temperature", "mc-dropout", "lora-ensembles")
     return {name: COMPARED[name] for name in shown} | {
         "hydra-circ": f"**Hydra (Circ)**, {heads} heads pruned, fine-tuned",

@@ -79,7 +79,7 @@ class Batch(NamedTuple):
 
     size: int
     tokens: int
-    mask: torch.Tensor | None  # (members * batch, ...), what `encoder_mask` returns
+    mask: torch.Tensor | None  # (members * batch, ...), what `encoder_mask` or `members_mask` returns
     is_causal: bool
     has_few_rows: bool
     is_launch_bound: bool
@@ -96,7 +96,7 @@ def run_layers(
     """All layers of an encoder in turn: (members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden).
 
     model: has `layers`, whose class names its two LayerNorms in `norms` and says `is_pre_norm`
-    attention_mask: what `encoder_mask` returns
+    attention_mask: what `encoder_mask` or `members_mask` returns
     first_token_only: let the last layer compute the first token alone
     kwargs: for layers that run as modules; `is_causal` counts for all
     """
