@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from real_data.from_scratch import accuracy_of, train_from_scratch
-from real_data.settings import CIFAR10_SCHEDULE, new_cifar10_vit, read_cifar10, strongly_changed
+from real_data.settings import CIFAR10_SCHEDULE, new_cifar10_vit, read_cifar10
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args()
     splits = read_cifar10(args.data, None)
-    parts = strongly_changed(splits.train), splits.validation, splits.test
+    parts = splits.train, splits.validation, splits.test
     train, validation, test = (rows.to(args.device) for rows in parts)
     torch.manual_seed(args.seed)
     model = new_cifar10_vit().to(args.device)

@@ -24,9 +24,7 @@ import torch
 from hydra_transformers.files import write_atomically
 from real_data.methods import Comparison
 from real_data.results import gather, write_results
-from real_data.rows import TensorRows
 from real_data.settings import SETTINGS, Setting
-from real_data.splits import Splits
 from real_data.tables import write_tables
 from real_data.units import Queue, units_of
 
@@ -44,7 +42,7 @@ def work(name: str, args: argparse.Namespace) -> None:
     setting = chosen_setting(name, args.start)
     folder = args.runs / name
     queue = Queue(folder, units_of(setting, args.seeds, args.backbones))
-    splits = on_device(setting.read(args.data, setting.start), args.device)
+    splits = setting.read(args.data, setting.start).to(args.device)
     comparison = Comparison(setting, splits, folder, args.device, args.seeds, args.backbones)
     while queue.left():
         unit = queue.take()
@@ -104,15 +102,6 @@ def check_numbers(folder: Path, numbers: dict[str, int]) -> None:
 def chosen_setting(name: str, starts: list[str]) -> Setting:
     given = dict(each.split("=", 1) for each in starts)
     return replace(SETTINGS[name], start=given[name]) if name in given else SETTINGS[name]
-
-
-def on_device(splits: Splits, device: str) -> Splits:
-    def moved(value):
-        if isinstance(value, dict):
-            return {key: moved(each) for key, each in value.items()}
-        return value.to(device) if isinstance(value, TensorRows) else value
-
-    return Splits(**{name: moved(value) for name, value in vars(splits).items()})
 
 
 def main() -> None:

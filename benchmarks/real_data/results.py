@@ -15,12 +15,15 @@ from hydra_transformers.files import write_atomically
 
 def gather(runs: Path, settings: Sequence[str], device: str) -> dict[str, Any]:
     """{setting: {"machine", "versions", "date", "seeds": {seed: {method: metrics}}, "circuits": {seed: {name: circuit}}}}"""
-    where = {
+    return {setting: where_it_ran(device) | _gather_setting(runs / setting) for setting in settings}
+
+
+def where_it_ran(device: str) -> dict[str, str]:
+    return {
         "machine": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
         "versions": f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}",
         "date": date.today().isoformat(),
     }
-    return {setting: where | _gather_setting(runs / setting) for setting in settings}
 
 
 def _gather_setting(folder: Path) -> dict[str, Any]:

@@ -4,6 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from .rows import TensorRows
+
 
 CIRCUIT_ROWS = 1_000  # in distribution, and as many out of it
 LIKE_CIRCUITS = "like the circuits' own"  # a group of data sets that counts in no average
@@ -29,3 +33,13 @@ class Splits:
     ood: Mapping[str, Mapping[str, Any]]
     data_collator: Callable | None = None
     circuit_altered: Any = None
+
+    def to(self, device: torch.device | str) -> "Splits":
+        """The same with all rows of tensors on a device."""
+
+        def moved(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {key: moved(each) for key, each in value.items()}
+            return value.to(device) if isinstance(value, TensorRows) else value
+
+        return Splits(**{name: moved(value) for name, value in vars(self).items()})

@@ -359,7 +359,7 @@ def test_the_recipe_of_the_image_backbones_leads_from_files_to_a_model(tmp_path,
     torch.manual_seed(0)
     mildly, strongly = (
         255 * (torch.stack([rows[0]["pixel_values"] for _ in range(50)]) * std + mean)
-        for rows in (read.train, settings.strongly_changed(read.train))
+        for rows in (settings.changed_images(read.train, augmentation.crop_and_flip), read.train)
     )
     colours = set(row.unique().tolist())
     assert set(mildly.round().unique().tolist()) <= colours  # cropped and mirrored

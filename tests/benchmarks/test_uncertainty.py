@@ -1,10 +1,13 @@
 """The comparison on real data, run whole on a tiny stand-in."""
 
 import json
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
+import cifar10_member_recipes as recipes
 import pytest
+import torch
 
 from real_data import tables
 from real_data.methods import Comparison
@@ -215,3 +218,40 @@ def test_the_pages_show_the_results_file(page):
     rendered = tables.render(json.loads(RESULTS.read_text()))
     assert tables.MARKED.search(page.read_text())
     assert tables.with_tables(page.read_text(), rendered) == page.read_text()
+
+
+# Recipes
+
+
+def test_recipes_of_members_are_compared_on_validation_images_alone(runs, monkeypatch, capsys):
+    choices = (recipes.Choice("mild", 1e-2, 1), recipes.Choice("strong", 1e-3, 2))
+    monkeypatch.setattr(recipes, "SETTING", TINY)
+    monkeypatch.setattr(recipes, "CHOICES", choices)
+    judged = []
+    monkeypatch.setattr(
+        Comparison,
+        "judge",
+        lambda self, *given, judge=Comparison.judge: (judged.append(self.splits), judge(self, *given)),
+    )
+    page = runs / "recipes.md"
+    args = Namespace(data=None, runs=runs, device="cpu", seeds=1, threads=2, results=page)
+    for choice in choices:
+        recipes.try_out(args, (choice, 0))
+    data = splits()
+    for seen in judged:
+        assert torch.equal(seen.test.tensors["pixel_values"], data.validation.tensors["pixel_values"])
+        assert [*seen.ood] == ["circuits"]
+        assert torch.equal(
+            seen.ood["circuits"]["objects"].tensors["pixel_values"], data.circuit_ood.tensors["pixel_values"]
+        )
+    rows = [line.split(" | ") for line in recipes.to_markdown(runs / TINY.name, args).splitlines()[4:]]
+    assert {row[0].removeprefix("| ") for row in rows} == set(recipes.METHODS.values()) and len(rows) == 5
+    averages = [float(row[4]) for row in rows]
+    assert averages == sorted(averages, reverse=True)
+
+
+def test_recipes_need_backbones(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["cifar10_member_recipes.py", "--data", "data", "--runs", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        recipes.main()
+    assert "backbone-0, run uncertainty.py first" in capsys.readouterr().err

@@ -1,0 +1,157 @@
+"""How to fine-tune pruned ViTs on CIFAR-10: recipes compared on validation images, none of which methods are judged on.
+
+    python benchmarks/cifar10_member_recipes.py --data DIR --runs RUNS --workers 12
+
+DIR holds plain files (see real_data/local_files.py), RUNS the backbones that `uncertainty.py` has trained. For each recipe
+and backbone, the members of three circuits are trained, and the single model, with all its heads. The best recipe is the one
+whose fused members have the highest average of accuracy and OOD AUROC against the images that the circuits saw: what
+circuits are extracted by. Stopped and started again, it goes on with what is left.
+"""
+
+import argparse
+import json
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import mean
+
+import torch
+
+from hydra_transformers.files import write_atomically
+from real_data.augmentation import crop_and_flip, strong
+from real_data.methods import Comparison, fused
+from real_data.results import where_it_ran
+from real_data.settings import SETTINGS, changed_images
+from real_data.units import CIRC, OBJECTIVES, Unit
+
+
+SETTING = SETTINGS["cifar10-vit"]
+RESULTS = Path(__file__).parent / "results" / "cifar10_member_recipes.md"
+CHANGES = {"mild": crop_and_flip, "strong": strong}
+METHODS = {"hydra-circ": "members, fused", "single-tuned": "single, tuned on", "single": "single"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """changes: to the training images"""
+
+    changes: str
+    learning_rate: float
+    epochs: int
+
+    def __str__(self) -> str:
+        return f"{self.changes}-{self.learning_rate:g}-{self.epochs}"
+
+
+CHOICES = (
+    Choice("mild", 2e-4, 4),
+    Choice("mild", 5e-4, 4),
+    Choice("strong", 2e-4, 4),
+    Choice("strong", 5e-4, 4),
+    Choice("strong", 1e-3, 4),
+    Choice("strong", 5e-4, 6),
+    Choice("strong", 1e-3, 6),
+)
+
+
+def comparison_of(args: argparse.Namespace) -> Comparison:
+    torch.set_num_threads(args.threads)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    splits = SETTING.read(args.data, None).to(args.device)
+    return Comparison(SETTING, splits, args.runs / SETTING.name, args.device, args.seeds, args.seeds)
+
+
+def extract(args: argparse.Namespace, job: tuple[int, str]) -> None:
+    comparison_of(args).circuit(*job)
+
+
+def try_out(args: argparse.Namespace, job: tuple[Choice, int]) -> None:
+    """Trains by one recipe, from one backbone, and judges on validation images."""
+    choice, seed = job
+    backbones = comparison_of(args)
+    known = {("backbone", seed): backbones.backbone(seed)}
+    known |= {("circuit", seed, name): backbones.circuit(seed, name) for name in OBJECTIVES}
+    recipe = replace(SETTING.member_recipe, learning_rate=choice.learning_rate, epochs=choice.epochs)
+    splits = backbones.splits
+    changed = replace(
+        splits,
+        train=changed_images(splits.train, CHANGES[choice.changes]),
+        test=splits.validation,
+        ood={"circuits": {"objects": splits.circuit_ood, "altered": splits.circuit_altered}},
+    )
+    trial = replace(
+        backbones,
+        setting=replace(SETTING, member_recipe=recipe),
+        splits=changed,
+        folder=backbones.folder / "recipes" / str(choice),
+        made=known,
+    )
+
+    def tuned(name: str) -> torch.nn.Module:
+        return trial.member(Unit("member", seed, name))
+
+    trial.judge(seed, "single", lambda: known["backbone", seed])
+    trial.judge(seed, "single-tuned", lambda: tuned("single"))
+    trial.judge(seed, "hydra-circ", lambda: fused(map(tuned, CIRC)))
+
+
+def to_markdown(folder: Path, args: argparse.Namespace) -> str:
+    """Means over the backbones, the best recipe first."""
+    found = {}
+    for choice, method in product(CHOICES, METHODS):
+        results = [
+            json.loads((folder / "recipes" / str(choice) / "results" / str(seed) / f"{method}.json").read_text())
+            for seed in range(args.seeds)
+        ]
+        found[METHODS[method], choice if method != "single" else None] = {
+            "Acc": mean(100 * result["id"]["accuracy"] for result in results),
+            "AUROC": mean(100 * result["ood"]["msp"]["circuits"]["objects"]["auroc"] for result in results),
+            "AUROC, altered set": mean(
+                100 * result["ood"]["msp"]["circuits"]["altered"]["auroc"] for result in results
+            ),
+            "NLL": mean(result["id"]["nll"] for result in results),
+            "ECE": mean(result["id"]["ece"] for result in results),
+        }
+    ranked = sorted(found.items(), key=lambda item: -item[1]["Acc"] - item[1]["AUROC"])
+    columns = list(ranked[0][1])
+    where = ", ".join(where_it_ran(args.device).values())
+    lines = [
+        f"Recipes for pruned ViTs on CIFAR-10, judged on validation images ({args.seeds} backbones, {where}).",
+        "",
+        "| | images | learning rate | epochs | average | " + " | ".join(columns) + " |",
+        "|---|---|--:|--:|--:|" + "--:|" * len(columns),
+    ]
+    for (method, choice), numbers in ranked:
+        how = f"{choice.changes} | {choice.learning_rate:g} | {choice.epochs}" if choice else "- | - | -"
+        average = (numbers["Acc"] + numbers["AUROC"]) / 2
+        cells = [f"{numbers[name]:.3f}" if name in ("NLL", "ECE") else f"{numbers[name]:.2f}" for name in columns]
+        lines.append(f"| {method} | {how} | {average:.2f} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--runs", type=Path, required=True, help="where backbones lie, and work in progress")
+    parser.add_argument("--seeds", type=int, default=2, help="how many backbones are pruned")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads of each")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    folder = args.runs / SETTING.name
+    missing = [index for index in range(args.seeds) if not (folder / f"backbone-{index}").exists()]
+    if missing:
+        parser.error(f"--runs: there is no {folder / f'backbone-{missing[0]}'}, run uncertainty.py first")
+    with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(partial(extract, args), product(range(args.seeds), OBJECTIVES)))
+        list(pool.map(partial(try_out, args), product(CHOICES, range(args.seeds))))
+    write_atomically(args.results, to_markdown(folder, args))
+    print(args.results.read_text())
+
+
+if __name__ == "__main__":
+    main()
