@@ -4,6 +4,7 @@ import json
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
+from statistics import mean
 
 import cifar10_member_recipes as recipes
 import pytest
@@ -182,9 +183,12 @@ def test_aims_are_held_or_not_by_the_means():
         return {"id": {"ece": ece, "accuracy": 0.9}, "ood": {"msp": ood}}
 
     methods = {"single": run(0.08, 0.70), "deep-ensembles": run(0.06, 0.74), "hydra-circ": run(0.07, 0.73)}
-    lines = tables.aims_table({"0": methods, "1": methods, "2": {"single": run(0.0, 1.0)}}).splitlines()[2:]
-    assert [line.split("|")[4].strip() for line in lines] == ["held"] * 4 + ["did not hold", "held"]
-    assert lines[-1].startswith("| OOD AUROC at least 2 points above Single | 73.0 | 70.0 |")
+    methods["hydra-circ-zero-shot-1"] = run(0.09, 0.74)
+    seeds = {"0": methods, "1": methods, "2": {"single": run(0.0, 1.0)}}
+    cells = [line.split(" | ") for line in tables.aims_table(seeds, TINY).splitlines()[2:]]
+    assert [row[3] for row in cells] == ["held"] * 4 + ["did not hold", "held"]
+    assert [row[5].removesuffix(" |") for row in cells] == ["did not hold"] + ["held"] * 5
+    assert cells[-1][:5] == ["| OOD AUROC at least 2 points above Single", "70.0", "73.0", "held", "74.0"]
 
 
 def test_a_page_that_is_not_there_is_named(monkeypatch, capsys):
@@ -218,6 +222,23 @@ def test_the_pages_show_the_results_file(page):
     rendered = tables.render(json.loads(RESULTS.read_text()))
     assert tables.MARKED.search(page.read_text())
     assert tables.with_tables(page.read_text(), rendered) == page.read_text()
+
+
+def test_the_six_backbones_of_two_runs_differ_as_the_page_says():
+    earlier = json.loads((RESULTS.parent / "cifar10_earlier_run.json").read_text())["seeds"]
+    now = json.loads(RESULTS.read_text())["cifar10-vit"]["seeds"]
+    page = PAGES[0].read_text()
+    for other in ("single", "deep-ensembles", "hydra-circ-zero-shot-8"):
+        differences = [
+            100
+            * (
+                tables.ood_mean("auroc")(methods["hydra-altered-zero-shot-8"])
+                - tables.ood_mean("auroc")(methods[other])
+            )
+            for methods in (*earlier.values(), *now.values())
+        ]
+        shown = [f"{difference:.1f}".replace("-0.0", "0.0") for difference in (*differences, mean(differences))]
+        assert f"by {', '.join(shown[:-1])}: {shown[-1]} on average" in page
 
 
 # Recipes
