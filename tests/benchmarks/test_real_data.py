@@ -7,12 +7,14 @@ import shutil
 import sys
 import types
 from dataclasses import replace
+from functools import partialmethod
 
 import numpy as np
 import PIL.Image
 import pytest
 import torch
 import train_vit_cifar10
+from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
@@ -218,6 +220,24 @@ def test_models_side_by_side_train_as_each_would_alone():
     for model, reference in zip(models, alone, strict=True):
         for name, tensor in reference.state_dict().items():
             torch.testing.assert_close(model.state_dict()[name], tensor, msg=name)
+
+
+def test_compiled_layers_are_the_same_layers_and_compiled_once(monkeypatch):
+    torch.manual_seed(0)
+    stack, pixels = Stack([new_backbone().double() for _ in range(2)]), torch.randn(6, 3, 8, 8, dtype=torch.float64)
+    stack.model.eval()
+
+    def logits_and_gradient() -> tuple[torch.Tensor, torch.Tensor]:
+        logits = stack(pixels)
+        return logits.detach(), torch.autograd.grad(logits.square().sum(), stack.matrices.numbers)[0]
+
+    expected = logits_and_gradient()
+    counter = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend=counter))
+    stack.compile_layers()
+    torch.testing.assert_close(logits_and_gradient(), expected)
+    torch.compiler.reset()
+    assert counter.frame_count == 1  # of two layers
 
 
 def test_parameters_lie_in_the_order_of_the_model_within_a_shape():
