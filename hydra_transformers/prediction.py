@@ -4,7 +4,7 @@ Whatever predicts (a Hydra, a plain Hugging Face classifier, CLIP with class pro
 """
 
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from numbers import Number
@@ -32,8 +32,9 @@ def batches(
     """Iterate over `data` as dict batches of tensors, each tensor with the rows in its first dimension.
 
     Args:
-        data: a torch `DataLoader`, a list (or any iterable) of dict batches, or a `torch` / `datasets` Dataset of dict rows.
-        batch_size: rows per batch; used for a Dataset of rows only, the others bring their own batches.
+        data: a torch `DataLoader`, a list (or any iterable) of dict batches, or a `torch` / `datasets` Dataset or list of dict
+            rows.
+        batch_size: rows per batch; used for rows only, the others bring their own batches.
         device: where the tensors go; `None` leaves them where they are.
         rank, world_size: yield every `world_size`-th batch, starting with batch `rank`, so that processes share the work.
 
@@ -112,7 +113,26 @@ def _row_groups(data: Any, batch_size: int, rank: int, world_size: int) -> Itera
 
 def _holds_rows(data: Any) -> bool:
     from_datasets = any(cls.__module__.split(".")[0] == "datasets" for cls in type(data).__mro__)
-    return isinstance(data, Dataset) or from_datasets
+    return isinstance(data, Dataset) or from_datasets or (isinstance(data, (list, tuple)) and _begins_with_a_row(data))
+
+
+def _begins_with_a_row(entries: Sequence[Any]) -> bool:
+    """A row has one label, one text or one image; a batch has several."""
+    first = entries[0] if entries else None
+    if not isinstance(first, Mapping):
+        return False
+    dims = {"labels": 0, "label": 0, "input_ids": 1, "pixel_values": 3}
+    return any(name in first and _dim(first[name]) == dim for name, dim in dims.items())
+
+
+def _dim(value: Any) -> int | None:
+    """Of a tensor, an array, a number or nested lists of them; None for anything else."""
+    if isinstance(value, (list, tuple)):
+        inner = _dim(value[0]) if value else None
+        return None if inner is None else inner + 1
+    if isinstance(value, (Tensor, np.ndarray)):
+        return value.ndim
+    return 0 if isinstance(value, Number) else None
 
 
 def split_labels(batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:

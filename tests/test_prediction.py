@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -65,6 +66,21 @@ def test_loaders_and_lists_bring_their_own_batches():
     assert [set(batch) for batch in batches(iter(ready))] == [{"x"}]
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"x": [0.0, 1.0], "labels": 1},
+        {"x": torch.zeros(2), "labels": torch.tensor(1)},
+        {"input_ids": [1, 2, 3]},
+        {"pixel_values": np.zeros((3, 4, 4), dtype=np.float32)},
+    ],
+)
+def test_a_list_of_rows_is_put_into_batches(row):
+    [first, last] = batches([row] * 5, batch_size=3)
+    for name, value in row.items():
+        assert first[name].shape == (3, *np.shape(value)) and last[name].shape == (2, *np.shape(value))
+
+
 @pytest.mark.parametrize("make", [lambda: Rows(ROWS), Stream, lambda: DataLoader(ROWS, batch_size=2)])
 def test_processes_share_the_batches_without_repeating_any(make):
     shares = [whole(batches(make(), 2, rank=rank, world_size=3)) for rank in range(3)]
@@ -86,7 +102,7 @@ def test_rows_of_other_processes_are_not_loaded():
         (torch.zeros(3), "data is a Tensor"),
         (None, "data is a NoneType: pass a DataLoader, a list of dict batches"),
         ([{"text": ["a", "b"]}], "batch 0 of data has no tensors .its entries: text"),
-        ([{"x": torch.zeros(2), "labels": torch.tensor(1)}], "holds single values, so it is a row"),
+        ([{"x": torch.zeros(2), "y": torch.tensor(1)}], "holds single values, so it is a row"),
     ],
 )
 def test_other_data_is_refused_with_a_sentence(data, message):

@@ -18,7 +18,9 @@ class DeepEnsemble(nn.Module):
 
     def __init__(self, models: Iterable[nn.Module]):
         super().__init__()
-        models = [] if isinstance(models, nn.Module) or not isinstance(models, Iterable) else list(models)
+        if isinstance(models, nn.Module) and not isinstance(models, nn.ModuleList):
+            raise TypeError(f"models is a {type(models).__name__}: pass a list of classifiers")
+        models = list(models) if isinstance(models, Iterable) else []
         if not models:
             raise ValueError("models has no models: pass a list of classifiers")
         for index, model in enumerate(models):

@@ -14,7 +14,7 @@ from transformers.utils import logging
 
 from .attention import HydraAttention
 from .grouped import Grouped, PerMember
-from .kept_heads import SHARED_PARTS, keep_after_pruning
+from .kept_heads import SHARED_PARTS, check_shared, keep_after_pruning
 
 
 logger = logging.get_logger(__name__)
@@ -118,6 +118,7 @@ class HydraModelMixin:
         """
         if isinstance(members, nn.Module):
             raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
+        check_shared(shared)
         read = [
             member
             for position, model in enumerate(members)
@@ -128,7 +129,9 @@ class HydraModelMixin:
         for member in read:
             check_agrees(member, read[0])
             check_finite(member)
-        return build(cls, read, shared)
+        hydra = build(cls, read, shared)
+        warn_of_strangers(hydra, read)
+        return hydra
 
     def member(self, index: int):
         """Member `index` as a one-member Hydra of its own; shared parts are copied into it."""
@@ -390,6 +393,25 @@ def build(cls: type, members: list[Member], shared: Sequence[str]) -> PreTrained
         for name, slot in slots(model):
             _fill(model.get_parameter(name), slot, members)
     return model.eval()
+
+
+def warn_of_strangers(model: PreTrainedModel, members: list[Member]) -> None:
+    """Tells of members whose shared matrices point elsewhere than the first one's: the mean of both computes neither."""
+    shared = [slot.name for _, slot in slots(model) if slot.member is None and slot.rows is None]
+    matrices = [name for name in shared if members[0].tensors[name].dim() > 1]
+    for member in members[1:]:
+        products = torch.zeros(3)
+        for name in matrices:
+            a, b = (each.tensors[name].flatten().float() for each in (members[0], member))
+            b = b.to(a.device)
+            products += torch.stack([a @ b, a @ a, b @ b]).cpu()
+        similarity = float(products[0] / (products[1] * products[2]).sqrt())
+        if similarity < 0.5:
+            logger.warning(
+                f"{member.name} has little in common with {members[0].name} (cosine similarity {similarity:.2f} of what they "
+                "share), and the mean of networks trained apart is neither of them: pass members of one backbone, or "
+                "shared=() to keep each whole"
+            )
 
 
 def _fill(parameter: torch.Tensor, slot: Slot, members: list[Member]) -> None:

@@ -58,6 +58,8 @@ def _check_heads(heads: list[int], num_heads: int, where: str) -> None:
 
 def check_shared(shared: list[str]) -> None:
     """Refuses names in `shared` that are no part of a Hydra."""
+    if isinstance(shared, str):
+        raise TypeError(f"shared is {shared!r}: pass a list of parts, [{shared!r}]")
     for name in shared:
         if name not in SHARED_PARTS:
             raise ValueError(f"shared names {name!r}: members can share {', '.join(map(repr, SHARED_PARTS))}")
@@ -97,6 +99,6 @@ def keep_after_pruning(kept: list[list[int]], heads_to_prune: dict[int, list[int
         for head in heads:
             if head not in kept[layer]:
                 raise ValueError(
-                    f"heads_to_prune[{layer}] names head {head}: the model has the heads {kept[layer]} in this layer"
+                    f"heads_to_prune[{layer}] names head {head!r}: the model has the heads {kept[layer]} in this layer"
                 )
     return [[head for head in heads if head not in heads_to_prune.get(layer, [])] for layer, heads in enumerate(kept)]

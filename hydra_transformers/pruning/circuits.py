@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
-from .heads import Head, as_heads_to_prune
+from .heads import Head, as_heads_to_prune, check_count
 
 
 @dataclass
@@ -40,8 +40,7 @@ class Circuit:
 
     def first(self, budget: int) -> "Circuit":
         """The circuit after `budget` removals."""
-        if not 0 <= budget <= len(self.ranking):
-            raise ValueError(f"budget is {budget}: this circuit ranks {len(self.ranking)} heads")
+        check_count(budget, "budget", 0, len(self.ranking), f"this circuit ranks {len(self.ranking)} heads")
         return replace(
             self,
             ranking=self.ranking[:budget],
@@ -81,4 +80,4 @@ class Circuit:
         try:
             return cls.from_dict(json.loads(Path(path).read_text()))
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no circuit ({error}): pass a file that Circuit.save wrote") from error
+            raise ValueError(f"{path} is no circuit: pass a file that Circuit.save wrote") from error

@@ -9,10 +9,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..fingerprints import fingerprint_of_weights
 from ..prediction import batches
 from .circuits import Circuit
-from .heads import as_heads, as_heads_to_prune, prune_heads
+from .heads import as_heads, as_heads_to_prune, check_count, prune_heads
 from .taylor import taylor_prune
+
+
+# What each way of drawing looks at.
+OPTIONS = {
+    "circuits": ("budget",),
+    "circuit": ("budget", "out_of", "num_members"),
+    "dataloader": ("heads_per_layer", "num_members"),
+}
 
 
 def draw_members(
@@ -24,7 +33,7 @@ def draw_members(
     budget: int | None = None,
     out_of: int | None = None,
     heads_per_layer: int | None = None,
-    num_members: int = 3,
+    num_members: int | None = None,
     seed: int = 0,
     class_prompts: Mapping[str, Tensor] | None = None,
 ) -> list[PreTrainedModel]:
@@ -39,7 +48,8 @@ def draw_members(
     - `dataloader`, `heads_per_layer`, `num_members`, `seed`: Hydra (Taylor), each member pruned with `taylor_prune` on its
       own random half of every calibration batch. CLIP also needs `class_prompts`; its vision tower is pruned.
 
-    Member m is drawn with the seed `seed + m`. `model` is left as it is. A warning tells of members with the same heads.
+    Three members are drawn where `num_members` is not given, member m with the seed `seed + m`. `model` is left as it is. A
+    warning tells of members with the same heads, and of circuits that were extracted from other weights.
     """
     given = [
         name
@@ -50,14 +60,17 @@ def draw_members(
         raise ValueError(
             f"draw_members got {' and '.join(given) or 'nothing to draw from'}: pass circuits, circuit or dataloader"
         )
-    if num_members < 1:
+    options = {"budget": budget, "out_of": out_of, "heads_per_layer": heads_per_layer, "num_members": num_members}
+    for name, value in options.items():
+        if value is not None and name not in OPTIONS[given[0]]:
+            raise ValueError(f"{name} is {value!r}, which drawing from {given[0]} has no use for: leave it out")
+    if num_members is not None and num_members < 1:
         raise ValueError(f"num_members is {num_members}: pass at least 1")
     if dataloader is None and budget is None:
         raise ValueError(f"budget is missing: say how many heads each member loses when drawing from {given[0]}")
-    seeds = range(seed, seed + num_members)
+    _check_circuits(model, {"circuit": circuit} if circuits is None else _named(circuits))
+    seeds = range(seed, seed + (3 if num_members is None else num_members))
     if circuits is not None:
-        if not circuits:
-            raise ValueError("circuits is empty: pass one circuit per member")
         head_sets = [each.heads_to_prune(budget) for each in circuits]
     elif circuit is not None:
         head_sets = [sample_heads(circuit, budget, out_of, member_seed) for member_seed in seeds]
@@ -82,7 +95,9 @@ def draw_members(
 
 def sample_heads(circuit: Circuit, budget: int, out_of: int | None, seed: int) -> dict:
     """`budget` heads, sampled without replacement from the first `out_of` of a circuit's ranking (by default all of it)."""
-    pool = circuit.ranking if out_of is None else circuit.first(out_of).ranking
+    if out_of is not None:
+        check_count(out_of, "out_of", 1, len(circuit.ranking), f"this circuit ranks {len(circuit.ranking)} heads")
+    pool = circuit.ranking[:out_of]
     if not 1 <= budget <= len(pool):
         raise ValueError(
             f"budget is {budget}: heads are sampled from the first {len(pool)} of the ranking, pass 1 to {len(pool)}"
@@ -102,13 +117,36 @@ def half_of_each(calibration: Sequence[Mapping[str, Tensor]], seed: int) -> list
     return halves
 
 
+def _named(circuits: Any) -> dict[str, Any]:
+    if isinstance(circuits, Circuit):
+        raise TypeError("circuits is a single circuit: pass one per member, or sample members from it with circuit=")
+    if not circuits:
+        raise ValueError("circuits is empty: pass one circuit per member")
+    return {f"circuits[{index}]": each for index, each in enumerate(circuits)}
+
+
+def _check_circuits(model: PreTrainedModel, circuits: Mapping[str, Any]) -> None:
+    given = {name: each for name, each in circuits.items() if each is not None}
+    for name, each in given.items():
+        if not isinstance(each, Circuit):
+            raise TypeError(f"{name} is a {type(each).__name__}: pass what extract_circuit or Circuit.load returns")
+    sources = {name: each.made_from["weights"] for name, each in given.items() if "weights" in each.made_from}
+    weights = fingerprint_of_weights(prune_heads(model)) if sources else None
+    for name, source in sources.items():
+        if source != weights:
+            warnings.warn(
+                f"{name} was extracted from a model with other weights: its heads may not be the ones this model can spare",
+                stacklevel=3,
+            )
+
+
 def _warn_of_twins(head_sets: Sequence[dict]) -> None:
     sets = [set(as_heads(heads_to_prune)) for heads_to_prune in head_sets]
     twins = [(a, b) for a, b in combinations(range(len(sets)), 2) if sets[a] == sets[b]]
     if twins:
         pairs = ", ".join(f"{a} and {b}" for a, b in twins)
         warnings.warn(
-            f"members {pairs} lose the same heads and will agree on everything: draw from more heads, other data or "
-            "another seed",
+            f"members {pairs} lose the same heads and will agree on everything: try another budget, other data, or "
+            "samples from more heads of one circuit (out_of)",
             stacklevel=3,
         )

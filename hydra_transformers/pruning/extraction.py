@@ -14,7 +14,7 @@ from .ablation import GIB, ablation_of
 from .circuits import Circuit
 from .evaluation_data import EvaluationData, read_data
 from .greedy import GreedySearch
-from .heads import chosen_towers, prune_heads
+from .heads import check_count, chosen_towers, prune_heads
 from .scoring import OBJECTIVES
 
 
@@ -107,6 +107,8 @@ def start_search(
 ) -> GreedySearch:
     """Everything before the first removal: arguments checked, model copied, data read. Arguments of `extract_circuit`."""
     _check_settings(objective, mode, shortlist, check_every, ood_data)
+    if not isinstance(dtype, torch.dtype | None):
+        raise TypeError(f"dtype is {dtype!r}: pass a torch.dtype such as torch.bfloat16")
     hydra = prune_heads(model)
     weights = fingerprint_of_weights(hydra)
     hydra = hydra if dtype is None else hydra.to(dtype)
@@ -114,8 +116,7 @@ def start_search(
         memory_gib = CPU_MEMORY_GIB if hydra.device.type == "cpu" else ACCELERATOR_MEMORY_GIB
     engine = ablation_of(hydra, class_prompts, towers, int(memory_gib * GIB))
     num_heads = len(engine.heads)
-    if not 1 <= budget < num_heads:
-        raise ValueError(f"budget is {budget}: {num_heads} heads compete, so pass 1 to {num_heads - 1}")
+    check_count(budget, "budget", 1, num_heads - 1, f"{num_heads} heads compete")
 
     def read(data: Any, name: str, num_classes: int | None) -> EvaluationData:
         return read_data(data, name, engine.input_names, batch_size, hydra.device, hydra.dtype, num_classes)

@@ -139,7 +139,9 @@ class GreedySearch:
             circuit = Circuit.from_dict(state["circuit"])
             effects = {tuple(head): effect for head, effect in state["effects"]}
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"checkpoint {path} cannot be read ({error}): delete it or pass another path") from error
+            raise ValueError(
+                f"checkpoint {path} cannot be read as that of an extraction: pass another path"
+            ) from error
         _check_same_run(circuit, self.circuit, path)
         self.circuit, self.effects = circuit, effects
         for head in circuit.ranking:
@@ -171,7 +173,7 @@ def _check_same_run(found: Circuit, wanted: Circuit, path: str | os.PathLike) ->
     }
     for name, (theirs, ours) in differing.items():
         if theirs != ours:
-            detail = f"{theirs!r} there, {ours!r} here" if name in SHORT_SETTINGS else "not the same"
+            detail = f" ({theirs!r} there, {ours!r} here)" if name in SHORT_SETTINGS else ""
             raise ValueError(
-                f"checkpoint {path} belongs to another run, its {name} differs ({detail}): delete it or pass another path"
+                f"checkpoint {path} belongs to another run, with other {name}{detail}: delete it or pass another path"
             )

@@ -52,6 +52,14 @@ def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> P
     raise TypeError(f"model is a {type(model).__name__}: pass a one-member Hydra or one of {known}")
 
 
+def check_count(number: int, name: str, least: int, most: int, why: str) -> None:
+    """Refuses what is no whole number from `least` to `most`."""
+    if isinstance(number, bool) or not isinstance(number, int):
+        raise TypeError(f"{name} is {number!r}: pass a whole number, {least} to {most}")
+    if not least <= number <= most:
+        raise ValueError(f"{name} is {number}: {why}, so pass {least} to {most}")
+
+
 def heads_of(model: PreTrainedModel, towers: Sequence[str] | None = None) -> list[Head]:
     """The heads that a one-member Hydra has, in order; of CLIP's towers only those in `towers`."""
     chosen = chosen_towers(model, towers)

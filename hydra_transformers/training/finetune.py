@@ -125,7 +125,9 @@ def _learning_rates(recipe: Recipe, learning_rates: str | Sequence[float] | None
 
 
 def _check_inputs(members: Sequence[PreTrainedModel], eval_dataset: Any, training_arguments: dict) -> None:
-    if isinstance(members, nn.Module) or not members:
+    if isinstance(members, nn.Module):
+        raise TypeError(f"members is a {type(members).__name__}: pass a list of pruned members")
+    if not members:
         raise ValueError("members has no models: pass a list of pruned members")
     for index, member in enumerate(members):
         if is_peft_model(member):

@@ -48,6 +48,9 @@ def evaluate_uncertainty(
     models = dict(models) if isinstance(models, Mapping) else {type(models).__name__: models}
     if not models:
         raise ValueError("models is empty: pass at least one model")
+    for name, model in models.items():
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"{name} is no model: pass one model, or several as {{name: model}}")
     ood = {group: dict(data_sets) for group, data_sets in _groups(ood, "ood").items()}
     corruptions = {
         corruption: {str(severity): data for severity, data in sweep.items()}
@@ -169,6 +172,9 @@ def _is_split(loader: DataLoader) -> bool:
 
 
 def _scalings(temperature: Any, models: Mapping[str, nn.Module]) -> dict[str, TemperatureScaling | None]:
+    each = temperature.values() if isinstance(temperature, Mapping) else [temperature]
+    if not all(isinstance(scaling, TemperatureScaling | None) for scaling in each):
+        raise TypeError(f"temperature is {temperature!r}: pass a TemperatureScaling, or {{name: TemperatureScaling}}")
     if not isinstance(temperature, Mapping):
         return dict.fromkeys(models, temperature)
     unknown = [name for name in temperature if name not in models]

@@ -9,6 +9,11 @@ from torch import Tensor
 
 def as_member_logits(member_logits: Any) -> Tensor:
     """Member logits (batch, members, classes) as a tensor of floats, from a tensor, an array or nested lists."""
+    if hasattr(member_logits, "logits") or isinstance(member_logits, torch.nn.Module):
+        raise TypeError(
+            f"member_logits is a {type(member_logits).__name__}: pass outputs.member_logits, for a single model "
+            "outputs.logits.unsqueeze(1)"
+        )
     member_logits = torch.as_tensor(member_logits)
     shape = tuple(member_logits.shape)
     if member_logits.dim() != 3:

@@ -60,10 +60,15 @@ def test_the_answer_is_that_of_a_hydra_of_the_same_models(problem_type, num_labe
             torch.testing.assert_close(ensemble(**BERT.inputs()).logits, expected)
 
 
-@pytest.mark.parametrize("models", [[], None, vit_backbone()], ids=["empty", "none", "no list"])
+@pytest.mark.parametrize("models", [[], None], ids=["empty", "none"])
 def test_an_ensemble_needs_a_list_of_models(models):
     with pytest.raises(ValueError, match="models has no models: pass a list"):
         DeepEnsemble(models)
+
+
+def test_a_single_model_is_no_list():
+    with pytest.raises(TypeError, match="models is a ViTForImageClassification: pass a list"):
+        DeepEnsemble(vit_backbone())
 
 
 def test_what_is_no_model_is_named():

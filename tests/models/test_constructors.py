@@ -1,6 +1,7 @@
 """from_backbone, from_pruned_members and member: what carries over, what comes back, what is refused."""
 
 import copy
+import logging
 
 import pytest
 import torch
@@ -310,3 +311,32 @@ def test_a_member_that_does_not_exist_is_refused():
 def test_unknown_names_in_shared_are_refused():
     with pytest.raises(ValueError, match="shared names 'attention'"):
         VIT.hydra.from_pruned_members(VIT.members(), shared=("attention",))
+
+
+def test_a_head_by_its_name_and_a_part_without_a_list_are_refused():
+    with pytest.raises(
+        ValueError, match=r"heads_to_prune\[0\] names head '1': the model has the heads \[0, 1, 2, 3\]"
+    ):
+        VIT.hydra.from_backbone(VIT.backbone(), {0: ["1"]})
+    with pytest.raises(TypeError, match=r"shared is 'mlp': pass a list of parts, \['mlp'\]"):
+        VIT.hydra.from_pruned_members(VIT.members(), shared="mlp")
+
+
+# Members that were not made from one backbone
+
+
+@pytest.mark.parametrize("shared", [("mlp",), ("embeddings", "layernorm", "mlp")])
+def test_members_of_networks_trained_apart_are_told_of(family, shared, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    monkeypatch.setattr(logging.getLogger("hydra_transformers"), "propagate", True)
+    apart = [family.hydra.from_backbone(family.backbone(seed)) for seed in (0, 1)]
+    related = [apart[0], copy.deepcopy(apart[0])]
+    with torch.no_grad():
+        for parameter in related[1].parameters():
+            parameter.add_(0.2 * parameter.abs().mean() * torch.randn_like(parameter))
+    family.hydra.from_pruned_members(related, shared=shared)
+    family.hydra.from_pruned_members(apart, shared=())
+    assert "little in common" not in caplog.text
+    family.hydra.from_pruned_members(apart, shared=shared)
+    assert "members[1] has little in common with members[0]" in caplog.text
+    assert "shared=() to keep each whole" in caplog.text

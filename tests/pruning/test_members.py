@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from hydra_transformers import HydraCLIPModel, HydraViTForImageClassification, HydraViTModel
-from hydra_transformers.pruning import Circuit, draw_members, layer_divergence, overlap, prune_heads, taylor_prune
+from hydra_transformers.pruning import (
+    Circuit,
+    draw_members,
+    extract_circuit,
+    layer_divergence,
+    overlap,
+    prune_heads,
+    taylor_prune,
+)
 from tests.pruning.backbones import bert, clip, family, images, vit
 
 
@@ -103,14 +111,38 @@ def test_members_with_the_same_heads_are_told_of():
             {"circuit": circuit_of(RANKING), "budget": 5, "out_of": 4},
             "budget is 5: heads are sampled from the first 4",
         ),
-        ({"circuit": circuit_of(RANKING), "budget": 5, "out_of": 20}, "budget is 20: this circuit ranks 9 heads"),
+        ({"circuit": circuit_of(RANKING), "budget": 5, "out_of": 20}, "out_of is 20: this circuit ranks 9 heads"),
         ({"dataloader": []}, "heads_per_layer is missing"),
         ({"circuit": circuit_of(RANKING), "budget": 2, "num_members": 0}, "num_members is 0"),
+        (
+            {"circuits": [circuit_of(RANKING)], "budget": 2, "num_members": 7},
+            "num_members is 7, which drawing from cir",
+        ),
+        ({"circuit": circuit_of(RANKING), "budget": 2, "heads_per_layer": 1}, "heads_per_layer is 1, which drawing"),
+        (
+            {"dataloader": [], "heads_per_layer": 2, "budget": 3},
+            "budget is 3, which drawing from dataloader has no use",
+        ),
+        ({"circuits": circuit_of(RANKING), "budget": 2}, "circuits is a single circuit"),
+        ({"circuits": ["circuit.json"], "budget": 2}, r"circuits\[0\] is a str: pass what extract_circuit"),
+        ({"circuits": [circuit_of(RANKING)], "budget": 2.5}, "budget is 2.5: pass a whole number, 0 to 9"),
+        ({"circuits": [circuit_of(RANKING)], "budget": "3"}, "budget is '3': pass a whole number, 0 to 9"),
     ],
 )
 def test_bad_arguments_get_one_sentence(arguments, sentence):
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
         draw_members(vit(), **arguments)
+
+
+def test_a_circuit_of_other_weights_is_told_of(recwarn):
+    model, batch = vit(), {"pixel_values": images(4, 0), "labels": torch.arange(4) % 3}
+    circuit = extract_circuit(model, [batch], objective="acc", budget=3, progress=False)
+    draw_members(model, circuits=[circuit], budget=2)
+    assert not [each for each in recwarn if "other weights" in str(each.message)]
+    with torch.no_grad():
+        model.classifier.bias.add_(1.0)
+    with pytest.warns(UserWarning, match=r"circuits\[0\] was extracted from a model with other weights"):
+        draw_members(model, circuits=[circuit], budget=2)
 
 
 def test_overlap_is_the_share_of_common_heads():

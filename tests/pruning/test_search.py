@@ -107,12 +107,12 @@ def test_a_finished_checkpoint_gives_shorter_and_longer_circuits(tmp_path):
 @pytest.mark.parametrize(
     ("change", "difference"),
     [
-        ({"objective": "ood"}, "objective differs .'avg' there, 'ood' here"),
-        ({"dtype": torch.float32}, "dtype differs .'float64' there, 'float32' here"),
-        ({"mode": "shortlist"}, "mode differs"),
-        ({"model": vit(seed=7)}, "weights differs"),
-        ({"id_batches": "first"}, "id_data differs"),
-        ({"ood_batches": "first"}, "ood_data differs"),
+        ({"objective": "ood"}, "other objective .'avg' there, 'ood' here"),
+        ({"dtype": torch.float32}, "other dtype .'float64' there, 'float32' here"),
+        ({"mode": "shortlist"}, "other mode"),
+        ({"model": vit(seed=7)}, "other weights"),
+        ({"id_batches": "first"}, "other id_data"),
+        ({"ood_batches": "first"}, "other ood_data"),
     ],
 )
 def test_a_checkpoint_of_something_else_is_refused(tmp_path, change, difference):
@@ -225,6 +225,27 @@ def test_a_budget_of_no_head_or_of_all_is_refused(budget):
     model, id_batches, ood_batches, _ = family("vit")
     with pytest.raises(ValueError, match=f"budget is {budget}: 9 heads compete, so pass 1 to 8"):
         extract(model, id_batches, ood_batches, budget=budget)
+
+
+@pytest.mark.parametrize("budget", [2.5, "3", True])
+def test_a_budget_that_is_no_whole_number_is_refused(budget):
+    model, id_batches, ood_batches, _ = family("vit")
+    with pytest.raises(TypeError, match=f"budget is {budget!r}: pass a whole number, 1 to 8"):
+        extract(model, id_batches, ood_batches, budget=budget)
+
+
+def test_a_dtype_by_name_is_refused():
+    model, id_batches, ood_batches, _ = family("vit")
+    with pytest.raises(TypeError, match=r"dtype is 'bfloat16': pass a torch\.dtype such as torch\.bfloat16"):
+        extract(model, id_batches, ood_batches, dtype="bfloat16")
+
+
+def test_a_saved_circuit_is_no_checkpoint(tmp_path):
+    model, id_batches, ood_batches, _ = family("vit")
+    path = tmp_path / "circuit.json"
+    extract(model, id_batches, ood_batches, budget=1).save(path)
+    with pytest.raises(ValueError, match=r"circuit\.json cannot be read as that of an extraction: pass another path"):
+        extract(model, id_batches, ood_batches, checkpoint=path)
 
 
 def test_data_that_says_nothing_is_refused():

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from hydra_transformers.models.ensembling import HydraClassifierOutput
 from hydra_transformers.prediction import SavedLogits
 from hydra_transformers.uncertainty import TemperatureScaling, decompose, ood_score, predict_uncertainty
 
@@ -127,6 +128,12 @@ def test_shifting_a_members_logits_changes_nothing(logits, shift):
 def test_unfit_logits_are_refused_with_a_sentence(logits, message):
     with pytest.raises(ValueError, match=message):
         decompose(logits)
+
+
+def test_an_output_is_told_to_pass_its_member_logits():
+    output = HydraClassifierOutput(logits=torch.zeros(2, 3), member_logits=torch.zeros(2, 2, 3))
+    with pytest.raises(TypeError, match=r"is a HydraClassifierOutput: pass outputs\.member_logits"):
+        decompose(output)
 
 
 def test_a_model_is_decomposed_in_one_call_whatever_the_batches():

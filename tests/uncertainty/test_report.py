@@ -239,6 +239,9 @@ def test_clip_is_judged_zero_shot_with_class_prompts():
         ({"corruptions": {"blur": ID}}, TypeError, "corruptions must be a dict of dicts"),
         ({"score": "odin"}, ValueError, "unknown OOD score"),
         ({"models": {}}, ValueError, "models is empty"),
+        ({"models": [SavedLogits()]}, TypeError, "list is no model: pass one model, or several as {name: model}"),
+        ({"temperature": 2.0}, TypeError, "temperature is 2.0: pass a TemperatureScaling"),
+        ({"temperature": {"SavedLogits": 2.0}}, TypeError, "temperature is .*2.0.*: pass a TemperatureScaling"),
         (
             {"models": {"a": SavedLogits(), "b": SavedLogits()}, "id_data": iter(ID)},
             TypeError,
