@@ -64,7 +64,7 @@ def _raw_batches(data: Any, batch_size: int, rank: int, world_size: int) -> Iter
     if isinstance(data, (Mapping, str, bytes, Tensor)) or not (_holds_rows(data) or isinstance(data, Iterable)):
         raise TypeError(
             f"data is a {type(data).__name__}: pass a DataLoader, a list of dict batches ([batch] for a single one) "
-            "or a Dataset of dict rows"
+            "or a Dataset or list of dict rows"
         )
     if not _holds_rows(data):
         yield from islice(data, rank, None, world_size)
@@ -81,21 +81,13 @@ def _raw_batches(data: Any, batch_size: int, rank: int, world_size: int) -> Iter
 
 
 def _collate(rows: list[Mapping[str, Any]]) -> dict[str, Tensor]:
-    names = [name for name, value in rows[0].items() if _is_numeric(value)]
+    names = [name for name, value in rows[0].items() if _dim(value) is not None]
     try:
         return default_data_collator([{name: row[name] for name in names} for row in rows])
     except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"the rows of data cannot be stacked ({error}): pad them to one length, or pass a DataLoader that does"
         ) from error
-
-
-def _is_numeric(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return len(value) > 0 and _is_numeric(value[0])
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "biuf"
-    return isinstance(value, (Tensor, Number))
 
 
 def _row_groups(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[list[Any]]:
@@ -126,11 +118,13 @@ def _begins_with_a_row(entries: Sequence[Any]) -> bool:
 
 
 def _dim(value: Any) -> int | None:
-    """Of a tensor, an array, a number or nested lists of them; None for anything else."""
+    """Of numbers in a tensor, an array, nested lists or by themselves; None for anything else."""
     if isinstance(value, (list, tuple)):
         inner = _dim(value[0]) if value else None
         return None if inner is None else inner + 1
-    if isinstance(value, (Tensor, np.ndarray)):
+    if isinstance(value, np.ndarray):
+        return value.ndim if value.dtype.kind in "biuf" else None
+    if isinstance(value, Tensor):
         return value.ndim
     return 0 if isinstance(value, Number) else None
 

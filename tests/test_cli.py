@@ -128,10 +128,12 @@ def test_prune_that_is_finished_does_nothing(workplace, pruned, capsys):
     assert (pruned / "member-0" / "model.safetensors").stat().st_mtime_ns == before
 
 
-def test_without_other_data_members_are_sampled_from_one_circuit(workplace, tmp_path):
+def test_without_other_data_members_are_sampled_from_one_circuit(workplace, tmp_path, capsys):
     data = ["--data", workplace / "pictures", "--limit", 12, "--members", 2]
     run("prune", workplace / "vit", *data, "--budget", 2, "--out-of", 6, "--output", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out" / "circuits").iterdir()] == ["acc.json"]
+    said = capsys.readouterr().out
+    assert "Next: hydra-transformers finetune" in said and "few lost heads may need no training" in said
     kept = [
         json.loads((tmp_path / "out" / f"member-{index}" / "config.json").read_text())["kept_heads"]
         for index in range(2)

@@ -90,7 +90,9 @@ def prune(arguments: argparse.Namespace) -> None:
     kept = ", ".join(str(_num_heads(member)) for member in pruned)
     print(f"{len(pruned)} members with {kept} of {_num_heads(model)} heads are in {arguments.output}.")
     print(f"Next: hydra-transformers finetune {arguments.output} --recipe ... --data ... --output ...")
-    print("(Or, with a tenth to a sixth of the heads gone, hydra-transformers fuse: few lost heads need no training.)")
+    print(
+        "(Or, with a tenth to a sixth of the heads gone, hydra-transformers fuse: few lost heads may need no training.)"
+    )
 
 
 def _settings(arguments: argparse.Namespace, objectives: list[str], members: int) -> dict[str, Any]:

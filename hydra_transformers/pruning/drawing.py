@@ -18,7 +18,7 @@ from .taylor import taylor_prune
 
 # What each way of drawing looks at.
 OPTIONS = {
-    "circuits": ("budget",),
+    "circuits": ("budget", "num_members"),
     "circuit": ("budget", "out_of", "num_members"),
     "dataloader": ("heads_per_layer", "num_members"),
 }
@@ -68,11 +68,12 @@ def draw_members(
         raise ValueError(f"num_members is {num_members}: pass at least 1")
     if dataloader is None and budget is None:
         raise ValueError(f"budget is missing: say how many heads each member loses when drawing from {given[0]}")
-    _check_circuits(model, {"circuit": circuit} if circuits is None else _named(circuits))
     seeds = range(seed, seed + (3 if num_members is None else num_members))
     if circuits is not None:
+        _check_circuits(model, _named(circuits, num_members))
         head_sets = [each.heads_to_prune(budget) for each in circuits]
     elif circuit is not None:
+        _check_circuits(model, {"circuit": circuit})
         head_sets = [sample_heads(circuit, budget, out_of, member_seed) for member_seed in seeds]
     else:
         if heads_per_layer is None:
@@ -98,10 +99,7 @@ def sample_heads(circuit: Circuit, budget: int, out_of: int | None, seed: int) -
     if out_of is not None:
         check_count(out_of, "out_of", 1, len(circuit.ranking), f"this circuit ranks {len(circuit.ranking)} heads")
     pool = circuit.ranking[:out_of]
-    if not 1 <= budget <= len(pool):
-        raise ValueError(
-            f"budget is {budget}: heads are sampled from the first {len(pool)} of the ranking, pass 1 to {len(pool)}"
-        )
+    check_count(budget, "budget", 1, len(pool), f"heads are sampled from the first {len(pool)} of the ranking")
     order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed)).tolist()
     return as_heads_to_prune(pool[place] for place in order[:budget])
 
@@ -117,20 +115,24 @@ def half_of_each(calibration: Sequence[Mapping[str, Tensor]], seed: int) -> list
     return halves
 
 
-def _named(circuits: Any) -> dict[str, Any]:
+def _named(circuits: Any, num_members: int | None) -> dict[str, Any]:
     if isinstance(circuits, Circuit):
         raise TypeError("circuits is a single circuit: pass one per member, or sample members from it with circuit=")
     if not circuits:
         raise ValueError("circuits is empty: pass one circuit per member")
+    if num_members not in (None, len(circuits)):
+        raise ValueError(
+            f"num_members is {num_members}, circuits has {len(circuits)}: each makes one member, leave it out"
+        )
     return {f"circuits[{index}]": each for index, each in enumerate(circuits)}
 
 
 def _check_circuits(model: PreTrainedModel, circuits: Mapping[str, Any]) -> None:
-    given = {name: each for name, each in circuits.items() if each is not None}
-    for name, each in given.items():
+    """Refuses what is no circuit, and warns of one that was extracted from other weights than the model's."""
+    for name, each in circuits.items():
         if not isinstance(each, Circuit):
             raise TypeError(f"{name} is a {type(each).__name__}: pass what extract_circuit or Circuit.load returns")
-    sources = {name: each.made_from["weights"] for name, each in given.items() if "weights" in each.made_from}
+    sources = {name: each.made_from["weights"] for name, each in circuits.items() if "weights" in each.made_from}
     weights = fingerprint_of_weights(prune_heads(model)) if sources else None
     for name, source in sources.items():
         if source != weights:

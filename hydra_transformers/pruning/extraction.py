@@ -50,7 +50,7 @@ def extract_circuit(
     Args:
         model: a ViT or BERT classifier or a CLIP model of Transformers, or a one-member Hydra of one.
         id_data: in-distribution data with labels (which "ood" does not need): a DataLoader, a list of dict batches, or a
-            Dataset of dict rows.
+            Dataset or list of dict rows.
         ood_data: out-of-distribution data for "ood" and "avg"; "acc" does not look at it.
         objective: "acc" (accuracy), "ood" (AUROC of the maximum softmax probability) or "avg" (the mean of both).
         budget: how many heads to rank; fewer than the model has.
@@ -61,7 +61,7 @@ def extract_circuit(
             `Circuit.checks` says how often the short list held the exact choice.
         shortlist: by default a fifth of the heads, at least 8.
         check_every: 1 makes "shortlist" exact.
-        batch_size: rows per batch where `id_data` and `ood_data` are Datasets of rows.
+        batch_size: rows per batch where `id_data` and `ood_data` come in rows.
         dtype: the dtype to evaluate in, e.g. `torch.bfloat16`; by default the model's.
         memory_gib: what the states of the candidates that run together may take; by default 4 on an accelerator and
             0.25 on a CPU. One candidate always runs, so a smaller batch is the way to take less than it needs.

@@ -140,7 +140,7 @@ class GreedySearch:
             effects = {tuple(head): effect for head, effect in state["effects"]}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"checkpoint {path} cannot be read as that of an extraction: pass another path"
+                f"checkpoint {path} cannot be read as that of an extraction: pass another path, or delete it if it is broken"
             ) from error
         _check_same_run(circuit, self.circuit, path)
         self.circuit, self.effects = circuit, effects

@@ -5,6 +5,7 @@ decides ties, is that of the towers ("vision" before "text"), then the layer, th
 """
 
 from collections.abc import Iterable, Sequence
+from numbers import Integral
 
 from torch import nn
 from transformers import (
@@ -54,7 +55,7 @@ def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> P
 
 def check_count(number: int, name: str, least: int, most: int, why: str) -> None:
     """Refuses what is no whole number from `least` to `most`."""
-    if isinstance(number, bool) or not isinstance(number, int):
+    if isinstance(number, bool) or not isinstance(number, Integral):
         raise TypeError(f"{name} is {number!r}: pass a whole number, {least} to {most}")
     if not least <= number <= most:
         raise ValueError(f"{name} is {number}: {why}, so pass {least} to {most}")

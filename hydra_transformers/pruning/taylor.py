@@ -80,7 +80,8 @@ def taylor_scores(
 
     Args:
         model: a ViT or BERT classifier or a CLIP model of Transformers, or a one-member Hydra of one.
-        dataloader: calibration data with labels: a DataLoader, a list of dict batches, or a Dataset of dict rows.
+        dataloader: calibration data with labels: a DataLoader, a list of dict batches, or a Dataset or list of dict
+            rows.
         class_prompts: for CLIP, the tokenizer's output with one row per class.
         towers: for CLIP, the towers to score; by default the vision tower only, because scores of the two towers are not
             on one scale.

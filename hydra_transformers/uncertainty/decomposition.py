@@ -97,8 +97,8 @@ def predict_uncertainty(
 
     Args:
         model: a Hydra, a Hugging Face classifier (one member) or a `ZeroShotClassifier`.
-        data: a DataLoader, a list of dict batches, or a Dataset of dict rows.
-        batch_size: rows per batch for a Dataset of rows.
+        data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
+        batch_size: rows per batch, where data comes in rows.
         temperature: applied to the member logits first, where given.
     """
     parts: list[dict[str, Tensor]] = []

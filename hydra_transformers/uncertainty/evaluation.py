@@ -33,13 +33,13 @@ def evaluate_uncertainty(
 
     Args:
         models: a Hydra, a Hugging Face classifier or a baseline; or several, `{name: model}`.
-        id_data: labelled data: a DataLoader, a list of dict batches, or a Dataset of dict rows.
+        id_data: labelled data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
         ood: `{"near": {name: data}, "far": {name: data}}`; labels of this data are not read.
         score: the OOD score, see `ood_score`; the paper's is `"msp"`.
         corruptions: `{corruption: {severity: data}}`, labelled, such as ImageNet-C's severities 1 to 5.
         class_prompts: for CLIP, the tokenizer's output with one prompt per class: makes it a zero-shot classifier.
         temperature: applied to the member logits; one for all models, or `{name: temperature}` for those that have one.
-        batch_size: rows per batch, where data is a Dataset of rows.
+        batch_size: rows per batch, where data comes in rows.
 
     With `torch.distributed` initialised, the processes share the batches of each data set: give every process the whole
     data (not a sampler's part); all of them get the same report.

@@ -3,6 +3,7 @@
 import math
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -116,7 +117,7 @@ def test_members_with_the_same_heads_are_told_of():
         ({"circuit": circuit_of(RANKING), "budget": 2, "num_members": 0}, "num_members is 0"),
         (
             {"circuits": [circuit_of(RANKING)], "budget": 2, "num_members": 7},
-            "num_members is 7, which drawing from cir",
+            "num_members is 7, circuits has 1: each makes one member",
         ),
         ({"circuit": circuit_of(RANKING), "budget": 2, "heads_per_layer": 1}, "heads_per_layer is 1, which drawing"),
         (
@@ -126,12 +127,18 @@ def test_members_with_the_same_heads_are_told_of():
         ({"circuits": circuit_of(RANKING), "budget": 2}, "circuits is a single circuit"),
         ({"circuits": ["circuit.json"], "budget": 2}, r"circuits\[0\] is a str: pass what extract_circuit"),
         ({"circuits": [circuit_of(RANKING)], "budget": 2.5}, "budget is 2.5: pass a whole number, 0 to 9"),
+        ({"circuit": circuit_of(RANKING), "budget": "3"}, "budget is '3': pass a whole number, 1 to 9"),
         ({"circuits": [circuit_of(RANKING)], "budget": "3"}, "budget is '3': pass a whole number, 0 to 9"),
     ],
 )
 def test_bad_arguments_get_one_sentence(arguments, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
         draw_members(vit(), **arguments)
+
+
+def test_whole_numbers_of_numpy_are_numbers_and_the_number_of_circuits_may_be_said():
+    members = draw_members(vit(), circuits=[circuit_of(RANKING)], budget=np.int64(2), num_members=1)
+    assert [pruned_heads(member) for member in members] == [RANKING[:2]]
 
 
 def test_a_circuit_of_other_weights_is_told_of(recwarn):

@@ -244,7 +244,9 @@ def test_a_saved_circuit_is_no_checkpoint(tmp_path):
     model, id_batches, ood_batches, _ = family("vit")
     path = tmp_path / "circuit.json"
     extract(model, id_batches, ood_batches, budget=1).save(path)
-    with pytest.raises(ValueError, match=r"circuit\.json cannot be read as that of an extraction: pass another path"):
+    with pytest.raises(
+        ValueError, match=r"circuit\.json cannot be read as that of an extraction: pass another path, or delete"
+    ):
         extract(model, id_batches, ood_batches, checkpoint=path)
 
 

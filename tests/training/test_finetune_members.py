@@ -252,6 +252,7 @@ def test_a_folder_with_something_else_is_refused(members, data, tmp_path):
     ("arguments", "error", "message"),
     [
         ({"members": []}, ValueError, "members has no models"),
+        ({"members": torch.nn.Linear(1, 1)}, TypeError, "members is a Linear: pass a list of pruned members"),
         ({"members": [torch.nn.Linear(1, 1)]}, TypeError, r"members\[0\] is a Linear"),
         ({"eval_dataset": None}, ValueError, "eval_dataset is None"),
         ({"learning_rates": "best"}, ValueError, "learning_rates is 'best': pass \"grid\""),
