@@ -106,29 +106,31 @@ def to_markdown(folder: Path, args: argparse.Namespace) -> str:
             json.loads((folder / "recipes" / str(choice) / "results" / str(seed) / f"{method}.json").read_text())
             for seed in range(args.seeds)
         ]
+        accuracy = mean(100 * result["id"]["accuracy"] for result in results)
+        auroc = mean(100 * result["ood"]["msp"]["circuits"]["objects"]["auroc"] for result in results)
         found[METHODS[method], choice if method != "single" else None] = {
-            "Acc": mean(100 * result["id"]["accuracy"] for result in results),
-            "AUROC": mean(100 * result["ood"]["msp"]["circuits"]["objects"]["auroc"] for result in results),
+            "average": (accuracy + auroc) / 2,
+            "Acc": accuracy,
+            "AUROC": auroc,
             "AUROC, altered set": mean(
                 100 * result["ood"]["msp"]["circuits"]["altered"]["auroc"] for result in results
             ),
             "NLL": mean(result["id"]["nll"] for result in results),
             "ECE": mean(result["id"]["ece"] for result in results),
         }
-    ranked = sorted(found.items(), key=lambda item: -item[1]["Acc"] - item[1]["AUROC"])
+    ranked = sorted(found.items(), key=lambda item: -item[1]["average"])
     columns = list(ranked[0][1])
     where = ", ".join(where_it_ran(args.device).values())
     lines = [
         f"Recipes for pruned ViTs on CIFAR-10, judged on validation images ({args.seeds} backbones, {where}).",
         "",
-        "| | images | learning rate | epochs | average | " + " | ".join(columns) + " |",
-        "|---|---|--:|--:|--:|" + "--:|" * len(columns),
+        "| | images | learning rate | epochs | " + " | ".join(columns) + " |",
+        "|---|---|--:|--:|" + "--:|" * len(columns),
     ]
     for (method, choice), numbers in ranked:
         how = f"{choice.changes} | {choice.learning_rate:g} | {choice.epochs}" if choice else "- | - | -"
-        average = (numbers["Acc"] + numbers["AUROC"]) / 2
         cells = [f"{numbers[name]:.3f}" if name in ("NLL", "ECE") else f"{numbers[name]:.2f}" for name in columns]
-        lines.append(f"| {method} | {how} | {average:.2f} | {' | '.join(cells)} |")
+        lines.append(f"| {method} | {how} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -142,6 +144,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each")
     parser.add_argument("--results", type=Path, default=RESULTS)
     args = parser.parse_args()
+    if min(args.seeds, args.workers, args.threads) < 1:
+        parser.error("--seeds, --workers and --threads are at least 1")
     folder = args.runs / SETTING.name
     missing = [index for index in range(args.seeds) if not (folder / f"backbone-{index}").exists()]
     if missing:

@@ -87,8 +87,8 @@ CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 CIFAR10_SCHEDULE = Schedule(epochs=100)
-# The paper's ImageNet-1K recipe, shortened: pruned members recover within a few passes. By AdamW and without label
-# smoothing, as these backbones are trained. Learning rate and changes to the images: `cifar10_member_recipes.py`.
+# The paper's ImageNet-1K recipe, shortened: pruned members recover within a few passes. By AdamW, and like these backbones
+# without label smoothing. Learning rate and changes to the images: `cifar10_member_recipes.py`.
 CIFAR10_MEMBER = replace(
     recipe("imagenet1k"),
     name="cifar10",
@@ -133,6 +133,7 @@ def train_cifar10_vits(
 
 
 def changed_images(train: TensorRows, change: Callable[[torch.Tensor], torch.Tensor]) -> TensorRows:
+    """Training images, changed at random by `change` (of `augmentation`) every time they are read."""
     return train.prepared_by(PrepareImages(CIFAR10_MEAN, CIFAR10_STD, change))
 
 

@@ -183,7 +183,7 @@ def by_extraction_set(setting: Setting) -> dict[str, str]:
 
 
 def aims_table(seeds: dict[str, dict[str, Run]], setting: Setting) -> str:
-    """What Hydra (Circ) was to reach, by the paper's own gains, and whether its mean did: fine-tuned, and with the fewest
+    """What Hydra (Circ) was to reach, near the paper's own figures, and whether its mean did: fine-tuned, and with the fewest
     heads pruned and not fine-tuned."""
     accuracy, ece, auroc = QUALITY[0], QUALITY[3], QUALITY[5]
     information, disagreement = DIVERSITY_COLUMNS[2:]

@@ -33,7 +33,7 @@ from real_data.local_files import read_images, read_texts
 from real_data.methods import Comparison
 from real_data.muon import Muon, orthogonal
 from real_data.rows import LengthBatches, PrepareImages, TensorRows, without_common_padding
-from real_data.stack import Part, Stack
+from real_data.stack import Part, Stack, attend_to_all
 from real_data.units import Unit
 from tests.benchmarks.stand_in import images, new_backbone, splits
 from tests.tiny_data import review_rows, save_bert
@@ -220,6 +220,14 @@ def test_models_side_by_side_train_as_each_would_alone():
     for model, reference in zip(models, alone, strict=True):
         for name, tensor in reference.state_dict().items():
             torch.testing.assert_close(model.state_dict()[name], tensor, msg=name)
+
+
+def test_attention_of_stacked_models_drops_what_it_is_told_to():
+    states = torch.randn(2, 2, 4, 8)
+    whole, dropped = (attend_to_all(None, states, states, states, None, 0.5, dropout)[0] for dropout in (0.0, 0.5))
+    expected = (0.5 * states @ states.mT).softmax(-1) @ states
+    torch.testing.assert_close(whole, expected.transpose(1, 2))
+    assert not torch.allclose(whole, dropped)
 
 
 def test_compiled_layers_are_the_same_layers_and_compiled_once(monkeypatch):

@@ -1,7 +1,8 @@
 """The comparison on real data, run whole on a tiny stand-in."""
 
 import json
-from argparse import Namespace
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -254,10 +255,11 @@ def test_recipes_of_members_are_compared_on_validation_images_alone(runs, monkey
         "judge",
         lambda self, *given, judge=Comparison.judge: (judged.append(self.splits), judge(self, *given)),
     )
+    monkeypatch.setattr(recipes, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
     page = runs / "recipes.md"
-    args = Namespace(data=None, runs=runs, device="cpu", seeds=1, threads=2, results=page)
-    for choice in choices:
-        recipes.try_out(args, (choice, 0))
+    options = ["--data", "data", "--runs", str(runs), "--seeds", "1", "--device", "cpu", "--results", str(page)]
+    monkeypatch.setattr("sys.argv", ["cifar10_member_recipes.py", *options])
+    recipes.main()
     data = splits()
     for seen in judged:
         assert torch.equal(seen.test.tensors["pixel_values"], data.validation.tensors["pixel_values"])
@@ -265,8 +267,9 @@ def test_recipes_of_members_are_compared_on_validation_images_alone(runs, monkey
         assert torch.equal(
             seen.ood["circuits"]["objects"].tensors["pixel_values"], data.circuit_ood.tensors["pixel_values"]
         )
-    rows = [line.split(" | ") for line in recipes.to_markdown(runs / TINY.name, args).splitlines()[4:]]
+    rows = [line.split(" | ") for line in page.read_text().splitlines()[4:]]
     assert {row[0].removeprefix("| ") for row in rows} == set(recipes.METHODS.values()) and len(rows) == 5
+    assert capsys.readouterr().out.strip().endswith(page.read_text().strip())
     averages = [float(row[4]) for row in rows]
     assert averages == sorted(averages, reverse=True)
 
@@ -276,3 +279,7 @@ def test_recipes_need_backbones(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit):
         recipes.main()
     assert "backbone-0, run uncertainty.py first" in capsys.readouterr().err
+    sys.argv += ["--seeds", "0"]
+    with pytest.raises(SystemExit):
+        recipes.main()
+    assert "--seeds, --workers and --threads are at least 1" in capsys.readouterr().err
