@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ..files import written_whole
+from ..models.configuration_hydra import SHARED_PARTS
 from ..models.fusion import tower_configs
-from ..models.kept_heads import SHARED_PARTS
 from ..pruning import Circuit, draw_members, extract_circuit
 from ..pruning.scoring import OBJECTIVES
 from ..training import RECIPES, Recipe, finetune_members

@@ -1,16 +1,14 @@
-"""The fused attention: the heads of all members in one attention call, and the pieces around it."""
+"""The fused attention: the heads of all members in one attention call, and the masks it reads."""
 
 from collections.abc import Callable
 
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .grouped import GroupedLinear, GroupedOutput, can_join, joint_product
-from .kernels import activate
+from .grouped import GroupedLinear, GroupedOutput
 
 
 def eager_attention_forward(
@@ -36,93 +34,112 @@ def eager_attention_forward(
 class HydraAttention(nn.Module):
     """Multi-head attention of all members at once; member m keeps `kept_heads[m]` of the backbone's heads.
 
-    Attention is computed head by head, so members cannot mix, whichever axis carries them:
+    A member's queries, keys and values lie below each other in `qkv_proj`, so that its three projections are one
+    product. Attention itself is computed head by head, so members cannot mix, whichever axis carries them:
 
     - members on the batch axis, (members * batch, heads, tokens, head_dim), where each keeps as many heads: the
-      batched projections come out in this shape;
-    - members on the head axis, (batch, heads of all members, tokens, head_dim), where head counts differ or where all
-      members still see the same input, which one dense product then projects for all of them.
+      products come out in this shape;
+    - members on the head axis, (batch, heads of all members, tokens, head_dim), where head counts differ, where the
+      mask cannot be repeated over members, and for the eager backend, which returns its weights in this shape.
     """
 
-    def __init__(self, config, kept_heads: list[list[int]], dropout: float, bias: bool, float32_softmax: bool):
+    def __init__(self, config: PreTrainedConfig, layer: int):
         super().__init__()
+        anatomy, kept_heads = config.anatomy, config.kept_heads[layer]
         self.config = config
         self.num_members = len(kept_heads)
         # The softmax keeps the scale of the backbone's heads, however many are left.
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.scaling = self.head_dim**-0.5
-        self.attention_dropout = dropout
-        self.float32_softmax = float32_softmax
+        self.attention_dropout = anatomy.attention_dropout
+        self.float32_softmax = anatomy.float32_softmax
         self.is_causal = False
 
-        self.widths = widths = tuple(len(heads) * self.head_dim for heads in kept_heads)
-        self.has_no_head = sum(widths) == 0
-        self.is_uniform = len(set(widths)) == 1
-        self.q_proj = GroupedLinear(config.hidden_size, widths, bias=bias)
-        self.k_proj = GroupedLinear(config.hidden_size, widths, bias=bias)
-        self.v_proj = GroupedLinear(config.hidden_size, widths, bias=bias)
+        widths = [len(heads) * self.head_dim for heads in kept_heads]
+        self.qkv_proj = GroupedLinear(config.hidden_size, [3 * width for width in widths], bias=anatomy.qkv_bias)
         self.o_proj = GroupedOutput(widths, config.hidden_size)
+
+    @property
+    def widths(self) -> list[int]:
+        """How wide each member's heads are together."""
+        return self.o_proj.widths
+
+    @property
+    def is_uniform(self) -> bool:
+        return self.o_proj.is_uniform
+
+    @property
+    def has_no_head(self) -> bool:
+        return not any(self.widths)
 
     def forward(
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
-        queries: torch.Tensor | None = None,
+        first_token_only: bool = False,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """
+        """What the heads give, before the output projection, which the layer calls.
+
         hidden_states: (members or 1, batch, tokens, hidden)
         attention_mask: what `members_mask` returns
-        queries: the tokens to attend from where not all are needed, (members or 1, batch, query tokens, hidden)
+        first_token_only: let only the first token ask
 
-        Returns (members, batch, query tokens, hidden) and, from the eager backend, the attention weights
-        (batch, heads of all members, query tokens, tokens).
+        Returns (members, batch, query tokens, width) or, where members keep different numbers of heads, (batch, query
+        tokens, sum of widths); and from the eager backend the attention weights (batch, heads of all members, query
+        tokens, tokens).
         """
-        queries = hidden_states if queries is None else queries
-        _, batch, tokens, _ = queries.shape
+        is_eager = self.config._attn_implementation == "eager"
         if self.has_no_head:
-            # No member has a head here: all that is left of the attention is its output bias.
-            output = self.o_proj(queries.new_zeros(batch, tokens, 0), packed=True)
-            is_eager = self.config._attn_implementation == "eager"
-            return output, queries.new_zeros(batch, 0, tokens, hidden_states.shape[2]) if is_eager else None
+            _, batch, tokens, _ = hidden_states.shape
+            queries = 1 if first_token_only else tokens
+            weights = hidden_states.new_zeros(batch, 0, queries, tokens) if is_eager else None
+            return hidden_states.new_zeros(self.num_members, batch, queries, 0), weights
+        if first_token_only:
+            attention_mask = mask_of_first_token(attention_mask)
+        if self.is_uniform and has_rows(attention_mask) and not is_eager:
+            return self._members_on_batch_axis(hidden_states, attention_mask, first_token_only, **kwargs)
+        return self._members_on_head_axis(hidden_states, attention_mask, first_token_only, **kwargs)
 
-        if hidden_states.shape[0] > 1 and self.is_uniform and has_rows(attention_mask):
-            return self._members_on_batch_axis(hidden_states, attention_mask, queries, **kwargs)
-        return self._members_on_head_axis(hidden_states, attention_mask, queries, **kwargs)
+    def _members_on_batch_axis(self, hidden_states, attention_mask, first_token_only: bool, **kwargs):
+        def heads(projected: torch.Tensor, projections: int) -> tuple[torch.Tensor, ...]:
+            """(members, batch, tokens, projections * width) -> per projection (members * batch, heads, tokens, head_dim)"""
+            return split_heads(projected.flatten(0, 1), projections, self.head_dim)
 
-    def _members_on_batch_axis(self, hidden_states, attention_mask, queries, **kwargs):
-        members, batch, tokens, _ = queries.shape
-        query, key, value = self._project(hidden_states, queries, packed=False)
-        output, weights = self._attend(query, key, value, attention_mask, **kwargs)
-        if weights is not None:
-            weights = weights.unflatten(0, (members, batch)).transpose(0, 1).flatten(1, 2)
-        return self.o_proj(output.reshape(members, batch, tokens, -1)), weights
-
-    def _members_on_head_axis(self, hidden_states, attention_mask, queries, **kwargs):
-        _, batch, tokens, _ = queries.shape
-        if isinstance(attention_mask, torch.Tensor):
-            attention_mask = attention_mask[:batch]
-        query, key, value = self._project(hidden_states, queries, packed=True)
-        output, weights = self._attend(query, key, value, attention_mask, **kwargs)
-        return self.o_proj(output.reshape(batch, tokens, -1), packed=True), weights
-
-    def _project(self, hidden_states, queries, packed: bool) -> tuple[torch.Tensor, ...]:
-        """Query, key and value, (rows, heads, tokens, head_dim) each."""
-        if queries is hidden_states:
-            return self._heads((self.q_proj, self.k_proj, self.v_proj), hidden_states, packed)
-        return (
-            *self._heads((self.q_proj,), queries, packed),
-            *self._heads((self.k_proj, self.v_proj), hidden_states, packed),
+        output, weights = self._attend(
+            *self._project(hidden_states, first_token_only, heads), attention_mask, **kwargs
         )
+        return output.reshape(self.num_members, -1, output.shape[1], self.widths[0]), weights
 
-    def _heads(self, projections, states: torch.Tensor, packed: bool) -> tuple[torch.Tensor, ...]:
-        tokens = states.shape[2]
-        if can_join(projections, states):
-            return split_heads(joint_product(projections, states, packed), tokens, len(projections), self.head_dim)
-        projected = [projection(states, packed=packed) for projection in projections]
-        return tuple(
-            states.view(-1, tokens, states.shape[-1] // self.head_dim, self.head_dim).transpose(1, 2)
-            for states in projected
+    def _members_on_head_axis(self, hidden_states, attention_mask, first_token_only: bool, **kwargs):
+        if isinstance(attention_mask, torch.Tensor):
+            attention_mask = attention_mask[: hidden_states.shape[1]]
+
+        def heads(projected, projections: int) -> tuple[torch.Tensor, ...]:
+            """(batch, tokens, projections * width) of each member -> per projection (batch, heads of all members, tokens,
+            head_dim)"""
+            by_member = [of_member.unflatten(-1, (projections, -1, self.head_dim)) for of_member in projected]
+            return torch.cat(by_member, dim=-2).permute(2, 0, 3, 1, 4).unbind(0)
+
+        output, weights = self._attend(
+            *self._project(hidden_states, first_token_only, heads), attention_mask, **kwargs
+        )
+        output = output.flatten(2)
+        if self.is_uniform:
+            output = output.unflatten(-1, (self.num_members, -1)).movedim(-2, 0)
+        return output, weights
+
+    def _project(
+        self, hidden_states: torch.Tensor, first_token_only: bool, heads: Callable
+    ) -> tuple[torch.Tensor, ...]:
+        """Query, key and value as `heads` splits them; queries of the first token alone where only it asks."""
+        if not first_token_only:
+            return heads(self.qkv_proj(hidden_states), 3)
+        queries = [slice(width) for width in self.widths]
+        keys_and_values = [slice(width, None) for width in self.widths]
+        return (
+            *heads(self.qkv_proj(hidden_states[:, :, :1], queries), 1),
+            *heads(self.qkv_proj(hidden_states, keys_and_values), 2),
         )
 
     def _attend(self, query, key, value, attention_mask, **kwargs):
@@ -141,26 +158,9 @@ class HydraAttention(nn.Module):
         )
 
 
-def split_heads(joint: torch.Tensor, tokens: int, projections: int, head_dim: int) -> tuple[torch.Tensor, ...]:
-    """(..., projections * heads * head_dim), a row per token -> per projection (rows, heads, tokens, head_dim)"""
-    heads = joint.shape[-1] // (projections * head_dim)
-    return joint.view(-1, tokens, projections, heads, head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-
-
-class HydraMLP(nn.Module):
-    """The transformer's two-layer MLP, on any leading axes."""
-
-    def __init__(self, config):
-        super().__init__()
-        self.fc1 = nn.Linear(config.hidden_size, config.intermediate_size)
-        self.activation_fn = ACT2FN[config.hidden_act]
-        self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = self.fc1(hidden_states)
-        if self.fc1._forward_hooks:
-            return self.fc2(self.activation_fn(hidden_states))  # whoever hooked the layer may keep what it gave
-        return self.fc2(activate(self.activation_fn, hidden_states))
+def split_heads(joint: torch.Tensor, projections: int, head_dim: int) -> tuple[torch.Tensor, ...]:
+    """(rows, tokens, projections * heads * head_dim) -> per projection (rows, heads, tokens, head_dim)"""
+    return joint.unflatten(-1, (projections, -1, head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
 def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_mask, num_members: int):

@@ -3,43 +3,23 @@
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig
 
-from .kept_heads import SHARED_PARTS, check_ensemble_loss, check_model_type, count_members, settle_fused_part
+from .configuration_hydra import Anatomy, HydraConfigMixin
 
 
 @strict
-class HydraBertConfig(BertConfig):
+class HydraBertConfig(HydraConfigMixin, BertConfig):
     r"""
-    A [`BertConfig`] with the fused-attention part.
+    A [`BertConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
+    `fast_inference`).
 
     Args:
-        kept_heads (`list[list[list[int]]]`, *optional*):
-            `kept_heads[layer][member]`: the backbone heads that a member keeps in a layer, in ascending order. By
-            default one member that keeps all heads.
-        shared (`list[str]`, *optional*, defaults to `["embeddings", "layernorm", "mlp"]`):
-            The parts that exist once for all members ("embeddings" includes their LayerNorm). An empty list makes
-            members independent of each other.
-        ensemble_loss (`str`, *optional*, defaults to `"members"`):
-            `"members"` for the mean of the members' losses, `"ensemble"` for the loss of the ensemble's answer.
         add_pooling_layer (`bool`, *optional*, defaults to `True`):
-            Whether [`HydraBertModel`] has a pooler. The sequence classifier always has one, as in BERT.
-
-    Example:
-
-    ```python
-    >>> from hydra_transformers import HydraBertConfig
-
-    >>> config = HydraBertConfig(num_hidden_layers=2, num_attention_heads=4, kept_heads=[[[0, 1], [3]], [[], [1, 2]]])
-    >>> config.num_members
-    2
-
-    ```"""
+            Whether [`HydraBertModel`] has a pooler. The text classifier always has one, as in BERT.
+    """
 
     model_type = "hydra_bert"
     keys_to_ignore_at_inference = ["member_logits"]
 
-    kept_heads: list[list[list[int]]] | None = None
-    shared: list[str] | tuple[str, ...] = SHARED_PARTS
-    ensemble_loss: str = "members"
     add_pooling_layer: bool = True
 
     auto_classes = {
@@ -48,21 +28,17 @@ class HydraBertConfig(BertConfig):
         "AutoModelForSequenceClassification": "modeling_hydra_bert.HydraBertForSequenceClassification",
     }
 
-    def __post_init__(self, **kwargs):
-        super().__post_init__(**kwargs)
-        if self.is_decoder or self.add_cross_attention:
-            raise ValueError("HydraBert is an encoder: set is_decoder and add_cross_attention to False")
-        settle_fused_part(self)
-        check_ensemble_loss(self.ensemble_loss)
-
-    @classmethod
-    def from_dict(cls, config_dict, **kwargs):
-        check_model_type(config_dict, cls)
-        return super().from_dict(config_dict, **kwargs)
-
     @property
-    def num_members(self) -> int:
-        return count_members(self.kept_heads)
+    def anatomy(self) -> Anatomy:
+        return Anatomy(
+            inner_size=self.intermediate_size,
+            activation=self.hidden_act,
+            norm_eps=self.layer_norm_eps,
+            norm_first=False,
+            float32_softmax=False,
+            dropout=self.hidden_dropout_prob,
+            attention_dropout=self.attention_probs_dropout_prob,
+        )
 
 
 __all__ = ["HydraBertConfig"]

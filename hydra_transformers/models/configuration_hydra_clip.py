@@ -3,18 +3,20 @@
 from huggingface_hub.dataclasses import strict
 from transformers import CLIPConfig, CLIPTextConfig, CLIPVisionConfig, PreTrainedConfig
 
-from .kept_heads import (
-    SHARED_PARTS,
-    KeptHeads,
-    check_ensemble_loss,
-    check_model_type,
-    count_members,
-    settle_fused_part,
-)
+from .configuration_hydra import Anatomy, HydraConfigMixin, KeptHeads, check_ensemble_loss, check_model_type
+
+
+def tower_anatomy(config: CLIPTextConfig | CLIPVisionConfig) -> Anatomy:
+    return Anatomy(
+        inner_size=config.intermediate_size,
+        activation=config.hidden_act,
+        norm_eps=config.layer_norm_eps,
+        attention_dropout=config.attention_dropout,
+    )
 
 
 @strict
-class HydraCLIPTextConfig(CLIPTextConfig):
+class HydraCLIPTextConfig(HydraConfigMixin, CLIPTextConfig):
     r"""
     A [`CLIPTextConfig`] with `kept_heads[layer][member]` and `shared`, as in [`HydraCLIPConfig`].
     """
@@ -26,25 +28,13 @@ class HydraCLIPTextConfig(CLIPTextConfig):
     }
     base_config_key = "text_config"
 
-    kept_heads: list[list[list[int]]] | None = None
-    shared: list[str] | tuple[str, ...] = SHARED_PARTS
-
-    def __post_init__(self, **kwargs):
-        super().__post_init__(**kwargs)
-        settle_fused_part(self)
-
-    @classmethod
-    def from_dict(cls, config_dict, **kwargs):
-        check_model_type(config_dict, cls)
-        return super().from_dict(config_dict, **kwargs)
-
     @property
-    def num_members(self) -> int:
-        return count_members(self.kept_heads)
+    def anatomy(self) -> Anatomy:
+        return tower_anatomy(self)
 
 
 @strict
-class HydraCLIPVisionConfig(CLIPVisionConfig):
+class HydraCLIPVisionConfig(HydraConfigMixin, CLIPVisionConfig):
     r"""
     A [`CLIPVisionConfig`] with `kept_heads[layer][member]` and `shared`, as in [`HydraCLIPConfig`].
     """
@@ -56,21 +46,9 @@ class HydraCLIPVisionConfig(CLIPVisionConfig):
     }
     base_config_key = "vision_config"
 
-    kept_heads: list[list[list[int]]] | None = None
-    shared: list[str] | tuple[str, ...] = SHARED_PARTS
-
-    def __post_init__(self, **kwargs):
-        super().__post_init__(**kwargs)
-        settle_fused_part(self)
-
-    @classmethod
-    def from_dict(cls, config_dict, **kwargs):
-        check_model_type(config_dict, cls)
-        return super().from_dict(config_dict, **kwargs)
-
     @property
-    def num_members(self) -> int:
-        return count_members(self.kept_heads)
+    def anatomy(self) -> Anatomy:
+        return tower_anatomy(self)
 
 
 @strict
@@ -85,6 +63,8 @@ class HydraCLIPConfig(CLIPConfig):
             The vision tower. It has as many members as the text tower, or one that is used with all of them.
         ensemble_loss (`str`, *optional*, defaults to `"members"`):
             `"members"` for the mean of the members' contrastive losses, `"ensemble"` for that of the ensemble.
+        fast_inference (`bool`, *optional*, defaults to `True`):
+            `False` switches it off in both towers.
 
     Each tower's config has `kept_heads[layer][member]` (the backbone heads that a member keeps in a layer, ascending)
     and `shared` (the parts that exist once for all members: `["embeddings", "layernorm", "mlp"]` by default).
@@ -98,6 +78,7 @@ class HydraCLIPConfig(CLIPConfig):
     text_config: dict | HydraCLIPTextConfig | None = None
     vision_config: dict | HydraCLIPVisionConfig | None = None
     ensemble_loss: str = "members"
+    fast_inference: bool = True
 
     auto_classes = {
         "AutoConfig": "configuration_hydra_clip.HydraCLIPConfig",
@@ -117,6 +98,8 @@ class HydraCLIPConfig(CLIPConfig):
                 "of them a single member"
             )
         check_ensemble_loss(self.ensemble_loss)
+        if not self.fast_inference:
+            self.vision_config.fast_inference = self.text_config.fast_inference = False
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):

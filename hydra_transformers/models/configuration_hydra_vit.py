@@ -3,22 +3,16 @@
 from huggingface_hub.dataclasses import strict
 from transformers import ViTConfig
 
-from .kept_heads import SHARED_PARTS, check_ensemble_loss, check_model_type, count_members, settle_fused_part
+from .configuration_hydra import Anatomy, HydraConfigMixin
 
 
 @strict
-class HydraViTConfig(ViTConfig):
+class HydraViTConfig(HydraConfigMixin, ViTConfig):
     r"""
-    A [`ViTConfig`] with the fused-attention part.
+    A [`ViTConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
+    `fast_inference`).
 
     Args:
-        kept_heads (`list[list[list[int]]]`, *optional*):
-            `kept_heads[layer][member]`: the backbone heads that a member keeps in a layer, in ascending order. By
-            default one member that keeps all heads.
-        shared (`list[str]`, *optional*, defaults to `["embeddings", "layernorm", "mlp"]`):
-            The parts that exist once for all members. An empty list makes members independent of each other.
-        ensemble_loss (`str`, *optional*, defaults to `"members"`):
-            `"members"` for the mean of the members' losses, `"ensemble"` for the loss of the ensemble's answer.
         add_pooling_layer (`bool`, *optional*, defaults to `True`):
             Whether [`HydraViTModel`] has a pooler. The image classifier has none, as in ViT.
 
@@ -31,14 +25,12 @@ class HydraViTConfig(ViTConfig):
     >>> config.num_members
     2
 
-    ```"""
+    ```
+    """
 
     model_type = "hydra_vit"
     keys_to_ignore_at_inference = ["member_logits"]
 
-    kept_heads: list[list[list[int]]] | None = None
-    shared: list[str] | tuple[str, ...] = SHARED_PARTS
-    ensemble_loss: str = "members"
     add_pooling_layer: bool = True
 
     auto_classes = {
@@ -47,19 +39,16 @@ class HydraViTConfig(ViTConfig):
         "AutoModelForImageClassification": "modeling_hydra_vit.HydraViTForImageClassification",
     }
 
-    def __post_init__(self, **kwargs):
-        super().__post_init__(**kwargs)
-        settle_fused_part(self)
-        check_ensemble_loss(self.ensemble_loss)
-
-    @classmethod
-    def from_dict(cls, config_dict, **kwargs):
-        check_model_type(config_dict, cls)
-        return super().from_dict(config_dict, **kwargs)
-
     @property
-    def num_members(self) -> int:
-        return count_members(self.kept_heads)
+    def anatomy(self) -> Anatomy:
+        return Anatomy(
+            inner_size=self.intermediate_size,
+            activation=self.hidden_act,
+            norm_eps=self.layer_norm_eps,
+            qkv_bias=self.qkv_bias,
+            dropout=self.hidden_dropout_prob,
+            attention_dropout=self.attention_probs_dropout_prob,
+        )
 
 
 __all__ = ["HydraViTConfig"]

@@ -2,9 +2,10 @@
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import nn
@@ -13,38 +14,77 @@ from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
 from .attention import HydraAttention
+from .configuration_hydra import SHARED_PARTS, check_shared, keep_after_pruning
 from .grouped import Grouped, PerMember
-from .kept_heads import SHARED_PARTS, check_shared, keep_after_pruning
 
 
 logger = logging.get_logger(__name__)
 
-# Config fields that decide what a member computes: all members must agree on them.
-ARCHITECTURE_FIELDS = [
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "head_dim",
-    "intermediate_size",
-    "hidden_act",
-    "layer_norm_eps",
-    "qkv_bias",
-    "image_size",
-    "patch_size",
-    "num_channels",
-    "vocab_size",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "pad_token_id",
-    "eos_token_id",
-    "projection_dim",
-    "add_pooling_layer",
-    "pooler_output_size",
-    "pooler_act",
-    "num_labels",
-    "id2label",
-    "problem_type",
-]
+# Config fields that a member may have its own way: they say how it was made or is trained, not what it computes.
+OWN_FIELDS = {
+    "use_cache",
+    "tie_word_embeddings",
+    "encoder_stride",
+    "kept_heads",
+    "shared",
+    "ensemble_loss",
+    "fast_inference",
+}
+OWN_KINDS = ("dropout", "drop_path", "initializer", "_init_value", "layerscale_value", "_out_", "reshape_hidden")
+LABEL_FIELDS = ("num_labels", "id2label", "problem_type")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where parameters of a one-member Hydra are found in a backbone.
+
+    ours, theirs: names with `*` for what both have in their places, the number of the layer for example. Of several of
+        theirs, `transform` makes one tensor
+    transform: from theirs to ours; by default they are the same
+    """
+
+    ours: str
+    theirs: str | tuple[str, ...]
+    transform: Callable[..., torch.Tensor] = lambda tensor: tensor
+
+    def found_in(self, name: str) -> tuple[str, ...] | None:
+        """The backbone's names for our parameter `name`; None where the rule says nothing about it."""
+        pattern = re.escape(self.ours).replace(r"\*", r"(.+?)")
+        match = re.fullmatch(rf"(?P<prefix>|.*\.){pattern}", name)
+        if match is None:
+            return None
+        places = match.groups()[1:]
+        theirs = (self.theirs,) if isinstance(self.theirs, str) else self.theirs
+        return tuple(match["prefix"] + _filled_in(each, places) for each in theirs)
+
+
+def _filled_in(pattern: str, places: Sequence[str]) -> str:
+    # Their name may have fewer places than ours: a scale has no weight and bias.
+    first, *rest = pattern.split("*")
+    return first + "".join(place + part for place, part in zip(places, rest, strict=False))
+
+
+def attention_rules(theirs: str, projections: Sequence[str], scale: str | None = None) -> tuple[Rule, ...]:
+    """The rules for a layer's attention.
+
+    theirs: the name of one of its projections, with `*` for the number of the layer and `{}` for
+    projections: the four names of query, key, value and output
+    scale: the name of the factor on the attention's result, where a family has one: it becomes part of the output
+    """
+    query, key, value, output = (theirs.format(projection) for projection in projections)
+    factor = () if scale is None else (scale,)
+    return (
+        Rule("layers.*.attention.qkv_proj.*", (f"{query}.*", f"{key}.*", f"{value}.*"), lambda *qkv: torch.cat(qkv)),
+        Rule("layers.*.attention.o_proj.weight", (f"{output}.weight", *factor), lambda *weight: scaled(*weight).t()),
+        Rule("layers.*.attention.o_proj.bias", (f"{output}.bias", *factor), lambda *bias: scaled(*bias).unsqueeze(0)),
+    )
+
+
+def scaled(tensor: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+    """A linear map's weight or bias with a factor on each of its outputs."""
+    if scale is None:
+        return tensor
+    return tensor * (scale.unsqueeze(1) if tensor.dim() == 2 else scale)
 
 
 @dataclass(frozen=True)
@@ -75,14 +115,16 @@ class HydraModelMixin:
     """`from_backbone`, `from_pruned_members` and `member` for every Hydra model.
 
     A model family sets
-    - `backbone_types`: the `model_type` of the Transformers models it is built from,
-    - `backbone_names`: pairs (part of our parameter name, part of the backbone's) where the two differ,
+    - `backbone_types`: the `model_type` of the Transformers models it is built from, and `backbone_classes` their classes,
+    - `backbone_rules`: where parameters are found whose names or shapes differ from the backbone's; of several rules for
+      one parameter, the first whose names the backbone has,
     - `per_member_parameters`: bare parameters with one row per member,
     - `is_base_model`: on the class without a head, which then takes what it needs from a model with one.
     """
 
     backbone_types: tuple[str, ...] = ()
-    backbone_names: tuple[tuple[str, str], ...] = ()
+    backbone_classes: tuple[type, ...] = ()
+    backbone_rules: tuple[Rule, ...] = ()
     per_member_parameters: tuple[str, ...] = ()
     is_base_model: bool = False
 
@@ -234,32 +276,34 @@ def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
     }
     tensors = {}
     for parameter, slot in slots(dense):
-        theirs = backbone_name(cls, parameter)
-        if theirs not in parameters:
+        theirs, transform = backbone_source(cls, parameter, parameters)
+        missing = next((each for each in theirs if each not in parameters), None)
+        if missing is not None:
             raise ValueError(
-                f"{name} ({type(model).__name__}) has no parameter {theirs!r}, which {cls.__name__} needs: pass the "
+                f"{name} ({type(model).__name__}) has no parameter {missing!r}, which {cls.__name__} needs: pass the "
                 "backbone's model for the same task"
             )
-        tensor = parameters[theirs]
-        if parameter.endswith(".o_proj.weight"):
-            tensor = tensor.t()
-        if parameter.endswith(".o_proj.bias") or parameter in cls.per_member_parameters:
-            tensor = tensor.unsqueeze(0)
-        tensors[slot.name] = tensor
+        tensor = transform(*(parameters[each] for each in theirs))
+        tensors[slot.name] = tensor.unsqueeze(0) if parameter in cls.per_member_parameters else tensor
     config = hydra_config(cls.config_class, model.config, kept, SHARED_PARTS, **pooler)
     return _checked(cls, Member(name, config, tensors))
 
 
-def backbone_name(cls: type, name: str) -> str:
-    for ours, theirs in cls.backbone_names:
-        name = name.replace(ours, theirs)
-    return name
+def backbone_source(cls: type, name: str, parameters: Container[str]) -> tuple[tuple[str, ...], Callable]:
+    """The backbone's names for our parameter `name`, and what makes ours of theirs."""
+    found = [(rule.found_in(name), rule.transform) for rule in cls.backbone_rules]
+    found = [(theirs, transform) for theirs, transform in found if theirs is not None]
+    for theirs, transform in found:
+        if all(each in parameters for each in theirs):
+            return theirs, transform
+    return found[0] if found else ((name,), lambda tensor: tensor)
 
 
 def _heads_left(cls, dense, model, parameters, tower: str, layer: int, name: str) -> list[int]:
     """The heads of a backbone's layer; sliced projections keep fewer than the config says."""
-    attention = dense.get_submodule(attention_names(dense)[tower][layer])
-    theirs = backbone_name(cls, f"{attention_names(dense)[tower][layer]}.q_proj.weight")
+    ours = attention_names(dense)[tower][layer]
+    attention = dense.get_submodule(ours)
+    (theirs, *_), _ = backbone_source(cls, f"{ours}.qkv_proj.weight", parameters)
     if theirs not in parameters:
         raise ValueError(f"{name} ({type(model).__name__}) has no parameter {theirs!r}: pass an unmodified backbone")
     heads, remainder = divmod(parameters[theirs].shape[0], attention.head_dim)
@@ -357,15 +401,16 @@ def _by_tower(config: PreTrainedConfig, heads_to_prune: dict) -> dict[str, dict]
 
 def _keep_heads(tensors: dict[str, torch.Tensor], attention: str, positions: list[int], head_dim: int) -> None:
     """Leaves only the heads at `positions` of one attention's packed tensors."""
-    for parameter in ("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias"):
+    for parameter in ("qkv_proj.weight", "qkv_proj.bias"):
         if f"{attention}.{parameter}" in tensors:
-            tensors[f"{attention}.{parameter}"] = _rows(tensors[f"{attention}.{parameter}"], positions, head_dim)
-    tensors[f"{attention}.o_proj.weight"] = _rows(tensors[f"{attention}.o_proj.weight"], positions, head_dim)
+            tensors[f"{attention}.{parameter}"] = heads_at(tensors[f"{attention}.{parameter}"], positions, head_dim, 3)
+    tensors[f"{attention}.o_proj.weight"] = heads_at(tensors[f"{attention}.o_proj.weight"], positions, head_dim)
 
 
-def _rows(tensor: torch.Tensor, positions: list[int], head_dim: int) -> torch.Tensor:
+def heads_at(tensor: torch.Tensor, positions: Sequence[int], head_dim: int, projections: int = 1) -> torch.Tensor:
+    """The rows of the heads at `positions`, of each projection: (projections * heads * head_dim, ...)"""
     index = torch.tensor(positions, dtype=torch.long, device=tensor.device)
-    return tensor.unflatten(0, (-1, head_dim)).index_select(0, index).flatten(0, 1)
+    return tensor.unflatten(0, (projections, -1, head_dim)).index_select(1, index).flatten(0, 2)
 
 
 # Fusing
@@ -446,7 +491,7 @@ def check_agrees(member: Member, first: Member) -> None:
 
 
 def _check_fields(member: Member, first: Member, config, expected, prefix: str) -> None:
-    for field in ARCHITECTURE_FIELDS:
+    for field in architecture_fields(type(config)):
         mine, theirs = getattr(config, field, None), getattr(expected, field, None)
         if field == "problem_type" and None in (mine, theirs):
             continue  # Transformers settles it at a model's first loss: None has not met one yet
@@ -455,6 +500,14 @@ def _check_fields(member: Member, first: Member, config, expected, prefix: str) 
                 f"{member.name} has {prefix}{field} = {_short(mine)}, {first.name} has {_short(theirs)}: "
                 "all members must come from one backbone"
             )
+
+
+def architecture_fields(config_class: type) -> list[str]:
+    """The fields that decide what a member computes: all members must agree on them."""
+    common = {field.name for field in fields(PreTrainedConfig)}
+    own = [field.name for field in fields(config_class) if field.name not in common | OWN_FIELDS]
+    own = [name for name in own if not name.endswith("_config")]  # towers are compared one by one
+    return [name for name in own if not any(kind in name for kind in OWN_KINDS)] + list(LABEL_FIELDS)
 
 
 def _short(value) -> str:

@@ -12,8 +12,6 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .shortcuts import is_bare, is_inference, is_plain_inference
-
 
 # From this many rows per member on, one product per member beats one batched product.
 ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 2048
@@ -22,17 +20,20 @@ ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 2048
 class Grouped(nn.Module):
     """What the two packed layers have in common: member m owns the next `widths[m]` rows of `weight`."""
 
-    def __init__(self, widths: list[int], columns: int, bias_shape: tuple[int, ...] | None):
+    def __init__(self, widths: Sequence[int], columns: int, bias_shape: tuple[int, ...] | None):
         super().__init__()
         self.widths = list(widths)
         self.columns = columns
-        self.uniform = len(set(widths)) == 1
         self.weight = nn.Parameter(torch.empty(sum(widths), columns))
         self.register_parameter("bias", None if bias_shape is None else nn.Parameter(torch.empty(bias_shape)))
 
     @property
     def num_members(self) -> int:
         return len(self.widths)
+
+    @property
+    def is_uniform(self) -> bool:
+        return len(set(self.widths)) == 1
 
     def member_rows(self, parameter: str) -> list[int]:
         """How many rows of `parameter` ("weight" or "bias") each member owns, in the order of the members."""
@@ -45,62 +46,76 @@ class Grouped(nn.Module):
 class GroupedLinear(Grouped):
     """M linear maps `in_features -> widths[m]`; weight (sum of widths, in_features), bias (sum of widths)."""
 
-    def __init__(self, in_features: int, widths: list[int], bias: bool = True):
+    def __init__(self, in_features: int, widths: Sequence[int], bias: bool = True):
         super().__init__(widths, in_features, (sum(widths),) if bias else None)
 
     def member_rows(self, parameter: str) -> list[int]:
         return self.widths
 
-    def forward(self, hidden_states: torch.Tensor, packed: bool = False) -> torch.Tensor:
-        """(members or 1, ..., in_features) -> (members, ..., width), for members of the same width, or packed:
-        (members or 1, ..., in_features) -> (..., sum of widths), the members' outputs side by side."""
-        if packed:
-            return self._packed(hidden_states)
-        members, width = self.num_members, self.widths[0]
+    def forward(
+        self, hidden_states: torch.Tensor, rows: Sequence[slice] | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """(members or 1, ..., in_features) -> (members, ..., width), or where widths differ a tuple of (..., width), one
+        for each member that has any rows.
+
+        rows: the part of each member's rows to compute; all of them by default
+        """
+        members = self.num_members
         if hidden_states.shape[0] < members:
             hidden_states = hidden_states.expand(members, *hidden_states.shape[1:])
-        weight = self.weight.view(members, width, self.columns).transpose(1, 2)
-        bias = None if self.bias is None else self.bias.view(members, 1, width)
+        if not self.is_uniform:
+            return tuple(
+                nn.functional.linear(states, weight, bias)
+                for states, weight, bias in zip(hidden_states, *self._by_member(rows), strict=True)
+                if len(weight) > 0
+            )
+        part = slice(None) if rows is None else rows[0]
+        weight = self.weight.view(members, self.widths[0], self.columns)[:, part].transpose(1, 2)
+        bias = None if self.bias is None else self.bias.view(members, 1, self.widths[0])[..., part]
         return grouped_product(hidden_states, weight, bias)
 
-    def _packed(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if hidden_states.shape[0] == 1:
-            return nn.functional.linear(hidden_states[0], self.weight, self.bias)
-        weights = self.weight.split(self.widths)
-        biases = [None] * self.num_members if self.bias is None else self.bias.split(self.widths)
-        outputs = [
-            nn.functional.linear(states, weight, bias)
-            for states, weight, bias in zip(hidden_states, weights, biases, strict=True)
-        ]
-        return torch.cat(outputs, dim=-1)
+    def _by_member(self, rows: Sequence[slice] | None) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+        rows = [slice(None)] * self.num_members if rows is None else rows
+        weights = [weight[part] for weight, part in zip(self.weight.split(self.widths), rows, strict=True)]
+        if self.bias is None:
+            return weights, [None] * self.num_members
+        return weights, [bias[part] for bias, part in zip(self.bias.split(self.widths), rows, strict=True)]
 
 
 class GroupedOutput(Grouped):
     """M linear maps `widths[m] -> out_features`; weight (sum of widths, out_features), bias (members, out_features)."""
 
-    def __init__(self, widths: list[int], out_features: int):
+    def __init__(self, widths: Sequence[int], out_features: int):
         super().__init__(widths, out_features, (len(widths), out_features))
 
     def member_rows(self, parameter: str) -> list[int]:
         return self.widths if parameter == "weight" else [1] * self.num_members
 
-    def forward(self, hidden_states: torch.Tensor, packed: bool = False) -> torch.Tensor:
-        """(members, ..., width) -> (members, ..., out_features), for members of the same width, or packed:
-        (..., sum of widths), the members' inputs side by side -> (members, ..., out_features)."""
-        if packed and not self.uniform:
-            return self._packed(hidden_states)
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(members, ..., width) -> (members, ..., out_features); where widths differ (..., sum of widths), the members'
+        inputs side by side."""
+        if not self.is_uniform:
+            return self._one_after_the_other(hidden_states)
         members, width = self.num_members, self.widths[0]
-        if packed:
-            hidden_states = hidden_states.unflatten(-1, (members, width)).movedim(-2, 0)
+        if width == 0:
+            return self._only_biases(hidden_states.shape[1:-1])
         return grouped_product(hidden_states, self.weight.view(members, width, self.columns), self.bias.unsqueeze(1))
 
-    def _packed(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        inputs = hidden_states.split(self.widths, dim=-1)
-        outputs = [
-            nn.functional.linear(states, weight.t(), bias)
-            for states, weight, bias in zip(inputs, self.weight.split(self.widths), self.bias, strict=True)
-        ]
-        return torch.stack(outputs)
+    def _one_after_the_other(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        # A product with no rows is no product to some runtimes: members without heads are left out of it.
+        inputs = iter(hidden_states.split([width for width in self.widths if width > 0], dim=-1))
+        shape = (*hidden_states.shape[:-1], self.columns)
+        return torch.stack(
+            [
+                nn.functional.linear(next(inputs), weight.t(), bias) if len(weight) > 0 else bias.expand(shape)
+                for weight, bias in zip(self.weight.split(self.widths), self.bias, strict=True)
+            ]
+        )
+
+    def _only_biases(self, shape: Sequence[int]) -> torch.Tensor:
+        """No member has a head: all that is left of the attention is its output bias."""
+        bias = self.bias.view(self.num_members, *[1] * len(shape), self.columns)
+        return bias.expand(self.num_members, *shape, self.columns)
 
 
 class GroupedPooler(nn.Module):
@@ -115,58 +130,19 @@ class GroupedPooler(nn.Module):
         return self.activation(self.dense(hidden_states[:, :, 0]))
 
 
-def init_grouped(module: Grouped, std: float) -> None:
-    """Fresh weights for a packed layer, as Transformers gives them to a linear one."""
+def init_grouped(module: nn.Module, std: float) -> None:
+    """Fresh weights for a packed layer, as Transformers gives them to a linear one; other modules stay as they are."""
+    if not isinstance(module, Grouped):
+        return
     init.normal_(module.weight, mean=0.0, std=std)
     if module.bias is not None:
         init.zeros_(module.bias)
 
 
-def joint_product(projections: Sequence[GroupedLinear], hidden_states: torch.Tensor, packed: bool) -> torch.Tensor:
-    """Several projections of the same states as one product.
-
-    (members or 1, ..., in_features) -> (members, ..., projections * width), or packed (..., projections * sum of widths)
-    """
-    first, count = projections[0], len(projections)
-    members, widths = first.num_members, first.widths
-    if packed and hidden_states.shape[0] > 1:
-        # Members of different widths, each on its own input: their products are joined head by head.
-        products = []
-        for m in range(members):
-            weight = torch.cat([projection.weight.split(widths)[m] for projection in projections])
-            bias = None
-            if first.bias is not None:
-                bias = torch.cat([projection.bias.split(widths)[m] for projection in projections])
-            product = nn.functional.linear(hidden_states[m], weight, bias)
-            products.append(product.view(*product.shape[:-1], count, widths[m]))
-        return torch.cat(products, dim=-1).flatten(-2)
-    # Packed, all members' rows are one block per projection; otherwise each member has a block of its own.
-    blocks = 1 if packed else members
-    weight = side_by_side([projection.weight for projection in projections], blocks).transpose(1, 2)
-    bias = None
-    if first.bias is not None:
-        bias = side_by_side([projection.bias for projection in projections], blocks).unsqueeze(1)
-    if hidden_states.shape[0] < blocks:
-        hidden_states = hidden_states.expand(blocks, *hidden_states.shape[1:])
-    product = grouped_product(hidden_states, weight, bias)
-    return product[0] if packed else product
-
-
-def side_by_side(parameters: Sequence[torch.Tensor], blocks: int) -> torch.Tensor:
-    """Several parameters as one, block by block: (blocks * rows, ...) each -> (blocks, parameters * rows, ...)"""
-    columns = parameters[0].shape[1:]
-    return torch.cat([parameter.view(blocks, -1, *columns) for parameter in parameters], 1)
-
-
-def can_join(projections: Sequence[nn.Module], hidden_states: torch.Tensor) -> bool:
-    """Whether projections are their weights and nothing else: not differentiated, adapted, hooked, offloaded."""
-    return is_inference(hidden_states) and all(is_bare(projection, GroupedLinear) for projection in projections)
-
-
 def are_few(rows: int) -> bool:
     """Whether launching kernels for this many rows per member takes longer than computing them."""
     # An exported graph serves batches of every size, so no size may decide on it.
-    return torch.compiler.is_exporting() or rows < ROWS_FOR_ONE_PRODUCT_PER_MEMBER
+    return torch.compiler.is_exporting() or torch.jit.is_tracing() or rows < ROWS_FOR_ONE_PRODUCT_PER_MEMBER
 
 
 def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -183,11 +159,6 @@ def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
         return nn.functional.linear(inputs, weight[0].t(), None if bias is None else bias[0, 0])
     if are_few(rows):
         return batched_product(inputs, weight, bias)
-    if bias is not None and is_plain_inference(inputs):
-        products = inputs.new_empty(members, rows, weight.shape[-1])
-        for m in range(members):
-            torch.addmm(bias[m, 0], inputs[m], weight[m], out=products[m])
-        return products
     biases = [None] * members if bias is None else bias.squeeze(1)
     return torch.stack([nn.functional.linear(inputs[m], weight[m].t(), biases[m]) for m in range(members)])
 

@@ -2,29 +2,21 @@
 
 import torch
 from torch import nn
+from transformers import CLIPModel, CLIPTextModel, CLIPVisionModel
 from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPPreTrainedModel, CLIPTextEmbeddings, CLIPVisionEmbeddings
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import HydraAttention, HydraMLP, mask_of_first_token, members_mask
-from .bare_layers import run_layers
+from .attention import HydraAttention, members_mask
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
-from .ensembling import (
-    HydraCLIPOutput,
-    at_least_float32,
-    batch_first,
-    log_mean_probability,
-    members_after_batch,
-    wants_every_token,
-)
-from .fusion import HydraModelMixin, Member
-from .grouped import Grouped, GroupedLinear, embed, init_grouped, shared_or_per_member
-from .kernels import add_and_layer_norm, layer_norm
-from .patches import as_patch_projection
+from .encoder import HydraEncoderMixin, HydraEncoderOutput
+from .ensembling import HydraCLIPOutput, at_least_float32, log_mean_probability, wants_every_token
+from .fusion import HydraModelMixin, Member, Rule, attention_rules
+from .grouped import GroupedLinear, embed, init_grouped
+from .layer import hydra_layers, of_members
+from .patch_embedding import as_patch_projection
 
 
 class HydraCLIPVisionEmbeddings(CLIPVisionEmbeddings):
@@ -35,119 +27,67 @@ class HydraCLIPVisionEmbeddings(CLIPVisionEmbeddings):
         self.patch_embedding = as_patch_projection(self.patch_embedding)
 
 
-class HydraCLIPLayer(GradientCheckpointingLayer):
-    """The fused pre-norm Transformer layer of both towers, equations 4 to 7."""
-
-    norms = ("layernorm_before", "layernorm_after")
-    is_pre_norm = True
-
-    def __init__(self, config: HydraCLIPTextConfig | HydraCLIPVisionConfig, layer: int):
-        super().__init__()
-        members, shared = config.num_members, config.shared
-
-        def layernorm():
-            return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-        self.layernorm_before = shared_or_per_member(layernorm, members, "layernorm" in shared)
-        self.attention = HydraAttention(
-            config, config.kept_heads[layer], dropout=config.attention_dropout, bias=True, float32_softmax=True
-        )
-        self.layernorm_after = shared_or_per_member(layernorm, members, "layernorm" in shared)
-        self.mlp = shared_or_per_member(lambda: HydraMLP(config), members, "mlp" in shared)
-
-    def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        first_token_only: bool = False,
-        **kwargs,
-    ) -> torch.Tensor:
-        """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
-        normed = layer_norm(self.layernorm_before, hidden_states)
-        queries = None
-        if first_token_only:
-            hidden_states, queries = hidden_states[:, :, :1], normed[:, :, :1]
-            attention_mask = mask_of_first_token(attention_mask)
-        attention, _ = self.attention(normed, attention_mask, queries, **kwargs)
-        hidden_states, normed = add_and_layer_norm(self.layernorm_after, hidden_states, attention)
-        return hidden_states + self.mlp(normed)
-
-
 class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
     config_class = HydraCLIPConfig
     config: HydraCLIPConfig
     base_model_prefix = "clip"
-    _no_split_modules = ["CLIPTextEmbeddings", "HydraCLIPVisionEmbeddings", "HydraCLIPLayer"]
-    _can_record_outputs = {"hidden_states": HydraCLIPLayer, "attentions": HydraAttention}
+    _no_split_modules = ["CLIPTextEmbeddings", "HydraCLIPVisionEmbeddings", "HydraLayer"]
+    _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("clip",)
-    backbone_names = (
-        ("layers.", "encoder.layers."),
-        (".attention.o_proj.", ".attention.out_proj."),
-        (".attention.", ".self_attn."),
-        (".layernorm_before.", ".layer_norm1."),
-        (".layernorm_after.", ".layer_norm2."),
-        ("pre_layernorm.", "pre_layrnorm."),
+    backbone_rules = (
+        *attention_rules("encoder.layers.*.self_attn.{}", ("q_proj", "k_proj", "v_proj", "out_proj")),
+        Rule("layers.*.attention_norm.*", "encoder.layers.*.layer_norm1.*"),
+        Rule("layers.*.mlp_norm.*", "encoder.layers.*.layer_norm2.*"),
+        Rule("layers.*.mlp.*", "encoder.layers.*.mlp.*"),
+        Rule("pre_layernorm.*", "pre_layrnorm.*"),
     )
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
-        if isinstance(module, Grouped):
-            init_grouped(module, std=module.columns**-0.5 * self.config.initializer_factor)
-        elif isinstance(module, HydraCLIPModel):
+        init_grouped(module, std=getattr(module, "columns", 1) ** -0.5 * self.config.initializer_factor)
+        if isinstance(module, HydraCLIPModel):
             init.constant_(module.logit_scale, self.config.logit_scale_init_value)
 
 
-class HydraCLIPTextModel(HydraCLIPPreTrainedModel):
-    """The fused text tower. `last_hidden_state` is (batch, members, tokens, hidden), `pooler_output`
-    (batch, members, hidden), the state of the first end-of-text token."""
+class HydraCLIPTextModel(HydraEncoderMixin, HydraCLIPPreTrainedModel):
+    """The fused text tower: `HydraEncoderOutput`; pooled is the state of the first end-of-text token."""
 
     config_class = HydraCLIPTextConfig
     config: HydraCLIPTextConfig
     base_model_prefix = "text_model"
     backbone_types = ("clip_text_model",)
+    backbone_classes = (CLIPTextModel,)
     main_input_name = "input_ids"
     input_modalities = ("text",)
     _input_embed_layer = "token_embedding"
+    is_base_model = False
 
     def __init__(self, config: HydraCLIPTextConfig):
         super().__init__(config)
-        members, shared = config.num_members, config.shared
-        self.embeddings = shared_or_per_member(lambda: CLIPTextEmbeddings(config), members, "embeddings" in shared)
-        self.layers = nn.ModuleList(HydraCLIPLayer(config, layer) for layer in range(config.num_hidden_layers))
-        self.final_layer_norm = shared_or_per_member(
-            lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps), members, "layernorm" in shared
-        )
+        self.embeddings = of_members(config, "embeddings", lambda: CLIPTextEmbeddings(config))
+        self.layers = hydra_layers(config)
+        self.final_layer_norm = of_members(config, "layernorm", lambda: _layer_norm(config))
         self.post_init()
 
-    @merge_with_config_defaults
-    @members_after_batch
-    @capture_outputs(tie_last_hidden_states=False)
-    def forward(
+    def start(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
-        **kwargs,
-    ) -> BaseModelOutputWithPooling:
-        """input_ids, attention_mask, position_ids: (batch, tokens)"""
+    ):
         if input_ids is None:
             raise ValueError("input_ids is missing: pass the tokenizer's output")
-        hidden_states = embed(self.embeddings, input_ids=input_ids, position_ids=position_ids)
-        attention_mask = create_causal_mask(
-            config=self.config, inputs_embeds=hidden_states[0], attention_mask=attention_mask, past_key_values=None
+        states = embed(self.embeddings, input_ids=input_ids, position_ids=position_ids)
+        mask = create_causal_mask(
+            config=self.config, inputs_embeds=states[0], attention_mask=attention_mask, past_key_values=None
         )
-        attention_mask = members_mask(attention_mask, hidden_states.shape[1], self.num_members)
-        kwargs["is_causal"] = True
-        hidden_states = run_layers(self, hidden_states, attention_mask, **kwargs)
-        hidden_states = self.final_layer_norm(hidden_states)
+        return states, members_mask(mask, states.shape[1], self.num_members), {"is_causal": True}
 
-        rows = torch.arange(hidden_states.shape[1], device=hidden_states.device)
-        pooled = hidden_states[:, rows, self._end_of_text(input_ids.to(hidden_states.device))]
-        return BaseModelOutputWithPooling(
-            last_hidden_state=batch_first(hidden_states, self.num_members),
-            pooler_output=batch_first(pooled, self.num_members),
-        )
+    def finish(self, states: torch.Tensor, input_ids: torch.Tensor):
+        states = self.final_layer_norm(states)
+        rows = torch.arange(states.shape[1], device=states.device)
+        return states, states[:, rows, self._end_of_text(input_ids.to(states.device))]
 
     def _end_of_text(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Position of the token that stands for the text: (batch, tokens) -> (batch,)"""
@@ -156,36 +96,51 @@ class HydraCLIPTextModel(HydraCLIPPreTrainedModel):
             return input_ids.int().argmax(dim=-1)
         return (input_ids == self.config.eos_token_id).int().argmax(dim=-1)
 
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        **kwargs,
+    ) -> HydraEncoderOutput:
+        """input_ids, attention_mask, position_ids: (batch, tokens)"""
+        states, mask, for_layers = self.start(input_ids, attention_mask, position_ids)
+        return self.encode(states, mask, finish_with={"input_ids": input_ids}, **kwargs | for_layers)
 
-class HydraCLIPVisionModel(HydraCLIPPreTrainedModel):
-    """The fused vision tower. `last_hidden_state` is (batch, members, tokens, hidden), `pooler_output`
-    (batch, members, hidden), the normalised state of the [CLS] token."""
+
+class HydraCLIPVisionModel(HydraEncoderMixin, HydraCLIPPreTrainedModel):
+    """The fused vision tower: `HydraEncoderOutput`; pooled is the normalised state of the [CLS] token."""
 
     config_class = HydraCLIPVisionConfig
     config: HydraCLIPVisionConfig
     base_model_prefix = "vision_model"
     backbone_types = ("clip_vision_model",)
+    backbone_classes = (CLIPVisionModel,)
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     _input_embed_layer = "patch_embedding"
+    is_base_model = False
 
     def __init__(self, config: HydraCLIPVisionConfig):
         super().__init__(config)
-        members, shared = config.num_members, config.shared
-
-        def layernorm():
-            return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
-
-        self.embeddings = shared_or_per_member(
-            lambda: HydraCLIPVisionEmbeddings(config), members, "embeddings" in shared
-        )
-        self.pre_layernorm = shared_or_per_member(layernorm, members, "layernorm" in shared)
-        self.layers = nn.ModuleList(HydraCLIPLayer(config, layer) for layer in range(config.num_hidden_layers))
-        self.post_layernorm = shared_or_per_member(layernorm, members, "layernorm" in shared)
+        self.embeddings = of_members(config, "embeddings", lambda: HydraCLIPVisionEmbeddings(config))
+        self.pre_layernorm = of_members(config, "layernorm", lambda: _layer_norm(config))
+        self.layers = hydra_layers(config)
+        self.post_layernorm = of_members(config, "layernorm", lambda: _layer_norm(config))
         self.post_init()
 
+    def start(self, pixel_values: torch.Tensor | None = None, interpolate_pos_encoding: bool = False):
+        if pixel_values is None:
+            raise ValueError("pixel_values is missing: pass the image processor's output")
+        states = embed(self.embeddings, pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
+        return self.pre_layernorm(states), None, {}
+
+    def finish(self, states: torch.Tensor):
+        return states, self.post_layernorm(states[:, :, 0])
+
     @merge_with_config_defaults
-    @members_after_batch
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
         self,
@@ -193,28 +148,25 @@ class HydraCLIPVisionModel(HydraCLIPPreTrainedModel):
         interpolate_pos_encoding: bool = False,
         first_token_only: bool = False,
         **kwargs,
-    ) -> BaseModelOutputWithPooling:
+    ) -> HydraEncoderOutput:
         """
         pixel_values: (batch, channels, height, width)
         first_token_only: let the last layer compute the [CLS] token alone, which is all that the pooled output needs;
-            `last_hidden_state` then has one token
+            states then have one token
         """
-        if pixel_values is None:
-            raise ValueError("pixel_values is missing: pass the image processor's output")
-        hidden_states = embed(self.embeddings, pixel_values, interpolate_pos_encoding=interpolate_pos_encoding)
-        hidden_states = self.pre_layernorm(hidden_states)
-        hidden_states = run_layers(self, hidden_states, None, first_token_only, **kwargs)
-        pooled = self.post_layernorm(hidden_states[:, :, 0])
-        return BaseModelOutputWithPooling(
-            last_hidden_state=batch_first(hidden_states, self.num_members),
-            pooler_output=batch_first(pooled, self.num_members),
-        )
+        states, mask, for_layers = self.start(pixel_values, interpolate_pos_encoding)
+        return self.encode(states, mask, first_token_only, **for_layers, **kwargs)
+
+
+def _layer_norm(config: HydraCLIPTextConfig | HydraCLIPVisionConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
 
 class HydraCLIPModel(HydraCLIPPreTrainedModel):
     """Both towers, fused. Member m pairs vision member m with text member m; a tower with a single member is used
     with all members of the other."""
 
+    backbone_classes = (CLIPModel,)
     per_member_parameters = ("logit_scale",)
 
     def __init__(self, config: HydraCLIPConfig):
@@ -254,31 +206,33 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         **kwargs,
-    ) -> BaseModelOutputWithPooling:
-        """`pooler_output` is (texts, members of the text tower, projection), not normalised."""
+    ) -> HydraEncoderOutput:
+        """`member_pooler_output` is (texts, members of the text tower, projection), not normalised; `pooler_output` is its
+        mean over the members."""
         outputs = self.text_model(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, return_dict=True, **kwargs
         )
-        outputs.pooler_output = self._project(self.text_projection, outputs.pooler_output)
-        return outputs
+        return self._projected(self.text_projection, outputs)
 
     @can_return_tuple
     def get_image_features(
         self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = False, **kwargs
-    ) -> BaseModelOutputWithPooling:
-        """`pooler_output` is (images, members of the vision tower, projection), not normalised."""
+    ) -> HydraEncoderOutput:
+        """`member_pooler_output` is (images, members of the vision tower, projection), not normalised; `pooler_output` is
+        its mean over the members."""
         outputs = self.vision_model(
             pixel_values=pixel_values,
             interpolate_pos_encoding=interpolate_pos_encoding,
             return_dict=True,
             **kwargs,
         )
-        outputs.pooler_output = self._project(self.visual_projection, outputs.pooler_output)
-        return outputs
+        return self._projected(self.visual_projection, outputs)
 
-    def _project(self, projection: GroupedLinear, pooled: torch.Tensor) -> torch.Tensor:
-        """(batch, members, hidden) -> (batch, members, projection)"""
-        return projection(pooled.transpose(0, 1)).transpose(0, 1)
+    def _projected(self, projection: GroupedLinear, outputs: HydraEncoderOutput) -> HydraEncoderOutput:
+        """Its pooled states (batch, members, hidden) become (batch, members, projection)."""
+        pooled = projection(outputs.member_pooler_output.transpose(0, 1)).transpose(0, 1)
+        outputs.member_pooler_output, outputs.pooler_output = pooled, pooled.mean(dim=1)
+        return outputs
 
     @can_return_tuple
     def forward(
@@ -306,8 +260,8 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
         text_outputs = self.get_text_features(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs
         )
-        image_embeds = nn.functional.normalize(vision_outputs.pooler_output, dim=-1)
-        text_embeds = nn.functional.normalize(text_outputs.pooler_output, dim=-1)
+        image_embeds = nn.functional.normalize(vision_outputs.member_pooler_output, dim=-1)
+        text_embeds = nn.functional.normalize(text_outputs.member_pooler_output, dim=-1)
 
         # (members, images, texts)
         similarity = image_embeds.transpose(0, 1) @ text_embeds.to(image_embeds.device).permute(1, 2, 0)

@@ -2,23 +2,23 @@
 
 A head of layer l changes nothing before l. So for a batch the states entering layer l are computed once, and so are the
 outputs of its heads; every candidate head of the layer is then these outputs with its slice zeroed, and all candidates go
-through the rest of the network together, on the batch axis. The last layer is computed for the first token alone where
-the classifier reads no other. Heads that were removed for good are cut out of the engine's own weights.
+through the rest of the network together, on the batch axis. It all runs through the model's own layers, `heads` and
+`complete`. The last layer is computed for the first token alone where the classifier reads no other. Heads that were
+removed for good are cut out of the engine's own copy of the model.
 """
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 
-from ..models.attention import mask_of_first_token
-from ..models.fusion import tower_configs
-from ..models.grouped import embed
-from ..models.kernels import add_and_layer_norm, layer_norm
+from ..models.attention import HydraAttention
+from ..models.fast_inference import run_layers
+from ..models.fusion import heads_at, tower_configs
 from ..prediction import check_class_prompts
-from .heads import Head, chosen_towers, heads_of, tower_and_place
+from .heads import Head, chosen_towers, has_two_towers, heads_of, tower_and_place
 
 
 # (heads turned off, logits (heads, batch, classes)); at last ([], logits (1, batch, classes)) of the network as it is.
@@ -28,110 +28,28 @@ PROMPTS_PER_PASS = 256
 GIB = 2**30
 
 
-class Block:
-    """A transformer layer, with the projections of the heads that are left packed into one product."""
-
-    def __init__(self, layer: nn.Module, heads: Sequence[int]):
-        attention = layer.attention
-        self.heads = list(heads)
-        self.head_dim, self.scaling = attention.head_dim, attention.scaling
-        projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        by_head = (3, len(heads), self.head_dim)
-        self.qkv_weight = torch.cat([projection.weight for projection in projections]).unflatten(0, by_head)
-        has_bias = attention.q_proj.bias is not None
-        biases = [projection.bias for projection in projections]
-        self.qkv_bias = torch.cat(biases).unflatten(0, by_head) if has_bias else None
-        self.o_weight = attention.o_proj.weight.t().unflatten(1, by_head[1:])
-        self.o_bias = attention.o_proj.bias[0]
-        self.mlp = layer.mlp
-        self.is_pre_norm = layer.is_pre_norm
-        self.layernorms = tuple(getattr(layer, name) for name in layer.norms)
-        self._pack()
-
-    def _pack(self) -> None:
-        self.width = len(self.heads) * self.head_dim
-        self.packed_qkv = self.qkv_weight.flatten(0, 2).contiguous()
-        self.packed_qkv_bias = None if self.qkv_bias is None else self.qkv_bias.flatten().contiguous()
-        self.packed_o = self.o_weight.flatten(1).contiguous()
-
-    def remove(self, head: int) -> None:
-        """Cuts a head out for good."""
-        left = [place for place, name in enumerate(self.heads) if name != head]
-        self.heads = [self.heads[place] for place in left]
-        index = torch.tensor(left, dtype=torch.long, device=self.o_weight.device)
-        self.qkv_weight = self.qkv_weight.index_select(1, index)
-        self.qkv_bias = None if self.qkv_bias is None else self.qkv_bias.index_select(1, index)
-        self.o_weight = self.o_weight.index_select(1, index)
-        self._pack()
-
-    def head_outputs(self, states: Tensor, mask: Tensor | None, is_causal: bool, first_token_only: bool) -> Tensor:
-        """What the output projection reads: (rows, tokens, hidden) -> (rows, tokens or 1, heads * head_dim)"""
-        rows, tokens = states.shape[:2]
-        if not self.heads:
-            return states.new_zeros(rows, 1 if first_token_only else tokens, 0)
-        normed = layer_norm(self.layernorms[0], states) if self.is_pre_norm else states
-        if first_token_only:
-            queries = self._project(normed[:, :1], slice(0, self.width))
-            keys, values = self._project(normed, slice(self.width, None)).chunk(2, dim=-1)
-            mask = mask_of_first_token(mask)
-        else:
-            queries, keys, values = self._project(normed, slice(None)).chunk(3, dim=-1)
-        outputs = nn.functional.scaled_dot_product_attention(
-            self._split_heads(queries),
-            self._split_heads(keys),
-            self._split_heads(values),
-            attn_mask=mask,
-            is_causal=is_causal and mask is None,
-            scale=self.scaling,
-        )
-        return outputs.transpose(1, 2).flatten(2)
-
-    def _project(self, states: Tensor, rows: slice) -> Tensor:
-        bias = None if self.packed_qkv_bias is None else self.packed_qkv_bias[rows]
-        return nn.functional.linear(states, self.packed_qkv[rows], bias)
-
-    def _split_heads(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(-1, (len(self.heads), self.head_dim)).transpose(1, 2)
-
-    def without(self, outputs: Tensor, heads: Sequence[int]) -> Tensor:
-        """`outputs` with one head's slice zeroed, for each of `heads`: (rows, tokens, width) -> (heads, rows, tokens, width)"""
-        keep = outputs.new_ones(len(heads), 1, 1, len(self.heads), self.head_dim)
-        for candidate, head in enumerate(heads):
-            keep[candidate, ..., self.heads.index(head), :] = 0
-        return outputs * keep.flatten(-2)
-
-    def complete(self, states: Tensor, outputs: Tensor, first_token_only: bool) -> Tensor:
-        """The layer after its heads: (..., tokens, hidden), from states that may lack the leading axis of `outputs`."""
-        if first_token_only:
-            states = states[..., :1, :]
-        attention = nn.functional.linear(outputs, self.packed_o, self.o_bias)
-        if self.is_pre_norm:
-            states, normed = add_and_layer_norm(self.layernorms[1], states, attention)
-            return self.mlp(normed).add_(states)
-        _, states = add_and_layer_norm(self.layernorms[0], states, attention)
-        return add_and_layer_norm(self.layernorms[1], states, self.mlp(states))[1]
-
-
 class Tower:
-    """One encoder: embeddings, blocks, and what is read from the last states. A family says how it starts and ends."""
+    """An encoder of one member, whose heads are turned off one by one."""
 
-    input_names: tuple[str, ...] = ()
-    is_causal = False
-    reads_first_token = True
+    def __init__(
+        self, encoder: PreTrainedModel, read: Callable[[Tensor, Tensor | None], Tensor], first_token_only: bool
+    ):
+        """
+        read: from the states that the encoder shows, (1, batch, tokens or 1, hidden), and what it pools from them to
+            (1, batch, features)
+        first_token_only: whether `read` and the encoder's own pooling read no other token of the last layer
+        """
+        self.encoder, self.read, self.first_token_only = encoder, read, first_token_only
+        self.heads = [list(members[0]) for members in encoder.config.kept_heads]
+        names = inspect.signature(encoder.forward).parameters
+        self.input_names = [name for name in names if name not in ("first_token_only", "members_only", "kwargs")]
+        self.names_to_finish = [name for name in inspect.signature(encoder.finish).parameters if name != "states"]
 
-    def __init__(self, encoder: nn.Module):
-        self.encoder = encoder
-        self.blocks = [
-            Block(layer, members[0]) for layer, members in zip(encoder.layers, encoder.config.kept_heads, strict=True)
-        ]
-
-    def start(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """The states entering the first layer (rows, tokens, hidden) and the attention mask."""
-        raise NotImplementedError
-
-    def read(self, states: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Features from the last states: (candidates, rows, tokens or 1, hidden) -> (candidates, rows, features)"""
-        raise NotImplementedError
+    def remove(self, layer: int, head: int) -> None:
+        """Cuts a head out for good."""
+        left = [place for place, name in enumerate(self.heads[layer]) if name != head]
+        self.heads[layer] = [self.heads[layer][place] for place in left]
+        keep_heads(self.encoder.layers[layer].attention, left)
 
     def sweep(
         self, inputs: Mapping[str, Tensor], candidates: Mapping[int, list[int]], memory: int
@@ -142,36 +60,53 @@ class Tower:
         memory: bytes that the states of the candidates that run together may take
         At last comes ([], (1, rows, features)) of the tower as it is.
         """
-        states, mask = self.start(inputs)
+        states, mask, for_layers = self.encoder.start(**inputs)
         together = self._candidates_together(states, memory)
-        for layer, block in enumerate(self.blocks):
-            first_token_only = self._is_short(layer)
-            outputs = block.head_outputs(states, mask, self.is_causal, first_token_only)
-            for part in _even_parts(candidates.get(layer, []), together):
-                ablated = block.complete(states, block.without(outputs, part), first_token_only)
-                yield [(layer, head) for head in part], self._finish(ablated, mask, layer + 1, inputs)
-            states = block.complete(states, outputs, first_token_only)
-        yield [], self.read(states.unsqueeze(0), inputs)
+        layers = list(self.encoder.layers)
+        for index, layer in enumerate(layers):
+            only_first = self.first_token_only and index == len(layers) - 1
+            heads = layer.heads(states, mask, only_first, **for_layers)
+            for part in _even_parts(candidates.get(index, []), together):
+                # (1, candidates, rows, tokens, hidden): what candidates have in common is not repeated
+                ablated = layer.complete(states.unsqueeze(1), self._without(heads, index, part), only_first)
+                rest = self._finish(layers[index + 1 :], ablated.flatten(1, 2), mask, for_layers, len(part), inputs)
+                yield [(index, head) for head in part], rest
+            states = layer.complete(states, heads, only_first)
+        yield [], self._finish([], states, mask, for_layers, 1, inputs)
 
-    def _finish(self, states: Tensor, mask: Tensor | None, layer: int, inputs: Mapping[str, Tensor]) -> Tensor:
-        """(candidates, rows, tokens, hidden), entering `layer` -> (candidates, rows, features)"""
-        candidates, rows = states.shape[:2]
-        states = states.flatten(0, 1)
+    def _without(self, heads: Tensor, layer: int, turned_off: Sequence[int]) -> Tensor:
+        """The heads' outputs with one slice zeroed, for each of `turned_off`: (1, rows, tokens, width) -> (1, candidates,
+        rows, tokens, width)"""
+        head_dim = self.encoder.layers[layer].attention.head_dim
+        keep = heads.new_ones(1, len(turned_off), 1, 1, len(self.heads[layer]), head_dim)
+        for candidate, head in enumerate(turned_off):
+            keep[:, candidate, ..., self.heads[layer].index(head), :] = 0
+        return heads.unsqueeze(1) * keep.flatten(-2)
+
+    def _finish(self, layers, states: Tensor, mask, for_layers: dict, candidates: int, inputs) -> Tensor:
+        """(1, candidates * rows, tokens, hidden), through `layers` -> (candidates, rows, features)"""
         if mask is not None:
-            mask = mask.repeat(candidates, 1, 1, 1)
-        for block, first_token_only in ((self.blocks[k], self._is_short(k)) for k in range(layer, len(self.blocks))):
-            outputs = block.head_outputs(states, mask, self.is_causal, first_token_only)
-            states = block.complete(states, outputs, first_token_only)
-        return self.read(states.unflatten(0, (candidates, rows)), inputs)
-
-    def _is_short(self, layer: int) -> bool:
-        return self.reads_first_token and layer == len(self.blocks) - 1
+            mask = mask.repeat(candidates, *[1] * (mask.dim() - 1))
+        if layers:
+            states = run_layers(layers, states.contiguous(), mask, self.first_token_only, **for_layers)
+        again = {name: inputs[name].repeat(candidates, 1) for name in self.names_to_finish if name in inputs}
+        return self.read(*self.encoder.finish(states, **again))[0].unflatten(0, (candidates, -1))
 
     def _candidates_together(self, states: Tensor, memory: int) -> int:
         """How many candidates fit in `memory`; a token holds its state a few times over and the MLP's inner layer twice."""
         config = self.encoder.config
-        per_token = (6 * config.hidden_size + 2 * config.intermediate_size) * states.element_size()
-        return max(1, memory // (per_token * states.shape[0] * states.shape[1]))
+        per_token = (6 * config.hidden_size + 2 * config.anatomy.inner_size) * states.element_size()
+        return max(1, memory // (per_token * states.shape[1] * states.shape[2]))
+
+
+def keep_heads(attention: HydraAttention, places: Sequence[int]) -> None:
+    """Leaves a one-member attention only the heads at `places`, in place."""
+    qkv, output, head_dim = attention.qkv_proj, attention.o_proj, attention.head_dim
+    for projection, count in ((qkv, 3), (output, 1)):
+        projection.weight = nn.Parameter(heads_at(projection.weight, places, head_dim, count), requires_grad=False)
+        projection.widths = [count * len(places) * head_dim]
+    if qkv.bias is not None:
+        qkv.bias = nn.Parameter(heads_at(qkv.bias, places, head_dim, 3), requires_grad=False)
 
 
 def _even_parts(heads: list[int], most: int) -> list[list[int]]:
@@ -180,87 +115,12 @@ def _even_parts(heads: list[int], most: int) -> list[list[int]]:
     return [heads[len(heads) * part // count : len(heads) * (part + 1) // count] for part in range(count)]
 
 
-class ViTTower(Tower):
-    input_names = ("pixel_values",)
-
-    def start(self, inputs):
-        return embed(self.encoder.embeddings, inputs["pixel_values"])[0], None
-
-    def read(self, states, inputs):
-        return self.encoder.layernorm(states[:, :, 0])
-
-
-class BertTower(Tower):
-    input_names = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
-
-    def start(self, inputs):
-        names = ("input_ids", "token_type_ids", "position_ids")
-        states = embed(self.encoder.embeddings, **{name: inputs.get(name) for name in names})[0]
-        mask = create_bidirectional_mask(
-            config=self.encoder.config, inputs_embeds=states, attention_mask=inputs.get("attention_mask")
-        )
-        return states, mask
-
-    def read(self, states, inputs):
-        dense = self.encoder.pooler.dense
-        pooled = nn.functional.linear(states[:, :, 0], dense.weight, dense.bias)
-        return self.encoder.pooler.activation(pooled)
-
-
-class CLIPVisionTower(Tower):
-    input_names = ("pixel_values",)
-
-    def __init__(self, encoder: nn.Module, projection: nn.Module):
-        super().__init__(encoder)
-        self.projection = projection
-
-    def start(self, inputs):
-        return self.encoder.pre_layernorm(embed(self.encoder.embeddings, inputs["pixel_values"])[0]), None
-
-    def read(self, states, inputs):
-        pooled = self.encoder.post_layernorm(states[:, :, 0])
-        return _normalized(nn.functional.linear(pooled, self.projection.weight))
-
-
-class CLIPTextTower(Tower):
-    input_names = ("input_ids", "attention_mask", "position_ids")
-    is_causal = True
-    reads_first_token = False
-
-    def __init__(self, encoder: nn.Module, projection: nn.Module):
-        super().__init__(encoder)
-        self.projection = projection
-
-    def start(self, inputs):
-        position_ids = inputs.get("position_ids")
-        states = embed(self.encoder.embeddings, input_ids=inputs["input_ids"], position_ids=position_ids)[0]
-        mask = create_causal_mask(
-            config=self.encoder.config,
-            inputs_embeds=states,
-            attention_mask=inputs.get("attention_mask"),
-            past_key_values=None,
-        )
-        return states, mask
-
-    def read(self, states, inputs):
-        rows = torch.arange(states.shape[1], device=states.device)
-        pooled = self.encoder.final_layer_norm(states[:, rows, self.encoder._end_of_text(inputs["input_ids"])])
-        return _normalized(nn.functional.linear(pooled, self.projection.weight))
-
-
-def _normalized(features: Tensor) -> Tensor:
-    return nn.functional.normalize(features, dim=-1)
-
-
-CLASSIFIER_TOWERS = {"hydra_vit": ViTTower, "hydra_bert": BertTower}
-
-
 class ClassifierAblation:
     """Heads of an image or text classifier turned off one by one."""
 
     def __init__(self, model: PreTrainedModel, memory: int):
-        self.tower = CLASSIFIER_TOWERS[model.config.model_type](model.base_model)
-        self.classifier = model.classifier
+        self.tower = Tower(model.base_model, model.read, model.reads_first_token)
+        self.classify = model.classify
         self.num_classes = model.config.num_labels
         self.memory = memory
         self.input_names = self.tower.input_names
@@ -268,7 +128,7 @@ class ClassifierAblation:
 
     def remove(self, head: Head) -> None:
         """Cuts a head out for good."""
-        self.tower.blocks[head[0]].remove(head[1])
+        self.tower.remove(*head)
         self.heads = [left for left in self.heads if left != head]
 
     def over(self, candidates: Sequence[Head]) -> Callable[[Mapping[str, Tensor]], Iterator[Ablated]]:
@@ -277,37 +137,41 @@ class ClassifierAblation:
 
         def ablate(inputs: Mapping[str, Tensor]) -> Iterator[Ablated]:
             for heads, features in self.tower.sweep(inputs, by_layer, self.memory):
-                yield heads, nn.functional.linear(features, self.classifier.weight, self.classifier.bias)
+                logits = self.classify(features.flatten(0, 1).unsqueeze(0))
+                yield heads, logits[0].unflatten(0, features.shape[:2])
 
         return ablate
 
 
 class ZeroShotAblation:
-    """Heads of CLIP's towers turned off one by one, in zero-shot classification with fixed class prompts.
+    """Heads of two towers turned off one by one, in zero-shot classification with fixed class prompts.
 
     Candidates of the vision tower share the prompts' features; those of the text tower, which need no image to be
     computed, share the images'.
     """
 
-    input_names = ("pixel_values",)
-
     def __init__(
         self, model: PreTrainedModel, memory: int, class_prompts: Mapping[str, Tensor], towers: Sequence[str]
     ):
-        self.vision = CLIPVisionTower(model.vision_model, model.visual_projection)
-        self.text = CLIPTextTower(model.text_model, model.text_projection)
+        def features(projection: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+            return lambda _, pooled: nn.functional.normalize(projection(pooled), dim=-1)
+
+        self.towers = {
+            "vision": Tower(model.vision_model, features(model.visual_projection), first_token_only=True),
+            "text": Tower(model.text_model, features(model.text_projection), first_token_only=False),
+        }
+        self.input_names = self.towers["vision"].input_names
         self.logit_scale = model.logit_scale.exp()
         self.num_classes = len(class_prompts["input_ids"])
         self.memory = memory
-        self.prompts = {
-            name: value.to(model.device) for name, value in class_prompts.items() if name in self.text.input_names
-        }
+        names = self.towers["text"].input_names
+        self.prompts = {name: value.to(model.device) for name, value in class_prompts.items() if name in names}
         self.heads = heads_of(model, towers)
 
     def remove(self, head: Head) -> None:
         """Cuts a head out for good."""
         tower, layer, number = head
-        (self.vision if tower == "vision" else self.text).blocks[layer].remove(number)
+        self.towers[tower].remove(layer, number)
         self.heads = [left for left in self.heads if left != head]
 
     def over(self, candidates: Sequence[Head]) -> Callable[[Mapping[str, Tensor]], Iterator[Ablated]]:
@@ -317,7 +181,7 @@ class ZeroShotAblation:
         prompts = texts[-1][1]
 
         def ablate(inputs: Mapping[str, Tensor]) -> Iterator[Ablated]:
-            for heads, images in self.vision.sweep(inputs, by_layer["vision"], self.memory):
+            for heads, images in self.towers["vision"].sweep(inputs, by_layer["vision"], self.memory):
                 if heads:
                     yield [("vision", *head) for head in heads], self._logits(images, prompts)
             for heads, ablated_prompts in texts[:-1]:
@@ -334,7 +198,7 @@ class ZeroShotAblation:
         ]
         # One candidate at a time where there are several parts, so that the parts agree on who runs together.
         memory = self.memory if len(parts) == 1 else 0
-        for swept in zip(*(self.text.sweep(part, candidates, memory) for part in parts), strict=True):
+        for swept in zip(*(self.towers["text"].sweep(part, candidates, memory) for part in parts), strict=True):
             yield swept[0][0], torch.cat([features for _, features in swept], dim=1)
 
     def _logits(self, images: Tensor, prompts: Tensor) -> Tensor:
@@ -365,11 +229,11 @@ def ablation_of(
     chosen_towers(model, towers)
     for config in tower_configs(model.config).values():
         config._attn_implementation = "sdpa"  # the form in which the masks are made
-    if model.config.model_type == "hydra_clip":
+    if has_two_towers(model):
         check_class_prompts(class_prompts)
         return ZeroShotAblation(model, memory, class_prompts, towers)
     if class_prompts is not None:
         raise ValueError(f"class_prompts is for CLIP, model is a {type(model).__name__}: leave it out")
-    if not hasattr(model, "classifier"):
+    if not hasattr(model, "classify"):
         raise TypeError(f"{type(model).__name__} has no classifier: pass the model with its classification head")
     return ClassifierAblation(model, memory)

@@ -73,6 +73,11 @@ def heads_of(model: PreTrainedModel, towers: Sequence[str] | None = None) -> lis
     ]
 
 
+def has_two_towers(model: PreTrainedModel) -> bool:
+    """Whether images and texts have a tower each, for zero-shot classification."""
+    return len(tower_configs(model.config)) > 1
+
+
 def chosen_towers(model: PreTrainedModel, towers: Sequence[str] | None) -> list[str]:
     """The names in `towers`, in order and checked; every tower where it is None. A model without towers has [""]."""
     existing = list(tower_configs(model.config))

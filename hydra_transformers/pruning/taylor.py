@@ -14,13 +14,13 @@ from transformers import PreTrainedModel
 
 from ..files import write_atomically
 from ..prediction import accepted_inputs, batches, check_class_prompts, split_labels
-from .ablation import CLIPTextTower
 from .evaluation_data import check_label_range
 from .heads import (
     Head,
     as_heads,
     as_heads_to_prune,
     attention_of,
+    has_two_towers,
     heads_of,
     prune_heads,
     tower_and_place,
@@ -143,7 +143,7 @@ def _working_copy(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _settled(hydra: PreTrainedModel, towers: Sequence[str] | None) -> Sequence[str] | None:
-    if towers is None and hydra.config.model_type == "hydra_clip":
+    if towers is None and has_two_towers(hydra):
         return ["vision"]
     return towers
 
@@ -162,21 +162,13 @@ def _lowest(scores: Mapping[Head, float], count: int) -> list[Head]:
 def _scores(hydra: PreTrainedModel, calibration: "Calibration", heads: Sequence[Head]) -> dict[Head, float]:
     """Scores of `heads`; gradients are computed for the layers of these heads only."""
     attentions = {head[:-1]: attention_of(hydra, *tower_and_place(head)[:2]) for head in heads}
-    projections = [
-        projection
-        for attention in attentions.values()
-        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
-    ]
-    gradients = calibration.gradients(hydra, [projection.weight for projection in projections])
-    products = iter(
-        (projection.weight.detach() * gradient).abs()
-        for projection, gradient in zip(projections, gradients, strict=True)
-    )
+    weights = [attention.qkv_proj.weight for attention in attentions.values()]
+    gradients = calibration.gradients(hydra, weights)
     of_layers = {}
-    for layer, attention in attentions.items():
-        # (q, k, v; heads; head_dim, hidden) -> one mean per head
-        q_k_v = torch.stack([next(products) for _ in range(3)]).unflatten(1, (-1, attention.head_dim))
-        of_layers[layer] = iter(q_k_v.mean(dim=(0, 2, 3)).tolist())
+    for (layer, attention), weight, gradient in zip(attentions.items(), weights, gradients, strict=True):
+        # (q, k, v; heads; head_dim; hidden) -> one mean per head
+        products = (weight.detach() * gradient).abs().unflatten(0, (3, -1, attention.head_dim))
+        of_layers[layer] = iter(products.mean(dim=(0, 2, 3)).tolist())
     scores = {head: next(of_layers[head[:-1]]) for head in heads}
     for head, score in scores.items():
         if score != score:
@@ -200,16 +192,13 @@ class Calibration:
             raise ValueError("dataloader has no samples: pass at least one batch")
         self.rows = sum(len(labels) for _, labels in self.batches)
         self.prompts = None
-        if hydra.config.model_type == "hydra_clip":
+        if has_two_towers(hydra):
             check_class_prompts(class_prompts)
-            self.prompts = {
-                name: value.to(hydra.device)
-                for name, value in class_prompts.items()
-                if name in CLIPTextTower.input_names
-            }
+            prompts = {name: value.to(hydra.device) for name, value in class_prompts.items()}
+            self.prompts = accepted_inputs(hydra.text_model, prompts)
         elif class_prompts is not None:
             raise ValueError(f"class_prompts is for CLIP, model is a {type(hydra).__name__}: leave it out")
-        elif not hasattr(hydra, "classifier"):
+        elif not hasattr(hydra, "classify"):
             raise TypeError(f"{type(hydra).__name__} has no classifier: pass the model with its classification head")
         num_classes = hydra.config.num_labels if self.prompts is None else len(self.prompts["input_ids"])
         for _, labels in self.batches:
@@ -235,11 +224,11 @@ class Calibration:
             (loss * (len(labels) / self.rows)).backward()
 
     def _backward_zero_shot(self, hydra: PreTrainedModel) -> None:
-        texts = nn.functional.normalize(hydra.get_text_features(**self.prompts).pooler_output[:, 0], dim=-1)
+        texts = nn.functional.normalize(hydra.get_text_features(**self.prompts).pooler_output, dim=-1)
         # The prompts go through the text tower once: their gradient is collected over the batches and passed on at the end.
         collected = texts.detach().requires_grad_()
         for inputs, labels in self.batches:
-            images = hydra.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output[:, 0]
+            images = hydra.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
             logits = nn.functional.normalize(images, dim=-1) @ collected.t() * hydra.logit_scale.exp()
             (nn.functional.cross_entropy(logits, labels, reduction="sum") / self.rows).backward()
         if texts.requires_grad:

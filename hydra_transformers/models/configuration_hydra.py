@@ -1,9 +1,86 @@
-"""The fused-attention part of every Hydra config: which backbone heads each member keeps, and what members share."""
+"""What every Hydra config has beside its backbone's fields: the kept heads, what members share, the layers' anatomy."""
+
+from dataclasses import dataclass
+
 
 # What members may share: the mean over the members stands in for each of them.
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 
 KeptHeads = list[list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What a family's layers are made of.
+
+    inner_size: of the MLP, between its two maps
+    norm_first: whether a branch normalises what it reads, or the sum is normalised after it
+    gated_mlp: whether one half of the MLP's inner layer gates the other
+    qkv_bias: whether queries, keys and values have biases
+    float32_softmax: whether the eager backend takes its softmax in float32
+    dropout, attention_dropout: of the two branches' results, and of the attention weights
+    drop_path: how often a branch is left out in training
+    """
+
+    inner_size: int
+    activation: str
+    norm_eps: float
+    norm_first: bool = True
+    gated_mlp: bool = False
+    qkv_bias: bool = True
+    float32_softmax: bool = True
+    dropout: float = 0.0
+    attention_dropout: float = 0.0
+    drop_path: float = 0.0
+
+
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
+class HydraConfigMixin:
+    r"""
+    The fields of every Hydra config:
+
+    Args:
+        kept_heads (`list[list[list[int]]]`, *optional*):
+            `kept_heads[layer][member]`: the backbone heads that a member keeps in a layer, in ascending order. By
+            default one member that keeps all heads.
+        shared (`list[str]`, *optional*, defaults to `["embeddings", "layernorm", "mlp"]`):
+            The parts that exist once for all members. An empty list makes members independent of each other.
+        ensemble_loss (`str`, *optional*, defaults to `"members"`):
+            `"members"` for the mean of the members' losses, `"ensemble"` for the loss of the ensemble's answer.
+        fast_inference (`bool`, *optional*, defaults to `True`):
+            Whether layers may run without module calls where that gives the same result.
+
+    A family's config adds `auto_classes` and `anatomy`.
+    """
+
+    kept_heads: list[list[list[int]]] | None = None
+    shared: list[str] | tuple[str, ...] = SHARED_PARTS
+    ensemble_loss: str = "members"
+    fast_inference: bool = True
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        if getattr(self, "is_decoder", False) or getattr(self, "add_cross_attention", False):
+            raise ValueError(f"{type(self).__name__} is an encoder's: set is_decoder and add_cross_attention to False")
+        if self.kept_heads is None:
+            self.kept_heads = dense_heads(self.num_hidden_layers, self.num_attention_heads)
+        check_kept_heads(self.kept_heads, self.num_hidden_layers, self.num_attention_heads)
+        self.shared = list(self.shared)
+        check_shared(self.shared)
+        check_ensemble_loss(self.ensemble_loss)
+
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        check_model_type(config_dict, cls)
+        return super().from_dict(config_dict, **kwargs)
+
+    @property
+    def num_members(self) -> int:
+        return count_members(self.kept_heads)
+
+    @property
+    def anatomy(self) -> Anatomy:
+        raise NotImplementedError
 
 
 def dense_heads(num_layers: int, num_heads: int) -> KeptHeads:
@@ -13,15 +90,6 @@ def dense_heads(num_layers: int, num_heads: int) -> KeptHeads:
 
 def count_members(kept_heads: KeptHeads) -> int:
     return len(kept_heads[0])
-
-
-def settle_fused_part(config) -> None:
-    """Fills in the defaults of a config's `kept_heads` and `shared`, and refuses what cannot be."""
-    if config.kept_heads is None:
-        config.kept_heads = dense_heads(config.num_hidden_layers, config.num_attention_heads)
-    check_kept_heads(config.kept_heads, config.num_hidden_layers, config.num_attention_heads)
-    config.shared = list(config.shared)
-    check_shared(config.shared)
 
 
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:

@@ -1,8 +1,7 @@
-"""Elementwise work in one pass over the GPU's memory, for large batches; plain PyTorch everywhere else.
+"""Elementwise work in one pass over the GPU's memory, for large batches on the fast way (`fast_inference`).
 
-Each function has its plain form beside the Triton one and gives its result to float tolerance. The Triton form runs in
-plain inference on CUDA with enough rows to pay for its launch; training, compilation, small batches, CPUs and machines
-without Triton take the plain form.
+Each function has its plain form beside the Triton one and gives its result to float tolerance. The Triton form runs on
+CUDA with enough rows to pay for its launch; small batches, CPUs and machines without Triton take the plain form.
 """
 
 import math
@@ -10,8 +9,6 @@ import math
 import torch
 from torch import nn
 from transformers.activations import GELUActivation, QuickGELUActivation
-
-from .shortcuts import is_bare, is_plain_inference
 
 
 try:
@@ -32,7 +29,6 @@ def can_use_kernel(tensor: torch.Tensor) -> bool:
         tensor.is_cuda
         and tensor.numel() >= ELEMENTS_WORTH_A_KERNEL.get(tensor.dtype, math.inf)
         and triton is not None
-        and is_plain_inference(tensor)
         and tensor.is_contiguous()
     )
 
@@ -66,7 +62,7 @@ def add_and_layer_norm(
 
 def activate(activation: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
     """`activation(hidden_states)`; overwrites `hidden_states` where that saves a large tensor in plain inference."""
-    if not can_use_kernel(hidden_states) or not is_bare(activation, activation.__class__):
+    if not can_use_kernel(hidden_states):
         return activation(hidden_states)
     if isinstance(activation, GELUActivation) and activation.act is nn.functional.gelu:
         return torch.ops.aten.gelu_(hidden_states)
@@ -79,8 +75,7 @@ def activate(activation: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor
 
 def _is_plain_layer_norm(norm: nn.Module, hidden_states: torch.Tensor) -> bool:
     return (
-        is_bare(norm, nn.LayerNorm)
-        and norm.weight is not None
+        norm.weight is not None
         and norm.bias is not None
         and norm.weight.dtype == hidden_states.dtype
         and hidden_states.shape[-1] <= MOST_COLUMNS

@@ -1,0 +1,145 @@
+"""The registry of families, and `AutoHydra`, which finds the class that a model becomes.
+
+A new family is imported here; its classes say themselves what they are built from (`backbone_classes`) and how the Auto
+classes of Transformers find them (`auto_classes` of the config). No other file names a family.
+"""
+
+from collections.abc import Sequence
+
+import transformers
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from .configuration_hydra import SHARED_PARTS
+from .configuration_hydra_bert import HydraBertConfig
+from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
+from .configuration_hydra_deit import HydraDeiTConfig
+from .configuration_hydra_dinov2 import HydraDinov2Config
+from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
+from .configuration_hydra_distilbert import HydraDistilBertConfig
+from .configuration_hydra_roberta import HydraRobertaConfig
+from .configuration_hydra_vit import HydraViTConfig
+from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertModel
+from .modeling_hydra_clip import HydraCLIPModel, HydraCLIPTextModel, HydraCLIPVisionModel
+from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
+from .modeling_hydra_dinov2 import HydraDinov2ForImageClassification, HydraDinov2Model
+from .modeling_hydra_dinov2_with_registers import (
+    HydraDinov2WithRegistersForImageClassification,
+    HydraDinov2WithRegistersModel,
+)
+from .modeling_hydra_distilbert import HydraDistilBertForSequenceClassification, HydraDistilBertModel
+from .modeling_hydra_roberta import HydraRobertaForSequenceClassification, HydraRobertaModel
+from .modeling_hydra_vit import HydraViTForImageClassification, HydraViTModel
+
+
+class AutoHydra:
+    """Hydras of any supported model, without naming their class."""
+
+    def __init__(self):
+        raise TypeError("AutoHydra is not a model: call AutoHydra.from_backbone or AutoHydra.from_pruned_members")
+
+    @staticmethod
+    def from_backbone(model: PreTrainedModel, heads_to_prune: dict | None = None) -> PreTrainedModel:
+        """A one-member Hydra of `model` with `heads_to_prune` cut out; `model` is left as it is.
+
+        model: a supported model of Transformers, or a one-member Hydra to prune further
+        heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
+        """
+        return hydra_class(model).from_backbone(model, heads_to_prune)
+
+    @staticmethod
+    def from_pruned_members(
+        members: Sequence[PreTrainedModel], shared: Sequence[str] = SHARED_PARTS
+    ) -> PreTrainedModel:
+        """One Hydra of `members`, which are one-member Hydras, Hydras, or supported models of Transformers, fine-tuned
+        from one pre-trained model for example.
+
+        shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"
+        """
+        if isinstance(members, PreTrainedModel):
+            raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
+        if not members:
+            raise ValueError("members is empty: pass at least one model")
+        return hydra_class(members[0], "members[0]").from_pruned_members(members, shared)
+
+    @staticmethod
+    def supported() -> dict[str, str]:
+        """The names of the models of Transformers that become Hydras, and of the classes they become."""
+        return {backbone.__name__: hydra.__name__ for backbone, hydra in HYDRA_CLASSES.items()}
+
+
+def hydra_class(model: PreTrainedModel, name: str = "model") -> type:
+    """The Hydra class that `model` becomes; its own where it is one."""
+    if hasattr(type(model), "from_pruned_members"):
+        return type(model)
+    for backbone_class, found in HYDRA_CLASSES.items():
+        if isinstance(model, backbone_class):
+            return found
+    raise TypeError(
+        f"{name} is a {type(model).__name__}: pass a Hydra or one of {', '.join(AutoHydra.supported())}; "
+        "docs/adding-a-model-family.md tells how to add another"
+    )
+
+
+def _model_class(config_class: type, auto_class: str) -> type:
+    return globals()[config_class.auto_classes[auto_class].rpartition(".")[2]]
+
+
+CONFIG_CLASSES: tuple[type[PreTrainedConfig], ...] = tuple(
+    value for value in list(globals().values()) if isinstance(value, type) and hasattr(value, "auto_classes")
+)
+# By class of the backbone, those with a head first: a model without one is part of a model with one.
+HYDRA_CLASSES: dict[type[PreTrainedModel], type[PreTrainedModel]] = {
+    backbone: _model_class(config, auto_class)
+    for of_heads in (True, False)
+    for config in CONFIG_CLASSES
+    for auto_class in config.auto_classes
+    if auto_class != "AutoConfig" and (auto_class != "AutoModel") is of_heads
+    for backbone in _model_class(config, auto_class).backbone_classes
+}
+
+
+def register() -> None:
+    """Lets the Auto classes find the installed models, and saved models take their code along.
+
+    Both are needed: registered only with the Auto classes, a model that came from the Hub would be saved without code.
+    """
+    for config_class in CONFIG_CLASSES:
+        transformers.AutoConfig.register(config_class.model_type, config_class)
+        config_class.register_for_auto_class()
+        for auto_class in config_class.auto_classes:
+            if auto_class != "AutoConfig":
+                model_class = _model_class(config_class, auto_class)
+                getattr(transformers, auto_class).register(config_class, model_class)
+                model_class.register_for_auto_class(auto_class)
+
+
+__all__ = [
+    "AutoHydra",
+    "HydraBertConfig",
+    "HydraBertForSequenceClassification",
+    "HydraBertModel",
+    "HydraCLIPConfig",
+    "HydraCLIPModel",
+    "HydraCLIPTextConfig",
+    "HydraCLIPTextModel",
+    "HydraCLIPVisionConfig",
+    "HydraCLIPVisionModel",
+    "HydraDeiTConfig",
+    "HydraDeiTForImageClassification",
+    "HydraDeiTModel",
+    "HydraDinov2Config",
+    "HydraDinov2ForImageClassification",
+    "HydraDinov2Model",
+    "HydraDinov2WithRegistersConfig",
+    "HydraDinov2WithRegistersForImageClassification",
+    "HydraDinov2WithRegistersModel",
+    "HydraDistilBertConfig",
+    "HydraDistilBertForSequenceClassification",
+    "HydraDistilBertModel",
+    "HydraRobertaConfig",
+    "HydraRobertaForSequenceClassification",
+    "HydraRobertaModel",
+    "HydraViTConfig",
+    "HydraViTForImageClassification",
+    "HydraViTModel",
+]

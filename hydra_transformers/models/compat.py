@@ -1,0 +1,31 @@
+"""What is used of torch's private interfaces, in one place: where one is gone, the answer is the careful one."""
+
+from collections.abc import Callable
+
+import torch
+
+
+def has_global_hooks() -> bool:
+    """Whether anyone watches the calls of all modules, by a hook for every module."""
+    try:
+        return torch.nn.modules.module._has_any_global_hook()
+    except AttributeError:
+        return True
+
+
+def is_watched() -> bool:
+    """Whether operations do more than compute: fake tensors, counters, vmap and its kin, forward-mode derivatives."""
+    try:
+        return (
+            torch._C._len_torch_dispatch_stack() > 0
+            or torch._C._functorch.maybe_current_level() is not None
+            or torch.autograd.forward_ad._current_level >= 0
+        )
+    except AttributeError:
+        return True
+
+
+def quickly_launched_attention() -> Callable | None:
+    """The attention kernel that takes least time to launch, which is not the one that torch would choose; its arguments
+    are (query, key, value, mask, wants_logsumexp, dropout, is_causal, scale=...), its first result the output."""
+    return getattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", None)

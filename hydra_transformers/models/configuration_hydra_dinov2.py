@@ -1,0 +1,42 @@
+"""HydraDinov2 configuration."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import Dinov2Config
+
+from .configuration_hydra import Anatomy, HydraConfigMixin
+
+
+@strict
+class HydraDinov2Config(HydraConfigMixin, Dinov2Config):
+    r"""
+    A [`Dinov2Config`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
+    `fast_inference`).
+    """
+
+    model_type = "hydra_dinov2"
+    keys_to_ignore_at_inference = ["member_logits"]
+
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_dinov2.HydraDinov2Config",
+        "AutoModel": "modeling_hydra_dinov2.HydraDinov2Model",
+        "AutoModelForImageClassification": "modeling_hydra_dinov2.HydraDinov2ForImageClassification",
+    }
+
+    @property
+    def anatomy(self) -> Anatomy:
+        inner = int(self.hidden_size * self.mlp_ratio)
+        if self.use_swiglu_ffn:
+            inner = (int(inner * 2 / 3) + 7) // 8 * 8  # two thirds, rounded up to a multiple of eight
+        return Anatomy(
+            inner_size=inner,
+            activation="silu" if self.use_swiglu_ffn else self.hidden_act,
+            norm_eps=self.layer_norm_eps,
+            gated_mlp=self.use_swiglu_ffn,
+            qkv_bias=self.qkv_bias,
+            float32_softmax=False,
+            attention_dropout=self.attention_probs_dropout_prob,
+            drop_path=self.drop_path_rate,
+        )
+
+
+__all__ = ["HydraDinov2Config"]

@@ -1,0 +1,38 @@
+"""HydraDistilBert configuration."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import DistilBertConfig
+
+from .configuration_hydra import Anatomy, HydraConfigMixin
+
+
+@strict
+class HydraDistilBertConfig(HydraConfigMixin, DistilBertConfig):
+    r"""
+    A [`DistilBertConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
+    `fast_inference`).
+    """
+
+    model_type = "hydra_distilbert"
+    keys_to_ignore_at_inference = ["member_logits"]
+
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_distilbert.HydraDistilBertConfig",
+        "AutoModel": "modeling_hydra_distilbert.HydraDistilBertModel",
+        "AutoModelForSequenceClassification": "modeling_hydra_distilbert.HydraDistilBertForSequenceClassification",
+    }
+
+    @property
+    def anatomy(self) -> Anatomy:
+        return Anatomy(
+            inner_size=self.hidden_dim,
+            activation=self.activation,
+            norm_eps=1e-12,
+            norm_first=False,
+            float32_softmax=False,
+            dropout=self.dropout,
+            attention_dropout=self.attention_dropout,
+        )
+
+
+__all__ = ["HydraDistilBertConfig"]

@@ -1,0 +1,44 @@
+"""HydraRoberta configuration."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import RobertaConfig
+
+from .configuration_hydra import Anatomy, HydraConfigMixin
+
+
+@strict
+class HydraRobertaConfig(HydraConfigMixin, RobertaConfig):
+    r"""
+    A [`RobertaConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
+    `fast_inference`).
+
+    Args:
+        add_pooling_layer (`bool`, *optional*, defaults to `True`):
+            Whether [`HydraRobertaModel`] has a pooler. The text classifier has none, as in RoBERTa.
+    """
+
+    model_type = "hydra_roberta"
+    keys_to_ignore_at_inference = ["member_logits"]
+
+    add_pooling_layer: bool = True
+
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_roberta.HydraRobertaConfig",
+        "AutoModel": "modeling_hydra_roberta.HydraRobertaModel",
+        "AutoModelForSequenceClassification": "modeling_hydra_roberta.HydraRobertaForSequenceClassification",
+    }
+
+    @property
+    def anatomy(self) -> Anatomy:
+        return Anatomy(
+            inner_size=self.intermediate_size,
+            activation=self.hidden_act,
+            norm_eps=self.layer_norm_eps,
+            norm_first=False,
+            float32_softmax=False,
+            dropout=self.hidden_dropout_prob,
+            attention_dropout=self.attention_probs_dropout_prob,
+        )
+
+
+__all__ = ["HydraRobertaConfig"]

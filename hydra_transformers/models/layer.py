@@ -1,0 +1,130 @@
+"""The fused Transformer layer, the same for every family: its anatomy says what it is made of.
+
+The states are (members, batch, tokens, hidden) throughout: the paper's reshapes between MT x d and T x Md are views of
+that, and the attention sees all members' heads at once.
+"""
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from .attention import HydraAttention
+from .grouped import shared_or_per_member
+
+
+class HydraMLP(nn.Module):
+    """The transformer's two-layer MLP, on any leading axes."""
+
+    def __init__(self, hidden_size: int, inner_size: int, activation: str):
+        super().__init__()
+        self.fc1 = nn.Linear(hidden_size, inner_size)
+        self.activation_fn = ACT2FN[activation]
+        self.fc2 = nn.Linear(inner_size, hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.fc2(self.activation_fn(self.fc1(hidden_states)))
+
+
+class HydraGatedMLP(HydraMLP):
+    """An MLP with a gate: `fc1` gives the gate and below it what passes through."""
+
+    def __init__(self, hidden_size: int, inner_size: int, activation: str):
+        super().__init__(hidden_size, inner_size, activation)
+        self.fc1 = nn.Linear(hidden_size, 2 * inner_size)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        gate, inner = self.fc1(hidden_states).chunk(2, dim=-1)
+        return self.fc2(self.activation_fn(gate) * inner)
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: in training a branch is left out for a sample of a member, (members, batch, ...)."""
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, branch: torch.Tensor) -> torch.Tensor:
+        if not self.training or self.rate == 0:
+            return branch
+        keep = 1 - self.rate
+        mask = branch.new_empty(*branch.shape[:2], *[1] * (branch.dim() - 2)).bernoulli_(keep)
+        return branch * (mask / keep)
+
+
+class HydraLayer(GradientCheckpointingLayer):
+    """One Transformer layer of all members: `heads`, then `complete`."""
+
+    def __init__(self, config: PreTrainedConfig, layer: int):
+        super().__init__()
+        anatomy = config.anatomy
+        self.norm_first = anatomy.norm_first
+
+        def norm() -> nn.Module:
+            return of_members(config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=anatomy.norm_eps))
+
+        mlp_class = HydraGatedMLP if anatomy.gated_mlp else HydraMLP
+        self.attention_norm = norm()
+        self.attention = HydraAttention(config, layer)
+        self.mlp_norm = norm()
+        self.mlp = of_members(
+            config, "mlp", lambda: mlp_class(config.hidden_size, anatomy.inner_size, anatomy.activation)
+        )
+        self.dropout = nn.Dropout(anatomy.dropout)
+        self.drop_path = DropPath(anatomy.drop_path) if anatomy.drop_path else None
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        first_token_only: bool = False,
+        **kwargs,
+    ) -> torch.Tensor:
+        """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
+        heads = self.heads(hidden_states, attention_mask, first_token_only, **kwargs)
+        return self.complete(hidden_states, heads, first_token_only)
+
+    def heads(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        first_token_only: bool = False,
+        **kwargs,
+    ) -> torch.Tensor:
+        """Equations 4 and 5, what the output projection reads: `HydraAttention.forward`'s first result."""
+        normed = self.attention_norm(hidden_states) if self.norm_first else hidden_states
+        return self.attention(normed, attention_mask, first_token_only, **kwargs)[0]
+
+    def complete(
+        self, hidden_states: torch.Tensor, heads: torch.Tensor, first_token_only: bool = False
+    ) -> torch.Tensor:
+        """Equations 6 and 7, the layer after its heads.
+
+        hidden_states: what `heads` got, (members or 1, ..., tokens, hidden)
+        heads: what it gave; of members that keep equally many heads (members, ..., tokens or 1, width), where it may
+            have further axes in front of the tokens
+
+        Returns (members, ..., tokens or 1, hidden).
+        """
+        if first_token_only:
+            hidden_states = hidden_states[..., :1, :]
+        hidden_states = hidden_states + self._dropped(self.attention.o_proj(heads))
+        if self.norm_first:
+            return hidden_states + self._dropped(self.mlp(self.mlp_norm(hidden_states)))
+        hidden_states = self.attention_norm(hidden_states)
+        return self.mlp_norm(hidden_states + self._dropped(self.mlp(hidden_states)))
+
+    def _dropped(self, branch: torch.Tensor) -> torch.Tensor:
+        branch = self.dropout(branch)
+        return branch if self.drop_path is None else self.drop_path(branch)
+
+
+def of_members(config: PreTrainedConfig, part: str, build) -> nn.Module:
+    """What `build` gives, once for all members where they share `part`, once for each where they do not."""
+    return shared_or_per_member(build, config.num_members, part in config.shared)
+
+
+def hydra_layers(config: PreTrainedConfig) -> nn.ModuleList:
+    return nn.ModuleList(HydraLayer(config, layer) for layer in range(config.num_hidden_layers))

@@ -1,0 +1,115 @@
+"""HydraDinov2: M head-pruned DINOv2 encoders as one network.
+
+DINOv2's factors on the two branches (LayerScale) are part of the output projection and of the MLP's second map here: the
+same function, with two products fewer in each layer.
+"""
+
+import torch
+from torch import nn
+from transformers import Dinov2ForImageClassification, Dinov2Model
+from transformers.models.dinov2.modeling_dinov2 import Dinov2Embeddings, Dinov2PreTrainedModel
+
+from .attention import HydraAttention
+from .classification import HydraImageClassifierMixin
+from .configuration_hydra_dinov2 import HydraDinov2Config
+from .encoder import HydraImageEncoderMixin
+from .fusion import HydraModelMixin, Rule, attention_rules, scaled
+from .grouped import GroupedLinear, init_grouped
+from .layer import hydra_layers, of_members
+from .patch_embedding import as_patch_projection
+
+
+LAYER = "encoder.layer.*."
+DINOV2_RULES = (
+    *attention_rules(f"{LAYER}attention.{{}}_proj", "qkvo", scale=f"{LAYER}layer_scale1.lambda1"),
+    # as it was called before transformers 5.18
+    *attention_rules(
+        f"{LAYER}attention.{{}}",
+        ("attention.query", "attention.key", "attention.value", "output.dense"),
+        scale=f"{LAYER}layer_scale1.lambda1",
+    ),
+    Rule("layers.*.attention_norm.*", f"{LAYER}norm1.*"),
+    Rule("layers.*.mlp_norm.*", f"{LAYER}norm2.*"),
+    Rule("layers.*.mlp.fc1.*", f"{LAYER}mlp.fc1.*"),
+    Rule("layers.*.mlp.fc1.*", (f"{LAYER}mlp.gate_proj.*", f"{LAYER}mlp.up_proj.*"), lambda *maps: torch.cat(maps)),
+    Rule("layers.*.mlp.fc1.*", f"{LAYER}mlp.weights_in.*"),
+    *(
+        Rule("layers.*.mlp.fc2.*", (f"{LAYER}mlp.{second}.*", f"{LAYER}layer_scale2.lambda1"), scaled)
+        for second in ("fc2", "down_proj", "weights_out")
+    ),
+)
+
+
+class HydraDinov2Embeddings(Dinov2Embeddings):
+    """DINOv2's embeddings with the patches embedded by a product."""
+
+    def __init__(self, config: HydraDinov2Config):
+        super().__init__(config)
+        self.patch_embeddings.projection = as_patch_projection(self.patch_embeddings.projection)
+
+
+class HydraDinov2PreTrainedModel(HydraModelMixin, Dinov2PreTrainedModel):
+    config_class = HydraDinov2Config
+    config: HydraDinov2Config
+    base_model_prefix = "dinov2"
+    _no_split_modules = ["HydraDinov2Embeddings", "HydraLayer"]
+    _can_record_outputs = {"attentions": HydraAttention}
+    backbone_types = ("dinov2",)
+    backbone_rules = DINOV2_RULES
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        super()._init_weights(module)
+        init_grouped(module, std=self.config.initializer_range)
+
+
+class Dinov2EncoderMixin(HydraImageEncoderMixin):
+    """Embeddings, layers and a last LayerNorm; pooled is the [CLS] token's state."""
+
+    embeddings_class: type
+
+    def __init__(self, config: HydraDinov2Config):
+        super().__init__(config)
+        self.embeddings = of_members(config, "embeddings", lambda: self.embeddings_class(config))
+        self.layers = hydra_layers(config)
+        self.layernorm = of_members(
+            config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        )
+        self.post_init()
+
+    def finish(self, states: torch.Tensor):
+        states = self.layernorm(states)
+        return states, states[:, :, 0]
+
+
+class Dinov2ClassifierMixin(HydraImageClassifierMixin):
+    """A head that reads the [CLS] token and the mean of the patches."""
+
+    reads_first_token = False
+    num_register_tokens = 0
+
+    def read(self, states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        return torch.cat([states[:, :, 0], states[:, :, 1 + self.num_register_tokens :].mean(dim=2)], dim=-1)
+
+
+class HydraDinov2Model(Dinov2EncoderMixin, HydraDinov2PreTrainedModel):
+    """The fused encoder without a head: `HydraEncoderOutput`."""
+
+    backbone_classes = (Dinov2Model,)
+    embeddings_class = HydraDinov2Embeddings
+
+
+class HydraDinov2ForImageClassification(Dinov2ClassifierMixin, HydraDinov2PreTrainedModel):
+    """The fused image classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (Dinov2ForImageClassification,)
+
+    def __init__(self, config: HydraDinov2Config):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.dinov2 = HydraDinov2Model(config)
+        self.classifier = GroupedLinear(2 * config.hidden_size, [config.num_labels] * config.num_members)
+        self.post_init()
+
+
+__all__ = ["HydraDinov2ForImageClassification", "HydraDinov2Model", "HydraDinov2PreTrainedModel"]

@@ -1,0 +1,66 @@
+"""HydraDinov2WithRegisters: M head-pruned DINOv2 encoders with register tokens as one network."""
+
+import torch
+from torch import nn
+from transformers import Dinov2WithRegistersForImageClassification, Dinov2WithRegistersModel
+from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
+    Dinov2WithRegistersEmbeddings,
+    Dinov2WithRegistersPreTrainedModel,
+)
+
+from .attention import HydraAttention
+from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
+from .fusion import HydraModelMixin
+from .grouped import GroupedLinear, init_grouped
+from .modeling_hydra_dinov2 import DINOV2_RULES, Dinov2ClassifierMixin, Dinov2EncoderMixin
+from .patch_embedding import as_patch_projection
+
+
+class HydraDinov2WithRegistersEmbeddings(Dinov2WithRegistersEmbeddings):
+    """DINOv2's embeddings with registers, with the patches embedded by a product."""
+
+    def __init__(self, config: HydraDinov2WithRegistersConfig):
+        super().__init__(config)
+        self.patch_embeddings.projection = as_patch_projection(self.patch_embeddings.projection)
+
+
+class HydraDinov2WithRegistersPreTrainedModel(HydraModelMixin, Dinov2WithRegistersPreTrainedModel):
+    config_class = HydraDinov2WithRegistersConfig
+    config: HydraDinov2WithRegistersConfig
+    base_model_prefix = "dinov2_with_registers"
+    _no_split_modules = ["HydraDinov2WithRegistersEmbeddings", "HydraLayer"]
+    _can_record_outputs = {"attentions": HydraAttention}
+    backbone_types = ("dinov2_with_registers",)
+    backbone_rules = DINOV2_RULES
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        super()._init_weights(module)
+        init_grouped(module, std=self.config.initializer_range)
+
+
+class HydraDinov2WithRegistersModel(Dinov2EncoderMixin, HydraDinov2WithRegistersPreTrainedModel):
+    """The fused encoder without a head: `HydraEncoderOutput`."""
+
+    backbone_classes = (Dinov2WithRegistersModel,)
+    embeddings_class = HydraDinov2WithRegistersEmbeddings
+
+
+class HydraDinov2WithRegistersForImageClassification(Dinov2ClassifierMixin, HydraDinov2WithRegistersPreTrainedModel):
+    """The fused image classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (Dinov2WithRegistersForImageClassification,)
+
+    def __init__(self, config: HydraDinov2WithRegistersConfig):
+        super().__init__(config)
+        self.num_labels, self.num_register_tokens = config.num_labels, config.num_register_tokens
+        self.dinov2_with_registers = HydraDinov2WithRegistersModel(config)
+        self.classifier = GroupedLinear(2 * config.hidden_size, [config.num_labels] * config.num_members)
+        self.post_init()
+
+
+__all__ = [
+    "HydraDinov2WithRegistersForImageClassification",
+    "HydraDinov2WithRegistersModel",
+    "HydraDinov2WithRegistersPreTrainedModel",
+]

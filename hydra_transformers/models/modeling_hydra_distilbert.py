@@ -1,0 +1,117 @@
+"""HydraDistilBert: M head-pruned DistilBERT encoders as one network."""
+
+import torch
+from torch import nn
+from transformers import DistilBertForSequenceClassification, DistilBertModel
+from transformers.models.distilbert.modeling_distilbert import DistilBertPreTrainedModel, Embeddings
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .attention import HydraAttention
+from .classification import HydraClassifierMixin
+from .configuration_hydra_distilbert import HydraDistilBertConfig
+from .encoder import HydraEncoderOutput, HydraTextEncoderMixin
+from .ensembling import HydraClassifierOutput
+from .fusion import HydraModelMixin, Rule, attention_rules
+from .grouped import GroupedLinear, init_grouped
+from .layer import hydra_layers, of_members
+
+
+class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel):
+    config_class = HydraDistilBertConfig
+    config: HydraDistilBertConfig
+    base_model_prefix = "distilbert"
+    _no_split_modules = ["Embeddings", "HydraLayer"]
+    _can_record_outputs = {"attentions": HydraAttention}
+    backbone_types = ("distilbert",)
+    backbone_rules = (
+        *attention_rules("transformer.layer.*.attention.{}_lin", ("q", "k", "v", "out")),
+        Rule("layers.*.attention_norm.*", "transformer.layer.*.sa_layer_norm.*"),
+        Rule("layers.*.mlp.fc1.*", "transformer.layer.*.ffn.lin1.*"),
+        Rule("layers.*.mlp.fc2.*", "transformer.layer.*.ffn.lin2.*"),
+        Rule("layers.*.mlp_norm.*", "transformer.layer.*.output_layer_norm.*"),
+    )
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        super()._init_weights(module)
+        init_grouped(module, std=self.config.initializer_range)
+
+
+class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel):
+    """The fused encoder without a head: `HydraEncoderOutput`."""
+
+    backbone_classes = (DistilBertModel,)
+
+    def __init__(self, config: HydraDistilBertConfig):
+        super().__init__(config)
+        self.embeddings = of_members(config, "embeddings", lambda: Embeddings(config))
+        self.layers = hydra_layers(config)
+        self.post_init()
+
+    def finish(self, states: torch.Tensor):
+        return states, None
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        first_token_only: bool = False,
+        members_only: bool = False,
+        **kwargs,
+    ) -> HydraEncoderOutput:
+        """
+        input_ids, attention_mask, position_ids: (batch, tokens)
+        inputs_embeds: (batch, tokens, hidden), in place of input_ids
+        first_token_only, members_only: compute no more than a classifier reads, see `encode`
+        """
+        states, mask, for_layers = self.start(input_ids, attention_mask, inputs_embeds, position_ids=position_ids)
+        return self.encode(states, mask, first_token_only, members_only, **for_layers, **kwargs)
+
+
+class HydraDistilBertForSequenceClassification(HydraClassifierMixin, HydraDistilBertPreTrainedModel):
+    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (DistilBertForSequenceClassification,)
+
+    def __init__(self, config: HydraDistilBertConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.distilbert = HydraDistilBertModel(config)
+        self.pre_classifier = GroupedLinear(config.dim, [config.dim] * config.num_members)
+        self.dropout = nn.Dropout(config.seq_classif_dropout)
+        self.classifier = GroupedLinear(config.dim, [config.num_labels] * config.num_members)
+        self.post_init()
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.dropout(torch.relu(self.pre_classifier(features))))
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        **kwargs,
+    ) -> HydraClassifierOutput:
+        """
+        input_ids, attention_mask, position_ids: (batch, tokens)
+        inputs_embeds: (batch, tokens, hidden), in place of input_ids
+        labels: (batch,) class indices, or what the config's `problem_type` asks for
+        """
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "inputs_embeds": inputs_embeds,
+            "position_ids": position_ids,
+        }
+        return self.answer(labels, inputs, **kwargs)
+
+
+__all__ = ["HydraDistilBertForSequenceClassification", "HydraDistilBertModel", "HydraDistilBertPreTrainedModel"]
