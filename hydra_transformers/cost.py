@@ -14,9 +14,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .baselines import DeepEnsemble, LoRAEnsemble, MCDropout
 from .data import TEXT_TOKENS
+from .models.auto import HYDRA_CLASSES
 from .models.fusion import tower_configs, without_weights
 from .prediction import device_of, evaluation_mode
-from .pruning.heads import HYDRA_CLASSES
 from .uncertainty.temperature import TemperatureScaledClassifier
 
 

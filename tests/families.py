@@ -1,8 +1,11 @@
-"""Tiny backbones of the three families, their inputs, and the plain Transformers reference that tests compare with."""
+"""The table of model families: tiny backbones, their inputs, and the plain Transformers reference that tests compare with.
+
+A row here gives a family every test that asks for the fixture `family`, and those of `tests/pruning`.
+"""
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import (
@@ -10,19 +13,32 @@ from transformers import (
     BertForSequenceClassification,
     CLIPConfig,
     CLIPModel,
+    DeiTConfig,
+    DeiTForImageClassification,
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    Dinov2WithRegistersConfig,
+    Dinov2WithRegistersForImageClassification,
+    DistilBertConfig,
+    DistilBertForSequenceClassification,
     PreTrainedModel,
+    RobertaConfig,
+    RobertaForSequenceClassification,
     ViTConfig,
     ViTForImageClassification,
+    XLMRobertaConfig,
+    XLMRobertaForSequenceClassification,
 )
 
-from hydra_transformers import (
-    HydraBertForSequenceClassification,
-    HydraCLIPModel,
-    HydraViTForImageClassification,
-)
+from hydra_transformers.models.auto import hydra_class
 
 
 HEAD_DIM = 8
+DEPTH = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
+SIZES = {**DEPTH, "intermediate_size": 40}
+IMAGE_SIZES = {"image_size": 8, "patch_size": 4, "num_labels": 5}
+TEXT_SIZES = {"vocab_size": 40, "max_position_embeddings": 16, "num_labels": 3}
+CLIP_END = {"bos_token_id": 38, "eos_token_id": 39}
 
 
 def randomise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
@@ -34,24 +50,24 @@ def randomise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     return model.eval()
 
 
-def vit_backbone(seed: int = 0, **fields) -> ViTForImageClassification:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
-    fields = {"image_size": 8, "patch_size": 4, "num_labels": 5, **sizes, **fields}
-    return randomise(ViTForImageClassification(ViTConfig(**fields)).double(), seed)
+def backbone(model_class: type, config_class: type, defaults: dict) -> Callable[..., PreTrainedModel]:
+    def build(seed: int = 0, **fields) -> PreTrainedModel:
+        return randomise(model_class(config_class(**{**defaults, **fields})).double(), seed)
+
+    return build
 
 
-def bert_backbone(seed: int = 0, **fields) -> BertForSequenceClassification:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
-    fields = {"vocab_size": 40, "max_position_embeddings": 16, "num_labels": 3, **sizes, **fields}
-    return randomise(BertForSequenceClassification(BertConfig(**fields)).double(), seed)
-
-
-def clip_backbone(seed: int = 0, **fields) -> CLIPModel:
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 40}
-    text = {**sizes, "vocab_size": 40, "max_position_embeddings": 16, "bos_token_id": 38, "eos_token_id": 39}
-    vision = {**sizes, "image_size": 8, "patch_size": 4}
-    config = CLIPConfig(text_config=text, vision_config=vision, projection_dim=12, **fields)
-    return randomise(CLIPModel(config).double(), seed)
+vit_backbone = backbone(ViTForImageClassification, ViTConfig, {**SIZES, **IMAGE_SIZES})
+bert_backbone = backbone(BertForSequenceClassification, BertConfig, {**SIZES, **TEXT_SIZES})
+clip_backbone = backbone(
+    CLIPModel,
+    CLIPConfig,
+    {
+        "text_config": {**SIZES, "vocab_size": 40, "max_position_embeddings": 16, **CLIP_END},
+        "vision_config": {**SIZES, "image_size": 8, "patch_size": 4},
+        "projection_dim": 12,
+    },
+)
 
 
 def images(batch: int = 4, seed: int = 0) -> torch.Tensor:
@@ -70,53 +86,66 @@ def padded_texts(batch: int = 4, tokens: int = 7, seed: int = 0) -> dict[str, to
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
-def zero_vit_head(model: PreTrainedModel, layer: int, head: int) -> None:
-    _zero_columns(model.vit.layers[layer].attention.o_proj, head)
-
-
-def zero_bert_head(model: PreTrainedModel, layer: int, head: int) -> None:
-    _zero_columns(model.bert.encoder.layer[layer].attention.output.dense, head)
-
-
-def zero_clip_head(model: PreTrainedModel, tower: str, layer: int, head: int) -> None:
-    _zero_columns(getattr(model, f"{tower}_model").encoder.layers[layer].self_attn.out_proj, head)
-
-
-def _zero_columns(projection: torch.nn.Linear, head: int) -> None:
-    with torch.no_grad():
-        projection.weight[:, head * HEAD_DIM : (head + 1) * HEAD_DIM] = 0
-
-
 @dataclass(frozen=True)
 class Family:
-    """What a test needs to know about a model family."""
+    """What a test needs to know about a model family.
+
+    outputs: the names of the backbone's output projections, by tower, with {} for the layer
+    dropout: config fields that switch every dropout of the layers on
+    tokens: how many tokens `inputs` become
+    """
 
     name: str
-    hydra: type
     backbone: Callable[..., PreTrainedModel]
     inputs: Callable[[], dict[str, torch.Tensor]]
-    # Head sets of three members: ragged, one member without any head in a layer, one layer without heads of any member.
-    heads_to_prune: tuple[dict, ...]
+    outputs: dict[str, str]
+    tokens: int
+    dropout: dict[str, float] = field(
+        default_factory=lambda: {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
+    )
+
+    @property
+    def hydra(self) -> type:
+        return hydra_class(self.backbone())
+
+    @property
+    def has_towers(self) -> bool:
+        return len(self.outputs) > 1
+
+    @property
+    def reads_images(self) -> bool:
+        return "pixel_values" in self.inputs()
+
+    @property
+    def num_classes(self) -> int:
+        """For two towers the number of texts."""
+        return len(self.inputs()["input_ids"]) if self.has_towers else self.backbone().config.num_labels
+
+    @property
+    def heads_to_prune(self) -> tuple[dict, ...]:
+        """Head sets of three members: ragged, one member without any head in a layer, one layer without heads of any
+        member."""
+        return RAGGED_IN_TWO_TOWERS if self.has_towers else RAGGED
+
+    def in_every_tower(self, heads_to_prune: dict) -> dict:
+        return dict.fromkeys(self.outputs, heads_to_prune) if self.has_towers else heads_to_prune
 
     def logits(self, model: PreTrainedModel, **inputs) -> torch.Tensor:
         """Logits (batch, classes) of a plain Transformers model; for CLIP of the images over the texts."""
-        outputs = model(**inputs)
-        return outputs.logits_per_image if self.name == "clip" else outputs.logits
+        return self.ensemble_logits(model(**inputs))
 
     def ensemble_logits(self, outputs) -> torch.Tensor:
-        return outputs.logits_per_image if self.name == "clip" else outputs.logits
+        return outputs.logits_per_image if self.has_towers else outputs.logits
 
     def ablate(self, model: PreTrainedModel, heads_to_prune: dict) -> PreTrainedModel:
         """A copy of the backbone with the output-projection slices of these heads zeroed."""
         model = copy.deepcopy(model)
-        towers = heads_to_prune if self.name == "clip" else {"": heads_to_prune}
-        for tower, layers in towers.items():
+        for tower, layers in (heads_to_prune if self.has_towers else {"": heads_to_prune}).items():
             for layer, heads in layers.items():
+                projection = model.get_submodule(self.outputs[tower].format(layer))
                 for head in heads:
-                    if self.name == "clip":
-                        zero_clip_head(model, tower, layer, head)
-                    else:
-                        {"vit": zero_vit_head, "bert": zero_bert_head}[self.name](model, layer, head)
+                    with torch.no_grad():
+                        projection.weight[:, head * HEAD_DIM : (head + 1) * HEAD_DIM] = 0
         return model
 
     def members(self, seeds: tuple[int, ...] = (0, 1, 2)) -> list[PreTrainedModel]:
@@ -134,13 +163,86 @@ RAGGED_IN_TWO_TOWERS = (
     {"vision": RAGGED[2]},
 )
 
-VIT = Family("vit", HydraViTForImageClassification, vit_backbone, lambda: {"pixel_values": images()}, RAGGED)
-BERT = Family("bert", HydraBertForSequenceClassification, bert_backbone, padded_texts, RAGGED)
+
+def pixels() -> dict[str, torch.Tensor]:
+    return {"pixel_values": images()}
+
+
+VIT = Family("vit", vit_backbone, pixels, {"": "vit.layers.{}.attention.o_proj"}, 5)
+BERT = Family("bert", bert_backbone, padded_texts, {"": "bert.encoder.layer.{}.attention.output.dense"}, 7)
 CLIP = Family(
     "clip",
-    HydraCLIPModel,
     clip_backbone,
-    lambda: {"pixel_values": images(), **padded_texts(batch=3)},
-    RAGGED_IN_TWO_TOWERS,
+    lambda: {**pixels(), **padded_texts(batch=3)},
+    {
+        "vision": "vision_model.encoder.layers.{}.self_attn.out_proj",
+        "text": "text_model.encoder.layers.{}.self_attn.out_proj",
+    },
+    5,
 )
-FAMILIES = [VIT, BERT, CLIP]
+DEIT = Family(
+    "deit",
+    backbone(DeiTForImageClassification, DeiTConfig, {**SIZES, **IMAGE_SIZES}),
+    pixels,
+    {"": "deit.layers.{}.attention.o_proj"},
+    6,
+)
+DINOV2 = Family(
+    "dinov2",
+    backbone(Dinov2ForImageClassification, Dinov2Config, {**DEPTH, **IMAGE_SIZES, "mlp_ratio": 2}),
+    pixels,
+    {"": "dinov2.encoder.layer.{}.attention.o_proj"},
+    5,
+    {"attention_probs_dropout_prob": 0.3, "drop_path_rate": 0.3},
+)
+DINOV2_GATED = Family(
+    "dinov2-swiglu",
+    backbone(
+        Dinov2ForImageClassification,
+        Dinov2Config,
+        {**DEPTH, **IMAGE_SIZES, "mlp_ratio": 2, "use_swiglu_ffn": True},
+    ),
+    pixels,
+    DINOV2.outputs,
+    5,
+    DINOV2.dropout,
+)
+DINOV2_WITH_REGISTERS = Family(
+    "dinov2_with_registers",
+    backbone(
+        Dinov2WithRegistersForImageClassification,
+        Dinov2WithRegistersConfig,
+        {**DEPTH, **IMAGE_SIZES, "mlp_ratio": 2},
+    ),
+    pixels,
+    {"": "dinov2_with_registers.encoder.layer.{}.attention.o_proj"},
+    9,
+    DINOV2.dropout,
+)
+ROBERTA = Family(
+    "roberta",
+    backbone(RobertaForSequenceClassification, RobertaConfig, {**SIZES, **TEXT_SIZES, "pad_token_id": 0}),
+    padded_texts,
+    {"": "roberta.encoder.layer.{}.attention.output.dense"},
+    7,
+)
+XLM_ROBERTA = Family(
+    "xlm-roberta",
+    backbone(XLMRobertaForSequenceClassification, XLMRobertaConfig, {**SIZES, **TEXT_SIZES, "pad_token_id": 0}),
+    padded_texts,
+    ROBERTA.outputs,
+    7,
+)
+DISTILBERT = Family(
+    "distilbert",
+    backbone(
+        DistilBertForSequenceClassification,
+        DistilBertConfig,
+        {"dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 40, **TEXT_SIZES},
+    ),
+    padded_texts,
+    {"": "distilbert.transformer.layer.{}.attention.out_lin"},
+    7,
+    {"dropout": 0.3, "attention_dropout": 0.3},
+)
+FAMILIES = [VIT, BERT, CLIP, DEIT, DINOV2, DINOV2_GATED, DINOV2_WITH_REGISTERS, ROBERTA, XLM_ROBERTA, DISTILBERT]

@@ -94,8 +94,8 @@ def is_plain_inference(tensor: torch.Tensor) -> bool:
     """Whether nothing differentiates, casts, compiles, exports, traces, transforms or only pretends to compute."""
     return not (
         torch.is_grad_enabled()
-        or torch.is_autocast_enabled(tensor.device.type)
         or tensor.is_meta
+        or torch.is_autocast_enabled(tensor.device.type)
         or torch.compiler.is_compiling()
         or torch.compiler.is_exporting()
         or torch.jit.is_tracing()
@@ -242,12 +242,12 @@ def _run_fast(
             if part is not None:
                 run = norm_first_layer if layer.norm_first else norm_last_layer
                 states = run(part, filled, states, batch, only_first)
+                batch = batch._replace(tokens=1) if only_first else batch
             else:
                 states = states.view(-1, batch.size, batch.tokens, hidden)
                 states = layer(states, attention_mask, only_first, **kwargs)
-                states = states.reshape(states.shape[0], -1, hidden)
-            if only_first:
-                batch = batch._replace(tokens=1)
+                batch = batch._replace(size=states.shape[1], tokens=states.shape[2])
+                states = states.flatten(1, 2)
             filled = None  # or it would be kept while the next is made
     states = states.clone() if in_inference_mode else states
     return states.view(states.shape[0], batch.size, batch.tokens, hidden)

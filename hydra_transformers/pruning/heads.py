@@ -8,49 +8,22 @@ from collections.abc import Iterable, Sequence
 from numbers import Integral
 
 from torch import nn
-from transformers import (
-    BertForSequenceClassification,
-    BertModel,
-    CLIPModel,
-    PreTrainedModel,
-    ViTForImageClassification,
-    ViTModel,
-)
+from transformers import PreTrainedModel
 
-from ..models import (
-    HydraBertForSequenceClassification,
-    HydraBertModel,
-    HydraCLIPModel,
-    HydraViTForImageClassification,
-    HydraViTModel,
-)
+from ..models.auto import AutoHydra
 from ..models.fusion import attention_names, tower_configs
 
 
 Head = tuple[int, int] | tuple[str, int, int]
 
-HYDRA_CLASSES = {
-    ViTForImageClassification: HydraViTForImageClassification,
-    BertForSequenceClassification: HydraBertForSequenceClassification,
-    CLIPModel: HydraCLIPModel,
-    ViTModel: HydraViTModel,
-    BertModel: HydraBertModel,
-}
-
 
 def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> PreTrainedModel:
     """A one-member Hydra of `model` with `heads_to_prune` cut out; `model` is left as it is.
 
-    model: a ViT, BERT or CLIP model of Transformers, or a one-member Hydra to prune further
+    model: a model of Transformers (`AutoHydra.supported()` lists them), or a one-member Hydra to prune further
     heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
     """
-    if hasattr(type(model), "from_backbone"):
-        return type(model).from_backbone(model, heads_to_prune)
-    for backbone_class, hydra_class in HYDRA_CLASSES.items():
-        if isinstance(model, backbone_class):
-            return hydra_class.from_backbone(model, heads_to_prune)
-    known = ", ".join(backbone_class.__name__ for backbone_class in HYDRA_CLASSES)
-    raise TypeError(f"model is a {type(model).__name__}: pass a one-member Hydra or one of {known}")
+    return AutoHydra.from_backbone(model, heads_to_prune)
 
 
 def check_count(number: int, name: str, least: int, most: int, why: str) -> None:

@@ -9,12 +9,11 @@ import uuid
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModel,
-    AutoModelForImageClassification,
-    AutoModelForSequenceClassification,
     AutoModelForZeroShotImageClassification,
     BertTokenizer,
     CLIPProcessor,
@@ -24,24 +23,20 @@ from transformers import (
 )
 from transformers.models.clip import CLIPImageProcessorPil
 
-from hydra_transformers import HydraBertModel, HydraCLIPModel, HydraViTModel
 from tests.families import BERT, CLIP, VIT, bert_backbone, clip_backbone, randomise, vit_backbone
 
 
 CODE_FILES = {
     "attention.py",
-    "bare_layers.py",
+    "compat.py",
+    "configuration_hydra.py",
+    "encoder.py",
     "ensembling.py",
+    "fast_inference.py",
+    "fast_kernels.py",
     "fusion.py",
     "grouped.py",
-    "kept_heads.py",
-    "kernels.py",
-    "shortcuts.py",
-}
-AUTO_CLASS = {
-    "vit": AutoModelForImageClassification,
-    "bert": AutoModelForSequenceClassification,
-    "clip": AutoModelForZeroShotImageClassification,
+    "layer.py",
 }
 
 # Loads the folder with an Auto class where the package cannot be imported, writes logits, tensors, and saves it again.
@@ -60,6 +55,11 @@ if "member_logits" in outputs:
 save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, f"{out}/state.safetensors")
 model.save_pretrained(f"{out}/again")
 """
+
+
+def auto_class_of(hydra) -> str:
+    """The Auto class of the model with its head."""
+    return next(name for name in hydra.config.auto_classes if name not in ("AutoConfig", "AutoModel"))
 
 
 def run_second_process(folder, auto_class: str, out) -> None:
@@ -91,7 +91,7 @@ def saved(family, tmp_path):
 @torch.no_grad()
 def test_loads_where_the_package_is_not_importable_and_saves_again(family, saved, tmp_path):
     hydra, inputs, folder = saved
-    auto_class = AUTO_CLASS[family.name].__name__
+    auto_class = auto_class_of(hydra)
     run_second_process(folder, auto_class, tmp_path / "second")
     assert_same_tensors(load_file(tmp_path / "second" / "state.safetensors"), hydra.state_dict())
     logits = load_file(tmp_path / "second" / "outputs.safetensors")["member_logits"]
@@ -116,12 +116,19 @@ def test_auto_model_loads_the_base_model_where_the_package_is_not_importable(tmp
 
 
 def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
-    _, _, folder = saved
+    hydra, _, folder = saved
     names = {path.name for path in folder.iterdir()} - {"inputs.safetensors"}
-    modules = {f"configuration_hydra_{family.name}.py", f"modeling_hydra_{family.name}.py"}
-    if family is not BERT:
-        modules.add("patches.py")
+    own = {name for name in names if name.startswith(("configuration_hydra_", "modeling_hydra_"))}
+    kind = hydra.config.model_type
+    assert {f"configuration_{kind}.py", f"modeling_{kind}.py"} <= own and len(own) <= 4
+    modules = own | ({"patch_embedding.py"} if family.reads_images else set())
+    modules |= set() if family.has_towers else {"classification.py"}
     assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules
+
+
+def test_the_code_that_a_vit_takes_along_can_be_read(tmp_path):
+    VIT.members()[0].save_pretrained(tmp_path)
+    assert sum(len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")) <= 1_500
 
 
 def test_shipped_code_imports_torch_transformers_the_standard_library_and_siblings_only(family, saved):
@@ -141,11 +148,10 @@ def test_shipped_code_imports_torch_transformers_the_standard_library_and_siblin
 
 def test_no_trust_is_needed_where_the_package_is_installed(family, saved):
     hydra, _, folder = saved
-    loaded = AUTO_CLASS[family.name].from_pretrained(folder)
+    loaded = getattr(transformers, auto_class_of(hydra)).from_pretrained(folder)
     assert type(loaded) is family.hydra
     assert_same_tensors(loaded.state_dict(), hydra.state_dict())
-    base = {"vit": HydraViTModel, "bert": HydraBertModel, "clip": HydraCLIPModel}[family.name]
-    assert type(AutoModel.from_pretrained(folder)) is base
+    assert type(AutoModel.from_pretrained(folder)).__name__ == hydra.config.auto_classes["AutoModel"].split(".")[1]
 
 
 def test_nothing_is_missing_or_left_over_after_loading(family, saved):

@@ -16,13 +16,13 @@ def test_outputs_have_the_documented_shapes(family):
     hydra.set_attn_implementation("eager")
     inputs = family.inputs()
     outputs = hydra(**inputs, output_hidden_states=True, output_attentions=True)
-    classes = {"vit": 5, "bert": 3, "clip": 3}[family.name]
+    classes = family.num_classes
     assert outputs.member_logits.shape == (4, 3, classes)
     assert family.ensemble_logits(outputs).shape == (4, classes)
     for side, tokens in (
         ((outputs.vision_model_output, 5), (outputs.text_model_output, 7))
         if family is CLIP
-        else ((outputs, 5 if family is VIT else 7),)
+        else ((outputs, family.tokens),)
     ):
         batch = 3 if side is getattr(outputs, "text_model_output", None) else 4
         assert [states.shape for states in side.hidden_states] == [(batch, 3, tokens, 32)] * 4
@@ -150,8 +150,12 @@ def test_clip_features_are_those_of_the_members():
     texts = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
     backbones = [CLIP.backbone(seed) for seed in range(2)]
     hydra = CLIP.hydra.from_pruned_members(backbones, shared=())
-    image_features = hydra.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
-    text_features = hydra.get_text_features(**texts).pooler_output
+    of_images = hydra.get_image_features(pixel_values=inputs["pixel_values"])
+    image_features, text_features = (
+        of_images.member_pooler_output,
+        hydra.get_text_features(**texts).member_pooler_output,
+    )
+    torch.testing.assert_close(of_images.pooler_output, image_features.mean(dim=1))
     for m, backbone in enumerate(backbones):
         expected = backbone(**inputs)
         normalised = torch.nn.functional.normalize(image_features[:, m], dim=-1)

@@ -72,8 +72,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(family):
 
 
 def test_dropout_is_active_in_training_only(family):
-    fields = {} if family is CLIP else {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
-    backbone = family.backbone(0, **fields)
+    backbone = family.backbone(0, **({} if family is CLIP else family.dropout))
     if family is CLIP:
         backbone.config.vision_config.attention_dropout = 0.3
     hydra = family.hydra.from_pruned_members([backbone, backbone], shared=())
@@ -173,12 +172,16 @@ def test_grouped_linears_equal_one_linear_per_member(monkeypatch, widths, bias, 
         torch.nn.functional.linear(inputs[m], weight, biases[m])
         for m, weight in enumerate(linear.weight.split(widths))
     ]
-    torch.testing.assert_close(linear(inputs, packed=True), torch.cat(expected, -1))
-    torch.testing.assert_close(
-        linear(inputs[:1], packed=True), torch.nn.functional.linear(inputs[0], linear.weight, linear.bias)
-    )
-    if linear.uniform:
+    same = torch.nn.functional.linear(inputs[0], linear.weight, linear.bias).split(widths, -1)
+    if linear.is_uniform:
         torch.testing.assert_close(linear(inputs), torch.stack(expected))
+        torch.testing.assert_close(linear(inputs[:1]), torch.stack(same))
+        torch.testing.assert_close(linear(inputs, [slice(2, 5)] * 3), torch.stack(expected)[..., 2:5])
+    else:  # the member without rows is left out
+        torch.testing.assert_close(linear(inputs), (expected[0], expected[2]))
+        torch.testing.assert_close(linear(inputs[:1]), (same[0], same[2]))
+        parts = linear(inputs, [slice(2, 4), slice(0, 0), slice(1, 2)])
+        torch.testing.assert_close(parts, (expected[0][..., 2:4], expected[2][..., 1:2]))
 
 
 @pytest.mark.parametrize("rows_for_one_product_per_member", [0, 10**9], ids=["one product per member", "batched"])
@@ -193,7 +196,14 @@ def test_grouped_outputs_equal_one_linear_per_member(monkeypatch, widths, rows_f
             for m, (part, weight) in enumerate(zip(packed.split(widths, -1), output.weight.split(widths), strict=True))
         ]
     )
-    torch.testing.assert_close(output(packed, packed=True), expected)
+    given = torch.stack(packed.split(widths, -1)) if output.is_uniform else packed
+    torch.testing.assert_close(output(given), expected)
+
+
+def test_a_grouped_output_without_heads_gives_its_biases():
+    output = randomise(GroupedOutput([0, 0, 0], 5).double(), 0)
+    given = output(torch.zeros(3, 2, 4, 0, dtype=torch.float64))
+    torch.testing.assert_close(given, output.bias[:, None, None].expand(3, 2, 4, 5))
 
 
 # The paper's numbers
@@ -230,8 +240,7 @@ def test_ragged_heads_are_not_padded_in_the_checkpoint():
     hydra = VIT.hydra.from_pruned_members(VIT.members())
     for layer, kept in zip(hydra.vit.layers, hydra.config.kept_heads, strict=True):
         heads = sum(len(member) for member in kept)
-        for projection in (layer.attention.q_proj, layer.attention.k_proj, layer.attention.v_proj):
-            assert projection.weight.shape == (heads * 8, 32)
+        assert layer.attention.qkv_proj.weight.shape == (3 * heads * 8, 32)
         assert layer.attention.o_proj.weight.shape == (heads * 8, 32)
 
 

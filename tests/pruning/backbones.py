@@ -1,4 +1,4 @@
-"""Tiny backbones of the three families with data on which their heads matter."""
+"""Tiny backbones of every family with data on which their heads matter."""
 
 import torch
 from transformers import (
@@ -10,8 +10,13 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from tests.families import FAMILIES, Family
+
 
 CLASSES = 5
+# Those that have backbones of their own here, and all others of the families' table.
+NAMES = [family.name for family in FAMILIES]
+OTHERS = {family.name: family for family in FAMILIES if family.name not in ("vit", "bert", "clip")}
 
 
 def vit(
@@ -66,7 +71,7 @@ def _lively(model):
     """Weights large enough that each head changes some predictions; the biases are not zero either."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            is_output = any(part in name for part in ("o_proj", "out_proj", "attention.output.dense"))
+            is_output = any(part in name for part in ("o_proj", "out_proj", "attention.output.dense", "out_lin"))
             if parameter.dim() == 1:
                 parameter += 0.1 * torch.randn(parameter.shape)
             elif parameter.dim() > 1:
@@ -115,6 +120,16 @@ def labelled(model, rows: dict[str, torch.Tensor], seed: int = 5, **prompts) -> 
     return {**rows, "labels": torch.where(noise, torch.randint(0, CLASSES, labels.shape, generator=generator), labels)}
 
 
+def other(family: Family, dtype: torch.dtype, samples: int):
+    """(backbone, ID rows, OOD rows) of a family of the table."""
+    torch.manual_seed(6)
+    model = _lively(family.backbone(num_labels=CLASSES)).to(dtype).eval()
+    if family.reads_images:
+        ood = {"pixel_values": images(samples - 4, 17, 0.5, dtype)}
+        return model, {"pixel_values": images(samples, 16, dtype=dtype)}, ood
+    return model, texts(samples, 18), texts(samples - 4, 19)
+
+
 def family(name: str, dtype: torch.dtype = torch.float64, samples: int = 25, batch: int = 8):
     """(backbone, ID batches, OOD batches, class prompts or None); the last batches are short."""
     if name == "vit":
@@ -127,6 +142,9 @@ def family(name: str, dtype: torch.dtype = torch.float64, samples: int = 25, bat
     elif name == "bert":
         model = bert(dtype)
         id_rows, ood_rows = texts(samples, 12), texts(samples - 4, 13)
+        prompts = None
+    elif name in OTHERS:
+        model, id_rows, ood_rows = other(OTHERS[name], dtype, samples)
         prompts = None
     else:
         model = clip(dtype)

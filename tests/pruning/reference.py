@@ -1,23 +1,27 @@
 """Algorithm 1 as the paper writes it: a plain Transformers model, slices zeroed, scikit-learn's AUROC."""
 
 import copy
+from functools import cache
 
 import torch
 from sklearn.metrics import roc_auc_score
 
+from tests.families import FAMILIES
+
+
+@cache
+def outputs_by_class() -> dict[type, dict[str, str]]:
+    return {type(family.backbone()): family.outputs for family in FAMILIES}
+
 
 def output_projections(model) -> dict[tuple, torch.nn.Linear]:
     """The output projection of every layer, by (layer,) or (tower, layer)."""
-    if hasattr(model, "vit"):
-        return {(layer,): block.attention.o_proj for layer, block in enumerate(model.vit.layers)}
-    if hasattr(model, "bert"):
-        return {(layer,): block.attention.output.dense for layer, block in enumerate(model.bert.encoder.layer)}
-    towers = {"vision": model.vision_model, "text": model.text_model}
-    return {
-        (tower, layer): block.self_attn.out_proj
-        for tower, encoder in towers.items()
-        for layer, block in enumerate(encoder.encoder.layers)
-    }
+    found = {}
+    for tower, name in outputs_by_class()[type(model)].items():
+        config = getattr(model.config, f"{tower}_config") if tower else model.config
+        for layer in range(config.num_hidden_layers):
+            found[(tower, layer) if tower else (layer,)] = model.get_submodule(name.format(layer))
+    return found
 
 
 def head_dim_of(model, key: tuple) -> int:

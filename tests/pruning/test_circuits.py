@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads
-from tests.pruning.backbones import family, rows_in_batches, vit
+from tests.pruning.backbones import NAMES, family, rows_in_batches, vit
 from tests.pruning.reference import algorithm_1, output_projections, score_of, zero_slice
 
 
 @pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
-@pytest.mark.parametrize("name", ["vit", "bert", "clip"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_ranking_is_that_of_algorithm_1(name, objective):
     model, id_batches, ood_batches, prompts = family(name)
     ranking, scores = algorithm_1(model, id_batches, ood_batches, objective, 3, prompts)

@@ -6,20 +6,24 @@ import pytest
 import torch
 
 from hydra_transformers.pruning import TaylorPruning, prune_heads, taylor_prune, taylor_scores
-from tests.pruning.backbones import family, rows_in_batches
+from tests.pruning.backbones import OTHERS, family, rows_in_batches
+from tests.pruning.reference import outputs_by_class
+
+
+Q_K_V = {  # beside the output projection, where q_proj, k_proj and v_proj are not
+    "attention.output.dense": ("self.query", "self.key", "self.value"),
+    "attention.out_lin": ("q_lin", "k_lin", "v_lin"),
+}
 
 
 def projections(model, layer) -> list[torch.nn.Linear]:
     """q, k and v of a layer, by (layer,) or (tower, layer)."""
-    if hasattr(model, "vit"):
-        attention = model.vit.layers[layer[-1]].attention
-        return [attention.q_proj, attention.k_proj, attention.v_proj]
-    if hasattr(model, "bert"):
-        attention = model.bert.encoder.layer[layer[-1]].attention.self
-        return [attention.query, attention.key, attention.value]
-    encoder = model.vision_model if layer[0] == "vision" else model.text_model
-    attention = encoder.encoder.layers[layer[-1]].self_attn
-    return [attention.q_proj, attention.k_proj, attention.v_proj]
+    outputs = outputs_by_class()[type(model)]
+    name = outputs[layer[0] if len(outputs) > 1 else ""].format(layer[-1])
+    ending = next((ending for ending in Q_K_V if name.endswith(ending)), None)
+    attention = name.rpartition(".")[0] if ending != "attention.output.dense" else name.removesuffix(".output.dense")
+    names = Q_K_V.get(ending, ("q_proj", "k_proj", "v_proj"))
+    return [model.get_submodule(f"{attention}.{each}") for each in names]
 
 
 def hand_written_score(model, batches, prompts, layer, head, head_dim=8) -> float:
@@ -46,13 +50,14 @@ def hand_written_score(model, batches, prompts, layer, head, head_dim=8) -> floa
         ("vit", [(0, 0), (1, 2), (2, 1)]),
         ("bert", [(0, 1), (1, 0), (2, 2)]),
         ("clip", [("vision", 0, 1), ("vision", 1, 0), ("text", 0, 0), ("text", 1, 1)]),
+        *((name, [(0, 3), (1, 0), (2, 2)]) for name in OTHERS),
     ],
 )
 def test_scores_are_those_of_a_hand_written_computation(name, heads):
     model, batches, _, prompts = family(name)
     towers = ("vision", "text") if name == "clip" else None
     scores = taylor_scores(model, batches, class_prompts=prompts, towers=towers)
-    assert len(scores) == (8 if name == "clip" else 9)
+    assert len(scores) == {"vit": 9, "bert": 9, "clip": 8}.get(name, 12)
     for head in heads:
         expected = hand_written_score(model, batches, prompts, head[:-1], head[-1])
         assert scores[head] == pytest.approx(expected, rel=1e-9)

@@ -1,7 +1,4 @@
-"""Layers that run without module calls give what the modules give, and only run so where nobody could tell."""
-
-import sys
-import threading
+"""Layers that run fast give what the modules give, and only run so where nobody could tell."""
 
 import pytest
 import torch
@@ -11,8 +8,8 @@ from torch.autograd import forward_ad
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_forward_hook
 
-from hydra_transformers.models import bare_layers, grouped
-from tests.families import CLIP, VIT, images, vit_backbone
+from hydra_transformers.models import compat, encoder, fast_inference, grouped
+from tests.families import VIT, images, vit_backbone
 
 
 @pytest.fixture(params=["uniform", "ragged"])
@@ -22,42 +19,40 @@ def hydra(request, family):
 
 
 def uniform_hydra(family):
-    pruned = [{layer: [member] for layer in range(3)} for member in range(3)]
-    if family is CLIP:
-        pruned = [{"vision": heads, "text": heads} for heads in pruned]
+    pruned = [family.in_every_tower({layer: [member] for layer in range(3)}) for member in range(3)]
     backbones = [family.backbone(seed) for seed in range(3)]
     members = [family.hydra.from_backbone(b, heads) for b, heads in zip(backbones, pruned, strict=True)]
     return family.hydra.from_pruned_members(members)
 
 
 @pytest.fixture
-def bare(monkeypatch):
-    """The attentions of the layers that ran bare, in order."""
+def fast(monkeypatch):
+    """The attentions of the layers that ran fast, in order."""
     attentions = []
-    for name in ("pre_norm_layer", "post_norm_layer"):
-        original = getattr(bare_layers, name)
+    for name in ("norm_first_layer", "norm_last_layer"):
+        original = getattr(fast_inference, name)
 
         def run(layer, *args, original=original):
             attentions.append(layer.attention)
             return original(layer, *args)
 
-        monkeypatch.setattr(bare_layers, name, run)
+        monkeypatch.setattr(fast_inference, name, run)
     return attentions
 
 
 @pytest.fixture(params=["launches", "zeros", "arithmetic"])
 def cheapest(request, monkeypatch):
-    """How layers run bare: as on a GPU with 16-bit numbers and few rows, with more rows, and anywhere else."""
-    monkeypatch.setattr(bare_layers, "launches_take_longest", lambda states: request.param == "launches")
-    monkeypatch.setattr(bare_layers, "zeros_cost_little", lambda states: request.param != "arithmetic")
+    """How layers run fast: as on a GPU with 16-bit numbers and few rows, with more rows, and anywhere else."""
+    monkeypatch.setattr(fast_inference, "launches_take_longest", lambda states: request.param == "launches")
+    monkeypatch.setattr(fast_inference, "zeros_cost_little", lambda states: request.param != "arithmetic")
     return request.param
 
 
 @pytest.fixture
 def launch_bound(monkeypatch):
     """As on a GPU with 16-bit numbers."""
-    monkeypatch.setattr(bare_layers, "launches_take_longest", lambda states: True)
-    monkeypatch.setattr(bare_layers, "zeros_cost_little", lambda states: True)
+    monkeypatch.setattr(fast_inference, "launches_take_longest", lambda states: True)
+    monkeypatch.setattr(fast_inference, "zeros_cost_little", lambda states: True)
 
 
 def layers_with_heads(hydra) -> list[nn.Module]:
@@ -73,32 +68,34 @@ def plain(hydra, inputs) -> torch.Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize("rows", ["few", "many"])
-def test_bare_layers_give_the_logits_of_the_modules(family, hydra, bare, rows, cheapest, monkeypatch):
+def test_fast_inference_give_the_logits_of_the_modules(family, hydra, fast, rows, cheapest, monkeypatch):
     monkeypatch.setattr(grouped, "ROWS_FOR_ONE_PRODUCT_PER_MEMBER", 10**9 if rows == "few" else 0)
     inputs = family.inputs()
     expected = plain(hydra, inputs)
-    assert not bare
+    assert not fast
     torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
-    assert sorted(map(id, bare)) == sorted(id(layer.attention) for layer in layers_with_heads(hydra))
+    assert sorted(map(id, fast)) == sorted(id(layer.attention) for layer in layers_with_heads(hydra))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("heads_to_prune", [({}, {}, {}), ({0: [1]}, {1: [0, 2]}, {})], ids=["uniform", "ragged"])
-def test_projections_without_biases_run_bare(heads_to_prune, bare, cheapest):
+def test_projections_without_biases_run_fast(heads_to_prune, fast, cheapest):
     backbones = [vit_backbone(seed, qkv_bias=False) for seed in range(3)]
     members = [VIT.hydra.from_backbone(b, heads) for b, heads in zip(backbones, heads_to_prune, strict=True)]
     hydra, inputs = VIT.hydra.from_pruned_members(members), VIT.inputs()
     torch.testing.assert_close(hydra(**inputs).member_logits, plain(hydra, inputs), atol=1e-12, rtol=1e-10)
-    assert len(bare) == 3
+    assert len(fast) == 3
 
 
 @torch.no_grad()
 def test_where_launches_take_longest_a_layer_attends_once_whatever_its_members_keep(
     family, hydra, launch_bound, monkeypatch
 ):
-    calls, attend = [], bare_layers.scaled_dot_product_attention
+    calls, attend = [], fast_inference.scaled_dot_product_attention
     monkeypatch.setattr(
-        bare_layers, "scaled_dot_product_attention", lambda *args, **kwargs: calls.append(0) or attend(*args, **kwargs)
+        fast_inference,
+        "scaled_dot_product_attention",
+        lambda *args, **kwargs: calls.append(0) or attend(*args, **kwargs),
     )
     hydra(**family.inputs())
     assert len(calls) == len(layers_with_heads(hydra))
@@ -106,15 +103,13 @@ def test_where_launches_take_longest_a_layer_attends_once_whatever_its_members_k
 
 @torch.no_grad()
 def test_inference_mode_stays_inside_of_the_layers(family, launch_bound, monkeypatch):
-    hydra, modes, norm = uniform_hydra(family), [], bare_layers._norm
+    hydra, modes, norm = uniform_hydra(family), [], fast_inference._norm
     monkeypatch.setattr(
-        bare_layers, "_norm", lambda *args: modes.append(torch.is_inference_mode_enabled()) or norm(*args)
+        fast_inference, "_norm", lambda *args: modes.append(torch.is_inference_mode_enabled()) or norm(*args)
     )
-    outputs, run = [], bare_layers.run_layers
+    outputs, run = [], fast_inference.run_layers
     monkeypatch.setattr(
-        sys.modules[type(hydra).__module__],
-        "run_layers",
-        lambda *args, **kwargs: outputs.append(run(*args, **kwargs)) or outputs[-1],
+        encoder, "run_layers", lambda *args, **kwargs: outputs.append(run(*args, **kwargs)) or outputs[-1]
     )
     hydra(**family.inputs())
     assert modes and all(modes)
@@ -125,61 +120,45 @@ def test_inference_mode_stays_inside_of_the_layers(family, launch_bound, monkeyp
 
 
 @torch.no_grad()
-def test_forward_mode_derivatives_go_through_the_modules(bare, launch_bound):
+def test_forward_mode_derivatives_go_through_the_modules(fast, launch_bound):
     hydra, inputs = uniform_hydra(VIT), VIT.inputs()
     pixels = inputs["pixel_values"]
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), forward_ad.dual_level():
         logits = hydra(pixel_values=forward_ad.make_dual(pixels, torch.ones_like(pixels))).member_logits
         assert forward_ad.unpack_dual(logits).tangent.norm() > 0
-    assert not bare
+    assert not fast
 
 
 @torch.no_grad()
-def test_modules_among_bare_layers_are_given_what_the_caller_may_keep(launch_bound, bare):
+def test_modules_among_fast_inference_are_given_what_the_caller_may_keep(launch_bound, fast):
     hydra, seen = VIT.hydra.from_pruned_members(VIT.members()), []
     layers_with_heads(hydra)[1].register_forward_hook(lambda _, args, output: seen.extend((args[0], output)))
     hydra(**VIT.inputs())
-    assert bare and len(seen) == 2 and not any(states.is_inference() for states in seen)
+    assert fast and len(seen) == 2 and not any(states.is_inference() for states in seen)
 
 
 @torch.no_grad()
-def test_weights_of_a_few_layers_with_as_many_heads_are_joined_at_once(launch_bound, bare, monkeypatch):
-    """Layers 0 to 4 keep three heads, 5 and 6 two, 7 different numbers; 2 is called as a module."""
-    pruned = [{layer: [member] for layer in range(5)} for member in range(3)]
-    for member, heads in enumerate(pruned):
-        heads |= {5: [0, member + 1], 6: [0, member + 1], 7: list(range(member))}
-    backbone = vit_backbone(0, num_hidden_layers=8)
-    members = [VIT.hydra.from_backbone(backbone, heads) for heads in pruned]
-    hydra, inputs, joined = VIT.hydra.from_pruned_members(members), VIT.inputs(), []
-    join = bare_layers.joined_at_once
-    monkeypatch.setattr(
-        bare_layers, "joined_at_once", lambda layers, *biases: joined.append(len(layers)) or join(layers, *biases)
-    )
-    layers_with_heads(hydra)[2].register_forward_hook(lambda *_: None)
-    torch.testing.assert_close(hydra(**inputs).member_logits, plain(hydra, inputs), atol=1e-12, rtol=1e-10)
-    assert joined == [2, 2, 2] and len(bare) == 7
-    layers_with_heads(hydra)[2]._forward_hooks.clear()
-    joined.clear()
-    torch.testing.assert_close(hydra(**inputs).member_logits, plain(hydra, inputs), atol=1e-12, rtol=1e-10)
-    assert joined == [bare_layers.LAYERS_JOINED_AT_ONCE, 1, 2]
+def test_filled_up_weights_are_gone_when_the_next_are_made(launch_bound, monkeypatch):
+    hydra, made, join = VIT.hydra.from_pruned_members(VIT.members()), [], torch.Tensor.index_select
 
-
-@torch.no_grad()
-def test_joined_weights_are_gone_when_the_next_are_made(launch_bound, monkeypatch):
-    pruned = [{layer: [member] for layer in range(8)} for member in range(3)]
-    backbone, made, join = vit_backbone(0, num_hidden_layers=8), [], torch.cat
-    hydra = VIT.hydra.from_pruned_members([VIT.hydra.from_backbone(backbone, heads) for heads in pruned])
-
-    def joined(tensors, *args, **kwargs):
-        block = join(tensors, *args, **kwargs)
-        if len(tensors) == 3 * bare_layers.LAYERS_JOINED_AT_ONCE and tensors[0].dim() == 3:
+    def joined(tensor, *args):
+        block = join(tensor, *args)
+        if block.dim() == 2:
             assert all(storage.expired() for storage in made)
             made.append(StorageWeakRef(block.untyped_storage()))
         return block
 
-    monkeypatch.setattr(bare_layers.torch, "cat", joined)
+    monkeypatch.setattr(torch.Tensor, "index_select", joined)
     hydra(**VIT.inputs())
-    assert len(made) == 2
+    assert len(made) == 2  # the layer between has no heads
+
+
+@torch.no_grad()
+def test_members_that_keep_as_many_heads_run_without_a_copy_of_their_weights(launch_bound, monkeypatch):
+    hydra = uniform_hydra(VIT)
+    monkeypatch.setattr(fast_inference.torch, "cat", lambda *_: pytest.fail("weights were copied"))
+    states = torch.randn(3, 4, 5, 32, dtype=torch.float64)
+    assert fast_inference.run_layers(hydra.vit.layers, states).shape == states.shape
 
 
 @torch.no_grad()
@@ -188,7 +167,7 @@ def test_changed_weights_count_at_once(family, hydra, launch_bound):
     inputs = family.inputs()
     before = hydra(**inputs).member_logits
     attention = layers_with_heads(hydra)[0].attention
-    for part in (attention.q_proj, attention.v_proj, attention.o_proj):
+    for part in (attention.qkv_proj, attention.o_proj):
         part.weight.data.mul_(1.5)
         part.bias.data.add_(0.5)
     after = hydra(**inputs).member_logits
@@ -197,65 +176,87 @@ def test_changed_weights_count_at_once(family, hydra, launch_bound):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["", "attention", "attention.q_proj", "attention.o_proj", "mlp", "mlp.fc1"])
-def test_a_hooked_layer_is_called_as_a_module_and_the_others_run_bare(family, hydra, bare, name):
+@pytest.mark.parametrize("name", ["", "attention", "attention.qkv_proj", "attention.o_proj", "mlp", "mlp.fc1"])
+def test_a_hooked_layer_is_called_as_a_module_and_the_others_run_fast(family, hydra, fast, name):
     layers = layers_with_heads(hydra)
     inputs, seen = family.inputs(), []
     expected = hydra(**inputs).member_logits
-    bare.clear()
+    fast.clear()
     layers[1].get_submodule(name).register_forward_hook(lambda *_: seen.append(name))
     torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
-    assert seen == [name]
-    assert len(bare) == len(layers) - 1 and layers[1].attention not in bare
+    assert set(seen) == {name}
+    assert len(fast) == len(layers) - 1 and layers[1].attention not in fast
 
 
 @torch.no_grad()
-def test_no_layer_runs_bare_in_training_or_under_global_hooks(family, hydra, bare):
+def test_no_layer_runs_fast_in_training_or_under_global_hooks(family, hydra, fast):
     hydra.train()(**family.inputs())
-    assert not bare
+    assert not fast
     handle = register_module_forward_hook(lambda *_: None)
     try:
         hydra.eval()(**family.inputs())
     finally:
         handle.remove()
-    assert not bare
+    assert not fast
 
 
 @torch.no_grad()
-def test_the_choice_of_attention_kernels_is_given_back(family, hydra, launch_bound, monkeypatch):
-    monkeypatch.setattr(bare_layers, "is_alone", lambda: True)
-    backends, seen = torch.backends.cuda, []
-    attend = bare_layers.scaled_dot_product_attention
+def test_a_global_hook_sees_every_module(family, hydra):
+    """In inference as in training, so that whoever counts or records calls misses none."""
 
-    def broken(*args, **kwargs):
-        seen.append((backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled(), backends.mem_efficient_sdp_enabled()))
-        if len(seen) == 2:
-            raise RuntimeError("broken")
-        return attend(*args, **kwargs)
+    def seen() -> list[nn.Module]:
+        modules = []
+        handle = register_module_forward_hook(lambda module, *_: modules.append(module))
+        try:
+            hydra(**family.inputs())
+        finally:
+            handle.remove()
+        return modules
 
-    monkeypatch.setattr(bare_layers, "scaled_dot_product_attention", broken)
-    before = backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled()
-    with pytest.raises(RuntimeError, match="broken"):
-        hydra(**family.inputs())
-    assert seen == [(False, False, True)] * 2
-    assert (backends.cudnn_sdp_enabled(), backends.flash_sdp_enabled()) == before
-    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.FLASH_ATTENTION), bare_layers.quick_attention():
-        assert backends.flash_sdp_enabled()
+    expected = [projection for layer in layers_with_heads(hydra) for projection in layer.attention.children()]
+    assert {id(module) for module in expected} <= {id(module) for module in seen()}
 
 
 @torch.no_grad()
-def test_the_choice_of_attention_kernels_is_left_alone_where_other_threads_run(
-    hydra, family, launch_bound, monkeypatch
-):
-    monkeypatch.setattr(bare_layers, "quick_attention", lambda: pytest.fail("switched"))
-    waiting = threading.Event()
-    thread = threading.Thread(target=waiting.wait)
-    thread.start()
-    try:
-        hydra(**family.inputs())
-    finally:
-        waiting.set()
-        thread.join()
+@pytest.mark.parametrize("switch", ["environment", "config"])
+def test_one_switch_turns_it_off(family, hydra, fast, switch, monkeypatch):
+    if switch == "environment":
+        monkeypatch.setenv("HYDRA_FAST_INFERENCE", "0")
+    for config in (hydra.config, *(getattr(hydra.config, f"{t}_config", hydra.config) for t in ("vision", "text"))):
+        config.fast_inference = switch != "config"
+    hydra(**family.inputs())
+    assert not fast
+
+
+@torch.no_grad()
+def test_the_switch_is_saved(tmp_path, fast):
+    hydra = VIT.hydra.from_pruned_members(VIT.members())
+    hydra.config.fast_inference = False
+    hydra.save_pretrained(tmp_path)
+    VIT.hydra.from_pretrained(tmp_path)(**{"pixel_values": images().float()})
+    assert not fast
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["has_global_hooks", "is_watched"])
+def test_where_torch_has_lost_a_private_function_the_plain_way_is_taken(name, fast, monkeypatch):
+    lost = {"has_global_hooks": (nn.modules.module, "_has_any_global_hook"), "is_watched": (torch._C, "_functorch")}
+    hydra, inputs = uniform_hydra(VIT), VIT.inputs()
+    expected = plain(hydra, inputs)
+    monkeypatch.delattr(*lost[name])
+    assert getattr(compat, name)()
+    torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
+    assert not fast
+
+
+@torch.no_grad()
+def test_layers_that_are_given_something_unknown_are_called(fast):
+    layers, states = uniform_hydra(VIT).vit.layers, torch.randn(1, 2, 5, 32, dtype=torch.float64)
+    fast_inference.run_layers(layers, states, position_bias=None, num_items_in_batch=2)
+    assert len(fast) == 3
+    fast.clear()
+    fast_inference.run_layers(layers, states, some_positions=torch.zeros(1))
+    assert not fast
 
 
 # Layers that are something else than they seem
@@ -306,7 +307,58 @@ def turn_a_weight_into_a_tensor(hydra):
     fc1.weight = weight
 
 
+class Scaled(nn.Linear):
+    """An adapter of its own kind, as a child that nobody declared."""
+
+    def __init__(self, layer: nn.Linear):
+        super().__init__(layer.in_features, layer.out_features)
+        self.load_state_dict(layer.state_dict())
+        self.double()
+        self.scale = nn.LayerNorm(layer.out_features).double()
+
+    def forward(self, states):
+        return self.scale(super().forward(states))
+
+
+def scale_a_branch(hydra):
+    hydra.vit.layers[1].mlp.fc2 = Scaled(hydra.vit.layers[1].mlp.fc2)
+
+
+def hang_a_child_into_a_layer(hydra):
+    layer = hydra.vit.layers[1]
+    layer.scale = nn.Linear(32, 32).double()
+    complete = layer.complete
+    layer.complete = lambda states, heads, first: layer.scale(complete(states, heads, first))
+
+
+def patch_a_method(hydra):
+    layer = hydra.vit.layers[1]
+    complete = layer.complete
+    layer.complete = lambda *args: 2 * complete(*args)
+
+
+def hang_a_child_into_the_attention(hydra):
+    attention = hydra.vit.layers[1].attention
+    attention.scale = nn.Linear(32, 32).double()
+    forward = attention.forward
+    attention.forward = lambda states, *args, **kwargs: forward(attention.scale(states), *args, **kwargs)
+
+
+class OfItsOwnKind(nn.Parameter):
+    """As quantised and distributed weights are."""
+
+
+def give_a_weight_of_its_own_kind(hydra):
+    fc1 = hydra.vit.layers[0].mlp.fc1
+    fc1.weight = OfItsOwnKind(fc1.weight.detach())
+
+
 CHANGES = [
+    scale_a_branch,
+    hang_a_child_into_a_layer,
+    hang_a_child_into_the_attention,
+    patch_a_method,
+    give_a_weight_of_its_own_kind,
     double_as_subclass,
     double_as_wrapper,
     drop_attention,
@@ -317,12 +369,21 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changed_layers_do_as_they_were_told(change):
+def test_changed_layers_do_as_they_were_told(change, fast):
     hydra, inputs = vit_hydra(), VIT.inputs()
     change(hydra)
     expected = plain(hydra, inputs)
     with torch.no_grad():
         torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
+    assert len(fast) == (3 if change is tie_layers else 2)
+
+
+@torch.no_grad()
+def test_a_child_that_is_not_known_keeps_a_layer_from_running_fast(fast):
+    hydra = vit_hydra()
+    hydra.vit.layers[1].attention.scale = nn.Identity()
+    hydra(**VIT.inputs())
+    assert len(fast) == 2
 
 
 def test_tied_layers_see_every_token_but_in_the_last_place():
@@ -382,5 +443,5 @@ def test_a_compiled_layer_projects_q_k_and_v_at_once():
     compiled = torch.compile(hydra, fullgraph=True, backend=count)
     torch.testing.assert_close(compiled(images()).member_logits, hydra(images()).member_logits)
     torch.compiler.reset()
-    # q, k, v and o of the second layer; q, then k and v, then o of the last one; o of the first; the classifier
-    assert len(products) == 2 + 3 + 1 + 1
+    # q, k, v together and o of the first two layers; q, then k and v, then o of the last one; the classifier
+    assert len(products) == 2 + 2 + 3 + 1
