@@ -55,18 +55,13 @@ class HydraAttention(nn.Module):
         self.float32_softmax = anatomy.float32_softmax
         self.is_causal = False
 
-        widths = [len(heads) * self.head_dim for heads in kept_heads]
-        self.qkv_proj = GroupedLinear(config.hidden_size, [3 * width for width in widths], bias=anatomy.qkv_bias)
-        self.o_proj = GroupedOutput(widths, config.hidden_size)
-
-    @property
-    def widths(self) -> list[int]:
-        """How wide each member's heads are together."""
-        return self.o_proj.widths
+        self.widths = [len(heads) * self.head_dim for heads in kept_heads]  # of each member's heads together
+        self.qkv_proj = GroupedLinear(config.hidden_size, [3 * width for width in self.widths], anatomy.qkv_bias)
+        self.o_proj = GroupedOutput(self.widths, config.hidden_size)
 
     @property
     def is_uniform(self) -> bool:
-        return self.o_proj.is_uniform
+        return len(set(self.widths)) == 1
 
     @property
     def has_no_head(self) -> bool:

@@ -150,13 +150,15 @@ class Batch(NamedTuple):
 
 def fast_layer(layer: nn.Module) -> FastLayer | None:
     """The parts of a layer, if it is made of them and nothing else."""
-    if not is_plain(layer, HydraLayer, LAYER_CHILDREN) or layer.training:
-        return None
     # The modules' own dictionaries: attribute access on modules takes a search through three of them each time.
     modules = layer._modules
-    attention, mlp, dropout = modules["attention"], modules["mlp"], modules["dropout"]
+    dropout = modules.get("dropout")
+    children = LAYER_CHILDREN if dropout is None else LAYER_CHILDREN | {"dropout"}
+    if not is_plain(layer, HydraLayer, children) or layer.training:
+        return None
+    attention, mlp = modules["attention"], modules["mlp"]
     # Someone may have switched single dropouts on, to sample from them.
-    if not is_plain(dropout, nn.Dropout) or dropout.training or attention.training:
+    if (dropout is not None and (not is_plain(dropout, nn.Dropout) or dropout.training)) or attention.training:
         return None
     if not (is_plain(attention, HydraAttention, ATTENTION_CHILDREN) and is_plain(mlp, HydraMLP, MLP_CHILDREN)):
         return None
@@ -181,7 +183,7 @@ def fast_layer(layer: nn.Module) -> FastLayer | None:
     return FastLayer(attention, widths, qkv, o_parameters, fc1, activation, fc2, attention_norm, mlp_norm)
 
 
-LAYER_CHILDREN = frozenset({"attention_norm", "attention", "mlp_norm", "mlp", "dropout"})
+LAYER_CHILDREN = frozenset({"attention_norm", "attention", "mlp_norm", "mlp"})
 ATTENTION_CHILDREN = frozenset({"qkv_proj", "o_proj"})
 MLP_CHILDREN = frozenset({"fc1", "activation_fn", "fc2"})
 # Methods that an instance may have been given in place of its class's.

@@ -80,6 +80,17 @@ def attention_rules(theirs: str, projections: Sequence[str], scale: str | None =
     )
 
 
+def projection_names(cls: type) -> Iterator[tuple[str, ...]]:
+    """What the backbones of a Hydra class call query, key, value and output inside a layer; for every version of
+    Transformers that has rules of its own."""
+    rules = [rule for rule in cls.backbone_rules if rule.ours.startswith("layers.*.attention.")]
+    joint = [rule.theirs for rule in rules if rule.ours.endswith("qkv_proj.*")]
+    outputs = [rule.theirs[:1] for rule in rules if rule.ours.endswith("o_proj.weight")]
+    for qkv, output in zip(joint, outputs, strict=True):
+        names = (name.partition(".*.")[2] for name in (*qkv, *output))
+        yield tuple(name.removesuffix(".*").removesuffix(".weight") for name in names)
+
+
 def scaled(tensor: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
     """A linear map's weight or bias with a factor on each of its outputs."""
     if scale is None:
@@ -297,6 +308,14 @@ def backbone_source(cls: type, name: str, parameters: Container[str]) -> tuple[t
         if all(each in parameters for each in theirs):
             return theirs, transform
     return found[0] if found else ((name,), lambda tensor: tensor)
+
+
+def backbone_names(cls: type, model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
+    """By name of a parameter of a `cls` made from `model`, the names of the backbone's parameters that it is made of."""
+    pooler = _has_pooler(cls, model)
+    dense = without_weights(cls, hydra_config(cls.config_class, model.config, None, SHARED_PARTS, **pooler))
+    theirs = dict(model.named_parameters())
+    return {name: backbone_source(cls, name, theirs)[0] for name, _ in dense.named_parameters()}
 
 
 def _heads_left(cls, dense, model, parameters, tower: str, layer: int, name: str) -> list[int]:

@@ -72,7 +72,7 @@ class HydraLayer(GradientCheckpointingLayer):
         self.mlp = of_members(
             config, "mlp", lambda: mlp_class(config.hidden_size, anatomy.inner_size, anatomy.activation)
         )
-        self.dropout = nn.Dropout(anatomy.dropout)
+        self.dropout = None if anatomy.dropout is None else nn.Dropout(anatomy.dropout)
         self.drop_path = DropPath(anatomy.drop_path) if anatomy.drop_path else None
 
     def forward(
@@ -117,7 +117,7 @@ class HydraLayer(GradientCheckpointingLayer):
         return self.mlp_norm(hidden_states + self._dropped(self.mlp(hidden_states)))
 
     def _dropped(self, branch: torch.Tensor) -> torch.Tensor:
-        branch = self.dropout(branch)
+        branch = branch if self.dropout is None else self.dropout(branch)
         return branch if self.drop_path is None else self.drop_path(branch)
 
 

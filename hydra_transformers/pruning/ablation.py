@@ -105,6 +105,7 @@ def keep_heads(attention: HydraAttention, places: Sequence[int]) -> None:
     for projection, count in ((qkv, 3), (output, 1)):
         projection.weight = nn.Parameter(heads_at(projection.weight, places, head_dim, count), requires_grad=False)
         projection.widths = [count * len(places) * head_dim]
+    attention.widths = output.widths
     if qkv.bias is not None:
         qkv.bias = nn.Parameter(heads_at(qkv.bias, places, head_dim, 3), requires_grad=False)
 

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.utils import logging
 
-from .parts import PARTS, layer_dropouts, places, without_effect
+from .parameter_groups import PARTS, layer_dropouts, places, without_effect
 
 
 logger = logging.get_logger(__name__)
@@ -22,7 +22,7 @@ PARTS_OF_LAYERS = ("attention", "mlp", "layernorm")
 class PostPruningCallback(TrainerCallback):
     """Freezes all of a model but the parts that win back its accuracy after pruning (paper, D.2).
 
-    Works with a pruned member, a fused Hydra and a plain ViT, BERT or CLIP model:
+    Works with a pruned member, a fused Hydra and a supported model of Transformers:
     `Trainer(model=..., callbacks=[PostPruningCallback()])`.
 
     Args:

@@ -5,37 +5,27 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ..models.attention import HydraAttention
+from ..models.auto import HYDRA_CLASSES, AutoHydra
+from ..models.fusion import projection_names
 
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
 
-# The attention's projections as Hydras name them, and as each plain backbone does.
-HYDRA_PARAMETERS = {target: f".attention.{target}_proj.weight" for target in "qkvo"}
-BACKBONE_MODULES = {
-    "vit": {target: f"attention.{target}_proj" for target in "qkvo"},
-    "bert": {
-        "q": "attention.self.query",
-        "k": "attention.self.key",
-        "v": "attention.self.value",
-        "o": "attention.output.dense",
-    },
-    "clip": {"q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj", "o": "self_attn.out_proj"},
-}
+TARGETS = ("q", "k", "v", "o")
 CLASSIFIERS = ("classifier", "score")  # the head of a classifier in Transformers
 
 
 def lora_config(
-    model: nn.Module, r: int = 8, targets: Sequence[str] = ("q", "v"), lora_alpha: float | None = None, **options
+    model: nn.Module, r: int = 8, targets: Sequence[str] | None = None, lora_alpha: float | None = None, **options
 ) -> "LoraConfig":
     """A `LoraConfig` for the attention of `model`: `peft.get_peft_model(model, lora_config(model))`.
 
-    model: a member, a fused Hydra, a plain ViT, BERT or CLIP model, or another one whose modules `targets` names
+    model: a member, a fused Hydra, a supported model of Transformers, or another one whose modules `targets` names
     r: the rank; the paper's LoRA ensembles have r=4 and lora_alpha=8
     targets: the projections that get an adapter, of "q", "k", "v" and "o"; of a model of another kind the names of its
-        modules, such as "q_lin" and "v_lin" of DistilBERT
+        modules. By default "q" and "v"; of a Hydra, whose queries, keys and values are one weight, "q", "k" and "v"
     lora_alpha: the scale of the adapters times r, 2 * r by default
     options: further arguments of `LoraConfig`
 
@@ -50,10 +40,13 @@ def lora_config(
     except ImportError as error:
         raise ImportError("lora_config() needs peft: pip install peft") from error
 
+    is_hydra = hasattr(type(model), "backbone_rules")
+    if targets is None:
+        targets = ("q", "k", "v") if is_hydra else ("q", "v")
     targets = tuple(targets)
     if not targets:
-        raise ValueError(f"targets has no projection: choose from {', '.join(HYDRA_PARAMETERS)}")
-    if any(isinstance(module, HydraAttention) for module in model.modules()):
+        raise ValueError(f"targets has no projection: choose from {', '.join(TARGETS)}")
+    if is_hydra:
         _check_targets(targets)
         refused = [name for name in ("lora_dropout", "use_dora") if options.get(name)]
         if refused:
@@ -83,27 +76,34 @@ def adapter_settings(model: "PeftModel") -> dict[str, Any]:
 
 def _hydra_parameters(model: nn.Module, targets: tuple[str, ...]) -> list[str]:
     """Names of the grouped weights; one that has lost all its heads can have no adapter."""
-    endings = tuple(HYDRA_PARAMETERS[target] for target in targets)
+    joint = [target for target in "qkv" if target in targets]
+    if len(joint) not in (0, 3):
+        raise ValueError(
+            f"targets has {joint}: queries, keys and values of a Hydra are one weight, name all three or none of them"
+        )
+    endings = (".attention.qkv_proj.weight",) * bool(joint) + (".attention.o_proj.weight",) * ("o" in targets)
     return [name for name, weight in model.named_parameters() if name.endswith(endings) and weight.numel() > 0]
 
 
 def _backbone_modules(model: nn.Module, targets: tuple[str, ...]) -> list[str]:
     """Names of the projections in a plain model, as PEFT takes them: the ends of module names."""
-    model_type = getattr(getattr(model, "config", None), "model_type", None)
-    if model_type in BACKBONE_MODULES:
-        _check_targets(targets)
-        return [BACKBONE_MODULES[model_type][target] for target in targets]
     names = [f".{name}" for name, _ in model.named_modules()]
+    hydra_class = next((hydra for backbone, hydra in HYDRA_CLASSES.items() if isinstance(model, backbone)), None)
+    if hydra_class is not None and not set(targets) - set(TARGETS):
+        for names_of_version in projection_names(hydra_class):
+            endings = dict(zip(TARGETS, names_of_version, strict=True))
+            if all(any(name.endswith(f".{ending}") for name in names) for ending in endings.values()):
+                return [endings[target] for target in targets]
     missing = [target for target in targets if not any(name.endswith(f".{target}") for name in names)]
     if missing:
         raise ValueError(
-            f"model is a {type(model).__name__} ({model_type}): pass a ViT, BERT or CLIP model or a Hydra made from one, "
-            f"or as targets the names of the model's own modules (there is none called {missing[0]!r})"
+            f"model is a {type(model).__name__}, which has no module called {missing[0]!r}: pass as targets the names "
+            f"of its own modules; those of Hydras and of {', '.join(AutoHydra.supported())} are {', '.join(TARGETS)}"
         )
     return list(targets)
 
 
 def _check_targets(targets: tuple[str, ...]) -> None:
-    unknown = [target for target in targets if target not in HYDRA_PARAMETERS]
+    unknown = [target for target in targets if target not in TARGETS]
     if unknown:
-        raise ValueError(f"targets has {unknown}: choose from {', '.join(HYDRA_PARAMETERS)}")
+        raise ValueError(f"targets has {unknown}: choose from {', '.join(TARGETS)}")

@@ -29,7 +29,7 @@ def logits(name: str, model) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("form", ["backbone", "member", "fused"])
-@pytest.mark.parametrize("name", ["vit", "bert", "clip"])
+@pytest.mark.parametrize("name", list(FAMILIES))
 def test_adapters_save_load_and_merge_to_equal_logits(name, form, tmp_path):
     adapted = with_adapters(name, form, targets=("q", "k", "v", "o"))
     expected = logits(name, adapted)
@@ -55,11 +55,11 @@ def test_members_do_not_mix_under_adapters(name):
         adapted(**FAMILIES[name].inputs()).member_logits[:, member].square().sum().backward()
         for layer, attention in enumerate(attentions):
             widths = [len(heads) * 8 for heads in attention.config.kept_heads[layer]]
-            for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj):
+            for projection, count in ((attention.qkv_proj, 3), (attention.o_proj, 1)):
                 if sum(widths) == 0:
                     continue  # nothing is left that could have an adapter
                 gradient = projection.lora_B["default"].weight.grad
-                for other, rows in enumerate(gradient.split(widths)):
+                for other, rows in enumerate(gradient.split([count * width for width in widths])):
                     assert bool(rows.any()) == (other == member and widths[other] > 0)
 
 
@@ -74,12 +74,10 @@ def test_only_adapters_and_the_classifier_train(form, tmp_path):
     assert moved == {name for name in before if "lora_" in name or "modules_to_save" in name}
 
 
-def test_the_default_trains_q_and_v_with_twice_the_rank_as_alpha():
+def test_the_default_trains_the_joint_projection_with_twice_the_rank_as_alpha():
     config = lora_config(tiny_model("vit", "fused"), r=4)
     # Layer 1 of this model has lost all its heads.
-    assert config.target_parameters == [
-        f"vit.layers.{layer}.attention.{projection}_proj.weight" for layer in (0, 2) for projection in "qv"
-    ]
+    assert config.target_parameters == [f"vit.layers.{layer}.attention.qkv_proj.weight" for layer in (0, 2)]
     assert (config.r, config.lora_alpha, config.modules_to_save) == (4, 8, ["classifier"])
     assert lora_config(tiny_model("clip", "fused")).modules_to_save is None
 
@@ -114,10 +112,11 @@ def test_the_callback_resets_the_classifier_of_the_adapter_and_sets_dropout(tmp_
     assert layer.attention.q_proj.lora_dropout["default"].p == 0.3
 
 
-def test_modules_of_another_kind_of_model_are_named_as_they_are():
+@pytest.mark.parametrize("targets", [("q_lin", "v_lin"), None])
+def test_modules_can_be_named_as_they_are(targets):
     sizes = {"dim": 16, "n_layers": 1, "n_heads": 2, "hidden_dim": 16, "vocab_size": 20}
     model = DistilBertForSequenceClassification(DistilBertConfig(**sizes))
-    adapted = get_peft_model(model, lora_config(model, targets=("q_lin", "v_lin")))
+    adapted = get_peft_model(model, lora_config(model, targets=targets))
     trained = {name for name, parameter in adapted.named_parameters() if parameter.requires_grad}
     attention = "base_model.model.distilbert.transformer.layer.0.attention"
     assert trained == {
@@ -128,7 +127,9 @@ def test_modules_of_another_kind_of_model_are_named_as_they_are():
             for kind in ("weight", "bias")
         ),
     }
-    with pytest.raises(ValueError, match=r"DistilBert.* \(distilbert\): pass .* \(there is none called 'q'\)"):
+    with pytest.raises(
+        ValueError, match=r"DistilBert.* has no module called 'q': pass as targets the names of its own"
+    ):
         lora_config(model, targets=("q", "v_lin"))
 
 
@@ -137,6 +138,7 @@ def test_modules_of_another_kind_of_model_are_named_as_they_are():
     [
         ({"targets": ("q", "mlp")}, r"targets has \['mlp'\]: choose from q, k, v, o"),
         ({"targets": ()}, "targets has no projection"),
+        ({"targets": ("q", "v")}, r"targets has \['q', 'v'\]: queries, keys and values of a Hydra are one weight"),
         ({"lora_dropout": 0.1}, "lora_dropout does not work on the grouped weights of HydraViT"),
         ({"use_dora": True}, "use_dora does not work on the grouped weights"),
     ],
@@ -147,5 +149,5 @@ def test_what_does_not_work_is_refused(options, message):
 
 
 def test_a_model_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match=r"model is a Linear \(None\): pass a ViT, BERT or CLIP"):
+    with pytest.raises(ValueError, match=r"model is a Linear, which has no module called 'q'"):
         lora_config(torch.nn.Linear(2, 2))

@@ -6,10 +6,11 @@ from functools import cache
 import torch
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from tests.families import BERT, CLIP, VIT, Family
+from tests.families import FAMILIES as ALL
+from tests.families import Family
 
 
-FAMILIES = {"vit": VIT, "bert": BERT, "clip": CLIP}
+FAMILIES = {family.name: family for family in ALL}
 FORMS = ("backbone", "member", "fused", "unshared")
 
 # Trainer in a test: on the CPU, without reports and bars.
@@ -48,7 +49,7 @@ def tiny_dataset(name: str, rows: int = 12, seed: int = 1) -> list[dict]:
     tokens[:, 1], tokens[:, -1] = 30 + labels, 39
     if name == "clip":
         return [{"pixel_values": image, "input_ids": text} for image, text in zip(images, tokens, strict=True)]
-    inputs = {"vit": ("pixel_values", images), "bert": ("input_ids", tokens)}[name]
+    inputs = ("pixel_values", images) if FAMILIES[name].reads_images else ("input_ids", tokens)
     return [{inputs[0]: row, "labels": int(label)} for row, label in zip(inputs[1], labels, strict=True)]
 
 

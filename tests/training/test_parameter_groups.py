@@ -5,27 +5,31 @@ import math
 import pytest
 from torch import nn
 
-from hydra_transformers.training.parts import layer_dropouts, places
-from tests.training.tiny import FORMS, tiny_model
+from hydra_transformers.training.parameter_groups import layer_dropouts, places
+from tests.training.tiny import FAMILIES, FORMS, tiny_model
 
 
 # By hand: the last names of a parameter's path, without numbers, and the part they belong to.
 EXPECTED = {
-    "embeddings": """cls_token position_embeddings projection.weight projection.bias word_embeddings.weight
+    "embeddings": """distillation_token mask_token register_tokens cls_token position_embeddings projection.weight projection.bias word_embeddings.weight
         position_embeddings.weight token_type_embeddings.weight embeddings.LayerNorm.weight embeddings.LayerNorm.bias
         token_embedding.weight position_embedding.weight class_embedding patch_embedding.weight""",
-    "attention": """q_proj.weight q_proj.bias k_proj.weight k_proj.bias v_proj.weight v_proj.bias o_proj.weight
+    "attention": """qkv_proj.weight qkv_proj.bias layer_scale1.lambda1 q_lin.weight q_lin.bias k_lin.weight
+        k_lin.bias v_lin.weight v_lin.bias out_lin.weight out_lin.bias q_proj.weight q_proj.bias k_proj.weight k_proj.bias v_proj.weight v_proj.bias o_proj.weight
         o_proj.bias out_proj.weight out_proj.bias self.query.weight self.query.bias self.key.weight self.key.bias
         self.value.weight self.value.bias attention.output.dense.weight attention.output.dense.bias""",
-    "mlp": """fc1.weight fc1.bias fc2.weight fc2.bias intermediate.dense.weight intermediate.dense.bias
+    "mlp": """layer_scale2.lambda1 lin1.weight lin1.bias lin2.weight lin2.bias gate_proj.weight gate_proj.bias
+        up_proj.weight up_proj.bias down_proj.weight down_proj.bias fc1.weight fc1.bias fc2.weight fc2.bias intermediate.dense.weight intermediate.dense.bias
         layer.output.dense.weight layer.output.dense.bias""",
     "layernorm": """layernorm_before.weight layernorm_before.bias layernorm_after.weight layernorm_after.bias
-        layernorm.weight layernorm.bias attention_layernorm.weight attention_layernorm.bias output_layernorm.weight
-        output_layernorm.bias output.LayerNorm.weight output.LayerNorm.bias layer_norm1.weight layer_norm1.bias
+        layernorm.weight layernorm.bias attention_norm.weight attention_norm.bias mlp_norm.weight mlp_norm.bias
+        norm1.weight norm1.bias norm2.weight norm2.bias sa_layer_norm.weight sa_layer_norm.bias
+        output_layer_norm.weight output_layer_norm.bias output.LayerNorm.weight output.LayerNorm.bias layer_norm1.weight layer_norm1.bias
         layer_norm2.weight layer_norm2.bias pre_layrnorm.weight pre_layrnorm.bias pre_layernorm.weight
         pre_layernorm.bias post_layernorm.weight post_layernorm.bias final_layer_norm.weight final_layer_norm.bias""",
     "classifier": """classifier.weight classifier.bias pooler.dense.weight pooler.dense.bias logit_scale
-        visual_projection.weight text_projection.weight""",
+        visual_projection.weight text_projection.weight classifier.dense.weight classifier.dense.bias
+        classifier.out_proj.weight classifier.out_proj.bias pre_classifier.weight pre_classifier.bias""",
 }
 
 
@@ -40,7 +44,7 @@ def expected_part(name: str) -> str:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", ["vit", "bert", "clip"])
+@pytest.mark.parametrize("family", list(FAMILIES))
 def test_every_parameter_has_its_part(family, form):
     model = tiny_model(family, form)
     found = places(model)
@@ -66,13 +70,20 @@ def test_layers_are_counted_from_the_end_of_their_tower(form):
 
 
 def test_a_model_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match=r"0\.weight of Sequential belongs to no part.*pass a ViT, BERT or CLIP"):
+    with pytest.raises(ValueError, match=r"0\.weight of Sequential belongs to no part.*pass a Hydra or one of Bert"):
         places(nn.Sequential(nn.Linear(2, 2)))
 
 
 @pytest.mark.parametrize(
     ("family", "form", "per_layer"),
-    [("vit", "fused", 1), ("vit", "backbone", 1), ("bert", "fused", 1), ("bert", "backbone", 2), ("clip", "fused", 0)],
+    [
+        ("vit", "fused", 1),
+        ("vit", "backbone", 1),
+        ("bert", "fused", 1),
+        ("bert", "backbone", 2),
+        ("clip", "fused", 0),
+        ("distilbert", "backbone", 1),
+    ],
 )
 def test_dropouts_inside_layers_are_those_of_the_hidden_states(family, form, per_layer):
     model = tiny_model(family, form)

@@ -1,0 +1,100 @@
+"""Which part of a transformer a parameter belongs to, for every supported model and its Hydras alike."""
+
+import math
+import re
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..models.auto import HYDRA_CLASSES, AutoHydra
+from ..models.fusion import backbone_names, projection_names
+
+
+# By the names of a Hydra's parameters. The first pattern that matches decides; BERT's LayerNorm of the embeddings is part
+# of them, and what lies in no layer and is nothing else belongs to what follows the encoder.
+PART_PATTERNS = {
+    "embeddings": r"(^|\.)embeddings\.",
+    "attention": r"(^|\.)layers\.\d+\.attention\.",
+    "mlp": r"(^|\.)layers\.\d+\.mlp\.",
+    "layernorm": r"norm(\.|$)",
+    "classifier": r"",
+}
+PARTS = tuple(PART_PATTERNS)
+
+LAYER = re.compile(r"(?P<tower>^|.*?\.)layers\.(?P<layer>\d+)\.")
+
+
+@dataclass(frozen=True)
+class Place:
+    """
+    part: one of `PARTS`; "classifier" is all that follows the encoder: the classifier, BERT's pooler, CLIP's
+        projections and its logit scale
+    layers_to_end: how many layers there are from here to the end of the tower, this one counted: 1 in the last layer,
+        0 behind it (a final LayerNorm), infinite before the first
+    """
+
+    part: str
+    layers_to_end: float
+
+
+def places(model: nn.Module) -> dict[str, Place]:
+    """The place of every parameter of `model`, by name."""
+    names = our_names(model)
+    depths: dict[str, int] = {}
+    for ours in names.values():
+        if found := LAYER.match(ours):
+            depths[found["tower"]] = max(depths.get(found["tower"], 0), int(found["layer"]) + 1)
+    return {name: _place(ours, depths) for name, ours in names.items()}
+
+
+def our_names(model: nn.Module) -> dict[str, str]:
+    """What each parameter of a Hydra or of a supported backbone is called in a Hydra."""
+    names = [name for name, _ in model.named_parameters()]
+    if hasattr(type(model), "backbone_rules"):
+        return {name: name for name in names}
+    hydra_class = next((hydra for backbone, hydra in HYDRA_CLASSES.items() if isinstance(model, backbone)), None)
+    known = {} if hydra_class is None else backbone_names(hydra_class, model)
+    found = {theirs: ours for ours, of_backbone in known.items() for theirs in of_backbone}
+    missing = next((name for name in names if name not in found), None)
+    if missing is not None:
+        raise ValueError(
+            f"{missing} of {type(model).__name__} belongs to no part that is known here: pass a Hydra or one of "
+            f"{', '.join(AutoHydra.supported())}"
+        )
+    return {name: found[name] for name in names}
+
+
+def _place(ours: str, depths: dict[str, int]) -> Place:
+    part = next(part for part, pattern in PART_PATTERNS.items() if re.search(pattern, ours))
+    if found := LAYER.match(ours):
+        return Place(part, depths[found["tower"]] - int(found["layer"]))
+    # CLIP's vision tower also has a LayerNorm in front of its first layer.
+    is_before = part == "embeddings" or re.search(r"(^|\.)pre_layernorm", ours)
+    return Place(part, math.inf if is_before else 0)
+
+
+def without_effect(model: nn.Module) -> set[str]:
+    """Names of the parameters that change nothing, where a layer has lost all heads of all members.
+
+    They are the weights that have no elements left and the LayerNorm in front of such an attention. Trained with DDP,
+    they would be waited for: they never get a gradient.
+    """
+    empty = {name for name, parameter in model.named_parameters() if parameter.numel() == 0}
+    layers = {name.removesuffix("attention.qkv_proj.weight") for name in empty if name.endswith("qkv_proj.weight")}
+    norms = tuple(f"{layer}attention_norm." for layer in layers if model.get_submodule(layer[:-1]).norm_first)
+    return empty | {name for name, _ in model.named_parameters() if norms and name.startswith(norms)}
+
+
+def layer_dropouts(model: nn.Module) -> list[nn.Dropout]:
+    """The dropouts on the outputs of attention and MLP inside the layers; not those on attention weights."""
+    modules = dict(model.named_modules())
+    # A module that has queries computes attention weights, and a dropout beside them is theirs.
+    queries = {names[0].rpartition(".")[2] for hydra in HYDRA_CLASSES.values() for names in projection_names(hydra)}
+    of_weights = {module for module in modules.values() if any(hasattr(module, name) for name in queries)}
+    return [
+        module
+        for name, module in modules.items()
+        if isinstance(module, nn.Dropout)
+        and re.search(r"(^|\.)layers?\.\d+\.", name)
+        and modules[name.rpartition(".")[0]] not in of_weights
+    ]
