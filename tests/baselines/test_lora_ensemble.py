@@ -15,7 +15,7 @@ from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.prediction import predict
 from hydra_transformers.training import finetune_members, lora_config, recipe
 from tests.families import BERT, VIT, bert_backbone, vit_backbone
-from tests.training.tiny import QUIET, copy_of_weights, tiny_dataset, tiny_model
+from tests.training.tiny import QUIET, copy_of_weights, reads_to_know, tiny_dataset, tiny_model
 
 
 SHORT = dataclasses.replace(recipe("imagenet1k"), max_steps=6, warmup_steps=1, learning_rate=0.1)
@@ -39,16 +39,6 @@ def folder(tmp_path):
     for index in range(3):
         save_adapter(vit_backbone(), tmp_path / f"member-{index}", seed=index)
     return tmp_path
-
-
-def unreadable(rows):
-    """A dataset of the same length whose rows cannot be had."""
-
-    class Unreadable(list):
-        def __getitem__(self, index):
-            raise AssertionError("trained again")
-
-    return Unreadable(rows)
 
 
 def state(model) -> dict[str, torch.Tensor]:
@@ -168,10 +158,11 @@ def test_each_member_has_its_own_adapter_and_its_own_order_of_the_data(trained, 
         assert torch.equal(tensor, weights[name.replace("member-0", "member-1")])
 
 
-def test_finished_members_are_not_trained_again(trained, rows, capsys):
+def test_finished_members_are_not_trained_again(trained, rows, capsys, monkeypatch):
+    monkeypatch.delattr("transformers.Trainer.train")
     backbone, _, ensemble, output_dir = trained
     same = {"num_members": 2, "r": 2, "seed": 5, **ARGUMENTS}
-    again = finetune_lora_ensemble(backbone, SHORT, unreadable(rows[0]), rows[1], output_dir, **same)
+    again = finetune_lora_ensemble(backbone, SHORT, *rows, output_dir, **same)
     assert_same(ensemble.state_dict(), again.state_dict())
     assert "member-1: already finished" in capsys.readouterr().out
     loaded = LoRAEnsemble.from_pretrained(backbone, output_dir)
@@ -180,7 +171,7 @@ def test_finished_members_are_not_trained_again(trained, rows, capsys):
 
 def test_an_interrupted_member_goes_on_to_the_same_weights(trained, rows, tmp_path, capsys):
     class Interrupting(list):
-        reads_left = 12 + 6  # two epochs of twelve rows
+        reads_left = reads_to_know(rows[0]) + 12 + 6  # two epochs of twelve rows
 
         def __getitem__(self, index):
             Interrupting.reads_left -= 1
