@@ -25,7 +25,16 @@ from .ensembling import (
     wants_every_token,
 )
 from .fusion import HydraModelMixin
-from .grouped import Grouped, GroupedLinear, GroupedPooler, PerMember, embed, init_grouped, shared_or_per_member
+from .grouped import (
+    Grouped,
+    GroupedLinear,
+    GroupedPooler,
+    PerMember,
+    embed,
+    init_grouped,
+    shared_or_own_embeddings,
+    shared_or_per_member,
+)
 from .kernels import add_and_layer_norm
 
 
@@ -109,7 +118,7 @@ class HydraBertModel(HydraBertPreTrainedModel):
     def __init__(self, config: HydraBertConfig, add_pooling_layer: bool | None = None):
         super().__init__(config)
         members, shared = config.num_members, config.shared
-        self.embeddings = shared_or_per_member(lambda: BertEmbeddings(config), members, "embeddings" in shared)
+        self.embeddings = shared_or_own_embeddings(lambda: BertEmbeddings(config), members, "embeddings" in shared)
         self.layers = nn.ModuleList(HydraBertLayer(config, layer) for layer in range(config.num_hidden_layers))
         add_pooling_layer = config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer
         self.pooler = None

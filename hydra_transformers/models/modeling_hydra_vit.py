@@ -26,7 +26,16 @@ from .ensembling import (
     wants_every_token,
 )
 from .fusion import HydraModelMixin
-from .grouped import Grouped, GroupedLinear, GroupedPooler, PerMember, embed, init_grouped, shared_or_per_member
+from .grouped import (
+    Grouped,
+    GroupedLinear,
+    GroupedPooler,
+    PerMember,
+    embed,
+    init_grouped,
+    shared_or_own_embeddings,
+    shared_or_per_member,
+)
 from .kernels import add_and_layer_norm, layer_norm
 from .patches import as_patch_projection
 
@@ -111,7 +120,7 @@ class HydraViTModel(HydraViTPreTrainedModel):
     def __init__(self, config: HydraViTConfig, add_pooling_layer: bool | None = None):
         super().__init__(config)
         members, shared = config.num_members, config.shared
-        self.embeddings = shared_or_per_member(lambda: HydraViTEmbeddings(config), members, "embeddings" in shared)
+        self.embeddings = shared_or_own_embeddings(lambda: HydraViTEmbeddings(config), members, "embeddings" in shared)
         self.layers = nn.ModuleList(HydraViTLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.layernorm = shared_or_per_member(
             lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps), members, "layernorm" in shared
