@@ -1,10 +1,19 @@
 """Short names for weights and data, by which a run knows again what it left behind."""
 
 import hashlib
-from collections.abc import Mapping
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice, zip_longest
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+
+ROWS_IN_SAMPLE = 64
 
 
 def fingerprint_of_weights(model: nn.Module) -> str:
@@ -32,6 +41,116 @@ def fingerprints_of_rows(batch: Mapping[str, Tensor]) -> list[bytes]:
 
 def fingerprint_of_rows(digests: list[bytes]) -> str:
     return hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def fingerprint_of_data(data: Any, in_worker: bool = False) -> dict[str, Any]:
+    """How many rows `data` has (None where it does not say) and a digest of a sample of them.
+
+    data: what `Trainer` takes, rows that can be indexed or iterated over; for several sets by name, a dict of them
+    in_worker: read the rows in another process, as a `DataLoader` with workers does. A set that opens its file with the
+        first row must not do so here: its workers would share the open file
+
+    The rows of the sample are the same in every process, for the same number of rows. Each is read twice, with the same
+    random numbers, so that what is drawn for it (a crop, a flip) is drawn alike; an entry that still comes out differently
+    counts by its name alone.
+    """
+    if isinstance(data, Mapping):
+        return {str(name): fingerprint_of_data(part, in_worker) for name, part in data.items()}
+    sample = _Sample(data)
+    # With workers, one reads the whole sample, and its digests come back.
+    generator = torch.Generator()  # a DataLoader would otherwise draw from everybody's
+    loader = DataLoader(sample, batch_size=None, collate_fn=_as_it_is, num_workers=int(in_worker), generator=generator)
+    [digest] = list(loader)
+    return {"rows": sample.rows, "sample": digest}
+
+
+class _Sample(Dataset):
+    """One item: the digest of a sample of the rows."""
+
+    def __init__(self, data: Any):
+        self.data = data
+        self.rows = _number_of_rows(data)
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> str:
+        digest = hashlib.sha256()
+        for first, second in zip_longest(self._read(), self._read(), fillvalue={}):
+            digest.update(f"row of {len(first)}".encode())
+            for name in sorted(first):
+                digest.update(name.encode())
+                digest.update(first[name] if first[name] == second.get(name) else b"changes")
+        return digest.hexdigest()
+
+    def _read(self) -> list[dict[str, bytes]]:
+        """Each row's entries as digests."""
+        with _same_random_numbers():
+            if isinstance(self.data, Iterator):
+                rows = ()  # they could be read once only
+            elif self.rows is None or not hasattr(self.data, "__getitem__"):
+                rows = islice(iter(self.data), ROWS_IN_SAMPLE)
+            else:
+                chosen = random.Random(0).sample(range(self.rows), min(self.rows, ROWS_IN_SAMPLE))
+                rows = (self.data[position] for position in sorted(chosen))
+            return [_entries(row) for row in rows]
+
+
+def _number_of_rows(data: Any) -> int | None:
+    try:
+        return len(data)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _entries(row: Any) -> dict[str, bytes]:
+    entries = row if isinstance(row, Mapping) else {"": row}
+    return {str(name): _digest_of_value(value) for name, value in entries.items()}
+
+
+def _digest_of_value(value: Any) -> bytes:
+    """By what a value holds; one of a kind that is not known counts by its type."""
+    digest = hashlib.sha256(type(value).__name__.encode())
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        value = np.ascontiguousarray(value)
+        digest.update(f"{value.dtype} {value.shape}".encode())
+        digest.update(value.tobytes())
+    elif isinstance(value, Tensor):
+        digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        digest.update(_bytes(value))
+    elif isinstance(value, Mapping):
+        for name in sorted(value, key=str):
+            digest.update(str(name).encode() + _digest_of_value(value[name]))
+    elif isinstance(value, (list, tuple, np.ndarray)):
+        for part in value:
+            digest.update(_digest_of_value(part))
+    elif isinstance(value, bytes):
+        digest.update(value)
+    elif hasattr(value, "tobytes") and hasattr(value, "mode") and hasattr(value, "size"):  # a PIL image
+        digest.update(f"{value.mode} {value.size}".encode())
+        digest.update(value.tobytes())
+    elif value is None or isinstance(value, (str, int, float, complex, np.generic)):
+        digest.update(repr(value).encode())
+    return digest.digest()
+
+
+@contextmanager
+def _same_random_numbers() -> Iterator[None]:
+    """The same inside each time, of Python, NumPy and PyTorch; outside, they go on as if nothing had been."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            random.seed(0)
+            np.random.seed(0)
+            torch.default_generator.manual_seed(0)
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
 
 
 def _bytes(tensor: Tensor) -> memoryview:

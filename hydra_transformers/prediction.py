@@ -4,6 +4,7 @@ Whatever predicts (a Hydra, a plain Hugging Face classifier, CLIP with class pro
 """
 
 import inspect
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -136,16 +137,31 @@ def split_labels(batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor
     return inputs, labels
 
 
+# The modules that are kept in eval mode: the mode each goes back to, and for how many callers it is kept.
+_modes_before: dict[nn.Module, tuple[bool, int]] = {}
+_modes_lock = threading.RLock()
+
+
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; on leaving, every module is back in the mode it was in."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+    """Eval mode inside; on leaving, every module is back in the mode it was in. Of several threads, the last to leave
+    puts it back."""
+    modules = list(model.modules())
+    with _modes_lock:
+        for module in modules:
+            before, callers = _modes_before.get(module, (module.training, 0))
+            _modes_before[module] = (before, callers + 1)
+        model.eval()
     try:
         yield
     finally:
-        for module, training in modes.items():
-            module.training = training
+        with _modes_lock:
+            for module in modules:
+                before, callers = _modes_before.pop(module)
+                if callers > 1:
+                    _modes_before[module] = (before, callers - 1)
+                else:
+                    module.training = before
 
 
 def predict(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:

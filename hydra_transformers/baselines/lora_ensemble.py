@@ -1,9 +1,13 @@
 """LoRA ensembles (Wang et al., 2023; Mühlematter et al., 2024): one backbone, one small adapter per member."""
 
 import copy
+import hashlib
+import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,11 +17,12 @@ from transformers import PreTrainedModel
 from ..files import write_atomically
 from ..models.ensembling import HydraClassifierOutput
 from ..prediction import accepted_inputs, answer_of, device_of, member_logits_of
-from ..training.finetune import finetune_members
+from ..training.finetune import FINISHED, MEMBERS, RUN, finetune_members
 from ..training.lora import lora_config
 from ..training.recipes import Recipe
 from .deep_ensemble import joined
 from .seeding import seeded
+from .threads import ONE_PASS
 
 
 if TYPE_CHECKING:
@@ -32,6 +37,8 @@ class LoRAEnsemble(nn.Module):
 
     model: a `PeftModel`, each adapter of which is a member; it becomes part of the ensemble, which freezes it and switches
         between its adapters. `finetune_lora_ensemble` makes one of a backbone.
+
+    Threads may share it; as it switches, they wait for each other.
     """
 
     def __init__(self, model: "PeftModel"):
@@ -53,62 +60,119 @@ class LoRAEnsemble(nn.Module):
         backbone = self.model.get_base_model()
         inputs = accepted_inputs(backbone, inputs)
         answers = []
-        for adapter in self.adapters:
-            self.model.set_adapter(adapter, inference_mode=True)
-            answers.append(member_logits_of(self.model(**inputs), type(backbone).__name__))
+        with ONE_PASS:
+            for adapter in self.adapters:
+                self.model.set_adapter(adapter, inference_mode=True)
+                answers.append(member_logits_of(self.model(**inputs), type(backbone).__name__))
         return answer_of(backbone, joined(answers, "adapters"))
 
     def save_pretrained(self, folder: str | os.PathLike) -> None:
         """Writes the adapters, `member-0`, `member-1`, ..., each a folder that PEFT can load too; not the backbone."""
-        from peft import get_peft_model_state_dict
-        from safetensors.torch import save
-
-        found = member_folders(folder)
-        if len(found) > self.num_members:
+        folder = Path(folder)
+        numbers = _member_numbers(folder)
+        if numbers and numbers[-1] >= self.num_members:
             raise ValueError(
-                f"{folder} has {found[-1].name}, this ensemble has {self.num_members} members: pass another folder"
+                f"{folder} has member-{numbers[-1]}, this ensemble has {self.num_members} members: pass another folder"
             )
+        if any((folder / f"member-{number}" / RUN).exists() for number in numbers):
+            raise ValueError(f"{folder} holds a fine-tuning, which goes on from what is there: pass another folder")
+        files = {}
         for index, adapter in enumerate(self.adapters):
-            # Told not to look for resized embeddings, PEFT does not ask the Hub for the backbone's config.
-            weights = get_peft_model_state_dict(self.model, adapter_name=adapter, save_embedding_layers=False)
-            weights = {name: weight.contiguous() for name, weight in weights.items()}
-            member = Path(folder) / f"member-{index}"
-            write_atomically(member / WEIGHTS_FILE, save(weights, metadata={"format": "pt"}))
-            self.model.peft_config[adapter].save_pretrained(member)
+            for name, content in _adapter_files(self.model, adapter).items():
+                files[f"member-{index}/{name}"] = content
+        # Written first, so that a part of the files is never taken for all of them, nor old ones for new ones.
+        digests = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        write_atomically(folder / MEMBERS, json.dumps({"members": self.num_members, "files": digests}, indent=1))
+        for name, content in files.items():
+            write_atomically(folder / name, content)
 
     @classmethod
     def from_pretrained(cls, backbone: PreTrainedModel, folder: str | os.PathLike) -> "LoRAEnsemble":
-        """The ensemble saved in `folder`, or trained there by `finetune_lora_ensemble`; the backbone stays as it is."""
-        folders = member_folders(folder)
-        if not folders:
-            raise FileNotFoundError(f"{folder} has no member-0 with an {CONFIG_FILE}: save a LoRAEnsemble there first")
-        return _with_adapters(backbone, folders)
+        """The ensemble saved in `folder`, or trained there by `finetune_lora_ensemble`; the backbone stays as it is.
+
+        A folder in which a member is missing, unfinished or not the one that was saved is refused.
+        """
+        return _with_adapters(backbone, member_folders(folder))
+
+
+def _adapter_files(model: "PeftModel", adapter: str) -> dict[str, bytes]:
+    """An adapter's files by name, as PEFT writes them."""
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save
+
+    # Told not to look for resized embeddings, PEFT does not ask the Hub for the backbone's config.
+    weights = get_peft_model_state_dict(model, adapter_name=adapter, save_embedding_layers=False)
+    weights = {name: weight.contiguous() for name, weight in weights.items()}
+    with TemporaryDirectory() as folder:
+        model.peft_config[adapter].save_pretrained(folder)
+        config = Path(folder, CONFIG_FILE).read_bytes()
+    return {CONFIG_FILE: config, WEIGHTS_FILE: save(weights, metadata={"format": "pt"})}
+
+
+def _member_numbers(folder: Path) -> list[int]:
+    names = [path.name for path in folder.glob("member-*")]
+    return sorted(int(name.removeprefix("member-")) for name in names if re.fullmatch(r"member-\d+", name))
 
 
 def member_folders(folder: str | os.PathLike) -> list[Path]:
-    """The folders `member-0`, `member-1`, ... of adapters, as far as they go."""
-    folders: list[Path] = []
-    while (member := Path(folder) / f"member-{len(folders)}").joinpath(CONFIG_FILE).is_file():
-        folders.append(member)
-    return folders
+    """The folders `member-0`, `member-1`, ... of a whole ensemble of adapters; a part of one is refused.
+
+    How many there shall be is in the folder's record. One without a record, of adapters that were put there by other
+    means, must have no gaps.
+    """
+    folder = Path(folder)
+    record = json.loads((folder / MEMBERS).read_text()) if (folder / MEMBERS).exists() else {}
+    numbers = _member_numbers(folder)
+    count = record.get("members", numbers[-1] + 1 if numbers else 0)
+    if not count:
+        raise FileNotFoundError(f"{folder} has no member-0 with an {CONFIG_FILE}: save a LoRAEnsemble there first")
+    again = "save the LoRAEnsemble again, or where it was being trained call finetune_lora_ensemble again"
+    members = [folder / f"member-{index}" for index in range(count)]
+    for member in members:
+        if (member / RUN).exists() and not (member / FINISHED).exists():
+            raise ValueError(f"{member} is not finished, of {count} members: call finetune_lora_ensemble again")
+        for name in (CONFIG_FILE, WEIGHTS_FILE):
+            if not (member / name).is_file():  # PEFT would look for it on the Hub
+                raise FileNotFoundError(f"{member} has no {name}, of {count} members: {again}")
+    for name, digest in record.get("files", {}).items():
+        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+            raise ValueError(f"{folder / name} is not the file that was saved with the others: {again}")
+    if numbers[-1] >= count:
+        raise ValueError(f"{folder} has member-{numbers[-1]}, and was saved with {count} members: {again}")
+    return members
 
 
 def _with_adapters(backbone: PreTrainedModel, folders: Sequence[Path]) -> LoRAEnsemble:
     PeftModel = _peft("LoRAEnsemble").PeftModel
-    for member in folders:
-        if not (member / WEIGHTS_FILE).is_file():  # PEFT would look for it on the Hub
-            raise FileNotFoundError(f"{member} has no {WEIGHTS_FILE}: save the LoRAEnsemble again")
     try:
         # PEFT would build the adapters into the model that was passed in.
         model = PeftModel.from_pretrained(copy.deepcopy(backbone), folders[0], adapter_name=folders[0].name)
         for member in folders[1:]:
             model.load_adapter(member, adapter_name=member.name)
+        for member in folders:
+            _check_that_all_was_loaded(backbone, model, member)
     except RuntimeError as error:
         raise ValueError(
             f"the adapters in {folders[0].parent} do not fit this {type(backbone).__name__} ({_last_line(error)}): pass "
             "the backbone that they were trained on"
         ) from error
     return LoRAEnsemble(model)
+
+
+def _check_that_all_was_loaded(backbone: PreTrainedModel, model: "PeftModel", member: Path) -> None:
+    """PEFT leaves out what it finds no place for, and leaves as it was what it finds no weights for."""
+    from peft import get_peft_model_state_dict
+    from safetensors import safe_open
+
+    with safe_open(member / WEIGHTS_FILE, "pt") as file:
+        saved = set(file.keys())
+    places = set(get_peft_model_state_dict(model, adapter_name=member.name, save_embedding_layers=False))
+    # Resized embeddings are saved with an adapter, and are the backbone's.
+    also = {f"base_model.model.{name}" for name in backbone.state_dict()}
+    if saved - places - also:
+        raise RuntimeError(f"no place for {min(saved - places - also)} of {member.name}")
+    if places - saved:
+        raise RuntimeError(f"no {min(places - saved)} in {member.name}")
 
 
 def _last_line(error: Exception) -> str:

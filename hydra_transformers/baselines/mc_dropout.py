@@ -1,15 +1,15 @@
 """MC Dropout (Gal & Ghahramani, 2016): one model, sampled several times with its dropout on."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..models.ensembling import HydraClassifierOutput
-from ..prediction import accepted_inputs, answer_of, device_of, evaluation_mode, member_logits_of
+from ..prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from .seeding import seeded
+from .threads import ONE_PASS, twin_of
 
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -21,10 +21,11 @@ class MCDropout(nn.Module):
     model: a Hugging Face classifier, or a Hydra, all members of which are sampled
     num_samples: how many answers
     p: the probability of every dropout while sampling; by default the model's own, which many ViTs have set to 0
-    seed: with it, the same input gets the same answers, and the global random numbers are not touched
+    seed: with it, the same input gets the same answers, in every thread, and the global random numbers are not touched
 
-    All of the model is in eval mode but its dropouts, those on attention weights included. Model and modes are left as
-    they were.
+    All of the model is in eval mode but its dropouts, those on attention weights included. That holds for the samples
+    only: the model itself is never switched, so that other threads may use it meanwhile. Threads that sample wait for each
+    other.
     """
 
     rows_per_pass = 256  # the samples of a batch run in one forward, as far as this bounds its memory
@@ -64,11 +65,12 @@ class MCDropout(nn.Module):
         rows = max(map(len, tensors))
         samples_per_pass = max(1, self.rows_per_pass // max(1, rows))
         answers = []
-        with nullcontext() if self.seed is None else seeded(self.seed, self.model), dropout_on(self.model, self.p):
+        with ONE_PASS, nullcontext() if self.seed is None else seeded(self.seed, self.model):
+            model = with_dropout_on(self.model, self.p)
             for start in range(0, self.num_samples, samples_per_pass):
                 samples = min(samples_per_pass, self.num_samples - start)
                 # Dropout is drawn per element, so a row that comes several times is sampled several times.
-                output = self.model(**{name: _repeated(value, rows, samples) for name, value in inputs.items()})
+                output = model(**{name: _repeated(value, rows, samples) for name, value in inputs.items()})
                 answers.append(member_logits_of(output, type(self.model).__name__).unflatten(0, (samples, rows)))
         member_logits = torch.cat(answers).transpose(0, 1).flatten(1, 2)
         return answer_of(self.model, member_logits)
@@ -99,28 +101,18 @@ def _is_probability(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1
 
 
-@contextmanager
-def dropout_on(model: nn.Module, p: float | None = None) -> Iterator[None]:
-    """Eval mode with dropout inside, of probability `p` where it is given; on leaving, all is as it was."""
-    places = dropouts_of(model)
-    # Leaving out whole layers is no dropout, and goes by the same switch.
-    layerdrops = [(module, "layerdrop") for module in model.modules() if "layerdrop" in vars(module)]
-    before = [(module, name, getattr(module, name)) for module, name in (*places, *layerdrops)]
-    with evaluation_mode(model):
-        try:
-            for module, name in layerdrops:
-                setattr(module, name, 0.0)
-            for module, name in places:
-                module.training = True
-                if p is not None:
-                    setattr(module, name, p)
-            for module in model.modules():
-                if _reads_a_dropout(module):
-                    module.training = True
-            yield
-        finally:
-            for module, name, value in before:
-                setattr(module, name, value)
+def with_dropout_on(model: nn.Module, p: float | None = None) -> nn.Module:
+    """A twin of the model in eval mode with dropout on, of probability `p` where it is given; the model stays as it is."""
+    twin = twin_of(model)
+    for module in twin.modules():
+        module.training = _reads_a_dropout(module)
+        if "layerdrop" in vars(module):  # layer drop is separate from dropout but uses the same flag
+            module.layerdrop = 0.0
+    for module, name in dropouts_of(twin):
+        module.training = True
+        if p is not None:
+            setattr(module, name, p)
+    return twin
 
 
 def _reads_a_dropout(module: nn.Module) -> bool:

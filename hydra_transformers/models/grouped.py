@@ -192,8 +192,23 @@ def shared_or_per_member(build: Callable[[], nn.Module], num_members: int, share
     return PerMember(build() for _ in range(num_members))
 
 
+class DropoutPerMember(nn.Dropout):
+    """Dropout behind a part that members share, with a mask for each of them, as members apart would draw."""
+
+    def __init__(self, p: float, num_members: int):
+        super().__init__(p)
+        self.num_members = num_members
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(batch, ...) -> (members, batch, ...) where it drops; as they are where it does not."""
+        if self.training and self.p > 0 and self.num_members > 1:
+            hidden_states = hidden_states.expand(self.num_members, *hidden_states.shape)
+        return super().forward(hidden_states)
+
+
 def embed(embeddings: nn.Module, *args, **kwargs) -> torch.Tensor:
-    """Input embeddings (members, batch, tokens, hidden); (1, batch, tokens, hidden) where members share them."""
+    """Input embeddings (members, batch, tokens, hidden); (1, batch, tokens, hidden) where they are the same for all."""
     if isinstance(embeddings, PerMember):
         return embeddings.on_same_input(*args, **kwargs)
-    return embeddings(*args, **kwargs).unsqueeze(0)
+    states = embeddings(*args, **kwargs)
+    return states if states.dim() == 4 else states.unsqueeze(0)

@@ -4,6 +4,8 @@ The states are (members, batch, tokens, hidden) throughout: the paper's reshapes
 that, and the attention sees all members' heads at once.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
@@ -11,7 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import HydraAttention
-from .grouped import shared_or_per_member
+from .grouped import DropoutPerMember, shared_or_per_member
 
 
 class HydraMLP(nn.Module):
@@ -121,9 +123,12 @@ class HydraLayer(GradientCheckpointingLayer):
         return branch if self.drop_path is None else self.drop_path(branch)
 
 
-def of_members(config: PreTrainedConfig, part: str, build) -> nn.Module:
+def of_members(config: PreTrainedConfig, part: str, build: Callable[[], nn.Module]) -> nn.Module:
     """What `build` gives, once for all members where they share `part`, once for each where they do not."""
-    return shared_or_per_member(build, config.num_members, part in config.shared)
+    module = shared_or_per_member(build, config.num_members, part in config.shared)
+    if part == "embeddings" and isinstance(getattr(module, "dropout", None), nn.Dropout):
+        module.dropout = DropoutPerMember(module.dropout.p, config.num_members)
+    return module
 
 
 def hydra_layers(config: PreTrainedConfig) -> nn.ModuleList:

@@ -6,7 +6,8 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,15 +18,22 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from ..files import write_atomically
-from ..fingerprints import fingerprint_of_weights
+from ..fingerprints import fingerprint_of_data, fingerprint_of_weights
+from ..folder_lock import only_writer
+from ..processes import gather
 from .callback import describe_trained
+from .divergence import DivergedError, FiniteTrainer
 from .lora import adapter_settings, is_peft_model
-from .recipes import Recipe
+from .recipes import Recipe, check_learning_rate
 from .recipes import recipe as recipe_by_name
 
 
-# A run folder holds RUN from its start and FINISHED as the last thing that is written.
-RUN, FINISHED = "run.json", "finished.json"
+# A run folder holds RUN from its start and FINISHED as the last thing that is written; MEMBERS, in the folder above, says
+# how many members there shall be.
+RUN, FINISHED, MEMBERS = "run.json", "finished.json", "members.json"
+
+# What a killed process leaves of a file that it was writing.
+LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
 
 # Arguments that differ between runs, or on which more depends than Trainer knows.
 SETTLED_ELSEWHERE = {
@@ -33,6 +41,7 @@ SETTLED_ELSEWHERE = {
     "label_smoothing_factor": "dataclasses.replace(recipe, label_smoothing=...)",
     "load_best_model_at_end": "dataclasses.replace(recipe, keep_best=...)",
     "metric_for_best_model": "dataclasses.replace(recipe, metric=...)",
+    "save_only_model": "save_total_limit=1 to save space, a run goes on from whole checkpoints only",
 }
 
 # Arguments that change nothing in the weights, so that a run may be picked up with others.
@@ -81,34 +90,45 @@ def finetune_members(
         training_arguments: arguments of `TrainingArguments` that win over the recipe's.
 
     Call it again with the same arguments and it goes on where it was: finished members are loaded, an interrupted one
-    resumes from its last checkpoint. A folder that holds another fine-tuning is refused. The checkpoints of a finished
-    run are deleted. Works under `accelerate launch` and `torchrun`.
+    resumes from its last checkpoint. A folder that holds another fine-tuning is refused; data are known again by their
+    number of rows and the values of some of them. So is a folder that another process is writing into. The checkpoints of
+    a finished run are deleted. Works under `accelerate launch` and `torchrun`.
+
+    A learning rate at which the loss or the weights stop being finite numbers is given up; where none is left, a
+    `DivergedError` is raised and nothing is marked as finished.
     """
     recipe = recipe_by_name(recipe) if isinstance(recipe, str) else recipe
     learning_rates = _learning_rates(recipe, learning_rates)
-    _check_inputs(members, eval_dataset, training_arguments)
+    _check_inputs(members, train_dataset, eval_dataset, training_arguments)
     data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
     data |= {"data_collator": data_collator, "processing_class": processing_class}
     if compute_metrics is None and recipe.metric == "accuracy":
         compute_metrics = compute_accuracy
     data["compute_metrics"] = compute_metrics
 
+    process = recipe.training_arguments(output_dir, **training_arguments)
     finished = []
-    for index, member in enumerate(members):
-        folder = Path(output_dir) / f"member-{index}"
-        order = seed if data_seed is None else data_seed
-        arguments = training_arguments | {"seed": seed + index, "data_seed": order + index}
-        # Trainer then complains about a missing metric at the first validation already.
-        arguments |= {"metric_for_best_model": recipe.metric, "greater_is_better": recipe.greater_is_better}
-        _finetune_member(member, recipe, folder, learning_rates, arguments, data)
-        finished.append(_load(member, folder))
+    with _only_writer(Path(output_dir), process):
+        _where_written(process, lambda: _claim_members(Path(output_dir), len(members)))
+        known_data = _where_written(process, lambda: _fingerprints(data, process))
+        for index, member in enumerate(members):
+            folder = Path(output_dir) / f"member-{index}"
+            order = seed if data_seed is None else data_seed
+            arguments = training_arguments | {"seed": seed + index, "data_seed": order + index}
+            # Trainer then complains about a missing metric at the first validation already.
+            arguments |= {"metric_for_best_model": recipe.metric, "greater_is_better": recipe.greater_is_better}
+            _finetune_member(member, recipe, folder, learning_rates, arguments, data, known_data)
+            finished.append(_load(member, folder))
     return finished
 
 
 def compute_accuracy(prediction: Any) -> dict[str, float]:
-    """`Trainer(compute_metrics=compute_accuracy)`: the share of right answers of the logits (samples, classes)."""
+    """`Trainer(compute_metrics=compute_accuracy)`: the share of right answers of the logits (samples, classes); NaN where
+    one of them is NaN, which is no answer."""
     logits = prediction.predictions
     logits = logits[0] if isinstance(logits, tuple) else logits
+    if np.isnan(logits).any():
+        return {"accuracy": math.nan}
     return {"accuracy": float(np.mean(np.argmax(logits, axis=-1) == prediction.label_ids))}
 
 
@@ -121,10 +141,12 @@ def _learning_rates(recipe: Recipe, learning_rates: str | Sequence[float] | None
         learning_rates = recipe.learning_rate_grid
     if len(learning_rates) == 0:
         raise ValueError(f"there are no learning rates to choose from: pass a list ({recipe.name} has no grid)")
-    return [float(rate) for rate in learning_rates]
+    return [check_learning_rate("learning_rates", rate) for rate in learning_rates]
 
 
-def _check_inputs(members: Sequence[PreTrainedModel], eval_dataset: Any, training_arguments: dict) -> None:
+def _check_inputs(
+    members: Sequence[PreTrainedModel], train_dataset: Any, eval_dataset: Any, training_arguments: dict
+) -> None:
     if isinstance(members, nn.Module):
         raise TypeError(f"members is a {type(members).__name__}: pass a list of pruned members")
     if not members:
@@ -136,6 +158,9 @@ def _check_inputs(members: Sequence[PreTrainedModel], eval_dataset: Any, trainin
             raise TypeError(f"members[{index}] is a {type(member).__name__}: pass Transformers or Hydra models")
     if eval_dataset is None:
         raise ValueError("eval_dataset is None: pass a validation set, by which members are chosen and reported")
+    for name, dataset in {"train_dataset": train_dataset, "eval_dataset": eval_dataset}.items():
+        if hasattr(dataset, "__len__") and len(dataset) == 0:
+            raise ValueError(f"{name} has no rows: pass at least one")
     for name, instead in SETTLED_ELSEWHERE.items():
         if name in training_arguments:
             raise ValueError(f"{name} cannot be passed to finetune_members: pass {instead}")
@@ -151,25 +176,43 @@ def _check_adapters(index: int, member: Any) -> None:
 
 
 def _finetune_member(
-    member: PreTrainedModel, recipe: Recipe, folder: Path, learning_rates: list[float], arguments: dict, data: dict
+    member: PreTrainedModel,
+    recipe: Recipe,
+    folder: Path,
+    learning_rates: list[float],
+    arguments: dict,
+    data: dict,
+    known_data: dict | None,
 ) -> None:
-    """Trains with every learning rate and leaves the best in `folder`."""
+    """Trains with every learning rate and leaves the best in `folder`; `known_data` is there in processes that write."""
     process = recipe.training_arguments(folder, **arguments)
-    identity = _identity(member, recipe, learning_rates, arguments, data)
-    with process.main_process_first(local=False):
-        _claim(folder, identity, process.should_save)
+    _where_written(
+        process, lambda: _claim(folder, _identity(member, recipe, learning_rates, arguments, process) | known_data)
+    )
     if (folder / FINISHED).exists():
         _say(process, f"{folder.name}: already finished")
         return
 
-    results = {}
+    results, diverged = {}, {}
     for rate in learning_rates:
-        run_folder = folder / f"lr-{rate}"
-        results[rate] = _run(member, recipe, run_folder, arguments | {"learning_rate": rate}, data)
+        try:
+            results[rate] = _run(member, recipe, folder / f"lr-{rate}", arguments | {"learning_rate": rate}, data)
+        except DivergedError as error:
+            diverged[rate] = str(error)
+            _say(process, f"{folder.name}, learning rate {rate:g}: diverged, {error}")
+    if not results:
+        reasons = "; ".join(f"{reason} at learning rate {rate:g}" for rate, reason in diverged.items())
+        raise DivergedError(
+            f"the training of {folder} diverged ({reasons}): pass lower learning_rates and another output_dir, or look for "
+            "values in the data that are not finite"
+        )
     best = max(results, key=lambda rate: _goodness(results[rate], recipe))
     if process.should_save:
         _load(member, folder / f"lr-{best}").save_pretrained(folder)
-        write_atomically(folder / FINISHED, json.dumps({"learning_rate": best, "validation": results}, indent=2))
+        record = {"learning_rate": best, "validation": results, "diverged": diverged}
+        write_atomically(folder / FINISHED, json.dumps(record, indent=2))
+        for checkpoint in folder.glob("lr-*/checkpoint-*"):
+            shutil.rmtree(checkpoint)
     _wait(process)
     value = results[best][f"eval_{recipe.metric}"]
     _say(process, f"{folder.name}: finished, validation {recipe.metric} {value:.4f} at learning rate {best:g}")
@@ -187,6 +230,8 @@ def _run(member: PreTrainedModel, recipe: Recipe, folder: Path, arguments: dict,
             f"validation gave {', '.join(metrics)} but no eval_{recipe.metric}, which {recipe.name} chooses by: return "
             f"{recipe.metric!r} from compute_metrics, and labels from the dataset"
         )
+    if not math.isfinite(metrics[f"eval_{recipe.metric}"]):
+        raise DivergedError(f"eval_{recipe.metric} is {metrics[f'eval_{recipe.metric}']} after the last step")
     trainer.save_model(os.fspath(folder))
     if process.should_save:
         write_atomically(folder / FINISHED, json.dumps(metrics, indent=2))
@@ -199,17 +244,17 @@ def _run(member: PreTrainedModel, recipe: Recipe, folder: Path, arguments: dict,
 def _train(member: PreTrainedModel, recipe: Recipe, folder: Path, process: TrainingArguments, data: dict) -> Trainer:
     """A Trainer whose model has been trained to the end."""
     loss = recipe.loss() if recipe.label_smoothing else None
-    checkpoint = last_checkpoint(folder)
+    checkpoint = last_checkpoint(folder, process.world_size)
     about = f"{folder.parent.name}, learning rate {process.learning_rate:g}"
     if checkpoint is not None and _has_ended(trainer_state(checkpoint)):
         # Trainer would take one step more if it resumed here.
         best = trainer_state(checkpoint)["best_model_checkpoint"]
         chosen = folder / Path(best).name if recipe.keep_best and best else checkpoint
         _say(process, f"{about}: trained before, {chosen.name}")
-        return Trainer(model=_load(member, chosen), args=process, compute_loss_func=loss, **data)
+        return FiniteTrainer(model=_load(member, chosen), args=process, compute_loss_func=loss, **data)
 
     model = copy.deepcopy(member)
-    trainer = Trainer(model=model, args=process, compute_loss_func=loss, callbacks=recipe.callbacks(), **data)
+    trainer = FiniteTrainer(model=model, args=process, compute_loss_func=loss, callbacks=recipe.callbacks(), **data)
     _say(process, f"{about}: {describe_trained(model) if checkpoint is None else f'going on from {checkpoint.name}'}")
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     trainer.save_state()
@@ -222,9 +267,15 @@ def _has_ended(state: dict[str, Any]) -> bool:
     return state["global_step"] >= state["max_steps"] or control.get("should_training_stop", False)
 
 
-def last_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a run; Trainer writes its state last, so one without it was cut off."""
-    whole = [path for path in folder.glob("checkpoint-*") if trainer_state(path) is not None]
+def last_checkpoint(folder: Path, processes: int = 1) -> Path | None:
+    """The newest whole checkpoint of a run; Trainer writes its state last, so one without it was cut off. Of several
+    processes each writes its random numbers too, without which Trainer would go on with others."""
+    of_processes = [f"rng_state_{rank}.pth" for rank in range(processes)] if processes > 1 else []
+    whole = [
+        path
+        for path in folder.glob("checkpoint-*")
+        if trainer_state(path) is not None and all((path / name).is_file() for name in of_processes)
+    ]
     return max(whole, key=lambda path: int(re.sub(r"\D", "", path.name)), default=None)
 
 
@@ -237,36 +288,81 @@ def trainer_state(checkpoint: Path) -> dict[str, Any] | None:
 
 
 def _goodness(metrics: dict[str, float], recipe: Recipe) -> tuple[float, float]:
-    """Orders runs by the recipe's metric, and by the loss where that is equal; a diverged run is the worst."""
+    """Orders runs by the recipe's metric, and by the loss where that is equal."""
     value, loss = metrics[f"eval_{recipe.metric}"], metrics.get("eval_loss", 0.0)
-    if not (math.isfinite(value) and math.isfinite(loss)):
-        return (-math.inf, -math.inf)
     return (value if recipe.greater_is_better else -value, -loss)
 
 
 def _load(member: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """The model saved in `folder` as `member` was: its dtype, device, attention backend, and ready to predict."""
     if is_peft_model(member):
-        from peft import load_peft_weights, set_peft_model_state_dict
+        from peft import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 
         loaded = copy.deepcopy(member)
-        set_peft_model_state_dict(loaded, load_peft_weights(os.fspath(folder), device=str(member.device)))
+        weights = load_peft_weights(os.fspath(folder), device=str(member.device))
+        _check_nothing_is_missing(
+            folder, set(get_peft_model_state_dict(member, save_embedding_layers=False)) - set(weights)
+        )
+        set_peft_model_state_dict(loaded, weights)
         return loaded.eval()
-    loaded = type(member).from_pretrained(
-        folder, dtype=member.dtype, attn_implementation=member.config._attn_implementation
+    loaded, found = type(member).from_pretrained(
+        folder, dtype=member.dtype, attn_implementation=member.config._attn_implementation, output_loading_info=True
     )
+    _check_nothing_is_missing(folder, set(found["missing_keys"]))
     return loaded.to(member.device).eval()
+
+
+def _check_nothing_is_missing(folder: Path, names: set[str]) -> None:
+    """What a file lacks would stay as it was, or be drawn at random."""
+    if names:
+        raise ValueError(f"{folder} has no weights for {min(names)}: remove that folder and train again")
 
 
 # Run folders
 
 
-def _identity(member, recipe: Recipe, learning_rates: list[float], arguments: dict, data: dict) -> dict[str, Any]:
-    """What a run depends on, as far as it can be told; two runs with the same may share a folder."""
+@contextmanager
+def _only_writer(folder: Path, process: TrainingArguments) -> Iterator[None]:
+    """The processes that train together are one writer."""
+    with ExitStack() as lock:
+        _where_written(process, lambda: lock.enter_context(only_writer(folder)))
+        yield
+
+
+def _where_written(process: TrainingArguments, act: Callable[[], Any]) -> Any:
+    """What `act` gives in a process that writes; what it raises there is raised in all of them."""
+    result = error = None
+    if process.should_save:
+        try:
+            result = act()
+        except Exception as found:
+            error = found
+    for found in gather(error):
+        if found is not None:
+            raise found
+    return result
+
+
+def _claim_members(folder: Path, count: int) -> None:
+    """Notes how many members there shall be, so that some of them are not taken for all; more may join later."""
+    path = folder / MEMBERS
+    found = json.loads(path.read_text())["members"] if path.exists() else 0
+    if found > count:
+        raise ValueError(f"{folder} holds {found} members, and these are {count}: pass another output_dir")
+    if found < count:
+        write_atomically(path, json.dumps({"members": count}))
+
+
+def _fingerprints(data: dict, process: TrainingArguments) -> dict[str, Any]:
+    in_worker = process.dataloader_num_workers > 0
+    return {name: fingerprint_of_data(data[name], in_worker) for name in ("train_dataset", "eval_dataset")}
+
+
+def _identity(
+    member: PreTrainedModel, recipe: Recipe, learning_rates: list[float], arguments: dict, process: TrainingArguments
+) -> dict[str, Any]:
+    """What a run depends on besides the data, as far as it can be told; two runs with the same may share a folder."""
     lasting = {name: value for name, value in arguments.items() if name not in COSMETIC_ARGUMENTS}
-    rows = {
-        name: len(data[name]) if hasattr(data[name], "__len__") else None for name in ("train_dataset", "eval_dataset")
-    }
     about_member = {
         "class": type(member).__name__,
         "kept_heads": getattr(member.config, "kept_heads", None),
@@ -279,24 +375,27 @@ def _identity(member, recipe: Recipe, learning_rates: list[float], arguments: di
         "recipe": asdict(recipe),
         "learning_rates": learning_rates,
         "arguments": lasting,
-        "rows": rows,
+        "rows_per_step": process.train_batch_size * process.world_size * process.gradient_accumulation_steps,
     }
     return json.loads(json.dumps(identity, default=str))  # as it will be read again
 
 
-def _claim(folder: Path, identity: dict[str, Any], should_write: bool) -> None:
+def _claim(folder: Path, identity: dict[str, Any]) -> None:
     """Takes a folder for this fine-tuning, or refuses one that holds another."""
     if (folder / RUN).exists():
         found = json.loads((folder / RUN).read_text())
         different = [name for name in identity if found.get(name) != identity[name]]
+        # A finished run takes no further step: any number of processes may load it.
+        if (folder / FINISHED).exists() and "rows_per_step" in different:
+            different.remove("rows_per_step")
         if different:
             raise ValueError(
                 f"{folder} holds another fine-tuning (other {', '.join(different)}): pass another output_dir, or "
                 "remove that folder to start again"
             )
-    elif folder.exists() and any(folder.iterdir()):
+    elif folder.exists() and not all(LEFTOVER.fullmatch(path.name) for path in folder.iterdir()):
         raise ValueError(f"{folder} holds something else than a fine-tuning: pass another output_dir")
-    elif should_write:
+    else:
         write_atomically(folder / RUN, json.dumps(identity, indent=2))
 
 

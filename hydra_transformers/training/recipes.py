@@ -1,5 +1,6 @@
 """The paper's fine-tuning after pruning (appendix D.2) as data."""
 
+import math
 import os
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -8,6 +9,16 @@ from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArgumen
 
 from .callback import PostPruningCallback
 from .losses import EnsembleLoss
+
+
+NOT_NEGATIVE = ("momentum", "weight_decay", "max_grad_norm", "warmup_steps", "floor", "early_stopping_threshold")
+
+
+def check_learning_rate(name: str, rate: float) -> float:
+    """A learning rate as a number; one that nothing can be trained with is refused."""
+    if not (math.isfinite(float(rate)) and float(rate) >= 0):
+        raise ValueError(f"{name} has {rate}: a learning rate is a finite number, and not negative")
+    return float(rate)
 
 
 def _setting(help_text: str, **default) -> Any:
@@ -64,6 +75,13 @@ class Recipe:
             raise ValueError(f'schedule is {self.schedule!r}: pass "cosine" or "linear"')
         if (self.max_steps is None) == (self.epochs is None):
             raise ValueError(f"max_steps is {self.max_steps} and epochs is {self.epochs}: pass one of them")
+        check_learning_rate("learning_rate", self.learning_rate)
+        for rate in self.learning_rate_grid:
+            check_learning_rate("learning_rate_grid", rate)
+        for name in NOT_NEGATIVE:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is {value}: pass a finite number that is not negative")
 
     @property
     def greater_is_better(self) -> bool:

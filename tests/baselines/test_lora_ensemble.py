@@ -3,7 +3,9 @@
 import copy
 import dataclasses
 import json
+import shutil
 import sys
+import threading
 
 import pytest
 import torch
@@ -12,10 +14,11 @@ from safetensors.torch import load_file
 
 from hydra_transformers.baselines import LoRAEnsemble, finetune_lora_ensemble
 from hydra_transformers.cost import count_multiply_adds, count_parameters
+from hydra_transformers.files import write_atomically
 from hydra_transformers.prediction import predict
 from hydra_transformers.training import finetune_members, lora_config, recipe
-from tests.families import BERT, VIT, bert_backbone, vit_backbone
-from tests.training.tiny import QUIET, copy_of_weights, tiny_dataset, tiny_model
+from tests.families import BERT, VIT, bert_backbone, images, vit_backbone
+from tests.training.tiny import QUIET, copy_of_weights, reads_to_know, tiny_dataset, tiny_model
 
 
 SHORT = dataclasses.replace(recipe("imagenet1k"), max_steps=6, warmup_steps=1, learning_rate=0.1)
@@ -39,16 +42,6 @@ def folder(tmp_path):
     for index in range(3):
         save_adapter(vit_backbone(), tmp_path / f"member-{index}", seed=index)
     return tmp_path
-
-
-def unreadable(rows):
-    """A dataset of the same length whose rows cannot be had."""
-
-    class Unreadable(list):
-        def __getitem__(self, index):
-            raise AssertionError("trained again")
-
-    return Unreadable(rows)
 
 
 def state(model) -> dict[str, torch.Tensor]:
@@ -92,7 +85,7 @@ def test_saved_and_loaded_it_answers_the_same(folder, tmp_path):
     ensemble = LoRAEnsemble.from_pretrained(vit_backbone(), folder)
     ensemble.save_pretrained(tmp_path / "saved")
     files = {path.name for path in (tmp_path / "saved").rglob("*") if path.is_file()}
-    assert files == {"adapter_config.json", "adapter_model.safetensors"}
+    assert files == {"adapter_config.json", "adapter_model.safetensors", "members.json"}
     expected = predict(ensemble, VIT.inputs())
     assert torch.equal(
         predict(LoRAEnsemble.from_pretrained(vit_backbone(), tmp_path / "saved"), VIT.inputs()), expected
@@ -168,10 +161,11 @@ def test_each_member_has_its_own_adapter_and_its_own_order_of_the_data(trained, 
         assert torch.equal(tensor, weights[name.replace("member-0", "member-1")])
 
 
-def test_finished_members_are_not_trained_again(trained, rows, capsys):
+def test_finished_members_are_not_trained_again(trained, rows, capsys, monkeypatch):
+    monkeypatch.delattr("transformers.Trainer.train")
     backbone, _, ensemble, output_dir = trained
     same = {"num_members": 2, "r": 2, "seed": 5, **ARGUMENTS}
-    again = finetune_lora_ensemble(backbone, SHORT, unreadable(rows[0]), rows[1], output_dir, **same)
+    again = finetune_lora_ensemble(backbone, SHORT, *rows, output_dir, **same)
     assert_same(ensemble.state_dict(), again.state_dict())
     assert "member-1: already finished" in capsys.readouterr().out
     loaded = LoRAEnsemble.from_pretrained(backbone, output_dir)
@@ -180,7 +174,7 @@ def test_finished_members_are_not_trained_again(trained, rows, capsys):
 
 def test_an_interrupted_member_goes_on_to_the_same_weights(trained, rows, tmp_path, capsys):
     class Interrupting(list):
-        reads_left = 12 + 6  # two epochs of twelve rows
+        reads_left = reads_to_know(rows[0]) + 12 + 6  # two epochs of twelve rows
 
         def __getitem__(self, index):
             Interrupting.reads_left -= 1
@@ -270,3 +264,125 @@ def test_bad_input_is_refused(folder, rows, tmp_path, monkeypatch):
         finetune_lora_ensemble(vit_backbone(), SHORT, *rows, tmp_path / "runs")
     with pytest.raises(ImportError, match="LoRAEnsemble needs peft: pip install peft"):
         LoRAEnsemble.from_pretrained(vit_backbone(), folder)
+
+
+# Parts of an ensemble
+
+
+class Killed(BaseException):
+    pass
+
+
+def save_until(ensemble, folder, files: int, monkeypatch) -> None:
+    """Saves as a process does that is killed when it has written so many files."""
+    written = []
+
+    def write(path, content):
+        if len(written) == files:
+            raise Killed
+        written.append(write_atomically(path, content))
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("hydra_transformers.baselines.lora_ensemble.write_atomically", write)
+        ensemble.save_pretrained(folder)
+
+
+@pytest.mark.parametrize("files", range(7))
+def test_what_was_cut_off_in_saving_is_refused(files, folder, tmp_path, monkeypatch):
+    """Three members have six files, and the record of them comes first."""
+    ensemble = LoRAEnsemble.from_pretrained(vit_backbone(), folder)
+    save_until(ensemble, tmp_path / "cut", files, monkeypatch)
+    with pytest.raises(FileNotFoundError, match=r"(has no member-0|, of 3 members: save the LoRAEnsemble again)"):
+        LoRAEnsemble.from_pretrained(vit_backbone(), tmp_path / "cut")
+    ensemble.save_pretrained(tmp_path / "cut")
+    assert LoRAEnsemble.from_pretrained(vit_backbone(), tmp_path / "cut").num_members == 3
+
+
+@pytest.mark.parametrize("files", [1, 2, 3, 6])
+def test_old_members_beside_new_ones_are_refused(files, folder, tmp_path, monkeypatch):
+    LoRAEnsemble.from_pretrained(vit_backbone(), folder).save_pretrained(tmp_path / "saved")
+    for index in range(3):
+        save_adapter(vit_backbone(), tmp_path / "other" / f"member-{index}", seed=10 + index, lora_alpha=2)
+    other = LoRAEnsemble.from_pretrained(vit_backbone(), tmp_path / "other")
+    save_until(other, tmp_path / "saved", files, monkeypatch)
+    with pytest.raises(
+        ValueError, match="is not the file that was saved with the others: save the LoRAEnsemble again"
+    ):
+        LoRAEnsemble.from_pretrained(vit_backbone(), tmp_path / "saved")
+
+
+def test_members_that_are_missing_or_too_many_are_refused(folder, tmp_path):
+    ensemble = LoRAEnsemble.from_pretrained(vit_backbone(), folder)
+    ensemble.save_pretrained(tmp_path / "saved")
+    shutil.copytree(folder / "member-0", tmp_path / "saved" / "member-3")
+    with pytest.raises(ValueError, match="has member-3, and was saved with 3 members"):
+        LoRAEnsemble.from_pretrained(vit_backbone(), tmp_path / "saved")
+    shutil.rmtree(folder / "member-1")  # of adapters without a record
+    with pytest.raises(FileNotFoundError, match=r"member-1 has no adapter_config\.json, of 3 members"):
+        LoRAEnsemble.from_pretrained(vit_backbone(), folder)
+
+
+def test_an_unfinished_fine_tuning_is_no_ensemble(trained, rows, tmp_path):
+    backbone, _, ensemble, output_dir = trained
+    shutil.copytree(output_dir, tmp_path / "begun")
+    (tmp_path / "begun" / "member-1" / "finished.json").unlink()
+    with pytest.raises(ValueError, match="member-1 is not finished, of 2 members: call finetune_lora_ensemble again"):
+        LoRAEnsemble.from_pretrained(backbone, tmp_path / "begun")
+    shutil.rmtree(tmp_path / "begun" / "member-1")
+    with pytest.raises(FileNotFoundError, match=r"member-1 has no adapter_config\.json, of 2 members"):
+        LoRAEnsemble.from_pretrained(backbone, tmp_path / "begun")
+    with pytest.raises(ValueError, match="holds a fine-tuning, which goes on from what is there: pass another folder"):
+        ensemble.save_pretrained(output_dir)
+
+
+def test_adapters_of_a_deeper_or_a_shallower_backbone_are_refused(folder):
+    """PEFT loads the layers that both have, and says nothing of the others."""
+    with pytest.raises(
+        ValueError, match=r"do not fit this .* \(no place for .*layers\.2\..* of member-0\): pass the backbone"
+    ):
+        LoRAEnsemble.from_pretrained(vit_backbone(num_hidden_layers=2), folder)
+    with pytest.raises(ValueError, match=r"do not fit this .* \(no .*layers\.3\..* in member-0\): pass the backbone"):
+        LoRAEnsemble.from_pretrained(vit_backbone(num_hidden_layers=4), folder)
+
+
+# Threads
+
+
+def hydra_ensemble() -> LoRAEnsemble:
+    """Adapters on grouped weights, for which PEFT changes the layers during a forward."""
+    hydra = tiny_model("vit", "fused").double()
+    config = lora_config(hydra, r=2)
+    model = get_peft_model(hydra, config, adapter_name="first")
+    model.add_adapter("second", copy.deepcopy(config))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return LoRAEnsemble(model)
+
+
+@pytest.mark.parametrize("kind", ["backbone", "hydra"])
+def test_threads_get_the_answers_that_one_alone_gets(kind, folder):
+    ensembles = [
+        LoRAEnsemble.from_pretrained(vit_backbone(), folder) if kind == "backbone" else hydra_ensemble()
+        for _ in range(2)
+    ]
+    batches = [{"pixel_values": images(seed=seed)} for seed in range(4)]
+    expected = [predict(ensembles[0], batch) for batch in batches]
+    assert len(torch.cat(expected).flatten(0, 1).unique(dim=0)) == 4 * expected[0].shape[:2].numel()
+    answers, together = [], threading.Barrier(8)
+
+    def work(thread: int) -> None:
+        together.wait()
+        for number in range(20):
+            answers.append((number % 4, predict(ensembles[thread % 2], batches[number % 4])))
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == 160
+    assert all(torch.equal(answer, expected[number]) for number, answer in answers)
+    assert not any(module.training for ensemble in ensembles for module in ensemble.model.modules())

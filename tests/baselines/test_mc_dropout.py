@@ -1,13 +1,17 @@
 """MCDropout: one model, sampled with its dropout on."""
 
+import threading
+
 import pytest
 import torch
+from accelerate import dispatch_model
 from torch import nn
 from transformers import BartConfig, BartForSequenceClassification
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from hydra_transformers.baselines import MCDropout
-from hydra_transformers.baselines.mc_dropout import dropout_on
+from hydra_transformers.baselines.mc_dropout import with_dropout_on
+from hydra_transformers.baselines.threads import twin_of
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.prediction import predict
 from tests.families import BERT, VIT, bert_backbone, clip_backbone, images, vit_backbone
@@ -186,8 +190,7 @@ def test_whole_layers_are_not_left_out():
 def test_numbers_that_are_no_probabilities_stay():
     model = vit_backbone(**WITH_DROPOUT)
     model.num_dropouts = 2
-    with dropout_on(model, p=0.3):
-        assert model.num_dropouts == 2
+    assert with_dropout_on(model, p=0.3).num_dropouts == 2
 
 
 def test_what_is_no_model_or_no_tensor_is_named():
@@ -195,3 +198,89 @@ def test_what_is_no_model_or_no_tensor_is_named():
         MCDropout("google/vit")
     with pytest.raises(TypeError, match="pixel_values: no tensor among them"):
         MCDropout(vit_backbone(**WITH_DROPOUT))(pixel_values=images().numpy())
+
+
+# Threads
+
+
+def in_threads(count: int, calls: int, ask) -> list:
+    """What `ask(number)` gives, asked `calls` times by each of `count` threads at once."""
+    answers, together = [], threading.Barrier(count)
+
+    def work(thread: int) -> None:
+        together.wait()
+        answers.extend((number, ask(number)) for number in range(thread, calls * count, count))
+
+    threads = [threading.Thread(target=work, args=(thread,)) for thread in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(answers) == count * calls
+    return answers
+
+
+@pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+def test_threads_get_the_samples_that_one_alone_gets(family):
+    """While others use the very same model, and draw random numbers of their own."""
+    model = family.backbone(**WITH_DROPOUT).eval()
+    modes = [module.training for module in model.modules()]
+    sampled = [MCDropout(model, num_samples=3, seed=seed) for seed in range(3)]
+    inputs = family.inputs()
+    expected = [predict(each, inputs) for each in sampled] + [predict(model, inputs)]
+
+    def ask(number: int) -> torch.Tensor:
+        torch.rand(7)
+        return predict((*sampled, model)[number % 4], inputs)
+
+    for number, answer in in_threads(8, 20, ask):
+        assert torch.equal(answer, expected[number % 4]), number % 4
+    assert [module.training for module in model.modules()] == modes
+    assert {module.p for module in model.modules() if isinstance(module, nn.Dropout)} == {P}
+
+
+def test_threads_without_a_seed_sample_and_leave_the_model_alone():
+    model = vit_backbone(**WITH_DROPOUT).eval()
+    sampled = MCDropout(model, num_samples=4)
+    answers = [answer for _, answer in in_threads(8, 5, lambda number: predict(sampled, VIT.inputs()))]
+    samples = torch.cat(answers, dim=1)
+    assert len(samples[0].unique(dim=0)) == samples.shape[1] == 160
+    assert not any(module.training for module in model.modules())
+
+
+def test_a_model_in_train_mode_answers_threads_in_eval_mode_and_goes_back():
+    model = vit_backbone(**WITH_DROPOUT).eval()
+    expected = predict(model, VIT.inputs())
+    model.train()
+    answers = in_threads(8, 20, lambda number: predict(model, VIT.inputs()))
+    assert all(torch.equal(answer, expected) for _, answer in answers)
+    assert all(module.training for module in model.modules())
+
+
+def test_a_twin_has_the_weights_and_nothing_else_of_the_model():
+    model = vit_backbone(**WITH_DROPOUT).eval()
+    model.first_layer = [model.vit.layers[0]]  # known to the model by another way too
+    twin = twin_of(model)
+    for (name, weight), (_, same) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
+        assert weight is same, name
+    assert not {id(module) for module in model.modules()} & {id(module) for module in twin.modules()}
+    assert twin.first_layer[0] is twin.vit.layers[0]
+    twin.train()
+    assert not any(module.training for module in model.modules())
+
+
+def test_a_model_spread_over_devices_is_sampled():
+    """Accelerate gives modules a forward of their own, which must be that of the twin."""
+    model = vit_backbone(**WITH_DROPOUT).eval()
+    expected = predict(MCDropout(model, num_samples=2, seed=0), VIT.inputs())
+    hooked = dispatch_model(model, {"vit": "cpu", "classifier": "cpu"}, force_hooks=True)
+    assert torch.equal(predict(MCDropout(hooked, num_samples=2, seed=0), VIT.inputs()), expected)
+
+
+def test_a_compiled_model_is_sampled_as_it_is_or_refused():
+    model = vit_backbone(**WITH_DROPOUT).eval()
+    expected = predict(MCDropout(model, num_samples=2, seed=0), VIT.inputs())
+    with pytest.raises(TypeError, match=r"OptimizedModule was replaced .*: pass the model as it was before"):
+        MCDropout(torch.compile(model, backend="eager"), num_samples=2)(**VIT.inputs())
+    model.compile(backend="eager")
+    assert torch.equal(predict(MCDropout(model, num_samples=2, seed=0), VIT.inputs()), expected)

@@ -60,12 +60,25 @@ def train_members(output_dir: Path, per_device_batch: int, train_dataset=None) -
 class Deadly(list):
     """A dataset that kills the process, as a machine that goes away does, when it has been read often enough."""
 
-    reads_left = 12 + 9  # one epoch, which ends with a checkpoint, and most of the next
+    reads_left = 2 * ROWS + 12 + 9  # to know it again, one epoch, which ends with a checkpoint, and most of the next
 
     def __getitem__(self, index):
         self.reads_left -= 1
         if self.reads_left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+class Stalling(list):
+    """A dataset that says when the training begins, and lets it get no further."""
+
+    reads_left = 2 * ROWS
+
+    def __getitem__(self, index):
+        self.reads_left -= 1
+        if self.reads_left < 0:
+            print("training", flush=True)
+            signal.pause()
         return super().__getitem__(index)
 
 

@@ -1,20 +1,27 @@
 """finetune_members: members trained one by one in folders that can be picked up again."""
 
+import copy
 import dataclasses
 import json
+import math
 import os
+import random
 
+import numpy as np
 import pytest
 import torch
-from transformers import ViTForImageClassification
+from safetensors.torch import load_file, save_file
+from transformers import EvalPrediction, ViTForImageClassification
 
 from hydra_transformers import HydraViTForImageClassification
-from hydra_transformers.training import finetune_members, recipe
+from hydra_transformers.training import DivergedError, compute_accuracy, finetune_members, recipe
+from hydra_transformers.training.finetune import last_checkpoint
 from tests.training.tiny import (
     FAMILIES,
     QUIET,
     clip_pairs,
     copy_of_weights,
+    reads_to_know,
     tiny_dataset,
     tiny_members,
     tiny_model,
@@ -26,11 +33,11 @@ ARGUMENTS = {"per_device_train_batch_size": 4, **QUIET}
 
 
 class Interrupting(list):
-    """A dataset that interrupts the training when it has been read often enough."""
+    """A dataset that interrupts the training when it has been read often enough for that."""
 
     def __init__(self, rows, reads: int):
         super().__init__(rows)
-        self.reads_left = reads
+        self.reads_left = reads_to_know(rows) + reads
 
     def __getitem__(self, index):
         self.reads_left -= 1
@@ -113,12 +120,16 @@ def test_the_learning_rate_is_chosen_by_validation(members, data, tmp_path, caps
     chosen = json.loads((tmp_path / "member-0" / "finished.json").read_text())
     accuracies = {rate: metrics["eval_accuracy"] for rate, metrics in chosen["validation"].items()}
     losses = {rate: metrics["eval_loss"] for rate, metrics in chosen["validation"].items()}
-    assert set(accuracies) == {"0.0", "0.1", "1000000000.0"}
+    assert set(accuracies) == {"0.0", "0.1"}
+    assert chosen["diverged"] == {"1000000000.0": "the loss is nan in step 3"}
     assert chosen["learning_rate"] == 0.1
     assert accuracies["0.1"] >= accuracies["0.0"] and losses["0.1"] < losses["0.0"]
     printed = capsys.readouterr().out
     assert "member-0, learning rate 0.1: training" in printed
     assert "member-0: finished, validation accuracy" in printed
+    assert "member-0, learning rate 1e+09: diverged, the loss is nan in step 3" in printed
+    assert not (tmp_path / "member-0" / "lr-1000000000.0" / "finished.json").exists()
+    assert not list(tmp_path.rglob("checkpoint-*"))
 
 
 def test_grid_means_the_grid_of_the_recipe(members, data, tmp_path):
@@ -129,7 +140,7 @@ def test_grid_means_the_grid_of_the_recipe(members, data, tmp_path):
 
 def test_finished_members_are_not_trained_again(members, data, tmp_path, capsys):
     tuned = finetune_members(members[:1], SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
-    unreadable = Interrupting(data[0], reads=0)
+    unreadable = Interrupting(data[0], reads=0)  # once it is known
     # A bar more or less makes no other run.
     again = finetune_members(
         members[:1], SHORT, unreadable, data[1], output_dir=tmp_path, **ARGUMENTS | {"logging_steps": 1}
@@ -226,9 +237,11 @@ def test_plain_backbones_and_clip_train_too(tmp_path):
     [
         ({"recipe": dataclasses.replace(SHORT, label_smoothing=0.2)}, "recipe"),
         ({"seed": 1}, "arguments"),
-        ({"per_device_train_batch_size": 3}, "arguments"),
+        ({"per_device_train_batch_size": 3}, "arguments, rows_per_step"),
         ({"learning_rates": [0.5]}, "learning_rates"),
-        ({"train_dataset": tiny_dataset("vit", 9)}, "rows"),
+        ({"train_dataset": tiny_dataset("vit", 9)}, "train_dataset"),
+        ({"train_dataset": tiny_dataset("vit", seed=3)}, "train_dataset"),
+        ({"eval_dataset": tiny_dataset("vit", 6, seed=3)}, "eval_dataset"),
         ({"members": [tiny_model("vit", "backbone")]}, "member"),
     ],
 )
@@ -257,6 +270,12 @@ def test_a_folder_with_something_else_is_refused(members, data, tmp_path):
         ({"eval_dataset": None}, ValueError, "eval_dataset is None"),
         ({"learning_rates": "best"}, ValueError, "learning_rates is 'best': pass \"grid\""),
         ({"learning_rates": []}, ValueError, "no learning rates to choose from"),
+        ({"learning_rates": [0.1, float("nan")]}, ValueError, "learning_rates has nan: a learning rate is a finite"),
+        ({"learning_rates": [float("inf")]}, ValueError, "learning_rates has inf: a learning rate is a finite"),
+        ({"learning_rates": [-0.1]}, ValueError, "learning_rates has -0.1: a learning rate is .* not negative"),
+        ({"train_dataset": []}, ValueError, "train_dataset has no rows"),
+        ({"eval_dataset": []}, ValueError, "eval_dataset has no rows"),
+        ({"save_only_model": True}, ValueError, "save_only_model cannot be passed"),
         ({"learning_rate": 0.1}, ValueError, r"learning_rate cannot be passed .*: pass learning_rates=\[\.\.\.\]"),
         ({"label_smoothing_factor": 0.2}, ValueError, r"pass dataclasses\.replace\(recipe, label_smoothing="),
         ({"recipe": "mnist"}, ValueError, "no recipe 'mnist'"),
@@ -277,3 +296,149 @@ def test_bad_input_is_refused(arguments, error, message, members, data, tmp_path
     good |= {"train_dataset": data[0], "eval_dataset": data[1], **ARGUMENTS}
     with pytest.raises(error, match=message):
         finetune_members(**good | arguments)
+    if "compute_metrics" not in arguments:
+        assert not list(tmp_path.iterdir())
+
+
+# Trainings that diverge
+
+
+def of_nan(rows: list[dict]) -> list[dict]:
+    return [{**row, "pixel_values": torch.full_like(row["pixel_values"], torch.nan)} for row in rows]
+
+
+def nothing_is_finished(folder) -> bool:
+    """Checkpoints apart, there are neither marks nor weights."""
+    models = [path for path in folder.rglob("model.safetensors") if not path.parent.name.startswith("checkpoint-")]
+    return not models and not list(folder.rglob("finished.json"))
+
+
+def test_a_training_that_diverges_is_named_and_never_finished(members, data, tmp_path):
+    broken = {"learning_rates": [1e9, 1e12], "output_dir": tmp_path, **ARGUMENTS}
+    for _ in range(2):  # called again, it does not find itself finished
+        with pytest.raises(
+            DivergedError, match=r"member-0 diverged \(the loss is nan in step \d at learning rate 1e\+09; .*1e\+12"
+        ):
+            finetune_members(members, SHORT, *data, **broken)
+        assert nothing_is_finished(tmp_path)
+
+
+def test_a_loss_that_is_no_number_ends_training_and_validation(members, data, tmp_path):
+    with pytest.raises(
+        DivergedError, match=r"the loss is nan in step 1 at learning rate 0\.01.*: pass lower learning_rates"
+    ):
+        finetune_members(members, SHORT, of_nan(data[0]), data[1], output_dir=tmp_path / "train", **ARGUMENTS)
+    with pytest.raises(DivergedError, match=r"eval_loss is nan after step 3 at learning rate 0\.01"):
+        finetune_members(members, SHORT, data[0], of_nan(data[1]), output_dir=tmp_path / "eval", **ARGUMENTS)
+    late = {"output_dir": tmp_path / "late", **ARGUMENTS, "eval_strategy": "no"}
+    with pytest.raises(DivergedError, match="eval_loss is nan after step 6"):
+        finetune_members(members, SHORT, data[0], of_nan(data[1]), **late)
+    assert nothing_is_finished(tmp_path / "train") and nothing_is_finished(tmp_path / "late")
+
+
+def test_weights_that_are_no_numbers_are_not_saved(members, data, tmp_path):
+    """A weight that no answer depends on: neither loss shows it."""
+    last = members[0].config.num_labels - 1
+    rows = [{**row, "labels": min(row["labels"], 1)} for row in data[0]]
+    broken = copy.deepcopy(members[0])
+    with torch.no_grad():
+        broken.classifier.bias[last] = -torch.inf
+    settings = dataclasses.replace(SHORT, label_smoothing=0.0)
+    with pytest.raises(DivergedError, match="weights are not finite after step 3"):
+        finetune_members([broken], settings, rows, rows, output_dir=tmp_path, **ARGUMENTS)
+    assert nothing_is_finished(tmp_path)
+
+
+def test_a_metric_that_is_no_number_is_not_a_result(members, data, tmp_path):
+    lost = {"compute_metrics": lambda prediction: {"accuracy": float("nan")}, "output_dir": tmp_path, **ARGUMENTS}
+    with pytest.raises(DivergedError, match="eval_accuracy is nan after the last step"):
+        finetune_members(members, SHORT, *data, **lost)
+    assert nothing_is_finished(tmp_path)
+
+
+def test_the_accuracy_of_answers_that_are_no_numbers_is_none():
+    labels = np.array([0, 1])
+    assert compute_accuracy(EvalPrediction(np.eye(2), labels)) == {"accuracy": 1.0}
+    assert math.isnan(compute_accuracy(EvalPrediction(np.full((2, 2), np.nan), labels))["accuracy"])
+
+
+# Folders
+
+
+def test_other_data_of_the_same_length_is_refused_where_a_fine_tuning_has_finished(members, data, tmp_path):
+    same = {"output_dir": tmp_path, **ARGUMENTS}
+    finetune_members(members[:1], SHORT, *data, **same)
+    other = tiny_dataset("vit", seed=7)
+    with pytest.raises(ValueError, match=r"member-0 holds another fine-tuning \(other train_dataset\): pass another"):
+        finetune_members(members[:1], SHORT, other, data[1], **same)
+    relabelled = [{**row, "labels": (row["labels"] + 1) % 3} for row in data[1]]
+    with pytest.raises(ValueError, match=r"member-0 holds another fine-tuning \(other eval_dataset\)"):
+        finetune_members(members[:1], SHORT, data[0], relabelled, **same)
+    finetune_members(members[:1], SHORT, copy.deepcopy(data[0]), copy.deepcopy(data[1]), **same)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_set_that_draws_anew_each_time_is_known_again(workers, members, data, tmp_path):
+    same = {"output_dir": tmp_path, "dataloader_num_workers": workers, **ARGUMENTS}
+    [first] = finetune_members(members[:1], SHORT, Augmented(data[0]), data[1], **same)
+    [again] = finetune_members(members[:1], SHORT, Augmented(data[0]), data[1], **same | {"dataloader_num_workers": 0})
+    assert_same_weights(first, again)
+    with pytest.raises(ValueError, match="other train_dataset"):
+        finetune_members(members[:1], SHORT, Augmented(tiny_dataset("vit", seed=7)), data[1], **same)
+
+
+class Augmented(list):
+    """Rows with noise that is drawn when they are read."""
+
+    def __getitem__(self, index):
+        row = super().__getitem__(index)
+        return {**row, "pixel_values": row["pixel_values"] + torch.randn(3, 8, 8) + random.random() + np.random.rand()}
+
+
+def test_what_a_killed_process_left_of_a_file_does_not_hold_a_folder(members, data, tmp_path):
+    (tmp_path / "member-0").mkdir()
+    (tmp_path / "member-0" / ".run.json.4242.tmp").write_text("{")
+    finetune_members(members[:1], SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
+
+
+def test_members_may_join_and_not_leave(members, data, tmp_path):
+    same = {"output_dir": tmp_path, **ARGUMENTS}
+    finetune_members(members[:1], SHORT, *data, **same)
+    finetune_members(members, SHORT, *data, **same)
+    with pytest.raises(ValueError, match="holds 2 members, and these are 1: pass another output_dir"):
+        finetune_members(members[:1], SHORT, *data, **same)
+
+
+def test_an_unfinished_run_does_not_go_on_with_other_batches(members, data, tmp_path, monkeypatch):
+    """Twice the processes make batches of twice the rows."""
+    same = {"output_dir": tmp_path, **ARGUMENTS}
+    with pytest.raises(KeyboardInterrupt):
+        finetune_members(members[:1], SHORT, Interrupting(data[0], 21), data[1], **same)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match=r"\(other rows_per_step\)"):
+        patch.setattr("transformers.TrainingArguments.train_batch_size", 8)
+        finetune_members(members[:1], SHORT, *data, **same)
+    tuned = finetune_members(members[:1], SHORT, *data, **same)
+    with monkeypatch.context() as patch:  # a finished one takes no further step
+        patch.setattr("transformers.TrainingArguments.train_batch_size", 8)
+        assert_same_weights(tuned[0], finetune_members(members[:1], SHORT, *data, **same)[0])
+
+
+def test_a_checkpoint_without_the_random_numbers_of_every_process_is_not_whole(tmp_path):
+    for step, ranks in {3: 2, 6: 1}.items():
+        checkpoint = tmp_path / f"checkpoint-{step}"
+        checkpoint.mkdir()
+        (checkpoint / "trainer_state.json").write_text("{}")
+        for rank in range(ranks):
+            (checkpoint / f"rng_state_{rank}.pth").touch()
+    assert last_checkpoint(tmp_path, processes=2).name == "checkpoint-3"
+    assert last_checkpoint(tmp_path).name == "checkpoint-6"
+
+
+def test_weights_that_a_folder_lacks_are_not_drawn_at_random(members, data, tmp_path):
+    finetune_members(members[:1], SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
+    file = tmp_path / "member-0" / "model.safetensors"
+    weights = load_file(file)
+    del weights["classifier.weight"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(ValueError, match=r"member-0 has no weights for classifier\.weight: remove that folder"):
+        finetune_members(members[:1], SHORT, *data, output_dir=tmp_path, **ARGUMENTS)

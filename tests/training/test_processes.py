@@ -63,3 +63,28 @@ def test_a_killed_run_resumes_to_the_weights_of_an_unbroken_one(folder, tmp_path
     for expected, found in zip(unbroken, resumed, strict=True):
         for name, weight in expected.items():
             torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)
+
+
+STALLED = """
+import sys
+from pathlib import Path
+from tests.training.child import GLOBAL_BATCH, ROWS, Stalling, train_members
+from tests.training.tiny import tiny_dataset
+
+train_members(Path(sys.argv[1]), GLOBAL_BATCH, Stalling(tiny_dataset("vit", ROWS)))
+"""
+
+
+def test_a_folder_in_which_another_process_trains_is_refused_until_that_is_gone(tmp_path):
+    shared = tmp_path / "shared"
+    with subprocess.Popen([sys.executable, "-c", STALLED, str(shared)], stdout=subprocess.PIPE, text=True) as other:
+        try:
+            assert any(line.strip() == "training" for line in other.stdout)
+            with pytest.raises(RuntimeError, match=f"shared is being written by process {other.pid} on "):
+                train_members(shared, GLOBAL_BATCH)
+        finally:
+            other.kill()
+    for expected, found in zip(
+        train_members(tmp_path / "alone", GLOBAL_BATCH), train_members(shared, GLOBAL_BATCH), strict=True
+    ):
+        assert_close(found, expected)

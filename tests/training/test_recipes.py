@@ -243,3 +243,21 @@ def test_training_that_would_end_in_its_warm_up_is_refused(tmp_path):
 def test_an_unknown_recipe_is_refused():
     with pytest.raises(ValueError, match="no recipe 'mnist': choose from imagenet1k, cifar100, sst2"):
         recipe("mnist")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"learning_rate": float("nan")},
+        {"learning_rate": -0.1},
+        {"learning_rate_grid": (0.1, float("inf"))},
+        {"weight_decay": float("nan")},
+        {"momentum": -0.9},
+        {"max_grad_norm": float("inf")},
+        {"warmup_steps": -1},
+    ],
+)
+def test_numbers_that_nothing_can_be_trained_with_are_refused(change):
+    [name] = change
+    with pytest.raises(ValueError, match=rf"{name} (is|has) .*finite number"):
+        dataclasses.replace(recipe("cifar100"), **change)

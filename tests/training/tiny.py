@@ -53,6 +53,11 @@ def tiny_dataset(name: str, rows: int = 12, seed: int = 1) -> list[dict]:
     return [{inputs[0]: row, "labels": int(label)} for row, label in zip(inputs[1], labels, strict=True)]
 
 
+def reads_to_know(rows: list[dict]) -> int:
+    """How often `finetune_members` reads a small set before it trains, to know it again."""
+    return 2 * len(rows)
+
+
 def clip_pairs(rows: list[dict]) -> dict[str, torch.Tensor]:
     """Data collator that asks CLIP for its loss."""
     batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
