@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler
 
 from ..fingerprints import fingerprint_of_rows, fingerprints_of_rows
 from ..prediction import batches, split_labels
-from ..processes import gather, gather_batches, rank_and_world_size
+from ..processes import check_can_be_shared, gather, gather_batches, rank_and_world_size
 
 
 @dataclass
@@ -45,9 +44,8 @@ def read_data(
 
     In a group of W processes, process r keeps the batches r, r + W, ..., with the same bounds as in a single process.
     """
+    check_can_be_shared(data, name)
     rank, world_size = rank_and_world_size()
-    if world_size > 1 and isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
-        raise ValueError(f"{name} is shuffled, so {world_size} processes cannot share it: pass shuffle=False")
     result, rows, error = EvaluationData(name, num_classes is not None), [], None
     try:
         for batch in batches(data, batch_size, None, rank, world_size):

@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
 
 from ..prediction import ZeroShotClassifier, batches, device_of, predict, split_labels
-from ..processes import rank_and_world_size
+from ..processes import check_can_be_shared, rank_and_world_size
 from .curves import reliability_curve, risk_curve, roc_curve, score_histograms
 from .metrics import exact_mean, ood_metrics
 from .ood import check_method
@@ -42,7 +40,7 @@ def evaluate_uncertainty(
         batch_size: rows per batch, where data comes in rows.
 
     With `torch.distributed` initialised, the processes share the batches of each data set: give every process the whole
-    data (not a sampler's part); all of them get the same report.
+    data in the same order (no sampler's part, not shuffled); all of them get the same report.
     """
     check_method(score)
     models = dict(models) if isinstance(models, Mapping) else {type(models).__name__: models}
@@ -160,15 +158,7 @@ def _all_data(id_data: Any, ood: Mapping, corruptions: Mapping) -> list[tuple[st
 def _check_data(name: str, data: Any, read_often: bool) -> None:
     if read_often and hasattr(data, "__next__"):
         raise TypeError(f"{name} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
-    if rank_and_world_size()[1] > 1 and isinstance(data, DataLoader) and _is_split(data):
-        raise ValueError(
-            f"{name} is already split between the processes: pass the whole data to each, it is split here"
-        )
-
-
-def _is_split(loader: DataLoader) -> bool:
-    prepared_by_accelerate = any(cls.__module__ == "accelerate.data_loader" for cls in type(loader).__mro__)
-    return prepared_by_accelerate or isinstance(loader.sampler, DistributedSampler)
+    check_can_be_shared(data, name)
 
 
 def _scalings(temperature: Any, models: Mapping[str, nn.Module]) -> dict[str, TemperatureScaling | None]:

@@ -92,6 +92,8 @@ def test_two_processes_end_with_the_circuit_of_one(tmp_path):
     for rank in range(2):
         assert "id_data has no labels" in (tmp_path / f"refusal-{rank}.txt").read_text()
         assert "shuffle" in (tmp_path / f"shuffled-{rank}.txt").read_text()
+        assert "its sampler is a SubsetRandomSampler" in (tmp_path / f"subset-{rank}.txt").read_text()
+        assert "already split between the processes" in (tmp_path / f"split-{rank}.txt").read_text()
     # Only the first process shows a progress bar.
     assert b"circuit (avg)" in outputs[0][1] and b"circuit (avg)" not in outputs[1][1]
 
