@@ -243,6 +243,20 @@ def problem_type_of(model: nn.Module | None) -> str | None:
     return None if model is None else getattr(model.config, "problem_type", None)
 
 
+# Problem types, as configs name them, whose answer is not one of several classes.
+OTHER_PROBLEMS = {"multi_label_classification": "multi-label classification", "regression": "regression"}
+
+
+def check_chooses_one_class(model: nn.Module, name: str) -> None:
+    """Refuses models that answer with several labels at once or with numbers: a softmax over those means nothing."""
+    problem = OTHER_PROBLEMS.get(problem_type_of(model))
+    if problem is not None:
+        raise ValueError(
+            f"{name} is made for {problem} (problem_type in its config), and this is about choosing one of several classes: "
+            "pass such a classifier; predict_uncertainty also takes multi-label models"
+        )
+
+
 def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The entries that the model's `forward` names; all of them for a wrapper that hands everything on."""
     parameters = inspect.signature(model.forward).parameters.values()
