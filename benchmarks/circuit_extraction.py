@@ -27,7 +27,7 @@ from hydra_transformers.pruning import prune_heads
 from hydra_transformers.pruning.extraction import start_search
 from hydra_transformers.pruning.greedy import GreedySearch
 from hydra_transformers.pruning.heads import as_heads_to_prune, heads_of
-from hydra_transformers.pruning.scoring import confidence_and_correctness, objective_scores
+from hydra_transformers.pruning.scoring import SampleValues, Score, objective_scores, sample_values
 
 
 @dataclass(frozen=True)
@@ -123,16 +123,17 @@ class NaiveLoop:
         self.candidates.remove(head)
 
     @torch.inference_mode()
-    def score(self) -> float:
+    def score(self) -> Score:
         on_id = [
-            confidence_and_correctness(self.model(batch["pixel_values"]).logits, batch["labels"])
+            sample_values(self.model(batch["pixel_values"]).logits.unsqueeze(0), batch["labels"])
             for batch in self.id_batches
         ]
         on_ood = [
-            confidence_and_correctness(self.model(batch["pixel_values"]).logits, None)[0] for batch in self.ood_batches
+            sample_values(self.model(batch["pixel_values"]).logits.unsqueeze(0), None).confidence
+            for batch in self.ood_batches
         ]
-        id_confidence, correct = (torch.cat(values).unsqueeze(0) for values in zip(*on_id, strict=True))
-        return objective_scores(OBJECTIVE, id_confidence, correct, torch.cat(on_ood).unsqueeze(0))[0]
+        id_values = SampleValues(*(torch.cat(values, dim=1) for values in zip(*on_id, strict=True)))
+        return objective_scores(OBJECTIVE, id_values, SampleValues(torch.cat(on_ood, dim=1)))[0]
 
     def remove_one(self) -> tuple[tuple[int, int], float]:
         """The best candidate, which is gone afterwards, and its score."""
@@ -144,7 +145,7 @@ class NaiveLoop:
             self._slice(head).copy_(before)
         best = max(scores, key=scores.__getitem__)
         self.remove(best)
-        return best, scores[best]
+        return best, scores[best].value
 
 
 class Measured:

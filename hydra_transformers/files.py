@@ -1,10 +1,12 @@
 """Files and folders that are either there whole or not at all."""
 
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> Path:
@@ -18,6 +20,14 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> Path:
     finally:
         unfinished.unlink(missing_ok=True)
     return path
+
+
+def parse_json(content: bytes) -> Any:
+    """What a JSON file holds; a ValueError whatever is wrong with it (no text, no JSON, nested too deep)."""
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
 
 
 @contextmanager

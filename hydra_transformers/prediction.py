@@ -39,7 +39,8 @@ def batches(
         device: where the tensors go; `None` leaves them where they are.
         rank, world_size: yield every `world_size`-th batch, starting with batch `rank`, so that processes share the work.
 
-    Entries that are not tensors (texts, file names) are dropped. Labels are called `labels` or `label`.
+    Arrays and lists of numbers become tensors; entries that are no numbers (texts, file names) are dropped. Labels are
+    called `labels` or `label`.
     """
     for number, batch in enumerate(_raw_batches(data, batch_size, rank, world_size)):
         if not isinstance(batch, Mapping):
@@ -47,11 +48,11 @@ def batches(
                 f"batch {number} of data is a {type(batch).__name__}: each batch must be a dict of tensors "
                 'such as {"pixel_values": ..., "labels": ...}'
             )
-        tensors = {name: value for name, value in batch.items() if isinstance(value, Tensor)}
-        if not tensors:
+        tensors = {name: _tensor(name, value, number) for name, value in batch.items() if _counts(name, value)}
+        if not tensors.keys() - set(LABEL_NAMES):
             raise TypeError(
-                f"batch {number} of data has no tensors (its entries: {', '.join(map(str, batch)) or 'none'}): "
-                'tokenize or process the inputs first, or call set_format("torch") on a datasets.Dataset'
+                f"batch {number} of data has no tensors{' but the labels' if tensors else ''} (its entries: "
+                f"{_entries(batch)}): tokenize the texts or run the images through the model's image processor first"
             )
         if any(tensor.dim() == 0 for tensor in tensors.values()):
             raise TypeError(
@@ -59,6 +60,38 @@ def batches(
                 "or batches whose first dimension counts the rows"
             )
         yield {name: tensor.to(device) if device is not None else tensor for name, tensor in tensors.items()}
+
+
+def _counts(name: str, value: Any) -> bool:
+    """Whether an entry of a batch is numbers. A single number beside the batch is none of its rows, unless it is a label."""
+    dim = _dim(value)
+    return dim is not None and (dim > 0 or isinstance(value, Tensor) or name in LABEL_NAMES)
+
+
+def _tensor(name: str, value: Any, number: int) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    first = value[0] if isinstance(value, (list, tuple)) else None
+    try:
+        if isinstance(first, Tensor):
+            return torch.stack(tuple(value))
+        return torch.tensor(np.stack(value) if isinstance(first, np.ndarray) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{name} in batch {number} of data is a {type(value).__name__} that makes no tensor ({error}): pad its rows to "
+            "one length"
+        ) from error
+
+
+def _entries(batch: Mapping[str, Any]) -> str:
+    """The names in a batch or row, with the kind of what is no tensor: "image (PngImageFile), label"."""
+    return (
+        ", ".join(
+            f"{name}" if isinstance(value, (Tensor, Number)) else f"{name} ({type(value).__name__})"
+            for name, value in batch.items()
+        )
+        or "none"
+    )
 
 
 def _raw_batches(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[Any]:
@@ -82,10 +115,25 @@ def _raw_batches(data: Any, batch_size: int, rank: int, world_size: int) -> Iter
 
 
 def _collate(rows: list[Mapping[str, Any]]) -> dict[str, Tensor]:
-    names = [name for name, value in rows[0].items() if _dim(value) is not None]
+    names = {name: name for row in rows for name, value in row.items() if _dim(value) is not None}
+    # Under these names Transformers' collator makes whole numbers of all labels where the first is one.
+    for name in ("label", "label_ids"):
+        if names.pop(name, None) is not None:
+            names.setdefault("labels", name)
+    if not set(names) - set(LABEL_NAMES):
+        raise TypeError(
+            f"the rows of data have no numbers{' but the labels' if names else ''} (their entries: {_entries(rows[0])}): "
+            "tokenize the texts or run the images through the model's image processor first"
+        )
+    for row in rows:
+        for name in names.values():
+            if _dim(row.get(name)) is None:
+                raise ValueError(
+                    f"a row of data has no numbers as its {name}, others of its batch have: give them to every row, or to none"
+                )
     try:
-        return default_data_collator([{name: row[name] for name in names} for row in rows])
-    except (ValueError, RuntimeError) as error:
+        return default_data_collator([{name: row[source] for name, source in names.items()} for row in rows])
+    except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"the rows of data cannot be stacked ({error}): pad them to one length, or pass a DataLoader that does"
         ) from error
@@ -199,15 +247,30 @@ def member_logits_of(output: Any, source: str = "the model") -> Tensor:
 
 def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
     """The output of an ensemble of models like `model`, for its members' logits (batch, members, classes)."""
-    logits = ensemble_logits(member_logits, _problem_type(model))
+    logits = ensemble_logits(member_logits, problem_type_of(model))
     return HydraClassifierOutput(logits=logits, member_logits=member_logits)
 
 
-def _problem_type(model: nn.Module | None) -> str | None:
+def problem_type_of(model: nn.Module | None) -> str | None:
     """What the config says, be it that of a model inside."""
     while model is not None and not hasattr(model, "config"):
-        model = model.models[0] if hasattr(model, "models") else getattr(model, "model", None)
+        inside = (getattr(model, name, None) for name in ("model", "module"))
+        model = model.models[0] if hasattr(model, "models") else next(filter(None, inside), None)
     return None if model is None else getattr(model.config, "problem_type", None)
+
+
+# Problem types, as configs name them, whose answer is not one of several classes.
+OTHER_PROBLEMS = {"multi_label_classification": "multi-label classification", "regression": "regression"}
+
+
+def check_chooses_one_class(model: nn.Module, name: str) -> None:
+    """Refuses models that answer with several labels at once or with numbers: a softmax over those means nothing."""
+    problem = OTHER_PROBLEMS.get(problem_type_of(model))
+    if problem is not None:
+        raise ValueError(
+            f"{name} is made for {problem} (problem_type in its config), and this is about choosing one of several classes: "
+            "pass such a classifier; predict_uncertainty also takes multi-label models"
+        )
 
 
 def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -221,7 +284,7 @@ def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Te
     if not accepted:
         raise ValueError(
             f"{type(model).__name__} takes none of the batch's entries ({', '.join(inputs) or 'none'}): "
-            f"it reads {', '.join(sorted(named))}"
+            f"it reads {', '.join(sorted(named))}, which its tokenizer or image processor makes"
         )
     return accepted
 
@@ -311,14 +374,15 @@ class ZeroShotClassifier(nn.Module):
         # A Hydra's last layer then computes the one token that the features are made of.
         shortcut = {"first_token_only": True} if hasattr(self.model, "num_members") else {}
         image_features = _unit_features(self.model.get_image_features(pixel_values=pixel_values, **shortcut))
-        image_members, text_members = image_features.shape[1], self.text_features.shape[1]
+        text_features = at_least_float32(self.text_features)  # a buffer, so `.to(torch.bfloat16)` takes it along
+        image_members, text_members = image_features.shape[1], text_features.shape[1]
         if image_members != text_members and 1 not in (image_members, text_members):
             raise ValueError(
                 f"the vision tower has {image_members} members, the text tower {text_members}: "
                 "they must agree, or one of them must have a single member"
             )
         # One member per batch entry of the product: (members, images, dim) @ (members, dim, classes).
-        similarity = image_features.transpose(0, 1) @ self.text_features.permute(1, 2, 0)
+        similarity = image_features.transpose(0, 1) @ text_features.permute(1, 2, 0)
         scale = at_least_float32(self.model.logit_scale).exp().reshape(-1, 1, 1)
         member_logits = (scale * similarity).transpose(0, 1)
         return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)

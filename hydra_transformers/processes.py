@@ -5,6 +5,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
+
+
+# The rows in the order of the data set; by exact type, as a subclass may shuffle.
+COMMON_SAMPLERS = (SequentialSampler, BatchSampler)
 
 
 def rank_and_world_size() -> tuple[int, int]:
@@ -12,6 +17,32 @@ def rank_and_world_size() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+def check_can_be_shared(data: Any, name: str) -> None:
+    """Refuses a loader whose order several processes cannot be known to have in common: they take turns with its batches.
+
+    Known is the order of the data set, or of its stream. Whatever else draws the rows (at random, from a list that each
+    process may have made for itself, a part for each process) may give one sample twice and another never.
+    """
+    _, world_size = rank_and_world_size()
+    if world_size == 1:
+        return
+    batch_sampler = getattr(data, "batch_sampler", None)
+    samplers = [getattr(data, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)]
+    prepared_by_accelerate = any(cls.__module__ == "accelerate.data_loader" for cls in type(data).__mro__)
+    if prepared_by_accelerate or any(isinstance(sampler, DistributedSampler) for sampler in samplers):
+        raise ValueError(
+            f"{name} is already split between the processes: pass the whole data to each, it is split here"
+        )
+    if isinstance(getattr(data, "dataset", None), IterableDataset):
+        return
+    for sampler in samplers:
+        if sampler is not None and type(sampler) not in COMMON_SAMPLERS:
+            raise ValueError(
+                f"{name} may be shuffled (its sampler is a {type(sampler).__name__}), so {world_size} processes cannot share "
+                "it: pass shuffle=False, and for a part of the rows a torch.utils.data.Subset that is the same in each"
+            )
 
 
 def gather(value: Any) -> list[Any]:

@@ -143,7 +143,7 @@ def test_without_other_data_members_are_sampled_from_one_circuit(workplace, tmp_
 
 
 def test_taylor_keeps_the_same_number_of_heads_in_every_layer(workplace, tmp_path):
-    data = ["--data", workplace / "pictures", "--method", "taylor", "--heads-per-layer", 3]
+    data = ["--data", workplace / "pictures", "--method", "taylor", "--heads-per-layer", 3, "--allow-equal"]
     run("prune", workplace / "vit", *data, "--output", tmp_path / "out")
     for index in range(3):
         config = json.loads((tmp_path / "out" / f"member-{index}" / "config.json").read_text())
@@ -187,6 +187,24 @@ def test_members_that_share_nothing_are_fused_to_their_ensemble(finetuned, tmp_p
     with torch.no_grad():
         mean = torch.stack([member(images).logits.softmax(-1) for member in members]).mean(0)
         assert torch.allclose(hydra(images).logits.softmax(-1), mean, atol=1e-5)
+
+
+def test_members_of_equal_heads_and_weights_are_refused_unless_asked_for(workplace, tmp_path, capsys):
+    # Sampling four of four heads can give but one member.
+    data = ["--data", workplace / "pictures", "--objectives", "acc", "--budget", 4, "--out-of", 4]
+    prune = [
+        str(word) for word in ["prune", workplace / "vit", *data, "--members", 2, "--output", tmp_path / "pruned"]
+    ]
+    assert main(prune) == 1
+    assert "members 0 and 1 lose the same heads and would agree on everything" in capsys.readouterr().err
+    assert not (tmp_path / "pruned" / "member-0").exists()
+    run(*prune, "--allow-equal")
+    fuse = ["fuse", str(tmp_path / "pruned"), "--output", str(tmp_path / "hydra")]
+    assert main(fuse) == 1
+    assert "member-0 and member-1 have the same heads and weights" in capsys.readouterr().err
+    assert not (tmp_path / "hydra").exists()
+    run(*fuse, "--allow-equal")
+    assert AutoModelForImageClassification.from_pretrained(tmp_path / "hydra").num_members == 2
 
 
 # evaluate
@@ -309,10 +327,12 @@ def test_push_hands_over_model_processor_report_and_card(workplace, hydra, monke
 
 def test_bert_goes_the_same_way(workplace, tmp_path):
     reviews = ["--data", workplace / "reviews"]
-    run("prune", workplace / "bert", *reviews, "--method", "taylor", "--members", 2, "--output", tmp_path / "pruned")
+    taylor = ["--method", "taylor", "--members", 2, "--allow-equal"]
+    run("prune", workplace / "bert", *reviews, *taylor, "--output", tmp_path / "pruned")
     steps = ["--recipe", "sst2", "--max-steps", 2, "--learning-rates", "1e-4"]
     run("finetune", tmp_path / "pruned", *steps, *reviews, "--output", tmp_path / "members")
-    run("fuse", tmp_path / "members", "--output", tmp_path / "hydra")
+    # Of so few reviews and steps both members learn the same.
+    run("fuse", tmp_path / "members", "--allow-equal", "--output", tmp_path / "hydra")
     run("evaluate", tmp_path / "hydra", *reviews, "--far", f"same={workplace / 'reviews'}")
     assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "hydra").num_members == 2
     report = UncertaintyReport.from_json(tmp_path / "hydra" / "evaluation" / "report.json")

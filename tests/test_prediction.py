@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
@@ -13,7 +14,7 @@ from hydra_transformers.prediction import (
     collect_member_logits,
     predict,
 )
-from tests.families import CLIP, FAMILIES, VIT, images, padded_texts
+from tests.families import BERT, CLIP, FAMILIES, VIT, images, padded_texts
 
 
 ROWS = [{"x": torch.full((2,), float(i)), "label": i, "name": f"row {i}"} for i in range(7)]
@@ -81,6 +82,52 @@ def test_a_list_of_rows_is_put_into_batches(row):
         assert first[name].shape == (3, *np.shape(value)) and last[name].shape == (2, *np.shape(value))
 
 
+@pytest.mark.parametrize("as_given", [np.array, lambda mask: mask, lambda mask: [np.array(row) for row in mask]])
+def test_masks_and_labels_that_are_arrays_or_lists_count(as_given):
+    mask = [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
+    inputs = {"input_ids": torch.arange(10).view(2, 5) + 2}
+    batch = {**inputs, "attention_mask": as_given(mask), "labels": [1, 0], "name": ["a", "b"], "epoch": 3}
+    [found] = batches([batch])
+    assert torch.equal(found["attention_mask"], torch.tensor(mask)) and found["labels"].tolist() == [1, 0]
+    assert set(found) == {"input_ids", "attention_mask", "labels"}
+    backbone = BERT.backbone()
+    expected = predict(backbone, {**inputs, "attention_mask": torch.tensor(mask)})
+    assert torch.equal(predict(backbone, found), expected)
+    assert not torch.equal(predict(backbone, inputs), expected)
+
+
+def test_a_mask_of_ragged_rows_is_refused_and_not_left_out():
+    batch = {"input_ids": torch.zeros(2, 3, dtype=torch.long), "attention_mask": [[1, 1, 1], [1, 1]]}
+    with pytest.raises(TypeError, match="attention_mask in batch 0 of data is a list that makes no tensor"):
+        list(batches([batch]))
+    rows = [{"input_ids": [1, 2], "attention_mask": None}, {"input_ids": [1, 2], "attention_mask": [1, 0]}]
+    with pytest.raises(ValueError, match="a row of data has no numbers as its attention_mask"):
+        list(batches(rows))
+
+
+@pytest.mark.parametrize("name", ["label", "labels"])
+def test_labels_between_two_classes_are_kept_as_they_are(name):
+    rows = [{"x": [0.0, 1.0], name: label} for label in (1, 2.75, 0)]
+    [batch] = batches(rows)
+    assert batch["labels"].tolist() == [1, 2.75, 0]
+    [whole] = batches([{"x": [0.0, 1.0], name: np.int64(label)} for label in (1, 2)])
+    assert whole["labels"].dtype == torch.int64
+
+
+def test_images_that_met_no_processor_are_refused_with_a_sentence():
+    from datasets import Dataset
+
+    image = Image.new("RGB", (8, 8))
+    sentence = (
+        r"image \(\w*Image\w*\), label\): tokenize the texts or run the images through the model's image processor"
+    )
+    for data in ([{"image": image, "label": 1}] * 3, Dataset.from_list([{"image": image, "label": 1}])):
+        with pytest.raises(TypeError, match=sentence):
+            list(batches(data))
+    with pytest.raises(TypeError, match=r"no tensors but the labels \(its entries: image \(list\), labels\)"):
+        list(batches([{"image": [image, image], "labels": torch.tensor([0, 1])}]))
+
+
 @pytest.mark.parametrize("make", [lambda: Rows(ROWS), Stream, lambda: DataLoader(ROWS, batch_size=2)])
 def test_processes_share_the_batches_without_repeating_any(make):
     shares = [whole(batches(make(), 2, rank=rank, world_size=3)) for rank in range(3)]
@@ -103,6 +150,10 @@ def test_rows_of_other_processes_are_not_loaded():
         (None, "data is a NoneType: pass a DataLoader, a list of dict batches"),
         ([{"text": ["a", "b"]}], "batch 0 of data has no tensors .its entries: text"),
         ([{"x": torch.zeros(2), "y": torch.tensor(1)}], "holds single values, so it is a row"),
+        (
+            DataLoader(Rows([{"x": torch.zeros(2), "labels": 1}]), batch_size=None),
+            "holds single values, so it is a row",
+        ),
     ],
 )
 def test_other_data_is_refused_with_a_sentence(data, message):
@@ -198,6 +249,17 @@ def test_prompts_follow_the_weights_after_refresh():
     classifier.refresh()
     expected = predict(ZeroShotClassifier(CLIP.backbone(seed=1), prompts), {"pixel_values": pixel_values})
     torch.testing.assert_close(predict(classifier, {"pixel_values": pixel_values}), expected)
+
+
+@pytest.mark.parametrize("make", [CLIP.backbone, lambda: HydraCLIPModel.from_pruned_members(CLIP.members())])
+def test_a_zero_shot_classifier_in_bfloat16_answers_as_in_float32(make):
+    prompts, pixel_values = padded_texts(batch=5), images(3)
+    classifier = ZeroShotClassifier(make().float(), prompts)
+    expected = predict(classifier, {"pixel_values": pixel_values.float()})
+    found = predict(classifier.to(torch.bfloat16), {"pixel_values": pixel_values.bfloat16()})
+    assert found.dtype == torch.float32
+    scale = classifier.model.logit_scale.max().exp().item()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.05 * scale)
 
 
 def test_prompts_that_are_not_tokenized_are_refused_with_a_sentence():

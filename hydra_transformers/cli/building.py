@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..files import written_whole
+from ..fingerprints import fingerprint_of_weights
 from ..models.configuration_hydra import SHARED_PARTS
 from ..models.fusion import tower_configs
 from ..pruning import Circuit, draw_members, extract_circuit
@@ -62,6 +63,9 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ood-data", metavar="NAME_OR_FOLDER", help="out-of-distribution data for ood and avg")
     parser.add_argument("--ood-split", help="default: train, validation or test, whichever comes first")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--allow-equal", action="store_true", help="take members that lose the same heads, to be trained apart"
+    )
     add_batch_size(parser, 32)
     add_device(parser)
     add_data(parser, "train")
@@ -126,7 +130,13 @@ def _taylor_members(arguments, model: PreTrainedModel, data: Any, members: int, 
     keep = arguments.heads_per_layer or max(1, round(heads * 2 / 3))
     loader = torch.utils.data.DataLoader(data, arguments.batch_size)
     return draw_members(
-        model, dataloader=loader, heads_per_layer=keep, num_members=members, seed=arguments.seed, class_prompts=prompts
+        model,
+        dataloader=loader,
+        heads_per_layer=keep,
+        num_members=members,
+        seed=arguments.seed,
+        class_prompts=prompts,
+        allow_equal=arguments.allow_equal,
     )
 
 
@@ -158,9 +168,15 @@ def _circuit_members(arguments, model, processor, data, objectives: list[str], m
         )
         circuits.append(circuit)
     if len(circuits) > 1:
-        return draw_members(model, circuits=circuits, budget=budget)
+        return draw_members(model, circuits=circuits, budget=budget, allow_equal=arguments.allow_equal)
     return draw_members(
-        model, circuit=circuits[0], budget=budget, out_of=out_of, num_members=members, seed=arguments.seed
+        model,
+        circuit=circuits[0],
+        budget=budget,
+        out_of=out_of,
+        num_members=members,
+        seed=arguments.seed,
+        allow_equal=arguments.allow_equal,
     )
 
 
@@ -275,6 +291,7 @@ def add_fuse(parser: argparse.ArgumentParser) -> None:
         help=f"what becomes the mean over the members, of {', '.join(SHARED_PARTS)} (default: all; none for a Deep Ensemble "
         "in one forward)",
     )
+    parser.add_argument("--allow-equal", action="store_true", help="fuse members although they are the same model")
     add_output(parser, "gets the Hydra with its code and processor, ready for the Hub")
 
 
@@ -282,6 +299,8 @@ def fuse(arguments: argparse.Namespace) -> None:
     folders = members_in(arguments.folder)
     check_is_new(arguments.output)
     members = [load_model(str(folder)) for folder in folders]
+    if not arguments.allow_equal:
+        _refuse_equal(members, folders)
     hydra = type(members[0]).from_pruned_members(members, shared=arguments.shared)
     processor = load_processor(str(folders[0]), hydra.config)
     with written_whole(arguments.output) as unfinished:
@@ -290,6 +309,18 @@ def fuse(arguments: argparse.Namespace) -> None:
         copy_circuits(arguments.folder, unfinished)
     print(f"{len(members)} members are one model in {arguments.output}.")
     print(f"Next: hydra-transformers evaluate {arguments.output} --data ...")
+
+
+def _refuse_equal(members: list[PreTrainedModel], folders: list[Path]) -> None:
+    """Members of equal weights agree on everything, so that the Hydra would be one model at the price of several."""
+    first: dict[str, Path] = {}
+    for member, folder in zip(members, folders, strict=True):
+        equal = first.setdefault(fingerprint_of_weights(member), folder)
+        if equal is not folder:
+            raise CommandError(
+                f"{equal.name} and {folder.name} have the same heads and weights and would agree on everything: prune with "
+                "another --budget or other data, or pass --allow-equal"
+            )
 
 
 def saved_circuits(folder: Path) -> list[Circuit] | None:

@@ -1,14 +1,19 @@
 """A circuit: the heads of a model in the order in which they can go."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomically
+from ..files import parse_json, write_atomically
 from .heads import Head, as_heads_to_prune, check_count
+from .scoring import OBJECTIVES
+
+
+MODES = ("exact", "shortlist")
 
 
 @dataclass
@@ -23,6 +28,8 @@ class Circuit:
     made_from: the model, the data and the settings, with fingerprints
     checks: for "shortlist", (removal, whether the short list held the exact choice), where that was checked
     chance_from: the first removal (counted from 1) at which no candidate scored better than chance, or None
+    tied: how many candidates had the score of each removal, of which a margin chose one (`made_from["ties_by"]`); None for
+        circuits of earlier versions, which took the first in order
     """
 
     ranking: list[Head]
@@ -33,6 +40,7 @@ class Circuit:
     made_from: dict[str, Any] = field(default_factory=dict)
     checks: list[tuple[int, bool]] = field(default_factory=list)
     chance_from: int | None = None
+    tied: list[int] | None = None
 
     def heads_to_prune(self, budget: int | None = None) -> dict:
         """The first `budget` heads (by default all) as `prune_heads` takes them."""
@@ -47,6 +55,7 @@ class Circuit:
             scores=self.scores[:budget],
             checks=[check for check in self.checks if check[0] <= budget],
             chance_from=self.chance_from if self.chance_from is not None and self.chance_from <= budget else None,
+            tied=None if self.tied is None else self.tied[:budget],
         )
 
     @property
@@ -66,10 +75,37 @@ class Circuit:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Circuit":
-        fields = dict(fields)
-        fields["ranking"] = [tuple(head) for head in fields["ranking"]]
-        fields["checks"] = [tuple(check) for check in fields["checks"]]
-        return cls(**fields)
+        """What `to_dict` gave, as a circuit; a ValueError says what is wrong with anything else."""
+        try:
+            fields = {"checks": [], **fields}
+            for name in ("ranking", "checks"):
+                fields[name] = [tuple(entry) for entry in fields[name]]
+            circuit = cls(**fields)
+            flaw = circuit._flaw()
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"its fields are others, {error}") from error
+        if flaw is not None:
+            raise ValueError(flaw)
+        return circuit
+
+    def _flaw(self) -> str | None:
+        """The first field that is not what it says."""
+        heads = len(self.ranking)
+        if not all(map(_is_head, self.ranking)) or len({len(head) for head in self.ranking}) > 1:
+            return "its ranking has an entry that is no head"
+        if len(set(self.ranking)) < heads:
+            return "its ranking has a head twice"
+        if len(self.scores) != heads or not all(map(_is_number, [*self.scores, self.dense_score])):
+            return f"its scores are not one number for each of its {heads} heads and one for all of them"
+        if self.tied is not None and (len(self.tied) != heads or not all(map(_is_count, self.tied))):
+            return f"its tied is not one count for each of its {heads} heads"
+        if self.objective not in OBJECTIVES or self.mode not in MODES:
+            return f"its objective is {self.objective!r}, its mode {self.mode!r}"
+        if not all(_is_count(removal) and isinstance(agreed, bool) for removal, agreed in self.checks):
+            return "its checks are not pairs of a removal and whether it agreed"
+        if not isinstance(self.made_from, dict) or not (self.chance_from is None or _is_count(self.chance_from)):
+            return f"its made_from is a {type(self.made_from).__name__}, its chance_from {self.chance_from!r}"
+        return None
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the circuit as JSON, whole or not at all."""
@@ -78,6 +114,18 @@ class Circuit:
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Circuit":
         try:
-            return cls.from_dict(json.loads(Path(path).read_text()))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no circuit: pass a file that Circuit.save wrote") from error
+            return cls.from_dict(parse_json(Path(path).read_bytes()))
+        except ValueError as error:
+            raise ValueError(f"{path} is no circuit ({error}): pass a file that Circuit.save wrote") from error
+
+
+def _is_head(head: tuple) -> bool:
+    return head[:-2] in ((), ("vision",), ("text",)) and len(head) > 1 and all(map(_is_count, head[-2:]))
+
+
+def _is_count(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 0
+
+
+def _is_number(number: Any) -> bool:
+    return isinstance(number, (int, float)) and not isinstance(number, bool) and math.isfinite(number)

@@ -36,6 +36,7 @@ def draw_members(
     num_members: int | None = None,
     seed: int = 0,
     class_prompts: Mapping[str, Tensor] | None = None,
+    allow_equal: bool = False,
 ) -> list[PreTrainedModel]:
     """One-member Hydras with different heads, ready for `from_pruned_members` or for fine-tuning one by one.
 
@@ -48,8 +49,9 @@ def draw_members(
     - `dataloader`, `heads_per_layer`, `num_members`, `seed`: Hydra (Taylor), each member pruned with `taylor_prune` on its
       own random half of every calibration batch. CLIP also needs `class_prompts`; its vision tower is pruned.
 
-    Three members are drawn where `num_members` is not given, member m with the seed `seed + m`. `model` is left as it is. A
-    warning tells of members with the same heads, and of circuits that were extracted from other weights.
+    Three members are drawn where `num_members` is not given, member m with the seed `seed + m`. `model` is left as it is.
+    Members that lose the same heads are refused, as an ensemble of them is one model: `allow_equal=True` takes them, where
+    training is to make them different. A warning tells of circuits that were extracted from other weights.
     """
     given = [
         name
@@ -90,7 +92,8 @@ def draw_members(
             ).heads_to_prune
             for member_seed in seeds
         ]
-    _warn_of_twins(head_sets)
+    if not allow_equal:
+        _refuse_twins(head_sets)
     return [prune_heads(model, heads_to_prune) for heads_to_prune in head_sets]
 
 
@@ -142,13 +145,12 @@ def _check_circuits(model: PreTrainedModel, circuits: Mapping[str, Any]) -> None
             )
 
 
-def _warn_of_twins(head_sets: Sequence[dict]) -> None:
+def _refuse_twins(head_sets: Sequence[dict]) -> None:
     sets = [set(as_heads(heads_to_prune)) for heads_to_prune in head_sets]
     twins = [(a, b) for a, b in combinations(range(len(sets)), 2) if sets[a] == sets[b]]
     if twins:
         pairs = ", ".join(f"{a} and {b}" for a, b in twins)
-        warnings.warn(
-            f"members {pairs} lose the same heads and will agree on everything: try another budget, other data, or "
-            "samples from more heads of one circuit (out_of)",
-            stacklevel=3,
+        raise ValueError(
+            f"members {pairs} lose the same heads and would agree on everything: try another budget, more or other data, or "
+            "samples from more heads of one circuit (out_of); allow_equal takes them, to be trained apart"
         )

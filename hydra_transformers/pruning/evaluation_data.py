@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler
 
 from ..fingerprints import fingerprint_of_rows, fingerprints_of_rows
 from ..prediction import batches, split_labels
-from ..processes import gather, gather_batches, rank_and_world_size
+from ..processes import check_can_be_shared, gather, gather_batches, rank_and_world_size
 
 
 @dataclass
@@ -23,6 +22,8 @@ class EvaluationData:
     labels: list[Tensor | None] = field(default_factory=list)
     num_samples: int = 0
     fingerprint: str = ""
+    input_digests: list[bytes] = field(default_factory=list)
+    classes: list[int] = field(default_factory=list)
 
     def description(self) -> dict[str, Any]:
         return {"samples": self.num_samples, "fingerprint": self.fingerprint}
@@ -45,14 +46,14 @@ def read_data(
 
     In a group of W processes, process r keeps the batches r, r + W, ..., with the same bounds as in a single process.
     """
+    check_can_be_shared(data, name)
     rank, world_size = rank_and_world_size()
-    if world_size > 1 and isinstance(data, DataLoader) and isinstance(data.sampler, RandomSampler):
-        raise ValueError(f"{name} is shuffled, so {world_size} processes cannot share it: pass shuffle=False")
-    result, rows, error = EvaluationData(name, num_classes is not None), [], None
+    result, rows, inputs_of_rows, error = EvaluationData(name, num_classes is not None), [], [], None
     try:
         for batch in batches(data, batch_size, None, rank, world_size):
             inputs, labels = _split(batch, name, input_names, num_classes)
-            rows.append(fingerprints_of_rows(inputs if labels is None else {**inputs, "labels": labels}))
+            inputs_of_rows.append(fingerprints_of_rows(inputs))
+            rows.append(inputs_of_rows[-1] if labels is None else fingerprints_of_rows({**inputs, "labels": labels}))
             result.inputs.append({key: _to(tensor, device, dtype) for key, tensor in inputs.items()})
             result.labels.append(None if labels is None else labels.to(device))
     except (TypeError, ValueError) as raised:
@@ -65,6 +66,9 @@ def read_data(
     if not all_rows:
         raise ValueError(f"{name} has no samples: pass at least one batch")
     result.num_samples, result.fingerprint = len(all_rows), fingerprint_of_rows(all_rows)
+    result.input_digests = [row for of_batch in gather_batches(inputs_of_rows) for row in of_batch]
+    found = gather([labels.unique().tolist() for labels in result.labels if labels is not None])
+    result.classes = sorted({label for of_rank in found for of_batch in of_rank for label in of_batch})
     return result
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,15 +11,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..fingerprints import fingerprint_of_rows, fingerprint_of_weights, fingerprints_of_rows
+from ..prediction import check_chooses_one_class
 from .ablation import GIB, ablation_of
-from .circuits import Circuit
+from .circuits import MODES, Circuit
 from .evaluation_data import EvaluationData, read_data
 from .greedy import GreedySearch
 from .heads import check_count, chosen_towers, prune_heads
-from .scoring import OBJECTIVES
+from .scoring import MARGINS, OBJECTIVES
 
 
-MODES = ("exact", "shortlist")
 ACCELERATOR_MEMORY_GIB = 4.0
 CPU_MEMORY_GIB = 0.25
 
@@ -43,9 +44,11 @@ def extract_circuit(
 ) -> Circuit:
     """Ranks `budget` heads by greedy removal: each time the head without which the score is highest.
 
-    The score is that of the model with the head's slice of the output projection zeroed. Ties go to the first head in
-    order: vision before text, then the lower layer, then the lower head. `model` is left as it is; the extraction runs
-    where it lies.
+    The score is that of the model with the head's slice of the output projection zeroed. Heads of equal score are told apart
+    by a margin, how surely the score is reached: for "acc" the negative log-likelihood of the labels, for "ood" the mean
+    confidence on `id_data` minus that on `ood_data`, for "avg" the mean of the two (the means to four digits). Where that is
+    equal too, the first head in order goes: vision before text, then the lower layer, then the lower head. `Circuit.tied`
+    says how many heads shared each score. `model` is left as it is; the extraction runs where it lies.
 
     Args:
         model: a ViT or BERT classifier or a CLIP model of Transformers, or a one-member Hydra of one.
@@ -107,6 +110,7 @@ def start_search(
 ) -> GreedySearch:
     """Everything before the first removal: arguments checked, model copied, data read. Arguments of `extract_circuit`."""
     _check_settings(objective, mode, shortlist, check_every, ood_data)
+    check_chooses_one_class(model, "model")
     if not isinstance(dtype, torch.dtype | None):
         raise TypeError(f"dtype is {dtype!r}: pass a torch.dtype such as torch.bfloat16")
     hydra = prune_heads(model)
@@ -115,6 +119,8 @@ def start_search(
     if memory_gib is None:
         memory_gib = CPU_MEMORY_GIB if hydra.device.type == "cpu" else ACCELERATOR_MEMORY_GIB
     engine = ablation_of(hydra, class_prompts, towers, int(memory_gib * GIB))
+    if engine.num_classes < 2:
+        raise ValueError("model has a single output, and this is about choosing one of several classes")
     num_heads = len(engine.heads)
     check_count(budget, "budget", 1, num_heads - 1, f"{num_heads} heads compete")
 
@@ -123,7 +129,7 @@ def start_search(
 
     id_set = read(id_data, "id_data", None if objective == "ood" else engine.num_classes)
     ood_set = None if objective == "acc" else read(ood_data, "ood_data", None)
-    _check_sizes(id_set, ood_set)
+    _check_data(id_set, ood_set)
     is_shortlist = mode == "shortlist"
     made_from = {
         "model": type(hydra).__name__,
@@ -136,8 +142,9 @@ def start_search(
         "dtype": str(hydra.dtype).removeprefix("torch."),
         "shortlist": (shortlist or max(8, num_heads // 5)) if is_shortlist else None,
         "check_every": check_every if is_shortlist else None,
+        "ties_by": MARGINS[objective],
     }
-    return GreedySearch(engine, id_set, ood_set, Circuit([], [], math.nan, objective, mode, made_from))
+    return GreedySearch(engine, id_set, ood_set, Circuit([], [], math.nan, objective, mode, made_from, tied=[]))
 
 
 def _check_settings(objective: str, mode: str, shortlist: int | None, check_every: int, ood_data: Any) -> None:
@@ -155,8 +162,18 @@ def _check_settings(objective: str, mode: str, shortlist: int | None, check_ever
         raise ValueError(f"objective {objective!r} needs ood_data: pass out-of-distribution data, or objective='acc'")
 
 
-def _check_sizes(id_set: EvaluationData, ood_set: EvaluationData | None) -> None:
-    """An AUROC over a single sample of either kind says nothing."""
-    for data in (id_set, ood_set) if ood_set is not None else ():
+def _check_data(id_set: EvaluationData, ood_set: EvaluationData | None) -> None:
+    """Refuses data on which no head can be told from another, and warns of data that says little."""
+    for data in (id_set, ood_set) if ood_set is not None else (id_set,):
         if data.num_samples < 2:
-            raise ValueError(f"{data.name} has 1 sample: an AUROC needs at least 2 of each kind")
+            raise ValueError(f"{data.name} has 1 sample: scores are shares over many, pass at least 2")
+    if ood_set is not None and set(ood_set.input_digests) <= set(id_set.input_digests):
+        raise ValueError(
+            "every sample of ood_data is in id_data too: pass data that is foreign to the model as ood_data"
+        )
+    if len(id_set.classes) == 1:
+        warnings.warn(
+            f"all {id_set.num_samples} samples of id_data are of class {id_set.classes[0]}: the circuit for it may know no "
+            "other, pass data of all classes",
+            stacklevel=4,
+        )

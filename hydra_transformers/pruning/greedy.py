@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..files import write_atomically
+from ..files import parse_json, write_atomically
 from ..processes import from_first_process, gather_samples, rank_and_world_size
 from .ablation import ClassifierAblation, ZeroShotAblation
 from .circuits import Circuit
 from .evaluation_data import EvaluationData
 from .heads import Head
-from .scoring import chance_score, confidence_and_correctness, objective_scores
+from .scoring import SampleValues, Score, chance_score, objective_scores, sample_values
 
 
-SHORT_SETTINGS = ("objective", "mode", "model", "dtype", "towers", "shortlist", "check_every")
+SHORT_SETTINGS = ("objective", "mode", "model", "dtype", "towers", "shortlist", "check_every", "ties_by")
 
 
 class GreedySearch:
@@ -34,7 +34,7 @@ class GreedySearch:
     ):
         self.engine, self.id_set, self.ood_set, self.circuit = engine, id_set, ood_set, circuit
         # What each head's removal did to the score when it was last evaluated; the short list is made from it.
-        self.effects: dict[Head, float] = {}
+        self.effects: dict[Head, Score] = {}
 
     def run(self, budget: int, checkpoint: str | os.PathLike | None, progress: bool) -> None:
         is_first_process = rank_and_world_size()[0] == 0
@@ -60,15 +60,16 @@ class GreedySearch:
         candidates = shortlist if self._is_shortlisted(removal) else self.engine.heads
         scores, current = self.evaluate(candidates)
         if removal == 1:
-            circuit.dense_score = current
+            circuit.dense_score = current.value
         if circuit.mode == "shortlist":
-            self.effects |= {head: score - current for head, score in scores.items()}
+            self.effects |= {head: score.over(current) for head, score in scores.items()}
         best = _best(scores)
         if circuit.mode == "shortlist" and removal > 1 and candidates is self.engine.heads:
             circuit.checks.append((removal, _best({head: scores[head] for head in shortlist}) == best))
-        self._mark_chance(removal, scores[best])
+        self._mark_chance(removal, scores[best].value)
         circuit.ranking.append(best)
-        circuit.scores.append(scores[best])
+        circuit.scores.append(scores[best].value)
+        circuit.tied.append(sum(score.value == scores[best].value for score in scores.values()))
         self._cut(best)
 
     def _is_shortlisted(self, removal: int) -> bool:
@@ -78,7 +79,7 @@ class GreedySearch:
         """The candidates whose removal cost least, in order; before anything was evaluated, all heads."""
         if not self.effects:
             return self.engine.heads
-        by_effect = sorted(self.engine.heads, key=lambda head: -self.effects[head])
+        by_effect = sorted(self.engine.heads, key=self.effects.__getitem__, reverse=True)
         chosen = set(by_effect[: self.circuit.made_from["shortlist"]])
         return [head for head in self.engine.heads if head in chosen]
 
@@ -98,31 +99,31 @@ class GreedySearch:
         )
 
     @torch.inference_mode()
-    def evaluate(self, candidates: Sequence[Head]) -> tuple[dict[Head, float], float]:
+    def evaluate(self, candidates: Sequence[Head]) -> tuple[dict[Head, Score], Score]:
         """The score without each of `candidates`, and that of the model as it is."""
         ablate = self.engine.over(candidates)
-        id_confidence, correct = self._sample_values(ablate, self.id_set, candidates)
-        ood_confidence = None
-        if self.ood_set is not None:
-            ood_confidence, _ = self._sample_values(ablate, self.ood_set, candidates)
-        scores = objective_scores(self.circuit.objective, id_confidence, correct, ood_confidence)
+        id_values = self._sample_values(ablate, self.id_set, candidates)
+        ood_values = None if self.ood_set is None else self._sample_values(ablate, self.ood_set, candidates)
+        scores = objective_scores(self.circuit.objective, id_values, ood_values)
         return dict(zip(candidates, scores[:-1], strict=True)), scores[-1]
 
-    def _sample_values(self, ablate, data: EvaluationData, candidates: Sequence[Head]) -> tuple[Tensor, Tensor | None]:
-        """Confidence and correctness (candidates + 1, samples); the last row is the model as it is."""
-        sizes = data.batch_sizes
-        confidences, corrects = [], []
+    def _sample_values(self, ablate, data: EvaluationData, candidates: Sequence[Head]) -> SampleValues:
+        """The values of all samples (candidates + 1, samples); the last row is the model as it is."""
+        batches = []
         for inputs, labels in zip(data.inputs, data.labels, strict=True):
-            values = [confidence_and_correctness(logits, labels) for _, logits in ablate(inputs)]
-            confidences.append(torch.cat([confidence for confidence, _ in values]))
-            if labels is not None:
-                corrects.append(torch.cat([correct for _, correct in values]))
-        empty = torch.zeros(len(candidates) + 1, 0)
-        confidence = gather_samples(torch.cat(confidences, dim=1) if confidences else empty, sizes)
-        _check_finite(confidence, candidates, data.name, len(self.circuit.ranking))
-        if not data.has_labels:
-            return confidence, None
-        return confidence, gather_samples(torch.cat(corrects, dim=1) if corrects else empty.bool(), sizes)
+            of_batch = zip(*(sample_values(logits, labels) for _, logits in ablate(inputs)), strict=True)
+            batches.append([None if parts[0] is None else torch.cat(parts) for parts in of_batch])
+        if not batches:
+            empty = torch.zeros(len(candidates) + 1, 0)
+            batches = [[empty, empty.bool(), empty] if data.has_labels else [empty, None, None]]
+        values = SampleValues(
+            *(
+                None if parts[0] is None else gather_samples(torch.cat(parts, dim=1), data.batch_sizes)
+                for parts in zip(*batches, strict=True)
+            )
+        )
+        _check_finite(values.confidence, candidates, data.name, len(self.circuit.ranking))
+        return values
 
     def state(self) -> str:
         """All that a checkpoint needs to go on from here."""
@@ -131,13 +132,13 @@ class GreedySearch:
     def resume(self, path: str | os.PathLike) -> None:
         """Goes on from the checkpoint at `path` where there is one; refuses one that another run left."""
         is_first_process = rank_and_world_size()[0] == 0
-        content = from_first_process(Path(path).read_text() if is_first_process and Path(path).exists() else None)
+        content = from_first_process(Path(path).read_bytes() if is_first_process and Path(path).exists() else None)
         if content is None:
             return
         try:
-            state = json.loads(content)
+            state = parse_json(content)
             circuit = Circuit.from_dict(state["circuit"])
-            effects = {tuple(head): effect for head, effect in state["effects"]}
+            effects = {tuple(head): Score(*effect) for head, effect in state["effects"]}
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"checkpoint {path} cannot be read as that of an extraction: pass another path, or delete it if it is broken"
@@ -148,8 +149,8 @@ class GreedySearch:
             self.engine.remove(head)
 
 
-def _best(scores: Mapping[Head, float]) -> Head:
-    """The head with the highest score; of several, the first in order."""
+def _best(scores: Mapping[Head, Score]) -> Head:
+    """The head with the highest score; of several, the one with the widest margin, then the first in order."""
     return max(scores, key=scores.__getitem__)
 
 

@@ -1,7 +1,11 @@
 """The score of a circuit: accuracy, separability of out-of-distribution data, or the mean of the two (D.1.2).
 
-Scores are ratios of whole numbers, so candidates that do equally well have exactly equal scores and ties are real ties.
+Scores are ratios of whole numbers, so candidates that do equally well have exactly equal scores and ties are real ties. Of
+these there are many where a score cannot get better or the data is little, so a margin is carried beside each score: how
+surely the candidate reached it.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +15,50 @@ from ..models.ensembling import at_least_float32
 
 OBJECTIVES = ("acc", "ood", "avg")
 
+# What decides between candidates of equal score, by objective.
+MARGINS = {
+    "acc": "negative log-likelihood",
+    "ood": "gap of mean confidence",
+    "avg": "gap of mean confidence minus negative log-likelihood",
+}
 
-def confidence_and_correctness(logits: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Maximum softmax probability and whether the prediction is right: (candidates, batch, classes) -> (candidates, batch)"""
+
+LARGEST_NLL = 1e30  # of a label with the logit -inf: differences of margins stay numbers
+
+
+class Score(NamedTuple):
+    """Compared by `value`, then by `margin`; higher is better."""
+
+    value: float
+    margin: float
+
+    def over(self, other: "Score") -> "Score":
+        """How much better than the other."""
+        return Score(self.value - other.value, self.margin - other.margin)
+
+
+class SampleValues(NamedTuple):
+    """What the scores are made of, (candidates, samples) each; the last two only where there are labels."""
+
+    confidence: Tensor
+    correct: Tensor | None = None
+    nll: Tensor | None = None
+
+
+def sample_values(logits: Tensor, labels: Tensor | None) -> SampleValues:
+    """Maximum softmax probability, whether the prediction is right, and -log of the label's probability.
+
+    (candidates, batch, classes) -> (candidates, batch) each
+    """
     logits = at_least_float32(logits)
     confidence = nn.functional.softmax(logits, dim=-1).amax(dim=-1)
-    return confidence, None if labels is None else logits.argmax(dim=-1) == labels
+    if labels is None:
+        return SampleValues(confidence)
+    of_label = labels.expand(logits.shape[:-1]).unsqueeze(-1)
+    others = logits.scatter(-1, of_label, -torch.inf).logsumexp(dim=-1)
+    # log(1 + exp(others - own)): exact also for a sure answer, where log_softmax is a difference of equal numbers.
+    nll = nn.functional.softplus(others - logits.gather(-1, of_label).squeeze(-1))
+    return SampleValues(confidence, logits.argmax(dim=-1) == labels, nll.clamp(max=LARGEST_NLL))
 
 
 def auroc_of_confidence(id_confidence: Tensor, ood_confidence: Tensor) -> list[float]:
@@ -32,17 +74,36 @@ def auroc_of_confidence(id_confidence: Tensor, ood_confidence: Tensor) -> list[f
     return [count / (2 * ordered.shape[-1] * ood_confidence.shape[-1]) for count in pairs.tolist()]
 
 
-def objective_scores(
-    objective: str, id_confidence: Tensor, correct: Tensor | None, ood_confidence: Tensor | None
-) -> list[float]:
-    """The score of each candidate, from values (candidates, samples)."""
+def objective_scores(objective: str, id_values: SampleValues, ood_values: SampleValues | None) -> list[Score]:
+    """The score of each candidate."""
     if objective == "ood":
-        return auroc_of_confidence(id_confidence, ood_confidence)
-    accuracy = [count / correct.shape[-1] for count in correct.sum(dim=-1).tolist()]
+        return _separability(id_values, ood_values)
     if objective == "acc":
-        return accuracy
-    auroc = auroc_of_confidence(id_confidence, ood_confidence)
-    return [(a + b) / 2 for a, b in zip(accuracy, auroc, strict=True)]
+        return _accuracy(id_values)
+    pairs = zip(_accuracy(id_values), _separability(id_values, ood_values), strict=True)
+    return [Score((a.value + b.value) / 2, (a.margin + b.margin) / 2) for a, b in pairs]
+
+
+def _accuracy(id_values: SampleValues) -> list[Score]:
+    samples = id_values.correct.shape[-1]
+    counts, nlls = id_values.correct.sum(dim=-1).tolist(), _means(id_values.nll)
+    return [Score(count / samples, -_rounded(nll)) for count, nll in zip(counts, nlls, strict=True)]
+
+
+def _separability(id_values: SampleValues, ood_values: SampleValues) -> list[Score]:
+    aurocs = auroc_of_confidence(id_values.confidence, ood_values.confidence)
+    known, unknown = _means(id_values.confidence), _means(ood_values.confidence)
+    return [Score(auroc, _rounded(k) - _rounded(u)) for auroc, k, u in zip(aurocs, known, unknown, strict=True)]
+
+
+def _means(values: Tensor) -> list[float]:
+    """(candidates, samples) -> one mean per candidate, in float64."""
+    return values.cpu().double().mean(dim=-1).tolist()
+
+
+def _rounded(mean: float) -> float:
+    """To four digits: how batches are made up changes the last digits of logits, and heads without effect must stay equal."""
+    return float(f"{mean:.3e}")
 
 
 def chance_score(objective: str, num_classes: int) -> float:

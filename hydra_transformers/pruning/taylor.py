@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..files import write_atomically
+from ..files import parse_json, write_atomically
 from ..prediction import accepted_inputs, batches, check_class_prompts, split_labels
 from .evaluation_data import check_label_range
 from .heads import (
@@ -58,7 +58,7 @@ class TaylorPruning:
     @classmethod
     def load(cls, path: str | os.PathLike) -> "TaylorPruning":
         try:
-            fields = json.loads(Path(path).read_text())
+            fields = parse_json(Path(path).read_bytes())
             scores = {tuple(head): score for *head, score in fields["scores"]}
             heads_to_prune = as_heads_to_prune(tuple(head) for head in fields["pruned"])
             return cls(heads_to_prune, scores, fields["heads_per_layer"], fields["scope"])

@@ -6,14 +6,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..prediction import batches, device_of, predict
-from .inputs import as_member_logits, mean_log_probability, wide_log_softmax
+from ..prediction import batches, device_of, predict, problem_type_of
+from .inputs import as_member_logits, mean_log_probability, wide_log_sigmoid, wide_log_softmax
 from .temperature import TemperatureScaling
+
+
+PROBLEM_TYPES = (None, "single_label_classification", "multi_label_classification")
 
 
 @dataclass(frozen=True)
 class Decomposition:
     """The ensemble's prediction and its uncertainty, one row per sample; entropies in nats, everything in float64.
+
+    For a multi-label model every attribute is (batch, labels): each label is a choice of its own between 0 (no) and 1 (yes),
+    `mean_probabilities` that of yes.
 
     Attributes:
         mean_probabilities: (batch, classes), the members' mean probability p̄.
@@ -34,7 +40,7 @@ class Decomposition:
     disagreement: Tensor
 
 
-def decompose(member_logits: Any) -> Decomposition:
+def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposition:
     r"""Split the predictive uncertainty of an ensemble.
 
     With member probabilities `p_m = softmax(z_m)` and their mean `p̄ = 1/M Σ_m p_m`:
@@ -46,8 +52,12 @@ def decompose(member_logits: Any) -> Decomposition:
 
     With one member, epistemic and disagreement are exactly 0. Ties of the argmax go to the lower class.
 
+    Multi-label models decide on each label by itself: there p_m is (1 - sigmoid(z_m), sigmoid(z_m)), label by label, and so
+    are all of these. The labels' entropies may be added up: `parts.epistemic.sum(-1)`.
+
     Args:
         member_logits: (batch, members, classes), a tensor or array of any float type.
+        problem_type: as in the model's config: "multi_label_classification", or one class of several where left out.
 
     Example:
         >>> import torch
@@ -59,7 +69,28 @@ def decompose(member_logits: Any) -> Decomposition:
         >>> parts.disagreement
         tensor([0., 1.], dtype=torch.float64)
     """
+    check_problem_type(problem_type)
+    if problem_type == "multi_label_classification":
+        return _decompose_labels(as_member_logits(member_logits, least_classes=1))
     return decompose_log_probabilities(wide_log_softmax(as_member_logits(member_logits)))
+
+
+def check_problem_type(problem_type: str | None) -> None:
+    if problem_type == "regression":
+        raise ValueError(
+            "regression has no classes whose entropy could be split: the members' spread is member_logits.var(dim=1)"
+        )
+    if problem_type not in PROBLEM_TYPES:
+        raise ValueError(f"problem_type is {problem_type!r}: pass one of {', '.join(map(repr, PROBLEM_TYPES))}")
+
+
+def _decompose_labels(member_logits: Tensor) -> Decomposition:
+    """Every label as two classes, no and yes: (batch, members, labels) -> (batch, labels) each."""
+    batch, _, labels = member_logits.shape
+    parts = decompose_log_probabilities(wide_log_sigmoid(member_logits).transpose(1, 2).flatten(0, 1))
+    values = {field.name: getattr(parts, field.name) for field in fields(parts)}
+    values["mean_probabilities"] = parts.mean_probabilities[:, 1]
+    return Decomposition(**{name: value.unflatten(0, (batch, labels)) for name, value in values.items()})
 
 
 def decompose_log_probabilities(log_probabilities: Tensor) -> Decomposition:
@@ -96,15 +127,20 @@ def predict_uncertainty(
     """Predict `data` in batches on the model's device and decompose the uncertainty; the result is on the CPU.
 
     Args:
-        model: a Hydra, a Hugging Face classifier (one member) or a `ZeroShotClassifier`.
+        model: a Hydra, a Hugging Face classifier (one member) or a `ZeroShotClassifier`. `problem_type` in its config says
+            whether it chooses one class or decides on each label; a single output is one label, as in the pipelines.
         data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
         batch_size: rows per batch, where data comes in rows.
         temperature: applied to the member logits first, where given.
     """
+    problem_type = problem_type_of(model)
+    check_problem_type(problem_type)
     parts: list[dict[str, Tensor]] = []
     for batch in batches(data, batch_size, device_of(model)):
         member_logits = predict(model, batch)
-        decomposition = decompose(temperature(member_logits) if temperature is not None else member_logits)
+        member_logits = temperature(member_logits) if temperature is not None else member_logits
+        is_single_output = member_logits.shape[-1] == 1
+        decomposition = decompose(member_logits, "multi_label_classification" if is_single_output else problem_type)
         parts.append({field.name: getattr(decomposition, field.name).cpu() for field in fields(decomposition)})
     if not parts:
         raise ValueError("data has no batches: pass at least one sample")

@@ -59,7 +59,7 @@ class ClassificationMetrics(evaluate.Metric):
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
         """Store one sample: member logits (members, classes) and its label."""
-        self.add_batch(predictions=torch.as_tensor(prediction).unsqueeze(0), references=[int(reference)], **kwargs)
+        self.add_batch(predictions=torch.as_tensor(prediction).unsqueeze(0), references=[reference], **kwargs)
 
     def _compute(self, predictions: list, references: list) -> dict[str, float]:
         columns = torch.tensor(predictions, dtype=torch.float64).unbind(dim=1)

@@ -1,15 +1,15 @@
 """Run models over data, in and out of distribution, into an `UncertaintyReport`."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
 
-from ..prediction import ZeroShotClassifier, batches, device_of, predict, split_labels
-from ..processes import rank_and_world_size
+from ..prediction import ZeroShotClassifier, batches, check_chooses_one_class, device_of, predict, split_labels
+from ..processes import check_can_be_shared, gather, rank_and_world_size
 from .curves import reliability_curve, risk_curve, roc_curve, score_histograms
 from .metrics import exact_mean, ood_metrics
 from .ood import check_method
@@ -42,7 +42,7 @@ def evaluate_uncertainty(
         batch_size: rows per batch, where data comes in rows.
 
     With `torch.distributed` initialised, the processes share the batches of each data set: give every process the whole
-    data (not a sampler's part); all of them get the same report.
+    data in the same order (no sampler's part, not shuffled); all of them get the same report.
     """
     check_method(score)
     models = dict(models) if isinstance(models, Mapping) else {type(models).__name__: models}
@@ -51,6 +51,7 @@ def evaluate_uncertainty(
     for name, model in models.items():
         if not isinstance(model, nn.Module):
             raise TypeError(f"{name} is no model: pass one model, or several as {{name: model}}")
+        check_chooses_one_class(model, name)
     ood = {group: dict(data_sets) for group, data_sets in _groups(ood, "ood").items()}
     corruptions = {
         corruption: {str(severity): data for severity, data in sweep.items()}
@@ -58,6 +59,8 @@ def evaluate_uncertainty(
     }
     for name, data in _all_data(id_data, ood, corruptions):
         _check_data(name, data, read_often=len(models) > 1)
+        if name.startswith("ood") and data is id_data:
+            raise ValueError(f"{name} is id_data itself: pass data that is foreign to the model")
     scalings = _scalings(temperature, models)
     results = {}
     for name, model in models.items():
@@ -84,6 +87,7 @@ class _Judge:
             ood_metrics_by_group[group] = {}
             for name, data in data_sets.items():
                 judged_ood = self.run(f"ood[{group!r}][{name!r}]", data, labelled=False)
+                _warn_of_same_data(f"ood[{group!r}][{name!r}]", id_values, judged_ood.values())
                 scores = judged_ood.values()["score"]
                 detection = ood_metrics(id_values["score"], scores)
                 ood_metrics_by_group[group][name] = detection | _uncertainty(judged_ood)
@@ -109,7 +113,7 @@ class _Judge:
 
     def run(self, name: str, data: Any, labelled: bool) -> UncertaintyAccumulator:
         """All of one data set, gathered from all processes."""
-        accumulator = UncertaintyAccumulator(self.score)
+        accumulator, classes = UncertaintyAccumulator(self.score), set()
         rank, world_size = rank_and_world_size()
         for batch in batches(data, self.batch_size, device_of(self.model), rank, world_size):
             member_logits = predict(self.model, batch)
@@ -119,10 +123,24 @@ class _Judge:
             if labelled and labels is None:
                 raise ValueError(f"{name} has no labels: add a column labels (or label) with class indices")
             accumulator.update(member_logits, labels)
+            classes |= set() if labels is None else set(labels.tolist())
         gathered = accumulator.gather()
+        classes = set().union(*gather(classes)) if labelled else classes
+        if len(classes) == 1 and len(gathered) > 1:
+            warnings.warn(
+                f"all {len(gathered)} labels of {name} are class {classes.pop()}: the metrics say nothing of the others",
+                stacklevel=4,
+            )
         if len(gathered) == 0:
             raise ValueError(f"{name} is empty: pass at least one sample")
         return gathered
+
+
+def _warn_of_same_data(name: str, id_values: Mapping[str, Tensor], ood_values: Mapping[str, Tensor]) -> None:
+    """Where a model answers two sets with the same numbers to the last digit, they are most likely one set."""
+    columns = ("confidence", "total", "aleatoric")
+    if all(torch.equal(id_values[column].sort().values, ood_values[column].sort().values) for column in columns):
+        warnings.warn(f"the model answers {name} exactly as it answers id_data: are they the same data?", stacklevel=5)
 
 
 def _uncertainty(judged: UncertaintyAccumulator) -> Metrics:
@@ -160,15 +178,7 @@ def _all_data(id_data: Any, ood: Mapping, corruptions: Mapping) -> list[tuple[st
 def _check_data(name: str, data: Any, read_often: bool) -> None:
     if read_often and hasattr(data, "__next__"):
         raise TypeError(f"{name} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
-    if rank_and_world_size()[1] > 1 and isinstance(data, DataLoader) and _is_split(data):
-        raise ValueError(
-            f"{name} is already split between the processes: pass the whole data to each, it is split here"
-        )
-
-
-def _is_split(loader: DataLoader) -> bool:
-    prepared_by_accelerate = any(cls.__module__ == "accelerate.data_loader" for cls in type(loader).__mro__)
-    return prepared_by_accelerate or isinstance(loader.sampler, DistributedSampler)
+    check_can_be_shared(data, name)
 
 
 def _scalings(temperature: Any, models: Mapping[str, nn.Module]) -> dict[str, TemperatureScaling | None]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 
-def as_member_logits(member_logits: Any) -> Tensor:
+def as_member_logits(member_logits: Any, least_classes: int = 2) -> Tensor:
     """Member logits (batch, members, classes) as a tensor of floats, from a tensor, an array or nested lists."""
     if hasattr(member_logits, "logits") or isinstance(member_logits, torch.nn.Module):
         raise TypeError(
@@ -22,9 +22,10 @@ def as_member_logits(member_logits: Any) -> Tensor:
         )
     if shape[1] < 1:
         raise ValueError(f"member_logits has shape {shape}: it needs at least one member")
-    if shape[2] < 2:
+    if shape[2] < least_classes:
         raise ValueError(
-            f"member_logits has {shape[2]} class: a softmax over it is always certain, pass logits of two classes or more"
+            f"member_logits has {shape[2]} class: a softmax over it is always certain, pass logits of two classes or more "
+            '(decompose takes a single output with problem_type="multi_label_classification")'
         )
     return member_logits if member_logits.is_floating_point() else member_logits.float()
 
@@ -33,7 +34,10 @@ def as_labels(labels: Any, rows: int, classes: int) -> Tensor:
     """Class indices (batch,) as a tensor of integers, one per row of member_logits, each below `classes`."""
     labels = torch.as_tensor(labels)
     if labels.dim() != 1:
-        raise ValueError(f"labels has shape {tuple(labels.shape)}: pass one class index per sample, shape (batch,)")
+        raise ValueError(
+            f"labels has shape {tuple(labels.shape)}: pass one class index per sample, shape (batch,); multi-label targets "
+            "have no such metrics"
+        )
     if len(labels) != rows:
         raise ValueError(
             f"labels has {len(labels)} rows, member_logits has {rows}: pass one label per row of member_logits"
@@ -81,6 +85,21 @@ def wide_log_softmax(member_logits: Tensor) -> Tensor:
             "check the model's weights and input, or compute in a wider dtype"
         )
     return log_probabilities
+
+
+def wide_log_sigmoid(member_logits: Tensor) -> Tensor:
+    """Each member's log-probabilities of no and yes, label by label, in float64; refuses NaN.
+
+    (batch, members, labels) -> (batch, members, labels, 2)
+    """
+    bad = member_logits.isnan().any(dim=-1)
+    if bad.any():
+        row, member = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"member_logits[{row}, {member}] has NaN: check the model's weights and input, or compute in a wider dtype"
+        )
+    wide = widened(member_logits)
+    return torch.nn.functional.logsigmoid(torch.stack([-wide, wide], dim=-1))
 
 
 def mean_log_probability(log_probabilities: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ OOD_SCORES = ("msp", "max_logit", "energy", "entropy", "mutual_information", "di
 def ood_score(member_logits: Any, method: str = "msp") -> Tensor:
     """How far out of distribution each sample looks, (batch,) in float64; higher means more out of distribution.
 
+    For models that choose one of several classes, not for multi-label ones.
+
     Args:
         member_logits: (batch, members, classes).
         method: how the members' logits `z_m` and mean probability `p̄` become one score:

@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import write_atomically
+from ..files import parse_json, write_atomically
 from .tables import markdown_tables
 
 
@@ -78,10 +78,10 @@ class UncertaintyReport:
     def from_json(cls, path: str | os.PathLike) -> "UncertaintyReport":
         """Read a report that `to_json(path)` wrote."""
         try:
-            content = _without_named_infinities(json.loads(Path(path).read_text()))
+            content = _without_named_infinities(parse_json(Path(path).read_bytes()))
             models = {name: ModelResult(**result) for name, result in content["models"].items()}
             return cls(score=content["score"], models=models)
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not an uncertainty report: pass a file that to_json wrote") from error
 
     def to_eval_results(

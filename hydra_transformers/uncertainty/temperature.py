@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import cached_file
 
-from ..files import write_atomically
+from ..files import parse_json, write_atomically
 from ..models.ensembling import HydraClassifierOutput
 from ..prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from .inputs import as_labels, as_member_logits, mean_log_probability, wide_log_softmax, widened
@@ -93,8 +93,8 @@ class TemperatureScaling:
                 raise FileNotFoundError(f"{folder} has no {FILE_NAME}: save a TemperatureScaling there first")
             path = Path(cached_file(str(folder), FILE_NAME))
         try:
-            return cls(json.loads(path.read_text())["temperature"])
-        except (json.JSONDecodeError, KeyError, TypeError) as error:
+            return cls(parse_json(path.read_bytes())["temperature"])
+        except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f'{path} is not a temperature file: expected {{"temperature": [1.5]}}') from error
 
 
@@ -122,6 +122,11 @@ def _best_temperature(member_logits: Tensor, labels: Tensor) -> float:
     grid = torch.linspace(low, high, 33, dtype=torch.float64).tolist()
     values = [_mean_nll(member_logits, labels, point) for point in grid]
     best = values.index(min(values))
+    if values[best] == math.inf:
+        raise ValueError(
+            "member_logits gives some label the probability 0 (logit -inf) at every temperature, so none is better than "
+            "another: leave such samples out, or give the label a finite logit"
+        )
     if best in (0, len(grid) - 1):
         warnings.warn(
             f"the best temperature lies at the edge of the search range ({math.exp(grid[best]):.4g}): "

@@ -76,20 +76,40 @@ def score_of(model, id_batches, ood_batches, objective, prompts=None) -> float:
     return round(sum(parts) / len(parts), 12)
 
 
+def margin_of(model, id_batches, ood_batches, objective, prompts=None) -> float:
+    """What decides between heads of equal score: how likely the labels are, and how far apart the mean confidences."""
+    id_logits, parts = logits_of(model, id_batches, prompts), []
+    if objective in ("acc", "avg"):
+        labels = torch.cat([batch["labels"] for batch in id_batches])
+        parts.append(-four_digits(torch.nn.functional.cross_entropy(id_logits, labels)))
+    if objective in ("ood", "avg"):
+        known, unknown = (
+            four_digits(logits.softmax(-1).amax(-1).mean())
+            for logits in (id_logits, logits_of(model, ood_batches, prompts))
+        )
+        parts.append(known - unknown)
+    return sum(parts) / len(parts)
+
+
+def four_digits(mean: torch.Tensor) -> float:
+    return float(f"{mean.item():.3e}")
+
+
 def algorithm_1(model, id_batches, ood_batches, objective, budget, prompts=None, towers=("vision", "text")):
     """(ranking, scores)"""
     model = copy.deepcopy(model)
     candidates, ranking, scores = all_heads(model, towers), [], []
     for _ in range(budget):
-        best, best_head = float("-inf"), None
+        best, best_head = (float("-inf"), float("-inf")), None
         for head in candidates:
             before = zero_slice(model, head)
-            score = score_of(model, id_batches, ood_batches, objective, prompts)
+            data = (model, id_batches, ood_batches, objective, prompts)
+            score = (score_of(*data), margin_of(*data))
             restore_slice(model, head, before)
             if score > best:
                 best, best_head = score, head
         zero_slice(model, best_head)
         candidates.remove(best_head)
         ranking.append(best_head)
-        scores.append(best)
+        scores.append(best[0])
     return ranking, scores

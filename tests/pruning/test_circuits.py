@@ -1,13 +1,25 @@
 """The engine makes exactly the choices of Algorithm 1, and leaves the model alone."""
 
 import copy
+import json
 
 import pytest
 import torch
 
 from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads
-from tests.pruning.backbones import NAMES, family, rows_in_batches, vit
-from tests.pruning.reference import algorithm_1, output_projections, score_of, zero_slice
+from hydra_transformers.pruning.greedy import GreedySearch
+from hydra_transformers.pruning.scoring import MARGINS
+from tests.pruning.backbones import CLASSES, NAMES, family, rows_in_batches, vit
+from tests.pruning.reference import (
+    algorithm_1,
+    all_heads,
+    logits_of,
+    margin_of,
+    output_projections,
+    restore_slice,
+    score_of,
+    zero_slice,
+)
 
 
 @pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
@@ -170,6 +182,77 @@ def test_the_model_handed_in_is_unchanged_bit_for_bit(name):
     assert model.config._attn_implementation == backend
 
 
+def saturated(name):
+    """A family with six samples of either kind, on which no head's removal changes a prediction or the order of confidence."""
+    model, id_batches, _, prompts = family(name, samples=60, batch=60)
+    with torch.no_grad():
+        for projection in output_projections(model).values():
+            projection.weight *= 0.01  # heads that change little
+    logits = logits_of(model, id_batches, prompts)
+    by_confidence = logits.softmax(-1).amax(-1).argsort()
+    known, unknown = (
+        {key: value[rows] for key, value in id_batches[0].items()} for rows in (by_confidence[-6:], by_confidence[:6])
+    )
+    del unknown["labels"]
+    wrong = torch.arange(6) % 3 == 0
+    known["labels"] = (logits.argmax(-1)[by_confidence[-6:]] + wrong) % CLASSES
+    return model, [known], [unknown], prompts
+
+
+def likelihoods_without_each_head(model, id_batches):
+    likelihoods = {}
+    for head in all_heads(model):
+        before = zero_slice(model, head)
+        likelihoods[head] = margin_of(model, id_batches, None, "acc")
+        restore_slice(model, head, before)
+    return likelihoods
+
+
+@pytest.mark.parametrize("objective", ["acc", "ood", "avg"])
+@pytest.mark.parametrize("name", ["vit", "bert", "clip"])
+def test_where_scores_tie_the_margin_decides_as_in_algorithm_1(name, objective):
+    model, id_batches, ood_batches, prompts = saturated(name)
+    ranking, scores = algorithm_1(model, id_batches, ood_batches, objective, 3, prompts)
+    circuit = extract_circuit(
+        model, id_batches, ood_batches, objective, budget=3, class_prompts=prompts, progress=False
+    )
+    assert circuit.ranking == ranking
+    assert circuit.scores == pytest.approx(scores, abs=1e-11)
+    assert min(circuit.tied) > 1, "a score without ties tries nothing here"
+    assert circuit.made_from["ties_by"] == MARGINS[objective]
+
+
+def test_a_saturated_score_takes_heads_by_the_likelihood_and_not_in_order():
+    model, id_batches, _, _ = saturated("vit")
+    circuit = extract_circuit(model, id_batches, objective="acc", budget=4, progress=False)
+    assert circuit.tied == [9, 8, 7, 6]
+    likelihoods = likelihoods_without_each_head(model, id_batches)
+    assert circuit.ranking[0] == max(likelihoods, key=likelihoods.__getitem__)
+    assert set(circuit.ranking) != {(0, 0), (0, 1), (0, 2), (1, 0)}
+
+
+def test_three_saturated_objectives_give_three_members():
+    model, id_batches, ood_batches, _ = saturated("bert")
+    circuits = [
+        extract_circuit(model, id_batches, ood_batches, objective, budget=4, progress=False)
+        for objective in ("acc", "ood", "avg")
+    ]
+    assert min(min(circuit.tied) for circuit in circuits) > 1
+    assert len({frozenset(circuit.ranking) for circuit in circuits}) == 3
+
+
+def test_the_short_list_of_tied_heads_is_made_by_their_margins(monkeypatch):
+    model, id_batches, _, _ = saturated("vit")
+    evaluated, evaluate = [], GreedySearch.evaluate
+    monkeypatch.setattr(GreedySearch, "evaluate", lambda self, heads: evaluated.append(heads) or evaluate(self, heads))
+    extract_circuit(
+        model, id_batches, objective="acc", budget=2, mode="shortlist", shortlist=2, check_every=3, progress=False
+    )
+    likelihoods = likelihoods_without_each_head(model, id_batches)
+    by_likelihood = sorted(likelihoods, key=likelihoods.__getitem__, reverse=True)
+    assert set(evaluated[1]) == set(by_likelihood[1:3]) != {(0, 0), (0, 1)}
+
+
 def test_ties_go_to_the_lower_layer_and_head():
     model = vit()
     with torch.no_grad():
@@ -177,17 +260,17 @@ def test_ties_go_to_the_lower_layer_and_head():
     batch = {"pixel_values": torch.zeros(4, 3, 8, 8, dtype=torch.float64), "labels": torch.zeros(4, dtype=torch.long)}
     with torch.no_grad():
         model.classifier.bias.copy_(torch.tensor([1.0, 0, 0, 0, 0]))
-    circuit = extract_circuit(model, [batch], objective="acc", budget=4, progress=False)
+    with pytest.warns(UserWarning, match="all 4 samples of id_data are of class 0"):
+        circuit = extract_circuit(model, [batch], objective="acc", budget=4, progress=False)
     assert circuit.ranking == [(0, 0), (0, 1), (0, 2), (1, 0)]
     assert circuit.scores == [1.0] * 4
+    assert circuit.tied == [9, 8, 7, 6]
 
 
 def test_ties_go_to_the_vision_tower():
     model, id_batches, _, prompts = family("clip")
     with torch.no_grad():
         model.visual_projection.weight.zero_()
-    for batch in id_batches:
-        batch["labels"].zero_()
     circuit = extract_circuit(model, id_batches, objective="acc", budget=5, class_prompts=prompts, progress=False)
     assert circuit.ranking[:4] == [("vision", 0, 0), ("vision", 0, 1), ("vision", 1, 0), ("vision", 1, 1)]
     assert circuit.ranking[4] == ("text", 0, 0)
@@ -228,7 +311,54 @@ def test_the_best_budget_removes_as_many_heads_as_cost_nothing(scores, best):
     assert Circuit([(2, 1), (0, 3), (2, 0)], scores, 1.0, "acc").best_budget == best
 
 
-def test_another_json_file_is_no_circuit(tmp_path):
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ValueError, match="is no circuit"):
-        Circuit.load(tmp_path / "other.json")
+CIRCUIT = Circuit([(2, 1), (0, 3)], [0.9, 0.8], 1.0, "acc", checks=[(2, True)], tied=[1, 4])
+
+
+@pytest.mark.parametrize(
+    ("content", "flaw"),
+    [
+        ("{}", "its fields are others, 'ranking'"),
+        ("[1, 2]", "its fields are others"),
+        ("[" * 100_000, "nested too deep"),
+        (b"\x80\x81\xff\x00\xd8", "codec can't decode"),
+        ("{", "Expecting"),
+        ({"ranking": [[2, 1], [2, 1]]}, "its ranking has a head twice"),
+        ({"ranking": [[2, 1], [-1, 0]]}, "its ranking has an entry that is no head"),
+        ({"ranking": [[2, 1], ["vision", 0, 3]]}, "its ranking has an entry that is no head"),
+        ({"ranking": [[2, 1], ["audio", 0, 3]]}, "its ranking has an entry that is no head"),
+        ({"ranking": [[2, 1], [0, 1.5]]}, "its ranking has an entry that is no head"),
+        ({"ranking": [[2, 1], [0, [1]]]}, "its ranking has an entry that is no head"),
+        ({"ranking": [[2, 1], [0]]}, "its ranking has an entry that is no head"),
+        ({"ranking": [2, 1]}, "its fields are others"),
+        ({"scores": [0.9]}, "its scores are not one number for each of its 2 heads"),
+        ({"scores": [0.9, "0.8"]}, "its scores are not one number"),
+        ({"scores": [0.9, float("nan")]}, "its scores are not one number"),
+        ({"scores": None}, "its fields are others"),
+        ({"dense_score": None}, "its scores are not one number"),
+        ({"tied": [1]}, "its tied is not one count for each of its 2 heads"),
+        ({"objective": "f1"}, "its objective is 'f1'"),
+        ({"mode": "fast"}, "its mode 'fast'"),
+        ({"checks": [[2, "yes"]]}, "its checks are not pairs"),
+        ({"made_from": []}, "its made_from is a list"),
+        ({"chance_from": "2"}, "its chance_from '2'"),
+        ({"author": "me"}, "its fields are others, .*author"),
+    ],
+)
+def test_what_is_no_circuit_is_refused_with_the_reason(tmp_path, content, flaw):
+    path = tmp_path / "other.json"
+    if isinstance(content, dict):
+        content = json.dumps(CIRCUIT.to_dict() | content)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(
+        ValueError, match=rf"other\.json is no circuit \(.*{flaw}.*\): pass a file that Circuit\.save wrote"
+    ):
+        Circuit.load(path)
+
+
+def test_a_circuit_of_an_earlier_version_loads_without_a_count_of_ties(tmp_path):
+    fields = CIRCUIT.to_dict()
+    del fields["tied"]
+    (tmp_path / "old.json").write_text(json.dumps(fields))
+    circuit = Circuit.load(tmp_path / "old.json")
+    assert circuit.tied is None and circuit.first(1).tied is None
+    assert circuit.ranking == CIRCUIT.ranking

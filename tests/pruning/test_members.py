@@ -1,7 +1,6 @@
 """Members: cutting head sets out, drawing different ones, and how different they are."""
 
 import math
-import warnings
 
 import numpy as np
 import pytest
@@ -74,9 +73,7 @@ def test_samples_of_one_ranking_come_from_its_first_part_with_a_seed_each():
 
 def test_taylor_members_are_pruned_on_different_halves_of_the_data():
     model, batches, _, _ = family("vit")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        members = draw_members(model, dataloader=iter(batches), heads_per_layer=2, num_members=2, seed=4)
+    members = draw_members(model, dataloader=iter(batches), heads_per_layer=2, num_members=2, seed=4, allow_equal=True)
     for seed, member in zip((4, 5), members, strict=True):
         generator = torch.Generator().manual_seed(seed)
         halves = []
@@ -89,16 +86,19 @@ def test_taylor_members_are_pruned_on_different_halves_of_the_data():
 
 def test_clip_members_differ_in_the_vision_tower_alone():
     model, batches, _, prompts = family("clip")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        members = draw_members(model, dataloader=batches, heads_per_layer=1, num_members=2, class_prompts=prompts)
+    members = draw_members(
+        model, dataloader=batches, heads_per_layer=1, num_members=2, class_prompts=prompts, allow_equal=True
+    )
     assert all(member.config.kept_heads["text"] == [[[0, 1]], [[0, 1]]] for member in members)
     assert all(sum(len(layer[0]) for layer in member.config.kept_heads["vision"]) == 2 for member in members)
 
 
-def test_members_with_the_same_heads_are_told_of():
-    with pytest.warns(UserWarning, match="members 0 and 1, 0 and 2, 1 and 2 lose the same heads"):
-        draw_members(vit(), circuit=circuit_of(RANKING), budget=4, out_of=4)
+def test_members_with_the_same_heads_are_refused_unless_asked_for():
+    arguments = {"circuit": circuit_of(RANKING), "budget": 4, "out_of": 4}
+    with pytest.raises(ValueError, match=r"members 0 and 1, 0 and 2, 1 and 2 lose the same heads .* allow_equal"):
+        draw_members(vit(), **arguments)
+    members = draw_members(vit(), **arguments, allow_equal=True)
+    assert [pruned_heads(member) for member in members] == [sorted(RANKING[:4])] * 3
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hydra_transformers.pruning import Circuit, extract_circuit
 from hydra_transformers.pruning.ablation import Block
 from hydra_transformers.pruning.greedy import GreedySearch
 from tests.pruning.backbones import CLASSES, class_prompts, family, images, vit
-from tests.pruning.reference import restore_slice, score_of, zero_slice
+from tests.pruning.reference import margin_of, restore_slice, score_of, zero_slice
 
 
 FOLDER = Path(__file__).parent
@@ -92,6 +92,8 @@ def test_two_processes_end_with_the_circuit_of_one(tmp_path):
     for rank in range(2):
         assert "id_data has no labels" in (tmp_path / f"refusal-{rank}.txt").read_text()
         assert "shuffle" in (tmp_path / f"shuffled-{rank}.txt").read_text()
+        assert "its sampler is a SubsetRandomSampler" in (tmp_path / f"subset-{rank}.txt").read_text()
+        assert "already split between the processes" in (tmp_path / f"split-{rank}.txt").read_text()
     # Only the first process shows a progress bar.
     assert b"circuit (avg)" in outputs[0][1] and b"circuit (avg)" not in outputs[1][1]
 
@@ -125,9 +127,20 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, change, difference)
         extract(**arguments, checkpoint=tmp_path / "run.json")
 
 
-def test_a_broken_checkpoint_is_refused(tmp_path):
+def test_a_checkpoint_of_another_way_with_ties_is_refused(tmp_path):
     model, id_batches, ood_batches, _ = family("vit")
-    (tmp_path / "run.json").write_text('{"circuit"')
+    extract(model, id_batches, ood_batches, budget=1, checkpoint=tmp_path / "run.json")
+    state = json.loads((tmp_path / "run.json").read_text())
+    del state["circuit"]["made_from"]["ties_by"], state["circuit"]["tied"]
+    (tmp_path / "run.json").write_text(json.dumps(state))
+    with pytest.raises(ValueError, match=r"with other ties_by \(None there, 'gap of mean confidence minus"):
+        extract(model, id_batches, ood_batches, checkpoint=tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("content", [b'{"circuit"', b"\x80\xff\x00", b"[" * 100_000])
+def test_a_broken_checkpoint_is_refused(tmp_path, content):
+    model, id_batches, ood_batches, _ = family("vit")
+    (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"checkpoint .* cannot be read"):
         extract(model, id_batches, ood_batches, checkpoint=tmp_path / "run.json")
 
@@ -167,9 +180,10 @@ def test_the_shortlist_takes_the_best_of_the_heads_that_last_cost_least():
     assert circuit.ranking[1] == max(alone, key=alone.__getitem__)
 
 
-def extract_alone(model, id_batches, ood_batches, head) -> float:
+def extract_alone(model, id_batches, ood_batches, head) -> tuple[float, float]:
     before = zero_slice(model, head)
-    score = score_of(model, id_batches, ood_batches, "avg")
+    data = (model, id_batches, ood_batches, "avg")
+    score = (score_of(*data), margin_of(*data))
     restore_slice(model, head, before)
     return score
 
@@ -201,7 +215,7 @@ def test_a_model_at_chance_goes_on_with_one_warning_and_a_mark():
         model.classifier.weight.zero_()
         model.classifier.bias.copy_(torch.arange(CLASSES))
     for batch in id_batches:
-        batch["labels"].zero_()
+        batch["labels"] %= CLASSES - 1  # all answers are the last class, which no sample is of
     with pytest.warns(UserWarning, match="at removal 1 no candidate scores better than chance") as warned:
         circuit = extract(model, id_batches, ood_batches, "acc", budget=3)
     assert len(warned) == 1
@@ -255,6 +269,10 @@ def test_data_that_says_nothing_is_refused():
     one_image = [{"pixel_values": images(1, seed=0)}]
     with pytest.raises(ValueError, match="ood_data has 1 sample"):
         extract(model, id_batches, one_image)
+    with pytest.raises(ValueError, match="id_data has 1 sample"):
+        extract(model, [{"pixel_values": images(1, seed=0), "labels": torch.tensor([1])}], None, "acc", budget=1)
+    with pytest.raises(ValueError, match="every sample of ood_data is in id_data too"):
+        extract(model, id_batches, [{"pixel_values": batch["pixel_values"]} for batch in id_batches[::-1]])
     with pytest.raises(ValueError, match="id_data has no samples"):
         extract(model, [], ood_batches)
     with pytest.raises(ValueError, match="objective 'ood' needs ood_data"):

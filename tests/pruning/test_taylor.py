@@ -146,9 +146,10 @@ def test_a_saved_pruning_is_the_pruning(tmp_path):
         pruning = taylor_prune(model, batches, heads_per_layer=1, class_prompts=prompts)
         pruning.save(tmp_path / "taylor.json")
         assert TaylorPruning.load(tmp_path / "taylor.json") == pruning
-    (tmp_path / "taylor.json").write_text("[]")
-    with pytest.raises(ValueError, match="is no Taylor pruning"):
-        TaylorPruning.load(tmp_path / "taylor.json")
+    for content in (b"[]", b"\x80\xff\x00", b"[" * 100_000):
+        (tmp_path / "taylor.json").write_bytes(content)
+        with pytest.raises(ValueError, match="is no Taylor pruning"):
+            TaylorPruning.load(tmp_path / "taylor.json")
 
 
 def test_bad_input_gets_one_sentence():

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
 from hydra_transformers.pruning import extract_circuit
 from hydra_transformers.pruning.greedy import GreedySearch
@@ -49,7 +49,10 @@ def join(folder: str, rank: str) -> None:
     model, id_batches, ood_batches, _ = family("vit")
     del id_batches[1]["labels"]  # the second process alone sees this batch
     shuffled = DataLoader(id_batches, batch_size=None, shuffle=True)
-    for file, data in (("refusal", id_batches), ("shuffled", shuffled)):
+    subset = DataLoader(id_batches, batch_size=None, sampler=SubsetRandomSampler(range(len(id_batches))))
+    split = DataLoader(id_batches, batch_size=None, sampler=DistributedSampler(id_batches))
+    cases = {"refusal": id_batches, "shuffled": shuffled, "subset": subset, "split": split}
+    for file, data in cases.items():
         try:
             extract_circuit(model, data, ood_batches, "avg", budget=5)
         except ValueError as error:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import EvalPrediction, Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
 
+from hydra_transformers.prediction import predict
 from hydra_transformers.uncertainty import (
     StreamingComputeMetrics,
     classification_metrics,
@@ -14,6 +15,7 @@ from hydra_transformers.uncertainty import (
     ood_metrics,
 )
 from hydra_transformers.uncertainty.evaluate_metrics import ClassificationMetrics, DiversityMetrics, OODMetrics
+from tests.families import VIT, images
 
 
 GENERATOR = np.random.default_rng(0)
@@ -29,11 +31,14 @@ def test_member_logits_are_found_among_trainers_predictions():
         assert compute_metrics(EvalPrediction(predictions, LABELS)) == EXPECTED
 
 
-def test_logits_alone_are_one_member():
-    metrics = compute_metrics(EvalPrediction(MEAN_LOGITS, LABELS))
-    assert metrics["mutual_information"] == metrics["disagreement"] == 0
-    for name in ("accuracy", "brier", "nll", "ece", "aece", "aurc"):
-        assert metrics[name] == pytest.approx(EXPECTED[name], rel=1e-5), name
+def test_logits_alone_say_nothing_of_the_members():
+    streaming = StreamingComputeMetrics()
+    for function in (compute_metrics, streaming):
+        with pytest.warns(UserWarning, match=r"disagreement are left out: call trainer.evaluate\(ignore_keys=\[\]\)"):
+            metrics = function(EvalPrediction(MEAN_LOGITS, LABELS))
+        assert set(metrics) == {"accuracy", "brier", "nll", "ece", "aece", "aurc"}
+        for name, value in metrics.items():
+            assert value == pytest.approx(EXPECTED[name], rel=1e-5), name
 
 
 class MembersForImageClassification(ViTForImageClassification):
@@ -74,6 +79,95 @@ def test_trainer_reports_the_metrics(tmp_path, streamed):
         metrics = trainer.evaluate()
         for name, value in (classification_metrics(expected, labels) | diversity_metrics(expected)).items():
             assert metrics[f"eval_{name}"] == pytest.approx(value, abs=1e-4), name
+
+
+HYDRA_ROWS = [{"pixel_values": image, "labels": i % 5} for i, image in enumerate(images(21))]
+
+
+def hydra_trainer(folder, metrics, **arguments):
+    hydra = VIT.hydra.from_pruned_members(VIT.members()).float()
+    arguments = TrainingArguments(
+        folder, per_device_eval_batch_size=4, report_to=[], use_cpu=True, disable_tqdm=True, **arguments
+    )
+    return Trainer(
+        model=hydra, args=arguments, train_dataset=HYDRA_ROWS, eval_dataset=HYDRA_ROWS, compute_metrics=metrics
+    )
+
+
+def metrics_of(model):
+    member_logits = predict(model, {"pixel_values": torch.stack([row["pixel_values"] for row in HYDRA_ROWS])})
+    labels = [row["labels"] for row in HYDRA_ROWS]
+    return classification_metrics(member_logits, labels) | diversity_metrics(member_logits)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_trainer_reports_the_diversity_of_a_hydra(tmp_path, streamed):
+    function = StreamingComputeMetrics() if streamed else compute_metrics
+    trainer = hydra_trainer(tmp_path, function, batch_eval_metrics=streamed)
+    expected = metrics_of(trainer.model)
+    assert expected["mutual_information"] > 0.001
+    metrics = trainer.evaluate(ignore_keys=[])
+    for name, value in expected.items():
+        assert metrics[f"eval_{name}"] == pytest.approx(value, abs=1e-4), name
+    with pytest.warns(UserWarning, match="logits without member_logits"):
+        metrics = trainer.evaluate()
+    assert "eval_mutual_information" not in metrics and "eval_disagreement" not in metrics
+    assert metrics["eval_nll"] == pytest.approx(expected["nll"], abs=1e-4)
+
+
+def test_trainer_reports_the_diversity_while_it_trains(tmp_path):
+    trainer = hydra_trainer(
+        tmp_path, compute_metrics, eval_strategy="steps", eval_steps=2, max_steps=2, save_strategy="no"
+    )
+    trainer.train(ignore_keys_for_eval=[])
+    [logged] = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert logged["eval_mutual_information"] == pytest.approx(
+        metrics_of(trainer.model)["mutual_information"], abs=1e-4
+    )
+
+
+def test_a_function_written_for_plain_models_gets_the_logits_of_a_hydra(tmp_path):
+    def accuracy(prediction):
+        logits, labels = prediction
+        assert logits.shape == (21, 5)
+        return {"accuracy": float((logits.argmax(-1) == labels).mean())}
+
+    trainer = hydra_trainer(tmp_path, accuracy)
+    assert trainer.evaluate()["eval_accuracy"] == pytest.approx(metrics_of(trainer.model)["accuracy"])
+    assert trainer.predict(HYDRA_ROWS).predictions.shape == (21, 5)
+
+
+@pytest.mark.parametrize("workers", [{}, {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}])
+def test_an_evaluation_that_failed_leaves_nothing_in_the_next(tmp_path, workers):
+    trainer = hydra_trainer(tmp_path, StreamingComputeMetrics(), batch_eval_metrics=True, **workers)
+    calls = []
+
+    def interrupted(module, arguments):
+        calls.append(arguments)
+        if len(calls) in (3, 4):  # two evaluations: the first stops at its third batch, the second at once
+            raise KeyboardInterrupt
+
+    hook = trainer.model.register_forward_pre_hook(interrupted)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            trainer.evaluate(ignore_keys=[])
+    hook.remove()
+    metrics = trainer.evaluate(ignore_keys=[])
+    for name, value in metrics_of(trainer.model).items():
+        assert metrics[f"eval_{name}"] == pytest.approx(value, abs=1e-4), name
+
+
+def test_a_batch_that_is_refused_leaves_nothing_in_the_next_evaluation():
+    streaming = StreamingComputeMetrics()
+    streaming(EvalPrediction(LOGITS[:10], LABELS[:10]), compute_result=False)
+    with pytest.raises(ValueError, match="labels is of type"):
+        streaming(EvalPrediction(LOGITS[10:], LABELS[10:] + 0.5))
+    assert streaming(EvalPrediction(LOGITS, LABELS)) == EXPECTED
+
+
+def test_evaluate_metrics_refuse_labels_between_two_classes(tmp_path):
+    with pytest.raises(ValueError, match="labels is of type"):
+        ClassificationMetrics(cache_dir=tmp_path).add(prediction=LOGITS[0], reference=1.7)
 
 
 def test_evaluate_metrics_take_batches_and_combine(tmp_path):

@@ -6,10 +6,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from transformers import BertConfig, BertForSequenceClassification
 
+from hydra_transformers import HydraBertForSequenceClassification
 from hydra_transformers.models.ensembling import HydraClassifierOutput
-from hydra_transformers.prediction import SavedLogits
-from hydra_transformers.uncertainty import TemperatureScaling, decompose, ood_score, predict_uncertainty
+from hydra_transformers.prediction import SavedLogits, predict
+from hydra_transformers.pruning import extract_circuit
+from hydra_transformers.uncertainty import (
+    TemperatureScaling,
+    decompose,
+    evaluate_uncertainty,
+    ood_score,
+    predict_uncertainty,
+)
 
 
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True, database=None)
@@ -146,6 +155,87 @@ def test_a_model_is_decomposed_in_one_call_whatever_the_batches():
     torch.testing.assert_close(softened.total, decompose(logits / 3).total)
     with pytest.raises(ValueError, match="no batches"):
         predict_uncertainty(SavedLogits(), [])
+
+
+def test_labels_that_are_decided_one_by_one_are_decomposed_one_by_one():
+    probabilities = torch.tensor([[[0.9, 0.2, 0.5], [0.3, 0.4, 0.5]]], dtype=torch.float64)
+    parts = decompose(probabilities.logit(), problem_type="multi_label_classification")
+    torch.testing.assert_close(parts.mean_probabilities, probabilities.mean(1))
+    assert parts.prediction.tolist() == [[1, 0, 0]]  # a tie is no
+    assert parts.confidence[0].tolist() == pytest.approx([0.6, 0.7, 0.5])
+    assert parts.disagreement.tolist() == [[1, 0, 0]]
+    for label, (first, second) in enumerate(zip(*probabilities[0].tolist(), strict=True)):
+        mean = (first + second) / 2
+        assert parts.total[0, label].item() == pytest.approx(binary_entropy(mean))
+        aleatoric = (binary_entropy(first) + binary_entropy(second)) / 2
+        assert parts.aleatoric[0, label].item() == pytest.approx(aleatoric)
+        assert parts.epistemic[0, label].item() == pytest.approx(binary_entropy(mean) - aleatoric, abs=1e-12)
+
+
+@PROPERTY
+@given(member_logits())
+def test_a_label_is_decomposed_as_two_classes_are(logits):
+    parts = decompose(logits, problem_type="multi_label_classification")
+    for label in range(logits.shape[2]):
+        no_and_yes = np.stack([np.zeros(logits.shape[:2]), logits[:, :, label]], axis=-1)
+        expected = decompose(no_and_yes)
+        for name in ("total", "aleatoric", "epistemic", "confidence"):
+            torch.testing.assert_close(getattr(parts, name)[:, label], getattr(expected, name), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("logit", [torch.inf, -torch.inf, 1e4])
+def test_a_certain_label_has_no_uncertainty(logit):
+    parts = decompose(torch.full((1, 2, 1), logit), problem_type="multi_label_classification")
+    assert parts.total.item() == parts.epistemic.item() == 0 and parts.prediction.item() == (logit > 0)
+
+
+def bert_of(problem_type, num_labels=3, hydra=True):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    config = BertConfig(
+        **sizes, vocab_size=20, num_labels=num_labels, problem_type=problem_type, initializer_range=0.5
+    )
+    backbone = BertForSequenceClassification(config)
+    members = [HydraBertForSequenceClassification.from_backbone(backbone, {0: [m], 1: [m + 1]}) for m in range(3)]
+    return HydraBertForSequenceClassification.from_pruned_members(members) if hydra else backbone
+
+
+TEXTS = [{"input_ids": torch.arange(12).view(4, 3), "labels": torch.zeros(4, dtype=torch.long)}]
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_multi_label_model_is_decomposed_by_what_its_config_says(num_labels, wrapped):
+    hydra = bert_of("multi_label_classification", num_labels)
+    member_logits = predict(hydra, TEXTS[0])
+    model = TemperatureScaling(1.0).wrap(hydra) if wrapped else hydra
+    parts = predict_uncertainty(model, TEXTS)
+    torch.testing.assert_close(parts.mean_probabilities, member_logits.double().sigmoid().mean(1))
+    assert parts.epistemic.shape == (4, num_labels) and (parts.epistemic > 0).all()
+    answer = hydra(input_ids=TEXTS[0]["input_ids"]).logits.sigmoid().double()
+    torch.testing.assert_close(parts.mean_probabilities, answer, rtol=0, atol=1e-6)
+
+
+def test_a_single_output_of_unknown_problem_type_is_one_label_as_in_the_pipelines():
+    parts = predict_uncertainty(bert_of(None, 1, hydra=False), TEXTS)
+    assert parts.total.shape == (4, 1) and (parts.total > 0).all()
+
+
+def test_regression_and_unknown_problems_are_refused_with_a_sentence():
+    with pytest.raises(ValueError, match=r"regression has no classes .* spread is member_logits.var\(dim=1\)"):
+        predict_uncertainty(bert_of("regression", 1), TEXTS)
+    with pytest.raises(ValueError, match="problem_type is 'multi_label': pass one of"):
+        decompose(torch.zeros(1, 2, 3), problem_type="multi_label")
+
+
+@pytest.mark.parametrize("problem_type", ["multi_label_classification", "regression"])
+@pytest.mark.parametrize("hydra", [True, False])
+def test_a_model_that_chooses_no_class_is_not_judged_as_if_it_did(problem_type, hydra):
+    model = bert_of(problem_type, hydra=hydra)
+    with pytest.raises(ValueError, match=r"model is made for .* and this is about choosing one of several classes"):
+        evaluate_uncertainty({"model": model}, TEXTS)
+    with pytest.raises(ValueError, match=r"model is made for .* and this is about choosing one of several classes"):
+        extract_circuit(model if not hydra else model.member(0), TEXTS, TEXTS, "ood", budget=1, progress=False)
 
 
 LOGITS = torch.tensor([[[2.0, 0.0, -1.0], [0.5, 1.0, 0.0]]], dtype=torch.float64)

@@ -171,9 +171,10 @@ def test_an_infinite_nll_survives_json_that_any_reader_takes(tmp_path):
 
 
 def test_a_file_that_is_no_report_is_named(tmp_path):
-    (tmp_path / "other.json").write_text('{"models": 3}')
-    with pytest.raises(ValueError, match=r"other\.json is not an uncertainty report"):
-        UncertaintyReport.from_json(tmp_path / "other.json")
+    for content in (b'{"models": 3}', b"\x80\xff\x00", b"[" * 100_000):
+        (tmp_path / "other.json").write_bytes(content)
+        with pytest.raises(ValueError, match=r"other\.json is not an uncertainty report"):
+            UncertaintyReport.from_json(tmp_path / "other.json")
 
 
 def test_eval_results_make_valid_card_metadata():
@@ -237,6 +238,7 @@ def test_clip_is_judged_zero_shot_with_class_prompts():
         ({"ood": {"near": {}}}, ValueError, r"ood\['near'\] is empty: pass at least one data set, or leave"),
         ({"ood": {"near": ID}}, TypeError, "ood must be a dict of dicts"),
         ({"corruptions": {"blur": ID}}, TypeError, "corruptions must be a dict of dicts"),
+        ({"ood": {"near": {"A": ID}}}, ValueError, r"ood\['near'\]\['A'\] is id_data itself"),
         ({"score": "odin"}, ValueError, "unknown OOD score"),
         ({"models": {}}, ValueError, "models is empty"),
         ({"models": [SavedLogits()]}, TypeError, "list is no model: pass one model, or several as {name: model}"),
@@ -252,6 +254,24 @@ def test_clip_is_judged_zero_shot_with_class_prompts():
 def test_unfit_arguments_are_refused_with_a_sentence(arguments, error, message):
     with pytest.raises(error, match=message):
         evaluate_uncertainty(**{"models": SavedLogits(), "id_data": ID, **arguments})
+
+
+def test_data_that_makes_a_report_say_nothing_is_told_of():
+    one_class = [{"member_logits": LOGITS, "labels": torch.full_like(LABELS, 2)}]
+    with pytest.warns(
+        UserWarning, match="all 65 labels of id_data are class 2: the metrics say nothing of the others"
+    ):
+        evaluate_uncertainty(SavedLogits(), one_class)
+    again = [{"member_logits": LOGITS.flip(0), "labels": LABELS}]
+    with pytest.warns(
+        UserWarning, match=r"answers ood\['far'\]\['B'\] exactly as it answers id_data: are they the same"
+    ):
+        evaluate_uncertainty(SavedLogits(), ID, {"far": {"B": again}})
+
+
+def test_usual_data_is_judged_without_a_warning(recwarn):
+    compare_two()
+    assert not recwarn.list
 
 
 def test_importing_needs_only_torch_and_transformers():

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from hydra_transformers.prediction import SavedLogits
@@ -104,12 +104,30 @@ def in_one_of_two_processes(rank, folder):
         SavedLogits(), batches_of(LOGITS, LABELS), {"far": {"one batch": batches_of(-LOGITS[:9])}}
     )
     results = {"local": len(accumulator), "metrics": accumulator.gather().compute(), "report": report.to_json()}
-    try:
-        evaluate_uncertainty(SavedLogits(), DataLoader(rows, sampler=DistributedSampler(rows)))
-    except ValueError as error:
-        results["refusal"] = str(error)
+    rows = [{"member_logits": logits, "labels": label} for logits, label in zip(LOGITS, LABELS, strict=True)]
+    ordered = evaluate_uncertainty(SavedLogits(), DataLoader(rows, batch_size=9))
+    results["loader"] = {name: ordered.models["SavedLogits"].id[name] for name in WHOLE}
+    results["refusals"] = [
+        refusal(DataLoader(rows, sampler=DistributedSampler(rows))),
+        refusal(DataLoader(rows, batch_size=9, shuffle=True)),
+        refusal(DataLoader(rows, batch_size=9, sampler=Shuffled(rows))),
+        refusal(DataLoader(rows, batch_sampler=[[0, 1], [2]])),
+    ]
     (Path(folder) / f"{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
+
+
+class Shuffled(SequentialSampler):
+    """In another order in each process."""
+
+    def __iter__(self):
+        return iter(torch.randperm(len(self.data_source)).tolist())
+
+
+def refusal(loader):
+    with pytest.raises(ValueError) as caught:
+        evaluate_uncertainty(SavedLogits(), loader)
+    return str(caught.value)
 
 
 def batches_of(logits, labels=None, size=9):
@@ -128,4 +146,8 @@ def test_two_processes_give_the_bits_of_one(tmp_path):
         assert results["local"] == 51  # the sampler repeats one sample to make the halves equal
         assert results["metrics"] == WHOLE
         assert results["report"] == alone.to_json()
-        assert "id_data is already split between the processes" in results["refusal"]
+        assert results["loader"] == WHOLE
+        split, shuffled, unknown, by_list = results["refusals"]
+        assert "id_data is already split between the processes" in split
+        assert "id_data may be shuffled (its sampler is a RandomSampler), so 2 processes cannot share it" in shuffled
+        assert "its sampler is a Shuffled" in unknown and "its sampler is a list" in by_list

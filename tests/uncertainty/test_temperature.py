@@ -67,6 +67,20 @@ def test_members_are_scaled_before_they_are_averaged():
     torch.testing.assert_close(predict(wrapped, {"member_logits": logits, "row": torch.arange(4)}), logits / 2)
 
 
+@pytest.mark.parametrize("per_member", [False, True])
+def test_labels_of_probability_0_at_every_temperature_are_refused(per_member):
+    logits, labels = overconfident()
+    logits[3, :, labels[3]] = -torch.inf
+    with pytest.raises(ValueError, match=r"some label the probability 0 \(logit -inf\) at every temperature"):
+        TemperatureScaling.fit(logits, labels, per_member)
+
+
+def test_a_label_that_one_member_rules_out_is_no_obstacle():
+    logits, labels = overconfident()
+    logits[3, 0, labels[3]] = -torch.inf
+    assert 3 < TemperatureScaling.fit(logits, labels).temperature[0] < 5
+
+
 def test_a_saved_temperature_is_loaded_exactly(tmp_path):
     scaling = TemperatureScaling([1 / 3, math.pi])
     path = scaling.save(tmp_path / "model")
@@ -79,6 +93,10 @@ def test_a_saved_temperature_is_loaded_exactly(tmp_path):
 def test_a_missing_or_broken_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"has no temperature\.json"):
         TemperatureScaling.load(tmp_path)
+    for content in (b"\x80\xff\x00", b"[" * 100_000, b'{"temperature": [-1]}'):
+        (tmp_path / "temperature.json").write_bytes(content)
+        with pytest.raises(ValueError, match="is not a temperature file"):
+            TemperatureScaling.load(tmp_path)
     (tmp_path / "temperature.json").write_text("{}")
     with pytest.raises(ValueError, match="is not a temperature file"):
         TemperatureScaling.load(tmp_path)
