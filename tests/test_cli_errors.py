@@ -125,7 +125,7 @@ def test_a_model_of_another_kind(fails, tmp_path):
 
 
 def test_a_model_without_a_trained_classifier(fails, tmp_path, workplace):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 16}
     BertModel(BertConfig(vocab_size=11, **sizes)).save_pretrained(tmp_path / "bare")
     command = ["prune", tmp_path / "bare", "--data", workplace / "pictures", "--output", tmp_path / "out"]
     assert "has no classifier.bias: pass a model that is trained for classification" in fails(*command)

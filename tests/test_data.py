@@ -198,7 +198,7 @@ def test_an_image_that_is_missing_is_told_before_the_first_is_read(vit, tmp_path
     features = picture_rows(1).features
     rows = {"image": [*pictures([0, 1]), None], "label": [0, 1, 2]}
     datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path)
-    with pytest.raises(ValueError, match="1 of 3 rows of .* have no image in the column 'image'"):
+    with pytest.raises(ValueError, match=r"1 of 3 rows of .* have no image in the column 'image'"):
         prepare(tmp_path, vit)
 
 
@@ -300,7 +300,7 @@ def test_a_file_that_cannot_be_right_is_told_in_a_sentence(name, content, senten
 
 def test_an_empty_file_in_a_folder_is_named(tokenizer, tmp_path):
     (tmp_path / "zero.csv").write_text("")
-    with pytest.raises(ValueError, match="cannot be read: zero.csv is an empty file"):
+    with pytest.raises(ValueError, match=r"cannot be read: zero\.csv is an empty file"):
         prepare_data(DataSource(str(tmp_path)), bert_config(), tokenizer)
 
 
