@@ -1,9 +1,10 @@
 """Data sets by Hub name, folder or file, as rows that a model takes: columns found, labels matched, inputs prepared."""
 
 import glob
+import logging
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -113,6 +114,8 @@ def prepare_data(
     if hasattr(config, "vision_config") or hasattr(config, "image_size"):
         prepared.image_column = find_image_column(rows.features, source)
         _check_none_is_missing(rows, prepared.image_column, "image", source)
+        if not rows.features[prepared.image_column].decode:
+            prepared.rows = rows.cast_column(prepared.image_column, type(rows.features[prepared.image_column])())
         prepared.image_mode = "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
         prepared.processor = processor
         notes.append(f"images: column {prepared.image_column!r}")
@@ -168,6 +171,9 @@ def is_same_source(name: str, other: str) -> bool:
 @contextmanager
 def _one_sentence(path: Path) -> Iterator[None]:
     """What goes wrong while local files are read, by its cause; `datasets` itself says that something went wrong."""
+    logger = logging.getLogger("datasets")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # its errors come as exceptions, too
     try:
         yield
     except Exception as error:
@@ -177,6 +183,8 @@ def _one_sentence(path: Path) -> Iterator[None]:
         empty = next((file for file in files if _is_empty_file(file)), None)
         reason = _cause(error) if empty is None else f"{empty.name} is an empty file"
         raise ValueError(f"{path} cannot be read: {reason}") from error
+    finally:
+        logger.setLevel(level)
 
 
 def _cause(error: BaseException) -> str:
@@ -263,14 +271,14 @@ def _chosen_split(names: Sequence[str], source: DataSource, prefer: Sequence[str
 
 
 def find_image_column(features: Any, source: DataSource) -> str:
-    found = [name for name, feature in features.items() if type(feature).__name__ == "Image"]
-    return _one_column(features, source, "image", source.image_column, found)
+    found = [name for name, feature in features.items() if _is_image(feature)]
+    return _one_column(features, source, "image", source.image_column, found, _is_image)
 
 
 def find_text_column(features: Any, source: DataSource) -> str:
     found = [name for name in features if _is_text(features[name]) and name not in LABEL_NAMES]
     preferred = [name for name in TEXT_NAMES if name in found]
-    return _one_column(features, source, "text", source.text_column, preferred[:1] or found)
+    return _one_column(features, source, "text", source.text_column, preferred[:1] or found, _is_text)
 
 
 def find_label_column(features: Any, source: DataSource, num_labels: int | None) -> str:
@@ -282,11 +290,21 @@ def find_label_column(features: Any, source: DataSource, num_labels: int | None)
     return _one_column(features, source, "label", source.label_column, found)
 
 
-def _one_column(features: Any, source: DataSource, kind: str, chosen: str | None, found: Sequence[str]) -> str:
+def _one_column(
+    features: Any,
+    source: DataSource,
+    kind: str,
+    chosen: str | None,
+    found: Sequence[str],
+    is_fit: Callable[[Any], bool] | None = None,
+) -> str:
     columns = ", ".join(features)
     if chosen is not None:
         if chosen not in features:
             raise ValueError(f"{source.name} has no column {chosen!r}: it has {columns}")
+        if is_fit is not None and not is_fit(features[chosen]):
+            held = getattr(features[chosen], "dtype", None) or type(features[chosen]).__name__
+            raise ValueError(f"the column {chosen!r} of {source.name} holds {held}, no {kind}s: name another")
         return chosen
     if len(found) != 1:
         problem = "no" if not found else "more than one"
@@ -298,6 +316,10 @@ def _without_missing_columns(source: DataSource, features: Any) -> DataSource:
     """Columns are named for the labelled data: another set that has no such column is searched for its own."""
     columns = {"image_column": source.image_column, "text_column": source.text_column}
     return replace(source, **{name: column if column in features else None for name, column in columns.items()})
+
+
+def _is_image(feature: Any) -> bool:
+    return type(feature).__name__ == "Image"
 
 
 def _is_text(feature: Any) -> bool:

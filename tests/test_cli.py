@@ -283,7 +283,7 @@ def test_a_folder_that_takes_no_files_is_refused_before_the_work(
         ["finetune", finetuned, "--recipe", "cifar100", *data],
     ):
         assert main([str(word) for word in [*command, "--output", tmp_path / "file" / "out"]]) == 1
-        assert len(capsys.readouterr().err.splitlines()) == 1
+        assert "file/out cannot be written into (Not a directory: " in capsys.readouterr().err
 
 
 def test_fuse_makes_a_model_that_loads_with_its_processor(fused):

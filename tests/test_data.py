@@ -186,6 +186,19 @@ def test_a_missing_column_is_named_with_those_that_are_there(vit, tmp_path):
         prepare(tmp_path, vit, image_column="picture")
 
 
+def test_a_column_of_another_kind_is_no_column_of_images(vit, tmp_path):
+    picture_rows(3).add_column("path", ["a.png"] * 3).save_to_disk(tmp_path)
+    with pytest.raises(ValueError, match=r"the column 'path' of .* holds string, no images: name another"):
+        prepare(tmp_path, vit, image_column="path")
+
+
+def test_images_that_the_data_keeps_as_bytes_are_opened(vit, tmp_path):
+    picture_rows(3).save_to_disk(tmp_path / "open")
+    picture_rows(3).cast_column("image", datasets.Image(decode=False)).save_to_disk(tmp_path / "bytes")
+    opened, as_bytes = (prepare(tmp_path / name, vit)[1]["pixel_values"] for name in ("open", "bytes"))
+    assert torch.equal(opened, as_bytes)
+
+
 def test_other_data_needs_no_labels_and_may_call_its_images_otherwise(vit, tmp_path):
     picture_rows(3).remove_columns("label").rename_column("image", "photo").save_to_disk(tmp_path)
     data = prepare(tmp_path, vit, labelled=False, image_column="image")
@@ -292,10 +305,11 @@ def test_whole_numbers_that_came_as_floats_are_classes(tokenizer, tmp_path):
         ("ragged.csv", "text,label\na,film,0\nbad,film,1\n", "have more cells than its first line"),
     ],
 )
-def test_a_file_that_cannot_be_right_is_told_in_a_sentence(name, content, sentence, tokenizer, tmp_path):
+def test_a_file_that_cannot_be_right_is_told_in_a_sentence(name, content, sentence, tokenizer, tmp_path, caplog):
     with pytest.raises(ValueError, match=sentence) as raised:
         prepared_file(name, content, tokenizer, tmp_path)
     assert "\n" not in str(raised.value)
+    assert not caplog.records
 
 
 def test_an_empty_file_in_a_folder_is_named(tokenizer, tmp_path):
@@ -315,6 +329,11 @@ def test_label_names_need_a_model_with_names(tokenizer, tmp_path):
     (tmp_path / "reviews.csv").write_text("text,label\na film,good\nbad,bad\n")
     with pytest.raises(ValueError, match="holds names, and the model has no names for its 2 classes"):
         prepare_data(DataSource(str(tmp_path / "reviews.csv")), bert_config(["LABEL_0", "LABEL_1"]), tokenizer)
+
+
+def test_a_column_of_numbers_is_no_column_of_texts(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"the column 'label' of .* holds int64, no texts: name another"):
+        prepared_file("reviews.csv", "text,label\na,1\nbad,0\n", tokenizer, tmp_path, text_column="label")
 
 
 def test_two_possible_text_columns_are_for_the_user_to_choose_from(tokenizer, tmp_path):

@@ -34,6 +34,7 @@ from .folders import (
     CIRCUITS,
     PRUNE_SETTINGS,
     check_is_new,
+    check_takes_files,
     circuits_of,
     claim,
     claim_for_training,
@@ -139,7 +140,7 @@ def _unknown_data(arguments, config: PreTrainedConfig, processor: Any, data: Any
 def _settings(arguments: argparse.Namespace, objectives: list[str], members: int) -> dict[str, Any]:
     """What the members depend on: a folder made with other settings is another step's."""
     names = ("model", "method", "data", "split", "ood_data", "ood_split", "limit", "budget", "heads_per_layer")
-    names += ("out_of", "mode", "seed", "image_column", "text_column", "label_column", "labels_in_order")
+    names += ("out_of", "mode", "seed", "image_column", "text_column", "label_column", "labels_in_order", "processor")
     return {name: getattr(arguments, name) for name in names} | {"objectives": objectives, "members": members}
 
 
@@ -407,6 +408,7 @@ def add_fuse(parser: argparse.ArgumentParser) -> None:
 def fuse(arguments: argparse.Namespace) -> None:
     folders = members_in(arguments.folder)
     check_is_new(arguments.output)
+    check_takes_files(arguments.output)
     configs = [load_config(str(folder)) for folder in folders]
     circuits_of(arguments.folder, configs)  # refuses those that a card could not be made of
     processor = load_processor(str(folders[0]), configs[0])

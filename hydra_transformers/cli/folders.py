@@ -143,7 +143,8 @@ def check_is_new(folder: Path) -> None:
 
 def check_takes_files(folder: Path) -> None:
     """Refuses, before any work, a folder that could not be made or written into."""
-    there = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
+    place = Path(os.path.realpath(folder))
+    there = next(path for path in (place, *place.parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
             pass
