@@ -1,8 +1,13 @@
 """Data sets by Hub name, folder or file, as rows that a model takes: columns found, labels matched, inputs prepared."""
 
+import glob
+import logging
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +29,7 @@ class DataSource:
 
     name: a data set on the Hub ("cifar100", with a config "glue:sst2"), a folder that `save_to_disk` wrote, a folder of
         images, csv, json or parquet files, or one such file
-    split: by default the first that exists of those a command prefers
+    split: by default the first that exists of those a command prefers; "train[:1000]" and "train[:10%]" are parts of one
     limit: at most this many rows, drawn at random with the seed 0, because many sets are sorted by class
     image_column, text_column, label_column: guessed where not given; "translation.en" is a field of a text column
     labels_in_order: take the data's class indices as they are, whatever the classes are called
@@ -46,6 +51,7 @@ class PreparedData(torch.utils.data.Dataset):
     Images are opened and processed when a row is read; texts are tokenized once, and kept.
     notes: what was found and decided, for the user to read
     class_names: of the data's own classes, in order; None where labels were not asked for or have no names
+    split: the one that was read; None where the data has none
     """
 
     rows: Any
@@ -56,6 +62,7 @@ class PreparedData(torch.utils.data.Dataset):
     image_column: str | None = None
     image_mode: str = "RGB"
     processor: Any = None
+    split: str | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -89,7 +96,7 @@ def prepare_data(
     notes = [f"{source.name}: {len(rows):,} rows" + (f" of the split {split}" if split else "")]
     if not labelled:
         source = _without_missing_columns(source, rows.features)
-    prepared = PreparedData(rows, notes=notes)
+    prepared = PreparedData(rows, notes=notes, split=split)
     if labelled:
         column = find_label_column(rows.features, source, getattr(config, "num_labels", None))
         names = class_names_of(rows, column)
@@ -98,7 +105,7 @@ def prepare_data(
                 raise ValueError(
                     f"column {column!r} of {source.name} has no class names, of which CLIP's prompts are made"
                 )
-            prepared.labels, note = _indices(rows, column, names), f"{len(names)} classes named by the data"
+            prepared.labels, note = _indices(rows, column, names, source), f"{len(names)} classes named by the data"
         else:
             prepared.labels, note = match_labels(rows, column, names, config, source)
         _check_labels(prepared.labels, len(names) if hasattr(config, "vision_config") else config.num_labels, source)
@@ -106,11 +113,15 @@ def prepare_data(
         notes.append(f"labels: column {column!r}, {note}")
     if hasattr(config, "vision_config") or hasattr(config, "image_size"):
         prepared.image_column = find_image_column(rows.features, source)
+        _check_none_is_missing(rows, prepared.image_column, "image", source)
+        if not rows.features[prepared.image_column].decode:
+            prepared.rows = rows.cast_column(prepared.image_column, type(rows.features[prepared.image_column])())
         prepared.image_mode = "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
         prepared.processor = processor
         notes.append(f"images: column {prepared.image_column!r}")
     else:
         column = find_text_column(rows.features, source)
+        _check_none_is_missing(rows, column, "text", source)
         prepared.tokens = _tokenized(rows[column], config, processor)
         notes.append(f"texts: column {column!r}, {prepared.tokens['input_ids'].shape[1]} tokens")
     return prepared
@@ -137,45 +148,117 @@ def load_rows(source: DataSource, prefer: Sequence[str]) -> tuple[Any, str | Non
         raise ValueError(f"there is no folder or file {source.name}")
     else:
         found = _load_from_hub(datasets, source, prefer)
-    rows, split = found, source.split
-    if isinstance(found, dict):
-        split = _chosen_split(list(found), source, prefer)
-        rows = found[split]
+    rows, split = _split_of(datasets, found, source, prefer)
+    if any(column.startswith("__index_level_") for column in rows.features):
+        # where pandas puts what it takes for the names of the rows
+        raise ValueError(f"rows of {source.name} have more cells than its first line: check separators and quotes")
     if source.text_column and "." in source.text_column and source.text_column not in rows.features:
         rows = rows.flatten()  # "translation.en" is a field of the column "translation"
     if source.limit is not None and source.limit < len(rows):
         rows = rows.shuffle(seed=0).select(range(source.limit))
     if len(rows) == 0:
-        raise ValueError(f"{source.name} has no rows")
+        raise ValueError(f"{source.name} has no rows" + (f" in the split {split}" if split else ""))
     return rows, split
 
 
+def is_same_source(name: str, other: str) -> bool:
+    """Whether two names are those of one data set, however its folder is written."""
+    if Path(name).exists() and Path(other).exists():
+        return Path(name).samefile(other)
+    return name == other
+
+
+@contextmanager
+def _one_sentence(path: Path) -> Iterator[None]:
+    """What goes wrong while local files are read, by its cause; `datasets` itself says that something went wrong."""
+    logger = logging.getLogger("datasets")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # its errors come as exceptions, too
+    try:
+        yield
+    except Exception as error:
+        if "corresponds to no data" in str(error):
+            raise ValueError(f"{path} has no rows") from error
+        files = [path] if path.is_file() else path.rglob("*")
+        empty = next((file for file in files if _is_empty_file(file)), None)
+        reason = _cause(error) if empty is None else f"{empty.name} is an empty file"
+        raise ValueError(f"{path} cannot be read: {reason}") from error
+    finally:
+        logger.setLevel(level)
+
+
+def _cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    words = str(error).split()
+    return " ".join(words[:40]) + (" ..." if len(words) > 40 else "") or type(error).__name__
+
+
+def _is_empty_file(path: Path) -> bool:
+    return path.suffix in FILE_FORMATS and path.is_file() and path.stat().st_size == 0
+
+
 def _load_local(datasets: Any, path: Path) -> Any:
+    """By their whole paths: a bare name may be that of a builder, which would read what lies around it."""
     if path.is_file():
         if path.suffix not in FILE_FORMATS:
             raise ValueError(f"{path} is no {', '.join(FILE_FORMATS)} file: pass one, or a folder")
         settings = {"sep": "\t"} if path.suffix == ".tsv" else {}
-        return datasets.load_dataset(FILE_FORMATS[path.suffix], data_files=str(path), **settings)
+        file = glob.escape(str(path.absolute()))
+        with _one_sentence(path):
+            return datasets.load_dataset(FILE_FORMATS[path.suffix], data_files=file, **settings)
     if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-        return datasets.load_from_disk(path)
+        with _one_sentence(path):
+            return datasets.load_from_disk(path.absolute())
     if not any(path.iterdir()):
         raise ValueError(
             f"the folder {path} is empty: it should hold a saved data set, images, csv, json or parquet files"
         )
-    return datasets.load_dataset(str(path))
+    with _one_sentence(path):
+        return datasets.load_dataset(str(path.absolute()))
 
 
 def _load_from_hub(datasets: Any, source: DataSource, prefer: Sequence[str]) -> Any:
     name, _, config = source.name.partition(":")
     config = config or None
+    if name in _builders(datasets):
+        raise ValueError(f"there is no folder {name} here, and on the Hub no data set can have that name: check it")
     names = datasets.get_dataset_split_names(name, config)
-    split = source.split if source.split and "[" in source.split else _chosen_split(names, source, prefer)
+    split = _chosen_split(names, source, prefer)
     return {split: datasets.load_dataset(name, config, split=split)}
+
+
+def _builders(datasets: Any) -> set[str]:
+    """Names that `load_dataset` takes for file formats, whose files it then looks for in the working directory."""
+    known = getattr(datasets.packaged_modules, "_PACKAGED_DATASETS_MODULES", ())
+    return {*known, *FILE_FORMATS.values(), "text", "arrow", "imagefolder"}
+
+
+def _split_of(datasets: Any, found: Any, source: DataSource, prefer: Sequence[str]) -> tuple[Any, str | None]:
+    """Of what was loaded, the rows of one split or of a part of one, and its name."""
+    if not isinstance(found, dict):
+        if found.split is None:
+            if source.split is not None:
+                raise ValueError(f"{source.name} has no splits: leave out the split {source.split!r}")
+            return found, None
+        found = {str(found.split): found}
+    split = _chosen_split(list(found), source, prefer)
+    if split in found:
+        return found[split], split
+    try:
+        parts = datasets.ReadInstruction.from_spec(split).to_absolute({name: len(found[name]) for name in found})
+    except (ValueError, AssertionError) as error:
+        raise ValueError(
+            f"the split {split!r} of {source.name} cannot be read ({_cause(error)}): it has {', '.join(found)}, of which "
+            'a part is written as "train[:1000]" or "train[:10%]"'
+        ) from error
+    rows = [found[part.splitname].select(range(part.from_, part.to)) for part in parts]
+    return datasets.concatenate_datasets(rows), split
 
 
 def _chosen_split(names: Sequence[str], source: DataSource, prefer: Sequence[str]) -> str:
     if source.split is not None:
-        if source.split not in names and "[" not in source.split:
+        if source.split not in names and not re.search(r"[\[+]", source.split):
             raise ValueError(f"{source.name} has no split {source.split!r}: it has {', '.join(names)}")
         return source.split
     chosen = next((name for name in prefer if name in names), names[0] if len(names) == 1 else None)
@@ -188,14 +271,14 @@ def _chosen_split(names: Sequence[str], source: DataSource, prefer: Sequence[str
 
 
 def find_image_column(features: Any, source: DataSource) -> str:
-    found = [name for name, feature in features.items() if type(feature).__name__ == "Image"]
-    return _one_column(features, source, "image", source.image_column, found)
+    found = [name for name, feature in features.items() if _is_image(feature)]
+    return _one_column(features, source, "image", source.image_column, found, _is_image)
 
 
 def find_text_column(features: Any, source: DataSource) -> str:
     found = [name for name in features if _is_text(features[name]) and name not in LABEL_NAMES]
     preferred = [name for name in TEXT_NAMES if name in found]
-    return _one_column(features, source, "text", source.text_column, preferred[:1] or found)
+    return _one_column(features, source, "text", source.text_column, preferred[:1] or found, _is_text)
 
 
 def find_label_column(features: Any, source: DataSource, num_labels: int | None) -> str:
@@ -207,11 +290,21 @@ def find_label_column(features: Any, source: DataSource, num_labels: int | None)
     return _one_column(features, source, "label", source.label_column, found)
 
 
-def _one_column(features: Any, source: DataSource, kind: str, chosen: str | None, found: Sequence[str]) -> str:
+def _one_column(
+    features: Any,
+    source: DataSource,
+    kind: str,
+    chosen: str | None,
+    found: Sequence[str],
+    is_fit: Callable[[Any], bool] | None = None,
+) -> str:
     columns = ", ".join(features)
     if chosen is not None:
         if chosen not in features:
             raise ValueError(f"{source.name} has no column {chosen!r}: it has {columns}")
+        if is_fit is not None and not is_fit(features[chosen]):
+            held = getattr(features[chosen], "dtype", None) or type(features[chosen]).__name__
+            raise ValueError(f"the column {chosen!r} of {source.name} holds {held}, no {kind}s: name another")
         return chosen
     if len(found) != 1:
         problem = "no" if not found else "more than one"
@@ -225,8 +318,24 @@ def _without_missing_columns(source: DataSource, features: Any) -> DataSource:
     return replace(source, **{name: column if column in features else None for name, column in columns.items()})
 
 
+def _is_image(feature: Any) -> bool:
+    return type(feature).__name__ == "Image"
+
+
 def _is_text(feature: Any) -> bool:
     return getattr(feature, "dtype", None) in ("string", "large_string") and type(feature).__name__ == "Value"
+
+
+def _check_none_is_missing(rows: Any, column: str, kind: str, source: DataSource) -> None:
+    if rows.data.column(column).null_count == 0:
+        return
+    if kind == "image":
+        rows = rows.cast_column(column, type(rows.features[column])(decode=False))
+    missing = sum(value is None for value in rows[column])
+    if missing:
+        raise ValueError(
+            f"{missing} of {len(rows):,} rows of {source.name} have no {kind} in the column {column!r}: fill or remove them"
+        )
 
 
 # Matching labels
@@ -237,27 +346,48 @@ def class_names_of(rows: Any, column: str) -> list[str] | None:
     feature = rows.features[column]
     if type(feature).__name__ == "ClassLabel":
         return list(feature.names)
-    return sorted(set(map(str, rows[column]))) if _is_text(feature) else None
+    return sorted({value for value in rows[column] if value is not None}) if _is_text(feature) else None
 
 
-def _indices(rows: Any, column: str, names: list[str] | None) -> list[int]:
-    """The column as numbers: class indices as they are, texts by their place in `names`."""
+def _indices(rows: Any, column: str, names: list[str] | None, source: DataSource) -> list[int]:
+    """The column as numbers: class indices as they are, texts by their place in `names`, -1 for what is missing."""
     if _is_text(rows.features[column]):
         places = {name: place for place, name in enumerate(names)}
-        return [places[str(value)] for value in rows[column]]
-    return [-1 if value is None else int(value) for value in rows[column]]
+        return [-1 if value is None else places[value] for value in rows[column]]
+    return [_index(value, column, source) for value in rows[column]]
+
+
+def _index(value: Any, column: str, source: DataSource) -> int:
+    if value is None or value != value:
+        return -1
+    # 1.0 is the class 1: pandas and csv files make floats of a column of whole numbers in which one was missing.
+    if not isinstance(value, Real) or math.isinf(value) or value != int(value):
+        shown = repr(value)[:40]
+        raise ValueError(
+            f"the column {column!r} of {source.name} holds {shown}, which is no class: labels are whole numbers or names, "
+            "name their column with --label-column"
+        )
+    return int(value)
 
 
 def match_labels(
     rows: Any, column: str, names: list[str] | None, config: PreTrainedConfig, source: DataSource
 ) -> tuple[list[int], str]:
     """The labels as the model's class indices, and a sentence on how they were matched."""
-    labels = _indices(rows, column, names)
+    labels = _indices(rows, column, names, source)
     model_names = [str(config.id2label[index]) for index in range(config.num_labels)]
-    if names is None or source.labels_in_order:
+    if names is None:
         return labels, "class indices taken as they are"
+    are_texts = _is_text(rows.features[column])
+    if source.labels_in_order:
+        if are_texts and len(names) != len(model_names):
+            raise ValueError(
+                f"column {column!r} of {source.name} holds {len(names)} names, the model has {len(model_names)} classes: "
+                "without all of them their order says nothing, make the column class indices"
+            )
+        return labels, "class indices taken as they are" if not are_texts else "class names taken in order"
     if all(map(GENERIC_NAME.fullmatch, model_names)):
-        if _is_text(rows.features[column]):
+        if are_texts:
             raise ValueError(
                 f"column {column!r} of {source.name} holds names, and the model has no names for its {config.num_labels} "
                 "classes: set id2label in its config.json, or make the column class indices"
@@ -265,19 +395,53 @@ def match_labels(
         if len(names) != len(model_names):
             raise ValueError(f"{source.name} has {len(names)} classes, the model {len(model_names)}: they do not fit")
         return labels, f"{len(names)} classes taken in order (the model has no names for them)"
-    places = {key: place for place, name in enumerate(model_names) for key in _keys(name)}
-    matched = [next((places[key] for key in _keys(name) if key in places), None) for name in names]
-    for label in sorted(set(labels)):
-        if label >= 0 and matched[label] is None:
+    matched = _matched(names, model_names, {label for label in labels if label >= 0}, source)
+    moved = [place for place, target in matched.items() if target != place]
+    note = f"{len(matched)} of the model's {len(model_names)} classes, matched by name"
+    if moved:
+        note += f" ({names[moved[0]]!r} is {moved[0]} in the data, {matched[moved[0]]} in the model)"
+    return [label if label < 0 else matched[label] for label in labels], note
+
+
+def _matched(names: list[str], model_names: list[str], present: set[int], source: DataSource) -> dict[int, int]:
+    """For each class that is present in the data its place in the model; refuses what is not certain."""
+    candidates = _candidates(names, model_names)
+    for label in sorted(present):
+        places = candidates[label]
+        if not places:
             raise ValueError(
                 f"{source.name} has the class {names[label]!r}, which the model does not know (it knows "
                 f"{_shortened(model_names)}): filter the data, or pass --labels-in-order if only the names differ"
             )
-    moved = [place for place, target in enumerate(matched) if target not in (place, None)]
-    note = f"{len(set(labels))} of the model's {len(model_names)} classes, matched by name"
-    if moved:
-        note += f" ({names[moved[0]]!r} is {moved[0]} in the data, {matched[moved[0]]} in the model)"
-    return [label if label < 0 else matched[label] for label in labels], note
+        if len(places) > 1:
+            raise ValueError(
+                f"{source.name} has the class {names[label]!r}, which may be the model's {places[0]} "
+                f"({model_names[places[0]]!r}) or {places[1]} ({model_names[places[1]]!r}): rename it in the data, or pass "
+                "--labels-in-order if data and model count their classes alike"
+            )
+        others = [names[other] for other, found in enumerate(candidates) if other != label and found == places]
+        if others:
+            raise ValueError(
+                f"{source.name} has the classes {names[label]!r} and {others[0]!r}, and both may be the model's "
+                f"{places[0]} ({model_names[places[0]]!r}): rename or filter them, or pass --labels-in-order if data and "
+                "model count their classes alike"
+            )
+    return {label: candidates[label][0] for label in sorted(present)}
+
+
+def _candidates(names: list[str], model_names: list[str]) -> list[list[int]]:
+    """For each name the model's classes that it may mean: those of exactly this name; if there are none, those that are
+    it in another spelling; and if there are none of these either, those that have a synonym in common with it."""
+    found: list[list[int]] = [[] for _ in names]
+    for keys in (lambda name: [name], lambda name: _keys(name)[:1], _keys):
+        places: dict[str, list[int]] = {}
+        for place, name in enumerate(model_names):
+            for key in keys(name):
+                places.setdefault(key, []).append(place)
+        for index, name in enumerate(names):
+            if not found[index]:
+                found[index] = sorted({place for key in keys(name) for place in places.get(key, ())})
+    return found
 
 
 def _keys(name: str) -> list[str]:
@@ -287,8 +451,12 @@ def _keys(name: str) -> list[str]:
 
 
 def _check_labels(labels: list[int], num_classes: int, source: DataSource) -> None:
-    if any(label == -1 for label in labels):
-        raise ValueError(f"{source.name} has rows without a label (-1): choose another split")
+    missing = labels.count(-1)
+    if missing:
+        raise ValueError(
+            f"{source.name} has {missing} rows without a label (-1, or an empty cell, as which csv files also count NA and "
+            "None): remove them, or choose another split"
+        )
     for label in labels:
         if not 0 <= label < num_classes:
             raise ValueError(f"{source.name} has the label {label}, the model has the classes 0 to {num_classes - 1}")

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -13,8 +15,8 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from hydra_transformers.cli import COMMANDS, main
-from hydra_transformers.pruning import Circuit
+from hydra_transformers.cli import COMMANDS, building, main
+from hydra_transformers.pruning import Circuit, draw_members
 from hydra_transformers.uncertainty import UncertaintyReport
 from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_clip, save_vit
 
@@ -150,6 +152,66 @@ def test_taylor_keeps_the_same_number_of_heads_in_every_layer(workplace, tmp_pat
         assert [len(layer[0]) for layer in config["kept_heads"]] == [3, 3]
 
 
+# What was cut off
+
+
+def test_members_of_a_prune_that_was_killed_are_no_ensemble(workplace, tmp_path, capsys):
+    """`kill -9` while the second member is written."""
+    out = tmp_path / "out"
+    words = ["prune", workplace / "vit", "--data", workplace / "pictures", "--budget", 2, "--output", out]
+    words = [str(word) for word in words]
+    script = """
+import os, signal, sys
+from hydra_transformers import HydraViTForImageClassification as Hydra
+from hydra_transformers.cli import main
+save = Hydra.save_pretrained
+def killed(model, folder, *words, **named):
+    save(model, folder, *words, **named)
+    if "member-1" in str(folder):
+        os.kill(os.getpid(), signal.SIGKILL)
+Hydra.save_pretrained = killed
+main(sys.argv[1:])
+"""
+    assert subprocess.run([sys.executable, "-c", script, *words], check=False).returncode == -9
+    assert [path.name for path in out.glob("member-*")] == ["member-0"]
+    assert list(out.glob(".member-1.*.tmp"))
+    data = ["--data", workplace / "pictures"]
+    for command in (["fuse", out], ["finetune", out, "--recipe", "cifar100", *data]):
+        assert main([str(word) for word in [*command, "--output", tmp_path / "next"]]) == 1
+        said = capsys.readouterr().err
+        assert "lacks a member, it has member-0 of 3: run `hydra-transformers prune` again" in said
+        assert not (tmp_path / "next").exists()
+    run(*words)
+    assert not list(out.rglob(".*"))
+    run("fuse", out, "--output", tmp_path / "next")
+
+
+def test_members_of_a_fine_tuning_that_was_stopped_are_no_ensemble(workplace, pruned, tmp_path, monkeypatch, capsys):
+    from hydra_transformers.training import finetune
+
+    out, train = tmp_path / "out", finetune._train
+
+    def stopped(member, recipe, folder, *words):
+        if folder.parent.name == "member-1":
+            raise KeyboardInterrupt
+        return train(member, recipe, folder, *words)
+
+    words = ["finetune", pruned, "--recipe", "cifar100", "--max-steps", 2, "--data", workplace / "pictures"]
+    words = [str(word) for word in [*words, "--output", out]]
+    monkeypatch.setattr(finetune, "_train", stopped)
+    assert main(words) == 1
+    capsys.readouterr()
+    fuse = ["fuse", str(out), "--output", str(tmp_path / "hydra")]
+    assert main(fuse) == 1
+    assert "lacks a member, it has member-0 of 3: run `hydra-transformers finetune` again" in capsys.readouterr().err
+    (out / "finetune.json").unlink()  # as finetune_members alone leaves it
+    assert main(fuse) == 1
+    assert "member-1 is not trained to its end" in capsys.readouterr().err
+    monkeypatch.setattr(finetune, "_train", train)
+    run(*words)
+    run(*fuse)
+
+
 # finetune
 
 
@@ -169,7 +231,59 @@ def test_finetune_skips_what_is_finished(workplace, pruned, finetuned, capsys):
     assert capsys.readouterr().out.count("already finished") == 3
 
 
+@pytest.mark.parametrize("recipe", ["sst2", "cifar100"])
+def test_the_recipe_says_which_rows_are_held_out(recipe, workplace, pruned, tmp_path, monkeypatch):
+    given = {}
+
+    def take(members, recipe, train, validation, output, **_):
+        given.update(train=train.indices, validation=validation.indices)
+        for index in range(len(members)):
+            (output / f"member-{index}").mkdir()
+
+    monkeypatch.setattr(building, "finetune_members", take)
+    monkeypatch.setattr(building, "MOST_VALIDATION_ROWS", 2)
+    run("finetune", pruned, "--recipe", recipe, "--data", workplace / "pictures", "--output", tmp_path / "out")
+    assert sorted([*given["train"], *given["validation"]]) == list(range(24))
+    assert len(given["validation"]) == 2
+    assert (list(given["validation"]) == [0, 1]) == (recipe == "sst2")
+
+
 # fuse
+
+
+@pytest.mark.parametrize("output", [".", "link", "empty"])
+def test_fuse_writes_into_what_is_given(output, finetuned, tmp_path, monkeypatch):
+    folder = tmp_path / "place"
+    folder.mkdir()
+    before = folder.stat().st_ino
+    monkeypatch.chdir(folder)
+    if output == "link":
+        (tmp_path / "link").symlink_to(folder)
+    run("fuse", finetuned, "--output", {".": ".", "link": tmp_path / "link", "empty": folder}[output])
+    assert AutoModelForImageClassification.from_pretrained(folder).num_members == 3
+    assert folder.stat().st_ino == before
+    assert (tmp_path / "link").is_symlink() == (output == "link")
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_folder_that_takes_no_files_is_refused_before_the_work(
+    finetuned, workplace, fused, tmp_path, monkeypatch, capsys
+):
+    """A file in the place of a folder, because some test machines may write everywhere."""
+    from hydra_transformers.cli import judging
+
+    (tmp_path / "file").write_text("")
+    for module in (building, judging):
+        monkeypatch.setattr(module, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    data = ["--data", workplace / "pictures"]
+    for command in (
+        ["fuse", finetuned],
+        ["evaluate", fused, *data],
+        ["prune", workplace / "vit", *data],
+        ["finetune", finetuned, "--recipe", "cifar100", *data],
+    ):
+        assert main([str(word) for word in [*command, "--output", tmp_path / "file" / "out"]]) == 1
+        assert "file/out cannot be written into (Not a directory: " in capsys.readouterr().err
 
 
 def test_fuse_makes_a_model_that_loads_with_its_processor(fused):
@@ -221,6 +335,47 @@ def test_evaluate_writes_tables_json_and_plots(workplace, hydra, tmp_path):
     assert report.models["my-hydra"].id["num_samples"] == 12
     assert "my-hydra" in (tmp_path / "report" / "report.md").read_text()
     assert (tmp_path / "report" / "plots" / "reliability_diagram.png").exists()
+
+
+def test_every_compared_model_gets_its_own_processor(workplace, tmp_path):
+    other = shutil.copytree(workplace / "vit", tmp_path / "other")
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 8}, image_mean=[0.1] * 3, image_std=[0.2] * 3)
+    processor.save_pretrained(other)
+    data = ["--data", workplace / "test-pictures", "--near", f"grey={workplace / 'grey'}"]
+    run("evaluate", workplace / "vit", *data, "--compare", f"other={other}", "--output", tmp_path / "both")
+    run("evaluate", other, *data, "--output", tmp_path / "alone")
+    both = UncertaintyReport.from_json(tmp_path / "both" / "report.json").models
+    alone = UncertaintyReport.from_json(tmp_path / "alone" / "report.json").models
+    assert both["other"] == alone["other"]
+    assert both["other"].id["nll"] != both["vit"].id["nll"]
+    run(
+        "evaluate", workplace / "vit", *data, "--compare", f"other={other}", "--processor", other, "--output", tmp_path
+    )
+    same = UncertaintyReport.from_json(tmp_path / "report.json").models
+    assert same["other"] == same["vit"] == alone["other"]
+
+
+def test_what_says_little_is_told(workplace, tmp_path, capsys):
+    picture_rows(12).filter(lambda row: row["label"] == 0).save_to_disk(tmp_path / "red")
+    (tmp_path / "out").mkdir()
+    command = ["evaluate", workplace / "vit", "--output", tmp_path / "out", "--data", tmp_path / "red"]
+    run(*command, "--far", f"same={tmp_path}/out/../red")
+    said = capsys.readouterr().err
+    assert "note: all 4 rows of" in said and "have the same label" in said
+    assert "note: --far same is the data itself" in said
+    run(*command, "--limit", 1)
+    assert "gives 1 row" in capsys.readouterr().err
+
+
+def test_plots_that_could_not_be_drawn_are_not_said_to_be_there(workplace, tmp_path, monkeypatch, capsys):
+    def refuse(*_):
+        raise ImportError("plots need matplotlib: pip install matplotlib")
+
+    monkeypatch.setattr(UncertaintyReport, "plot", refuse)
+    run("evaluate", workplace / "vit", "--data", workplace / "pictures", "--output", tmp_path)
+    said = capsys.readouterr().out
+    assert "no plots: plots need matplotlib" in said
+    assert f"report.md and report.json are in {tmp_path}." in said
 
 
 def test_evaluate_counts_right_answers_under_the_models_class_names(workplace, tmp_path):
@@ -295,6 +450,27 @@ def test_card_tells_what_is_in_the_folder(workplace, hydra):
     assert "member 2" in text
 
 
+def test_the_card_names_the_circuit_of_each_member_whatever_their_order(workplace, tmp_path):
+    """As `prune --objectives ood acc` leaves them."""
+    circuits = {
+        "ood": Circuit([(1, 3), (0, 2)], [0.5, 0.25], dense_score=0.75, objective="ood"),
+        "acc": Circuit([(0, 0), (0, 1)], [0.9, 0.8], dense_score=1.0, objective="acc"),
+    }
+    backbone = ViTForImageClassification.from_pretrained(workplace / "vit")
+    processor = ViTImageProcessorPil.from_pretrained(workplace / "vit")
+    for index, member in enumerate(draw_members(backbone, circuits=list(circuits.values()), budget=2)):
+        member.save_pretrained(tmp_path / "pruned" / f"member-{index}")
+        processor.save_pretrained(tmp_path / "pruned" / f"member-{index}")
+    for objective, circuit in circuits.items():
+        circuit.save(tmp_path / "pruned" / "circuits" / f"{objective}.json")
+    run("fuse", tmp_path / "pruned", "--output", tmp_path / "hydra")
+    run("card", tmp_path / "hydra")
+    text = (tmp_path / "hydra" / "README.md").read_text()
+    first = "objective: out-of-distribution AUROC), score 0.7500 before and 0.2500 after"
+    assert f"- Member 0: 2 heads removed along a circuit ({first}" in text
+    assert "- Member 1: 2 heads removed along a circuit (objective: accuracy), score 1.0000 before and 0.8000" in text
+
+
 def test_push_hands_over_model_processor_report_and_card(workplace, hydra, monkeypatch, capsys):
     import hydra_transformers.hub as hub
 
@@ -320,6 +496,7 @@ def test_push_hands_over_model_processor_report_and_card(workplace, hydra, monke
     run("push", hydra, "me/my-hydra", "--dataset", "colours")
     assert "member 2" in pushed["card"].text
     assert "circuits" not in pushed
+    assert "README.md is published as it is, without a look at --dataset" in capsys.readouterr().err
 
 
 # The other families

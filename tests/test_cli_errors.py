@@ -1,15 +1,21 @@
 """What goes wrong is told in one sentence, without a trace, and with an exit code."""
 
 import importlib
+import json
+import re
 import shutil
 from types import SimpleNamespace
 
+import datasets
 import pytest
 from huggingface_hub.errors import GatedRepoError, HTTPError, RepositoryNotFoundError
 from transformers import AutoConfig, BertConfig, BertModel, ResNetConfig
 
-from hydra_transformers.cli import main
-from tests.tiny_data import picture_rows, save_bert, save_vit
+from hydra_transformers.cli import building, main
+from tests.tiny_data import grey_rows, picture_rows, save_bert, save_vit
+
+
+OTHER = {"dense_score": 0.9, "objective": "acc", "mode": "exact", "made_from": {}, "checks": [], "chance_from": None}
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +24,16 @@ def workplace(tmp_path_factory):
     save_vit(folder / "vit")
     save_bert(folder / "bert")
     picture_rows(6).save_to_disk(folder / "pictures")
+    grey_rows(6).save_to_disk(folder / "grey")
     return folder
+
+
+@pytest.fixture(scope="module")
+def pruned(workplace):
+    assert (
+        main([str(word) for word in prune(workplace, workplace, "--budget", 2, "--output", workplace / "pruned")]) == 0
+    )
+    return workplace / "pruned"
 
 
 @pytest.fixture
@@ -102,8 +117,6 @@ def test_a_model_that_cannot_be_had(error, offline, sentence, fails, monkeypatch
     ids=["gated", "wrong name", "no network", "offline", "no config"],
 )
 def test_a_data_set_that_cannot_be_had(error, offline, sentence, fails, workplace, tmp_path, monkeypatch):
-    import datasets
-
     monkeypatch.setenv("HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(datasets, "get_dataset_split_names", refusing(error))
     assert sentence in fails(*prune(workplace, tmp_path, "--data", "meta/secret"))
@@ -125,7 +138,7 @@ def test_a_model_of_another_kind(fails, tmp_path):
 
 
 def test_a_model_without_a_trained_classifier(fails, tmp_path, workplace):
-    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 16}
     BertModel(BertConfig(vocab_size=11, **sizes)).save_pretrained(tmp_path / "bare")
     command = ["prune", tmp_path / "bare", "--data", workplace / "pictures", "--output", tmp_path / "out"]
     assert "has no classifier.bias: pass a model that is trained for classification" in fails(*command)
@@ -166,6 +179,186 @@ def test_arguments_that_do_not_go_together(fails, tmp_path, workplace):
 
 def test_a_budget_beyond_the_model(fails, tmp_path, workplace):
     assert "8 heads compete" in fails(*prune(workplace, tmp_path, "--budget", 30, "--out-of", 40))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--budget", 8], "--budget is 8: 8 heads compete, so pass 1 to 7"),
+        (
+            ["--budget", 6, "--out-of", 3],
+            "--out-of is 3: a member loses 6 of them, and 8 heads compete, so pass 6 to 7",
+        ),
+        (["--budget", 2, "--out-of", 8], "--out-of is 8: a member loses 2 of them"),
+        (["--budget", 7], "there are only 1 ways to lose 7 of 7 heads, for 3 members"),
+        (["--budget", 2, "--out-of", 2], "there are only 1 ways to lose 2 of 2 heads, for 3 members"),
+        (["--method", "taylor", "--heads-per-layer", 4], "--heads-per-layer is 4, of at most 4 heads in a layer"),
+        (["--method", "taylor", "--mode", "shortlist"], "--mode shortlist is for --method circuits"),
+        (["--objectives", "acc", "acc"], "--objectives has acc twice: name each once"),
+        (["--objectives", "avg", "acc"], "the objective avg needs out-of-distribution data: pass --ood-data"),
+        (["--ood-split", "train"], "--ood-split is a split of --ood-data"),
+        (["--ood-data", "GREY", "--objectives", "acc"], "--ood-data is for the objectives ood and avg"),
+        (["--ood-data", "GREY", "--out-of", 5], "--out-of is for a single objective, here are 3"),
+        (["--ood-data", "PICTURES"], "is the data itself, which cannot be out of its own distribution"),
+        (["--ood-data", "GREY", "--limit", 1], "gives 1 row, too few to choose heads by"),
+        (["--limit", 1], "gives 1 row, too few to choose heads by"),
+        (["--data", "RED"], "all 4 rows of .*red have the same label, so there is nothing to choose heads by"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_what_the_arguments_tell_is_refused_before_any_work_and_the_folder_takes_the_right_call(
+    words, sentence, fails, tmp_path, workplace, monkeypatch
+):
+    picture_rows(12).filter(lambda row: row["label"] == 0).save_to_disk(tmp_path / "red")
+    places = {"GREY": workplace / "grey", "PICTURES": workplace / "pictures", "RED": tmp_path / "red"}
+    words = [places.get(word, word) for word in words]
+    with monkeypatch.context() as patched:
+        for name in ("extract_circuit", "draw_members"):
+            patched.setattr(building, name, lambda *_, **__: pytest.fail("work began"))
+        assert re.search(sentence, fails(*prune(workplace, tmp_path, *words)))
+    assert main([str(word) for word in prune(workplace, tmp_path, "--budget", 1)]) == 0
+
+
+def test_other_data_of_a_single_row_is_refused_before_the_first_circuit(fails, tmp_path, workplace, monkeypatch):
+    grey_rows(1).save_to_disk(tmp_path / "grey")
+    monkeypatch.setattr(building, "extract_circuit", lambda *_, **__: pytest.fail("work began"))
+    assert "grey gives 1 row, too few to tell it from" in fails(
+        *prune(workplace, tmp_path, "--ood-data", tmp_path / "grey")
+    )
+
+
+def test_another_split_of_the_data_may_be_out_of_distribution(tmp_path, workplace):
+    splits = {"train": picture_rows(6), "unknown": picture_rows(6, seed=3)}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "both")
+    words = ["--data", tmp_path / "both", "--ood-data", tmp_path / "both", "--ood-split", "unknown", "--budget", 1]
+    assert main([str(word) for word in prune(workplace, tmp_path, *words)]) == 0
+
+
+def test_a_hydra_is_no_backbone(fails, tmp_path, workplace, pruned):
+    assert main(["fuse", str(pruned), "--output", str(tmp_path / "hydra")]) == 0
+    command = ["prune", tmp_path / "hydra", "--data", workplace / "pictures", "--output", tmp_path / "out"]
+    assert "is a Hydra of 3 members: pass the backbone, or one member" in fails(*command)
+
+
+def finetune(workplace, pruned, tmp_path, *words):
+    data = ["--data", workplace / "pictures", "--recipe", "cifar100", "--max-steps", 1]
+    return ["finetune", pruned, *data, "--output", tmp_path / "members", *words]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--recipe", "sst2", "--learning-rates", "grid"], "the recipe sst2 has no grid of learning rates"),
+        (["--learning-rates", "grid", "0.1"], "has numbers and the word grid: pass either"),
+        (["--learning-rates", "0.1", "1e-1"], "--learning-rates has 0.1 twice"),
+        (["--output", "PRUNED"], "is where the members are read from: pass another --output"),
+        (["--output", "VIT"], "vit exists already: pass another --output"),
+        (["--output", "OTHER"], "member-0 holds something else than a fine-tuning"),
+        (["--data", "SPLITS", "--validation-split", "train"], "has rows of the training split train"),
+        (["--data", "SPLITS", "--validation-split", "train[:3]"], "has rows of the training split train"),
+        (["--data", "RED"], "all 4 rows of .*red have the same label, so there is nothing to learn"),
+        (["--limit", "1"], "gives 1 row, too few to learn"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_what_the_arguments_of_a_fine_tuning_tell_is_refused_before_any_work(
+    words, sentence, fails, tmp_path, workplace, pruned, monkeypatch
+):
+    picture_rows(12).filter(lambda row: row["label"] == 0).save_to_disk(tmp_path / "red")
+    datasets.DatasetDict({"train": picture_rows(6), "test": picture_rows(6)}).save_to_disk(tmp_path / "splits")
+    (tmp_path / "other" / "member-0").mkdir(parents=True)
+    (tmp_path / "other" / "member-0" / "config.json").write_text("{}")
+    places = {"PRUNED": pruned, "VIT": workplace / "vit", "OTHER": tmp_path / "other"}
+    places |= {"RED": tmp_path / "red", "SPLITS": tmp_path / "splits"}
+    words = [places.get(word, word) for word in words]
+    with monkeypatch.context() as patched:
+        patched.setattr(building, "load_model", lambda *_: pytest.fail("work began"))
+        assert re.search(sentence, fails(*finetune(workplace, pruned, tmp_path, *words)))
+    assert main([str(word) for word in finetune(workplace, pruned, tmp_path)]) == 0
+
+
+def test_a_fine_tuning_of_another_number_of_members_is_another(fails, tmp_path, workplace, pruned):
+    assert main([str(word) for word in finetune(workplace, pruned, tmp_path)]) == 0
+    fewer = shutil.copytree(pruned, tmp_path / "fewer")
+    (fewer / "prune.json").unlink()
+    shutil.rmtree(fewer / "member-2")
+    assert "was made of another number of members (3, now 2)" in fails(*finetune(workplace, fewer, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("garbage", "acc.json is no circuit"),
+        (json.dumps(OTHER | {"ranking": [[0, 0]], "scores": [0.5]}), "not those by which these members lost"),
+        (json.dumps(OTHER | {"ranking": [], "scores": []}), "not those by which these members lost"),
+        (
+            json.dumps(OTHER | {"ranking": [[0, 0]], "scores": [0.5], "objective": "ood"}),
+            "is a circuit for 'ood', not",
+        ),
+    ],
+    ids=["garbage", "of others", "empty", "of another objective"],
+)
+def test_circuits_of_which_no_card_can_be_made_are_refused_by_fuse(content, sentence, fails, tmp_path, pruned):
+    folder = shutil.copytree(pruned, tmp_path / "pruned")
+    (folder / "circuits" / "acc.json").write_text(content)
+    assert sentence in fails("fuse", folder, "--output", tmp_path / "hydra")
+    assert not (tmp_path / "hydra").exists()
+
+
+def test_a_broken_record_of_a_step(fails, tmp_path, workplace, pruned):
+    folder = shutil.copytree(pruned, tmp_path / "out")
+    (folder / "prune.json").write_text('{"members"')
+    assert "prune.json is broken" in fails("fuse", folder, "--output", tmp_path / "hydra")
+    assert "prune.json is broken" in fails(*prune(workplace, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--compare", "vit=VIT"], "--compare calls another model vit, as .*vit itself is called: name it otherwise"),
+        (["--compare", "a=VIT", "--compare", "a=VIT"], "--compare has a twice"),
+        (["--near", "x=GREY", "--near", "x=PICTURES"], "--near has x twice: name each once"),
+        (["--far", "x=GREY", "--far", "x=GREY"], "--far has x twice: name each once"),
+    ],
+)
+def test_a_name_stands_for_one_thing(words, sentence, fails, tmp_path, workplace):
+    places = {"VIT": workplace / "vit", "GREY": workplace / "grey", "PICTURES": workplace / "pictures"}
+    for name, place in places.items():
+        words = [word.replace(f"={name}", f"={place}") for word in words]
+    command = ["evaluate", workplace / "vit", "--data", workplace / "pictures", "--output", tmp_path / "out", *words]
+    assert re.search(sentence, fails(*command))
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_model_in_the_working_directory_has_a_name(fails, workplace, monkeypatch):
+    monkeypatch.chdir(workplace / "vit")
+    command = ["evaluate", ".", "--data", workplace / "pictures", "--compare", f"vit={workplace / 'vit'}"]
+    assert "--compare calls another model vit" in fails(*command)
+
+
+def test_a_part_of_a_split_that_cannot_be_read(fails, tmp_path, workplace):
+    assert "has no splits: leave out the split 'train[:3]'" in fails(
+        *prune(workplace, tmp_path, "--split", "train[:3]")
+    )
+
+
+def test_push_names_no_argument_that_is_no_flag(fails, tmp_path, pruned, monkeypatch):
+    from hydra_transformers.hub import publishing
+
+    assert main(["fuse", str(pruned), "--output", str(tmp_path / "hydra")]) == 0
+    monkeypatch.setattr(publishing, "get_token", lambda: None)
+    said = fails("push", tmp_path / "hydra", "me/hydra")
+    assert said.endswith("there is no token for the Hub: run `hf auth login`, or set HF_TOKEN")
+
+
+def test_names_that_cannot_be_on_the_hub_are_refused_before_the_model_is_loaded(fails, tmp_path, pruned, monkeypatch):
+    from hydra_transformers.cli import publishing
+
+    assert main(["fuse", str(pruned), "--output", str(tmp_path / "hydra")]) == 0
+    monkeypatch.setattr(publishing, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    assert "repo_id is 'a b'" in fails("push", tmp_path / "hydra", "a b")
+    assert "dataset is './data'" in fails("card", tmp_path / "hydra", "--dataset", "./data")
+    assert "--report-model is a name in a report" in fails("card", tmp_path / "hydra", "--report-model", "x")
 
 
 def test_a_folder_that_another_run_made_is_refused_but_not_one_in_which_nothing_was_made(fails, tmp_path, workplace):
@@ -235,7 +428,20 @@ def test_a_mistake_of_the_package_is_called_unexpected(fails, workplace, monkeyp
 
 @pytest.mark.parametrize(
     "words",
-    [[], ["unknown"], ["prune"], ["evaluate", "x", "--data", "y", "--near", "no-name"], ["demo", "--limit", "3"]],
+    [
+        [],
+        ["unknown"],
+        ["prune"],
+        ["evaluate", "x", "--data", "y", "--near", "no-name"],
+        ["demo", "--limit", "3"],
+        ["benchmark", "x", "--seconds", "-1"],
+        ["benchmark", "x", "--seconds", "nan"],
+        ["prune", "x", "--data", "y", "--output", "z", "--seed", "-1"],
+        *(
+            ["finetune", "x", "--recipe", "cifar100", "--data", "y", "--output", "z", "--learning-rates", rate]
+            for rate in ("nan", "inf", "-0.1", "0", "fast")
+        ),
+    ],
 )
 def test_a_wrong_call_is_answered_with_usage_and_2(words, capsys):
     with pytest.raises(SystemExit) as stop:

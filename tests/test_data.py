@@ -37,6 +37,58 @@ def test_classes_are_matched_by_name_whatever_their_order_and_spelling(vit, tmp_
     assert "matched by name ('blue' is 0 in the data, 2 in the model)" in " ".join(data.notes)
 
 
+def labels_of(folder, vit, classes, names, labels, **source):
+    """What becomes of `labels`, class indices among `names`, for a model with `classes`."""
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    rows = {"image": pictures([0] * len(labels)), "label": labels}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(folder)
+    return prepare(folder, vit, classes=classes, **source).labels
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["maillot", "maillot, tank suit", "cat"],
+        ["maillot, tank suit", "maillot", "cat"],
+        ["Cardigan", "cardigan", "cat"],
+    ],
+)
+def test_classes_that_are_called_alike_in_data_and_model_stay_what_they_are(names, vit, tmp_path):
+    assert labels_of(tmp_path, vit, names, names, [0, 0, 1, 2]) == [0, 0, 1, 2]
+
+
+def test_an_exact_name_comes_before_another_spelling_and_that_before_a_synonym(vit, tmp_path):
+    classes = ["maillot, tank suit", "Maillot", "maillot", "grey cat, tabby"]
+    assert labels_of(tmp_path / "exact", vit, classes, ["maillot", "tabby"], [0, 1]) == [2, 3]
+    assert labels_of(tmp_path / "spelt", vit, classes[:2], ["maillot", "tank-suit"], [0, 1]) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("classes", "names", "sentence"),
+    [
+        (["crane, bird", "crane, lift"], ["crane", "other"], "'crane', which may be the model's 0 .* or 1"),
+        (["crane", "crane"], ["crane", "other"], "'crane', which may be the model's 0 .* or 1"),
+        (["Crane", "crane"], ["CRANE", "other"], "'CRANE', which may be the model's 0 .* or 1"),
+        (
+            ["maillot", "cat"],
+            ["maillot", "maillot, tank suit"],
+            "the classes 'maillot' and .* both may be the model's 0",
+        ),
+        (["cat", "tench"], ["Cat", "cat"], "the classes 'Cat' and 'cat', and both may be the model's 0"),
+    ],
+)
+def test_a_name_that_may_mean_two_things_is_refused_unless_names_are_to_be_ignored(
+    classes, names, sentence, vit, tmp_path
+):
+    with pytest.raises(ValueError, match=sentence):
+        labels_of(tmp_path, vit, classes, names, [0, 0])
+    assert prepare(tmp_path, vit, classes=classes, labels_in_order=True).labels == [0, 0]
+
+
+def test_an_ambiguous_name_that_no_row_has_does_no_harm(vit, tmp_path):
+    assert labels_of(tmp_path, vit, ["crane", "crane", "cat"], ["crane", "cat"], [1, 1]) == [2, 2]
+
+
 def test_classes_without_names_in_the_model_are_taken_in_order(vit, tmp_path):
     picture_rows(6, names=["blue", "red", "green"]).save_to_disk(tmp_path)
     data = prepare(tmp_path, vit, classes=["LABEL_0", "LABEL_1", "LABEL_2"])
@@ -98,6 +150,28 @@ def test_splits_are_chosen_by_preference_or_by_name(vit, tmp_path):
         prepare(tmp_path, vit, split="validation")
 
 
+def test_a_part_of_a_split_is_read_as_on_the_hub(vit, tmp_path):
+    splits = {"train": picture_rows(9), "test": picture_rows(6)}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path)
+    data = prepare(tmp_path, vit, split="train[:4]")
+    assert len(data) == 4
+    assert data.split == "train[:4]"
+    assert torch.equal(data[3]["pixel_values"], prepare(tmp_path, vit, split="train")[3]["pixel_values"])
+    assert len(prepare(tmp_path, vit, split="test[50%:]")) == 3
+    assert len(prepare(tmp_path, vit, split="train+test[:1]")) == 10
+    for split in ("train[:4", "validation[:4]"):
+        with pytest.raises(ValueError, match=r"it has train, test, of which a part is written as \"train\[:1000\]\""):
+            prepare(tmp_path, vit, split=split)
+    with pytest.raises(ValueError, match="has no rows in the split train"):
+        prepare(tmp_path, vit, split="train[:0]")
+
+
+def test_a_split_of_data_without_splits_is_refused(vit, tmp_path):
+    picture_rows(6).save_to_disk(tmp_path)
+    with pytest.raises(ValueError, match="has no splits: leave out the split 'test'"):
+        prepare(tmp_path, vit, split="test")
+
+
 def test_a_limit_draws_rows_of_all_classes_and_always_the_same(vit, tmp_path):
     picture_rows(60).sort("label").save_to_disk(tmp_path)
     labels = [row["labels"] for row in prepare(tmp_path, vit, limit=12)]
@@ -112,11 +186,32 @@ def test_a_missing_column_is_named_with_those_that_are_there(vit, tmp_path):
         prepare(tmp_path, vit, image_column="picture")
 
 
+def test_a_column_of_another_kind_is_no_column_of_images(vit, tmp_path):
+    picture_rows(3).add_column("path", ["a.png"] * 3).save_to_disk(tmp_path)
+    with pytest.raises(ValueError, match=r"the column 'path' of .* holds string, no images: name another"):
+        prepare(tmp_path, vit, image_column="path")
+
+
+def test_images_that_the_data_keeps_as_bytes_are_opened(vit, tmp_path):
+    picture_rows(3).save_to_disk(tmp_path / "open")
+    picture_rows(3).cast_column("image", datasets.Image(decode=False)).save_to_disk(tmp_path / "bytes")
+    opened, as_bytes = (prepare(tmp_path / name, vit)[1]["pixel_values"] for name in ("open", "bytes"))
+    assert torch.equal(opened, as_bytes)
+
+
 def test_other_data_needs_no_labels_and_may_call_its_images_otherwise(vit, tmp_path):
     picture_rows(3).remove_columns("label").rename_column("image", "photo").save_to_disk(tmp_path)
     data = prepare(tmp_path, vit, labelled=False, image_column="image")
     assert set(data[0]) == {"pixel_values"}
     with pytest.raises(ValueError, match="no label column among photo"):
+        prepare(tmp_path, vit)
+
+
+def test_an_image_that_is_missing_is_told_before_the_first_is_read(vit, tmp_path):
+    features = picture_rows(1).features
+    rows = {"image": [*pictures([0, 1]), None], "label": [0, 1, 2]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path)
+    with pytest.raises(ValueError, match=r"1 of 3 rows of .* have no image in the column 'image'"):
         prepare(tmp_path, vit)
 
 
@@ -157,10 +252,88 @@ def test_a_file_is_a_data_set_and_labels_may_be_names(suffix, tokenizer, tmp_pat
     assert [row["labels"] for row in data] == [1, 0]
 
 
+@pytest.mark.parametrize("builder", ["csv", "json", "text", "parquet", "imagefolder"])
+def test_a_folder_named_like_a_builder_is_read_and_not_what_lies_around_it(builder, tokenizer, tmp_path, monkeypatch):
+    (tmp_path / builder).mkdir()
+    (tmp_path / builder / "reviews.csv").write_text("text,label\na film of joy,1\nbad,0\n")
+    for name in ("others.csv", "others.txt"):
+        (tmp_path / name).write_text("text,label\na,0\nfilm,0\nof,0\n")
+    monkeypatch.chdir(tmp_path)
+    data = prepare_data(DataSource(builder), bert_config(), tokenizer)
+    assert data.labels == [1, 0]
+
+
+def test_the_name_of_a_builder_is_no_data_set(tokenizer, tmp_path, monkeypatch):
+    (tmp_path / "others.csv").write_text("text,label\na,0\nfilm,0\n")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="there is no folder csv here"):
+        prepare_data(DataSource("csv"), bert_config(), tokenizer)
+
+
+def test_a_file_name_is_no_pattern(tokenizer, tmp_path):
+    (tmp_path / "reviews[1].csv").write_text("text,label\na film of joy,1\nbad,0\n")
+    (tmp_path / "reviews1.csv").write_text("text,label\na,0\n")
+    assert prepare_data(DataSource(str(tmp_path / "reviews[1].csv")), bert_config(), tokenizer).labels == [1, 0]
+
+
+def prepared_file(name, content, tokenizer, tmp_path, **source):
+    (tmp_path / name).write_text(content)
+    return prepare_data(DataSource(str(tmp_path / name), **source), bert_config(), tokenizer)
+
+
+def test_whole_numbers_that_came_as_floats_are_classes(tokenizer, tmp_path):
+    assert prepared_file("reviews.csv", "text,label\na,1.0\nbad,0.0\n", tokenizer, tmp_path).labels == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        ("half.csv", "text,label\na,0.5\nbad,1\n", "the column 'label' of .* holds 0.5, which is no class"),
+        ("inf.csv", "text,label\na,inf\nbad,1\n", "holds inf, which is no class"),
+        ("several.jsonl", '{"text": "a", "label": [0, 1]}\n', r"holds \[0, 1\], which is no class"),
+        ("missing.csv", "text,label\na,1\nbad,\n", "has 1 rows without a label"),
+        ("missing_names.csv", "text,label\na,positive\nbad,\n", "has 1 rows without a label"),
+        ("none.csv", "text,label\na,positive\nbad,None\n", "csv files also count NA and None"),
+        ("no_text.csv", "text,label\na,1\n,0\n", "1 of 2 rows of .* have no text in the column 'text'"),
+        ("zero.csv", "", "zero.csv cannot be read: zero.csv is an empty file"),
+        ("zero.json", "", "zero.json cannot be read: zero.json is an empty file"),
+        ("header.csv", "text,label\n", "header.csv has no rows"),
+        ("list.json", "[]", "list.json has no rows"),
+        ("broken.json", '{"text": [', "broken.json cannot be read: JSON parse error"),
+        ("broken.jsonl", '{"text": "a", "label": 1}\n{"text"', "broken.jsonl cannot be read: JSON parse error"),
+        ("broken.parquet", "x", "broken.parquet cannot be read: Parquet"),
+        ("ragged.csv", "text,label\na,film,0\nbad,film,1\n", "have more cells than its first line"),
+    ],
+)
+def test_a_file_that_cannot_be_right_is_told_in_a_sentence(name, content, sentence, tokenizer, tmp_path, caplog):
+    with pytest.raises(ValueError, match=sentence) as raised:
+        prepared_file(name, content, tokenizer, tmp_path)
+    assert "\n" not in str(raised.value)
+    assert not caplog.records
+
+
+def test_an_empty_file_in_a_folder_is_named(tokenizer, tmp_path):
+    (tmp_path / "zero.csv").write_text("")
+    with pytest.raises(ValueError, match=r"cannot be read: zero\.csv is an empty file"):
+        prepare_data(DataSource(str(tmp_path)), bert_config(), tokenizer)
+
+
+def test_names_in_order_must_all_be_there(tokenizer, tmp_path):
+    source = {"tokenizer": tokenizer, "tmp_path": tmp_path, "labels_in_order": True}
+    assert prepared_file("all.csv", "text,label\na,good\nbad,bad\n", **source).labels == [1, 0]
+    with pytest.raises(ValueError, match="holds 1 names, the model has 2 classes"):
+        prepared_file("one.csv", "text,label\na,good\nbad,good\n", **source)
+
+
 def test_label_names_need_a_model_with_names(tokenizer, tmp_path):
     (tmp_path / "reviews.csv").write_text("text,label\na film,good\nbad,bad\n")
     with pytest.raises(ValueError, match="holds names, and the model has no names for its 2 classes"):
         prepare_data(DataSource(str(tmp_path / "reviews.csv")), bert_config(["LABEL_0", "LABEL_1"]), tokenizer)
+
+
+def test_a_column_of_numbers_is_no_column_of_texts(tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"the column 'label' of .* holds int64, no texts: name another"):
+        prepared_file("reviews.csv", "text,label\na,1\nbad,0\n", tokenizer, tmp_path, text_column="label")
 
 
 def test_two_possible_text_columns_are_for_the_user_to_choose_from(tokenizer, tmp_path):
@@ -187,6 +360,18 @@ def test_a_number_that_is_no_class_of_the_model_is_refused(tokenizer, tmp_path):
 
 
 # CLIP
+
+
+def test_a_missing_name_is_no_class_of_clip(tmp_path):
+    from transformers import AutoConfig, AutoProcessor
+
+    folder = save_clip(tmp_path / "clip")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("string")})
+    rows = {"image": pictures([0, 1, 2]), "label": ["red", None, "blue"]}
+    datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path / "data")
+    source = DataSource(str(tmp_path / "data"))
+    with pytest.raises(ValueError, match="has 1 rows without a label"):
+        prepare_data(source, AutoConfig.from_pretrained(folder), AutoProcessor.from_pretrained(folder))
 
 
 def test_clip_takes_its_classes_from_the_data(tmp_path):

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from transformers import (
 from hydra_transformers.hub import HubError, create_model_card, kept_heads_map, publishing, push_hydra_to_hub
 from hydra_transformers.hub.cost import card_cost_table
 from hydra_transformers.hub.parts import PART, TO_FILL_IN, EditedCardError, renewed
-from hydra_transformers.pruning import draw_members, extract_circuit
+from hydra_transformers.pruning import Circuit, draw_members, extract_circuit
 from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty
 from tests.families import BERT, CLIP, VIT, Family, randomise
 from tests.pages import run_python_blocks
@@ -169,6 +170,40 @@ def test_the_card_tells_how_circuits_chose_the_heads():
         create_model_card(hydra, circuits=[*circuits, circuits[0]])
 
 
+ACC = Circuit([(0, 0), (1, 0), (0, 1), (1, 1)], [0.9, 0.8, 0.7, 0.6], dense_score=0.95, objective="acc")
+OOD = Circuit([(2, 3), (1, 0), (2, 1), (0, 2)], [0.5, 0.4, 0.3, 0.2], dense_score=0.55, objective="ood")
+
+
+def test_a_circuit_is_not_ascribed_to_another_member():
+    hydra = VIT.hydra.from_pruned_members(draw_members(VIT.backbone().float(), circuits=[ACC, OOD], budget=3))
+    with pytest.raises(ValueError, match=r"circuits\[0\] \(objective 'ood'\) is not the one by which member 0 lost"):
+        create_model_card(hydra, circuits=[OOD, ACC])
+
+
+def test_heads_that_the_backbone_lacked_already_are_not_counted_as_removed_by_a_circuit():
+    (member,) = draw_members(VIT.backbone().float(), circuits=[ACC], budget=2)
+    further = replace(
+        OOD, ranking=[(2, 3), (1, 1)], scores=[0.5, 0.4], made_from={"kept_heads": member.config.kept_heads}
+    )
+    text = create_model_card(*draw_members(member, circuits=[further], budget=1), circuits=[further]).text
+    objective = "objective: out-of-distribution AUROC"
+    assert f"Member 0: 1 heads removed along a circuit ({objective}), score 0.5500 before and 0.5000 after" in text
+
+
+def test_a_single_member_that_was_sampled_did_not_go_along_its_circuit():
+    (member,) = draw_members(VIT.backbone().float(), circuit=ACC, budget=1, out_of=4, num_members=1, seed=1)
+    assert member.config.kept_heads[0][0] == [0, 1, 2, 3]  # so another head than the first of the circuit went
+    assert "sampled from the first part of the ranking of 4" in create_model_card(member, circuits=[ACC]).text
+
+
+@pytest.mark.parametrize(
+    ("license", "instead"), [("apache2", "'apache-2.0'"), ("MIT", "'mit'"), ("my own", "'other'")]
+)
+def test_a_license_that_the_hub_does_not_know_is_told_of(license, instead, hydra):
+    with pytest.warns(UserWarning, match=f"may not know the license '{license}': .* {instead}"):
+        create_model_card(hydra, license=license)
+
+
 def test_infinite_results_stay_out_of_the_metadata(hydra, report):
     report.models["Hydra"].id["nll"], before = math.inf, report.models["Hydra"].id["nll"]
     try:
@@ -184,6 +219,8 @@ def test_infinite_results_stay_out_of_the_metadata(hydra, report):
         ({"report": True}, r"dataset is missing: name the report's in-distribution data"),
         ({"report": True, "dataset": "d"}, r"the report has 2 models: say with report_model= which of Single, Hydra"),
         ({"base_model": "./runs/my backbone"}, r"base_model is './runs/my backbone': pass an id of the Hub"),
+        ({"dataset": "./data/my reviews"}, r"dataset is './data/my reviews': pass an id of the Hub such as 'uoft-cs/"),
+        ({"dataset": "glue:sst2"}, r"dataset is 'glue:sst2': pass an id of the Hub"),
     ],
 )
 def test_bad_input_gets_one_sentence(hydra, report, arguments, sentence):
@@ -309,6 +346,7 @@ class FakeHub:
         self.files: dict[str, bytes] = {}
         self.calls: list[tuple[str, dict]] = []
         self.fails_with: Exception | None = None
+        self.data_sets = {"cifar100"}
 
     def __call__(self, token=None):
         self.token = token
@@ -335,6 +373,10 @@ class FakeHub:
     def list_repo_files(self, repo_id, **arguments):
         self.check("list_repo_files", repo_id, **arguments)
         return list(self.files)
+
+    def repo_exists(self, repo_id, **arguments):
+        self.check("repo_exists", repo_id, **arguments)
+        return repo_id in self.data_sets
 
     def create_commit(self, repo_id, operations, **arguments):
         self.check("create_commit", repo_id, operations, **arguments)
@@ -459,6 +501,12 @@ def test_shards_of_an_earlier_push_are_removed_and_other_files_stay(hydra, hub):
     push_hydra_to_hub(hydra, "me/tiny")
     assert len(commits(hub)) == 1
     assert not set(shards) & set(hub.files) and set(others) < set(hub.files)
+
+
+def test_a_data_set_that_the_hub_does_not_know_is_told_of(hydra, hub):
+    with pytest.warns(UserWarning, match="the Hub has no data set cifar1000 that you can see"):
+        push_hydra_to_hub(hydra, "me/tiny", dataset="cifar1000")
+    assert len(commits(hub)) == 1
 
 
 def test_the_model_is_left_as_it_was(hydra, hub):

@@ -1,6 +1,8 @@
 """Arguments that several commands share."""
 
 import argparse
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,48 @@ from ..data import DataSource, PreparedData, prepare_data
 from .problems import CommandError, access_to
 
 
+MOST_SEED = 2**31  # numpy takes twice as much, and member i gets the seed plus i
+
+
 def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is no positive number")
     return value
+
+
+def seed(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < MOST_SEED:
+        raise argparse.ArgumentTypeError(f"{value} is no seed: pass 0 to {MOST_SEED - 1:,}")
+    return value
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"{text} is no time to measure: pass 0 or more seconds")
+    return value
+
+
+def learning_rate(text: str) -> float | str:
+    """A positive number, or the word "grid"."""
+    if text == "grid":
+        return text
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text} is no learning rate: pass positive numbers, or the word grid")
+    return value
+
+
+def check_named_once(names: Sequence, flag: str) -> None:
+    """Refuses what would count once, or stand for two things."""
+    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    if twice:
+        raise CommandError(f"{flag} has {twice[0]} twice: name each once")
 
 
 def named(text: str) -> tuple[str, str]:
@@ -39,7 +78,7 @@ def add_data(parser: argparse.ArgumentParser, split: str) -> None:
         help='a data set on the Hub ("cifar100", "glue:sst2"), a folder that save_to_disk wrote, a folder of images, csv, '
         "json or parquet files, or one such file",
     )
-    group.add_argument("--split", help=f"which split to read (default: {split})")
+    group.add_argument("--split", help=f'which split to read, or which part, "train[:1000]" (default: {split})')
     group.add_argument("--limit", type=positive, metavar="N", help="read at most N rows of each set, drawn at random")
     group.add_argument("--image-column", metavar="NAME", help="default: the only column of images")
     group.add_argument(
@@ -79,8 +118,9 @@ def read_data(
     split: str | None = None,
     labelled: bool = True,
     prefer: tuple[str, ...] = ("validation", "test", "train"),
+    is_told: bool = True,
 ) -> PreparedData:
-    """The rows the arguments name, prepared for a model; says what was found."""
+    """The rows the arguments name, prepared for a model; says what was found where `is_told`."""
     source = DataSource(
         name or arguments.data,
         split=split,
@@ -92,9 +132,21 @@ def read_data(
     )
     with access_to(source.name, "data set"):
         data = prepare_data(source, config, processor, labelled, prefer)
-    for note in data.notes:
-        print(note, flush=True)
+    if is_told:
+        for note in data.notes:
+            print(note, flush=True)
     return data
+
+
+def check_can_be_learnt_from(data: PreparedData, name: str, purpose: str, by_classes: bool = True) -> None:
+    """Refuses rows among which nothing can be told apart."""
+    if len(data) < 2:
+        raise CommandError(f"{name} gives 1 row, too few {purpose}: read more of it")
+    if by_classes and len(set(data.labels)) < 2:
+        raise CommandError(
+            f"all {len(data):,} rows of {name} have the same label, so there is nothing {purpose}: where the rows are "
+            "sorted by class, read all of them and draw with --limit"
+        )
 
 
 def class_prompts(config: PreTrainedConfig, processor: Any, data: PreparedData) -> dict | None:

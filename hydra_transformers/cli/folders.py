@@ -1,8 +1,11 @@
 """Models, members and processors in folders: found, loaded, and claimed by a step."""
 
 import json
+import os
 import re
 import shutil
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,12 @@ from transformers import (
 )
 
 from .. import HydraBertForSequenceClassification, HydraCLIPModel, HydraViTForImageClassification
-from ..files import write_atomically
+from ..files import remove_leftovers, write_atomically, written_whole
+from ..hub.member_circuits import heads_of_backbone, in_order_of_members, kept_by
+from ..pruning import Circuit
+from ..pruning.heads import Head
+from ..pruning.scoring import OBJECTIVES
+from ..training.finetune import FINISHED, RUN
 from .problems import CommandError, access_to
 
 
@@ -36,6 +44,8 @@ PROCESSOR_CLASSES = {"vit": AutoImageProcessor, "bert": AutoTokenizer, "clip": A
 # Older versions of Transformers ask for torchvision even where Pillow would do.
 WITHOUT_TORCHVISION = {AutoImageProcessor: ViTImageProcessorPil}
 CIRCUITS = "circuits"
+# What a step was asked for, in its output folder: among others the number of "members".
+PRUNE_SETTINGS, FINETUNE_SETTINGS = "prune.json", "finetune.json"
 
 
 def load_config(name: str) -> PreTrainedConfig:
@@ -100,30 +110,57 @@ def _member_number(path: Path) -> int:
 
 
 def members_in(folder: Path) -> list[Path]:
-    """The member folders of a step's output; refuses a folder that has none, or that lacks one."""
+    """The member folders of a step's output; refuses a folder that has none, that lacks one, or of a step that was cut off."""
     if not folder.is_dir():
         raise CommandError(f"there is no folder {folder}: pass the output of `hydra-transformers prune`")
     members = member_folders(folder)
-    if not members:
+    step = next((file for file in (FINETUNE_SETTINGS, PRUNE_SETTINGS) if (folder / file).exists()), None)
+    wanted = None if step is None else read_settings(folder / step).get("members")
+    there = ", ".join(path.name for path in members) or "none"
+    if step is None and not members:
         raise CommandError(f"{folder} holds no members: pass the output of `hydra-transformers prune` or `finetune`")
-    if [_member_number(path) for path in members] != list(range(len(members))):
+    numbers = [_member_number(path) for path in members]
+    if numbers != list(range(len(members) if wanted is None else wanted)):
+        of_all = "" if wanted is None else f" of {wanted}"
+        again = "its step" if step is None else f"`hydra-transformers {step.removesuffix('.json')}`"
         raise CommandError(
-            f"{folder} lacks a member, it has {', '.join(path.name for path in members)}: run its step again"
+            f"{folder} lacks a member, it has {there}{of_all}: run {again} again with the same arguments, it goes on where it "
+            "was"
         )
+    for path in folder.glob("member-*"):
+        if (path / RUN).exists() and not (path / FINISHED).exists():
+            raise CommandError(
+                f"{path} is not trained to its end: run its fine-tuning again with the same arguments, it goes on where it was"
+            )
     return members
 
 
 def check_is_new(folder: Path) -> None:
+    remove_leftovers(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise CommandError(f"{folder} exists already: pass another --output, or remove it")
+
+
+def check_takes_files(folder: Path) -> None:
+    """Refuses, before any work, a folder that could not be made or written into."""
+    place = Path(os.path.realpath(folder))
+    there = next(path for path in (place, *place.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise CommandError(
+            f"{folder} cannot be written into ({error.strerror}: {there}): pass another --output"
+        ) from error
 
 
 def claim(folder: Path, file: str, settings: dict[str, Any]) -> None:
     """Takes a folder for a step with these settings, or refuses one in which a step with others made something."""
     settings = json.loads(json.dumps(settings))
     record = folder / file
+    remove_leftovers(folder)
     if record.exists() and any(path != record for path in folder.iterdir()):
-        found = json.loads(record.read_text())
+        found = read_settings(record)
         for name, value in settings.items():
             if found.get(name) != value:
                 raise CommandError(
@@ -133,9 +170,76 @@ def claim(folder: Path, file: str, settings: dict[str, Any]) -> None:
         return
     if not record.exists():
         check_is_new(folder)
+    check_takes_files(folder)
     write_atomically(record, json.dumps(settings, indent=1) + "\n")
 
 
+def claim_for_training(folder: Path, source: Path, members: int) -> None:
+    """Takes a folder for the fine-tuning of `members` members, or refuses one that holds anything else."""
+    if folder.resolve() == source.resolve():
+        raise CommandError(f"{folder} is where the members are read from: pass another --output")
+    remove_leftovers(folder)
+    record = folder / FINETUNE_SETTINGS
+    trained = [path for path in folder.glob("member-*") if path.is_dir() and any(path.iterdir())]
+    others = [path for path in trained if not (path / RUN).exists()]
+    if others:
+        raise CommandError(f"{others[0]} holds something else than a fine-tuning: pass another --output, or remove it")
+    if not (record.exists() or trained):
+        check_is_new(folder)
+    if trained and record.exists() and read_settings(record).get("members") != members:
+        raise CommandError(
+            f"{folder} was made of another number of members ({read_settings(record).get('members')}, now {members}): pass "
+            "another --output, or remove it"
+        )
+    check_takes_files(folder)
+    write_atomically(record, json.dumps({"members": members}) + "\n")
+
+
+def read_settings(record: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads(record.read_text())
+    except ValueError:
+        settings = None
+    if not isinstance(settings, dict):
+        raise CommandError(f"{record} is broken, so nobody knows what {record.parent} is: make it again")
+    return settings
+
+
+# Circuits
+
+
+def circuits_of(folder: Path, configs: Sequence[PreTrainedConfig]) -> list[Circuit] | None:
+    """The circuits that came along with a model or with members, in the order of the members; None where there are none.
+
+    configs: that of the Hydra, or of every member
+    """
+    paths = [folder / CIRCUITS / f"{objective}.json" for objective in OBJECTIVES]
+    circuits = [_load_circuit(path) for path in paths if path.exists()]
+    if not circuits:
+        return None
+    members: list[set[Head]] = [kept_by(config, member) for config in configs for member in range(config.num_members)]
+    ordered = in_order_of_members(circuits, members, heads_of_backbone(configs[0]))
+    if ordered is None:
+        raise CommandError(
+            f"the circuits in {folder / CIRCUITS} are not those by which these members lost their heads: remove them, or run "
+            "`hydra-transformers prune` again"
+        )
+    return ordered
+
+
+def _load_circuit(path: Path) -> Circuit:
+    circuit = Circuit.load(path)
+    if circuit.objective != path.stem:
+        raise CommandError(
+            f"{path} is a circuit for {circuit.objective!r}, not for {path.stem!r}: put the right one back"
+        )
+    return circuit
+
+
 def copy_circuits(source: Path, target: Path) -> None:
-    if (source / CIRCUITS).is_dir() and not (target / CIRCUITS).exists():
-        shutil.copytree(source / CIRCUITS, target / CIRCUITS)
+    """Brings along the circuits that members came from; checkpoints of an extraction stay behind."""
+    circuits = sorted((source / CIRCUITS).glob("*.json"))
+    if circuits and not (target / CIRCUITS).exists():
+        with written_whole(target / CIRCUITS) as folder:
+            for path in circuits:
+                shutil.copy(path, folder)

@@ -1,6 +1,7 @@
 """`evaluate`, `benchmark` and `info`: what a model knows, what it costs, and what it is made of."""
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,30 @@ from ..cost import (
     example_inputs,
     unpruned_backbone,
 )
+from ..data import PreparedData, is_same_source
 from ..files import write_atomically
 from ..models.fusion import without_weights
-from ..uncertainty import OOD_SCORES, evaluate_uncertainty
-from .arguments import add_batch_size, add_data, add_device, class_prompts, device_of, named, positive, read_data
-from .folders import MODEL_CLASSES, load_config, load_model, load_processor, member_folders
+from ..uncertainty import OOD_SCORES, UncertaintyReport, evaluate_uncertainty
+from .arguments import (
+    add_batch_size,
+    add_data,
+    add_device,
+    check_named_once,
+    class_prompts,
+    device_of,
+    named,
+    positive,
+    read_data,
+    seconds,
+)
+from .folders import (
+    MODEL_CLASSES,
+    check_takes_files,
+    load_config,
+    load_model,
+    load_processor,
+    member_folders,
+)
 from .problems import CommandError
 
 
@@ -37,7 +57,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         type=named,
         default=[],
         metavar="NAME=MODEL",
-        help="another model, judged as well",
+        help="another model, judged as well, with its own processor; may be repeated",
     )
     for group in ("near", "far"):
         parser.add_argument(
@@ -68,47 +88,100 @@ class WithProgress:
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
-    if arguments.output is None and not Path(arguments.model).is_dir():
-        raise CommandError(f"{arguments.model} is no folder to write into: pass --output")
+    sources = _models_by_name(arguments)
     output = arguments.output or Path(arguments.model) / "evaluation"
     device = device_of(arguments)
-    models = {Path(arguments.model).name: load_model(arguments.model, device)}
-    models |= {name: load_model(other, device) for name, other in arguments.compare}
-    config = next(iter(models.values())).config
-    for name, other in models.items():
-        if getattr(other.config, "id2label", None) != getattr(config, "id2label", None):
-            raise CommandError(
-                f"{name} has other classes than {arguments.model}: they cannot be judged on the same labels"
-            )
-    processor = load_processor(arguments.processor or arguments.model, config)
-    data = read_data(arguments, config, processor, split=arguments.split)
-    ood = {
-        group: {
-            name: WithProgress(
-                read_data(arguments, config, processor, source, labelled=False), arguments.batch_size, name
-            )
-            for name, source in getattr(arguments, group)
-        }
-        for group in ("near", "far")
-        if getattr(arguments, group)
+    configs = {name: load_config(source) for name, source in sources.items()}
+    _check_classes(configs)
+    check_takes_files(output)
+    processors = {
+        name: load_processor(arguments.processor or source, configs[name]) for name, source in sources.items()
     }
-    report = evaluate_uncertainty(
-        models,
-        WithProgress(data, arguments.batch_size, "in distribution"),
-        ood,
-        score=arguments.score,
-        class_prompts=class_prompts(config, processor, data),
-    )
+    data = {
+        name: _read_all(arguments, configs[name], processors[name], is_told=place == 0)
+        for place, name in enumerate(sources)
+    }
+    _tell_what_says_little(arguments, next(iter(data.values()))[0])
+    models = {name: load_model(source, device) for name, source in sources.items()}
+    results = {}
+    for name, model in models.items():
+        labelled, ood = data[name]
+        report = evaluate_uncertainty(
+            {name: model},
+            WithProgress(labelled, arguments.batch_size, f"{name}: in distribution"),
+            {
+                group: {
+                    each: WithProgress(rows, arguments.batch_size, f"{name}: {each}") for each, rows in sets.items()
+                }
+                for group, sets in ood.items()
+            },
+            score=arguments.score,
+            class_prompts=class_prompts(configs[name], processors[name], labelled),
+        )
+        results |= report.models
+    report = UncertaintyReport(score=arguments.score, models=results)
     report.to_json(output / "report.json")
     write_atomically(output / "report.md", report.to_markdown())
     print(report.to_markdown())
     try:
         report.plot(output / "plots")
+        written = "report.md, report.json and plots"
     except ImportError as error:
         print(f"no plots: {error}")
-    print(f"report.md, report.json and plots are in {output}.")
+        written = "report.md and report.json"
+    print(f"{written} are in {output}.")
     own_name = f" --report-model {next(iter(models))}" if arguments.compare else ""
     print(f"Next: hydra-transformers card {arguments.model} --report {output / 'report.json'}{own_name} --dataset ...")
+
+
+def _models_by_name(arguments: argparse.Namespace) -> dict[str, str]:
+    """Name -> folder or Hub name, the model itself first; refuses names that stand for two things."""
+    path = Path(arguments.model)
+    if arguments.output is None and not path.is_dir():
+        raise CommandError(f"{arguments.model} is no folder to write into: pass --output")
+    own = path.resolve().name if path.is_dir() else path.name
+    for group in ("near", "far"):
+        check_named_once([name for name, _ in getattr(arguments, group)], f"--{group}")
+    check_named_once([name for name, _ in arguments.compare], "--compare")
+    if own in dict(arguments.compare):
+        raise CommandError(
+            f"--compare calls another model {own}, as {arguments.model} itself is called: name it otherwise"
+        )
+    return {own: arguments.model, **dict(arguments.compare)}
+
+
+def _check_classes(configs: dict[str, PreTrainedConfig]) -> None:
+    first = next(iter(configs))
+    for name, config in configs.items():
+        if getattr(config, "id2label", None) != getattr(configs[first], "id2label", None):
+            raise CommandError(f"{name} has other classes than {first}: they cannot be judged on the same labels")
+
+
+def _read_all(
+    arguments: argparse.Namespace, config: PreTrainedConfig, processor: Any, is_told: bool
+) -> tuple[PreparedData, dict[str, dict[str, PreparedData]]]:
+    """The data, and by group and name the out-of-distribution data, prepared for one model."""
+    data = read_data(arguments, config, processor, split=arguments.split, is_told=is_told)
+    groups = {group: getattr(arguments, group) for group in ("near", "far") if getattr(arguments, group)}
+    ood = {
+        group: {
+            name: read_data(arguments, config, processor, source, labelled=False, is_told=is_told)
+            for name, source in sets
+        }
+        for group, sets in groups.items()
+    }
+    return data, ood
+
+
+def _tell_what_says_little(arguments: argparse.Namespace, data: PreparedData) -> None:
+    if len(data) < 2:
+        print(f"note: {arguments.data} gives 1 row, of which no figure means anything", file=sys.stderr)
+    elif len(set(data.labels)) < 2:
+        print(f"note: all {len(data):,} rows of {arguments.data} have the same label", file=sys.stderr)
+    for group in ("near", "far"):
+        for name, source in getattr(arguments, group):
+            if is_same_source(source, arguments.data):
+                print(f"note: --{group} {name} is the data itself, so it cannot be told from it", file=sys.stderr)
 
 
 # benchmark
@@ -117,7 +190,9 @@ def evaluate(arguments: argparse.Namespace) -> None:
 def add_benchmark(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help="a Hydra: the output of `fuse`, a member, or a Hub name")
     parser.add_argument("--batch-sizes", nargs="+", type=positive, default=[1, 8], metavar="N", help="default: 1 8")
-    parser.add_argument("--seconds", type=float, default=5.0, help="to measure per batch size (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=seconds, default=5.0, help="to measure per batch size (default: %(default)s)"
+    )
     add_device(parser)
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the table to this file, too")
 
@@ -125,6 +200,10 @@ def add_benchmark(parser: argparse.ArgumentParser) -> None:
 def benchmark(arguments: argparse.Namespace) -> None:
     check_is_hydra(load_config(arguments.model), arguments.model)
     device = device_of(arguments)
+    if arguments.output is not None:
+        if arguments.output.is_dir():
+            raise CommandError(f"--output {arguments.output} is a folder: pass the name of a file")
+        check_takes_files(arguments.output.parent)
     hydra = load_model(arguments.model, device)
     models: dict[str, nn.Module] = {"Single": unpruned_backbone(hydra, device)}
     if hydra.num_members > 1:

@@ -2,15 +2,19 @@
 
 import argparse
 import re
+import sys
 from pathlib import Path
 
 from huggingface_hub import ModelCard
+from transformers import PreTrainedConfig
 
 from ..uncertainty import UncertaintyReport
-from .building import saved_circuits
-from .folders import load_config, load_model, load_processor
+from .folders import circuits_of, load_config, load_model, load_processor
 from .judging import check_is_hydra
 from .problems import CommandError
+
+
+CARD_FLAGS = ("dataset", "base_model", "license", "fine_tuning", "report_model")
 
 
 def _add_card_fields(parser: argparse.ArgumentParser) -> None:
@@ -39,16 +43,20 @@ def card(arguments: argparse.Namespace) -> None:
     path = arguments.folder / "README.md"
     if path.exists() and not arguments.overwrite:
         raise CommandError(f"{path} exists already: pass --overwrite to replace it")
-    check_is_hydra(load_config(str(arguments.folder)), str(arguments.folder))
+    config = load_config(str(arguments.folder))
+    check_is_hydra(config, str(arguments.folder))
+    report, fields = _card_fields(arguments, config)
     model = load_model(str(arguments.folder))
-    report, fields = _card_fields(arguments)
     repo = arguments.repo or "me/" + re.sub(r"[^\w.-]+", "-", arguments.folder.resolve().name).strip("-.")
     create_model_card(model, report, repo_id=repo, **fields).save(path)
     print(f"the card is in {path}. Next: hydra-transformers push {arguments.folder} {arguments.repo or 'me/my-hydra'}")
 
 
-def _card_fields(arguments: argparse.Namespace) -> tuple[UncertaintyReport | None, dict]:
+def _card_fields(arguments: argparse.Namespace, config: PreTrainedConfig) -> tuple[UncertaintyReport | None, dict]:
     """The report, if there is one, and the arguments of `create_model_card`."""
+    from ..hub.card import check_names
+
+    check_names(repo_id=arguments.repo, base_model=arguments.base_model, dataset=arguments.dataset)
     path = arguments.report or arguments.folder / "evaluation" / "report.json"
     if arguments.report is not None and not path.exists():
         raise CommandError(f"there is no report {path}: pass the report.json of `hydra-transformers evaluate`")
@@ -60,10 +68,14 @@ def _card_fields(arguments: argparse.Namespace) -> tuple[UncertaintyReport | Non
         "base_model": arguments.base_model,
         "license": arguments.license,
         "fine_tuning": arguments.fine_tuning,
-        "circuits": saved_circuits(arguments.folder),
+        "circuits": circuits_of(arguments.folder, [config]),
     }
     if report is not None:
         fields["report_model"] = arguments.report_model or _own_name(report, path, arguments.report is None)
+        if fields["report_model"] not in report.models:
+            raise CommandError(f"{path} has no model {arguments.report_model}: it has {', '.join(report.models)}")
+    elif arguments.report_model is not None:
+        raise CommandError("--report-model is a name in a report, and there is none: pass --report")
     return report, fields
 
 
@@ -83,23 +95,43 @@ def add_push(parser: argparse.ArgumentParser) -> None:
     _add_card_fields(parser)
 
 
+# How the function behind `push` calls what are flags here.
+FLAGS = {
+    "set HF_TOKEN, or pass token=": "or set HF_TOKEN",
+    "pass another token=": "set another HF_TOKEN",
+    "overwrite_card=True": "--overwrite-card",
+}
+
+
 def push(arguments: argparse.Namespace) -> None:
-    from ..hub import push_hydra_to_hub
+    from ..hub import HubError, push_hydra_to_hub
+    from ..hub.parts import EditedCardError
 
     config = load_config(str(arguments.folder))
     check_is_hydra(config, str(arguments.folder))
-    model = load_model(str(arguments.folder))
-    report, fields = _card_fields(arguments)
-    if (arguments.folder / "README.md").exists():
+    report, fields = _card_fields(arguments, config)
+    card = arguments.folder / "README.md"
+    if card.exists():
         # The card in the folder is the one its owner has read and may have edited.
-        fields = {"card": ModelCard.load(arguments.folder / "README.md")}
-    commit = push_hydra_to_hub(
-        model,
-        arguments.repo,
-        load_processor(str(arguments.folder), config),
-        report,
-        private=arguments.private,
-        overwrite_card=arguments.overwrite_card,
-        **fields,
-    )
+        given = [name for name in CARD_FLAGS if getattr(arguments, name) is not None]
+        if given:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            print(f"note: {card} is published as it is, without a look at {flags}", file=sys.stderr)
+        fields = {"card": ModelCard.load(card)}
+    model = load_model(str(arguments.folder))
+    try:
+        commit = push_hydra_to_hub(
+            model,
+            arguments.repo,
+            load_processor(str(arguments.folder), config),
+            report,
+            private=arguments.private,
+            overwrite_card=arguments.overwrite_card,
+            **fields,
+        )
+    except (HubError, EditedCardError) as error:
+        sentence = str(error)
+        for word, flag in FLAGS.items():
+            sentence = sentence.replace(word, flag)
+        raise CommandError(sentence) from error
     print(f"published: {getattr(commit, 'commit_url', commit)}")

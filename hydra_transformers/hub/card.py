@@ -17,6 +17,8 @@ from ..uncertainty import TemperatureScaling, UncertaintyReport
 from .cost import card_cost_table
 from .families import FAMILIES, Family
 from .kept_heads_map import kept_heads_map
+from .licenses import warn_of_unknown_license
+from .member_circuits import has_led_to, heads_of_backbone, kept_by, lost_by
 from .parts import sealed, to_fill_in
 
 
@@ -48,8 +50,8 @@ def create_model_card(
         repo_id: where the model will lie, "me/my-hydra"; the code in the card loads it from there.
         base_model: the backbone's id on the Hub.
         dataset: the in-distribution data's id on the Hub ("cifar100"); needed with a report.
-        license: a license id of the Hub ("apache-2.0").
-        circuits: one per member, or a single one that all members were sampled from.
+        license: a license id of the Hub ("apache-2.0"); a warning tells of one that is not known.
+        circuits: one per member, in their order, or a single one that all members were sampled from.
         fine_tuning: a sentence on how the members were fine-tuned after pruning.
         report_model: which of the report's models this one is; needed where it has several.
         temperature: the temperature that is published with the model.
@@ -58,8 +60,8 @@ def create_model_card(
     What is not known is marked "To be filled in". Parts between `<!-- generated: ... -->` and `<!-- end -->` are renewed by
     later pushes; the text around them is yours.
     """
-    for name, value in (("repo_id", repo_id), ("base_model", base_model)):
-        _check_id(name, value)
+    check_names(repo_id=repo_id, base_model=base_model, dataset=dataset)
+    warn_of_unknown_license(license)
     fields = card_fields(model, repo_id, base_model, circuits)
     fields |= {"fine_tuning": fine_tuning, "temperature": temperature, "plots": plots or {}, "dataset": dataset}
     data = card_data(model, base_model, dataset, license)
@@ -136,15 +138,18 @@ def family_of(model: PreTrainedModel) -> Family:
     return FAMILIES[name]
 
 
-def _check_id(name: str, value: str | None) -> None:
-    if value is None:
-        return
-    try:
-        validate_repo_id(value)
-    except HFValidationError as error:
-        raise ValueError(
-            f"{name} is {value!r}: pass an id of the Hub such as 'google/vit-base-patch16-224'"
-        ) from error
+def check_names(**names: str | None) -> None:
+    """Refuses what cannot be the name of a repository on the Hub."""
+    for argument, value in names.items():
+        if value is None:
+            continue
+        try:
+            validate_repo_id(value)
+        except HFValidationError as error:
+            example = {"dataset": "uoft-cs/cifar100", "repo_id": "me/my-hydra"}.get(
+                argument, "google/vit-base-patch16-224"
+            )
+            raise ValueError(f"{argument} is {value!r}: pass an id of the Hub such as {example!r}") from error
 
 
 def _heads_sentence(model: PreTrainedModel) -> str:
@@ -174,16 +179,21 @@ def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | Non
         raise ValueError(
             f"there are {len(circuits)} circuits, the model has {members} members: pass one per member, or one"
         )
-    towers = tower_configs(model.config).values()
-    every = sum(config.num_attention_heads * config.num_hidden_layers for config in towers)
-    if len(circuits) < members:
+    every = heads_of_backbone(model.config)
+    kept = [kept_by(model.config, member) for member in range(members)]
+    if len(circuits) < members or (members == 1 and not has_led_to(circuits[0], kept[0], every)):
         return (
             f"Heads are ranked by one circuit ({_describe(circuits[0])}); each member lost heads sampled from the "
             f"first part of the ranking of {len(circuits[0].ranking)}."
         )
     lines = []
     for member, circuit in enumerate(circuits):
-        removed = every - sum(_num_kept(config, member) for config in towers)
+        if not has_led_to(circuit, kept[member], every):
+            raise ValueError(
+                f"circuits[{member}] (objective {circuit.objective!r}) is not the one by which member {member} lost its "
+                "heads: pass the circuits in the order of the members"
+            )
+        removed = len(lost_by(circuit, kept[member], every))
         score = (
             f", score {circuit.dense_score:.4f} before and {circuit.scores[removed - 1]:.4f} after" if removed else ""
         )

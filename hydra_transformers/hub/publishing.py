@@ -2,6 +2,7 @@
 
 import importlib.util
 import tempfile
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -90,6 +91,7 @@ def push_hydra_to_hub(
             if existing is not None:
                 card = _merged(existing, card, is_own, repo_id)
             card.save(folder / "README.md")
+            _warn_of_unknown_data_sets(api, card)
             # Not upload_folder, which may divide a large folder into several commits.
             return api.create_commit(
                 repo_id,
@@ -139,6 +141,13 @@ def _card_on_hub(api: HfApi, repo_id: str) -> str | None:
     except RemoteEntryNotFoundError:
         return None
     return Path(path).read_text(encoding="utf-8")
+
+
+def _warn_of_unknown_data_sets(api: HfApi, card: ModelCard) -> None:
+    named = card.data.get("datasets") or []
+    for name in [named] if isinstance(named, str) else named:
+        if not api.repo_exists(name, repo_type="dataset"):
+            warnings.warn(f"the Hub has no data set {name} that you can see, and the card names it", stacklevel=3)
 
 
 def _merged(existing: str, card: ModelCard, is_own: bool, repo_id: str) -> ModelCard:
