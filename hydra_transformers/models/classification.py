@@ -3,7 +3,7 @@
 import torch
 from transformers.utils.generic import can_return_tuple
 
-from .encoder import HydraEncoderOutput, batch_first
+from .encoder import HydraModelOutput, batch_first
 from .ensembling import HydraClassifierOutput, classifier_output, wants_every_token
 
 
@@ -27,14 +27,14 @@ class HydraClassifierMixin:
 
     def answer(self, labels: torch.Tensor | None, inputs: dict, **kwargs) -> HydraClassifierOutput:
         """The encoder on `inputs`, and what the members make of it."""
-        outputs: HydraEncoderOutput = self.base_model(
+        outputs: HydraModelOutput = self.base_model(
             **inputs,
             first_token_only=self.reads_first_token and not wants_every_token(self.config, kwargs),
             members_only=True,
             return_dict=True,
             **kwargs,
         )
-        states, pooled = outputs.member_hidden_state, outputs.member_pooler_output
+        states, pooled = outputs.member_last_hidden_state, outputs.member_pooler_output
         features = self.read(states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1))
         member_logits = batch_first(self.classify(features), self.num_members)
         return classifier_output(self, member_logits, labels, outputs, **kwargs)

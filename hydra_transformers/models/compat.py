@@ -1,8 +1,13 @@
-"""What is used of torch's private interfaces, in one place: where one is gone, the answer is the careful one."""
+"""What torch is doing, and what is used of its private interfaces: where one is gone, the answer is the careful one."""
 
 from collections.abc import Callable
 
 import torch
+
+
+def is_exporting() -> bool:
+    """Whether a graph is recorded that will serve batches of every size, with gradients and without."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()
 
 
 def has_global_hooks() -> bool:

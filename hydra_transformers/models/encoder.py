@@ -15,11 +15,11 @@ from .grouped import PerMember, embed
 
 
 @dataclass
-class HydraEncoderOutput(ModelOutput):
+class HydraModelOutput(ModelOutput):
     """
     last_hidden_state: (batch, tokens, hidden), the mean over the members
     pooler_output: (batch, pooled), the mean over the members, where the model has a pooler
-    member_hidden_state: (batch, members, tokens, hidden)
+    member_last_hidden_state: (batch, members, tokens, hidden)
     member_pooler_output: (batch, members, pooled)
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
     attentions: one (batch, heads of all members, tokens, tokens) per layer, where asked for
@@ -27,7 +27,7 @@ class HydraEncoderOutput(ModelOutput):
 
     last_hidden_state: torch.FloatTensor | None = None
     pooler_output: torch.FloatTensor | None = None
-    member_hidden_state: torch.FloatTensor | None = None
+    member_last_hidden_state: torch.FloatTensor | None = None
     member_pooler_output: torch.FloatTensor | None = None
     hidden_states: tuple[torch.FloatTensor, ...] | None = None
     attentions: tuple[torch.FloatTensor, ...] | None = None
@@ -61,7 +61,7 @@ class HydraEncoderMixin:
         output_hidden_states: bool | Collection[int] | None = None,
         finish_with: dict | None = None,
         **kwargs,
-    ) -> HydraEncoderOutput:
+    ) -> HydraModelOutput:
         """From the first layer to the outputs.
 
         first_token_only: let the last layer compute the first token alone, where that is all that will be read; states
@@ -78,10 +78,10 @@ class HydraEncoderMixin:
         states, pooled = self.finish(states, **(finish_with or {}))
         states = batch_first(states, self.num_members)
         pooled = None if pooled is None else batch_first(pooled, self.num_members)
-        return HydraEncoderOutput(
+        return HydraModelOutput(
             last_hidden_state=None if members_only else states.mean(dim=1),
             pooler_output=None if members_only or pooled is None else pooled.mean(dim=1),
-            member_hidden_state=states,
+            member_last_hidden_state=states,
             member_pooler_output=pooled,
             hidden_states=shown,
         )
@@ -135,7 +135,7 @@ class HydraImageEncoderMixin(HydraEncoderMixin):
         first_token_only: bool = False,
         members_only: bool = False,
         **kwargs,
-    ) -> HydraEncoderOutput:
+    ) -> HydraModelOutput:
         """
         pixel_values: (batch, channels, height, width)
         first_token_only, members_only: compute no more than a classifier reads, see `encode`
@@ -185,7 +185,7 @@ class HydraTextEncoderMixin(HydraEncoderMixin):
         first_token_only: bool = False,
         members_only: bool = False,
         **kwargs,
-    ) -> HydraEncoderOutput:
+    ) -> HydraModelOutput:
         """
         input_ids, attention_mask, token_type_ids, position_ids: (batch, tokens)
         inputs_embeds: (batch, tokens, hidden), in place of input_ids

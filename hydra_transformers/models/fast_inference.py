@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
 from .attention import HydraAttention, has_rows, mask_of_first_token, split_heads
-from .compat import has_global_hooks, is_watched, quickly_launched_attention
+from .compat import has_global_hooks, is_exporting, is_watched, quickly_launched_attention
 from .fast_kernels import activate, add_and_layer_norm, layer_norm
 from .grouped import GroupedLinear, GroupedOutput, are_few, grouped_product
 from .layer import HydraLayer, HydraMLP
@@ -97,8 +97,7 @@ def is_plain_inference(tensor: torch.Tensor) -> bool:
         or tensor.is_meta
         or torch.is_autocast_enabled(tensor.device.type)
         or torch.compiler.is_compiling()
-        or torch.compiler.is_exporting()
-        or torch.jit.is_tracing()
+        or is_exporting()
         or is_watched()
     )
 

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
+from .compat import is_exporting
+
 
 # From this many rows per member on, one product per member beats one batched product.
 ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 2048
@@ -64,22 +66,24 @@ class GroupedLinear(Grouped):
         if hidden_states.shape[0] < members:
             hidden_states = hidden_states.expand(members, *hidden_states.shape[1:])
         if not self.is_uniform:
-            return tuple(
-                nn.functional.linear(states, weight, bias)
-                for states, weight, bias in zip(hidden_states, *self._by_member(rows), strict=True)
-                if len(weight) > 0
-            )
+            return self._one_after_the_other(hidden_states, rows)
         part = slice(None) if rows is None else rows[0]
         weight = self.weight.view(members, self.widths[0], self.columns)[:, part].transpose(1, 2)
         bias = None if self.bias is None else self.bias.view(members, 1, self.widths[0])[..., part]
         return grouped_product(hidden_states, weight, bias)
 
-    def _by_member(self, rows: Sequence[slice] | None) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
-        rows = [slice(None)] * self.num_members if rows is None else rows
-        weights = [weight[part] for weight, part in zip(self.weight.split(self.widths), rows, strict=True)]
-        if self.bias is None:
-            return weights, [None] * self.num_members
-        return weights, [bias[part] for bias, part in zip(self.bias.split(self.widths), rows, strict=True)]
+    def _one_after_the_other(
+        self, hidden_states: torch.Tensor, rows: Sequence[slice] | None
+    ) -> tuple[torch.Tensor, ...]:
+        filled = [m for m, width in enumerate(self.widths) if width > 0]
+        widths = [self.widths[m] for m in filled]
+        parts = [slice(None) if rows is None else rows[m] for m in filled]
+        weights = self.weight.split(widths)
+        biases = [None] * len(filled) if self.bias is None else self.bias.split(widths)
+        return tuple(
+            nn.functional.linear(hidden_states[m], weight[part], None if bias is None else bias[part])
+            for m, weight, bias, part in zip(filled, weights, biases, parts, strict=True)
+        )
 
 
 class GroupedOutput(Grouped):
@@ -102,15 +106,19 @@ class GroupedOutput(Grouped):
         return grouped_product(hidden_states, self.weight.view(members, width, self.columns), self.bias.unsqueeze(1))
 
     def _one_after_the_other(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        # A product with no rows is no product to some runtimes: members without heads are left out of it.
-        inputs = iter(hidden_states.split([width for width in self.widths if width > 0], dim=-1))
-        shape = (*hidden_states.shape[:-1], self.columns)
-        return torch.stack(
-            [
-                nn.functional.linear(next(inputs), weight.t(), bias) if len(weight) > 0 else bias.expand(shape)
-                for weight, bias in zip(self.weight.split(self.widths), self.bias, strict=True)
-            ]
-        )
+        # Products of width zero are an error or a wrong number in many exported formats: members without heads are left
+        # out of them, and keep their bias, in the type that products have here (autocast).
+        filled = [m for m, width in enumerate(self.widths) if width > 0]
+        widths = [self.widths[m] for m in filled]
+        products = {
+            m: nn.functional.linear(states, weight.t(), self.bias[m])
+            for m, states, weight in zip(
+                filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True
+            )
+        }
+        shape, dtype = (*hidden_states.shape[:-1], self.columns), products[filled[0]].dtype
+        empty = {m: self.bias[m].to(dtype).expand(shape) for m in range(self.num_members) if m not in products}
+        return torch.stack([(products | empty)[m] for m in range(self.num_members)])
 
     def _only_biases(self, shape: Sequence[int]) -> torch.Tensor:
         """No member has a head: all that is left of the attention is its output bias."""
@@ -142,7 +150,7 @@ def init_grouped(module: nn.Module, std: float) -> None:
 def are_few(rows: int) -> bool:
     """Whether launching kernels for this many rows per member takes longer than computing them."""
     # An exported graph serves batches of every size, so no size may decide on it.
-    return torch.compiler.is_exporting() or torch.jit.is_tracing() or rows < ROWS_FOR_ONE_PRODUCT_PER_MEMBER
+    return is_exporting() or rows < ROWS_FOR_ONE_PRODUCT_PER_MEMBER
 
 
 def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

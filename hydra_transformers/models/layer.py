@@ -26,7 +26,14 @@ class HydraMLP(nn.Module):
         self.fc2 = nn.Linear(inner_size, hidden_size)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.fc2(self.activation_fn(self.fc1(hidden_states)))
+        shape = hidden_states.shape
+        if len(shape) > 3:
+            # What stands in for a linear layer (8-bit ones, for instance) may know three axes at most.
+            hidden_states = hidden_states.flatten(0, -3)
+        return self.fc2(self.activate(self.fc1(hidden_states))).reshape(shape)
+
+    def activate(self, inner: torch.Tensor) -> torch.Tensor:
+        return self.activation_fn(inner)
 
 
 class HydraGatedMLP(HydraMLP):
@@ -36,9 +43,9 @@ class HydraGatedMLP(HydraMLP):
         super().__init__(hidden_size, inner_size, activation)
         self.fc1 = nn.Linear(hidden_size, 2 * inner_size)
 
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        gate, inner = self.fc1(hidden_states).chunk(2, dim=-1)
-        return self.fc2(self.activation_fn(gate) * inner)
+    def activate(self, inner: torch.Tensor) -> torch.Tensor:
+        gate, inner = inner.chunk(2, dim=-1)
+        return self.activation_fn(gate) * inner
 
 
 class DropPath(nn.Module):

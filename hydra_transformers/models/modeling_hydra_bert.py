@@ -54,7 +54,7 @@ class BertEncoderMixin(HydraTextEncoderMixin):
 
 
 class HydraBertModel(BertEncoderMixin, HydraBertPreTrainedModel):
-    """The fused encoder without a head: `HydraEncoderOutput`."""
+    """The fused encoder without a head: `HydraModelOutput`."""
 
     backbone_classes = (BertModel,)
     embeddings_class = BertEmbeddings

@@ -11,7 +11,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .attention import HydraAttention, members_mask
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
-from .encoder import HydraEncoderMixin, HydraEncoderOutput
+from .encoder import HydraEncoderMixin, HydraModelOutput
 from .ensembling import HydraCLIPOutput, at_least_float32, log_mean_probability, wants_every_token
 from .fusion import HydraModelMixin, Member, Rule, attention_rules
 from .grouped import GroupedLinear, embed, init_grouped
@@ -51,7 +51,7 @@ class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
 
 
 class HydraCLIPTextModel(HydraEncoderMixin, HydraCLIPPreTrainedModel):
-    """The fused text tower: `HydraEncoderOutput`; pooled is the state of the first end-of-text token."""
+    """The fused text tower: `HydraModelOutput`; pooled is the state of the first end-of-text token."""
 
     config_class = HydraCLIPTextConfig
     config: HydraCLIPTextConfig
@@ -104,14 +104,14 @@ class HydraCLIPTextModel(HydraEncoderMixin, HydraCLIPPreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         **kwargs,
-    ) -> HydraEncoderOutput:
+    ) -> HydraModelOutput:
         """input_ids, attention_mask, position_ids: (batch, tokens)"""
         states, mask, for_layers = self.start(input_ids, attention_mask, position_ids)
         return self.encode(states, mask, finish_with={"input_ids": input_ids}, **kwargs | for_layers)
 
 
 class HydraCLIPVisionModel(HydraEncoderMixin, HydraCLIPPreTrainedModel):
-    """The fused vision tower: `HydraEncoderOutput`; pooled is the normalised state of the [CLS] token."""
+    """The fused vision tower: `HydraModelOutput`; pooled is the normalised state of the [CLS] token."""
 
     config_class = HydraCLIPVisionConfig
     config: HydraCLIPVisionConfig
@@ -148,7 +148,7 @@ class HydraCLIPVisionModel(HydraEncoderMixin, HydraCLIPPreTrainedModel):
         interpolate_pos_encoding: bool = False,
         first_token_only: bool = False,
         **kwargs,
-    ) -> HydraEncoderOutput:
+    ) -> HydraModelOutput:
         """
         pixel_values: (batch, channels, height, width)
         first_token_only: let the last layer compute the [CLS] token alone, which is all that the pooled output needs;
@@ -206,7 +206,7 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         **kwargs,
-    ) -> HydraEncoderOutput:
+    ) -> HydraModelOutput:
         """`member_pooler_output` is (texts, members of the text tower, projection), not normalised; `pooler_output` is its
         mean over the members."""
         outputs = self.text_model(
@@ -217,7 +217,7 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
     @can_return_tuple
     def get_image_features(
         self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = False, **kwargs
-    ) -> HydraEncoderOutput:
+    ) -> HydraModelOutput:
         """`member_pooler_output` is (images, members of the vision tower, projection), not normalised; `pooler_output` is
         its mean over the members."""
         outputs = self.vision_model(
@@ -228,7 +228,7 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
         )
         return self._projected(self.visual_projection, outputs)
 
-    def _projected(self, projection: GroupedLinear, outputs: HydraEncoderOutput) -> HydraEncoderOutput:
+    def _projected(self, projection: GroupedLinear, outputs: HydraModelOutput) -> HydraModelOutput:
         """Its pooled states (batch, members, hidden) become (batch, members, projection)."""
         pooled = projection(outputs.member_pooler_output.transpose(0, 1)).transpose(0, 1)
         outputs.member_pooler_output, outputs.pooler_output = pooled, pooled.mean(dim=1)

@@ -38,7 +38,7 @@ class HydraDeiTPreTrainedModel(HydraModelMixin, DeiTPreTrainedModel):
 
 
 class HydraDeiTModel(ViTEncoderMixin, HydraDeiTPreTrainedModel):
-    """The fused encoder without a head: `HydraEncoderOutput`."""
+    """The fused encoder without a head: `HydraModelOutput`."""
 
     backbone_classes = (DeiTModel,)
     embeddings_class = HydraDeiTEmbeddings

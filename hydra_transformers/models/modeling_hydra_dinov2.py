@@ -93,7 +93,7 @@ class Dinov2ClassifierMixin(HydraImageClassifierMixin):
 
 
 class HydraDinov2Model(Dinov2EncoderMixin, HydraDinov2PreTrainedModel):
-    """The fused encoder without a head: `HydraEncoderOutput`."""
+    """The fused encoder without a head: `HydraModelOutput`."""
 
     backbone_classes = (Dinov2Model,)
     embeddings_class = HydraDinov2Embeddings

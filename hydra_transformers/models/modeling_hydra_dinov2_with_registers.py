@@ -40,7 +40,7 @@ class HydraDinov2WithRegistersPreTrainedModel(HydraModelMixin, Dinov2WithRegiste
 
 
 class HydraDinov2WithRegistersModel(Dinov2EncoderMixin, HydraDinov2WithRegistersPreTrainedModel):
-    """The fused encoder without a head: `HydraEncoderOutput`."""
+    """The fused encoder without a head: `HydraModelOutput`."""
 
     backbone_classes = (Dinov2WithRegistersModel,)
     embeddings_class = HydraDinov2WithRegistersEmbeddings

@@ -10,7 +10,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import HydraAttention
 from .classification import HydraClassifierMixin
 from .configuration_hydra_distilbert import HydraDistilBertConfig
-from .encoder import HydraEncoderOutput, HydraTextEncoderMixin
+from .encoder import HydraModelOutput, HydraTextEncoderMixin
 from .ensembling import HydraClassifierOutput
 from .fusion import HydraModelMixin, Rule, attention_rules
 from .grouped import GroupedLinear, init_grouped
@@ -39,7 +39,7 @@ class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel)
 
 
 class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel):
-    """The fused encoder without a head: `HydraEncoderOutput`."""
+    """The fused encoder without a head: `HydraModelOutput`."""
 
     backbone_classes = (DistilBertModel,)
 
@@ -63,7 +63,7 @@ class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel
         first_token_only: bool = False,
         members_only: bool = False,
         **kwargs,
-    ) -> HydraEncoderOutput:
+    ) -> HydraModelOutput:
         """
         input_ids, attention_mask, position_ids: (batch, tokens)
         inputs_embeds: (batch, tokens, hidden), in place of input_ids

@@ -34,7 +34,7 @@ class HydraRobertaPreTrainedModel(HydraModelMixin, RobertaPreTrainedModel):
 
 
 class HydraRobertaModel(BertEncoderMixin, HydraRobertaPreTrainedModel):
-    """The fused encoder without a head: `HydraEncoderOutput`."""
+    """The fused encoder without a head: `HydraModelOutput`."""
 
     backbone_classes = (RobertaModel, XLMRobertaModel)
     embeddings_class = RobertaEmbeddings

@@ -67,7 +67,7 @@ class ViTEncoderMixin(HydraImageEncoderMixin):
 
 
 class HydraViTModel(ViTEncoderMixin, HydraViTPreTrainedModel):
-    """The fused encoder without a head: `HydraEncoderOutput`."""
+    """The fused encoder without a head: `HydraModelOutput`."""
 
     backbone_classes = (ViTModel,)
     embeddings_class = HydraViTEmbeddings

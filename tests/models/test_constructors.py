@@ -151,7 +151,9 @@ def test_base_models_become_base_hydras(with_pooler):
     vit = randomise(ViTModel(vit_backbone().config, add_pooling_layer=with_pooler).double(), 0)
     hydra = HydraViTModel.from_pruned_members([HydraViTModel.from_backbone(vit, {0: [1]}), vit], shared=())
     outputs, expected = hydra(images()), vit(images())
-    torch.testing.assert_close(outputs.member_hidden_state[:, 1], expected.last_hidden_state, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(
+        outputs.member_last_hidden_state[:, 1], expected.last_hidden_state, atol=1e-12, rtol=1e-10
+    )
     assert (outputs.pooler_output is not None) == with_pooler
     if with_pooler:
         torch.testing.assert_close(outputs.member_pooler_output[:, 1], expected.pooler_output, atol=1e-12, rtol=1e-10)
