@@ -117,7 +117,7 @@ class GreedySearch:
             confidences.append(torch.cat([confidence for confidence, _ in values]))
             if labels is not None:
                 corrects.append(torch.cat([correct for _, correct in values]))
-        empty = torch.zeros(len(candidates) + 1, 0)
+        empty = torch.zeros(len(candidates) + 1, 0, device="cpu")
         confidence = gather_samples(torch.cat(confidences, dim=1) if confidences else empty, sizes)
         _check_finite(confidence, candidates, data.name, len(self.circuit.ranking))
         if not data.has_labels:
