@@ -3,7 +3,15 @@
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig
 
-from .kept_heads import SHARED_PARTS, check_ensemble_loss, check_model_type, count_members, settle_fused_part
+from .kept_heads import (
+    SHARED_PARTS,
+    check_ensemble_loss,
+    check_model_type,
+    check_num_members,
+    count_members,
+    settle_fused_part,
+    settle_problem_type,
+)
 
 
 @strict
@@ -20,6 +28,11 @@ class HydraBertConfig(BertConfig):
             members independent of each other.
         ensemble_loss (`str`, *optional*, defaults to `"members"`):
             `"members"` for the mean of the members' losses, `"ensemble"` for the loss of the ensemble's answer.
+        problem_type (`str`, *optional*):
+            `"single_label_classification"`, `"multi_label_classification"` or `"regression"`: what `logits` mean and
+            which loss they get. By default one label of several, or regression where there is a single output; it
+            is settled here and saved, and labels of another kind are refused. A single output that is a probability
+            is `"multi_label_classification"`.
         add_pooling_layer (`bool`, *optional*, defaults to `True`):
             Whether [`HydraBertModel`] has a pooler. The sequence classifier always has one, as in BERT.
 
@@ -37,7 +50,7 @@ class HydraBertConfig(BertConfig):
     model_type = "hydra_bert"
     keys_to_ignore_at_inference = ["member_logits"]
 
-    kept_heads: list[list[list[int]]] | None = None
+    kept_heads: list | None = None  # of lists of lists of int, which settle_fused_part checks
     shared: list[str] | tuple[str, ...] = SHARED_PARTS
     ensemble_loss: str = "members"
     add_pooling_layer: bool = True
@@ -48,11 +61,13 @@ class HydraBertConfig(BertConfig):
         "AutoModelForSequenceClassification": "modeling_hydra_bert.HydraBertForSequenceClassification",
     }
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, num_members: int | None = None, **kwargs):
         super().__post_init__(**kwargs)
         if self.is_decoder or self.add_cross_attention:
             raise ValueError("HydraBert is an encoder: set is_decoder and add_cross_attention to False")
         settle_fused_part(self)
+        check_num_members(num_members, self)
+        settle_problem_type(self)
         check_ensemble_loss(self.ensemble_loss)
 
     @classmethod

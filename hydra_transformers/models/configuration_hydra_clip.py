@@ -8,6 +8,7 @@ from .kept_heads import (
     KeptHeads,
     check_ensemble_loss,
     check_model_type,
+    check_num_members,
     count_members,
     settle_fused_part,
 )
@@ -26,12 +27,13 @@ class HydraCLIPTextConfig(CLIPTextConfig):
     }
     base_config_key = "text_config"
 
-    kept_heads: list[list[list[int]]] | None = None
+    kept_heads: list | None = None  # of lists of lists of int, which settle_fused_part checks
     shared: list[str] | tuple[str, ...] = SHARED_PARTS
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, num_members: int | None = None, **kwargs):
         super().__post_init__(**kwargs)
         settle_fused_part(self)
+        check_num_members(num_members, self)
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
@@ -56,12 +58,13 @@ class HydraCLIPVisionConfig(CLIPVisionConfig):
     }
     base_config_key = "vision_config"
 
-    kept_heads: list[list[list[int]]] | None = None
+    kept_heads: list | None = None  # of lists of lists of int, which settle_fused_part checks
     shared: list[str] | tuple[str, ...] = SHARED_PARTS
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, num_members: int | None = None, **kwargs):
         super().__post_init__(**kwargs)
         settle_fused_part(self)
+        check_num_members(num_members, self)
 
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
@@ -91,7 +94,7 @@ class HydraCLIPConfig(CLIPConfig):
     """
 
     model_type = "hydra_clip"
-    keys_to_ignore_at_inference = ["member_logits", "text_model_output", "vision_model_output"]
+    keys_to_ignore_at_inference = ["member_logits", "similarity", "text_model_output", "vision_model_output"]
     sub_configs_defaults = {"text_config": HydraCLIPTextConfig, "vision_config": HydraCLIPVisionConfig}
     sub_configs = sub_configs_defaults.copy()  # the name that transformers < 5.19 reads
 
@@ -105,7 +108,7 @@ class HydraCLIPConfig(CLIPConfig):
         "AutoModelForZeroShotImageClassification": "modeling_hydra_clip.HydraCLIPModel",
     }
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, num_members: int | None = None, **kwargs):
         self.text_config = _tower_config(self.text_config, HydraCLIPTextConfig)
         self.vision_config = _tower_config(self.vision_config, HydraCLIPVisionConfig)
         # Not CLIPConfig's own: that one turns the towers' configs into plain CLIP ones.
@@ -116,6 +119,7 @@ class HydraCLIPConfig(CLIPConfig):
                 f"the vision tower has {vision} members and the text tower {text}: give both the same number, or one "
                 "of them a single member"
             )
+        check_num_members(num_members, self)
         check_ensemble_loss(self.ensemble_loss)
 
     @classmethod

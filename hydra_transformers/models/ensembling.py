@@ -7,8 +7,32 @@ from functools import reduce, wraps
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, logging
+
+from .kept_heads import settle_problem_type
+
+
+logger = logging.get_logger(f"transformers.{__name__}")
+
+
+@dataclass
+class HydraModelOutput(ModelOutput):
+    """What an encoder returns. Whoever knows nothing of members reads the mean over them in the usual places.
+
+    last_hidden_state: (batch, tokens, hidden), the mean over the members
+    pooler_output: (batch, pooled), the mean over the members; for CLIP's features (batch, projection)
+    hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
+    attentions: one (batch, heads of all members, tokens, tokens) per layer, where asked for
+    member_last_hidden_state: (batch, members, tokens, hidden)
+    member_pooler_output: (batch, members, pooled); for CLIP's features (batch, members, projection)
+    """
+
+    last_hidden_state: torch.FloatTensor | None = None
+    pooler_output: torch.FloatTensor | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    attentions: tuple[torch.FloatTensor, ...] | None = None
+    member_last_hidden_state: torch.FloatTensor | None = None
+    member_pooler_output: torch.FloatTensor | None = None
 
 
 @dataclass
@@ -32,11 +56,14 @@ class HydraClassifierOutput(ModelOutput):
 class HydraCLIPOutput(ModelOutput):
     """
     loss: scalar, where `return_loss` was set
-    logits_per_image: (images, texts), the log of the members' mean probability over the texts
-    logits_per_text: (texts, images), the log of the members' mean probability over the images
-    member_logits: (images, members, texts)
+    logits_per_image: (images, texts), the log of the members' mean probability over the texts of this call: for
+        classification among them. A single text always has probability 1, so its logit is 0
+    logits_per_text: (texts, images), the log of the members' mean probability over the images of this call
+    member_logits: (images, members, texts), logit scale times cosine
     text_embeds: (texts, members of the text tower, projection), normalised
     image_embeds: (images, members of the vision tower, projection), normalised
+    similarity: (images, texts), the mean of `member_logits` over the members: of one image and one text, whatever else
+        is in the call. For retrieval, thresholds and single pairs; what CLIP itself calls `logits_per_image`
     """
 
     loss: torch.FloatTensor | None = None
@@ -45,8 +72,9 @@ class HydraCLIPOutput(ModelOutput):
     member_logits: torch.FloatTensor | None = None
     text_embeds: torch.FloatTensor | None = None
     image_embeds: torch.FloatTensor | None = None
-    text_model_output: BaseModelOutputWithPooling | None = None
-    vision_model_output: BaseModelOutputWithPooling | None = None
+    text_model_output: HydraModelOutput | None = None
+    vision_model_output: HydraModelOutput | None = None
+    similarity: torch.FloatTensor | None = None
 
     def to_tuple(self) -> tuple:
         return tuple(value.to_tuple() if isinstance(value, ModelOutput) else value for value in self.values())
@@ -85,27 +113,80 @@ def ensemble_loss(loss_function: Callable, labels: torch.Tensor, member_logits: 
 
     loss_function: `loss_function(labels, logits, config, **kwargs)`, as Transformers' models have it
     """
-    members = member_logits.unbind(dim=1)
+    check_labels(labels, member_logits, config.problem_type)
     if config.ensemble_loss == "members":
+        members = member_logits.unbind(dim=1)
         return torch.stack([loss_function(labels, logits, config, **kwargs) for logits in members]).mean()
-    if config.problem_type is None:
-        # Transformers settles the problem type from the labels when it first computes a loss.
-        loss_function(labels, members[0], config)
     return loss_function(labels, ensemble_logits(member_logits, config.problem_type), config, **kwargs)
+
+
+def check_labels(labels: torch.Tensor, member_logits: torch.Tensor, problem_type: str) -> None:
+    """Refuses labels of another kind than the config's problem type, for logits (batch, members, classes)."""
+    batch, _, classes = member_logits.shape
+    if problem_type == "single_label_classification":
+        fits, wanted = labels.numel() == batch and not labels.is_floating_point(), "one class index per row"
+    elif problem_type == "multi_label_classification":
+        fits, wanted = labels.shape == (batch, classes) and labels.is_floating_point(), "a float per row and class"
+    else:
+        fits, wanted = labels.numel() == batch * classes, "a number per row and output"
+    if not fits:
+        raise ValueError(
+            f"labels are {labels.dtype} of shape {tuple(labels.shape)}, config.problem_type is {problem_type!r}, which "
+            f"takes {wanted}: pass these, or set another config.problem_type"
+        )
 
 
 def classifier_output(model, member_logits: torch.Tensor, labels, encoder_outputs, **kwargs) -> HydraClassifierOutput:
     """What a classifier returns for its members' logits (batch, members, classes), with the loss where labels are."""
+    settle_problem_type(model.config)
     loss = None
     if labels is not None:
         loss = ensemble_loss(model.loss_function, labels, member_logits, model.config, **kwargs)
+    logits = ensemble_logits(member_logits, model.config.problem_type)
+    if loss is None and model.training and model.num_members > 1 and model.config.ensemble_loss == "members":
+        watch_for_other_loss(logits, from_trainer="num_items_in_batch" in kwargs)
     return HydraClassifierOutput(
         loss=loss,
-        logits=ensemble_logits(member_logits, model.config.problem_type),
+        logits=logits,
         member_logits=member_logits,
         hidden_states=encoder_outputs.hidden_states,
         attentions=encoder_outputs.attentions,
     )
+
+
+def watch_for_other_loss(logits: torch.Tensor, from_trainer: bool) -> None:
+    """Tells, in the backward pass, of a loss that somebody computed from the ensemble's logits although the config asks
+    for the members' losses. Trainer's label smoothing does that, and is stopped; other callers know what they do."""
+    if not logits.requires_grad or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return
+
+    def tell(gradient: torch.Tensor) -> None:
+        message = (
+            "the loss is computed from the ensemble's logits, but config.ensemble_loss is 'members', a loss for each "
+            "member: compute it from member_logits (for Trainer's label_smoothing_factor pass "
+            "compute_loss_func=EnsembleLoss(label_smoothing=...) of hydra_transformers.training), or set "
+            "config.ensemble_loss to 'ensemble'"
+        )
+        if from_trainer:
+            raise RuntimeError(message)
+        logger.warning_once(message)
+
+    logits.register_hook(tell)
+
+
+def encoder_output(hidden_states: torch.Tensor, pooled: torch.Tensor | None, num_members: int) -> HydraModelOutput:
+    """What an encoder returns for its states (members or 1, batch, tokens, hidden) and (members or 1, batch, pooled)."""
+    return HydraModelOutput(
+        last_hidden_state=mean_of_members(hidden_states),
+        pooler_output=None if pooled is None else mean_of_members(pooled),
+        member_last_hidden_state=batch_first(hidden_states, num_members),
+        member_pooler_output=None if pooled is None else batch_first(pooled, num_members),
+    )
+
+
+def mean_of_members(states: torch.Tensor) -> torch.Tensor:
+    """(members or 1, batch, ...) -> (batch, ...)"""
+    return states[0] if states.shape[0] == 1 else states.mean(dim=0)
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:

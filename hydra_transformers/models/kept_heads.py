@@ -5,6 +5,9 @@ SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 
 KeptHeads = list[list[list[int]]]
 
+# More layers, members or heads than any model has; a config that asks for them is broken, or means harm.
+MOST = 1_000
+
 
 def dense_heads(num_layers: int, num_heads: int) -> KeptHeads:
     """Kept heads of one member that keeps everything: an unpruned backbone."""
@@ -15,8 +18,16 @@ def count_members(kept_heads: KeptHeads) -> int:
     return len(kept_heads[0])
 
 
+def as_mask(kept_heads: KeptHeads, num_heads: int) -> list[list[list[int]]]:
+    """`kept_heads` as ones and zeros, [layers][members][heads of the backbone]."""
+    return [[[int(head in heads) for head in range(num_heads)] for heads in members] for members in kept_heads]
+
+
 def settle_fused_part(config) -> None:
     """Fills in the defaults of a config's `kept_heads` and `shared`, and refuses what cannot be."""
+    for field in ("num_hidden_layers", "num_attention_heads"):
+        if not 1 <= getattr(config, field) <= MOST:
+            raise ValueError(f"{field} is {getattr(config, field)}: a Hydra has 1 to {MOST:,}")
     if config.kept_heads is None:
         config.kept_heads = dense_heads(config.num_hidden_layers, config.num_attention_heads)
     check_kept_heads(config.kept_heads, config.num_hidden_layers, config.num_attention_heads)
@@ -26,16 +37,19 @@ def settle_fused_part(config) -> None:
 
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:
     """Refuses, with a sentence, a `kept_heads[layer][member]` that no model can have."""
-    if num_layers < 1:
-        raise ValueError(f"num_hidden_layers is {num_layers}: a Hydra has at least one layer")
     if len(kept_heads) != num_layers:
         raise ValueError(
             f"kept_heads has {len(kept_heads)} layers, num_hidden_layers is {num_layers}: "
             "give one list of members per layer"
         )
+    for layer, members in enumerate(kept_heads):
+        if not isinstance(members, list):
+            raise ValueError(f"kept_heads[{layer}] is {members!r}: give a list of kept heads for each member")
     num_members = count_members(kept_heads)
     if num_members == 0:
         raise ValueError("kept_heads[0] has no member: give at least one list of kept heads per layer")
+    if num_members > MOST:
+        raise ValueError(f"kept_heads[0] has {num_members:,} members: a Hydra has at most {MOST:,}")
     for layer, members in enumerate(kept_heads):
         if len(members) != num_members:
             raise ValueError(
@@ -47,6 +61,8 @@ def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> 
 
 
 def _check_heads(heads: list[int], num_heads: int, where: str) -> None:
+    if not isinstance(heads, list) or not all(type(head) is int for head in heads):
+        raise ValueError(f"{where} is {heads!r}: give a list of head numbers")
     for head in heads:
         if not 0 <= head < num_heads:
             raise ValueError(f"{where} names head {head}: the backbone has heads 0 to {num_heads - 1}")
@@ -63,6 +79,21 @@ def check_shared(shared: list[str]) -> None:
     for name in shared:
         if name not in SHARED_PARTS:
             raise ValueError(f"shared names {name!r}: members can share {', '.join(map(repr, SHARED_PARTS))}")
+
+
+def check_num_members(given: int | None, config) -> None:
+    """Refuses a number of members beside `kept_heads` that says something else."""
+    if given is not None and given != config.num_members:
+        raise ValueError(
+            f"num_members is {given}, kept_heads has {config.num_members}: give kept_heads[layer][member] for each of "
+            "them and leave num_members out"
+        )
+
+
+def settle_problem_type(config) -> None:
+    """Says once what the labels are, as Transformers' loss would: what `logits` mean never changes after that."""
+    if config.problem_type is None:
+        config.problem_type = "regression" if config.num_labels == 1 else "single_label_classification"
 
 
 def check_ensemble_loss(ensemble_loss: str) -> None:

@@ -3,7 +3,6 @@
 import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertPreTrainedModel
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -19,8 +18,10 @@ from .bare_layers import run_layers
 from .configuration_hydra_bert import HydraBertConfig
 from .ensembling import (
     HydraClassifierOutput,
+    HydraModelOutput,
     batch_first,
     classifier_output,
+    encoder_output,
     members_after_batch,
     wants_every_token,
 )
@@ -101,8 +102,8 @@ class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
 
 
 class HydraBertModel(HydraBertPreTrainedModel):
-    """The fused encoder without a head. `last_hidden_state` is (batch, members, tokens, hidden), `pooler_output`
-    (batch, members, hidden)."""
+    """The fused encoder without a head. `last_hidden_state` (batch, tokens, hidden) and `pooler_output` (batch, hidden)
+    are means over the members, each member's own are beside them: see [`HydraModelOutput`]."""
 
     is_base_model = True
 
@@ -138,7 +139,7 @@ class HydraBertModel(HydraBertPreTrainedModel):
         inputs_embeds: torch.Tensor | None = None,
         first_token_only: bool = False,
         **kwargs,
-    ) -> BaseModelOutputWithPooling:
+    ) -> HydraModelOutput:
         """
         input_ids, attention_mask, token_type_ids, position_ids: (batch, tokens)
         inputs_embeds: (batch, tokens, hidden), in place of input_ids
@@ -160,10 +161,7 @@ class HydraBertModel(HydraBertPreTrainedModel):
         hidden_states = run_layers(self, embeddings, attention_mask, first_token_only, **kwargs)
 
         pooled = None if self.pooler is None else self.pooler(hidden_states)
-        return BaseModelOutputWithPooling(
-            last_hidden_state=batch_first(hidden_states, self.num_members),
-            pooler_output=None if pooled is None else batch_first(pooled, self.num_members),
-        )
+        return encoder_output(hidden_states, pooled, self.num_members)
 
 
 class HydraBertForSequenceClassification(HydraBertPreTrainedModel):
@@ -204,7 +202,7 @@ class HydraBertForSequenceClassification(HydraBertPreTrainedModel):
             return_dict=True,
             **kwargs,
         )
-        pooled = self.dropout(outputs.pooler_output.transpose(0, 1))
+        pooled = self.dropout(outputs.member_pooler_output.transpose(0, 1))
         member_logits = batch_first(self.classifier(pooled), self.num_members)
         return classifier_output(self, member_logits, labels, outputs, **kwargs)
 

@@ -5,7 +5,6 @@ from torch import nn
 from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPPreTrainedModel, CLIPTextEmbeddings, CLIPVisionEmbeddings
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -15,9 +14,11 @@ from .bare_layers import run_layers
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
 from .ensembling import (
     HydraCLIPOutput,
+    HydraModelOutput,
     at_least_float32,
-    batch_first,
+    encoder_output,
     log_mean_probability,
+    mean_of_members,
     members_after_batch,
     wants_every_token,
 )
@@ -99,8 +100,8 @@ class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
 
 
 class HydraCLIPTextModel(HydraCLIPPreTrainedModel):
-    """The fused text tower. `last_hidden_state` is (batch, members, tokens, hidden), `pooler_output`
-    (batch, members, hidden), the state of the first end-of-text token."""
+    """The fused text tower. `pooler_output` (batch, hidden) is the state of the first end-of-text token, as
+    `last_hidden_state` the mean over the members; each member's own are beside them: see [`HydraModelOutput`]."""
 
     config_class = HydraCLIPTextConfig
     config: HydraCLIPTextConfig
@@ -129,7 +130,7 @@ class HydraCLIPTextModel(HydraCLIPPreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         **kwargs,
-    ) -> BaseModelOutputWithPooling:
+    ) -> HydraModelOutput:
         """input_ids, attention_mask, position_ids: (batch, tokens)"""
         if input_ids is None:
             raise ValueError("input_ids is missing: pass the tokenizer's output")
@@ -144,10 +145,7 @@ class HydraCLIPTextModel(HydraCLIPPreTrainedModel):
 
         rows = torch.arange(hidden_states.shape[1], device=hidden_states.device)
         pooled = hidden_states[:, rows, self._end_of_text(input_ids.to(hidden_states.device))]
-        return BaseModelOutputWithPooling(
-            last_hidden_state=batch_first(hidden_states, self.num_members),
-            pooler_output=batch_first(pooled, self.num_members),
-        )
+        return encoder_output(hidden_states, pooled, self.num_members)
 
     def _end_of_text(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Position of the token that stands for the text: (batch, tokens) -> (batch,)"""
@@ -158,8 +156,8 @@ class HydraCLIPTextModel(HydraCLIPPreTrainedModel):
 
 
 class HydraCLIPVisionModel(HydraCLIPPreTrainedModel):
-    """The fused vision tower. `last_hidden_state` is (batch, members, tokens, hidden), `pooler_output`
-    (batch, members, hidden), the normalised state of the [CLS] token."""
+    """The fused vision tower. `pooler_output` (batch, hidden) is the normalised state of the [CLS] token, as
+    `last_hidden_state` the mean over the members; each member's own are beside them: see [`HydraModelOutput`]."""
 
     config_class = HydraCLIPVisionConfig
     config: HydraCLIPVisionConfig
@@ -193,7 +191,7 @@ class HydraCLIPVisionModel(HydraCLIPPreTrainedModel):
         interpolate_pos_encoding: bool = False,
         first_token_only: bool = False,
         **kwargs,
-    ) -> BaseModelOutputWithPooling:
+    ) -> HydraModelOutput:
         """
         pixel_values: (batch, channels, height, width)
         first_token_only: let the last layer compute the [CLS] token alone, which is all that the pooled output needs;
@@ -205,10 +203,7 @@ class HydraCLIPVisionModel(HydraCLIPPreTrainedModel):
         hidden_states = self.pre_layernorm(hidden_states)
         hidden_states = run_layers(self, hidden_states, None, first_token_only, **kwargs)
         pooled = self.post_layernorm(hidden_states[:, :, 0])
-        return BaseModelOutputWithPooling(
-            last_hidden_state=batch_first(hidden_states, self.num_members),
-            pooler_output=batch_first(pooled, self.num_members),
-        )
+        return encoder_output(hidden_states, pooled, self.num_members)
 
 
 class HydraCLIPModel(HydraCLIPPreTrainedModel):
@@ -254,31 +249,33 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         **kwargs,
-    ) -> BaseModelOutputWithPooling:
-        """`pooler_output` is (texts, members of the text tower, projection), not normalised."""
+    ) -> HydraModelOutput:
+        """`member_pooler_output` is (texts, members of the text tower, projection), not normalised, and `pooler_output`
+        (texts, projection) its mean over the members."""
         outputs = self.text_model(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, return_dict=True, **kwargs
         )
-        outputs.pooler_output = self._project(self.text_projection, outputs.pooler_output)
-        return outputs
+        return self._projected(outputs, self.text_projection)
 
     @can_return_tuple
     def get_image_features(
         self, pixel_values: torch.Tensor, interpolate_pos_encoding: bool = False, **kwargs
-    ) -> BaseModelOutputWithPooling:
-        """`pooler_output` is (images, members of the vision tower, projection), not normalised."""
+    ) -> HydraModelOutput:
+        """`member_pooler_output` is (images, members of the vision tower, projection), not normalised, and
+        `pooler_output` (images, projection) its mean over the members."""
         outputs = self.vision_model(
             pixel_values=pixel_values,
             interpolate_pos_encoding=interpolate_pos_encoding,
             return_dict=True,
             **kwargs,
         )
-        outputs.pooler_output = self._project(self.visual_projection, outputs.pooler_output)
-        return outputs
+        return self._projected(outputs, self.visual_projection)
 
-    def _project(self, projection: GroupedLinear, pooled: torch.Tensor) -> torch.Tensor:
-        """(batch, members, hidden) -> (batch, members, projection)"""
-        return projection(pooled.transpose(0, 1)).transpose(0, 1)
+    def _projected(self, outputs: HydraModelOutput, projection: GroupedLinear) -> HydraModelOutput:
+        """A tower's outputs with its pooled states projected, member by member."""
+        features = projection(outputs.member_pooler_output.transpose(0, 1))  # (members, batch, projection)
+        outputs.pooler_output, outputs.member_pooler_output = mean_of_members(features), features.transpose(0, 1)
+        return outputs
 
     @can_return_tuple
     def forward(
@@ -306,12 +303,12 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
         text_outputs = self.get_text_features(
             input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs
         )
-        image_embeds = nn.functional.normalize(vision_outputs.pooler_output, dim=-1)
-        text_embeds = nn.functional.normalize(text_outputs.pooler_output, dim=-1)
+        image_embeds = nn.functional.normalize(vision_outputs.member_pooler_output, dim=-1)
+        text_embeds = nn.functional.normalize(text_outputs.member_pooler_output, dim=-1)
 
         # (members, images, texts)
-        similarity = image_embeds.transpose(0, 1) @ text_embeds.to(image_embeds.device).permute(1, 2, 0)
-        member_logits = (similarity * self.logit_scale.exp().to(similarity.device)[:, None, None]).transpose(0, 1)
+        cosine = image_embeds.transpose(0, 1) @ text_embeds.to(image_embeds.device).permute(1, 2, 0)
+        member_logits = (cosine * self.logit_scale.exp().to(cosine.device)[:, None, None]).transpose(0, 1)
         logits_per_image = log_mean_probability(member_logits)
         logits_per_text = log_mean_probability(member_logits.permute(2, 1, 0))
         loss = None
@@ -326,6 +323,7 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
             image_embeds=image_embeds,
             text_model_output=text_outputs,
             vision_model_output=vision_outputs,
+            similarity=at_least_float32(member_logits).mean(dim=1),
         )
 
     def _contrastive_loss(self, member_logits, logits_per_image, logits_per_text) -> torch.Tensor:

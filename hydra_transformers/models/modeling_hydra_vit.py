@@ -4,7 +4,6 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTPreTrainedModel
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -20,8 +19,10 @@ from .bare_layers import run_layers
 from .configuration_hydra_vit import HydraViTConfig
 from .ensembling import (
     HydraClassifierOutput,
+    HydraModelOutput,
     batch_first,
     classifier_output,
+    encoder_output,
     members_after_batch,
     wants_every_token,
 )
@@ -103,8 +104,8 @@ class HydraViTPreTrainedModel(HydraModelMixin, ViTPreTrainedModel):
 
 
 class HydraViTModel(HydraViTPreTrainedModel):
-    """The fused encoder without a head. `last_hidden_state` is (batch, members, tokens, hidden), `pooler_output`
-    (batch, members, pooled)."""
+    """The fused encoder without a head. `last_hidden_state` (batch, tokens, hidden) and `pooler_output` (batch, pooled)
+    are means over the members, each member's own are beside them: see [`HydraModelOutput`]."""
 
     is_base_model = True
 
@@ -138,7 +139,7 @@ class HydraViTModel(HydraViTPreTrainedModel):
         attention_mask: torch.Tensor | None = None,
         first_token_only: bool = False,
         **kwargs,
-    ) -> BaseModelOutputWithPooling:
+    ) -> HydraModelOutput:
         """
         pixel_values: (batch, channels, height, width)
         first_token_only: let the last layer compute the [CLS] token alone, which is all that a classifier reads;
@@ -157,10 +158,7 @@ class HydraViTModel(HydraViTPreTrainedModel):
 
         hidden_states = layer_norm(self.layernorm, hidden_states)
         pooled = None if self.pooler is None else self.pooler(hidden_states)
-        return BaseModelOutputWithPooling(
-            last_hidden_state=batch_first(hidden_states, self.num_members),
-            pooler_output=None if pooled is None else batch_first(pooled, self.num_members),
-        )
+        return encoder_output(hidden_states, pooled, self.num_members)
 
 
 class HydraViTForImageClassification(HydraViTPreTrainedModel):
@@ -194,7 +192,7 @@ class HydraViTForImageClassification(HydraViTPreTrainedModel):
             return_dict=True,
             **kwargs,
         )
-        first_token = outputs.last_hidden_state[:, :, 0].transpose(0, 1)
+        first_token = outputs.member_last_hidden_state[:, :, 0].transpose(0, 1)
         member_logits = batch_first(self.classifier(first_token), self.num_members)
         return classifier_output(self, member_logits, labels, outputs, **kwargs)
 

@@ -24,7 +24,7 @@ from ..models import (
     HydraViTForImageClassification,
     HydraViTModel,
 )
-from ..models.fusion import attention_names, tower_configs
+from ..models.fusion import attention_names, check_has_no_adapters, tower_configs
 
 
 Head = tuple[int, int] | tuple[str, int, int]
@@ -44,6 +44,7 @@ def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> P
     model: a ViT, BERT or CLIP model of Transformers, or a one-member Hydra to prune further
     heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
     """
+    check_has_no_adapters(model, "model")
     if hasattr(type(model), "from_backbone"):
         return type(model).from_backbone(model, heads_to_prune)
     for backbone_class, hydra_class in HYDRA_CLASSES.items():

@@ -235,11 +235,11 @@ class Calibration:
             (loss * (len(labels) / self.rows)).backward()
 
     def _backward_zero_shot(self, hydra: PreTrainedModel) -> None:
-        texts = nn.functional.normalize(hydra.get_text_features(**self.prompts).pooler_output[:, 0], dim=-1)
+        texts = nn.functional.normalize(hydra.get_text_features(**self.prompts).pooler_output, dim=-1)
         # The prompts go through the text tower once: their gradient is collected over the batches and passed on at the end.
         collected = texts.detach().requires_grad_()
         for inputs, labels in self.batches:
-            images = hydra.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output[:, 0]
+            images = hydra.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
             logits = nn.functional.normalize(images, dim=-1) @ collected.t() * hydra.logit_scale.exp()
             (nn.functional.cross_entropy(logits, labels, reduction="sum") / self.rows).backward()
         if texts.requires_grad:

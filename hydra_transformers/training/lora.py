@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ..models.attention import HydraAttention
+from ..models.fusion import is_a
 
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def lora_config(
     targets = tuple(targets)
     if not targets:
         raise ValueError(f"targets has no projection: choose from {', '.join(HYDRA_PARAMETERS)}")
-    if any(isinstance(module, HydraAttention) for module in model.modules()):
+    if any(is_a(module, HydraAttention) for module in model.modules()):
         _check_targets(targets)
         refused = [name for name in ("lora_dropout", "use_dora") if options.get(name)]
         if refused:

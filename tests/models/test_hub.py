@@ -31,6 +31,7 @@ from tests.families import BERT, CLIP, VIT, bert_backbone, clip_backbone, random
 CODE_FILES = {
     "attention.py",
     "bare_layers.py",
+    "checkpoints.py",
     "ensembling.py",
     "fusion.py",
     "grouped.py",
