@@ -390,7 +390,10 @@ class ZeroShotClassifier(nn.Module):
 
 def _unit_features(output: Any) -> Tensor:
     """A tower's projected features as unit vectors, at least in float32, (rows, members, dim)."""
-    features = output if isinstance(output, Tensor) else output.pooler_output
+    if isinstance(output, Tensor):
+        features = output
+    else:
+        features = output.get("member_pooler_output", output.pooler_output)
     if features.dim() == 2:
         features = features.unsqueeze(1)
     return nn.functional.normalize(at_least_float32(features), dim=-1)

@@ -509,6 +509,18 @@ def test_a_data_set_that_the_hub_does_not_know_is_told_of(hydra, hub):
     assert len(commits(hub)) == 1
 
 
+def test_the_whole_file_of_an_earlier_push_does_not_stay_beside_shards(hydra, hub, monkeypatch):
+    """Transformers would load it in place of the shards."""
+    save = type(hydra).save_pretrained
+    in_shards = lambda model, folder, **arguments: save(model, folder, max_shard_size="20KB", **arguments)  # noqa: E731
+    monkeypatch.setattr(type(hydra), "save_pretrained", in_shards)
+    hub.files = {"model.safetensors": b"old", "adapter/model.safetensors": b"other"}
+    push_hydra_to_hub(hydra, "me/tiny")
+    assert len(commits(hub)) == 1
+    assert "model.safetensors" not in hub.files
+    assert {"adapter/model.safetensors", "model.safetensors.index.json"} < set(hub.files)
+
+
 def test_the_model_is_left_as_it_was(hydra, hub):
     before = {name: tensor.clone() for name, tensor in hydra.state_dict().items()}
     push_hydra_to_hub(hydra, "me/tiny")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from logging import NOTSET, WARNING, Handler, LogRecord, getLogger
 
 from .problems import sentence_of
 
@@ -111,6 +112,11 @@ def _filled(parser: argparse.ArgumentParser, name: str, module: str) -> Callable
     return getattr(commands, name)
 
 
+class _Notes(Handler):
+    def emit(self, record: LogRecord) -> None:
+        print(f"note: {record.getMessage()}", file=sys.stderr)
+
+
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
     """Of the libraries errors only, and no bars for weights; our own warnings as notes. Afterwards all is as it was."""
@@ -125,6 +131,10 @@ def quiet_libraries() -> Iterator[None]:
     hub_logging.set_verbosity_error()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    ours, notes = getLogger("transformers.hydra_transformers"), _Notes(WARNING)
+    ours.addHandler(notes)
+    ours.setLevel(WARNING)
+    ours.propagate = False
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -132,6 +142,9 @@ def quiet_libraries() -> Iterator[None]:
             warnings.showwarning = lambda message, *_: print(f"note: {message}", file=sys.stderr)
             yield
     finally:
+        ours.removeHandler(notes)
+        ours.setLevel(NOTSET)
+        ours.propagate = True
         hub_logging.set_verbosity(hub_verbosity)
         logging.set_verbosity(verbosity)
         if had_bars:

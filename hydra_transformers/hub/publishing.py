@@ -26,12 +26,12 @@ from .card import create_model_card, family_of
 from .parts import EditedCardError, renewed, replaced
 
 
-logger = logging.get_logger(__name__)
+logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosity counts
 
 REPORT_FOLDER = "evaluation"
 PLOTS = {"uncertainty_split": "Uncertainty by data set", "reliability_diagram": "Reliability diagram"}
-# Shards of an earlier push would lie beside those of this one.
-LEFT_OVERS = ["model-*-of-*.safetensors", "model.safetensors.index.json"]
+# Weights of an earlier push, whole or in shards, would lie beside those of this one, and may be loaded in their place.
+LEFT_OVERS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 
 
 class HubError(RuntimeError):

@@ -18,6 +18,7 @@ from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersC
 from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_vit import HydraViTConfig
+from .fusion import check_has_no_adapters
 from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertModel
 from .modeling_hydra_clip import HydraCLIPModel, HydraCLIPTextModel, HydraCLIPVisionModel
 from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
@@ -69,6 +70,7 @@ class AutoHydra:
 
 def hydra_class(model: PreTrainedModel, name: str = "model") -> type:
     """The Hydra class that `model` becomes; its own where it is one."""
+    check_has_no_adapters(model, name)
     if hasattr(type(model), "from_pruned_members"):
         return type(model)
     for backbone_class, found in HYDRA_CLASSES.items():

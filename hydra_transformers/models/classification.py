@@ -3,8 +3,7 @@
 import torch
 from transformers.utils.generic import can_return_tuple
 
-from .encoder import HydraModelOutput, batch_first
-from .ensembling import HydraClassifierOutput, classifier_output, wants_every_token
+from .ensembling import HydraClassifierOutput, HydraModelOutput, batch_first, classifier_output, wants_every_token
 
 
 class HydraClassifierMixin:

@@ -8,6 +8,9 @@ SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 
 KeptHeads = list[list[list[int]]]
 
+# More layers, members or heads than any model has; a config that asks for them is broken, or means harm.
+MOST = 1_000
+
 
 @dataclass(frozen=True)
 class Anatomy:
@@ -47,26 +50,37 @@ class HydraConfigMixin:
             The parts that exist once for all members. An empty list makes members independent of each other.
         ensemble_loss (`str`, *optional*, defaults to `"members"`):
             `"members"` for the mean of the members' losses, `"ensemble"` for the loss of the ensemble's answer.
+        problem_type (`str`, *optional*):
+            `"single_label_classification"`, `"multi_label_classification"` or `"regression"`: what `logits` mean and
+            which loss they get. By default one label of several, or regression where there is a single output; it
+            is settled here and saved, and labels of another kind are refused. A single output that is a probability
+            is `"multi_label_classification"`.
         fast_inference (`bool`, *optional*, defaults to `True`):
             Whether layers may run without module calls where that gives the same result.
 
     A family's config adds `auto_classes` and `anatomy`.
     """
 
-    kept_heads: list[list[list[int]]] | None = None
+    kept_heads: list | None = None  # of lists of lists of int, which is checked with sentences
     shared: list[str] | tuple[str, ...] = SHARED_PARTS
     ensemble_loss: str = "members"
     fast_inference: bool = True
 
     def __post_init__(self, **kwargs):
+        num_members = kwargs.pop("num_members", None)
         super().__post_init__(**kwargs)
         if getattr(self, "is_decoder", False) or getattr(self, "add_cross_attention", False):
             raise ValueError(f"{type(self).__name__} is an encoder's: set is_decoder and add_cross_attention to False")
+        for field in ("num_hidden_layers", "num_attention_heads"):
+            if not 1 <= getattr(self, field) <= MOST:
+                raise ValueError(f"{field} is {getattr(self, field)}: a Hydra has 1 to {MOST:,}")
         if self.kept_heads is None:
             self.kept_heads = dense_heads(self.num_hidden_layers, self.num_attention_heads)
         check_kept_heads(self.kept_heads, self.num_hidden_layers, self.num_attention_heads)
         self.shared = list(self.shared)
         check_shared(self.shared)
+        check_num_members(num_members, self)
+        settle_problem_type(self)
         check_ensemble_loss(self.ensemble_loss)
 
     @classmethod
@@ -92,18 +106,26 @@ def count_members(kept_heads: KeptHeads) -> int:
     return len(kept_heads[0])
 
 
+def as_mask(kept_heads: KeptHeads, num_heads: int) -> list[list[list[int]]]:
+    """`kept_heads` as ones and zeros, [layers][members][heads of the backbone]."""
+    return [[[int(head in heads) for head in range(num_heads)] for heads in members] for members in kept_heads]
+
+
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:
     """Refuses, with a sentence, a `kept_heads[layer][member]` that no model can have."""
-    if num_layers < 1:
-        raise ValueError(f"num_hidden_layers is {num_layers}: a Hydra has at least one layer")
     if len(kept_heads) != num_layers:
         raise ValueError(
             f"kept_heads has {len(kept_heads)} layers, num_hidden_layers is {num_layers}: "
             "give one list of members per layer"
         )
+    for layer, members in enumerate(kept_heads):
+        if not isinstance(members, list):
+            raise ValueError(f"kept_heads[{layer}] is {members!r}: give a list of kept heads for each member")
     num_members = count_members(kept_heads)
     if num_members == 0:
         raise ValueError("kept_heads[0] has no member: give at least one list of kept heads per layer")
+    if num_members > MOST:
+        raise ValueError(f"kept_heads[0] has {num_members:,} members: a Hydra has at most {MOST:,}")
     for layer, members in enumerate(kept_heads):
         if len(members) != num_members:
             raise ValueError(
@@ -115,6 +137,8 @@ def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> 
 
 
 def _check_heads(heads: list[int], num_heads: int, where: str) -> None:
+    if not isinstance(heads, list) or not all(type(head) is int for head in heads):
+        raise ValueError(f"{where} is {heads!r}: give a list of head numbers")
     for head in heads:
         if not 0 <= head < num_heads:
             raise ValueError(f"{where} names head {head}: the backbone has heads 0 to {num_heads - 1}")
@@ -131,6 +155,21 @@ def check_shared(shared: list[str]) -> None:
     for name in shared:
         if name not in SHARED_PARTS:
             raise ValueError(f"shared names {name!r}: members can share {', '.join(map(repr, SHARED_PARTS))}")
+
+
+def check_num_members(given: int | None, config) -> None:
+    """Refuses a number of members beside `kept_heads` that says something else."""
+    if given is not None and given != config.num_members:
+        raise ValueError(
+            f"num_members is {given}, kept_heads has {config.num_members}: give kept_heads[layer][member] for each of "
+            "them and leave num_members out"
+        )
+
+
+def settle_problem_type(config) -> None:
+    """Says once what the labels are, as Transformers' loss would: what `logits` mean never changes after that."""
+    if config.problem_type is None:
+        config.problem_type = "regression" if config.num_labels == 1 else "single_label_classification"
 
 
 def check_ensemble_loss(ensemble_loss: str) -> None:

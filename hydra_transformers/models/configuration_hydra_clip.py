@@ -3,7 +3,14 @@
 from huggingface_hub.dataclasses import strict
 from transformers import CLIPConfig, CLIPTextConfig, CLIPVisionConfig, PreTrainedConfig
 
-from .configuration_hydra import Anatomy, HydraConfigMixin, KeptHeads, check_ensemble_loss, check_model_type
+from .configuration_hydra import (
+    Anatomy,
+    HydraConfigMixin,
+    KeptHeads,
+    check_ensemble_loss,
+    check_model_type,
+    check_num_members,
+)
 
 
 def tower_anatomy(config: CLIPTextConfig | CLIPVisionConfig) -> Anatomy:
@@ -71,7 +78,7 @@ class HydraCLIPConfig(CLIPConfig):
     """
 
     model_type = "hydra_clip"
-    keys_to_ignore_at_inference = ["member_logits", "text_model_output", "vision_model_output"]
+    keys_to_ignore_at_inference = ["member_logits", "similarity", "text_model_output", "vision_model_output"]
     sub_configs_defaults = {"text_config": HydraCLIPTextConfig, "vision_config": HydraCLIPVisionConfig}
     sub_configs = sub_configs_defaults.copy()  # the name that transformers < 5.19 reads
 
@@ -86,7 +93,7 @@ class HydraCLIPConfig(CLIPConfig):
         "AutoModelForZeroShotImageClassification": "modeling_hydra_clip.HydraCLIPModel",
     }
 
-    def __post_init__(self, **kwargs):
+    def __post_init__(self, num_members: int | None = None, **kwargs):
         self.text_config = _tower_config(self.text_config, HydraCLIPTextConfig)
         self.vision_config = _tower_config(self.vision_config, HydraCLIPVisionConfig)
         # Not CLIPConfig's own: that one turns the towers' configs into plain CLIP ones.
@@ -97,6 +104,7 @@ class HydraCLIPConfig(CLIPConfig):
                 f"the vision tower has {vision} members and the text tower {text}: give both the same number, or one "
                 "of them a single member"
             )
+        check_num_members(num_members, self)
         check_ensemble_loss(self.ensemble_loss)
         if not self.fast_inference:
             self.vision_config.fast_inference = self.text_config.fast_inference = False

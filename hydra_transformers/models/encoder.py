@@ -1,36 +1,16 @@
 """What every fused encoder does between its embeddings and what is read from it."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 import torch
 from torch import nn
-from transformers.utils import ModelOutput
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention import encoder_mask, has_rows
+from .ensembling import HydraModelOutput, batch_first, mean_of_members
 from .fast_inference import run_layers
 from .grouped import PerMember, embed
-
-
-@dataclass
-class HydraModelOutput(ModelOutput):
-    """
-    last_hidden_state: (batch, tokens, hidden), the mean over the members
-    pooler_output: (batch, pooled), the mean over the members, where the model has a pooler
-    member_last_hidden_state: (batch, members, tokens, hidden)
-    member_pooler_output: (batch, members, pooled)
-    hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
-    attentions: one (batch, heads of all members, tokens, tokens) per layer, where asked for
-    """
-
-    last_hidden_state: torch.FloatTensor | None = None
-    pooler_output: torch.FloatTensor | None = None
-    member_last_hidden_state: torch.FloatTensor | None = None
-    member_pooler_output: torch.FloatTensor | None = None
-    hidden_states: tuple[torch.FloatTensor, ...] | None = None
-    attentions: tuple[torch.FloatTensor, ...] | None = None
 
 
 class HydraEncoderMixin:
@@ -76,13 +56,11 @@ class HydraEncoderMixin:
         else:
             states, shown = self._run_and_show(states, mask, wanted, **kwargs)
         states, pooled = self.finish(states, **(finish_with or {}))
-        states = batch_first(states, self.num_members)
-        pooled = None if pooled is None else batch_first(pooled, self.num_members)
         return HydraModelOutput(
-            last_hidden_state=None if members_only else states.mean(dim=1),
-            pooler_output=None if members_only or pooled is None else pooled.mean(dim=1),
-            member_last_hidden_state=states,
-            member_pooler_output=pooled,
+            last_hidden_state=None if members_only else mean_of_members(states),
+            pooler_output=None if members_only or pooled is None else mean_of_members(pooled),
+            member_last_hidden_state=batch_first(states, self.num_members),
+            member_pooler_output=None if pooled is None else batch_first(pooled, self.num_members),
             hidden_states=shown,
         )
 
@@ -194,8 +172,3 @@ class HydraTextEncoderMixin(HydraEncoderMixin):
         for_embeddings = {"position_ids": position_ids, "token_type_ids": token_type_ids}
         states, mask, for_layers = self.start(input_ids, attention_mask, inputs_embeds, **for_embeddings)
         return self.encode(states, mask, first_token_only, members_only, **for_layers, **kwargs)
-
-
-def batch_first(states: torch.Tensor, num_members: int) -> torch.Tensor:
-    """(members or 1, batch, ...) -> (batch, members, ...), a view."""
-    return states.expand(num_members, *states.shape[1:]).transpose(0, 1)

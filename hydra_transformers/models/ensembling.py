@@ -3,12 +3,37 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce, wraps
+from functools import reduce
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPooling
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, logging
+
+from .compat import is_exporting
+from .configuration_hydra import settle_problem_type
+
+
+logger = logging.get_logger(f"transformers.{__name__}")
+
+
+@dataclass
+class HydraModelOutput(ModelOutput):
+    """What an encoder returns. Whoever knows nothing of members reads the mean over them in the usual places.
+
+    last_hidden_state: (batch, tokens, hidden), the mean over the members
+    pooler_output: (batch, pooled), the mean over the members; for CLIP's features (batch, projection)
+    hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
+    attentions: one (batch, heads of all members, tokens, tokens) per layer, where asked for
+    member_last_hidden_state: (batch, members, tokens, hidden)
+    member_pooler_output: (batch, members, pooled); for CLIP's features (batch, members, projection)
+    """
+
+    last_hidden_state: torch.FloatTensor | None = None
+    pooler_output: torch.FloatTensor | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    attentions: tuple[torch.FloatTensor, ...] | None = None
+    member_last_hidden_state: torch.FloatTensor | None = None
+    member_pooler_output: torch.FloatTensor | None = None
 
 
 @dataclass
@@ -28,35 +53,15 @@ class HydraClassifierOutput(ModelOutput):
     attentions: tuple[torch.FloatTensor, ...] | None = None
 
 
-@dataclass
-class HydraCLIPOutput(ModelOutput):
-    """
-    loss: scalar, where `return_loss` was set
-    logits_per_image: (images, texts), the log of the members' mean probability over the texts
-    logits_per_text: (texts, images), the log of the members' mean probability over the images
-    member_logits: (images, members, texts)
-    text_embeds: (texts, members of the text tower, projection), normalised
-    image_embeds: (images, members of the vision tower, projection), normalised
-    """
-
-    loss: torch.FloatTensor | None = None
-    logits_per_image: torch.FloatTensor | None = None
-    logits_per_text: torch.FloatTensor | None = None
-    member_logits: torch.FloatTensor | None = None
-    text_embeds: torch.FloatTensor | None = None
-    image_embeds: torch.FloatTensor | None = None
-    text_model_output: BaseModelOutputWithPooling | None = None
-    vision_model_output: BaseModelOutputWithPooling | None = None
-
-    def to_tuple(self) -> tuple:
-        return tuple(value.to_tuple() if isinstance(value, ModelOutput) else value for value in self.values())
-
-
 def log_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
     """Log of the mean over members of softmax: (batch, members, classes) -> (batch, classes), at least float32."""
     log_probabilities = nn.functional.log_softmax(at_least_float32(member_logits), dim=-1)
-    # logaddexp member by member: one kernel each, a third of what logsumexp launches
-    return reduce(torch.logaddexp, log_probabilities.unbind(dim=1)) - math.log(member_logits.shape[1])
+    if is_exporting():
+        total = torch.logsumexp(log_probabilities, dim=1)  # which every format has
+    else:
+        # member by member: one kernel each, a third of what logsumexp launches
+        total = reduce(torch.logaddexp, log_probabilities.unbind(dim=1))
+    return total - math.log(member_logits.shape[1])
 
 
 def logit_of_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
@@ -85,27 +90,70 @@ def ensemble_loss(loss_function: Callable, labels: torch.Tensor, member_logits: 
 
     loss_function: `loss_function(labels, logits, config, **kwargs)`, as Transformers' models have it
     """
-    members = member_logits.unbind(dim=1)
+    check_labels(labels, member_logits, config.problem_type)
     if config.ensemble_loss == "members":
+        members = member_logits.unbind(dim=1)
         return torch.stack([loss_function(labels, logits, config, **kwargs) for logits in members]).mean()
-    if config.problem_type is None:
-        # Transformers settles the problem type from the labels when it first computes a loss.
-        loss_function(labels, members[0], config)
     return loss_function(labels, ensemble_logits(member_logits, config.problem_type), config, **kwargs)
+
+
+def check_labels(labels: torch.Tensor, member_logits: torch.Tensor, problem_type: str) -> None:
+    """Refuses labels of another kind than the config's problem type, for logits (batch, members, classes)."""
+    batch, _, classes = member_logits.shape
+    if problem_type == "single_label_classification":
+        fits, wanted = labels.numel() == batch and not labels.is_floating_point(), "one class index per row"
+    elif problem_type == "multi_label_classification":
+        fits, wanted = labels.shape == (batch, classes) and labels.is_floating_point(), "a float per row and class"
+    else:
+        fits, wanted = labels.numel() == batch * classes, "a number per row and output"
+    if not fits:
+        raise ValueError(
+            f"labels are {labels.dtype} of shape {tuple(labels.shape)}, config.problem_type is {problem_type!r}, which "
+            f"takes {wanted}: pass these, or set another config.problem_type"
+        )
 
 
 def classifier_output(model, member_logits: torch.Tensor, labels, encoder_outputs, **kwargs) -> HydraClassifierOutput:
     """What a classifier returns for its members' logits (batch, members, classes), with the loss where labels are."""
+    settle_problem_type(model.config)
     loss = None
     if labels is not None:
         loss = ensemble_loss(model.loss_function, labels, member_logits, model.config, **kwargs)
+    logits = ensemble_logits(member_logits, model.config.problem_type)
+    if loss is None and model.training and model.num_members > 1 and model.config.ensemble_loss == "members":
+        watch_for_other_loss(logits, from_trainer="num_items_in_batch" in kwargs)
     return HydraClassifierOutput(
         loss=loss,
-        logits=ensemble_logits(member_logits, model.config.problem_type),
+        logits=logits,
         member_logits=member_logits,
         hidden_states=encoder_outputs.hidden_states,
         attentions=encoder_outputs.attentions,
     )
+
+
+def watch_for_other_loss(logits: torch.Tensor, from_trainer: bool) -> None:
+    """Tells, in the backward pass, of a loss that somebody computed from the ensemble's logits although the config asks
+    for the members' losses. Trainer's label smoothing does that, and is stopped; other callers know what they do."""
+    if not logits.requires_grad or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return
+
+    def tell(gradient: torch.Tensor) -> None:
+        message = (
+            "the loss is computed from the ensemble's logits, but config.ensemble_loss is 'members', a loss for each "
+            "member: compute it from member_logits (for Trainer's label_smoothing_factor pass "
+            "compute_loss_func=EnsembleLoss(label_smoothing=...) of hydra_transformers.training), or set "
+            "config.ensemble_loss to 'ensemble'"
+        )
+        if from_trainer:
+            raise RuntimeError(message)
+        logger.warning_once(message)
+
+    logits.register_hook(tell)
+
+
+def mean_of_members(states: torch.Tensor) -> torch.Tensor:
+    """(members or 1, batch, ...) -> (batch, ...)"""
+    return states[0] if states.shape[0] == 1 else states.mean(dim=0)
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
@@ -115,23 +163,6 @@ def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
 def batch_first(hidden_states: torch.Tensor, num_members: int) -> torch.Tensor:
     """(members or 1, batch, ...) -> (batch, members, ...), a view."""
     return hidden_states.expand(num_members, *hidden_states.shape[1:]).transpose(0, 1)
-
-
-def members_after_batch(forward: Callable) -> Callable:
-    """Decorator of a base model's forward: shows recorded hidden states as (batch, members, tokens, hidden)."""
-
-    @wraps(forward)
-    def wrapper(self, *args, **kwargs):
-        return_dict = kwargs.pop("return_dict", getattr(self.config, "return_dict", True))
-        outputs = forward(self, *args, return_dict=True, **kwargs)
-        if outputs.hidden_states is not None:
-            outputs.hidden_states = tuple(
-                states if states is None else batch_first(states, self.config.num_members)
-                for states in outputs.hidden_states
-            )
-        return outputs if return_dict is not False else outputs.to_tuple()
-
-    return wrapper
 
 
 def wants_every_token(config, kwargs: dict) -> bool:

@@ -1,7 +1,7 @@
 """From backbones to members to a fused Hydra, and back: the constructors that all model families share."""
 
 import copy
-import os
+import math
 import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,11 +14,13 @@ from transformers.initialization import no_init_weights
 from transformers.utils import logging
 
 from .attention import HydraAttention
+from .checkpoints import CheckpointMixin
 from .configuration_hydra import SHARED_PARTS, check_shared, keep_after_pruning
 from .grouped import Grouped, PerMember
 
 
-logger = logging.get_logger(__name__)
+# Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.
+logger = logging.get_logger(f"transformers.{__name__}")
 
 # Config fields that a member may have its own way: they say how it was made or is trained, not what it computes.
 OWN_FIELDS = {
@@ -122,7 +124,7 @@ class Slot:
     rows: list[int] | None = None
 
 
-class HydraModelMixin:
+class HydraModelMixin(CheckpointMixin):
     """`from_backbone`, `from_pruned_members` and `member` for every Hydra model.
 
     A model family sets
@@ -193,11 +195,6 @@ class HydraModelMixin:
         members = list(read_members(type(self), self, type(self).__name__))
         return build(type(self), [members[index]], SHARED_PARTS)
 
-    def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
-        # Every Auto class that can load the folder; Transformers by itself would only add the one of this class.
-        self.config.auto_map = dict(self.config.auto_classes)
-        return super().save_pretrained(save_directory, *args, **kwargs)
-
 
 def tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
     """The configs that carry `kept_heads`, by tower: {"": config}, or {"vision": ..., "text": ...} for two towers."""
@@ -206,11 +203,20 @@ def tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
     return {"": config}
 
 
+def is_a(module: nn.Module, kind: type) -> bool:
+    """Whether a module is of one of our classes, whichever copy of the code it comes from.
+
+    Each repository that is loaded with `trust_remote_code` brings classes of its own, which `isinstance` tells apart from
+    those of other repositories and of the installed package.
+    """
+    return any(each.__name__ == kind.__name__ for each in type(module).__mro__)
+
+
 def attention_names(model: nn.Module) -> dict[str, list[str]]:
     """Names of the fused attentions in the order of the layers, by tower."""
     names = {tower: [] for tower in tower_configs(model.config)}
     for name, module in model.named_modules():
-        if isinstance(module, HydraAttention):
+        if is_a(module, HydraAttention):
             tower = next(tower for tower, config in tower_configs(model.config).items() if config is module.config)
             names[tower].append(name)
     return names
@@ -219,14 +225,14 @@ def attention_names(model: nn.Module) -> dict[str, list[str]]:
 def slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
     """(name, slot) of every parameter of a Hydra."""
     modules = dict(model.named_modules())
-    split_parts = [name for name, module in modules.items() if isinstance(module, PerMember)]
+    split_parts = [name for name, module in modules.items() if is_a(module, PerMember)]
     for name, _ in model.named_parameters():
         owner, _, parameter = name.rpartition(".")
         part = next((part for part in split_parts if name.startswith(f"{part}.")), None)
         if part is not None:
             index, _, rest = name.removeprefix(f"{part}.").partition(".")
             yield name, Slot(f"{part}.{rest}", member=int(index))
-        elif isinstance(modules[owner], Grouped):
+        elif is_a(modules[owner], Grouped):
             yield name, Slot(name, rows=modules[owner].member_rows(parameter))
         elif name in model.per_member_parameters:
             yield name, Slot(name, rows=[1] * model.num_members)
@@ -239,6 +245,7 @@ def slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
 
 def read_members(cls: type, model: PreTrainedModel, name: str) -> Iterator[Member]:
     """The members that a model holds, for building a `cls` from them."""
+    check_has_no_adapters(model, name)
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"{name} is a {type(model).__name__}: pass a Transformers or Hydra model")
     model_type = model.config.model_type
@@ -251,12 +258,44 @@ def read_members(cls: type, model: PreTrainedModel, name: str) -> Iterator[Membe
         raise ValueError(
             f"{name} has weights that are not in memory (offloaded, or on the meta device): load it whole"
         )
+    check_is_not_quantised(model, name)
     if cls.is_base_model:
         model = model.base_model
     if model_type == cls.config_class.model_type:
         yield from _read_hydra(cls, model, name)
     else:
         yield _read_backbone(cls, model, name)
+
+
+def check_has_no_adapters(model: nn.Module, name: str) -> None:
+    """Refuses a model with adapters of PEFT, whose weights are not yet those that it computes with."""
+    if not isinstance(model, nn.Module):
+        return  # the caller says what is wrong with it
+    if any(type(module).__module__.split(".")[0] == "peft" for module in model.modules()):
+        raise ValueError(
+            f"{name} ({type(model).__name__}) has adapters of PEFT: pass what merge_and_unload() of its PeftModel returns"
+        )
+
+
+def check_is_not_quantised(model: PreTrainedModel, name: str) -> None:
+    """Refuses weights that are codes for other numbers, or parts of them: they would be read as the numbers themselves."""
+    encoded = next((key for key, tensor in model.named_parameters() if not _holds_its_numbers(tensor)), None)
+    if encoded is not None or getattr(model, "is_quantized", False):
+        where = "" if encoded is None else f": {encoded} is {_kind_of(model.get_parameter(encoded))}"
+        raise ValueError(
+            f"{name} ({type(model).__name__}) is quantised or sharded{where}: load it without, or pass "
+            "model.dequantize()"
+        )
+
+
+def _holds_its_numbers(parameter: nn.Parameter) -> bool:
+    """Whether a parameter is a plain tensor of 16-bit floating-point numbers or longer."""
+    return parameter.is_floating_point() and parameter.element_size() > 1 and type(parameter.data) is torch.Tensor
+
+
+def _kind_of(parameter: nn.Parameter) -> str:
+    kind = type(parameter.data)
+    return str(parameter.dtype) if kind is torch.Tensor else f"a {kind.__name__}"
 
 
 def _read_hydra(cls: type, model: PreTrainedModel, name: str) -> Iterator[Member]:
@@ -371,6 +410,11 @@ def _checked(cls: type, member: Member) -> Member:
     """A member whose tensors all have the shape its config asks for."""
     expected = without_weights(cls, member.config)
     for name, parameter in expected.named_parameters():
+        if name not in member.tensors:
+            raise ValueError(
+                f"{member.name} has no parameter {name!r}: it was changed after it was made (quantised, or a part "
+                "replaced), pass it as it was before"
+            )
         if member.tensors[name].shape != parameter.shape:
             raise ValueError(
                 f"{member.name}: {name} has the shape {tuple(member.tensors[name].shape)}, its config asks for "
@@ -450,7 +494,6 @@ def build(cls: type, members: list[Member], shared: Sequence[str]) -> PreTrained
     config = hydra_config(cls.config_class, members[0].config, kept, shared)
     for part in (config, *tower_configs(config).values()):
         part.dtype = reference.dtype
-    config.problem_type = next((m.config.problem_type for m in members if m.config.problem_type is not None), None)
     with torch.device(reference.device), no_init_weights(), default_dtype(reference.dtype):
         model = cls(config)
     with torch.no_grad():
@@ -464,12 +507,15 @@ def warn_of_strangers(model: PreTrainedModel, members: list[Member]) -> None:
     shared = [slot.name for _, slot in slots(model) if slot.member is None and slot.rows is None]
     matrices = [name for name in shared if members[0].tensors[name].dim() > 1]
     for member in members[1:]:
-        products = torch.zeros(3)
+        products = [0.0, 0.0, 0.0]
         for name in matrices:
             a, b = (each.tensors[name].flatten().float() for each in (members[0], member))
             b = b.to(a.device)
-            products += torch.stack([a @ b, a @ a, b @ b]).cpu()
-        similarity = float(products[0] / (products[1] * products[2]).sqrt())
+            of_matrix = torch.stack([a @ b, a @ a, b @ b]).tolist()
+            products = [total + product for total, product in zip(products, of_matrix, strict=True)]
+        if not all(products[1:]):
+            continue  # nothing that is shared, or nothing but zeros
+        similarity = products[0] / math.sqrt(products[1] * products[2])
         if similarity < 0.5:
             logger.warning(
                 f"{member.name} has little in common with {members[0].name} (cosine similarity {similarity:.2f} of what they "
@@ -512,12 +558,14 @@ def check_agrees(member: Member, first: Member) -> None:
 def _check_fields(member: Member, first: Member, config, expected, prefix: str) -> None:
     for field in architecture_fields(type(config)):
         mine, theirs = getattr(config, field, None), getattr(expected, field, None)
-        if field == "problem_type" and None in (mine, theirs):
-            continue  # Transformers settles it at a model's first loss: None has not met one yet
         if mine != theirs:
+            instead = (
+                "set it alike in their configs"
+                if field == "problem_type"
+                else "all members must come from one backbone"
+            )
             raise ValueError(
-                f"{member.name} has {prefix}{field} = {_short(mine)}, {first.name} has {_short(theirs)}: "
-                "all members must come from one backbone"
+                f"{member.name} has {prefix}{field} = {_short(mine)}, {first.name} has {_short(theirs)}: {instead}"
             )
 
 

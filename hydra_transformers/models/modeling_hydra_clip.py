@@ -1,22 +1,53 @@
 """HydraCLIP: M head-pruned CLIP models as one network, for zero-shot classification that knows its limits."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from transformers import CLIPModel, CLIPTextModel, CLIPVisionModel
 from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask
 from transformers.models.clip.modeling_clip import CLIPPreTrainedModel, CLIPTextEmbeddings, CLIPVisionEmbeddings
+from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention import HydraAttention, members_mask
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
-from .encoder import HydraEncoderMixin, HydraModelOutput
-from .ensembling import HydraCLIPOutput, at_least_float32, log_mean_probability, wants_every_token
+from .encoder import HydraEncoderMixin
+from .ensembling import HydraModelOutput, at_least_float32, log_mean_probability, mean_of_members, wants_every_token
 from .fusion import HydraModelMixin, Member, Rule, attention_rules
 from .grouped import GroupedLinear, embed, init_grouped
 from .layer import hydra_layers, of_members
 from .patch_embedding import as_patch_projection
+
+
+@dataclass
+class HydraCLIPOutput(ModelOutput):
+    """
+    loss: scalar, where `return_loss` was set
+    logits_per_image: (images, texts), the log of the members' mean probability over the texts of this call: for
+        classification among them. A single text always has probability 1, so its logit is 0
+    logits_per_text: (texts, images), the log of the members' mean probability over the images of this call
+    member_logits: (images, members, texts), logit scale times cosine
+    text_embeds: (texts, members of the text tower, projection), normalised
+    image_embeds: (images, members of the vision tower, projection), normalised
+    similarity: (images, texts), the mean of `member_logits` over the members: of one image and one text, whatever else
+        is in the call. For retrieval, thresholds and single pairs; what CLIP itself calls `logits_per_image`
+    """
+
+    loss: torch.FloatTensor | None = None
+    logits_per_image: torch.FloatTensor | None = None
+    logits_per_text: torch.FloatTensor | None = None
+    member_logits: torch.FloatTensor | None = None
+    text_embeds: torch.FloatTensor | None = None
+    image_embeds: torch.FloatTensor | None = None
+    text_model_output: HydraModelOutput | None = None
+    vision_model_output: HydraModelOutput | None = None
+    similarity: torch.FloatTensor | None = None
+
+    def to_tuple(self) -> tuple:
+        return tuple(value.to_tuple() if isinstance(value, ModelOutput) else value for value in self.values())
 
 
 class HydraCLIPVisionEmbeddings(CLIPVisionEmbeddings):
@@ -230,8 +261,8 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
 
     def _projected(self, projection: GroupedLinear, outputs: HydraModelOutput) -> HydraModelOutput:
         """Its pooled states (batch, members, hidden) become (batch, members, projection)."""
-        pooled = projection(outputs.member_pooler_output.transpose(0, 1)).transpose(0, 1)
-        outputs.member_pooler_output, outputs.pooler_output = pooled, pooled.mean(dim=1)
+        pooled = projection(outputs.member_pooler_output.transpose(0, 1))
+        outputs.member_pooler_output, outputs.pooler_output = pooled.transpose(0, 1), mean_of_members(pooled)
         return outputs
 
     @can_return_tuple
@@ -255,17 +286,18 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
             pixel_values=pixel_values,
             interpolate_pos_encoding=interpolate_pos_encoding,
             first_token_only=not every_token,
+            return_dict=True,
             **kwargs,
         )
         text_outputs = self.get_text_features(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, return_dict=True, **kwargs
         )
         image_embeds = nn.functional.normalize(vision_outputs.member_pooler_output, dim=-1)
         text_embeds = nn.functional.normalize(text_outputs.member_pooler_output, dim=-1)
 
         # (members, images, texts)
-        similarity = image_embeds.transpose(0, 1) @ text_embeds.to(image_embeds.device).permute(1, 2, 0)
-        member_logits = (similarity * self.logit_scale.exp().to(similarity.device)[:, None, None]).transpose(0, 1)
+        cosine = image_embeds.transpose(0, 1) @ text_embeds.to(image_embeds.device).permute(1, 2, 0)
+        member_logits = (cosine * self.logit_scale.exp().to(cosine.device)[:, None, None]).transpose(0, 1)
         logits_per_image = log_mean_probability(member_logits)
         logits_per_text = log_mean_probability(member_logits.permute(2, 1, 0))
         loss = None
@@ -280,6 +312,7 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
             image_embeds=image_embeds,
             text_model_output=text_outputs,
             vision_model_output=vision_outputs,
+            similarity=at_least_float32(member_logits).mean(dim=1),
         )
 
     def _contrastive_loss(self, member_logits, logits_per_image, logits_per_text) -> torch.Tensor:

@@ -10,8 +10,8 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import HydraAttention
 from .classification import HydraClassifierMixin
 from .configuration_hydra_distilbert import HydraDistilBertConfig
-from .encoder import HydraModelOutput, HydraTextEncoderMixin
-from .ensembling import HydraClassifierOutput
+from .encoder import HydraTextEncoderMixin
+from .ensembling import HydraClassifierOutput, HydraModelOutput
 from .fusion import HydraModelMixin, Rule, attention_rules
 from .grouped import GroupedLinear, init_grouped
 from .layer import hydra_layers, of_members

@@ -103,7 +103,7 @@ def sample_heads(circuit: Circuit, budget: int, out_of: int | None, seed: int) -
         check_count(out_of, "out_of", 1, len(circuit.ranking), f"this circuit ranks {len(circuit.ranking)} heads")
     pool = circuit.ranking[:out_of]
     check_count(budget, "budget", 1, len(pool), f"heads are sampled from the first {len(pool)} of the ranking")
-    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed)).tolist()
+    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed), device="cpu").tolist()
     return as_heads_to_prune(pool[place] for place in order[:budget])
 
 
@@ -113,7 +113,7 @@ def half_of_each(calibration: Sequence[Mapping[str, Tensor]], seed: int) -> list
     halves = []
     for batch in calibration:
         rows = len(next(iter(batch.values())))
-        chosen = torch.randperm(rows, generator=generator)[: (rows + 1) // 2].sort().values
+        chosen = torch.randperm(rows, generator=generator, device="cpu")[: (rows + 1) // 2].sort().values
         halves.append({name: tensor[chosen.to(tensor.device)] for name, tensor in batch.items()})
     return halves
 

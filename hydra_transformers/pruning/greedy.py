@@ -114,7 +114,7 @@ class GreedySearch:
             of_batch = zip(*(sample_values(logits, labels) for _, logits in ablate(inputs)), strict=True)
             batches.append([None if parts[0] is None else torch.cat(parts) for parts in of_batch])
         if not batches:
-            empty = torch.zeros(len(candidates) + 1, 0)
+            empty = torch.zeros(len(candidates) + 1, 0, device="cpu")
             batches = [[empty, empty.bool(), empty] if data.has_labels else [empty, None, None]]
         values = SampleValues(
             *(

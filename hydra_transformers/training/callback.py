@@ -13,7 +13,7 @@ from transformers.utils import logging
 from .parameter_groups import PARTS, layer_dropouts, places, without_effect
 
 
-logger = logging.get_logger(__name__)
+logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosity counts
 
 # Their place in the encoder counts for `last_n_layers`.
 PARTS_OF_LAYERS = ("attention", "mlp", "layernorm")

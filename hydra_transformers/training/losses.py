@@ -14,8 +14,8 @@ IGNORED_LABEL = -100
 class EnsembleLoss:
     """Cross-entropy of a fused Hydra, with label smoothing: `Trainer(compute_loss_func=EnsembleLoss(...))`.
 
-    Trainer's own `label_smoothing_factor` sees the ensemble's logits only, so it would train the ensemble's answer
-    whatever the config says. For a single member, or a model that is no Hydra, both kinds are the plain cross-entropy.
+    Trainer's own `label_smoothing_factor` sees the ensemble's logits only, so by itself it trains the ensemble's answer;
+    a model whose config says "members" stops it. For a single member, or a model that is no Hydra, both kinds are the plain cross-entropy.
 
     Args:
         kind: "members" for the mean of the members' cross-entropies, so that each learns as if it were alone;

@@ -47,7 +47,7 @@ def score_histograms(id_scores: Tensor, ood_scores: dict[str, Tensor]) -> dict[s
     low, high = (float(finite.min()), float(finite.max())) if len(finite) else (0.0, 1.0)
     if not low < high or math.isclose(low, high, rel_tol=1e-12):
         low, high = low - 0.5, high + 0.5
-    edges = torch.linspace(low, high, HISTOGRAM_BINS + 1, dtype=torch.float64)
+    edges = torch.linspace(low, high, HISTOGRAM_BINS + 1, dtype=torch.float64, device=everything.device)
 
     def shares(scores: Tensor) -> list[float]:
         place = (torch.bucketize(scores.contiguous(), edges, right=True) - 1).clamp(0, HISTOGRAM_BINS - 1)
@@ -61,4 +61,4 @@ def score_histograms(id_scores: Tensor, ood_scores: dict[str, Tensor]) -> dict[s
 
 
 def _thinned(length: int) -> Tensor:
-    return torch.linspace(0, length - 1, min(length, POINTS), dtype=torch.float64).round().long()
+    return torch.linspace(0, length - 1, min(length, POINTS), dtype=torch.float64, device="cpu").round().long()

@@ -17,7 +17,7 @@ try:
 except ImportError as error:
     raise ImportError("the evaluate metrics need evaluate and datasets: pip install evaluate datasets") from error
 
-from .inputs import as_labels, as_member_logits
+from .inputs import as_labels, as_member_logits, as_tensor
 from .metrics import (
     LABELLED_VALUES,
     UNCERTAINTY_VALUES,
@@ -59,10 +59,10 @@ class ClassificationMetrics(evaluate.Metric):
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
         """Store one sample: member logits (members, classes) and its label."""
-        self.add_batch(predictions=torch.as_tensor(prediction).unsqueeze(0), references=[reference], **kwargs)
+        self.add_batch(predictions=as_tensor(prediction).unsqueeze(0), references=[reference], **kwargs)
 
     def _compute(self, predictions: list, references: list) -> dict[str, float]:
-        columns = torch.tensor(predictions, dtype=torch.float64).unbind(dim=1)
+        columns = torch.tensor(predictions, dtype=torch.float64, device="cpu").unbind(dim=1)
         return summarize_classification(dict(zip(UNCERTAINTY_VALUES + LABELLED_VALUES, columns, strict=True)))
 
 
@@ -82,10 +82,10 @@ class DiversityMetrics(evaluate.Metric):
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
         """Store one sample: member logits (members, classes)."""
-        self.add_batch(predictions=torch.as_tensor(prediction).unsqueeze(0), **kwargs)
+        self.add_batch(predictions=as_tensor(prediction).unsqueeze(0), **kwargs)
 
     def _compute(self, predictions: list) -> dict[str, float]:
-        columns = torch.tensor(predictions, dtype=torch.float64).unbind(dim=1)
+        columns = torch.tensor(predictions, dtype=torch.float64, device="cpu").unbind(dim=1)
         return summarize_diversity(dict(zip(UNCERTAINTY_VALUES, columns, strict=True)))
 
 
@@ -98,7 +98,10 @@ class OODMetrics(evaluate.Metric):
         return _info("How well scores tell out-of-distribution samples.", inputs, columns)
 
     def _compute(self, predictions: list, references: list) -> dict[str, float]:
-        scores, is_ood = torch.tensor(predictions, dtype=torch.float64), torch.tensor(references)
+        scores, is_ood = (
+            torch.tensor(predictions, dtype=torch.float64, device="cpu"),
+            torch.tensor(references, device="cpu"),
+        )
         if not ((is_ood == 0) | (is_ood == 1)).all():
             raise ValueError("references must be 1 (out of distribution) or 0 (in distribution)")
         return ood_metrics(scores[is_ood == 0], scores[is_ood == 1])

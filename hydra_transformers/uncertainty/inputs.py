@@ -7,6 +7,11 @@ import torch
 from torch import Tensor
 
 
+def as_tensor(values: Any) -> Tensor:
+    """A tensor as it is, anything else as a tensor on the CPU, whatever PyTorch's default device is."""
+    return values if isinstance(values, Tensor) else torch.as_tensor(values, device="cpu")
+
+
 def as_member_logits(member_logits: Any, least_classes: int = 2) -> Tensor:
     """Member logits (batch, members, classes) as a tensor of floats, from a tensor, an array or nested lists."""
     if hasattr(member_logits, "logits") or isinstance(member_logits, torch.nn.Module):
@@ -14,7 +19,7 @@ def as_member_logits(member_logits: Any, least_classes: int = 2) -> Tensor:
             f"member_logits is a {type(member_logits).__name__}: pass outputs.member_logits, for a single model "
             "outputs.logits.unsqueeze(1)"
         )
-    member_logits = torch.as_tensor(member_logits)
+    member_logits = as_tensor(member_logits)
     shape = tuple(member_logits.shape)
     if member_logits.dim() != 3:
         raise ValueError(
@@ -32,7 +37,7 @@ def as_member_logits(member_logits: Any, least_classes: int = 2) -> Tensor:
 
 def as_labels(labels: Any, rows: int, classes: int) -> Tensor:
     """Class indices (batch,) as a tensor of integers, one per row of member_logits, each below `classes`."""
-    labels = torch.as_tensor(labels)
+    labels = as_tensor(labels)
     if labels.dim() != 1:
         raise ValueError(
             f"labels has shape {tuple(labels.shape)}: pass one class index per sample, shape (batch,); multi-label targets "
@@ -55,7 +60,7 @@ def as_labels(labels: Any, rows: int, classes: int) -> Tensor:
 
 def as_scores(scores: Any, name: str) -> Tensor:
     """Per-sample scores (samples,) as float64 on the CPU; not empty and free of NaN."""
-    scores = torch.as_tensor(scores).detach().cpu().double()
+    scores = as_tensor(scores).detach().cpu().double()
     if scores.dim() != 1:
         raise ValueError(f"{name} has shape {tuple(scores.shape)}: pass one score per sample, shape (samples,)")
     if len(scores) == 0:

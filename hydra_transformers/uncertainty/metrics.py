@@ -115,7 +115,7 @@ def sample_values(member_logits: Tensor, labels: Tensor | None = None, score: st
     rows = [slice(start, start + ROWS_PER_PASS) for start in range(0, len(member_logits), ROWS_PER_PASS)]
     passes = [_values(member_logits[part], None if labels is None else labels[part], score) for part in rows]
     names = UNCERTAINTY_VALUES + (LABELLED_VALUES if labels is not None else ())
-    empty = torch.zeros(0, dtype=torch.float64)
+    empty = torch.zeros(0, dtype=torch.float64, device="cpu")
     return {name: torch.cat([empty, *(values[name].cpu() for values in passes)]) for name in names}
 
 
@@ -174,7 +174,7 @@ def calibration_bins(confidence: Tensor, num_bins: int = NUM_BINS) -> Tensor:
     """The equal-width bin (samples,) each confidence falls into: [a, b), the last one closed."""
     if num_bins < 1:
         raise ValueError(f"num_bins is {num_bins}: pass at least 1")
-    edges = torch.linspace(0, 1, num_bins + 1, dtype=confidence.dtype)
+    edges = torch.linspace(0, 1, num_bins + 1, dtype=confidence.dtype, device=confidence.device)
     return (torch.bucketize(confidence.contiguous(), edges, right=True) - 1).clamp(0, num_bins - 1)
 
 
@@ -208,12 +208,12 @@ def risk_coverage_curve(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Te
     """Coverage i/n and risk_i (samples,), the error rate of the i most confident samples, for i = 1 .. n."""
     confidence, order = confidence.sort(descending=True)
     errors = _mean_of_ties(confidence, 1 - correct[order])
-    accepted = torch.arange(1, len(errors) + 1, dtype=torch.float64)
+    accepted = torch.arange(1, len(errors) + 1, dtype=torch.float64, device=errors.device)
     return accepted / len(errors), errors.cumsum(0) / accepted
 
 
 def _mean_of_ties(sorted_keys: Tensor, values: Tensor) -> Tensor:
     """Give samples of equal key their mean value: what a random order among them gives on average."""
     _, place, counts = sorted_keys.unique_consecutive(return_inverse=True, return_counts=True)
-    sums = torch.zeros(len(counts), dtype=values.dtype).index_add(0, place, values)
+    sums = torch.zeros(len(counts), dtype=values.dtype, device=values.device).index_add(0, place, values)
     return (sums / counts)[place]

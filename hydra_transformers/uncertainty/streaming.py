@@ -67,13 +67,13 @@ class UncertaintyAccumulator:
             labels = as_labels(labels, len(member_logits), member_logits.shape[-1])
         values = sample_values(member_logits, labels, self.score)
         if index is not None:
-            values["index"] = torch.as_tensor(index).cpu().double()
+            values["index"] = torch.as_tensor(index, device="cpu").double()
             if values["index"].shape != (len(member_logits),):
                 raise ValueError(
                     f"index has shape {tuple(values['index'].shape)}, member_logits has {len(member_logits)} rows: "
                     "pass one number per row"
                 )
-        missing = torch.full((len(member_logits),), torch.nan, dtype=torch.float64)
+        missing = torch.full((len(member_logits),), torch.nan, dtype=torch.float64, device="cpu")
         self._rows.append(torch.stack([values.get(name, missing) for name in COLUMNS], dim=1))
 
     def _check_members(self, members: int) -> None:
@@ -89,7 +89,7 @@ class UncertaintyAccumulator:
 
         Every process must call it. Without `torch.distributed` there is one process, and only repeats are dropped.
         """
-        rows = torch.cat([torch.zeros(0, len(COLUMNS), dtype=torch.float64), *self._rows])
+        rows = torch.cat([torch.zeros(0, len(COLUMNS), dtype=torch.float64, device="cpu"), *self._rows])
         members = self.num_members
         if rank_and_world_size()[1] > 1:
             rows, members = _gather_rows(rows, members)

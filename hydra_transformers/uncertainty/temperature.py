@@ -36,7 +36,7 @@ class TemperatureScaling:
     """
 
     def __init__(self, temperature: float | Sequence[float] = 1.0):
-        values = torch.as_tensor(temperature, dtype=torch.float64).reshape(-1).tolist()
+        values = torch.as_tensor(temperature, dtype=torch.float64, device="cpu").reshape(-1).tolist()
         if not values or not all(math.isfinite(value) and value > 0 for value in values):
             raise ValueError(f"temperature is {temperature}: pass one positive number, or one per member")
         self.temperature = tuple(values)
@@ -119,7 +119,7 @@ class TemperatureScaledClassifier(nn.Module):
 def _best_temperature(member_logits: Tensor, labels: Tensor) -> float:
     low, high = LOG_RANGE
     # The ensemble's likelihood may have several valleys: look everywhere first, then refine in the deepest.
-    grid = torch.linspace(low, high, 33, dtype=torch.float64).tolist()
+    grid = torch.linspace(low, high, 33, dtype=torch.float64, device="cpu").tolist()
     values = [_mean_nll(member_logits, labels, point) for point in grid]
     best = values.index(min(values))
     if values[best] == math.inf:

@@ -7,9 +7,9 @@ come with `trainer.evaluate(ignore_keys=[])` and `trainer.train(ignore_keys_for_
 import warnings
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from .inputs import as_tensor
 from .metrics import classification_metrics, diversity_metrics
 from .streaming import UncertaintyAccumulator
 
@@ -82,10 +82,10 @@ def _warn_of_missing_members() -> None:
 def _member_logits(predictions: Any) -> tuple[Tensor, bool]:
     """(samples, members, classes) among Trainer's predictions, and whether they are the members' own."""
     if not isinstance(predictions, (tuple, list)):
-        logits = torch.as_tensor(predictions)
+        logits = as_tensor(predictions)
         return (logits.unsqueeze(1), False) if logits.dim() == 2 else (logits, True)
-    logits = torch.as_tensor(predictions[0])
-    others = [torch.as_tensor(other) for other in predictions[1:] if not isinstance(other, (tuple, list))]
+    logits = as_tensor(predictions[0])
+    others = [as_tensor(other) for other in predictions[1:] if not isinstance(other, (tuple, list))]
     # Hidden states may come along too: the member logits are those with the logits' rows and classes.
     fitting = [x for x in others if x.dim() == 3 and (x.shape[0], x.shape[2]) == tuple(logits.shape)]
     return (fitting[0], True) if fitting else (logits.unsqueeze(1), False)

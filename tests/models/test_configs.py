@@ -1,5 +1,7 @@
 """A config alone rebuilds the model; one that cannot be is refused with a sentence."""
 
+import tracemalloc
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForImageClassification, ViTConfig
@@ -54,6 +56,9 @@ def test_without_kept_heads_a_config_is_one_member_with_all_heads(config_class):
         ({"kept_heads": [[[0], [1]], [[2, 1], [1]]]}, r"kept_heads\[1\]\[0\] is \[2, 1\]: give .* ascending order"),
         ({"kept_heads": [[[0], [1]], [[0]]]}, r"kept_heads\[1\] has 1 members, kept_heads\[0\] has 2"),
         ({"kept_heads": [[], []]}, r"kept_heads\[0\] has no member"),
+        ({"kept_heads": [[0, 1], [1]]}, r"kept_heads\[0\]\[0\] is 0: give a list of head numbers"),
+        ({"kept_heads": [[[0]], [["1"]]]}, r"kept_heads\[1\]\[0\] is \['1'\]: give a list of head numbers"),
+        ({"kept_heads": [[[0]], 1]}, r"kept_heads\[1\] is 1: give a list of kept heads for each member"),
         ({"kept_heads": [[[0], [1]]]}, "kept_heads has 1 layers, num_hidden_layers is 2"),
         ({"shared": ["mlps"]}, "shared names 'mlps': members can share 'embeddings', 'layernorm', 'mlp'"),
     ],
@@ -61,6 +66,31 @@ def test_without_kept_heads_a_config_is_one_member_with_all_heads(config_class):
 def test_a_config_that_cannot_be_is_refused(config_class, fields, message):
     with pytest.raises(ValueError, match=message):
         config_class(**SIZES, **fields)
+
+
+@pytest.mark.parametrize("config_class", CONFIGS)
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000: a Hydra has 1 to 1,000"),
+        ({"num_attention_heads": 10**9}, "num_attention_heads is 1000000000: a Hydra has 1 to 1,000"),
+        ({"kept_heads": [[[0]] * 10**6] * 2}, r"kept_heads\[0\] has 1,000,000 members: a Hydra has at most 1,000"),
+    ],
+)
+def test_a_config_of_absurd_size_is_refused_before_it_takes_memory(config_class, fields, message):
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=message):
+        config_class(**SIZES | fields)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 50 * 2**20
+
+
+@pytest.mark.parametrize("config_class", [*CONFIGS, HydraCLIPConfig])
+def test_members_are_counted_by_their_kept_heads(config_class):
+    with pytest.raises(ValueError, match=r"num_members is 3, kept_heads has 1: give kept_heads\[layer\]\[member\]"):
+        config_class(num_members=3)
+    assert config_class(num_members=1).num_members == 1
 
 
 @pytest.mark.parametrize("config_class", [HydraViTConfig, HydraBertConfig, HydraCLIPConfig])

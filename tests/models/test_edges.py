@@ -130,7 +130,7 @@ def test_a_clip_converted_after_loading_has_members_of_one_dtype(tmp_path):
 def test_hidden_states_of_one_clip_tower_alone():
     hydra = CLIP.hydra.from_pruned_members(CLIP.members())
     hydra.config.vision_config.output_hidden_states = True
-    assert hydra(**CLIP.inputs()).vision_model_output.member_last_hidden_state.shape == (4, 3, 5, 32)
+    assert hydra(**CLIP.inputs()).vision_model_output.last_hidden_state.shape == (4, 5, 32)
 
 
 def test_weights_that_are_not_in_memory_are_refused(family):

@@ -28,6 +28,7 @@ from tests.families import BERT, CLIP, VIT, bert_backbone, clip_backbone, random
 
 CODE_FILES = {
     "attention.py",
+    "checkpoints.py",
     "compat.py",
     "configuration_hydra.py",
     "encoder.py",

@@ -1,5 +1,7 @@
 """What forward returns: shapes, losses, and logits that any consumer reads as the ensemble's answer."""
 
+import json
+
 import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
@@ -94,11 +96,51 @@ def test_consumers_read_the_ensembles_answer_from_the_logits(problem_type, label
     torch.testing.assert_close(outputs.loss, expected)
 
 
-def test_a_single_output_of_unknown_problem_type_is_read_through_a_sigmoid():
-    """That is how the text-classification pipeline reads one output."""
-    hydra = hydra_bert(num_labels=1)
-    outputs = hydra(**padded_texts())
+def test_a_single_output_is_a_number_unless_the_config_says_probability():
+    """As Transformers' loss takes it; before and after a loss the answer is the same."""
+    number, probability = hydra_bert(num_labels=1), hydra_bert(num_labels=1, problem_type="multi_label_classification")
+    assert number.config.problem_type == "regression"
+    outputs = number(**padded_texts())
+    torch.testing.assert_close(outputs.logits, outputs.member_logits.mean(1))
+    outputs = probability(**padded_texts())
     torch.testing.assert_close(outputs.logits.sigmoid(), outputs.member_logits.sigmoid().mean(1))
+
+
+@pytest.mark.parametrize(
+    "fields, labels",
+    [
+        ({}, torch.tensor([0, 2, 1, 1])),
+        ({"num_labels": 1}, torch.randn(4).double()),
+        ({"problem_type": "multi_label_classification"}, torch.rand(4, 3).round().double()),
+    ],
+)
+def test_logits_do_not_depend_on_a_loss_before(fields, labels, tmp_path):
+    hydra = hydra_bert(**fields)
+    before = hydra(**padded_texts()).logits
+    hydra(**padded_texts(), labels=labels)
+    assert torch.equal(hydra(**padded_texts()).logits, before)
+    hydra.config.save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())["problem_type"]
+    assert saved == hydra.config.problem_type == hydra_bert(**fields).config.problem_type
+
+
+@pytest.mark.parametrize(
+    "problem_type, labels, wanted",
+    [
+        (None, torch.rand(4, 3).round().double(), "one class index per row"),
+        (None, torch.tensor([0.0, 1.0, 2.0, 1.0]), "one class index per row"),
+        (None, torch.eye(4, 3, dtype=torch.long), "one class index per row"),
+        ("multi_label_classification", torch.tensor([0, 2, 1, 1]), "a float per row and class"),
+        ("multi_label_classification", torch.ones(4, 3, dtype=torch.long), "a float per row and class"),
+        ("regression", torch.randn(4).double(), "a number per row and output"),
+    ],
+)
+def test_labels_of_another_kind_are_refused_and_change_nothing(problem_type, labels, wanted):
+    hydra = hydra_bert(problem_type=problem_type)
+    settled = hydra.config.problem_type
+    with pytest.raises(ValueError, match=f"labels are .*config.problem_type is '{settled}', which takes {wanted}"):
+        hydra(**padded_texts(), labels=labels)
+    assert hydra.config.problem_type == settled
 
 
 def test_extreme_logits_give_finite_answers():

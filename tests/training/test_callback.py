@@ -84,9 +84,10 @@ def test_the_last_layer_takes_the_final_layernorm_along():
     assert any("vision_model.layers.2." in name for name in clip)
 
 
-def test_the_number_of_trained_parameters_is_logged(tmp_path, caplog):
+def test_the_number_of_trained_parameters_is_logged(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     model = tiny_model("vit", "member")
-    with caplog.at_level(logging.INFO, logger="hydra_transformers.training.callback"):
+    with caplog.at_level(logging.INFO, logger="transformers.hydra_transformers.training.callback"):
         tiny_trainer("vit", model, two_steps(tmp_path), callbacks=[PostPruningCallback("classifier")])
     total = sum(parameter.numel() for parameter in model.parameters())
     assert f"training {32 * 5 + 5} of {total:,} parameters" in caplog.text

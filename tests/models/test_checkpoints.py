@@ -1,0 +1,119 @@
+"""A checkpoint is loaded as what it was saved as, or not at all."""
+
+import json
+import os
+import re
+
+import pytest
+import torch
+from huggingface_hub import CommitOperationAdd
+from safetensors.torch import load_file, save_file
+
+from hydra_transformers.models import checkpoints
+from tests.families import BERT, CLIP, VIT
+from tests.models.test_hub import AUTO_CLASS, run_second_process
+
+
+def swap_first_members(folder, family) -> None:
+    """Other heads for the same packed rows: as many in all, dealt out to the members in another way."""
+    config = json.loads((folder / "config.json").read_text())
+    heads = config["vision_config"]["kept_heads"] if family is CLIP else config["kept_heads"]
+    assert len(heads[0][0]) != len(heads[0][1])
+    heads[0][0], heads[0][1] = heads[0][1], heads[0][0]
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_heads_that_were_swapped_between_members_are_refused(family, tmp_path):
+    hydra = family.hydra.from_pruned_members(family.members())
+    hydra.save_pretrained(tmp_path)
+    swap_first_members(tmp_path, family)
+    sentence = re.escape(
+        "other heads than config.kept_heads names (layer 0, member 0: [0, 2, 3] saved, [0, 1, 2, 3] named)"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        family.hydra.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=sentence):
+        AUTO_CLASS[family.name].from_pretrained(tmp_path, output_loading_info=True)
+    with pytest.raises(ValueError, match=sentence):
+        family.hydra(family.hydra.config_class.from_pretrained(tmp_path)).load_state_dict(hydra.state_dict())
+
+
+def test_they_are_refused_where_the_package_is_not_importable_too(tmp_path):
+    hydra = VIT.hydra.from_pruned_members([member.float() for member in VIT.members()])
+    hydra.save_pretrained(tmp_path / "hydra")
+    save_file({"pixel_values": VIT.inputs()["pixel_values"].float()}, tmp_path / "hydra" / "inputs.safetensors")
+    run_second_process(tmp_path / "hydra", "AutoModelForImageClassification", tmp_path / "second")
+    swap_first_members(tmp_path / "hydra", VIT)
+    with pytest.raises(AssertionError, match=r"other heads than config.kept_heads names"):
+        run_second_process(tmp_path / "hydra", "AutoModelForImageClassification", tmp_path / "third")
+
+
+def test_checkpoints_without_the_mask_load_as_before(family, tmp_path):
+    hydra = family.hydra.from_pruned_members(family.members())
+    hydra.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    masks = [name for name in tensors if name.endswith("kept_heads_mask")]
+    assert len(masks) == (2 if family is CLIP else 1)
+    without = {name: tensor for name, tensor in tensors.items() if name not in masks}
+    save_file(without, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    loaded, info = family.hydra.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    for name, tensor in hydra.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], tensor), name
+    family.hydra(hydra.config).load_state_dict(without)
+
+
+@pytest.mark.parametrize("first, second", [("1GB", "20KB"), ("20KB", "1GB")], ids=["shards last", "shards first"])
+def test_saving_again_leaves_one_checkpoint(first, second, tmp_path):
+    VIT.hydra.from_pruned_members(VIT.members((0, 1, 2))).save_pretrained(tmp_path, max_shard_size=first)
+    hydra = VIT.hydra.from_pruned_members(VIT.members((3, 4, 5)))
+    hydra.save_pretrained(tmp_path, max_shard_size=second)
+    loaded = VIT.hydra.from_pretrained(tmp_path)
+    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in hydra.state_dict().items())
+    assert (tmp_path / "model.safetensors").exists() != (tmp_path / "model.safetensors.index.json").exists()
+
+
+class Repository:
+    """A Hub that only takes notes."""
+
+    files = None
+
+    def __init__(self, token=None):
+        pass
+
+    def create_repo(self, repo_id, **arguments):
+        return type("Url", (), {"repo_id": repo_id})
+
+    def create_commit(self, repo_id, operations, **arguments):
+        for operation in operations:
+            assert isinstance(operation, CommitOperationAdd)
+            Repository.files.add(operation.path_in_repo)
+
+    def list_repo_files(self, repo_id, revision=None):
+        return sorted(Repository.files)
+
+    def delete_files(self, repo_id, delete_patterns, **arguments):
+        Repository.files -= set(delete_patterns)
+
+
+@pytest.mark.parametrize("first, second", [("1GB", "20KB"), ("20KB", "1GB")], ids=["shards last", "shards first"])
+def test_pushing_again_leaves_one_checkpoint(first, second, monkeypatch, tmp_path):
+    monkeypatch.setattr(checkpoints, "HfApi", Repository)
+    monkeypatch.setattr("transformers.utils.hub.hf_api", Repository)
+    monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *args, **kwargs: Card())
+    Repository.files = {"notes.md", "adapter/model.safetensors", "adapter/model-00001-of-00002.safetensors"}
+    others = set(Repository.files)
+    hydra = BERT.hydra.from_pruned_members(BERT.members())
+    hydra.push_to_hub("me/hydra", max_shard_size=first)
+    hydra.push_to_hub("me/hydra", max_shard_size=second)
+    hydra.save_pretrained(tmp_path, max_shard_size=second)
+    assert {name for name in Repository.files if "safetensors" in name} - others == {
+        name for name in os.listdir(tmp_path) if "safetensors" in name
+    }
+    assert others < Repository.files
+
+
+class Card:
+    def save(self, path):
+        with open(path, "w") as file:
+            file.write("card")

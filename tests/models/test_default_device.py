@@ -1,0 +1,97 @@
+"""`torch.set_default_device` and `with torch.device(...)` are for new models; what exists is computed where it lies."""
+
+import copy
+
+import pytest
+import torch
+
+from hydra_transformers.pruning import draw_members, extract_circuit, prune_heads, taylor_prune, taylor_scores
+from hydra_transformers.uncertainty import (
+    TemperatureScaling,
+    classification_metrics,
+    decompose,
+    diversity_metrics,
+    ood_metrics,
+    ood_score,
+)
+from tests.families import BERT, CLIP, VIT, images
+
+
+# Nothing can be computed on it, so that any tensor which strays there is noticed, as on a GPU beside the CPU's.
+ELSEWHERE = torch.device("meta")
+
+
+def calibration(family) -> list[dict]:
+    return [{**family.inputs(), "labels": torch.tensor([0, 1, 2, 0])}]
+
+
+def test_fusing_and_taking_apart(family):
+    backbones = [family.backbone(seed) for seed in range(2)]
+    with ELSEWHERE:
+        members = [prune_heads(each, heads) for each, heads in zip(backbones, family.heads_to_prune, strict=False)]
+        hydra = family.hydra.from_pruned_members(members)
+        alone = hydra.member(1)
+    assert {parameter.device.type for parameter in (*hydra.parameters(), *alone.parameters())} == {"cpu"}
+    expected = family.hydra.from_pruned_members(
+        [family.hydra.from_backbone(family.backbone(seed), family.heads_to_prune[seed]) for seed in range(2)]
+    )
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(hydra.state_dict()[name], tensor), name
+
+
+@torch.no_grad()
+def test_inference(family):
+    hydra, inputs = family.hydra.from_pruned_members(family.members()), family.inputs()
+    expected = hydra(**inputs).member_logits
+    with ELSEWHERE:
+        assert torch.equal(hydra(**inputs).member_logits, expected)
+
+
+@pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+def test_pruning(family):
+    model, data = family.backbone(), calibration(family)
+    ood = [{name: value.flip(0)[:3] for name, value in family.inputs().items()}]
+
+    def everything() -> list:
+        circuit = extract_circuit(model, data, ood, objective="ood", budget=3, progress=False)
+        return [
+            taylor_scores(model, data),
+            taylor_prune(model, data, heads_per_layer=2).heads_to_prune,
+            circuit.ranking,
+            [member.config.kept_heads for member in draw_members(model, circuit=circuit, num_members=2, budget=2)],
+        ]
+
+    expected = everything()
+    with ELSEWHERE:
+        assert everything() == expected
+
+
+def test_taylor_scores_of_clip():
+    inputs = CLIP.inputs()
+    data = [{"pixel_values": images(), "labels": torch.tensor([0, 1, 2, 0])}]
+    prompts = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    model = CLIP.backbone()
+    expected = taylor_scores(model, data, class_prompts=prompts)
+    with ELSEWHERE:
+        assert taylor_scores(model, data, class_prompts=prompts) == expected
+
+
+@pytest.mark.parametrize("as_data", [lambda tensor: tensor, lambda tensor: tensor.tolist()], ids=["tensors", "lists"])
+def test_uncertainty(as_data):
+    generator = torch.Generator().manual_seed(0)
+    logits, others = torch.randn(2, 40, 3, 5, generator=generator).unbind(0)
+    labels = (logits.mean(1) + torch.randn(40, 5, generator=generator)).argmax(-1)
+
+    def everything() -> list:
+        member_logits, truth = as_data(logits), as_data(labels)
+        return [
+            decompose(member_logits).total.tolist(),
+            classification_metrics(member_logits, truth),
+            diversity_metrics(member_logits),
+            ood_metrics(ood_score(member_logits), ood_score(as_data(others))),
+            TemperatureScaling.fit(member_logits, truth).temperature,
+        ]
+
+    expected = copy.deepcopy(everything())
+    with ELSEWHERE:
+        assert everything() == expected

@@ -1,0 +1,119 @@
+"""Weights that are not the numbers a model computes with: quantised, adapted, sharded. They are refused, not copied."""
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from torch.utils._python_dispatch import return_and_correct_aliasing
+
+from hydra_transformers.models.fusion import check_has_no_adapters
+from hydra_transformers.pruning import draw_members, prune_heads, taylor_scores
+from hydra_transformers.training import lora_config
+from tests.families import BERT, CLIP, VIT, images
+
+
+class Packed(torch.Tensor):
+    """As torchao's tensors: says that it is float32, holds int8 codes."""
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes: torch.Tensor):
+        self.codes = codes
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return return_and_correct_aliasing(func, args, kwargs or {}, cls(args[0].codes))
+        raise NotImplementedError(f"{func} on codes")
+
+
+def in_int8(model) -> None:
+    """As bitsandbytes: the weights are codes, the config says nothing."""
+    for module in model.modules():
+        for name in ("weight",):
+            weight = module._parameters.get(name)
+            if weight is not None and weight.dim() == 2 and weight.numel():
+                codes = (weight.detach() * 100).to(torch.int8)
+                module._parameters[name] = nn.Parameter(codes, requires_grad=False)
+
+
+def in_codes_of_another_class(model) -> None:
+    weight = next(module for module in model.modules() if getattr(module, "weight", None) is not None)
+    weight._parameters["weight"] = nn.Parameter(Packed(torch.zeros(2, 2, dtype=torch.int8)), requires_grad=False)
+
+
+def in_float8(model) -> None:
+    owner = next(module for module in model.modules() if getattr(module, "weight", None) is not None)
+    owner._parameters["weight"] = nn.Parameter(owner.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+
+
+def as_transformers_says(model) -> None:
+    model.is_quantized = True
+
+
+WAYS = [in_int8, in_codes_of_another_class, in_float8, as_transformers_says]
+
+
+@pytest.mark.parametrize("quantise", WAYS, ids=lambda way: way.__name__)
+def test_quantised_backbones_are_refused(family, quantise):
+    backbone = family.backbone()
+    quantise(backbone)
+    sentence = r"is quantised or sharded.*load it without, or pass model.dequantize\(\)"
+    for build in (
+        lambda: family.hydra.from_backbone(backbone),
+        lambda: family.hydra.from_pruned_members([backbone, family.backbone(1)]),
+        lambda: prune_heads(backbone),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            build()
+
+
+@pytest.mark.parametrize("quantise", WAYS, ids=lambda way: way.__name__)
+def test_members_of_a_quantised_hydra_are_refused(family, quantise):
+    hydra = family.hydra.from_pruned_members(family.members())
+    quantise(hydra)
+    with pytest.raises(ValueError, match=f"{family.hydra.__name__}.* is quantised or sharded"):
+        hydra.member(0)
+
+
+def test_a_part_that_was_replaced_is_named(family):
+    """As `torch.ao.quantization.quantize_dynamic` does: the new part has no parameters."""
+    hydra = family.hydra.from_pruned_members(family.members())
+    mlp = next(module for name, module in hydra.named_modules() if name.endswith("layers.0.mlp"))
+    mlp.fc1 = nn.Identity()
+    with pytest.raises(ValueError, match=r"has no parameter '.*mlp.fc1.weight'.*pass it as it was before"):
+        hydra.member(0)
+
+
+@pytest.mark.parametrize(
+    "family, targets",
+    [(VIT, ["q_proj"]), (BERT, ["query"]), (CLIP, ["q_proj"])],
+    ids=["vit", "bert", "clip"],
+)
+def test_adapters_are_merged_first(family, targets):
+    adapted = get_peft_model(family.backbone(), LoraConfig(r=2, target_modules=targets))
+    merge = r"has adapters of PEFT: pass what merge_and_unload\(\)"
+    for model in (adapted, adapted.get_base_model()):
+        with pytest.raises(ValueError, match=rf"members\[0\] .*{merge}"):
+            family.hydra.from_pruned_members([model])
+        with pytest.raises(ValueError, match=merge):
+            family.hydra.from_backbone(model)
+        with pytest.raises(ValueError, match=merge):
+            prune_heads(model)
+    family.hydra.from_backbone(adapted.merge_and_unload())
+
+
+def test_adapted_hydras_are_merged_first():
+    adapted = get_peft_model(VIT.members()[0], lora_config(VIT.members()[0]))
+    data = [{"pixel_values": images(), "labels": torch.tensor([0, 1, 2, 3])}]
+    for use in (
+        lambda model: VIT.hydra.from_pruned_members([model]),
+        lambda model: taylor_scores(model, data),
+        lambda model: draw_members(model, dataloader=data, heads_per_layer=1, num_members=2),
+    ):
+        for model in (adapted, adapted.get_base_model()):
+            with pytest.raises(ValueError, match="has adapters of PEFT"):
+                use(model)
+    check_has_no_adapters(adapted.merge_and_unload(), "model")

@@ -1,0 +1,99 @@
+"""What encoders return is not misread by tools that know nothing of members: means in the usual places."""
+
+import pytest
+import torch
+from transformers import AutoModel, ViTImageProcessorPil, pipeline
+
+from hydra_transformers import HydraBertModel, HydraViTModel
+from tests.families import BERT, CLIP, VIT, bert_backbone, clip_backbone, images, padded_texts, vit_backbone
+from tests.models.test_hub import bert_tokenizer, random_image
+
+
+def tight(tensor, expected):
+    torch.testing.assert_close(tensor, expected, atol=1e-10, rtol=1e-10)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+def test_states_are_means_with_each_members_beside_them(family):
+    hydra = family.hydra.from_pruned_members(family.members()).base_model
+    outputs = hydra(**family.inputs())
+    tokens = 5 if family is VIT else 7
+    assert outputs.last_hidden_state.shape == (4, tokens, 32)
+    assert outputs.member_last_hidden_state.shape == (4, 3, tokens, 32)
+    tight(outputs.last_hidden_state, outputs.member_last_hidden_state.mean(1))
+    if outputs.pooler_output is not None:
+        assert outputs.pooler_output.shape == (4, 32) and outputs.member_pooler_output.shape == (4, 3, 32)
+        tight(outputs.pooler_output, outputs.member_pooler_output.mean(1))
+    assert torch.equal(hydra(**family.inputs(), return_dict=False)[0], outputs.last_hidden_state)
+
+
+@torch.no_grad()
+def test_towers_and_features_of_clip_are_means_with_each_members_beside_them():
+    hydra, inputs = CLIP.hydra.from_pruned_members(CLIP.members()), CLIP.inputs()
+    texts = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    for outputs, shape in (
+        (hydra.vision_model(inputs["pixel_values"]), (4, 3, 32)),
+        (hydra.text_model(**texts), (3, 3, 32)),
+        (hydra.get_image_features(inputs["pixel_values"]), (4, 3, 12)),
+        (hydra.get_text_features(**texts), (3, 3, 12)),
+    ):
+        assert outputs.member_pooler_output.shape == shape
+        tight(outputs.pooler_output, outputs.member_pooler_output.mean(1))
+        tight(outputs.last_hidden_state, outputs.member_last_hidden_state.mean(1))
+
+
+def sentence_embeddings(model, tokens) -> torch.Tensor:
+    """Mean pooling of the first output over the tokens, as sentence-transformers does: (batch, hidden)"""
+    states = model(**tokens)[0]
+    mask = tokens["attention_mask"].unsqueeze(-1).expand(states.size()).to(states.dtype)
+    return (states * mask).sum(1) / mask.sum(1).clamp(min=1e-9)
+
+
+@torch.no_grad()
+def test_mean_pooling_gives_the_mean_of_the_members_embeddings():
+    backbones = [bert_backbone(seed).bert for seed in range(3)]
+    hydra = HydraBertModel.from_pruned_members(backbones, shared=())
+    expected = torch.stack([sentence_embeddings(backbone, padded_texts()) for backbone in backbones]).mean(0)
+    tight(sentence_embeddings(hydra, padded_texts()), expected)
+
+
+@torch.no_grad()
+def test_the_feature_extraction_pipeline_gives_a_vector_per_token(tmp_path):
+    backbones = [bert_backbone(seed).float() for seed in range(3)]
+    BERT.hydra.from_pruned_members(backbones, shared=()).save_pretrained(tmp_path)
+    tokenizer = bert_tokenizer(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = AutoModel.from_pretrained(tmp_path)
+    features = pipeline("feature-extraction", model=model, tokenizer=tokenizer)("a good film", return_tensors=True)
+    tokens = tokenizer("a good film", return_tensors="pt")
+    expected = torch.stack([backbone.bert(**tokens).last_hidden_state for backbone in backbones]).mean(0)
+    torch.testing.assert_close(features, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("pool", [False, True])
+def test_the_image_feature_extraction_pipeline_gives_a_vector_per_token_or_image(pool):
+    backbones = [HydraViTModel.from_backbone(type(vit_backbone().vit)(vit_backbone().config)) for _ in range(3)]
+    hydra = HydraViTModel.from_pruned_members(backbones, shared=())
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
+    extract = pipeline("image-feature-extraction", model=hydra, image_processor=processor)
+    features = extract(random_image(), pool=pool, return_tensors=True)
+    inputs = processor(random_image(), return_tensors="pt")
+    outputs = [backbone(**inputs) for backbone in backbones]
+    members = [each.pooler_output if pool else each.last_hidden_state for each in outputs]
+    torch.testing.assert_close(features, torch.stack(members).mean(0), atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_similarity_of_clip_is_that_of_the_pair_alone():
+    backbones = [clip_backbone(seed) for seed in range(3)]
+    hydra, inputs = CLIP.hydra.from_pruned_members(backbones, shared=()), CLIP.inputs()
+    outputs = hydra(**inputs)
+    tight(outputs.similarity, torch.stack([backbone(**inputs).logits_per_image for backbone in backbones]).mean(0))
+    for image in range(4):
+        for text in range(3):
+            pair = {name: value[text : text + 1] for name, value in inputs.items() if name != "pixel_values"}
+            alone = hydra(pixel_values=images()[image : image + 1], **pair)
+            tight(alone.similarity[0, 0], outputs.similarity[image, text])
+            assert abs(alone.logits_per_image.item()) < 1e-12  # the only text of the call has probability 1

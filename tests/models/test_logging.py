@@ -1,0 +1,36 @@
+"""The models speak through Transformers' logger: its verbosity counts, and the command line turns it into notes."""
+
+import subprocess
+import sys
+
+import pytest
+from transformers.utils import logging
+
+from hydra_transformers.cli import quiet_libraries
+from tests.families import VIT, vit_backbone
+
+
+FUSE_STRANGERS = """
+import transformers
+if {silent}:
+    transformers.logging.set_verbosity_error()
+from tests.families import VIT, vit_backbone
+VIT.hydra.from_pruned_members([vit_backbone(0), vit_backbone(1)])
+"""
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_transformers_verbosity_silences_the_models(silent):
+    command = [sys.executable, "-c", FUSE_STRANGERS.format(silent=silent)]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ("little in common" in result.stderr) != silent, result.stderr
+
+
+def test_the_command_line_prints_the_models_warnings_as_notes(capsys):
+    before = logging.get_verbosity()
+    with quiet_libraries():
+        VIT.hydra.from_pruned_members([vit_backbone(0), vit_backbone(1)])
+    assert capsys.readouterr().err.startswith("note: members[1] has little in common with members[0]")
+    assert logging.get_verbosity() == before
+    logger = logging.get_logger("transformers.hydra_transformers")
+    assert logger.propagate and not logger.handlers and not logger.level

@@ -1,0 +1,92 @@
+"""`config.ensemble_loss` holds with Trainer: label smoothing there is computed from `logits`, and must not replace it."""
+
+import logging
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.utils.logging import warning_once
+
+from hydra_transformers.training import EnsembleLoss, recipe
+from tests.families import VIT, images
+
+
+LABELS = torch.tensor([0, 1, 2, 3])
+
+
+def hydra_vit(members: int = 3, **fields):
+    """Members without randomness, so that a loss can be computed twice."""
+    backbones = [VIT.backbone(seed, hidden_dropout_prob=0.0, **fields).float() for seed in range(members)]
+    return VIT.hydra.from_pruned_members(backbones, shared=())
+
+
+class Losses(TrainerCallback):
+    def __init__(self):
+        self.of_steps = []
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.of_steps += [logs["loss"]] if "loss" in logs else []
+
+
+def loss_of_one_step(hydra, folder, compute_loss_func=None, **arguments) -> float:
+    rows = [{"pixel_values": image.float(), "labels": label} for image, label in zip(images(), LABELS, strict=True)]
+    settings = {"max_steps": 1, "logging_steps": 1, "per_device_train_batch_size": 4, "report_to": "none"}
+    losses = Losses()
+    arguments = TrainingArguments(folder, use_cpu=True, save_strategy="no", disable_tqdm=True, **settings, **arguments)
+    Trainer(hydra, arguments, train_dataset=rows, compute_loss_func=compute_loss_func, callbacks=[losses]).train()
+    return losses.of_steps[0]
+
+
+def expected_loss(hydra, label_smoothing: float) -> float:
+    with torch.no_grad():
+        members = hydra(images().float()).member_logits.unbind(1)
+    return torch.stack([cross_entropy(z, LABELS, label_smoothing=label_smoothing) for z in members]).mean().item()
+
+
+def test_trainer_trains_the_members(tmp_path):
+    hydra = hydra_vit()
+    assert loss_of_one_step(hydra_vit(), tmp_path) == pytest.approx(expected_loss(hydra, 0), abs=1e-4)
+
+
+def test_label_smoothing_with_the_members_loss(tmp_path):
+    loss = loss_of_one_step(hydra_vit(), tmp_path, EnsembleLoss(label_smoothing=0.1), label_smoothing_factor=0.1)
+    assert loss == pytest.approx(expected_loss(hydra_vit(), 0.1), abs=1e-4)
+
+
+def test_trainers_own_label_smoothing_is_stopped_before_the_first_step(tmp_path):
+    hydra = hydra_vit()
+    before = {name: tensor.clone() for name, tensor in hydra.state_dict().items()}
+    with pytest.raises(RuntimeError, match=r"config.ensemble_loss is 'members'.*pass compute_loss_func=EnsembleLoss"):
+        loss_of_one_step(hydra, tmp_path, label_smoothing_factor=0.1)
+    assert all(torch.equal(hydra.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_a_recipe_that_smooths_labels_is_stopped_without_its_loss(tmp_path):
+    arguments = recipe("cifar100").training_arguments(
+        tmp_path, max_steps=1, warmup_steps=0, eval_strategy="no", save_strategy="no", report_to="none", use_cpu=True
+    )
+    rows = [{"pixel_values": image.float(), "labels": label} for image, label in zip(images(), LABELS, strict=True)]
+    with pytest.raises(RuntimeError, match=r"config.ensemble_loss is 'members'"):
+        Trainer(hydra_vit(), arguments, train_dataset=rows).train()
+    Trainer(hydra_vit(), arguments, train_dataset=rows, compute_loss_func=recipe("cifar100").loss()).train()
+
+
+@pytest.mark.parametrize("members, kind", [(1, "members"), (3, "ensemble")])
+def test_it_is_right_where_logits_are_what_is_trained(members, kind, tmp_path):
+    hydra = hydra_vit(members)
+    hydra.config.ensemble_loss = kind
+    with torch.no_grad():
+        expected = cross_entropy(hydra(images().float()).logits, LABELS, label_smoothing=0.1).item()
+    assert loss_of_one_step(hydra, tmp_path, label_smoothing_factor=0.1) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_loop_that_trains_the_logits_is_told(caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    warning_once.cache_clear()
+    hydra = hydra_vit().train()
+    cross_entropy(hydra(images().float()).member_logits.flatten(0, 1), LABELS.repeat_interleave(3)).backward()
+    hydra(images().float(), labels=LABELS).loss.backward()
+    assert "ensemble_loss" not in caplog.text
+    cross_entropy(hydra(images().float()).logits, LABELS).backward()
+    assert "config.ensemble_loss is 'members'" in caplog.text
