@@ -10,6 +10,8 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.utils import ModelOutput
 
+from .shortcuts import is_exporting
+
 
 @dataclass
 class HydraClassifierOutput(ModelOutput):
@@ -55,8 +57,12 @@ class HydraCLIPOutput(ModelOutput):
 def log_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
     """Log of the mean over members of softmax: (batch, members, classes) -> (batch, classes), at least float32."""
     log_probabilities = nn.functional.log_softmax(at_least_float32(member_logits), dim=-1)
-    # logaddexp member by member: one kernel each, a third of what logsumexp launches
-    return reduce(torch.logaddexp, log_probabilities.unbind(dim=1)) - math.log(member_logits.shape[1])
+    if is_exporting():
+        total = torch.logsumexp(log_probabilities, dim=1)  # which every format has
+    else:
+        # member by member: one kernel each, a third of what logsumexp launches
+        total = reduce(torch.logaddexp, log_probabilities.unbind(dim=1))
+    return total - math.log(member_logits.shape[1])
 
 
 def logit_of_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:

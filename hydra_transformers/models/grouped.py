@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .shortcuts import is_bare, is_inference, is_plain_inference
+from .shortcuts import is_bare, is_exporting, is_inference, is_plain_inference
 
 
 # From this many rows per member on, one product per member beats one batched product.
@@ -166,7 +166,7 @@ def can_join(projections: Sequence[nn.Module], hidden_states: torch.Tensor) -> b
 def are_few(rows: int) -> bool:
     """Whether launching kernels for this many rows per member takes longer than computing them."""
     # An exported graph serves batches of every size, so no size may decide on it.
-    return torch.compiler.is_exporting() or rows < ROWS_FOR_ONE_PRODUCT_PER_MEMBER
+    return is_exporting() or rows < ROWS_FOR_ONE_PRODUCT_PER_MEMBER
 
 
 def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
