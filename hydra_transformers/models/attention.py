@@ -157,10 +157,16 @@ class HydraMLP(nn.Module):
         self.fc2 = nn.Linear(config.intermediate_size, config.hidden_size)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        shape = hidden_states.shape
+        if len(shape) > 3:
+            # What stands in for a linear layer (8-bit ones, for instance) may know three axes at most.
+            hidden_states = hidden_states.flatten(0, -3)
         hidden_states = self.fc1(hidden_states)
         if self.fc1._forward_hooks:
-            return self.fc2(self.activation_fn(hidden_states))  # whoever hooked the layer may keep what it gave
-        return self.fc2(activate(self.activation_fn, hidden_states))
+            hidden_states = self.activation_fn(hidden_states)  # whoever hooked the layer may keep what it gave
+        else:
+            hidden_states = activate(self.activation_fn, hidden_states)
+        return self.fc2(hidden_states).reshape(shape)
 
 
 def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_mask, num_members: int):
