@@ -301,10 +301,11 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
             pixel_values=pixel_values,
             interpolate_pos_encoding=interpolate_pos_encoding,
             first_token_only=not every_token,
+            return_dict=True,
             **kwargs,
         )
         text_outputs = self.get_text_features(
-            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, **kwargs
+            input_ids=input_ids, attention_mask=attention_mask, position_ids=position_ids, return_dict=True, **kwargs
         )
         image_embeds = nn.functional.normalize(vision_outputs.pooler_output, dim=-1)
         text_embeds = nn.functional.normalize(text_outputs.pooler_output, dim=-1)
