@@ -34,6 +34,16 @@ class Grouped(nn.Module):
     def num_members(self) -> int:
         return len(self.widths)
 
+    @property
+    def filled(self) -> list[int]:
+        """The members that own rows. The others are left out of all products: those of width zero are an error or a
+        wrong number in many exported formats."""
+        return [m for m, width in enumerate(self.widths) if width > 0]
+
+    def split(self, tensor: torch.Tensor, dim: int = 0) -> tuple[torch.Tensor, ...]:
+        """A tensor with all members side by side -> the parts of the `filled` ones."""
+        return tensor.split([self.widths[m] for m in self.filled], dim)
+
     def member_rows(self, parameter: str) -> list[int]:
         """How many rows of `parameter` ("weight" or "bias") each member owns, in the order of the members."""
         raise NotImplementedError
@@ -66,11 +76,10 @@ class GroupedLinear(Grouped):
     def _packed(self, hidden_states: torch.Tensor) -> torch.Tensor:
         if hidden_states.shape[0] == 1:
             return nn.functional.linear(hidden_states[0], self.weight, self.bias)
-        weights = self.weight.split(self.widths)
-        biases = [None] * self.num_members if self.bias is None else self.bias.split(self.widths)
+        biases = [None] * len(self.filled) if self.bias is None else self.split(self.bias)
         outputs = [
-            nn.functional.linear(states, weight, bias)
-            for states, weight, bias in zip(hidden_states, weights, biases, strict=True)
+            nn.functional.linear(hidden_states[m], weight, bias)
+            for m, weight, bias in zip(self.filled, self.split(self.weight), biases, strict=True)
         ]
         return torch.cat(outputs, dim=-1)
 
@@ -87,7 +96,7 @@ class GroupedOutput(Grouped):
     def forward(self, hidden_states: torch.Tensor, packed: bool = False) -> torch.Tensor:
         """(members, ..., width) -> (members, ..., out_features), for members of the same width, or packed:
         (..., sum of widths), the members' inputs side by side -> (members, ..., out_features)."""
-        if packed and not self.uniform:
+        if packed and (not self.uniform or not self.filled):
             return self._packed(hidden_states)
         members, width = self.num_members, self.widths[0]
         if packed:
@@ -95,12 +104,16 @@ class GroupedOutput(Grouped):
         return grouped_product(hidden_states, self.weight.view(members, width, self.columns), self.bias.unsqueeze(1))
 
     def _packed(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        inputs = hidden_states.split(self.widths, dim=-1)
-        outputs = [
-            nn.functional.linear(states, weight.t(), bias)
-            for states, weight, bias in zip(inputs, self.weight.split(self.widths), self.bias, strict=True)
-        ]
-        return torch.stack(outputs)
+        inputs, weights = self.split(hidden_states, dim=-1), self.split(self.weight)
+        outputs = {
+            m: nn.functional.linear(states, weight.t(), self.bias[m])
+            for m, states, weight in zip(self.filled, inputs, weights, strict=True)
+        }
+        # All that is left of an empty member is its bias, in the type that products have here (autocast).
+        dtype = next(iter(outputs.values()), hidden_states).dtype
+        for m in set(range(self.num_members)) - set(self.filled):
+            outputs[m] = self.bias[m].to(dtype).expand(*hidden_states.shape[:-1], self.columns)
+        return torch.stack([outputs[m] for m in range(self.num_members)])
 
 
 class GroupedPooler(nn.Module):
@@ -132,11 +145,12 @@ def joint_product(projections: Sequence[GroupedLinear], hidden_states: torch.Ten
     if packed and hidden_states.shape[0] > 1:
         # Members of different widths, each on its own input: their products are joined head by head.
         products = []
-        for m in range(members):
-            weight = torch.cat([projection.weight.split(widths)[m] for projection in projections])
+        for m in first.filled:
+            own = slice(sum(widths[:m]), sum(widths[: m + 1]))
+            weight = torch.cat([projection.weight[own] for projection in projections])
             bias = None
             if first.bias is not None:
-                bias = torch.cat([projection.bias.split(widths)[m] for projection in projections])
+                bias = torch.cat([projection.bias[own] for projection in projections])
             product = nn.functional.linear(hidden_states[m], weight, bias)
             products.append(product.view(*product.shape[:-1], count, widths[m]))
         return torch.cat(products, dim=-1).flatten(-2)
