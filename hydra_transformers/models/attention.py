@@ -86,7 +86,9 @@ class HydraAttention(nn.Module):
             is_eager = self.config._attn_implementation == "eager"
             return output, queries.new_zeros(batch, 0, tokens, hidden_states.shape[2]) if is_eager else None
 
-        if hidden_states.shape[0] > 1 and self.is_uniform and has_rows(attention_mask):
+        # Weights that are asked for have to be those that the values are multiplied with: (batch, heads of all members).
+        shows_weights = kwargs.get("output_attentions", getattr(self.config, "output_attentions", False))
+        if hidden_states.shape[0] > 1 and self.is_uniform and has_rows(attention_mask) and not shows_weights:
             return self._members_on_batch_axis(hidden_states, attention_mask, queries, **kwargs)
         return self._members_on_head_axis(hidden_states, attention_mask, queries, **kwargs)
 

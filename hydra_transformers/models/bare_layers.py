@@ -29,6 +29,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from torch.nn.modules.module import _has_any_global_hook
 
 from .attention import HydraAttention, HydraMLP, has_rows, mask_of_first_token, split_heads
+from .ensembling import batch_first, wants_hidden_states
 from .grouped import GroupedLinear, GroupedOutput, are_few, grouped_product
 from .kernels import activate, add_and_layer_norm, layer_norm
 from .shortcuts import is_bare, is_plain_inference
@@ -95,12 +96,14 @@ def run_layers(
 ) -> torch.Tensor:
     """All layers of an encoder in turn: (members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden).
 
-    model: has `layers`, whose class names its two LayerNorms in `norms` and says `is_pre_norm`
+    model: has `layers`, whose class names its two LayerNorms in `norms` and says `is_pre_norm`, and `recorded_states`
     attention_mask: what `encoder_mask` or `members_mask` returns
     first_token_only: let the last layer compute the first token alone
     kwargs: for layers that run as modules; `is_causal` counts for all
     """
     layers = list(model.layers)
+    if wants_hidden_states(model.config, kwargs):
+        return run_recorded(model, hidden_states, attention_mask, first_token_only, **kwargs)
     if not can_run_bare(model, hidden_states, attention_mask):
         for index, layer in enumerate(layers, start=1):
             only_first = first_token_only and index == len(layers)
@@ -142,6 +145,18 @@ def run_layers(
             joint = None  # or it would be kept while the next ones are made
     states = states.clone() if in_inference_mode else states
     return states.view(states.shape[0], batch.size, -1, hidden)
+
+
+def run_recorded(
+    model: nn.Module, hidden_states: torch.Tensor, attention_mask, first_token_only: bool, **kwargs
+) -> torch.Tensor:
+    """`run_layers` where hidden states are recorded."""
+    states = batch_first(hidden_states, model.num_members)
+    for index, layer in enumerate(model.layers, start=1):
+        only_first = first_token_only and index == len(model.layers)
+        output = layer(states.transpose(0, 1), attention_mask, only_first, **kwargs)
+        states = model.recorded_states(states, output.transpose(0, 1))
+    return states.transpose(0, 1)
 
 
 def launches_take_longest(states: torch.Tensor) -> bool:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce, wraps
+from functools import reduce
 
 import torch
 from torch import nn
@@ -123,21 +123,17 @@ def batch_first(hidden_states: torch.Tensor, num_members: int) -> torch.Tensor:
     return hidden_states.expand(num_members, *hidden_states.shape[1:]).transpose(0, 1)
 
 
-def members_after_batch(forward: Callable) -> Callable:
-    """Decorator of a base model's forward: shows recorded hidden states as (batch, members, tokens, hidden)."""
+class RecordedStates(nn.Module):
+    """What Transformers records as a model's hidden states: layers read the very tensors that the caller is shown, so
+    that these have gradients."""
 
-    @wraps(forward)
-    def wrapper(self, *args, **kwargs):
-        return_dict = kwargs.pop("return_dict", getattr(self.config, "return_dict", True))
-        outputs = forward(self, *args, return_dict=True, **kwargs)
-        if outputs.hidden_states is not None:
-            outputs.hidden_states = tuple(
-                states if states is None else batch_first(states, self.config.num_members)
-                for states in outputs.hidden_states
-            )
-        return outputs if return_dict is not False else outputs.to_tuple()
+    def forward(self, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+        """A layer's input and output, (batch, members, tokens, hidden): the first input and all outputs are recorded."""
+        return after
 
-    return wrapper
+
+def wants_hidden_states(config, kwargs: dict) -> bool:
+    return bool(kwargs.get("output_hidden_states", getattr(config, "output_hidden_states", False)))
 
 
 def wants_every_token(config, kwargs: dict) -> bool:

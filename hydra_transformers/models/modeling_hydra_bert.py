@@ -19,9 +19,9 @@ from .bare_layers import run_layers
 from .configuration_hydra_bert import HydraBertConfig
 from .ensembling import (
     HydraClassifierOutput,
+    RecordedStates,
     batch_first,
     classifier_output,
-    members_after_batch,
     wants_every_token,
 )
 from .fusion import HydraModelMixin
@@ -79,7 +79,7 @@ class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
     config: HydraBertConfig
     base_model_prefix = "bert"
     _no_split_modules = ["BertEmbeddings", "HydraBertLayer"]
-    _can_record_outputs = {"hidden_states": HydraBertLayer, "attentions": HydraAttention}
+    _can_record_outputs = {"hidden_states": RecordedStates, "attentions": HydraAttention}
     backbone_types = ("bert",)
     backbone_names = (
         ("layers.", "encoder.layer."),
@@ -111,6 +111,7 @@ class HydraBertModel(HydraBertPreTrainedModel):
         members, shared = config.num_members, config.shared
         self.embeddings = shared_or_per_member(lambda: BertEmbeddings(config), members, "embeddings" in shared)
         self.layers = nn.ModuleList(HydraBertLayer(config, layer) for layer in range(config.num_hidden_layers))
+        self.recorded_states = RecordedStates()
         add_pooling_layer = config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer
         self.pooler = None
         if add_pooling_layer:
@@ -127,7 +128,6 @@ class HydraBertModel(HydraBertPreTrainedModel):
         self.embeddings.word_embeddings = value
 
     @merge_with_config_defaults
-    @members_after_batch
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
         self,

@@ -15,10 +15,10 @@ from .bare_layers import run_layers
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
 from .ensembling import (
     HydraCLIPOutput,
+    RecordedStates,
     at_least_float32,
     batch_first,
     log_mean_probability,
-    members_after_batch,
     wants_every_token,
 )
 from .fusion import HydraModelMixin, Member
@@ -78,7 +78,7 @@ class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
     config: HydraCLIPConfig
     base_model_prefix = "clip"
     _no_split_modules = ["CLIPTextEmbeddings", "HydraCLIPVisionEmbeddings", "HydraCLIPLayer"]
-    _can_record_outputs = {"hidden_states": HydraCLIPLayer, "attentions": HydraAttention}
+    _can_record_outputs = {"hidden_states": RecordedStates, "attentions": HydraAttention}
     backbone_types = ("clip",)
     backbone_names = (
         ("layers.", "encoder.layers."),
@@ -115,13 +115,13 @@ class HydraCLIPTextModel(HydraCLIPPreTrainedModel):
         members, shared = config.num_members, config.shared
         self.embeddings = shared_or_per_member(lambda: CLIPTextEmbeddings(config), members, "embeddings" in shared)
         self.layers = nn.ModuleList(HydraCLIPLayer(config, layer) for layer in range(config.num_hidden_layers))
+        self.recorded_states = RecordedStates()
         self.final_layer_norm = shared_or_per_member(
             lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps), members, "layernorm" in shared
         )
         self.post_init()
 
     @merge_with_config_defaults
-    @members_after_batch
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
         self,
@@ -181,11 +181,11 @@ class HydraCLIPVisionModel(HydraCLIPPreTrainedModel):
         )
         self.pre_layernorm = shared_or_per_member(layernorm, members, "layernorm" in shared)
         self.layers = nn.ModuleList(HydraCLIPLayer(config, layer) for layer in range(config.num_hidden_layers))
+        self.recorded_states = RecordedStates()
         self.post_layernorm = shared_or_per_member(layernorm, members, "layernorm" in shared)
         self.post_init()
 
     @merge_with_config_defaults
-    @members_after_batch
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
         self,

@@ -20,9 +20,9 @@ from .bare_layers import run_layers
 from .configuration_hydra_vit import HydraViTConfig
 from .ensembling import (
     HydraClassifierOutput,
+    RecordedStates,
     batch_first,
     classifier_output,
-    members_after_batch,
     wants_every_token,
 )
 from .fusion import HydraModelMixin
@@ -91,7 +91,7 @@ class HydraViTPreTrainedModel(HydraModelMixin, ViTPreTrainedModel):
     config: HydraViTConfig
     base_model_prefix = "vit"
     _no_split_modules = ["HydraViTEmbeddings", "HydraViTLayer"]
-    _can_record_outputs = {"hidden_states": HydraViTLayer, "attentions": HydraAttention}
+    _can_record_outputs = {"hidden_states": RecordedStates, "attentions": HydraAttention}
     backbone_types = ("vit",)
     backbone_names = ()
 
@@ -113,6 +113,7 @@ class HydraViTModel(HydraViTPreTrainedModel):
         members, shared = config.num_members, config.shared
         self.embeddings = shared_or_per_member(lambda: HydraViTEmbeddings(config), members, "embeddings" in shared)
         self.layers = nn.ModuleList(HydraViTLayer(config, layer) for layer in range(config.num_hidden_layers))
+        self.recorded_states = RecordedStates()
         self.layernorm = shared_or_per_member(
             lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps), members, "layernorm" in shared
         )
@@ -129,7 +130,6 @@ class HydraViTModel(HydraViTPreTrainedModel):
         return first.patch_embeddings
 
     @merge_with_config_defaults
-    @members_after_batch
     @capture_outputs(tie_last_hidden_states=False)
     def forward(
         self,
