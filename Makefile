@@ -5,7 +5,7 @@ SOURCES = hydra_transformers tests benchmarks scripts notebooks
 # One thread per worker: two workers with two threads each are slower on two cores than two with one.
 PYTEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(1)/bin/python -m pytest -n auto
 
-.PHONY: help install test test-oldest coverage demo notebooks style quality clean
+.PHONY: help install test test-oldest coverage hf-tests demo notebooks style quality clean
 
 help:
 	@echo "make test         all tests, on the versions of constraints.txt"
@@ -14,6 +14,7 @@ help:
 	@echo "make notebooks    run the three notebooks and check that they succeed"
 	@echo "make quality      check formatting and lint; make style repairs both"
 	@echo "make coverage     tests with a coverage report"
+	@echo "make hf-tests     the common model tests of a Transformers checkout: CHECKOUT=path"
 
 # torch comes first: asked for by name with its version pinned, pip takes the CPU build where there is one.
 define install
@@ -39,6 +40,9 @@ test-oldest: $(VENV_OLDEST)/.installed
 
 coverage: $(VENV)/.installed
 	$(call PYTEST,$(VENV)) --cov --cov-report=term $(TESTS)
+
+hf-tests: $(VENV)/.installed
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python scripts/hf_common_tests.py $(CHECKOUT)
 
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -m hydra_transformers.demo

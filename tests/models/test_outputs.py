@@ -50,6 +50,36 @@ def test_hidden_states_and_attentions_are_those_of_the_members():
             torch.testing.assert_close(mine[:, 4 * m : 4 * m + 4], theirs, atol=1e-12, rtol=1e-10)
 
 
+@pytest.mark.parametrize("heads", ["ragged", "uniform"])
+def test_hidden_states_and_attentions_have_gradients(family, heads):
+    """They are what the next layer reads, not copies of it."""
+    members = family.members() if heads == "ragged" else [family.backbone(seed) for seed in range(3)]
+    hydra = family.hydra.from_pruned_members(members)
+    hydra.set_attn_implementation("eager")
+    inputs = family.inputs()
+    outputs = hydra(**inputs, output_hidden_states=True, output_attentions=True)
+    sides = (outputs.vision_model_output, outputs.text_model_output) if family is CLIP else (outputs,)
+    shown = [states for side in sides for states in (*side.hidden_states, *side.attentions) if states.numel()]
+    gradients = torch.autograd.grad(outputs.member_logits.square().sum(), shown)
+    assert all(gradient.abs().sum() > 0 for gradient in gradients)
+
+
+def test_asking_for_hidden_states_and_attentions_changes_no_logits(family):
+    for members in (family.members(), [family.backbone(seed) for seed in range(3)]):
+        hydra = family.hydra.from_pruned_members(members)
+        hydra.set_attn_implementation("eager")
+        inputs = family.inputs()
+        outputs = hydra(**inputs, output_hidden_states=True, output_attentions=True)
+        torch.testing.assert_close(outputs.member_logits, hydra(**inputs).member_logits)
+
+
+def test_tuples_by_the_config(family):
+    hydra = family.hydra.from_pruned_members(family.members())
+    expected = family.ensemble_logits(hydra(**family.inputs()))
+    hydra.config.return_dict = False
+    torch.testing.assert_close(hydra(**family.inputs())[0], expected)
+
+
 def test_tuples_where_asked_for(family):
     hydra = family.hydra.from_pruned_members(family.members())
     as_tuple = hydra(**family.inputs(), return_dict=False)

@@ -1,0 +1,156 @@
+"""Hydras in other people's formats: ONNX, TorchScript, OpenVINO, and layers that stand in for linear ones.
+
+The members of the families keep different numbers of heads; one has none in a layer, and one layer has none at all.
+"""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.families import CLIP, VIT, Family, images
+
+
+PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
+
+
+class Exportable(torch.nn.Module):
+    """A model with tensors in and a tuple of tensors out, as the formats have them."""
+
+    def __init__(self, family: Family):
+        super().__init__()
+        self.family = family
+        self.inputs = {
+            name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in family.inputs().items()
+        }
+        self.hydra = family.hydra.from_pruned_members(family.members()).float()
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs = self.hydra(**dict(zip(self.inputs, tensors, strict=True)))
+        return outputs.member_logits, self.family.ensemble_logits(outputs)
+
+    @property
+    def example(self) -> tuple[torch.Tensor, ...]:
+        return tuple(self.inputs.values())
+
+
+@pytest.fixture
+def model(family):
+    return Exportable(family).eval()
+
+
+def assert_same(found, expected) -> None:
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(torch.as_tensor(mine), theirs, atol=1e-5, rtol=1e-5)
+
+
+class Products(TorchDispatchMode):
+    """The shapes of all factors of matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.overloadpacket in PRODUCTS:
+            self.shapes += [argument.shape for argument in args if isinstance(argument, torch.Tensor)]
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "inference"])
+def test_members_without_heads_are_in_no_product(model, gradients):
+    """Formats without tensors of width zero fail on such products, or compute something else."""
+    with torch.set_grad_enabled(gradients), Products() as products:
+        outputs = model(*model.example)
+        if gradients:
+            outputs[0].sum().backward()
+    assert products.shapes
+    assert all(0 not in shape for shape in products.shapes)
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_onnx_gives_the_same_logits(model, exporter, tmp_path):
+    found = run_onnx(model, model.example, exporter, tmp_path / "model.onnx")
+    assert_same(found, model(*model.example))
+
+
+@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+def test_onnx_with_a_batch_of_any_size(exporter, tmp_path):
+    model = Exportable(VIT).eval()
+    if exporter == "dynamo":
+        sizes = {"dynamic_shapes": (({0: torch.export.Dim("batch")},),)}
+    else:
+        sizes = {"dynamic_axes": {"pixel_values": {0: "batch"}}}
+    more = (images(7).float(),)
+    found = run_onnx(model, more, exporter, tmp_path / "model.onnx", **sizes)
+    assert_same(found, model(*more))
+
+
+def run_onnx(model: Exportable, tensors, exporter: str, path, **sizes) -> list:
+    """What ONNX Runtime computes from `tensors` with the model exported on its own example."""
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package)
+    runtime = pytest.importorskip("onnxruntime")
+    names = list(model.inputs)
+    torch.onnx.export(model, model.example, path, dynamo=exporter == "dynamo", input_names=names, **sizes)
+    session = runtime.InferenceSession(path)
+    return session.run(None, {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)})
+
+
+@pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "inference"])
+def test_traces_for_batches_of_any_size(model, gradients):
+    with torch.set_grad_enabled(gradients):
+        traced = torch.jit.trace(model, model.example)
+    assert_same(traced(*model.example), model(*model.example))
+    twice = tuple(torch.cat([tensor, tensor.flip(0)]) for tensor in model.example)
+    assert_same(traced(*twice), model(*twice))
+
+
+def test_traces_without_a_wrapper(model):
+    """Plain Transformers models do, where they return no outputs within outputs."""
+    hydra, inputs = model.hydra, model.inputs
+    if model.family is CLIP:
+        hydra.config.return_dict = False
+    traced = torch.jit.trace(hydra, example_kwarg_inputs=inputs, strict=False)
+    found, expected = traced(**inputs), hydra(**inputs)
+    if model.family is CLIP:
+        assert_same(found[:3], expected[:3])
+    else:
+        assert_same([found["logits"], found["member_logits"]], [expected.logits, expected.member_logits])
+
+
+@pytest.mark.parametrize("path", ["traced", "exported"])
+def test_openvino_gives_the_same_logits(model, path):
+    openvino = pytest.importorskip("openvino", reason="openvino is not among the test packages: pip install openvino")
+    if path == "traced":
+        converted = openvino.convert_model(model, example_input=model.example)
+    else:
+        with torch.no_grad():
+            converted = openvino.convert_model(torch.export.export(model, model.example))
+    compiled = openvino.compile_model(converted, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found = compiled([tensor.numpy() for tensor in model.example])
+    assert_same([found[0], found[1]], model(*model.example))
+
+
+class ThreeAxesLinear(torch.nn.Linear):
+    """A linear layer as quantised ones are: for (rows, features) or (batch, tokens, features)."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        assert hidden_states.dim() <= 3
+        return super().forward(hidden_states)
+
+
+@pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "inference"])
+def test_linear_layers_get_three_axes_at_most(family, gradients):
+    hydra = family.hydra.from_pruned_members(family.members())
+    expected = hydra(**family.inputs()).member_logits
+    replaced = 0
+    for module in list(hydra.modules()):
+        for name, child in module.named_children():
+            if type(child) is torch.nn.Linear:
+                stand_in = ThreeAxesLinear(child.in_features, child.out_features, dtype=child.weight.dtype)
+                stand_in.load_state_dict(child.state_dict())
+                setattr(module, name, stand_in)
+                replaced += 1
+    assert replaced
+    with torch.set_grad_enabled(gradients):
+        torch.testing.assert_close(hydra(**family.inputs()).member_logits, expected)
