@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 
-FIELDS_OF_HYDRAS = ("kept_heads", "shared", "ensemble_loss", "add_pooling_layer", "model_type", "auto_map")
+FIELDS_OF_HYDRAS = (
+    "kept_heads",
+    "shared",
+    "ensemble_loss",
+    "fast_inference",
+    "add_pooling_layer",
+    "model_type",
+    "auto_map",
+)
 WARM_UP_ROUNDS = 2
 MOST_ROUNDS = 50
 

@@ -57,7 +57,9 @@ VALIDATES_ON_FIRST_ROWS = {"sst2"}
 
 
 def add_prune(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a ViT, BERT or CLIP classifier: Hub name or folder")
+    parser.add_argument(
+        "model", metavar="MODEL", help="an image or text classifier or a CLIP model: Hub name or folder"
+    )
     parser.add_argument("--method", choices=("taylor", "circuits"), default="circuits", help="default: %(default)s")
     parser.add_argument("--members", type=positive, default=None, metavar="M", help="how many members (default: 3)")
     parser.add_argument(
@@ -326,12 +328,14 @@ def finetune(arguments: argparse.Namespace) -> None:
     learning_rates = _learning_rates(arguments.learning_rates, recipe)
     folders = members_in(arguments.folder)
     config = load_config(str(folders[0]))
-    if config.model_type == "hydra_clip":
-        raise CommandError("CLIP members have no classifier to fine-tune and are fused as they are: go on with `fuse`")
+    if len(tower_configs(config)) > 1:
+        raise CommandError(
+            "members with two towers have no classifier to fine-tune and are fused as they are: go on with `fuse`"
+        )
     claim_for_training(arguments.output, arguments.folder, len(folders))
     processor = load_processor(arguments.processor or str(folders[0]), config)
     train, validation = _train_and_validation(arguments, config, processor)
-    if config.model_type == "hydra_vit":
+    if hasattr(config, "image_size"):
         print("training images pass the model's image processor only: the recipe's augmentation is not applied")
     copy_circuits(arguments.folder, arguments.output)
     finetune_members(

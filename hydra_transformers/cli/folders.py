@@ -14,17 +14,14 @@ from transformers import (
     AutoImageProcessor,
     AutoProcessor,
     AutoTokenizer,
-    BertForSequenceClassification,
-    CLIPModel,
     PreTrainedConfig,
     PreTrainedModel,
-    ViTForImageClassification,
     ViTImageProcessorPil,
 )
 
-from .. import HydraBertForSequenceClassification, HydraCLIPModel, HydraViTForImageClassification
 from ..files import remove_leftovers, write_atomically, written_whole
 from ..hub.member_circuits import heads_of_backbone, in_order_of_members, kept_by
+from ..models.auto import HEADS, auto_class_of
 from ..pruning import Circuit
 from ..pruning.heads import Head
 from ..pruning.scoring import OBJECTIVES
@@ -32,15 +29,12 @@ from ..training.finetune import FINISHED, RUN
 from .problems import CommandError, access_to
 
 
-MODEL_CLASSES = {
-    "vit": ViTForImageClassification,
-    "bert": BertForSequenceClassification,
-    "clip": CLIPModel,
-    "hydra_vit": HydraViTForImageClassification,
-    "hydra_bert": HydraBertForSequenceClassification,
-    "hydra_clip": HydraCLIPModel,
+# What reads a model's inputs, by the Auto class of its task.
+PROCESSOR_CLASSES = {
+    "AutoModelForImageClassification": AutoImageProcessor,
+    "AutoModelForSequenceClassification": AutoTokenizer,
+    "AutoModelForZeroShotImageClassification": AutoProcessor,
 }
-PROCESSOR_CLASSES = {"vit": AutoImageProcessor, "bert": AutoTokenizer, "clip": AutoProcessor}
 # Older versions of Transformers ask for torchvision even where Pillow would do.
 WITHOUT_TORCHVISION = {AutoImageProcessor: ViTImageProcessorPil}
 CIRCUITS = "circuits"
@@ -64,14 +58,14 @@ def load_config(name: str) -> PreTrainedConfig:
             config = AutoConfig.from_pretrained(name)
         except ValueError as error:
             raise CommandError(f"{name} is no model that Transformers knows: {str(error).splitlines()[0]}") from error
-    if config.model_type not in MODEL_CLASSES:
-        raise CommandError(f"{name} is a {config.model_type}: pass a {', '.join(MODEL_CLASSES)} model")
+    if config.model_type not in HEADS:
+        raise CommandError(f"{name} is a {config.model_type}: pass a {', '.join(HEADS)} model")
     return config
 
 
 def load_model(name: str, device: str = "cpu") -> PreTrainedModel:
     """A classifier or CLIP model by Hub name or folder, ready to predict; one with untrained parts is refused."""
-    model_class = MODEL_CLASSES[load_config(name).model_type]
+    model_class = HEADS[load_config(name).model_type]
     with access_to(name, "model"):
         model, found = model_class.from_pretrained(name, output_loading_info=True)
     missing = sorted(found["missing_keys"])
@@ -82,7 +76,7 @@ def load_model(name: str, device: str = "cpu") -> PreTrainedModel:
 
 def load_processor(name: str, config: PreTrainedConfig) -> Any:
     """The image processor, tokenizer, or for CLIP both in one, that was saved with a model."""
-    processor_class = PROCESSOR_CLASSES[config.model_type.removeprefix("hydra_")]
+    processor_class = PROCESSOR_CLASSES[auto_class_of(config.model_type)]
     try:
         with access_to(name, "model"):
             try:

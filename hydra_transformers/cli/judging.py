@@ -50,7 +50,7 @@ from .problems import CommandError
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="the output of `fuse`, or any ViT, BERT or CLIP classifier")
+    parser.add_argument("model", metavar="MODEL", help="the output of `fuse`, or any classifier or CLIP model")
     parser.add_argument(
         "--compare",
         action="append",

@@ -11,15 +11,16 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
 
-from ..models.fusion import tower_configs
+from ..models.auto import HEADS
+from ..models.fusion import slots, tower_configs
 from ..pruning import Circuit
 from ..uncertainty import TemperatureScaling, UncertaintyReport
 from .cost import card_cost_table
-from .families import FAMILIES, Family
 from .kept_heads_map import kept_heads_map
 from .licenses import warn_of_unknown_license
 from .member_circuits import has_led_to, heads_of_backbone, kept_by, lost_by
 from .parts import sealed, to_fill_in
+from .tasks import TASKS, Task
 
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
@@ -45,7 +46,7 @@ def create_model_card(
     """The card of a Hydra classifier; `.save("README.md")` writes it.
 
     Args:
-        model: a `HydraViTForImageClassification`, `HydraBertForSequenceClassification` or `HydraCLIPModel`.
+        model: a Hydra with a classifier, or one for zero-shot classification.
         report: from `evaluate_uncertainty`; fills the evaluation table and the Hub's evaluation metadata.
         repo_id: where the model will lie, "me/my-hydra"; the code in the card loads it from there.
         base_model: the backbone's id on the Hub.
@@ -69,7 +70,7 @@ def create_model_card(
         if dataset is None:
             raise ValueError("dataset is missing: name the report's in-distribution data, such as dataset='cifar100'")
         fields["evaluation"] = re.sub(r"^##", "###", report.to_markdown(), flags=re.MULTILINE).strip()
-        data.eval_results = _eval_results(report, dataset, report_model, family_of(model).pipeline_tag)
+        data.eval_results = _eval_results(report, dataset, report_model, task_of(model).pipeline_tag)
         data.model_name, data.metrics = fields["model_name"], ["accuracy"]
     return render(data, fields)
 
@@ -81,7 +82,7 @@ def card_fields(
     circuits: Sequence[Circuit] | None = None,
 ) -> dict[str, Any]:
     """What the template says about a model; a model on the meta device will do."""
-    family, config = family_of(model), model.config
+    task, config = task_of(model), model.config
     repo_id = repo_id or f"me/{type(model).__name__.lower()}"
     members = config.num_members
     link = f"[{base_model}](https://huggingface.co/{base_model})" if base_model else "one backbone"
@@ -91,19 +92,19 @@ def card_fields(
         "model_name": repo_id.split("/")[-1],
         "members": members,
         "base_model_link": link,
-        "architecture": family.architecture,
-        "intended_use": family.intended_use,
-        "snippet": family.snippet.replace("REPO", repo_id).strip(),
-        "logits_name": family.logits_name,
+        "architecture": model.architecture,
+        "intended_use": task.intended_use,
+        "snippet": task.snippet.replace("REPO", repo_id).strip(),
+        "logits_name": task.logits_name,
         "heads_sentence": _heads_sentence(model),
         "shared_sentence": f"{shared} (the mean over the members)"
         if shared
         else "nothing, they are independent models",
-        "own_sentence": family.own_parts,
+        "own_sentence": _own_parts(model),
         "pruning": _pruning_sentences(model, circuits),
         "kept_heads_map": kept_heads_map(config),
         "cost": card_cost_table(model),
-        "limits": family.limits,
+        "limits": task.limits,
     }
 
 
@@ -116,7 +117,7 @@ def card_data(
         datasets=[dataset] if dataset else None,
         license=license,
         library_name="transformers",
-        pipeline_tag=family_of(model).pipeline_tag,
+        pipeline_tag=task_of(model).pipeline_tag,
         tags=TAGS,
     )
 
@@ -130,12 +131,22 @@ def render(data: ModelCardData, fields: Mapping[str, Any]) -> ModelCard:
     return ModelCard(sealed(content.rstrip() + "\n"))
 
 
-def family_of(model: PreTrainedModel) -> Family:
-    """By name: a class that came with a repository's own code is another object than the installed one."""
-    name = type(model).__name__
-    if name not in FAMILIES:
-        raise TypeError(f"model is a {name}: a card describes one of {', '.join(FAMILIES)}")
-    return FAMILIES[name]
+def task_of(model: PreTrainedModel) -> Task:
+    """By names: a class that came with a repository's own code is another object than the installed one."""
+    auto_classes = getattr(model.config, "auto_classes", {})
+    for auto_class, task in TASKS.items():
+        if auto_classes.get(auto_class, "").endswith(f".{type(model).__name__}"):
+            return task
+    classifiers = sorted(each.__name__ for each in HEADS.values() if hasattr(each, "from_pruned_members"))
+    raise TypeError(f"model is a {type(model).__name__}: a card describes one of {', '.join(classifiers)}")
+
+
+def _own_parts(model: PreTrainedModel) -> str:
+    """What each member has for itself, beside attention and what members might share."""
+    own = {slot.name for _, slot in slots(model) if slot.rows is not None and ".attention." not in slot.name}
+    names = list(dict.fromkeys(name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] for name in sorted(own)))
+    words = [name.replace("_", " ") for name in names]
+    return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
 def check_names(**names: str | None) -> None:

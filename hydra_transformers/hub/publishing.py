@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from ..uncertainty import TemperatureScaling, UncertaintyReport
-from .card import create_model_card, family_of
+from .card import create_model_card, task_of
 from .parts import EditedCardError, renewed, replaced
 
 
@@ -70,7 +70,7 @@ def push_hydra_to_hub(
 
     Repeat it as you like: unchanged files make no new commit, files of your own in the repository stay.
     """
-    family_of(model)  # refuses what is no Hydra before asking for a token
+    task_of(model)  # refuses what is no Hydra before asking for a token
     if token is None and get_token() is None:
         raise HubError("there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token=")
     api = HfApi(token=token)

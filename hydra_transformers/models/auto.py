@@ -100,6 +100,27 @@ HYDRA_CLASSES: dict[type[PreTrainedModel], type[PreTrainedModel]] = {
 }
 
 
+# By `model_type`, of backbones and of Hydras, the class for the task that a user would have the model for.
+HEADS: dict[str, type[PreTrainedModel]] = {
+    each.config_class.model_type: each
+    for config in CONFIG_CLASSES
+    for auto_class in config.auto_classes
+    if auto_class not in ("AutoConfig", "AutoModel")
+    for each in (_model_class(config, auto_class), *_model_class(config, auto_class).backbone_classes)
+}
+
+
+def auto_class_of(model_type: str) -> str:
+    """The name of the Auto class that loads a backbone's or Hydra's class of `HEADS`."""
+    return next(
+        auto_class
+        for config in CONFIG_CLASSES
+        for auto_class in config.auto_classes
+        if auto_class not in ("AutoConfig", "AutoModel")
+        and model_type in (config.model_type, *_model_class(config, auto_class).backbone_types)
+    )
+
+
 def register() -> None:
     """Lets the Auto classes find the installed models, and saved models take their code along.
 

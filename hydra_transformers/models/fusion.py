@@ -131,6 +131,7 @@ class HydraModelMixin(CheckpointMixin):
     - `backbone_types`: the `model_type` of the Transformers models it is built from, and `backbone_classes` their classes,
     - `backbone_rules`: where parameters are found whose names or shapes differ from the backbone's; of several rules for
       one parameter, the first whose names the backbone has,
+    - `architecture`: its name, as people call it,
     - `per_member_parameters`: bare parameters with one row per member,
     - `is_base_model`: on the class without a head, which then takes what it needs from a model with one.
     """

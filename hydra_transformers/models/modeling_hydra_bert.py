@@ -18,6 +18,7 @@ class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
     config_class = HydraBertConfig
     config: HydraBertConfig
     base_model_prefix = "bert"
+    architecture = "BERT"
     _no_split_modules = ["BertEmbeddings", "HydraLayer"]
     _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("bert",)

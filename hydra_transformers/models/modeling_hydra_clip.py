@@ -62,6 +62,7 @@ class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
     config_class = HydraCLIPConfig
     config: HydraCLIPConfig
     base_model_prefix = "clip"
+    architecture = "CLIP"
     _no_split_modules = ["CLIPTextEmbeddings", "HydraCLIPVisionEmbeddings", "HydraLayer"]
     _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("clip",)

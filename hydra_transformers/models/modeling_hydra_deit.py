@@ -26,6 +26,7 @@ class HydraDeiTPreTrainedModel(HydraModelMixin, DeiTPreTrainedModel):
     config_class = HydraDeiTConfig
     config: HydraDeiTConfig
     base_model_prefix = "deit"
+    architecture = "DeiT"
     _no_split_modules = ["HydraDeiTEmbeddings", "HydraLayer"]
     _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("deit",)

@@ -52,6 +52,7 @@ class HydraDinov2PreTrainedModel(HydraModelMixin, Dinov2PreTrainedModel):
     config_class = HydraDinov2Config
     config: HydraDinov2Config
     base_model_prefix = "dinov2"
+    architecture = "DINOv2"
     _no_split_modules = ["HydraDinov2Embeddings", "HydraLayer"]
     _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("dinov2",)

@@ -28,6 +28,7 @@ class HydraDinov2WithRegistersPreTrainedModel(HydraModelMixin, Dinov2WithRegiste
     config_class = HydraDinov2WithRegistersConfig
     config: HydraDinov2WithRegistersConfig
     base_model_prefix = "dinov2_with_registers"
+    architecture = "DINOv2 with registers"
     _no_split_modules = ["HydraDinov2WithRegistersEmbeddings", "HydraLayer"]
     _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("dinov2_with_registers",)

@@ -21,6 +21,7 @@ class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel)
     config_class = HydraDistilBertConfig
     config: HydraDistilBertConfig
     base_model_prefix = "distilbert"
+    architecture = "DistilBERT"
     _no_split_modules = ["Embeddings", "HydraLayer"]
     _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("distilbert",)

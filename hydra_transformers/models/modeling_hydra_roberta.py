@@ -22,6 +22,7 @@ class HydraRobertaPreTrainedModel(HydraModelMixin, RobertaPreTrainedModel):
     config_class = HydraRobertaConfig
     config: HydraRobertaConfig
     base_model_prefix = "roberta"
+    architecture = "RoBERTa"
     _no_split_modules = ["RobertaEmbeddings", "HydraLayer"]
     _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("roberta", "xlm-roberta")

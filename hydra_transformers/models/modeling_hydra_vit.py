@@ -28,6 +28,7 @@ class HydraViTPreTrainedModel(HydraModelMixin, ViTPreTrainedModel):
     config_class = HydraViTConfig
     config: HydraViTConfig
     base_model_prefix = "vit"
+    architecture = "vision transformer (ViT)"
     _no_split_modules = ["HydraViTEmbeddings", "HydraLayer"]
     _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("vit",)

@@ -51,7 +51,7 @@ def extract_circuit(
     says how many heads shared each score. `model` is left as it is; the extraction runs where it lies.
 
     Args:
-        model: a ViT or BERT classifier or a CLIP model of Transformers, or a one-member Hydra of one.
+        model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one.
         id_data: in-distribution data with labels (which "ood" does not need): a DataLoader, a list of dict batches, or a
             Dataset or list of dict rows.
         ood_data: out-of-distribution data for "ood" and "avg"; "acc" does not look at it.

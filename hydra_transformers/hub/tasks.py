@@ -1,23 +1,19 @@
-"""What the card says about each model family."""
+"""What the card says about a model's task."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Family:
+class Task:
     """
-    architecture: as people call it
     pipeline_tag: the Hub's name of the task
     logits_name: the output that holds the ensemble's answer
-    own_parts: what each member has for itself, beside attention
     intended_use, limits: text that the publisher may rewrite
     snippet: code that runs as it stands, with REPO for the repository
     """
 
-    architecture: str
     pipeline_tag: str
     logits_name: str
-    own_parts: str
     intended_use: str
     limits: str
     snippet: str
@@ -46,11 +42,9 @@ LIMITS = (
     "- {own}"
 )
 
-VIT = Family(
-    architecture="vision transformer (ViT)",
+IMAGES = Task(
     pipeline_tag="image-classification",
     logits_name="logits",
-    own_parts="classifier",
     intended_use=USE.format(task="Image classification over the classes in `config.id2label`"),
     limits=LIMITS.format(own="It always answers with one of its classes, also where none of them is in the image."),
     snippet=f"""
@@ -68,11 +62,9 @@ print(model.config.id2label[mean.argmax(-1).item()], f"{{mean.max():.0%}}, epist
 """,
 )
 
-BERT = Family(
-    architecture="BERT",
+TEXTS = Task(
     pipeline_tag="text-classification",
     logits_name="logits",
-    own_parts="pooler and classifier",
     intended_use=USE.format(task="Text classification over the classes in `config.id2label`"),
     limits=LIMITS.format(own="It always answers with one of its classes, also for texts about something else."),
     snippet=f"""
@@ -89,11 +81,9 @@ print(model.config.id2label[mean.argmax(-1).item()], f"{{mean.max():.0%}}, epist
 """,
 )
 
-CLIP = Family(
-    architecture="CLIP",
+ZERO_SHOT = Task(
     pipeline_tag="zero-shot-image-classification",
     logits_name="logits_per_image",
-    own_parts="projections and logit scale",
     intended_use=USE.format(task="Zero-shot image classification with class names of your choice"),
     limits=LIMITS.format(
         own="Answers and uncertainty depend on the prompts: the classes you name are the only ones it knows of."
@@ -115,8 +105,9 @@ print(labels[mean.argmax(-1).item()], f"{{mean.max():.0%}}, epistemic {{epistemi
 """,
 )
 
-FAMILIES = {
-    "HydraViTForImageClassification": VIT,
-    "HydraBertForSequenceClassification": BERT,
-    "HydraCLIPModel": CLIP,
+# By the Auto class that loads a model for it.
+TASKS = {
+    "AutoModelForImageClassification": IMAGES,
+    "AutoModelForSequenceClassification": TEXTS,
+    "AutoModelForZeroShotImageClassification": ZERO_SHOT,
 }
