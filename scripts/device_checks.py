@@ -55,19 +55,25 @@ class Checks:
             self.expected[step] = getattr(reference, f"_{step}")()
         if self.is_default:
             torch.set_default_device(self.device)
+        try:
+            for step in STEPS:
+                self._report(step)
+        finally:
+            torch.set_default_device(None)
+
+    def _report(self, step: str) -> None:
         placement = "default device" if self.is_default else "on"
-        for step in STEPS:
-            start = time.perf_counter()
-            name = f"{self.family.name}, {self.mode}, {placement} {self.device}: {step}"
-            line = {"status": "ok", "name": name, "remark": "", "error": ""}
-            try:
-                getattr(self, step.replace("-", "_"))()
-            except NeedsPackage as missing:
-                line |= {"status": f"needs {missing.args[0]}", "remark": missing.args[1]}
-            except Exception:
-                line |= {"status": "failed", "error": traceback.format_exc()}
-            line["seconds"] = time.perf_counter() - start
-            print(f"{MARK}{json.dumps(line)}", flush=True)
+        name = f"{self.family.name}, {self.mode}, {placement} {self.device}: {step}"
+        line = {"status": "ok", "name": name, "remark": "", "error": ""}
+        start = time.perf_counter()
+        try:
+            getattr(self, step.replace("-", "_"))()
+        except NeedsPackage as missing:
+            line |= {"status": f"needs {missing.args[0]}", "remark": missing.args[1]}
+        except Exception:
+            line |= {"status": "failed", "error": traceback.format_exc()}
+        line["seconds"] = time.perf_counter() - start
+        print(f"{MARK}{json.dumps(line)}", flush=True)
 
     # Steps
 
@@ -81,17 +87,14 @@ class Checks:
         for name, gradient in gradients.items():
             self._assert_close(gradient, self.expected["gradients"][name])
         hydra, batch = self._made("hydra"), self._training_batch()
-        with torch.no_grad():
-            before = float(hydra(**batch).loss)
+        before = hydra(**batch).loss.item()
         optimizer = torch.optim.AdamW(hydra.parameters(), lr=1e-3)
         hydra.train()
         for _ in range(5):
             optimizer.zero_grad()
             hydra(**batch).loss.backward()
             optimizer.step()
-        hydra.eval()
-        with torch.no_grad():
-            after = float(hydra(**batch).loss)
+        after = hydra.eval()(**batch).loss.item()
         assert after < before, f"the loss was {before} before training and is {after}"
 
     def save(self) -> None:

@@ -37,8 +37,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
-from device_checks import MARK  # noqa: E402
 from provenance import where_it_ran  # noqa: E402
+from scripts.device_checks import MARK  # noqa: E402
 from tests.families import FAMILIES  # noqa: E402
 
 
