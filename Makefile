@@ -5,11 +5,12 @@ SOURCES = hydra_transformers tests benchmarks scripts notebooks
 # One thread per worker: two workers with two threads each are slower on two cores than two with one.
 PYTEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(1)/bin/python -m pytest -n auto
 
-.PHONY: help install test test-oldest coverage hf-tests demo notebooks style quality clean
+.PHONY: help install test test-oldest gpu coverage hf-tests demo notebooks style quality clean
 
 help:
 	@echo "make test         all tests, on the versions of constraints.txt"
-	@echo "make test-oldest  all tests, on the oldest supported transformers"
+	@echo "make test-oldest  all tests, on the oldest supported torch and transformers"
+	@echo "make gpu          everything once on this machine's GPU, with the packages that are installed"
 	@echo "make demo         build, fuse, save and reload an ensemble on this machine"
 	@echo "make notebooks    run the three notebooks and check that they succeed"
 	@echo "make quality      check formatting and lint; make style repairs both"
@@ -37,6 +38,10 @@ test: $(VENV)/.installed
 
 test-oldest: $(VENV_OLDEST)/.installed
 	$(call PYTEST,$(VENV_OLDEST)) $(TESTS)
+
+# Nothing is installed: a machine with a GPU often has its own torch, and no way to the registry.
+gpu:
+	PYTHONPATH=. $(PYTHON) scripts/gpu_check.py
 
 coverage: $(VENV)/.installed
 	$(call PYTEST,$(VENV)) --cov --cov-report=term $(TESTS)

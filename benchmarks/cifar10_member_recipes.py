@@ -1,6 +1,7 @@
 """How to fine-tune pruned ViTs on CIFAR-10: recipes compared on validation images, none of which methods are judged on.
 
     python benchmarks/cifar10_member_recipes.py --data DIR --runs RUNS --workers 12
+    python benchmarks/cifar10_member_recipes.py --smallest                          # does it run? made-up data, seconds
 
 DIR holds plain files (see real_data/local_files.py), RUNS the backbones that `uncertainty.py` has trained. For each recipe
 and backbone, the members of three circuits are trained, and the single model, with all its heads. The best recipe is the one
@@ -11,6 +12,7 @@ circuits are extracted by. Stopped and started again, it goes on with what is le
 import argparse
 import json
 import multiprocessing
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,11 +23,12 @@ from statistics import mean
 import torch
 
 from hydra_transformers.files import write_atomically
+from provenance import where_it_ran
 from real_data.augmentation import crop_and_flip, strong
 from real_data.methods import Comparison, fused
-from real_data.results import where_it_ran
-from real_data.settings import SETTINGS, changed_images
-from real_data.units import CIRC, OBJECTIVES, Unit
+from real_data.settings import SETTINGS, Setting, changed_images
+from real_data.smallest import SMALLEST
+from real_data.units import CIRC, OBJECTIVES, Unit, missing_packages
 
 
 SETTING = SETTINGS["cifar10-vit"]
@@ -55,13 +58,27 @@ CHOICES = (
     Choice("strong", 5e-4, 6),
     Choice("strong", 1e-3, 6),
 )
+SMALLEST_CHOICES = (Choice("mild", 5e-4, 1), Choice("strong", 1e-3, 1))
+
+
+def setting_of(args: argparse.Namespace) -> Setting:
+    return SMALLEST if args.smallest else SETTING
+
+
+def choices_of(args: argparse.Namespace) -> tuple[Choice, ...]:
+    return SMALLEST_CHOICES if args.smallest else CHOICES
 
 
 def comparison_of(args: argparse.Namespace) -> Comparison:
     torch.set_num_threads(args.threads)
     torch.backends.cuda.matmul.allow_tf32 = True
-    splits = SETTING.read(args.data, None).to(args.device)
-    return Comparison(SETTING, splits, args.runs / SETTING.name, args.device, args.seeds, args.seeds)
+    setting = setting_of(args)
+    splits = setting.read(args.data, None).to(args.device)
+    return Comparison(setting, splits, args.runs / setting.name, args.device, args.seeds, args.seeds)
+
+
+def train_backbones(args: argparse.Namespace) -> None:
+    comparison_of(args).trained_backbones(range(args.seeds))
 
 
 def extract(args: argparse.Namespace, job: tuple[int, str]) -> None:
@@ -74,7 +91,8 @@ def try_out(args: argparse.Namespace, job: tuple[Choice, int]) -> None:
     backbones = comparison_of(args)
     known = {("backbone", seed): backbones.backbone(seed)}
     known |= {("circuit", seed, name): backbones.circuit(seed, name) for name in OBJECTIVES}
-    recipe = replace(SETTING.member_recipe, learning_rate=choice.learning_rate, epochs=choice.epochs)
+    setting = backbones.setting
+    recipe = replace(setting.member_recipe, learning_rate=choice.learning_rate, epochs=choice.epochs)
     splits = backbones.splits
     changed = replace(
         splits,
@@ -84,7 +102,7 @@ def try_out(args: argparse.Namespace, job: tuple[Choice, int]) -> None:
     )
     trial = replace(
         backbones,
-        setting=replace(SETTING, member_recipe=recipe),
+        setting=replace(setting, member_recipe=recipe),
         splits=changed,
         folder=backbones.folder / "recipes" / str(choice),
         made=known,
@@ -101,7 +119,7 @@ def try_out(args: argparse.Namespace, job: tuple[Choice, int]) -> None:
 def to_markdown(folder: Path, args: argparse.Namespace) -> str:
     """Means over the backbones, the best recipe first."""
     found = {}
-    for choice, method in product(CHOICES, METHODS):
+    for choice, method in product(choices_of(args), METHODS):
         results = [
             json.loads((folder / "recipes" / str(choice) / "results" / str(seed) / f"{method}.json").read_text())
             for seed in range(args.seeds)
@@ -136,24 +154,47 @@ def to_markdown(folder: Path, args: argparse.Namespace) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--runs", type=Path, required=True, help="where backbones lie, and work in progress")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--runs", type=Path, help="where backbones lie, and work in progress")
     parser.add_argument("--seeds", type=int, default=2, help="how many backbones are pruned")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=1, help="processes")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of each")
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--smallest",
+        action="store_true",
+        help="one tiny backbone on made-up data, and a table printed: shows that it runs, writes nothing",
+    )
     args = parser.parse_args()
     if min(args.seeds, args.workers, args.threads) < 1:
         parser.error("--seeds, --workers and --threads are at least 1")
+    if args.smallest:
+        with tempfile.TemporaryDirectory() as runs:
+            args.runs, args.results, args.seeds = Path(runs), Path(runs) / "recipes.md", 1
+            return compare(args)
+    if args.data is None or args.runs is None:
+        parser.error("--data or --runs is missing: pass the folder with vision/, and where backbones lie")
     folder = args.runs / SETTING.name
     missing = [index for index in range(args.seeds) if not (folder / f"backbone-{index}").exists()]
     if missing:
         parser.error(f"--runs: there is no {folder / f'backbone-{missing[0]}'}, run uncertainty.py first")
+    compare(args)
+
+
+def compare(args: argparse.Namespace) -> None:
+    """Circuits, then every recipe on every backbone, then the table."""
     with ProcessPoolExecutor(args.workers, multiprocessing.get_context("spawn")) as pool:
+        if args.smallest:  # there are no backbones yet
+            pool.submit(train_backbones, args).result()
         list(pool.map(partial(extract, args), product(range(args.seeds), OBJECTIVES)))
-        list(pool.map(partial(try_out, args), product(CHOICES, range(args.seeds))))
-    write_atomically(args.results, to_markdown(folder, args))
+        trials = list(product(choices_of(args), range(args.seeds)))
+        missing = missing_packages(Unit("member", 0))
+        if missing and args.smallest:
+            print(f"needs {', '.join(missing)}: {len(trials)} of {len(trials)} trials of a recipe")
+            return
+        list(pool.map(partial(try_out, args), trials))
+    write_atomically(args.results, to_markdown(args.runs / setting_of(args).name, args))
     print(args.results.read_text())
 
 

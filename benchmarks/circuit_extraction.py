@@ -2,25 +2,24 @@
 
     python benchmarks/circuit_extraction.py --preset cpu
     python benchmarks/circuit_extraction.py --preset vit-b16 --output benchmarks/results/circuit_extraction_h200
+    python benchmarks/circuit_extraction.py --smallest        # does it run? a tiny model, seconds
 
-The naive loop is a plain Transformers model whose output projection is zeroed slice by slice; its data lies ready on the
-device, in the same batches. Cutting heads out makes the engine faster as the run goes on, so both are timed twice: at
+The model is saved and loaded by `from_pretrained`, as users get theirs. The naive loop is a plain Transformers model whose
+output projection is zeroed slice by slice; its data lies ready on the device, in the same batches. Cutting heads out makes the engine faster as the run goes on, so both are timed twice: at
 the first removal, and in the middle of the run, where half of the budget is gone. The weights are random and the labels
 mostly the model's own predictions, so that heads matter.
 """
 
 import argparse
 import json
-import platform
 import resource
 import sys
+import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from pathlib import Path
 
 import torch
-import transformers
 from transformers import ViTConfig, ViTForImageClassification
 
 from hydra_transformers.pruning import prune_heads
@@ -28,6 +27,7 @@ from hydra_transformers.pruning.extraction import start_search
 from hydra_transformers.pruning.greedy import GreedySearch
 from hydra_transformers.pruning.heads import as_heads_to_prune, heads_of
 from hydra_transformers.pruning.scoring import SampleValues, Score, objective_scores, sample_values
+from provenance import where_it_ran
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Preset:
 PRESETS = {
     "cpu": Preset(8, 8, 128, 32, 4, 10, 25, 25, 20, "float32", 10),
     "vit-b16": Preset(12, 12, 768, 224, 16, 1000, 1000, 100, 48, "bfloat16", 50),
-    "smoke": Preset(3, 5, 40, 8, 4, 5, 20, 10, 4, "float32", 20),
+    "smallest": Preset(3, 5, 40, 8, 4, 5, 20, 10, 4, "float32", 20),
 }
 OBJECTIVE = "avg"
 SEED = 0
 
 
-def build_model(preset: Preset, device: str) -> ViTForImageClassification:
+def save_model(preset: Preset, folder: Path) -> None:
     torch.manual_seed(SEED)
     config = ViTConfig(
         hidden_size=preset.hidden,
@@ -77,7 +77,12 @@ def build_model(preset: Preset, device: str) -> ViTForImageClassification:
             layer.attention.v_proj.weight.mul_(2)
         model.vit.embeddings.patch_embeddings.projection.weight.mul_(3)
         model.classifier.weight.mul_(5)
-    return model.to(device)
+    model.save_pretrained(folder)
+
+
+def load_model(folder: Path, dtype: torch.dtype, device: str) -> ViTForImageClassification:
+    model = ViTForImageClassification.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    return model.to(device).eval()
 
 
 def build_data(preset: Preset, model: ViTForImageClassification, dtype: torch.dtype) -> tuple[list[dict], list[dict]]:
@@ -187,11 +192,12 @@ class Measured:
         )
 
 
-def naive_and_engine(preset: Preset, device: str, dtype: torch.dtype, images: int, removed: list):
-    """The naive loop, and a function that starts a search, on one model and one data set."""
-    model = build_model(preset, device)
-    id_batches, ood_batches = build_data(replace(preset, images=images), model, dtype)
-    model = model.to(dtype)
+def naive_and_engine(preset: Preset, folder: Path, device: str, dtype: torch.dtype, images: int, removed: list):
+    """The naive loop, and a function that starts a search, on one loaded model and one data set."""
+    labeller = load_model(folder, torch.float32, device)
+    id_batches, ood_batches = build_data(replace(preset, images=images), labeller, dtype)
+    del labeller
+    model = load_model(folder, dtype, device)
     pruned = prune_heads(model, as_heads_to_prune(removed))
 
     def start(mode: str) -> GreedySearch:
@@ -201,9 +207,9 @@ def naive_and_engine(preset: Preset, device: str, dtype: torch.dtype, images: in
     return NaiveLoop(model, id_batches, ood_batches, removed), start
 
 
-def time_state(preset: Preset, device: str, removed: list) -> dict:
+def time_state(preset: Preset, folder: Path, device: str, removed: list) -> dict:
     """One removal by the naive loop and by the exact mode, and one cycle of the shortlist, with `removed` gone before."""
-    naive, start = naive_and_engine(preset, device, getattr(torch, preset.dtype), preset.images, removed)
+    naive, start = naive_and_engine(preset, folder, device, getattr(torch, preset.dtype), preset.images, removed)
     result = {"heads_removed_before": len(removed), "candidates": len(naive.candidates)}
     naive.score()  # warm up
     with Measured(device) as measured:
@@ -242,9 +248,9 @@ def time_state(preset: Preset, device: str, removed: list) -> dict:
     return result
 
 
-def compare_rankings(preset: Preset, device: str, removals: int) -> dict:
+def compare_rankings(preset: Preset, folder: Path, device: str, removals: int) -> dict:
     """The first choices of both, in float32, where rounding does not decide."""
-    naive, start = naive_and_engine(preset, device, torch.float32, preset.images_for_ranking, [])
+    naive, start = naive_and_engine(preset, folder, device, torch.float32, preset.images_for_ranking, [])
     search = start("exact")
     choices = [naive.remove_one() for _ in range(removals)]
     for _ in range(removals):
@@ -256,21 +262,6 @@ def compare_rankings(preset: Preset, device: str, removals: int) -> dict:
         "exact": [list(head) for head in search.circuit.ranking],
         "agree": list(ranking) == search.circuit.ranking,
         "largest_score_difference": max(abs(a - b) for a, b in zip(scores, search.circuit.scores, strict=True)),
-    }
-
-
-def machine(device: str) -> dict:
-    name = (
-        torch.cuda.get_device_name()
-        if device == "cuda"
-        else f"CPU ({platform.machine()}), {torch.get_num_threads()} threads"
-    )
-    return {
-        "device": name,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "date": date.today().isoformat(),
     }
 
 
@@ -297,8 +288,8 @@ def as_markdown(results: dict) -> str:
         [
             "# Circuit extraction: the naive loop and the engine",
             "",
-            f"`{results['command']}` on {results['machine']['device']}, {results['machine']['date']}, "
-            f"torch {results['machine']['torch']}, transformers {results['machine']['transformers']}.",
+            f"`{results['command']}` on {results['machine']['machine']}, {results['machine']['date']}, "
+            f"{results['machine']['versions']}, commit {results['machine']['commit']}.",
             "",
             f"ViT of {preset['layers']} layers, {preset['heads']} heads, hidden size {preset['hidden']}, "
             f"{(preset['image_size'] // preset['patch_size']) ** 2 + 1} tokens; {preset['images']} + {preset['images']} images "
@@ -324,6 +315,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=None, help="images per batch, instead of the preset's")
     parser.add_argument("--ranking-removals", type=int, default=1, help="removals of the ranking check")
     parser.add_argument("--output", default=None, help="path without suffix: writes .json and .md")
+    parser.add_argument("--smallest", action="store_const", dest="preset", const="smallest", help="--preset smallest")
     arguments = parser.parse_args()
     given = {name: getattr(arguments, name) for name in ("dtype", "images", "batch")}
     preset = replace(PRESETS[arguments.preset], **{name: value for name, value in given.items() if value is not None})
@@ -331,14 +323,17 @@ def main() -> None:
 
     order = torch.randperm(preset.layers * preset.heads, generator=torch.Generator().manual_seed(SEED)).tolist()
     half = sorted((place // preset.heads, place % preset.heads) for place in order[: preset.budget // 2])
-    results = {
-        "command": " ".join(["python", *sys.argv]),
-        "machine": machine(device),
-        "preset": asdict(preset),
-        "clock": "elapsed time" if device == "cuda" else "processor time of the process",
-        "states": [time_state(preset, device, removed) for removed in ([], half)],
-        "ranking_check": compare_rankings(preset, device, arguments.ranking_removals),
-    }
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        save_model(preset, folder)
+        results = {
+            "command": " ".join(["python", *sys.argv]),
+            "machine": where_it_ran(device),
+            "preset": asdict(preset),
+            "clock": "elapsed time" if device == "cuda" else "processor time of the process",
+            "states": [time_state(preset, folder, device, removed) for removed in ([], half)],
+            "ranking_check": compare_rankings(preset, folder, device, arguments.ranking_removals),
+        }
     print(as_markdown(results))
     if arguments.output:
         output = Path(arguments.output)

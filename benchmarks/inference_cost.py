@@ -3,27 +3,29 @@
     python benchmarks/inference_cost.py                                     # everything, eager
     python benchmarks/inference_cost.py --families vit --batches 4 256 --modes eager compiled
     python benchmarks/inference_cost.py --device cpu --families vit --batches 8 --dtypes float32
+    python benchmarks/inference_cost.py --smallest                          # does it run? tiny models, seconds
 
 Compared, with random weights: the Transformers model with sdpa (= 1); that model pruned to 8 heads per layer (a
 one-member Hydra); three Transformers models one after the other; `torch.func.vmap` over three models; a Hydra of
 3 members x 8 heads, one of 5 x 8, and one of 3 members that keep as many heads in all but not in each layer, as circuits
-do. All run in one process, in turns, on inputs they have not seen.
+do. Each is saved once and loaded by `from_pretrained`, as its users get it. All run in one process, in turns, on inputs
+they have not seen.
 """
 
 import argparse
 import copy
 import json
-import platform
 import random
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import date
+from itertools import product
 from pathlib import Path
 
 import torch
-import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -31,55 +33,84 @@ from transformers import (
     BertForSequenceClassification,
     CLIPConfig,
     CLIPModel,
+    PreTrainedConfig,
+    PreTrainedModel,
     ViTConfig,
     ViTForImageClassification,
 )
 
 from hydra_transformers import HydraBertForSequenceClassification, HydraCLIPModel, HydraViTForImageClassification
+from provenance import where_it_ran
 
 
 SINGLE = "single"
+IN_SEQUENCE = "3 models in sequence"
+VMAP = "vmap over 3 models"
+METHODS = [SINGLE, "pruned to 8 heads", IN_SEQUENCE, VMAP, "Hydra 3 x 8", "Hydra 3, ragged", "Hydra 5 x 8"]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 @dataclass(frozen=True)
 class Family:
-    backbone: Callable[[], nn.Module]
-    hydra: type
-    inputs: Callable[[int], dict[str, torch.Tensor]]
-    num_layers: int = 12
+    """
+    backbone, hydra: the classes of the Transformers model and of its Hydra
+    config, smallest: of the backbone that is measured, and of the one that only shows that it runs
+    inputs: (the backbone's config, batch) -> what a model reads
+    """
+
+    backbone: type[PreTrainedModel]
+    hydra: type[PreTrainedModel]
+    config: PreTrainedConfig
+    smallest: PreTrainedConfig
+    inputs: Callable[[PreTrainedConfig, int], dict[str, torch.Tensor]]
 
 
-def image_inputs(batch: int) -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.randn(batch, 3, 224, 224)}
+def image_inputs(config: PreTrainedConfig, batch: int) -> dict[str, torch.Tensor]:
+    return {"pixel_values": torch.randn(batch, 3, config.image_size, config.image_size)}
 
 
-def text_inputs(batch: int, tokens: int, vocabulary: int) -> dict[str, torch.Tensor]:
-    return {"input_ids": torch.randint(1000, vocabulary - 1, (batch, tokens))}
+def text_inputs(config: PreTrainedConfig, batch: int) -> dict[str, torch.Tensor]:
+    """Texts of 128 tokens, or as long as the model reads."""
+    tokens = min(128, config.max_position_embeddings)
+    return {"input_ids": torch.randint(1, config.vocab_size - 2, (batch, tokens))}
 
 
-def clip_inputs(batch: int) -> dict[str, torch.Tensor]:
-    return {**image_inputs(batch), **text_inputs(batch, 77, 49407)}
+def clip_inputs(config: PreTrainedConfig, batch: int) -> dict[str, torch.Tensor]:
+    return {**image_inputs(config.vision_config, batch), **text_inputs(config.text_config, batch)}
 
 
+TINY = {"hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 12}
+TINY_IMAGE = {"image_size": 16, "patch_size": 8}
+TINY_TEXT = {"vocab_size": 50, "max_position_embeddings": 12}
 FAMILIES = {
     "vit": Family(
-        lambda: ViTForImageClassification(ViTConfig(num_labels=1000)), HydraViTForImageClassification, image_inputs
+        ViTForImageClassification,
+        HydraViTForImageClassification,
+        ViTConfig(num_labels=1000),
+        ViTConfig(num_labels=5, **TINY, **TINY_IMAGE),
+        image_inputs,
     ),
     "bert": Family(
-        lambda: BertForSequenceClassification(BertConfig()),
+        BertForSequenceClassification,
         HydraBertForSequenceClassification,
-        lambda batch: text_inputs(batch, 128, 30522),
+        BertConfig(),
+        BertConfig(**TINY, **TINY_TEXT),
+        text_inputs,
     ),
     "clip": Family(
-        lambda: CLIPModel(CLIPConfig(text_config={"num_attention_heads": 8}, vision_config={"patch_size": 32})),
+        CLIPModel,
         HydraCLIPModel,
+        CLIPConfig(text_config={"num_attention_heads": 8}, vision_config={"patch_size": 32}),
+        CLIPConfig(
+            text_config={**TINY, **TINY_TEXT, "num_attention_heads": 8, "bos_token_id": 48, "eos_token_id": 49},
+            vision_config={**TINY, **TINY_IMAGE},
+        ),
         clip_inputs,
     ),
 }
 
 
-class Sequence(nn.Module):
+class InSequence(nn.Module):
     """Models one after the other."""
 
     def __init__(self, models: list[nn.Module]):
@@ -130,32 +161,35 @@ def pruned(family: Family, model: nn.Module, member: int, ragged: bool = False) 
     return family.hydra.from_backbone(model, heads(model.config))
 
 
-def build(family: Family, method: str, device: str, dtype: torch.dtype) -> nn.Module:
-    torch.manual_seed(0)
-    with torch.device(device):
-        backbone = family.backbone().to(dtype).eval()
-        if method == SINGLE:
-            return backbone
-        if method == "pruned to 8 heads":
-            return pruned(family, backbone, 0)
-        if method == "3 models in sequence":
-            return Sequence([backbone, family.backbone().to(dtype).eval(), family.backbone().to(dtype).eval()])
-        if method == "vmap over 3 models":
-            return Vmapped([backbone, family.backbone().to(dtype).eval(), family.backbone().to(dtype).eval()])
-        members = 5 if method == "Hydra 5 x 8" else 3
-        ragged = method == "Hydra 3, ragged"
-        return family.hydra.from_pruned_members([pruned(family, backbone, m, ragged) for m in range(members)])
+class SavedModels:
+    """The models of one family, each built in memory when it is first asked for, saved, and loaded for every use."""
 
+    def __init__(self, family: Family, config: PreTrainedConfig, folder: Path):
+        self.family, self.config, self.folder = family, config, folder
 
-METHODS = [
-    SINGLE,
-    "pruned to 8 heads",
-    "3 models in sequence",
-    "vmap over 3 models",
-    "Hydra 3 x 8",
-    "Hydra 3, ragged",
-    "Hydra 5 x 8",
-]
+    def load(self, method: str, dtype: torch.dtype, device: str) -> nn.Module:
+        if method in (IN_SEQUENCE, VMAP):
+            models = [self._load(f"backbone-{index}", dtype, device) for index in range(3)]
+            return InSequence(models) if method == IN_SEQUENCE else Vmapped(models)
+        return self._load("backbone-0" if method == SINGLE else method, dtype, device)
+
+    def _load(self, name: str, dtype: torch.dtype, device: str) -> PreTrainedModel:
+        folder = self.folder / name.replace(" ", "-")
+        if not folder.exists():
+            self._build(name).save_pretrained(folder)
+        model_class = self.family.backbone if name.startswith("backbone") else self.family.hydra
+        return model_class.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").to(device).eval()
+
+    def _build(self, name: str) -> PreTrainedModel:
+        if name.startswith("backbone"):
+            torch.manual_seed(int(name.removeprefix("backbone-")))
+            return self.family.backbone(copy.deepcopy(self.config))
+        backbone = self._load("backbone-0", torch.float32, "cpu")
+        if name == "pruned to 8 heads":
+            return pruned(self.family, backbone, 0)
+        count, ragged = 5 if name == "Hydra 5 x 8" else 3, name == "Hydra 3, ragged"
+        members = [pruned(self.family, backbone, member, ragged) for member in range(count)]
+        return self.family.hydra.from_pruned_members(members)
 
 
 @dataclass
@@ -190,7 +224,9 @@ def peak_beyond_weights(run: Callable, inputs: dict, device: str) -> int | None:
     return torch.cuda.max_memory_allocated() - before
 
 
-def time_in_turns(runs: dict[str, Callable], pool: list[dict], device: str, seconds: float) -> dict[str, list[float]]:
+def time_in_turns(
+    runs: dict[str, Callable], pool: list[dict], device: str, seconds: float, fewest_rounds: int
+) -> dict[str, list[float]]:
     """Milliseconds per call, each method in turn so that clocks and temperature are the same for all."""
     times = {method: [] for method in runs}
     for run in runs.values():  # warm-up
@@ -202,9 +238,9 @@ def time_in_turns(runs: dict[str, Callable], pool: list[dict], device: str, seco
         start = time.perf_counter()
         run(**pool[0])
         synchronise(device)
-        calls[method] = max(1, min(20, int(0.05 / max(time.perf_counter() - start, 1e-5))))
+        calls[method] = max(1, min(20, int(0.05 / max(time.perf_counter() - start, 1e-5)))) if seconds else 1
     deadline, rounds = time.perf_counter() + seconds, 0
-    while rounds < 5 or (time.perf_counter() < deadline and rounds < 60):
+    while rounds < fewest_rounds or (time.perf_counter() < deadline and rounds < 60):
         for method, run in runs.items():
             synchronise(device)
             start = time.perf_counter()
@@ -225,33 +261,37 @@ def count_multiply_adds(model: nn.Module, inputs: dict) -> float:
 
 
 @torch.no_grad()
-def measure(args, family_name: str, dtype_name: str, batch: int, mode: str) -> list[Row]:
-    family, dtype, device = FAMILIES[family_name], DTYPES[dtype_name], args.device
+def measure(
+    args: argparse.Namespace, saved: SavedModels, family_name: str, dtype_name: str, batch: int, mode: str
+) -> tuple[list[Row], list[str]]:
+    """The rows of one group, and a line on each method that does not run."""
+    dtype, device = DTYPES[dtype_name], args.device
     pool = []
     for _ in range(8):
-        inputs = {key: value.to(device) for key, value in family.inputs(batch).items()}
+        inputs = {key: value.to(device) for key, value in saved.family.inputs(saved.config, batch).items()}
         pool.append({key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()})
 
-    models, runs, costs, peaks = {}, {}, {}, {}
+    models, runs, costs, peaks, broken = {}, {}, {}, {}, []
     for method in args.methods:
-        if method == "vmap over 3 models" and mode == "compiled":
+        if method == VMAP and mode == "compiled":
             continue
         try:
-            model = build(family, method, device, dtype)
+            model = saved.load(method, dtype, device)
             one = {key: value[:1] for key, value in pool[0].items()}
-            same_work = {"vmap over 3 models": "3 models in sequence"}.get(method, method)
+            same_work = {VMAP: IN_SEQUENCE}.get(method, method)
             costs[method] = costs.get(same_work) or count_multiply_adds(model, one)
             run = torch.compile(model, mode=args.compile_mode) if mode == "compiled" else model
             run(**pool[0])
         except Exception as error:
-            print(
-                f"{family_name} {dtype_name} batch {batch} {mode}: {method} does not run: {str(error)[:200]}",
-                flush=True,
-            )
+            if method == SINGLE:  # there is nothing to compare with
+                raise
+            what = f"{family_name} {dtype_name} batch {batch} {mode}: {method} does not run"
+            broken.append(f"{what}: {type(error).__name__}: {str(error)[:500]}")
+            print(broken[-1], flush=True)
             continue
         models[method], runs[method] = model, run
         peaks[method] = peak_beyond_weights(run, pool[1], device)
-    times = time_in_turns(runs, pool, device, args.seconds)
+    times = time_in_turns(runs, pool, device, args.seconds, fewest_rounds=2 if args.smallest else 5)
 
     rows = []
     for method, values in times.items():
@@ -274,7 +314,7 @@ def measure(args, family_name: str, dtype_name: str, batch: int, mode: str) -> l
     for row in rows:
         row.ratio = row.milliseconds / reference.milliseconds
         row.memory_ratio = None if row.peak_bytes is None else row.peak_bytes / reference.peak_bytes
-    return rows
+    return rows, broken
 
 
 def to_markdown(rows: list[Row], machine: dict) -> str:
@@ -295,47 +335,58 @@ def to_markdown(rows: list[Row], machine: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
-def describe_machine(device: str) -> dict[str, str]:
-    name = (
-        torch.cuda.get_device_name()
-        if device == "cuda"
-        else f"{platform.machine()}, {torch.get_num_threads()} threads"
-    )
-    return {
-        "machine": name,
-        "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
-        "date": date.today().isoformat(),
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 32, 256])
-    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"], choices=list(DTYPES))
+    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), help="bfloat16 and float32, if none is given")
     parser.add_argument("--modes", nargs="+", default=["eager"], choices=["eager", "compiled"])
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--compile-mode", default="default", help="mode of torch.compile, e.g. reduce-overhead")
     parser.add_argument("--seconds", type=float, default=4.0, help="time to spend per table row group")
     parser.add_argument("--output", type=Path, help="folder for inference_cost.md and inference_cost.json")
+    parser.add_argument(
+        "--models", type=Path, help="folder for the saved models, several GB; a temporary one otherwise"
+    )
+    parser.add_argument(
+        "--smallest",
+        action="store_true",
+        help="tiny models, one batch size, few calls: shows that it runs, not what it costs",
+    )
     args = parser.parse_args()
     if SINGLE not in args.methods:
         args.methods = [SINGLE, *args.methods]
+    # CPUs without instructions for bfloat16 take a hundred times as long for it.
+    args.dtypes = args.dtypes or (["float32"] if args.smallest and args.device == "cpu" else ["bfloat16", "float32"])
+    if args.smallest:
+        args.batches, args.seconds = [2], 0.0
 
-    machine, rows = describe_machine(args.device), []
-    for family in args.families:
-        for dtype in args.dtypes:
-            for batch in args.batches:
-                for mode in args.modes:
-                    rows += measure(args, family, dtype, batch, mode)
-                    torch.compiler.reset()
-                    print(to_markdown(rows[-len(args.methods) :], machine).split("|---|\n")[-1], flush=True)
-                    if args.output:
-                        args.output.mkdir(parents=True, exist_ok=True)
-                        (args.output / "inference_cost.md").write_text(to_markdown(rows, machine))
-                        report = {"machine": machine, "rows": [asdict(row) for row in rows]}
-                        (args.output / "inference_cost.json").write_text(json.dumps(report, indent=1))
+    with tempfile.TemporaryDirectory() as temporary:
+        broken = measure_all(args, args.models or Path(temporary))
+    if broken:
+        sys.exit("\n".join(broken))
+
+
+def measure_all(args: argparse.Namespace, folder: Path) -> list[str]:
+    """Prints and writes the rows group by group; returns a line on each method that does not run."""
+    machine, rows, broken = where_it_ran(args.device), [], []
+    for name in args.families:
+        family = FAMILIES[name]
+        config = family.smallest if args.smallest else family.config
+        saved = SavedModels(family, config, folder / (f"smallest-{name}" if args.smallest else name))
+        for dtype, batch, mode in product(args.dtypes, args.batches, args.modes):
+            measured, not_run = measure(args, saved, name, dtype, batch, mode)
+            rows += measured
+            broken += not_run
+            torch.compiler.reset()
+            print(to_markdown(measured, machine).split("|---|\n")[-1], flush=True)
+            if args.output:
+                args.output.mkdir(parents=True, exist_ok=True)
+                (args.output / "inference_cost.md").write_text(to_markdown(rows, machine))
+                report = {"machine": machine, "rows": [asdict(row) for row in rows]}
+                (args.output / "inference_cost.json").write_text(json.dumps(report, indent=1))
+    return broken
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     python benchmarks/uncertainty.py --settings sst2                                       # the paper's own, from the Hub
     python benchmarks/uncertainty.py --settings imagenet1k cifar100 --data OPENOOD         # and with OpenOOD's images
     python benchmarks/uncertainty.py --tables                                              # tables from the results file
+    python benchmarks/uncertainty.py --smallest                                            # does it run? made-up data
 
 DIR holds plain files (see real_data/local_files.py), OPENOOD what OpenOOD's benchmark downloads. The work is cut into units
 (a backbone, a circuit, a member, ...) which `--workers` processes per setting take one after the other. Stop it at any time,
@@ -14,6 +15,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from dataclasses import replace
@@ -25,8 +27,9 @@ from hydra_transformers.files import write_atomically
 from real_data.methods import Comparison
 from real_data.results import gather, write_results
 from real_data.settings import SETTINGS, Setting
+from real_data.smallest import SMALLEST
 from real_data.tables import write_tables
-from real_data.units import Queue, units_of
+from real_data.units import Queue, Unit, missing_packages, units_of
 
 
 HERE = Path(__file__).parent
@@ -39,9 +42,9 @@ def work(name: str, args: argparse.Namespace) -> None:
     """A worker: takes units of one setting until none is left."""
     torch.set_num_threads(args.threads)
     torch.backends.cuda.matmul.allow_tf32 = True
-    setting = chosen_setting(name, args.start)
+    setting = chosen_setting(name, args)
     folder = args.runs / name
-    queue = Queue(folder, units_of(setting, args.seeds, args.backbones))
+    queue = Queue(folder, units_to_do(setting, args))
     splits = setting.read(args.data, setting.start).to(args.device)
     comparison = Comparison(setting, splits, folder, args.device, args.seeds, args.backbones)
     while queue.left():
@@ -64,13 +67,13 @@ def run_workers(args: argparse.Namespace) -> list[str]:
     """Starts the workers of all settings and waits for them; returns a line on each that broke off, and on what is left."""
     processes, queues = {}, []
     for name in args.settings:
-        queues.append(Queue(args.runs / name, units_of(SETTINGS[name], args.seeds, args.backbones)))
+        queues.append(Queue(args.runs / name, units_to_do(chosen_setting(name, args), args)))
         queues[-1].folder.mkdir(parents=True, exist_ok=True)
         check_numbers(queues[-1].folder, {"seeds": args.seeds, "backbones": args.backbones})
         queues[-1].start_again()
         for index in range(args.workers):
             log = queues[-1].folder / f"worker-{index}.log"
-            command = [sys.executable, *sys.argv, "--worker", name]
+            command = [sys.executable, *sys.argv, "--runs", str(args.runs), "--worker", name]
             with log.open("a") as stream:
                 processes[log] = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT)
     deadline = time.time() + args.stop_after
@@ -99,9 +102,35 @@ def check_numbers(folder: Path, numbers: dict[str, int]) -> None:
     write_atomically(path, json.dumps(numbers))
 
 
-def chosen_setting(name: str, starts: list[str]) -> Setting:
-    given = dict(each.split("=", 1) for each in starts)
+def chosen_setting(name: str, args: argparse.Namespace) -> Setting:
+    if args.smallest:
+        return SMALLEST
+    given = dict(each.split("=", 1) for each in args.start)
     return replace(SETTINGS[name], start=given[name]) if name in given else SETTINGS[name]
+
+
+def units_to_do(setting: Setting, args: argparse.Namespace) -> list[Unit]:
+    """All units; in the smallest form those for which everything is installed."""
+    units = units_of(setting, args.seeds, args.backbones)
+    return [unit for unit in units if not missing_packages(unit)] if args.smallest else units
+
+
+def run_smallest(args: argparse.Namespace) -> None:
+    """The whole comparison on a stand-in: nothing outside a temporary folder is read or written, the tables are printed."""
+    units = units_of(SMALLEST, args.seeds, args.backbones)
+    missing = sorted({package for unit in units for package in missing_packages(unit)})
+    if missing:
+        left_out = len(units) - len(units_to_do(SMALLEST, args))
+        print(f"needs {', '.join(missing)}: {left_out} of {len(units)} units", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        args.runs = Path(folder)
+        problems = run_workers(args)
+        if problems:
+            logs = [log.read_text()[-3000:] for log in sorted(args.runs.glob("*/worker-*.log"))]
+            sys.exit("\n".join(logs + problems))
+        results = args.runs / "results.json"
+        write_results(gather(args.runs, args.settings, args.device), results)
+        write_tables(results, [], {SMALLEST.name: SMALLEST})
 
 
 def main() -> None:
@@ -121,8 +150,15 @@ def main() -> None:
         "--pages", type=Path, nargs="*", default=PAGES, help="whose tables are renewed; none: print them"
     )
     parser.add_argument("--tables", action="store_true", help="only renew the tables, from the results file")
+    parser.add_argument(
+        "--smallest",
+        action="store_true",
+        help="one seed of a tiny model on made-up data, and tables printed: shows that it runs, writes nothing",
+    )
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.smallest:
+        args.settings, args.seeds, args.backbones = [SMALLEST.name], 1, 3
     if args.backbones < max(3, args.seeds):
         parser.error(f"--backbones is {args.backbones}: a Deep Ensemble has 3, and every seed has its own")
     unknown = [each for each in args.start if each.partition("=")[0] not in SETTINGS or "=" not in each]
@@ -135,11 +171,18 @@ def main() -> None:
         )
     if args.worker:
         return work(args.worker, args)
+    if args.smallest:
+        return run_smallest(args)
     unread = [name for name in args.settings if name in SMALL and args.data is None and not args.tables]
     if unread:
         parser.error(f"--data is missing: {unread[0]} reads the files of a folder")
     if args.tables and not args.results.exists():
         parser.error(f"--results: there is no {args.results}, run the comparison first")
+    missing = sorted(
+        {package for unit in units_of(SETTINGS[args.settings[0]], 1, 3) for package in missing_packages(unit)}
+    )
+    if missing and not args.tables:
+        parser.error(f"fine-tuning needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if not args.tables:
         problems = run_workers(args)
         write_results(gather(args.runs, args.settings, args.device), args.results)

@@ -1,29 +1,17 @@
 """The results of all runs in one JSON file."""
 
 import json
-import platform
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
-import torch
-import transformers
-
 from hydra_transformers.files import write_atomically
+from provenance import where_it_ran
 
 
 def gather(runs: Path, settings: Sequence[str], device: str) -> dict[str, Any]:
-    """{setting: {"machine", "versions", "date", "seeds": {seed: {method: metrics}}, "circuits": {seed: {name: circuit}}}}"""
+    """{setting: {"machine", "versions", "date", "commit", "seeds": {seed: {method: metrics}}, "circuits": {seed: {name: circuit}}}}"""
     return {setting: where_it_ran(device) | _gather_setting(runs / setting) for setting in settings}
-
-
-def where_it_ran(device: str) -> dict[str, str]:
-    return {
-        "machine": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
-        "versions": f"torch {torch.__version__.split('+')[0]}, transformers {transformers.__version__}",
-        "date": date.today().isoformat(),
-    }
 
 
 def _gather_setting(folder: Path) -> dict[str, Any]:

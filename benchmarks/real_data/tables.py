@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -230,7 +230,7 @@ def in_short(setting: Setting) -> dict[str, str]:
     }
 
 
-def render(results: dict[str, Any]) -> dict[str, str]:
+def render(results: dict[str, Any], settings: Mapping[str, Setting] = SETTINGS) -> dict[str, str]:
     """All tables by name, `setting/table`."""
     tables = {}
     for name, content in results.items():
@@ -242,12 +242,12 @@ def render(results: dict[str, Any]) -> dict[str, str]:
             (title, lambda run, score=score: 100 * ood_mean("auroc", score)(run), ".1f")
             for score, title in SCORES.items()
         ]
-        tables[f"{name}/circuits"] = circuits_table(content["circuits"], SETTINGS[name])
+        tables[f"{name}/circuits"] = circuits_table(content["circuits"], settings[name])
         summary = (COST[1], QUALITY[0], QUALITY[3], QUALITY[2], QUALITY[5], DIVERSITY_COLUMNS[2])
         trade_offs = (QUALITY[0], QUALITY[3], QUALITY[5], *set_columns(seeds), *DIVERSITY_COLUMNS[2:])
-        tables[f"{name}/aims"] = aims_table(seeds, SETTINGS[name])
+        tables[f"{name}/aims"] = aims_table(seeds, settings[name])
         for label, methods, columns in (
-            ("summary", in_short(SETTINGS[name]), summary),
+            ("summary", in_short(settings[name]), summary),
             ("quality", COMPARED, QUALITY),
             ("cost", COMPARED, COST),
             ("sets", COMPARED, set_columns(seeds)),
@@ -257,8 +257,8 @@ def render(results: dict[str, Any]) -> dict[str, str]:
             ("members", MEMBERS, (*QUALITY, COST[1])),
             ("fusion", FUSION, (*QUALITY, *DIVERSITY_COLUMNS[2:])),
             ("scores", COMPARED, by_score),
-            ("altered", by_extraction_set(SETTINGS[name]), trade_offs),
-            ("budgets", by_budget(SETTINGS[name]), trade_offs),
+            ("altered", by_extraction_set(settings[name]), trade_offs),
+            ("budgets", by_budget(settings[name]), trade_offs),
         ):
             tables[f"{name}/{label}"] = table(seeds, methods, columns)
     return tables
@@ -278,8 +278,8 @@ def with_tables(page: str, tables: dict[str, str]) -> str:
     return MARKED.sub(renewed, page)
 
 
-def write_tables(results: Path, pages: Sequence[Path]) -> None:
-    tables = render(json.loads(results.read_text()))
+def write_tables(results: Path, pages: Sequence[Path], settings: Mapping[str, Setting] = SETTINGS) -> None:
+    tables = render(json.loads(results.read_text()), settings)
     if not pages:
         print("\n\n".join(f"{name}\n{text}" for name, text in tables.items()))
     for page in pages:

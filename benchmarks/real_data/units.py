@@ -1,5 +1,6 @@
 """The work of a comparison in units, and the queue from which workers take them."""
 
+import importlib.util
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -127,6 +128,16 @@ def deep_ensemble(seed: int, seeds: int, backbones: int) -> list[int]:
     if backbones >= 3 * seeds:
         return [seed, seeds + 2 * seed, seeds + 2 * seed + 1]
     return [(seed + index) % backbones for index in range(3)]
+
+
+def missing_packages(unit: Unit) -> list[str]:
+    """What a unit needs besides Transformers and is not installed: the Trainer wants accelerate, LoRA wants peft."""
+    packages = []
+    if unit.kind in ("member", "lora") or (unit.kind == "judge" and unit.name != "untuned"):
+        packages.append("accelerate")
+    if unit.kind == "lora" or (unit.kind == "judge" and unit.name == "tuned"):
+        packages.append("peft")
+    return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
 class Queue:

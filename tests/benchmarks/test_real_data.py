@@ -33,9 +33,9 @@ from real_data.local_files import read_images, read_texts
 from real_data.methods import Comparison
 from real_data.muon import Muon, orthogonal
 from real_data.rows import LengthBatches, PrepareImages, TensorRows, without_common_padding
+from real_data.smallest import images, new_backbone, splits
 from real_data.stack import Part, Stack, attend_to_all
 from real_data.units import Unit
-from tests.benchmarks.stand_in import images, new_backbone, splits
 from tests.tiny_data import review_rows, save_bert
 
 

@@ -15,12 +15,12 @@ from real_data import tables
 from real_data.methods import Comparison
 from real_data.results import gather, write_results
 from real_data.settings import SETTINGS
+from real_data.smallest import SMALLEST, splits
 from real_data.units import Queue, Unit, deep_ensemble, needs, units_of
-from tests.benchmarks.stand_in import TINY, splits
 from uncertainty import PAGES, RESULTS, check_numbers, main
 
 
-APART = replace(TINY, backbones_together=False)
+APART = replace(SMALLEST, backbones_together=False)
 
 
 @pytest.fixture(scope="module")
@@ -28,19 +28,19 @@ def runs(tmp_path_factory) -> Path:
     """All units of one seed, each as a worker of its own would do it."""
     runs = tmp_path_factory.mktemp("runs")
     data = splits()
-    for unit in units_of(TINY, seeds=1, backbones=3):
-        Comparison(TINY, data, runs / TINY.name, "cpu", seeds=1, backbones=3).run(unit)
+    for unit in units_of(SMALLEST, seeds=1, backbones=3):
+        Comparison(SMALLEST, data, runs / SMALLEST.name, "cpu", seeds=1, backbones=3).run(unit)
     return runs
 
 
 @pytest.fixture(scope="module")
 def results(runs) -> dict:
-    return gather(runs, [TINY.name], "cpu")
+    return gather(runs, [SMALLEST.name], "cpu")
 
 
 @pytest.fixture(scope="module")
 def methods(results) -> dict:
-    return results[TINY.name]["seeds"]["0"]
+    return results[SMALLEST.name]["seeds"]["0"]
 
 
 # What is compared
@@ -48,7 +48,7 @@ def methods(results) -> dict:
 
 def test_every_method_of_the_tables_is_judged(methods):
     shown = {*tables.COMPARED, *tables.ZERO_SHOT, *tables.MEMBERS, *tables.FUSION, *tables.DIVERSITY}
-    assert shown | set(tables.by_budget(TINY)) | set(tables.by_extraction_set(TINY)) == set(methods)
+    assert shown | set(tables.by_budget(SMALLEST)) | set(tables.by_extraction_set(SMALLEST)) == set(methods)
 
 
 def test_each_is_judged_with_its_own_number_of_members(methods):
@@ -79,13 +79,13 @@ def test_every_score_is_there(methods):
 
 
 def test_the_circuits_are_kept_with_the_results(results):
-    circuits = results[TINY.name]["circuits"]["0"]
+    circuits = results[SMALLEST.name]["circuits"]["0"]
     lengths = {name: len(circuit["ranking"]) for name, circuit in circuits.items()}
     assert lengths == {"acc": 2, "avg": 5, "ood": 2, "altered-avg": 2, "altered-ood": 2}
 
 
 def test_what_is_done_is_not_done_again(runs, monkeypatch):
-    comparison = Comparison(TINY, splits(), runs / TINY.name, "cpu", seeds=1, backbones=3)
+    comparison = Comparison(SMALLEST, splits(), runs / SMALLEST.name, "cpu", seeds=1, backbones=3)
     monkeypatch.setattr("real_data.methods.collect_member_logits", lambda *args: pytest.fail("judged again"))
     monkeypatch.setattr("transformers.Trainer.train", lambda *args, **kwargs: pytest.fail("trained again"))
     for unit in (Unit("backbone", 0), Unit("member", 0, "circ-avg"), Unit("lora", 0), Unit("judge", 0, "tuned")):
@@ -97,7 +97,7 @@ def test_what_is_done_is_not_done_again(runs, monkeypatch):
 
 @pytest.mark.parametrize("together", [False, True])
 def test_units_come_after_what_they_need(together):
-    units = units_of(replace(TINY, backbones_together=together), seeds=3, backbones=4)
+    units = units_of(replace(SMALLEST, backbones_together=together), seeds=3, backbones=4)
     assert len(set(map(str, units))) == len(units)
     for place, unit in enumerate(units):
         assert set(needs(unit, units)) <= set(units[:place]), unit
@@ -152,7 +152,7 @@ def test_a_folder_is_for_one_number_of_seeds_and_backbones(tmp_path):
 def test_a_circuit_that_is_not_finished_is_left_out_of_the_tables():
     finished = {"dense_score": 0.5, "scores": [0.6, 0.7], "ranking": []}
     circuits = {"0": {"acc": finished, "ood": finished | {"scores": [0.6]}}}
-    shown = tables.circuits_table(circuits, replace(TINY, heads_to_prune=2, budgets=(1,)))
+    shown = tables.circuits_table(circuits, replace(SMALLEST, heads_to_prune=2, budgets=(1,)))
     assert "| accuracy | 50.0 | 60.0 | 70.0 |" in shown and "OOD" not in shown
 
 
@@ -160,16 +160,16 @@ def test_a_circuit_that_is_not_finished_is_left_out_of_the_tables():
 
 
 def test_tables_show_the_numbers_of_the_results(results, methods, monkeypatch):
-    monkeypatch.setitem(SETTINGS, TINY.name, TINY)
+    monkeypatch.setitem(SETTINGS, SMALLEST.name, SMALLEST)
     rendered = tables.render(results)
-    row = next(line for line in rendered[f"{TINY.name}/quality"].splitlines() if "Hydra (Circ)" in line)
+    row = next(line for line in rendered[f"{SMALLEST.name}/quality"].splitlines() if "Hydra (Circ)" in line)
     hydra = methods["hydra-circ"]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[1] == f"{100 * hydra['id']['accuracy']:.2f}"
     assert (
         cells[6] == f"{100 * hydra['ood']['msp']['far']['noise']['auroc']:.1f}"
     )  # without those like the circuits' own
-    assert "1 heads pruned" in rendered[f"{TINY.name}/budgets"]
+    assert "1 heads pruned" in rendered[f"{SMALLEST.name}/budgets"]
 
 
 def test_cells_are_means_with_standard_deviations_over_the_seeds():
@@ -186,7 +186,7 @@ def test_aims_are_held_or_not_by_the_means():
     methods = {"single": run(0.08, 0.70), "deep-ensembles": run(0.06, 0.74), "hydra-circ": run(0.07, 0.73)}
     methods["hydra-circ-zero-shot-1"] = run(0.09, 0.74)
     seeds = {"0": methods, "1": methods, "2": {"single": run(0.0, 1.0)}}
-    cells = [line.split(" | ") for line in tables.aims_table(seeds, TINY).splitlines()[2:]]
+    cells = [line.split(" | ") for line in tables.aims_table(seeds, SMALLEST).splitlines()[2:]]
     assert [row[3] for row in cells] == ["held"] * 4 + ["did not hold", "held"]
     assert [row[5].removesuffix(" |") for row in cells] == ["did not hold"] + ["held"] * 5
     assert cells[-1][:5] == ["| OOD AUROC at least 2 points above Single", "70.0", "73.0", "held", "74.0"]
@@ -210,12 +210,12 @@ def test_a_page_gets_its_tables_and_keeps_its_words():
 
 def test_settings_that_were_not_judged_stay_in_the_results_file(results, tmp_path):
     path, [content] = tmp_path / "results.json", results.values()
-    write_results({TINY.name: {"seeds": {}}}, path)
+    write_results({SMALLEST.name: {"seeds": {}}}, path)
     assert not path.exists()
     write_results({"earlier": content}, path)
-    write_results({"earlier": {"seeds": {}}, TINY.name: content}, path)
+    write_results({"earlier": {"seeds": {}}, SMALLEST.name: content}, path)
     written = json.loads(path.read_text())
-    assert set(written) == {"earlier", TINY.name} and written["earlier"]["seeds"]
+    assert set(written) == {"earlier", SMALLEST.name} and written["earlier"]["seeds"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -247,7 +247,7 @@ def test_the_six_backbones_of_two_runs_differ_as_the_page_says():
 
 def test_recipes_of_members_are_compared_on_validation_images_alone(runs, monkeypatch, capsys):
     choices = (recipes.Choice("mild", 1e-2, 1), recipes.Choice("strong", 1e-3, 2))
-    monkeypatch.setattr(recipes, "SETTING", TINY)
+    monkeypatch.setattr(recipes, "SETTING", SMALLEST)
     monkeypatch.setattr(recipes, "CHOICES", choices)
     judged = []
     monkeypatch.setattr(

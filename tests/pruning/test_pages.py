@@ -23,9 +23,7 @@ def test_docstring_examples_are_true():
 
 
 def test_the_benchmark_finds_the_ranking_of_the_naive_loop(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(
-        sys, "argv", ["circuit_extraction.py", "--preset", "smoke", "--output", str(tmp_path / "result")]
-    )
+    monkeypatch.setattr(sys, "argv", ["circuit_extraction.py", "--smallest", "--output", str(tmp_path / "result")])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         runpy.run_path(str(ROOT / "benchmarks" / "circuit_extraction.py"), run_name="__main__")
@@ -33,3 +31,4 @@ def test_the_benchmark_finds_the_ranking_of_the_naive_loop(tmp_path, monkeypatch
     assert result["ranking_check"]["agree"]
     assert all(state["exact"]["same_choice_as_naive"] for state in result["states"])
     assert (tmp_path / "result.md").read_text() in capsys.readouterr().out
+    assert set(result["machine"]) == {"machine", "versions", "date", "commit"}

@@ -1,15 +1,20 @@
-"""A tiny stand-in for a setting of `benchmarks/uncertainty.py`."""
+"""The smallest setting: made-up images, a ViT of two layers. It shows that a benchmark runs, in seconds, and nothing else."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
-from transformers import ViTConfig, ViTForImageClassification
+from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification
 
-from real_data.altered_sets import altered_images
-from real_data.from_scratch import Schedule, train_from_scratch
-from real_data.rows import PrepareImages, TensorRows, as_it_is
-from real_data.settings import CIFAR10_MEMBER, SETTINGS
-from real_data.splits import LIKE_CIRCUITS, Splits
+from .altered_sets import altered_images
+from .from_scratch import Schedule, train_from_scratch
+from .rows import PrepareImages, TensorRows, as_it_is
+from .settings import CIFAR10_MEMBER, SETTINGS
+from .splits import LIKE_CIRCUITS, Splits
+
+
+SCHEDULE = Schedule(epochs=2, batch_size=16)
 
 
 def images(count: int, seed: int, labelled: bool = True) -> TensorRows:
@@ -41,12 +46,15 @@ def new_backbone(start: str | None = None) -> ViTForImageClassification:
     )
 
 
-def train_backbones(comparison, models, folders, seeds):
-    data, schedule = comparison.splits, Schedule(epochs=2, batch_size=16)
-    return train_from_scratch(models, data.train, data.validation, schedule, folders, seeds[0])
+def train_backbones(
+    comparison, models: Sequence[PreTrainedModel], folders: Sequence[Path], seeds: Sequence[int]
+) -> list[PreTrainedModel]:
+    data = comparison.splits
+    return train_from_scratch(models, data.train, data.validation, SCHEDULE, folders, seeds[0])
 
 
-TINY = replace(
+# In place of the CIFAR-10 setting, whose name it keeps.
+SMALLEST = replace(
     SETTINGS["cifar10-vit"],
     new_backbone=new_backbone,
     train_backbones=train_backbones,
