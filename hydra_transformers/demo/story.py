@@ -114,7 +114,8 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
             )
 
         narrator.begin("Fine-tuning", "Each pruned member trains a little to get over its loss.")
-        pruned = draw_members(backbone, circuits=circuits, budget=pace.budget)
+        # Two goals may choose the same heads of so small a model; each member's own training makes them differ.
+        pruned = draw_members(backbone, circuits=circuits, budget=pace.budget, allow_equal=True)
         members = finetuned(pruned, data, pace, folder / "fine-tuning")
         for circuit, before, after in zip(circuits, pruned, members, strict=True):
             right = [f"{accuracy(member, data.validation):.1%}" for member in (before, after)]
