@@ -91,6 +91,7 @@ class Family:
     """What a test needs to know about a model family.
 
     outputs: the names of the backbone's output projections, by tower, with {} for the layer
+    older: a part of these names, and what it was in older versions of Transformers
     dropout: config fields that switch every dropout of the layers on
     tokens: how many tokens `inputs` become
     """
@@ -100,6 +101,7 @@ class Family:
     inputs: Callable[[], dict[str, torch.Tensor]]
     outputs: dict[str, str]
     tokens: int
+    older: tuple[str, str] | None = None
     dropout: dict[str, float] = field(
         default_factory=lambda: {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
     )
@@ -142,11 +144,17 @@ class Family:
         model = copy.deepcopy(model)
         for tower, layers in (heads_to_prune if self.has_towers else {"": heads_to_prune}).items():
             for layer, heads in layers.items():
-                projection = model.get_submodule(self.outputs[tower].format(layer))
+                projection = self.output_projection(model, tower, layer)
                 for head in heads:
                     with torch.no_grad():
                         projection.weight[:, head * HEAD_DIM : (head + 1) * HEAD_DIM] = 0
         return model
+
+    def output_projection(self, model: PreTrainedModel, tower: str, layer: int) -> torch.nn.Linear:
+        name = self.outputs[tower].format(layer)
+        if self.older is not None and name not in dict(model.named_modules()):
+            name = name.replace(*self.older)
+        return model.get_submodule(name)
 
     def members(self, seeds: tuple[int, ...] = (0, 1, 2)) -> list[PreTrainedModel]:
         """One-member Hydras from different backbones with different heads pruned."""
@@ -193,6 +201,7 @@ DINOV2 = Family(
     pixels,
     {"": "dinov2.encoder.layer.{}.attention.o_proj"},
     5,
+    ("o_proj", "output.dense"),
     {"attention_probs_dropout_prob": 0.3, "drop_path_rate": 0.3},
 )
 DINOV2_GATED = Family(
@@ -205,6 +214,7 @@ DINOV2_GATED = Family(
     pixels,
     DINOV2.outputs,
     5,
+    DINOV2.older,
     DINOV2.dropout,
 )
 DINOV2_WITH_REGISTERS = Family(
@@ -217,6 +227,7 @@ DINOV2_WITH_REGISTERS = Family(
     pixels,
     {"": "dinov2_with_registers.encoder.layer.{}.attention.o_proj"},
     9,
+    DINOV2.older,
     DINOV2.dropout,
 )
 ROBERTA = Family(
@@ -243,6 +254,6 @@ DISTILBERT = Family(
     padded_texts,
     {"": "distilbert.transformer.layer.{}.attention.out_lin"},
     7,
-    {"dropout": 0.3, "attention_dropout": 0.3},
+    dropout={"dropout": 0.3, "attention_dropout": 0.3},
 )
 FAMILIES = [VIT, BERT, CLIP, DEIT, DINOV2, DINOV2_GATED, DINOV2_WITH_REGISTERS, ROBERTA, XLM_ROBERTA, DISTILBERT]

@@ -6,21 +6,22 @@ from functools import cache
 import torch
 from sklearn.metrics import roc_auc_score
 
-from tests.families import FAMILIES
+from tests.families import FAMILIES, Family
 
 
 @cache
-def outputs_by_class() -> dict[type, dict[str, str]]:
-    return {type(family.backbone()): family.outputs for family in FAMILIES}
+def families_by_class() -> dict[type, Family]:
+    return {type(family.backbone()): family for family in FAMILIES}
 
 
 def output_projections(model) -> dict[tuple, torch.nn.Linear]:
     """The output projection of every layer, by (layer,) or (tower, layer)."""
     found = {}
-    for tower, name in outputs_by_class()[type(model)].items():
+    family = families_by_class()[type(model)]
+    for tower in family.outputs:
         config = getattr(model.config, f"{tower}_config") if tower else model.config
         for layer in range(config.num_hidden_layers):
-            found[(tower, layer) if tower else (layer,)] = model.get_submodule(name.format(layer))
+            found[(tower, layer) if tower else (layer,)] = family.output_projection(model, tower, layer)
     return found
 
 

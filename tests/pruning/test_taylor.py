@@ -1,29 +1,29 @@
 """Taylor scores are |W · G| of the whole calibration set; pruning leaves the model alone."""
 
 import copy
+import re
 
 import pytest
 import torch
 
 from hydra_transformers.pruning import TaylorPruning, prune_heads, taylor_prune, taylor_scores
 from tests.pruning.backbones import OTHERS, family, rows_in_batches
-from tests.pruning.reference import outputs_by_class
+from tests.pruning.reference import output_projections
 
 
-Q_K_V = {  # beside the output projection, where q_proj, k_proj and v_proj are not
-    "attention.output.dense": ("self.query", "self.key", "self.value"),
-    "attention.out_lin": ("q_lin", "k_lin", "v_lin"),
-}
+NAMES = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))
 
 
 def projections(model, layer) -> list[torch.nn.Linear]:
     """q, k and v of a layer, by (layer,) or (tower, layer)."""
-    outputs = outputs_by_class()[type(model)]
-    name = outputs[layer[0] if len(outputs) > 1 else ""].format(layer[-1])
-    ending = next((ending for ending in Q_K_V if name.endswith(ending)), None)
-    attention = name.rpartition(".")[0] if ending != "attention.output.dense" else name.removesuffix(".output.dense")
-    names = Q_K_V.get(ending, ("q_proj", "k_proj", "v_proj"))
-    return [model.get_submodule(f"{attention}.{each}") for each in names]
+    output = output_projections(model)[layer]
+    block = next(
+        module
+        for name, module in model.named_modules()
+        if re.fullmatch(rf".*layers?\.{layer[-1]}", name) and any(each is output for each in module.modules())
+    )
+    found = [(name.rpartition(".")[2], module) for name, module in block.named_modules()]
+    return next([dict(found)[name] for name in names] for names in NAMES if all(name in dict(found) for name in names))
 
 
 def hand_written_score(model, batches, prompts, layer, head, head_dim=8) -> float:
