@@ -30,7 +30,10 @@ def where_it_ran(device: str) -> dict[str, str]:
 
 
 def commit(root: Path = ROOT) -> str:
-    """The commit that lies in `root`, and whether files were changed since; of a copy without git what GIT_COMMIT says."""
+    """What GIT_COMMIT says, for copies of a commit; otherwise the commit that lies in `root`, and whether files were
+    changed since."""
+    if "GIT_COMMIT" in os.environ:
+        return os.environ["GIT_COMMIT"]
     try:
         if Path(_git(root, "rev-parse", "--show-toplevel")).resolve() == root.resolve():
             # Results are written while others are still being measured.
@@ -40,7 +43,7 @@ def commit(root: Path = ROOT) -> str:
             return _git(root, "rev-parse", "--short=12", "HEAD") + (" with changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         pass
-    return os.environ.get("GIT_COMMIT", "unknown (no git repository; GIT_COMMIT is not set)")
+    return "unknown (no git repository; GIT_COMMIT is not set)"
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -6,6 +6,7 @@ A row here gives a family every test that asks for the fixture `family`, and tho
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from transformers import (
@@ -46,7 +47,8 @@ def randomise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+            values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
+            parameter.copy_(0.2 * values)
     return model.eval()
 
 
@@ -106,7 +108,7 @@ class Family:
         default_factory=lambda: {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
     )
 
-    @property
+    @cached_property
     def hydra(self) -> type:
         return hydra_class(self.backbone())
 

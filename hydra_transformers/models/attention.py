@@ -46,7 +46,7 @@ class HydraAttention(nn.Module):
     def __init__(self, config: PreTrainedConfig, layer: int):
         super().__init__()
         anatomy, kept_heads = config.anatomy, config.kept_heads[layer]
-        self.config = config
+        self.config, self.layer, self.kept_heads = config, layer, kept_heads
         self.num_members = len(kept_heads)
         # The softmax keeps the scale of the backbone's heads, however many are left.
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -58,6 +58,7 @@ class HydraAttention(nn.Module):
         self.widths = [len(heads) * self.head_dim for heads in kept_heads]  # of each member's heads together
         self.qkv_proj = GroupedLinear(config.hidden_size, [3 * width for width in self.widths], anatomy.qkv_bias)
         self.o_proj = GroupedOutput(self.widths, config.hidden_size)
+        self.register_buffer("kept_heads_mask", mask_of(kept_heads, config.num_attention_heads))
 
     @property
     def is_uniform(self) -> bool:
@@ -66,6 +67,26 @@ class HydraAttention(nn.Module):
     @property
     def has_no_head(self) -> bool:
         return not any(self.widths)
+
+    def check_same_heads(self, saved: torch.Tensor) -> None:
+        """Refuses weights that were saved for other heads than the config names: `saved` is their `kept_heads_mask`."""
+        if saved.is_meta:
+            return  # nothing was loaded
+        found = [[head for head, is_kept in enumerate(heads) if is_kept] for heads in saved.tolist()]
+        if found == self.kept_heads:
+            return
+        where = "another number of members"
+        if len(found) == len(self.kept_heads):
+            member = next(m for m, heads in enumerate(found) if heads != self.kept_heads[m])
+            where = f"layer {self.layer}, member {member}: {found[member]} saved, {self.kept_heads[member]} named"
+        raise ValueError(
+            f"the weights were saved for other heads than config.kept_heads names ({where}): use the config.json that was "
+            "saved with them"
+        )
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        self.check_same_heads(state_dict.setdefault(f"{prefix}kept_heads_mask", self.kept_heads_mask))
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def forward(
         self,
@@ -151,6 +172,12 @@ class HydraAttention(nn.Module):
             scaling=self.scaling,
             **kwargs,
         )
+
+
+def mask_of(kept_heads: list[list[int]], num_heads: int) -> torch.Tensor:
+    """A layer's kept heads as ones and zeros, (members, heads of the backbone)."""
+    rows = [[int(head in heads) for head in range(num_heads)] for heads in kept_heads]
+    return torch.tensor(rows, dtype=torch.uint8)
 
 
 def split_heads(joint: torch.Tensor, projections: int, head_dim: int) -> tuple[torch.Tensor, ...]:

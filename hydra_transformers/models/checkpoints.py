@@ -6,10 +6,9 @@ from pathlib import Path
 import torch
 from huggingface_hub import HfApi
 from torch import nn
-from transformers import PreTrainedConfig
 from transformers import initialization as init
 
-from .configuration_hydra import as_mask
+from .attention import mask_of
 
 
 # A checkpoint is one of them; where both lie in a folder, Transformers loads the first.
@@ -18,24 +17,20 @@ SHARDS = "model-*-of-*.safetensors"
 
 
 class CheckpointMixin:
-    """Gives every encoder of a Hydra the buffer `kept_heads_mask` (layers, members, heads of the backbone).
+    """Saving and loading of every Hydra.
 
-    It goes into the checkpoint beside the weights: packed rows do not tell whose they are, and a config.json that was
-    changed would deal them out to other members.
+    Each attention has the buffer `kept_heads_mask`, which goes into the checkpoint beside the weights: packed rows do not
+    tell whose they are, and a config.json that was changed would deal them out to other members.
     """
 
-    _keys_to_ignore_on_load_missing = [r"kept_heads_mask$"]  # checkpoints from before it was saved
-
-    def post_init(self):
-        if hasattr(self, "layers"):
-            self.register_buffer("kept_heads_mask", mask_of(self.config))
-        super().post_init()
+    _keys_to_ignore_on_load_missing = [r"kept_heads_mask$"]  # of weights that were put together by hand
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
         if hasattr(module, "kept_heads_mask"):
-            init.copy_(module.kept_heads_mask, mask_of(module.config).to(module.kept_heads_mask.device))
+            mask = mask_of(module.kept_heads, module.config.num_attention_heads)
+            init.copy_(module.kept_heads_mask, mask.to(module.kept_heads_mask.device))
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
@@ -43,14 +38,8 @@ class CheckpointMixin:
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         for module in model.modules():
             if hasattr(module, "kept_heads_mask"):
-                check_same_heads(module.kept_heads_mask, module.config)
+                module.check_same_heads(module.kept_heads_mask)
         return loaded
-
-    def _load_from_state_dict(self, state_dict, prefix, *args):
-        if hasattr(self, "kept_heads_mask"):
-            saved = state_dict.setdefault(f"{prefix}kept_heads_mask", self.kept_heads_mask)
-            check_same_heads(saved, self.config)
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
         # Every Auto class that can load the folder; Transformers by itself would only add the one of this class.
@@ -69,35 +58,6 @@ class CheckpointMixin:
             left_over = [WHOLE] if INDEX_OF_SHARDS in pushed else [INDEX_OF_SHARDS, SHARDS]
             remove_from_hub(left_over, repo_id, token, revision=getattr(commit, "pr_revision", None) or revision)
         return commit
-
-
-def mask_of(config: PreTrainedConfig) -> torch.Tensor:
-    """A config's kept heads as ones and zeros, (layers, members, heads of the backbone)."""
-    return torch.tensor(as_mask(config.kept_heads, config.num_attention_heads), dtype=torch.uint8)
-
-
-def check_same_heads(mask: torch.Tensor, config: PreTrainedConfig) -> None:
-    """Refuses weights that were saved for other heads than the config names.
-
-    mask: (layers, members, heads), as it was saved with the weights
-    """
-    if mask.is_meta:
-        return  # nothing was loaded
-    saved, named = mask.tolist(), as_mask(config.kept_heads, config.num_attention_heads)
-    if saved != named:
-        raise ValueError(
-            f"the weights were saved for other heads than config.kept_heads names ({_first_difference(saved, named)}): "
-            "use the config.json that was saved with them"
-        )
-
-
-def _first_difference(saved: list, named: list) -> str:
-    for layer, members in enumerate(zip(saved, named, strict=False)):
-        for member, heads in enumerate(zip(*members, strict=False)):
-            if heads[0] != heads[1]:
-                numbers = [[head for head, is_kept in enumerate(kept) if is_kept] for kept in heads]
-                return f"layer {layer}, member {member}: {numbers[0]} saved, {numbers[1]} named"
-    return "another number of layers or members"
 
 
 def remove_from_hub(patterns: list[str], repo_id: str, token: str | bool | None, revision: str | None) -> None:

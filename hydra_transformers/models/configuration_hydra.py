@@ -106,11 +106,6 @@ def count_members(kept_heads: KeptHeads) -> int:
     return len(kept_heads[0])
 
 
-def as_mask(kept_heads: KeptHeads, num_heads: int) -> list[list[list[int]]]:
-    """`kept_heads` as ones and zeros, [layers][members][heads of the backbone]."""
-    return [[[int(head in heads) for head in range(num_heads)] for heads in members] for members in kept_heads]
-
-
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:
     """Refuses, with a sentence, a `kept_heads[layer][member]` that no model can have."""
     if len(kept_heads) != num_layers:

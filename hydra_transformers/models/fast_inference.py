@@ -32,7 +32,7 @@ from .attention import HydraAttention, has_rows, mask_of_first_token, split_head
 from .compat import has_global_hooks, is_exporting, is_watched, quickly_launched_attention
 from .fast_kernels import activate, add_and_layer_norm, layer_norm
 from .grouped import GroupedLinear, GroupedOutput, are_few, grouped_product
-from .layer import HydraLayer, HydraMLP
+from .layer import HydraGatedMLP, HydraLayer, HydraMLP
 
 
 # From this many rows per member on, a GPU is busy for longer with heads of zeros than it takes to launch kernels for one
@@ -111,6 +111,7 @@ class FastLayer(NamedTuple):
     o: WeightAndBias
     fc1: WeightAndBias
     activation: nn.Module
+    has_gate: bool
     fc2: WeightAndBias
     attention_norm: nn.LayerNorm
     mlp_norm: nn.LayerNorm
@@ -159,7 +160,9 @@ def fast_layer(layer: nn.Module) -> FastLayer | None:
     # Someone may have switched single dropouts on, to sample from them.
     if (dropout is not None and (not is_plain(dropout, nn.Dropout) or dropout.training)) or attention.training:
         return None
-    if not (is_plain(attention, HydraAttention, ATTENTION_CHILDREN) and is_plain(mlp, HydraMLP, MLP_CHILDREN)):
+    has_gate = mlp.__class__ is HydraGatedMLP
+    mlp_class = HydraGatedMLP if has_gate else HydraMLP
+    if not (is_plain(attention, HydraAttention, ATTENTION_CHILDREN) and is_plain(mlp, mlp_class, MLP_CHILDREN)):
         return None
     qkv, o = attention._modules["qkv_proj"], attention._modules["o_proj"]
     fc1, activation, fc2 = map(mlp._modules.__getitem__, ("fc1", "activation_fn", "fc2"))
@@ -179,14 +182,14 @@ def fast_layer(layer: nn.Module) -> FastLayer | None:
         return None
     qkv, o_parameters, fc1, fc2, *_ = parameters
     widths = tuple(o.widths)
-    return FastLayer(attention, widths, qkv, o_parameters, fc1, activation, fc2, attention_norm, mlp_norm)
+    return FastLayer(attention, widths, qkv, o_parameters, fc1, activation, has_gate, fc2, attention_norm, mlp_norm)
 
 
 LAYER_CHILDREN = frozenset({"attention_norm", "attention", "mlp_norm", "mlp"})
 ATTENTION_CHILDREN = frozenset({"qkv_proj", "o_proj"})
 MLP_CHILDREN = frozenset({"fc1", "activation_fn", "fc2"})
 # Methods that an instance may have been given in place of its class's.
-METHODS = frozenset({"forward", "heads", "complete", "__call__"})
+METHODS = frozenset({"forward", "heads", "complete", "activate", "__call__"})
 
 
 def is_plain(module: nn.Module, kind: type, children: frozenset[str] = frozenset()) -> bool:
@@ -398,6 +401,9 @@ def _first_tokens(states: torch.Tensor, batch: Batch) -> torch.Tensor:
 
 def _mlp(layer: FastLayer, states: torch.Tensor, batch: Batch) -> torch.Tensor:
     inner = linear(states, *layer.fc1)
+    if layer.has_gate:
+        gate, inner = inner.chunk(2, dim=-1)
+        return linear(layer.activation.forward(gate) * inner, *layer.fc2)
     inner = layer.activation.forward(inner) if batch.is_launch_bound else activate(layer.activation, inner)
     return linear(inner, *layer.fc2)
 
@@ -427,15 +433,16 @@ def fill_up(layers: Sequence[FastLayer | None]) -> Iterator[Filled | None]:
     ragged = [layer for layer in layers if layer is not None and not layer.is_uniform]
     biases = iter(_filled_biases(ragged))
     for layer in layers:
-        if layer is None or layer.is_uniform:
-            yield None
-            continue
-        qkv, o, widest = layer.qkv[0], layer.o[0], max(layer.widths)
-        stacked = torch.cat((qkv, o, _zeros(qkv.shape[1], qkv.dtype, qkv.device)))
-        rows = _filled_rows((layer.widths,), True, qkv.device)
-        filled = stacked.index_select(0, rows).view(len(layer.widths), 4 * widest, -1)
-        weight, output_weight = filled.split((3 * widest, widest), dim=1)
-        yield Filled(weight, next(biases), output_weight)
+        yield None if layer is None or layer.is_uniform else _filled(layer, next(biases))
+
+
+def _filled(layer: FastLayer, bias: torch.Tensor | None) -> Filled:
+    qkv, o, widest = layer.qkv[0], layer.o[0], max(layer.widths)
+    stacked = torch.cat((qkv, o, _zeros(qkv.shape[1], qkv.dtype, qkv.device)))
+    rows = _filled_rows((layer.widths,), True, qkv.device)
+    filled = stacked.index_select(0, rows).view(len(layer.widths), 4 * widest, -1)
+    weight, output_weight = filled.split((3 * widest, widest), dim=1)
+    return Filled(weight, bias, output_weight)
 
 
 def _filled_biases(layers: Sequence[FastLayer]) -> list[torch.Tensor | None]:

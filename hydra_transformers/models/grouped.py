@@ -116,9 +116,9 @@ class GroupedOutput(Grouped):
                 filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True
             )
         }
-        shape, dtype = (*hidden_states.shape[:-1], self.columns), products[filled[0]].dtype
-        empty = {m: self.bias[m].to(dtype).expand(shape) for m in range(self.num_members) if m not in products}
-        return torch.stack([(products | empty)[m] for m in range(self.num_members)])
+        for m in set(range(self.num_members)) - products.keys():
+            products[m] = self.bias[m].expand_as(products[filled[0]]).type_as(products[filled[0]])
+        return torch.stack([products[m] for m in range(self.num_members)])
 
     def _only_biases(self, shape: Sequence[int]) -> torch.Tensor:
         """No member has a head: all that is left of the attention is its output bias."""

@@ -112,7 +112,7 @@ def test_clip_towers_need_the_same_number_of_members_or_one():
 
 
 def test_bert_decoders_are_refused():
-    with pytest.raises(ValueError, match="HydraBert is an encoder"):
+    with pytest.raises(ValueError, match="HydraBertConfig is an encoder's"):
         HydraBertConfig(is_decoder=True)
 
 

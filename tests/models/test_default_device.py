@@ -50,7 +50,7 @@ def test_inference(family):
 @pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
 def test_pruning(family):
     model, data = family.backbone(), calibration(family)
-    ood = [{name: value.flip(0)[:3] for name, value in family.inputs().items()}]
+    ood = [{name: value.flip(1)[:3] for name, value in family.inputs().items()}]
 
     def everything() -> list:
         circuit = extract_circuit(model, data, ood, objective="ood", budget=3, progress=False)

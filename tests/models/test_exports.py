@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.families import CLIP, VIT, Family, images
+from tests.families import CLIP, DINOV2_WITH_REGISTERS, VIT, Family, images
 
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
@@ -69,6 +69,12 @@ def test_members_without_heads_are_in_no_product(model, gradients):
 
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
 def test_onnx_gives_the_same_logits(model, exporter, tmp_path):
+    if model.family is DINOV2_WITH_REGISTERS and exporter == "torchscript":
+        with pytest.raises(
+            Exception, match="_upsample_bicubic2d_aa"
+        ):  # in the embeddings, which are Transformers' own
+            run_onnx(model, model.example, exporter, tmp_path / "model.onnx")
+        return
     found = run_onnx(model, model.example, exporter, tmp_path / "model.onnx")
     assert_same(found, model(*model.example))
 

@@ -15,9 +15,6 @@ from hydra_transformers.training import PostPruningCallback, lora_config
 from tests.families import VIT, images
 
 
-MODULES = {"vit": "modeling_hydra_vit", "bert": "modeling_hydra_bert", "clip": "modeling_hydra_clip"}
-
-
 @pytest.fixture
 def foreign(family, tmp_path, monkeypatch):
     """Two members, each loaded with the code of a repository of its own, and the same members by the package's."""
@@ -30,7 +27,7 @@ def foreign(family, tmp_path, monkeypatch):
     for index, member in enumerate(members):
         folder = tmp_path / f"{family.name}-{index}"
         member.save_pretrained(folder)
-        reference = f"{MODULES[family.name]}.{family.hydra.__name__}"
+        reference = next(name for name in member.config.auto_classes.values() if name.endswith(family.hydra.__name__))
         loaded.append(get_class_from_dynamic_module(reference, folder).from_pretrained(folder))
     assert len({type(member) for member in (*members, *loaded)}) == 3
     return loaded, members

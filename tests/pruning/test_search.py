@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from hydra_transformers import HydraViTModel
 from hydra_transformers.pruning import Circuit, extract_circuit
-from hydra_transformers.pruning.ablation import Block
+from hydra_transformers.pruning.ablation import Tower
 from hydra_transformers.pruning.greedy import GreedySearch
 from tests.pruning.backbones import CLASSES, class_prompts, family, images, vit
 from tests.pruning.reference import margin_of, restore_slice, score_of, zero_slice
@@ -190,13 +190,13 @@ def extract_alone(model, id_batches, ood_batches, head) -> tuple[float, float]:
 
 def test_a_nan_score_names_the_head(monkeypatch):
     model, id_batches, ood_batches, _ = family("vit")
-    without = Block.without
+    without = Tower._without
 
-    def overflowing(self, outputs, heads):
-        ablated = without(self, outputs, heads)
-        return torch.stack([ablated[row] / (head != 1) * (head != 1) for row, head in enumerate(heads)])
+    def overflowing(self, outputs, layer, heads):
+        ablated = without(self, outputs, layer, heads)
+        return torch.stack([ablated[:, row] / (head != 1) * (head != 1) for row, head in enumerate(heads)], dim=1)
 
-    monkeypatch.setattr(Block, "without", overflowing)
+    monkeypatch.setattr(Tower, "_without", overflowing)
     with pytest.raises(ValueError, match=r"without head \(0, 1\) the logits on id_data are NaN"):
         extract(model, id_batches, ood_batches, budget=1)
 
