@@ -163,13 +163,15 @@ def _check_settings(objective: str, mode: str, shortlist: int | None, check_ever
 
 
 def _check_data(id_set: EvaluationData, ood_set: EvaluationData | None) -> None:
-    """Refuses data on which no head can be told from another, and warns of data that says little."""
+    """Refuses a single sample, and warns of data that says little."""
     for data in (id_set, ood_set) if ood_set is not None else (id_set,):
         if data.num_samples < 2:
             raise ValueError(f"{data.name} has 1 sample: scores are shares over many, pass at least 2")
     if ood_set is not None and set(ood_set.input_digests) <= set(id_set.input_digests):
-        raise ValueError(
-            "every sample of ood_data is in id_data too: pass data that is foreign to the model as ood_data"
+        warnings.warn(
+            "every sample of ood_data is in id_data too, so no head can help to tell them apart: pass data that is foreign "
+            "to the model as ood_data",
+            stacklevel=4,
         )
     if len(id_set.classes) == 1:
         warnings.warn(

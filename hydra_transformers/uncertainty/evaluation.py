@@ -59,8 +59,6 @@ def evaluate_uncertainty(
     }
     for name, data in _all_data(id_data, ood, corruptions):
         _check_data(name, data, read_often=len(models) > 1)
-        if name.startswith("ood") and data is id_data:
-            raise ValueError(f"{name} is id_data itself: pass data that is foreign to the model")
     scalings = _scalings(temperature, models)
     results = {}
     for name, model in models.items():
@@ -140,7 +138,7 @@ def _warn_of_same_data(name: str, id_values: Mapping[str, Tensor], ood_values: M
     """Where a model answers two sets with the same numbers to the last digit, they are most likely one set."""
     columns = ("confidence", "total", "aleatoric")
     if all(torch.equal(id_values[column].sort().values, ood_values[column].sort().values) for column in columns):
-        warnings.warn(f"the model answers {name} exactly as it answers id_data: are they the same data?", stacklevel=5)
+        warnings.warn(f"the model answers {name} exactly as it answers id_data: are they the same data?", stacklevel=4)
 
 
 def _uncertainty(judged: UncertaintyAccumulator) -> Metrics:

@@ -238,7 +238,6 @@ def test_clip_is_judged_zero_shot_with_class_prompts():
         ({"ood": {"near": {}}}, ValueError, r"ood\['near'\] is empty: pass at least one data set, or leave"),
         ({"ood": {"near": ID}}, TypeError, "ood must be a dict of dicts"),
         ({"corruptions": {"blur": ID}}, TypeError, "corruptions must be a dict of dicts"),
-        ({"ood": {"near": {"A": ID}}}, ValueError, r"ood\['near'\]\['A'\] is id_data itself"),
         ({"score": "odin"}, ValueError, "unknown OOD score"),
         ({"models": {}}, ValueError, "models is empty"),
         ({"models": [SavedLogits()]}, TypeError, "list is no model: pass one model, or several as {name: model}"),
