@@ -5,10 +5,11 @@ SOURCES = hydra_transformers tests benchmarks scripts notebooks
 # One thread per worker: two workers with two threads each are slower on two cores than two with one.
 PYTEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(1)/bin/python -m pytest -n auto
 
-.PHONY: help install test test-oldest gpu coverage hf-tests demo notebooks style quality clean
+.PHONY: help install test test-all test-oldest gpu coverage hf-tests demo notebooks style quality clean
 
 help:
-	@echo "make test         all tests, on the versions of constraints.txt"
+	@echo "make test         the short run of the tests, on the versions of constraints.txt"
+	@echo "make test-all     all tests"
 	@echo "make test-oldest  all tests, on the oldest supported torch and transformers"
 	@echo "make gpu          everything once on this machine's GPU, with the packages that are installed"
 	@echo "make demo         build, fuse, save and reload an ensemble on this machine"
@@ -34,6 +35,9 @@ $(VENV_OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 install: $(VENV)/.installed
 
 test: $(VENV)/.installed
+	$(call PYTEST,$(VENV)) -m "not slow" $(TESTS)
+
+test-all: $(VENV)/.installed
 	$(call PYTEST,$(VENV)) $(TESTS)
 
 test-oldest: $(VENV_OLDEST)/.installed

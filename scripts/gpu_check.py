@@ -9,8 +9,8 @@ eager and compiled, on the device and with it as torch's default device: fuse, f
 held against the CPU. Prints a line for each, with the end of the error where one failed; what cannot run because a package
 is missing is a line of its own. Exits with 1 if anything failed.
 
-All of it goes to `benchmarks/results/gpu_check.txt` (or `--output`), with machine, versions, date and commit. A copy of
-the project without git takes the commit from the environment variable GIT_COMMIT.
+All of it goes to `benchmarks/results/gpu_check.txt` (or `--output`), with machine, versions, date and commit. A copy of a
+commit takes its name from the environment variable GIT_COMMIT.
 """
 
 import argparse
@@ -266,10 +266,11 @@ def main() -> None:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max(1, args.workers)) as pool:
+        # What takes longest comes first, so that all end together.
         parts = [
+            *test_parts(Path(folder), args.device),
             *benchmark_parts(args.device),
             *check_parts(args.device),
-            *test_parts(Path(folder), args.device),
         ]
         if args.only:
             parts = [part for part in parts if any(words in part.name for words in args.only)]

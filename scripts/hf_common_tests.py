@@ -5,8 +5,8 @@
     python scripts/hf_common_tests.py transformers --classes HydraViTModel --tests retain_grad
 
 The tests are those of the checkout (`tests/test_modeling_common.py`); take the tag of the Transformers that is installed.
-They need the package `parameterized`, and `onnxscript` and `onnxruntime` for the ONNX exports. The models are tiny: three
-members that keep different numbers of heads, one member without heads in each layer.
+They need the package `parameterized`, and `onnxscript` and `onnxruntime` for the ONNX exports. The models are tiny, those of
+tests/families.py: three members that keep different numbers of heads, in some layers none.
 
 Prints a table and what was not expected; what the tests log goes to stderr. Exit code 1 where a test fails that is not in
 `BY_DESIGN`, or passes although it is; 2 where the tests cannot be run.
@@ -14,10 +14,11 @@ Prints a table and what was not expected; what the tests log goes to stderr. Exi
 
 import argparse
 import importlib
+import importlib.util
 import os
 import sys
 import unittest
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -29,15 +30,20 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 import hydra_transformers as hydra
+from hydra_transformers.models.configuration_hydra import SHARED_PARTS
+from hydra_transformers.models.fusion import hydra_config, tower_configs
 
 
 # What fails and is meant to: a pattern of classes, a pattern of tests, and why. Each of these tests fails in each of these
 # classes, or the entry goes.
 BY_DESIGN: tuple[tuple[str, str, str], ...] = (
-    (
-        "Hydra*Vi[Ts]*",  # ViT and Vision
-        "test_model_get_set_embeddings",
-        "images are embedded by a projection of patches, not by an nn.Embedding",
+    *(
+        (
+            classes,
+            "test_model_get_set_embeddings",
+            "images are embedded by a projection of patches, not by an nn.Embedding",
+        )
+        for classes in ("HydraViT*", "HydraDeiT*", "HydraDinov2*", "HydraCLIPVision*")
     ),
     ("HydraCLIPModel", "test_model_get_set_embeddings", "each tower has embeddings of its own"),
     ("HydraCLIPModel", "test_attention_outputs", "attentions stand in the outputs of the towers, tested there"),
@@ -52,32 +58,10 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
         "test_batching_equivalence",
         "logits are log probabilities over the texts or images of the call, so fewer of them give other numbers",
     ),
-    (
-        "HydraCLIPModel",
-        "test_get_text_features_output_[02]",
-        "last_hidden_state is (batch, members, tokens, hidden): the test wants no axis of members",
-    ),
 )
 
-KEPT_HEADS = [[[0, 1, 3], [2], []], [[], [0, 1], [1, 2, 3]]]
-LAYER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 37}
-IMAGE = {"image_size": 8, "patch_size": 2, "num_channels": 3}
-TEXT = {"vocab_size": 99, "max_position_embeddings": 64}
-DROPOUT = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-BATCH, TOKENS, PATCHES = 5, 7, 17
-
-
-def images() -> dict[str, torch.Tensor]:
-    return {"pixel_values": torch.rand(BATCH, 3, 8, 8)}
-
-
-def texts() -> dict[str, torch.Tensor]:
-    """Texts of different lengths, padded on the right."""
-    lengths = torch.randint(2, TOKENS + 1, (BATCH, 1))
-    return {
-        "input_ids": torch.randint(3, 90, (BATCH, TOKENS)),
-        "attention_mask": (torch.arange(TOKENS) < lengths).long(),
-    }
+KEPT_HEADS = [[[0, 1, 3], [2], []], [[], [0, 1], [1, 2, 3]], [[0], [1, 2], [3]]]
+BATCH = 5
 
 
 @dataclass(frozen=True)
@@ -85,60 +69,77 @@ class Subject:
     """A class to be tested, as what Transformers' tests take it for.
 
     auto_names: the table of `modeling_auto` in which the class would stand if it were part of Transformers
-    seq_length: tokens of its states
     """
 
     model_class: type[PreTrainedModel]
     config: Callable[[], PreTrainedConfig]
     inputs: Callable[[], dict]
-    auto_names: str = "MODEL_MAPPING_NAMES"
-    seq_length: int = PATCHES
+    auto_names: str
+    seq_length: int
     is_composite: bool = False
 
     @property
     def name(self) -> str:
         return self.model_class.__name__
 
-
-def vit_config() -> PreTrainedConfig:
-    return hydra.HydraViTConfig(**LAYER, **IMAGE, **DROPOUT, kept_heads=KEPT_HEADS)
-
-
-def bert_config() -> PreTrainedConfig:
-    return hydra.HydraBertConfig(**LAYER, **TEXT, **DROPOUT, kept_heads=KEPT_HEADS)
+    @property
+    def reads_texts(self) -> bool:
+        return not self.is_composite and "input_ids" in self.inputs()
 
 
-def vision_config() -> PreTrainedConfig:
-    return hydra.HydraCLIPVisionConfig(**LAYER, **IMAGE, attention_dropout=0.1, kept_heads=KEPT_HEADS)
+def table_of_families() -> list:
+    """The project's own table, by its path: the checkout has a package called tests too."""
+    spec = importlib.util.spec_from_file_location("families", Path(__file__).parents[1] / "tests" / "families.py")
+    families = sys.modules["families"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(families)
+    return families.FAMILIES
 
 
-def text_config() -> PreTrainedConfig:
-    return hydra.HydraCLIPTextConfig(
-        **LAYER, **TEXT, attention_dropout=0.1, kept_heads=KEPT_HEADS, bos_token_id=97, eos_token_id=98
-    )
+def subjects() -> list[Subject]:
+    """The encoder and the head of every family, and the towers of those that have two."""
+    found = {}
+    for family in table_of_families():
+        for subject in subjects_of(family):
+            found.setdefault(subject.name, subject)
+    return list(found.values())
 
 
-def clip_config() -> PreTrainedConfig:
-    return hydra.HydraCLIPConfig(text_config=text_config(), vision_config=vision_config(), projection_dim=16)
+def subjects_of(family) -> Iterator[Subject]:
+    def whole_config() -> PreTrainedConfig:
+        config = family.backbone(**({} if family.has_towers else family.dropout)).config
+        kept = dict.fromkeys(tower_configs(config), KEPT_HEADS)
+        return hydra_config(family.hydra.config_class, config, kept, SHARED_PARTS)
+
+    def inputs() -> dict[str, torch.Tensor]:
+        """A batch of images, texts of different lengths, or both."""
+        read = {name: tensor[torch.arange(BATCH) % len(tensor)] for name, tensor in family.inputs().items()}
+        return {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in read.items()}
+
+    for auto_class, name in family.hydra.config_class.auto_classes.items():
+        if auto_class == "AutoConfig" or (auto_class == "AutoModel" and family.has_towers):
+            continue
+        table = "" if family.has_towers else TABLES[auto_class]
+        model_class = getattr(hydra, name.partition(".")[2])
+        everything = (lambda: inputs() | {"return_loss": True}) if family.has_towers else inputs
+        yield Subject(model_class, whole_config, everything, table, family.tokens, family.has_towers)
+    if not family.has_towers:
+        return
+    for tower, names in {"vision": ("pixel_values",), "text": ("input_ids", "attention_mask")}.items():
+        config = getattr(whole_config(), f"{tower}_config")
+        yield Subject(
+            getattr(hydra, config.auto_classes["AutoModel"].partition(".")[2]),
+            lambda tower=tower: getattr(whole_config(), f"{tower}_config"),
+            lambda names=names: {name: inputs()[name] for name in names},
+            TABLES["AutoModel"],
+            inputs()["input_ids"].shape[1] if tower == "text" else family.tokens,
+        )
 
 
-SUBJECTS = (
-    Subject(hydra.HydraViTModel, vit_config, images),
-    Subject(hydra.HydraViTForImageClassification, vit_config, images, "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES"),
-    Subject(hydra.HydraBertModel, bert_config, texts, seq_length=TOKENS),
-    Subject(
-        hydra.HydraBertForSequenceClassification,
-        bert_config,
-        texts,
-        "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
-        seq_length=TOKENS,
-    ),
-    Subject(hydra.HydraCLIPVisionModel, vision_config, images),
-    Subject(hydra.HydraCLIPTextModel, text_config, texts, seq_length=TOKENS),
-    Subject(
-        hydra.HydraCLIPModel, clip_config, lambda: {**images(), **texts(), "return_loss": True}, "", is_composite=True
-    ),
-)
+TABLES = {
+    "AutoModel": "MODEL_MAPPING_NAMES",
+    "AutoModelForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
+    "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
+}
 
 
 class ModelTester:
@@ -146,14 +147,15 @@ class ModelTester:
 
     is_training = True
     batch_size = BATCH
-    hidden_size = LAYER["hidden_size"]
-    num_hidden_layers = LAYER["num_hidden_layers"]
+    num_hidden_layers = len(KEPT_HEADS)
     num_attention_heads = sum(map(len, KEPT_HEADS[0]))  # those of all members, in the layer that is looked at
-    image_size, patch_size = IMAGE["image_size"], IMAGE["patch_size"]
 
     def __init__(self, subject: Subject):
         self.subject = subject
         self.seq_length = subject.seq_length
+        config = next(iter(tower_configs(subject.config()).values()))
+        self.hidden_size = config.hidden_size
+        self.image_size, self.patch_size = (getattr(config, name, None) for name in ("image_size", "patch_size"))
 
     def get_config(self) -> PreTrainedConfig:
         return self.subject.config()
@@ -187,7 +189,7 @@ def test_case(subject: Subject, common_tests: ModuleType) -> type[unittest.TestC
         (common_tests.ModelTesterMixin, unittest.TestCase),
         {
             "all_model_classes": (subject.model_class,),
-            "test_resize_embeddings": subject.seq_length == TOKENS,
+            "test_resize_embeddings": subject.reads_texts,
             "_is_composite": subject.is_composite,
             "additional_model_inputs": ["pixel_values"] if subject.is_composite else [],
             "setUp": lambda self: setattr(self, "model_tester", ModelTester(subject)),
@@ -266,18 +268,19 @@ def run(subject: Subject, common_tests: ModuleType, keyword: str) -> dict[str, s
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkout", type=Path, help="a checkout of huggingface/transformers, at the installed version")
-    parser.add_argument("--classes", nargs="+", choices=[s.name for s in SUBJECTS], help="these only")
+    everything = subjects()
+    parser.add_argument("--classes", nargs="+", choices=[s.name for s in everything], help="these only")
     parser.add_argument("--tests", default="", help="tests whose name has this in it only")
     arguments = parser.parse_args()
     try:
         common_tests = import_common_tests(arguments.checkout)
     except ValueError as error:
         parser.error(str(error))
-    subjects = [s for s in SUBJECTS if arguments.classes is None or s.name in arguments.classes]
-    columns = "{:36}{:>8}{:>8}{:>9}{:>11}"
+    chosen = [s for s in everything if arguments.classes is None or s.name in arguments.classes]
+    columns = "{:46}{:>8}{:>8}{:>9}{:>11}"
     print(columns.format("class", "passed", "failed", "skipped", "by design"), flush=True)
     unexpected = []
-    for subject in subjects:
+    for subject in chosen:
         row = judge(subject.name, run(subject, common_tests, arguments.tests), BY_DESIGN)
         print(columns.format(subject.name, row.passed, row.failed, row.skipped, row.by_design), flush=True)
         unexpected += row.unexpected

@@ -259,3 +259,5 @@ DISTILBERT = Family(
     dropout={"dropout": 0.3, "attention_dropout": 0.3},
 )
 FAMILIES = [VIT, BERT, CLIP, DEIT, DINOV2, DINOV2_GATED, DINOV2_WITH_REGISTERS, ROBERTA, XLM_ROBERTA, DISTILBERT]
+# Rows that differ from another in their MLP, or in the backbone's name, alone.
+VARIANTS = [DINOV2_GATED, XLM_ROBERTA]

@@ -24,6 +24,9 @@ from hydra_transformers.demo.digits import EXTRACTION_DIGIT, JUDGED_DIGITS, KNOW
 from hydra_transformers.uncertainty import UncertaintyReport
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def data():
     return load_data()

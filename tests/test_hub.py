@@ -586,8 +586,8 @@ def test_the_picture_of_the_readme_can_be_drawn_again(tmp_path, monkeypatch):
 
 def test_the_page_on_model_families_names_files_that_exist():
     page = (ROOT / "docs" / "adding-a-model-family.md").read_text()
-    files = re.findall(r"`([a-z_/]+\.py)`", page)
-    assert len(files) >= 8
+    files = re.findall(r"`([a-z0-9_/]+\.py)`", page)
+    assert len(files) >= 5
     folders = (ROOT, ROOT / "hydra_transformers", ROOT / "hydra_transformers" / "models")
     for name in files:
         assert any((folder / name).exists() for folder in folders), name

@@ -9,6 +9,9 @@ import nbformat
 import pytest
 
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 CHECKPOINTS = {

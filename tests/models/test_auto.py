@@ -1,0 +1,94 @@
+"""`AutoHydra` finds the class of every supported model, and a family is named where it is defined and nowhere else."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel, GPT2Config, GPT2ForSequenceClassification, PreTrainedModel
+
+import hydra_transformers
+from hydra_transformers import AutoHydra
+from hydra_transformers.models.auto import CONFIG_CLASSES, HEADS, HYDRA_CLASSES, auto_class_of
+from tests.families import BERT, CLIP, FAMILIES, VIT
+
+
+ROOT = Path(hydra_transformers.__file__).parent
+
+
+@torch.no_grad()
+def test_a_backbone_becomes_the_hydra_of_its_family(family):
+    backbone, inputs = family.backbone(), family.inputs()
+    hydra = AutoHydra.from_backbone(backbone, family.heads_to_prune[0])
+    assert type(hydra) is family.hydra
+    expected = family.logits(family.ablate(backbone, family.heads_to_prune[0]), **inputs)
+    torch.testing.assert_close(hydra(**inputs).member_logits[:, 0], expected, atol=1e-12, rtol=1e-10)
+    assert type(AutoHydra.from_backbone(hydra)) is family.hydra
+
+
+@torch.no_grad()
+def test_three_plain_checkpoints_become_one_model(family):
+    backbones, inputs = [family.backbone(seed) for seed in range(3)], family.inputs()
+    hydra = AutoHydra.from_pruned_members(backbones, shared=())
+    assert type(hydra) is family.hydra and hydra.num_members == 3
+    expected = torch.stack([family.logits(backbone, **inputs) for backbone in backbones], dim=1)
+    torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
+
+
+def test_models_without_a_head_become_encoders():
+    for family in FAMILIES:
+        if family.has_towers:
+            continue
+        backbone = family.backbone().base_model
+        hydra, inputs = AutoHydra.from_backbone(backbone), family.inputs()
+        assert AutoHydra.supported()[type(backbone).__name__] == type(hydra).__name__
+        torch.testing.assert_close(
+            hydra(**inputs).last_hidden_state, backbone(**inputs).last_hidden_state, atol=1e-12, rtol=1e-10
+        )
+
+
+def test_every_row_of_the_tests_table_is_supported_and_every_supported_classifier_has_a_row():
+    with_heads = {each.__name__ for each in HEADS.values() if not hasattr(each, "from_pruned_members")}
+    assert {type(family.backbone()).__name__ for family in FAMILIES} == with_heads
+    assert with_heads <= set(AutoHydra.supported())
+
+
+def test_what_is_not_supported_gets_a_sentence():
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 10, "n_positions": 8}
+    model = GPT2ForSequenceClassification(GPT2Config(**sizes))
+    sentence = r"GPT2ForSequenceClassification: pass a Hydra or one of .*ViTForImage.*docs/adding-a-model-family.md"
+    with pytest.raises(TypeError, match=f"model is a {sentence}"):
+        AutoHydra.from_backbone(model)
+    with pytest.raises(TypeError, match=rf"members\[0\] is a {sentence}"):
+        AutoHydra.from_pruned_members([model, model])
+    with pytest.raises(ValueError, match=r"members\[1\] is a GPT2ForSequenceClassification \(gpt2\)"):
+        AutoHydra.from_pruned_members([BERT.backbone(), model])
+    with pytest.raises(ValueError, match="members is empty"):
+        AutoHydra.from_pruned_members([])
+    with pytest.raises(TypeError, match="members is a ViTForImageClassification: pass a list"):
+        AutoHydra.from_pruned_members(VIT.backbone())
+    with pytest.raises(TypeError, match="AutoHydra is not a model: call AutoHydra"):
+        AutoHydra()
+
+
+def test_the_auto_classes_of_transformers_know_every_family(tmp_path):
+    for hydra in {id(each): each for each in HYDRA_CLASSES.values()}.values():
+        assert AutoModel._model_mapping[hydra.config_class].config_class is hydra.config_class
+    assert auto_class_of("hydra_clip") == auto_class_of("clip") == "AutoModelForZeroShotImageClassification"
+    assert all(issubclass(each, PreTrainedModel) for each in HYDRA_CLASSES)
+    assert CLIP.hydra is HEADS["hydra_clip"]
+
+
+def test_no_other_file_names_a_family():
+    """Its two files, the registry and the demo, which is about one model, may."""
+    kinds = {
+        name for config in CONFIG_CLASSES for name in (config.model_type, config.model_type.removeprefix("hydra_"))
+    }
+    classes = {backbone.__name__ for backbone in HYDRA_CLASSES} | set(hydra_transformers.__all__) - {"AutoHydra"}
+    names = re.compile(rf"\b({'|'.join(sorted(classes))})\b|[\"']({'|'.join(sorted(kinds))})[\"']")
+    own = re.compile(r"models/(auto|(configuration|modeling)_hydra_\w+)\.py|demo/\w+\.py")
+    for path in ROOT.rglob("*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        if not own.fullmatch(name):
+            code = re.sub(r'"""(?:.|\n)*?"""|#.*', "", path.read_text())  # prose may give examples
+            assert not names.search(code), f"{name}: {names.search(code)[0]}"
