@@ -346,7 +346,7 @@ class FakeHub:
         self.files: dict[str, bytes] = {}
         self.calls: list[tuple[str, dict]] = []
         self.fails_with: Exception | None = None
-        self.data_sets = {"cifar100"}
+        self.data_sets = {"cifar100", "d"}
 
     def __call__(self, token=None):
         self.token = token
