@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from huggingface_hub import HfApi
 from torch import nn
-from transformers import PreTrainedConfig
 from transformers import initialization as init
 
 from .kept_heads import as_mask
@@ -18,7 +17,7 @@ SHARDS = "model-*-of-*.safetensors"
 
 
 class CheckpointMixin:
-    """Gives every encoder of a Hydra the buffer `kept_heads_mask` (layers, members, heads of the backbone).
+    """Gives every attention of a Hydra the buffer `kept_heads_mask` (members, heads of the backbone).
 
     It goes into the checkpoint beside the weights: packed rows do not tell whose they are, and a config.json that was
     changed would deal them out to other members.
@@ -27,29 +26,36 @@ class CheckpointMixin:
     _keys_to_ignore_on_load_missing = [r"kept_heads_mask$"]  # checkpoints from before it was saved
 
     def post_init(self):
-        if hasattr(self, "layers"):
-            self.register_buffer("kept_heads_mask", mask_of(self.config))
+        for attention, kept_heads in zip(self._attentions(), getattr(self.config, "kept_heads", ()), strict=False):
+            attention.named_mask = as_mask(kept_heads, self.config.num_attention_heads)
+            attention.register_buffer("kept_heads_mask", torch.tensor(attention.named_mask, dtype=torch.uint8))
         super().post_init()
+
+    def _attentions(self) -> list[nn.Module]:
+        """Those of an encoder, in the order of its layers; a model around encoders has none of its own."""
+        return [layer.attention for layer in getattr(self, "layers", ())]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
         if hasattr(module, "kept_heads_mask"):
-            init.copy_(module.kept_heads_mask, mask_of(module.config).to(module.kept_heads_mask.device))
+            mask = torch.tensor(module.named_mask, dtype=torch.uint8, device=module.kept_heads_mask.device)
+            init.copy_(module.kept_heads_mask, mask)
 
     @classmethod
     def from_pretrained(cls, *args, **kwargs):
         loaded = super().from_pretrained(*args, **kwargs)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        for module in model.modules():
+        for name, module in model.named_modules():
             if hasattr(module, "kept_heads_mask"):
-                check_same_heads(module.kept_heads_mask, module.config)
+                check_same_heads(module.kept_heads_mask, module.named_mask, name)
         return loaded
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
-        if hasattr(self, "kept_heads_mask"):
-            saved = state_dict.setdefault(f"{prefix}kept_heads_mask", self.kept_heads_mask)
-            check_same_heads(saved, self.config)
+        for layer, attention in enumerate(self._attentions()):
+            name = f"{prefix}layers.{layer}.attention"
+            saved = state_dict.setdefault(f"{name}.kept_heads_mask", attention.kept_heads_mask)
+            check_same_heads(saved, attention.named_mask, name)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
@@ -71,33 +77,19 @@ class CheckpointMixin:
         return commit
 
 
-def mask_of(config: PreTrainedConfig) -> torch.Tensor:
-    """A config's kept heads as ones and zeros, (layers, members, heads of the backbone)."""
-    return torch.tensor(as_mask(config.kept_heads, config.num_attention_heads), dtype=torch.uint8)
-
-
-def check_same_heads(mask: torch.Tensor, config: PreTrainedConfig) -> None:
+def check_same_heads(saved: torch.Tensor, named: list[list[int]], attention: str) -> None:
     """Refuses weights that were saved for other heads than the config names.
 
-    mask: (layers, members, heads), as it was saved with the weights
+    saved: (members, heads), as it was saved with the weights of the attention of this name
+    named: the same by the config
     """
-    if mask.is_meta:
-        return  # nothing was loaded
-    saved, named = mask.tolist(), as_mask(config.kept_heads, config.num_attention_heads)
-    if saved != named:
-        raise ValueError(
-            f"the weights were saved for other heads than config.kept_heads names ({_first_difference(saved, named)}): "
-            "use the config.json that was saved with them"
-        )
-
-
-def _first_difference(saved: list, named: list) -> str:
-    for layer, members in enumerate(zip(saved, named, strict=False)):
-        for member, heads in enumerate(zip(*members, strict=False)):
-            if heads[0] != heads[1]:
-                numbers = [[head for head, is_kept in enumerate(kept) if is_kept] for kept in heads]
-                return f"layer {layer}, member {member}: {numbers[0]} saved, {numbers[1]} named"
-    return "another number of layers or members"
+    if saved.is_meta or saved.tolist() == named:
+        return  # on the meta device nothing was loaded
+    before, now = ([[head for head, kept in enumerate(m) if kept] for m in mask] for mask in (saved.tolist(), named))
+    raise ValueError(
+        f"the weights of {attention} were saved for the heads {before} of each member, config.kept_heads names {now}: use "
+        "the config.json that was saved with them"
+    )
 
 
 def remove_from_hub(patterns: list[str], repo_id: str, token: str | bool | None, revision: str | None) -> None:

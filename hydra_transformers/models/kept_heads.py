@@ -18,9 +18,9 @@ def count_members(kept_heads: KeptHeads) -> int:
     return len(kept_heads[0])
 
 
-def as_mask(kept_heads: KeptHeads, num_heads: int) -> list[list[list[int]]]:
-    """`kept_heads` as ones and zeros, [layers][members][heads of the backbone]."""
-    return [[[int(head in heads) for head in range(num_heads)] for heads in members] for members in kept_heads]
+def as_mask(heads_of_members: list[list[int]], num_heads: int) -> list[list[int]]:
+    """One layer's kept heads as ones and zeros, [members][heads of the backbone]."""
+    return [[int(head in heads) for head in range(num_heads)] for heads in heads_of_members]
 
 
 def settle_fused_part(config) -> None:
