@@ -26,7 +26,7 @@ def script():
 
 
 def test_every_model_class_is_tested(script):
-    classes = {name for name in models.__all__ if not name.endswith("Config")}
+    classes = {name for name in models.__all__ if not name.endswith("Config")} - {"AutoHydra"}
     assert {subject.name for subject in script.subjects()} == classes
 
 

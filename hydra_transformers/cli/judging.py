@@ -21,6 +21,7 @@ from ..cost import (
 )
 from ..data import PreparedData, is_same_source
 from ..files import write_atomically
+from ..models.auto import HEADS
 from ..models.fusion import without_weights
 from ..uncertainty import OOD_SCORES, UncertaintyReport, evaluate_uncertainty
 from .arguments import (
@@ -36,7 +37,6 @@ from .arguments import (
     seconds,
 )
 from .folders import (
-    MODEL_CLASSES,
     check_takes_files,
     load_config,
     load_model,
@@ -255,7 +255,7 @@ def describe(config: PreTrainedConfig, name: str) -> None:
     from ..hub import kept_heads_map
 
     check_is_hydra(config, name)
-    model = without_weights(MODEL_CLASSES[config.model_type], config)
+    model = without_weights(HEADS[config.model_type], config)
     shared = ", ".join(config.shared) or "nothing"
     print(
         f"{type(model).__name__}, {config.num_members} member{'s' if config.num_members > 1 else ''}, sharing {shared}"

@@ -24,14 +24,16 @@ def can_train(model) -> set[str]:
     return {name for name in names if not (NORM_OF_ATTENTION.match(name) and heads_behind(model, name) == 0)}
 
 
-NORM_OF_ATTENTION = re.compile(r"(?P<tower>\w+)\.layers\.(?P<layer>\d)\.layernorm_before(\.(?P<member>\d))?\.\w+")
+NORM_OF_ATTENTION = re.compile(
+    r"(?P<tower>\w+)\.layers\.(?P<layer>\d)\.(attention_norm|layernorm_before)(\.(?P<member>\d))?\.\w+"
+)
 
 
 def heads_behind(model, name: str) -> int | None:
     found = NORM_OF_ATTENTION.match(name)
     config = getattr(model.config, found["tower"].replace("_model", "_config"), model.config)
-    if not hasattr(config, "kept_heads"):
-        return None
+    if not hasattr(config, "kept_heads") or not config.anatomy.norm_first:
+        return None  # behind the sum, it has an effect without heads too
     heads = config.kept_heads[int(found["layer"])]
     return sum(map(len, heads)) if found["member"] is None else len(heads[int(found["member"])])
 
@@ -50,7 +52,7 @@ def test_embeddings_stay_bit_for_bit_and_all_else_trains(family, form, tmp_path)
     [
         (("attention",), ".attention."),
         (("mlp",), ".mlp."),
-        (("layernorm",), "layernorm"),
+        (("layernorm",), "norm."),
         (("classifier",), "classifier."),
         (("embeddings",), ".embeddings."),
     ],
@@ -179,7 +181,7 @@ def test_an_optimizer_with_other_parameters_raises(tmp_path):
     [
         (
             {"trainable": ("attention", "heads")},
-            r"trainable has \['heads'\]: choose from embeddings, layernorm, atten",
+            r"trainable has \['heads'\]: choose from embeddings, attention, mlp, layernorm",
         ),
         ({"trainable": ()}, "trainable has no part"),
         ({"last_n_layers": 0}, "last_n_layers is 0: pass at least 1"),

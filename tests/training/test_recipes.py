@@ -47,7 +47,7 @@ def test_what_trains_and_what_stays_bit_for_bit(name, form, tmp_path):
     expected = set()
     for parameter, value in model.named_parameters():
         is_frozen_layer = name == "cifar100" and ".layers." in parameter and numbers_in(parameter)[0] < 2
-        is_idle = form != "backbone" and parameter.startswith("vit.layers.1.layernorm_before.")
+        is_idle = form != "backbone" and parameter.startswith("vit.layers.1.attention_norm.")
         if "embeddings." not in parameter and value.numel() > 0 and not is_frozen_layer and not is_idle:
             expected.add(parameter)
     moved = changed(before, model)
