@@ -201,7 +201,7 @@ def _check_heads(arguments: argparse.Namespace, config: PreTrainedConfig, object
         raise CommandError(
             f"--out-of is {out_of}: a member loses {budget} of them, and {every} heads compete, so pass {budget} to {every - 1}"
         )
-    if len(objectives) == 1 and math.comb(out_of, budget) < members:
+    if len(objectives) == 1 and math.comb(out_of, budget) < members and not arguments.allow_equal:
         raise CommandError(
             f"there are only {math.comb(out_of, budget)} ways to lose {budget} of {out_of} heads, for {members} members: pass "
             "another --budget or --out-of, or fewer --members"

@@ -138,8 +138,8 @@ def watch_for_other_loss(logits: torch.Tensor, from_trainer: bool) -> None:
         return
 
     def tell(gradient: torch.Tensor) -> None:
-        if not gradient.any():
-            return  # DDP passes zeros to outputs that no loss was computed from
+        if gradient is None or not gradient.any():
+            return  # DDP passes nothing, or zeros, to outputs that no loss was computed from
         message = (
             "the loss is computed from the ensemble's logits, but config.ensemble_loss is 'members', a loss for each "
             "member: compute it from member_logits (for Trainer's label_smoothing_factor pass "

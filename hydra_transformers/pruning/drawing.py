@@ -17,6 +17,7 @@ from .taylor import taylor_prune
 
 
 # What each way of drawing looks at.
+MOST_DRAWS = 1_000  # until members differ; there may be no other heads to draw
 OPTIONS = {
     "circuits": ("budget", "num_members"),
     "circuit": ("budget", "out_of", "num_members"),
@@ -76,7 +77,9 @@ def draw_members(
         head_sets = [each.heads_to_prune(budget) for each in circuits]
     elif circuit is not None:
         _check_circuits(model, {"circuit": circuit})
-        head_sets = [sample_heads(circuit, budget, out_of, member_seed) for member_seed in seeds]
+        head_sets = []
+        for member_seed in seeds:
+            head_sets.append(sample_heads(circuit, budget, out_of, member_seed, taken=head_sets))
     else:
         if heads_per_layer is None:
             raise ValueError(
@@ -97,14 +100,20 @@ def draw_members(
     return [prune_heads(model, heads_to_prune) for heads_to_prune in head_sets]
 
 
-def sample_heads(circuit: Circuit, budget: int, out_of: int | None, seed: int) -> dict:
-    """`budget` heads, sampled without replacement from the first `out_of` of a circuit's ranking (by default all of it)."""
+def sample_heads(circuit: Circuit, budget: int, out_of: int | None, seed: int, taken: Sequence[dict] = ()) -> dict:
+    """`budget` heads, sampled without replacement from the first `out_of` of a circuit's ranking (by default all of it);
+    where they are those of a member in `taken`, others."""
     if out_of is not None:
         check_count(out_of, "out_of", 1, len(circuit.ranking), f"this circuit ranks {len(circuit.ranking)} heads")
     pool = circuit.ranking[:out_of]
     check_count(budget, "budget", 1, len(pool), f"heads are sampled from the first {len(pool)} of the ranking")
-    order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed), device="cpu").tolist()
-    return as_heads_to_prune(pool[place] for place in order[:budget])
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(MOST_DRAWS):
+        order = torch.randperm(len(pool), generator=generator, device="cpu").tolist()
+        heads = as_heads_to_prune(pool[place] for place in order[:budget])
+        if heads not in taken:
+            break
+    return heads
 
 
 def half_of_each(calibration: Sequence[Mapping[str, Tensor]], seed: int) -> list[dict[str, Tensor]]:

@@ -7,7 +7,7 @@ from tests.families import BERT, CLIP, DINOV2, DINOV2_GATED, FAMILIES, VARIANTS,
 
 # Compilers, exporters and other processes take long: there, the short run (`-m "not slow"`) takes three families, and what
 # differs from another row in its MLP or its name alone is left to the invariants.
-LONG = {"test_exports", "test_hub", "test_remote_code", "test_runtime", "test_encoded_weights", "test_checkpoints"}
+LONG = {"test_exports", "test_remote_code", "test_runtime", "test_encoded_weights"}
 FAST_INFERENCE = [VIT, BERT, CLIP, DINOV2, DINOV2_GATED]
 
 

@@ -39,6 +39,7 @@ def test_heads_that_were_swapped_between_members_are_refused(family, tmp_path):
         family.hydra(family.hydra.config_class.from_pretrained(tmp_path)).load_state_dict(hydra.state_dict())
 
 
+@pytest.mark.slow
 def test_they_are_refused_where_the_package_is_not_importable_too(tmp_path):
     hydra = VIT.hydra.from_pruned_members([member.float() for member in VIT.members()])
     hydra.save_pretrained(tmp_path / "hydra")

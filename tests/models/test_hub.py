@@ -1,5 +1,6 @@
 """Saved = loaded: in this process, in another one that does not have the package, through pipelines and the Hub."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -23,7 +24,7 @@ from transformers import (
 )
 from transformers.models.clip import CLIPImageProcessorPil
 
-from tests.families import BERT, CLIP, VIT, bert_backbone, clip_backbone, randomise, vit_backbone
+from tests.families import BERT, CLIP, FAMILIES, VIT, bert_backbone, clip_backbone, randomise, vit_backbone
 
 
 CODE_FILES = {
@@ -40,21 +41,21 @@ CODE_FILES = {
     "layer.py",
 }
 
-# Loads the folder with an Auto class where the package cannot be imported, writes logits, tensors, and saves it again.
+# Loads folders with an Auto class where the package cannot be imported, writes logits, tensors, and saves them again.
 SECOND_PROCESS = """
 import sys
 sys.modules["hydra_transformers"] = None
 import torch, transformers
 from safetensors.torch import load_file, save_file
-folder, auto_class, out = sys.argv[1:]
-model = getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True)
-assert not type(model).__module__.startswith("hydra_transformers."), type(model).__module__
-with torch.no_grad():
-    outputs = model(**load_file(f"{folder}/inputs.safetensors"))
-if "member_logits" in outputs:
-    save_file({"member_logits": outputs.member_logits.contiguous()}, f"{out}/outputs.safetensors")
-save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, f"{out}/state.safetensors")
-model.save_pretrained(f"{out}/again")
+for folder, auto_class, out in zip(*[iter(sys.argv[1:])] * 3):
+    model = getattr(transformers, auto_class).from_pretrained(folder, trust_remote_code=True)
+    assert not type(model).__module__.startswith("hydra_transformers."), type(model).__module__
+    with torch.no_grad():
+        outputs = model(**load_file(f"{folder}/inputs.safetensors"))
+    if "member_logits" in outputs:
+        save_file({"member_logits": outputs.member_logits.contiguous()}, f"{out}/outputs.safetensors")
+    save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, f"{out}/state.safetensors")
+    model.save_pretrained(f"{out}/again")
 """
 
 
@@ -63,12 +64,14 @@ def auto_class_of(hydra) -> str:
     return next(name for name in hydra.config.auto_classes if name not in ("AutoConfig", "AutoModel"))
 
 
-def run_second_process(folder, auto_class: str, out) -> None:
-    out.mkdir()
+def run_second_process(*arguments) -> None:
+    """arguments: (folder, auto_class, out) of each model, one after the other"""
+    for out in arguments[2::3]:
+        out.mkdir(parents=True)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    environment.update(HF_MODULES_CACHE=str(out / "modules"), HF_HUB_OFFLINE="1")
-    command = [sys.executable, "-c", SECOND_PROCESS, str(folder), auto_class, str(out)]
-    result = subprocess.run(command, cwd=out, env=environment, capture_output=True, text=True, check=False)
+    environment.update(HF_MODULES_CACHE=str(arguments[2] / "modules"), HF_HUB_OFFLINE="1")
+    command = [sys.executable, "-c", SECOND_PROCESS, *map(str, arguments)]
+    result = subprocess.run(command, cwd=arguments[2], env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
 
@@ -78,34 +81,43 @@ def assert_same_tensors(left: dict, right: dict) -> None:
         assert torch.equal(left[name], right[name]), name
 
 
-@pytest.fixture
-def saved(family, tmp_path):
-    """A ragged Hydra in float32, its inputs, and the folder that it was saved to."""
+def save(family, folder):
+    """A ragged Hydra in float32 and its inputs, saved to `folder`."""
     hydra = family.hydra.from_pruned_members([member.float() for member in family.members()], shared=("embeddings",))
     inputs = {key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()}
-    folder = tmp_path / "hydra"
     hydra.save_pretrained(folder)
     save_file(inputs, folder / "inputs.safetensors")
     return hydra, inputs, folder
 
 
+@pytest.fixture
+def saved(family, tmp_path):
+    return save(family, tmp_path / "hydra")
+
+
+@pytest.mark.slow
 @torch.no_grad()
-def test_loads_where_the_package_is_not_importable_and_saves_again(family, saved, tmp_path):
-    hydra, inputs, folder = saved
-    auto_class = auto_class_of(hydra)
-    run_second_process(folder, auto_class, tmp_path / "second")
-    assert_same_tensors(load_file(tmp_path / "second" / "state.safetensors"), hydra.state_dict())
-    logits = load_file(tmp_path / "second" / "outputs.safetensors")["member_logits"]
-    torch.testing.assert_close(logits, hydra(**inputs).member_logits, atol=1e-6, rtol=1e-6)
+def test_every_family_loads_where_the_package_is_not_importable_and_saves_again(tmp_path):
+    models = {family.name: save(family, tmp_path / "first" / family.name) for family in FAMILIES}
+    folders = {name: folder for name, (_, _, folder) in models.items()}
+    for process in ("second", "third"):
+        of_models = [
+            (folders[name], auto_class_of(hydra), tmp_path / process / name) for name, (hydra, _, _) in models.items()
+        ]
+        run_second_process(*itertools.chain.from_iterable(of_models))
+        for name, (hydra, inputs, folder) in models.items():
+            out = tmp_path / process / name
+            assert_same_tensors(load_file(out / "state.safetensors"), hydra.state_dict())
+            logits = load_file(out / "outputs.safetensors")["member_logits"]
+            torch.testing.assert_close(logits, hydra(**inputs).member_logits, atol=1e-6, rtol=1e-6)
+            again = folders[name] = out / "again"
+            names = {path.name for path in folder.iterdir()} - {"inputs.safetensors"}
+            assert names == {path.name for path in again.iterdir()}
+            assert json.loads((again / "config.json").read_text())["auto_map"] == hydra.config.auto_classes
+            save_file(inputs, again / "inputs.safetensors")
 
-    again = tmp_path / "second" / "again"
-    assert {path.name for path in folder.iterdir()} - {"inputs.safetensors"} == {path.name for path in again.iterdir()}
-    assert json.loads((again / "config.json").read_text())["auto_map"] == hydra.config.auto_classes
-    save_file(inputs, again / "inputs.safetensors")
-    run_second_process(again, auto_class, tmp_path / "third")
-    assert_same_tensors(load_file(tmp_path / "third" / "state.safetensors"), hydra.state_dict())
 
-
+@pytest.mark.slow
 def test_auto_model_loads_the_base_model_where_the_package_is_not_importable(tmp_path):
     hydra = VIT.hydra.from_pruned_members([member.float() for member in VIT.members()])
     hydra.save_pretrained(tmp_path / "hydra")

@@ -166,3 +166,12 @@ def test_layer_divergence_is_jensen_shannon_in_nats():
     assert layer_divergence({"vision": {0: [1]}}, {"text": {0: [1]}}) == pytest.approx(math.log(2))
     with pytest.raises(ValueError, match="heads_b names no head"):
         layer_divergence(a, {})
+
+
+def test_samples_of_one_circuit_differ_as_long_as_they_can():
+    model = vit()
+    circuit = Circuit([(0, 0), (0, 1), (1, 2)], [0.5, 0.5, 0.5], 0.5, "acc")
+    members = draw_members(model, circuit=circuit, budget=2, num_members=3, seed=0)
+    assert len({str(member.config.kept_heads) for member in members}) == 3  # all that there are
+    with pytest.raises(ValueError, match="lose the same heads"):
+        draw_members(model, circuit=circuit, budget=2, num_members=4, seed=0)
