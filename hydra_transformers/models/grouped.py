@@ -116,8 +116,9 @@ class GroupedOutput(Grouped):
                 filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True
             )
         }
-        for m in set(range(self.num_members)) - products.keys():
-            products[m] = self.bias[m].expand_as(products[filled[0]]).type_as(products[filled[0]])
+        for m, width in enumerate(self.widths):
+            if width == 0:
+                products[m] = self.bias[m].expand_as(products[filled[0]]).type_as(products[filled[0]])
         return torch.stack([products[m] for m in range(self.num_members)])
 
     def _only_biases(self, shape: Sequence[int]) -> torch.Tensor:
