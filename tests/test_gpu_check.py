@@ -41,9 +41,8 @@ def test_a_failed_test_is_shown_with_the_end_of_its_error(tmp_path):
 def test_tests_that_wait_for_a_package_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_check, "missing_packages", lambda: ["PIL", "accelerate"])
     error = "<error message='collection failure'>E   ModuleNotFoundError: No module named 'PIL'</error>"
-    of_file, needing = read_report(tmp_path, f"<testcase name='file'>{error}</testcase>", returncode=2)
+    [needing] = read_report(tmp_path, f"<testcase name='file'>{error}</testcase>", returncode=2)
     count = gpu_check.test_functions(ROOT / PART.name)
-    assert of_file.status == "ok" and of_file.remark == "0 passed"
     assert needing.status == "needs pillow" and needing.remark == f"{count} tests" and count > 10
     for message in ("Using the Trainer requires `accelerate>=1.1.0`", "needs accelerate: pip install accelerate"):
         assert gpu_check.needed_package(f"E   ImportError: {message}") == "accelerate"
