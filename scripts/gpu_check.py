@@ -39,7 +39,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from provenance import where_it_ran  # noqa: E402
 from scripts.device_checks import MARK  # noqa: E402
-from tests.families import FAMILIES  # noqa: E402
+from tests.families import FAMILIES, VARIANTS  # noqa: E402
 
 
 OUTPUT = ROOT / "benchmarks" / "results" / "gpu_check.txt"
@@ -195,8 +195,11 @@ def benchmark_lines(finished: Finished) -> list[Line]:
 
 
 def check_parts(device: str) -> Iterator[Part]:
-    """Each family, eager and compiled, with models moved to the device and with the device as torch's default."""
+    """Each family, eager and compiled, with models moved to the device and with the device as torch's default; compiled
+    under a default device one of each kind."""
     for family, mode, placement in product(FAMILIES, MODES, ("on", "default")):
+        if mode == "compiled" and (family in VARIANTS or (placement == "default" and family not in FAMILIES[:3])):
+            continue
         name = f"{family.name}, {mode}, {'as default device' if placement == 'default' else 'on'} {device}"
         yield Part(name, ["scripts/device_checks.py", family.name, mode, placement, device], check_lines)
 

@@ -108,7 +108,8 @@ def subjects_of(family) -> Iterator[Subject]:
     def whole_config() -> PreTrainedConfig:
         config = family.backbone(**({} if family.has_towers else family.dropout)).config
         kept = dict.fromkeys(tower_configs(config), KEPT_HEADS)
-        return hydra_config(family.hydra.config_class, config, kept, SHARED_PARTS)
+        fields = hydra_config(family.hydra.config_class, config, kept, SHARED_PARTS).to_dict()
+        return family.hydra.config_class.from_dict(fields)  # without the backbone's choice of attention
 
     def inputs() -> dict[str, torch.Tensor]:
         """A batch of images, texts of different lengths, or both."""

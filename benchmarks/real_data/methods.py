@@ -24,7 +24,7 @@ from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.files import write_atomically
 from hydra_transformers.prediction import SavedLogits, collect_member_logits
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, prune_heads
-from hydra_transformers.pruning.drawing import sample_heads
+from hydra_transformers.pruning.members import sample_heads
 from hydra_transformers.training import Recipe, finetune_members
 from hydra_transformers.uncertainty import evaluate_uncertainty
 

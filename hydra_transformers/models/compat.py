@@ -7,7 +7,9 @@ import torch
 
 def is_exporting() -> bool:
     """Whether a graph is recorded that will serve batches of every size, with gradients and without."""
-    return torch.compiler.is_exporting() or torch.jit.is_tracing()
+    # torch 2.11 says of every compilation that it is an export; what it sets for exports alone tells.
+    is_export = getattr(torch.compiler, "_is_exporting_flag", None)
+    return (torch.compiler.is_exporting() if is_export is None else is_export) or torch.jit.is_tracing()
 
 
 def has_global_hooks() -> bool:

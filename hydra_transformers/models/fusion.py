@@ -504,7 +504,7 @@ def build(cls: type, members: list[Member], shared: Sequence[str]) -> PreTrained
 
 
 def warn_of_strangers(model: PreTrainedModel, members: list[Member]) -> None:
-    """Tells of members whose shared matrices point elsewhere than the first one's: the mean of both computes neither."""
+    """Tells of members whose shared matrices point elsewhere than the first one's: their mean works like neither of them."""
     shared = [slot.name for _, slot in slots(model) if slot.member is None and slot.rows is None]
     matrices = [name for name in shared if members[0].tensors[name].dim() > 1]
     for member in members[1:]:

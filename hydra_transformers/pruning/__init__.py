@@ -2,9 +2,9 @@
 
 from .circuits import Circuit
 from .diversity import layer_divergence, overlap
-from .drawing import draw_members
 from .extraction import extract_circuit
 from .heads import prune_heads
+from .members import draw_members
 from .taylor import TaylorPruning, taylor_prune, taylor_scores
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..prediction import batches, device_of, predict, problem_type_of
-from .inputs import as_member_logits, mean_log_probability, wide_log_sigmoid, wide_log_softmax
+from .inputs import as_member_logits, log_of_mean_probability, wide_log_sigmoid, wide_log_softmax
 from .temperature import TemperatureScaling
 
 
@@ -95,7 +95,7 @@ def _decompose_labels(member_logits: Tensor) -> Decomposition:
 
 def decompose_log_probabilities(log_probabilities: Tensor) -> Decomposition:
     """`decompose` from the members' log-probabilities (batch, members, classes) in float64."""
-    mean_probabilities = mean_log_probability(log_probabilities).exp()
+    mean_probabilities = log_of_mean_probability(log_probabilities).exp()
     confidence, prediction = mean_probabilities.max(dim=-1)
     total = torch.special.entr(mean_probabilities).sum(dim=-1)
     aleatoric = torch.special.entr(log_probabilities.exp()).sum(dim=-1).mean(dim=1)

@@ -107,7 +107,7 @@ def wide_log_sigmoid(member_logits: Tensor) -> Tensor:
     return torch.nn.functional.logsigmoid(torch.stack([-wide, wide], dim=-1))
 
 
-def mean_log_probability(log_probabilities: Tensor) -> Tensor:
+def log_of_mean_probability(log_probabilities: Tensor) -> Tensor:
     """Log of the mean probability (batch, classes) from the members' log-probabilities (batch, members, classes)."""
     log_mean = log_probabilities.logsumexp(dim=1) - math.log(log_probabilities.shape[1])
     return log_mean.clamp(max=0)  # rounding can lift a certain prediction a hair above log 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .decomposition import decompose_log_probabilities
-from .inputs import as_labels, as_member_logits, as_scores, mean_log_probability, wide_log_softmax
+from .inputs import as_labels, as_member_logits, as_scores, log_of_mean_probability, wide_log_softmax
 from .ood import score_of
 
 
@@ -130,7 +130,7 @@ def _values(member_logits: Tensor, labels: Tensor | None, score: str) -> dict[st
     labels = labels.to(parts.prediction.device).unsqueeze(1)
     residual = parts.mean_probabilities.scatter_add(1, labels, -torch.ones_like(labels, dtype=torch.float64))
     # Not the log of the mean probability, which may be too small for a float.
-    log_mean = mean_log_probability(log_probabilities)
+    log_mean = log_of_mean_probability(log_probabilities)
     return values | {
         "correct": (parts.prediction == labels.squeeze(1)).double(),
         "brier": residual.square().sum(dim=1),

@@ -15,7 +15,7 @@ from transformers.utils import cached_file
 from ..files import parse_json, write_atomically
 from ..models.ensembling import HydraClassifierOutput
 from ..prediction import accepted_inputs, answer_of, device_of, member_logits_of
-from .inputs import as_labels, as_member_logits, mean_log_probability, wide_log_softmax, widened
+from .inputs import as_labels, as_member_logits, log_of_mean_probability, wide_log_softmax, widened
 
 
 FILE_NAME = "temperature.json"
@@ -159,6 +159,6 @@ def _golden_section(function: Callable[[float], float], low: float, high: float,
 def _mean_nll(member_logits: Tensor, labels: Tensor, log_temperature: float) -> float:
     total = 0.0
     for logits, targets in zip(member_logits.split(ROWS_PER_PASS), labels.split(ROWS_PER_PASS), strict=True):
-        log_mean = mean_log_probability(wide_log_softmax(widened(logits) / math.exp(log_temperature)))
+        log_mean = log_of_mean_probability(wide_log_softmax(widened(logits) / math.exp(log_temperature)))
         total -= float(log_mean.gather(1, targets.to(log_mean.device).unsqueeze(1)).sum())
     return total / len(labels)

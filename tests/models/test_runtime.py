@@ -7,6 +7,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from hydra_transformers import HydraViTConfig, HydraViTForImageClassification
 from hydra_transformers.models import grouped
+from hydra_transformers.models.compat import is_exporting
 from hydra_transformers.models.grouped import GroupedLinear, GroupedOutput
 from tests.families import BERT, CLIP, VIT, images, randomise, vit_backbone
 
@@ -246,3 +247,23 @@ def test_ragged_heads_are_not_padded_in_the_checkpoint():
 
 def test_a_backbone_in_training_mode_becomes_a_hydra_in_eval_mode():
     assert not VIT.hydra.from_backbone(vit_backbone().train()).training
+
+
+def test_a_compilation_is_no_export():
+    """Older compilers say of every compilation that it is one; what an export must not choose by size, they may."""
+    found = []
+
+    def function(tensor):
+        found.append(is_exporting())
+        return tensor + 1
+
+    torch.compile(function, backend="eager")(torch.ones(2))
+    torch.compiler.reset()
+
+    class Module(torch.nn.Module):
+        def forward(self, tensor):
+            return function(tensor)
+
+    torch.export.export(Module(), (torch.ones(2),))
+    torch.jit.trace(Module(), torch.ones(2), check_trace=False)
+    assert found[0] is False and True in found[1:] and not is_exporting()

@@ -16,8 +16,9 @@ from .heads import as_heads, as_heads_to_prune, check_count, prune_heads
 from .taylor import taylor_prune
 
 
-# What each way of drawing looks at.
 MOST_DRAWS = 1_000  # until members differ; there may be no other heads to draw
+
+# What each way of drawing looks at.
 OPTIONS = {
     "circuits": ("budget", "num_members"),
     "circuit": ("budget", "out_of", "num_members"),
