@@ -56,7 +56,7 @@ OPTIONAL = {
     "scipy": "scipy",
     "torchvision": "torchvision",
 }
-MODES = ("eager", "compiled")
+MODES = ("compiled", "eager")
 TAIL = 15  # lines of an error that are shown
 
 
@@ -195,10 +195,10 @@ def benchmark_lines(finished: Finished) -> list[Line]:
 
 
 def check_parts(device: str) -> Iterator[Part]:
-    """Each family, eager and compiled, with models moved to the device and with the device as torch's default; compiled
-    under a default device one of each kind."""
-    for family, mode, placement in product(FAMILIES, MODES, ("on", "default")):
-        if mode == "compiled" and (family in VARIANTS or (placement == "default" and family not in FAMILIES[:3])):
+    """Each family, compiled and eager, with models moved to the device and with the device as torch's default; compiled
+    under a default device the first. Compilers take longest, and come first."""
+    for mode, placement, family in product(MODES, ("default", "on"), FAMILIES):
+        if mode == "compiled" and (family in VARIANTS or (placement == "default" and family is not FAMILIES[0])):
             continue
         name = f"{family.name}, {mode}, {'as default device' if placement == 'default' else 'on'} {device}"
         yield Part(name, ["scripts/device_checks.py", family.name, mode, placement, device], check_lines)
@@ -272,10 +272,13 @@ def main() -> None:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max(1, args.workers)) as pool:
         # What takes longest comes first, so that all end together.
+        checks = list(check_parts(args.device))
+        compiled = [part for part in checks if ", compiled, " in part.name]
         parts = [
+            *compiled,
             *test_parts(Path(folder), args.device),
             *benchmark_parts(args.device),
-            *check_parts(args.device),
+            *(part for part in checks if part not in compiled),
         ]
         if args.only:
             parts = [part for part in parts if any(words in part.name for words in args.only)]
