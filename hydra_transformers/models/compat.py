@@ -34,5 +34,10 @@ def is_watched() -> bool:
 
 def quickly_launched_attention() -> Callable | None:
     """The attention kernel that takes least time to launch, which is not the one that torch would choose; its arguments
-    are (query, key, value, mask, wants_logsumexp, dropout, is_causal, scale=...), its first result the output."""
+    are (query, key, value, mask, wants_logsumexp, dropout, is_causal, scale=...), its first result the output.
+
+    None where the user has switched it off (`torch.nn.attention.sdpa_kernel`), or where it is not NVIDIA's.
+    """
+    if torch.version.hip is not None or not torch.backends.cuda.mem_efficient_sdp_enabled():
+        return None
     return getattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", None)

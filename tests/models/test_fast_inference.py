@@ -249,6 +249,14 @@ def test_where_torch_has_lost_a_private_function_the_plain_way_is_taken(name, fa
     assert not fast
 
 
+def test_the_users_choice_of_attention_kernels_counts():
+    assert compat.quickly_launched_attention() is not None
+    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.FLASH_ATTENTION):
+        assert compat.quickly_launched_attention() is None
+    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.EFFICIENT_ATTENTION):
+        assert compat.quickly_launched_attention() is not None
+
+
 @torch.no_grad()
 def test_layers_that_are_given_something_unknown_are_called(fast):
     layers, states = uniform_hydra(VIT).vit.layers, torch.randn(1, 2, 5, 32, dtype=torch.float64)
