@@ -1,9 +1,25 @@
 """HydraDinov2 configuration."""
 
 from huggingface_hub.dataclasses import strict
-from transformers import Dinov2Config
+from transformers import Dinov2Config, Dinov2WithRegistersConfig
 
 from .configuration_hydra import Anatomy, HydraConfigMixin
+
+
+def dinov2_anatomy(config: Dinov2Config | Dinov2WithRegistersConfig) -> Anatomy:
+    inner = int(config.hidden_size * config.mlp_ratio)
+    if config.use_swiglu_ffn:
+        inner = (int(inner * 2 / 3) + 7) // 8 * 8  # two thirds, rounded up to a multiple of eight
+    return Anatomy(
+        inner_size=inner,
+        activation="silu" if config.use_swiglu_ffn else config.hidden_act,
+        norm_eps=config.layer_norm_eps,
+        gated_mlp=config.use_swiglu_ffn,
+        qkv_bias=config.qkv_bias,
+        float32_softmax=False,
+        attention_dropout=config.attention_probs_dropout_prob,
+        drop_path=config.drop_path_rate,
+    )
 
 
 @strict
@@ -24,19 +40,7 @@ class HydraDinov2Config(HydraConfigMixin, Dinov2Config):
 
     @property
     def anatomy(self) -> Anatomy:
-        inner = int(self.hidden_size * self.mlp_ratio)
-        if self.use_swiglu_ffn:
-            inner = (int(inner * 2 / 3) + 7) // 8 * 8  # two thirds, rounded up to a multiple of eight
-        return Anatomy(
-            inner_size=inner,
-            activation="silu" if self.use_swiglu_ffn else self.hidden_act,
-            norm_eps=self.layer_norm_eps,
-            gated_mlp=self.use_swiglu_ffn,
-            qkv_bias=self.qkv_bias,
-            float32_softmax=False,
-            attention_dropout=self.attention_probs_dropout_prob,
-            drop_path=self.drop_path_rate,
-        )
+        return dinov2_anatomy(self)
 
 
 __all__ = ["HydraDinov2Config"]

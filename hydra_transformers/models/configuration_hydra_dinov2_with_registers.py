@@ -4,6 +4,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import Dinov2WithRegistersConfig
 
 from .configuration_hydra import Anatomy, HydraConfigMixin
+from .configuration_hydra_dinov2 import dinov2_anatomy
 
 
 @strict
@@ -24,19 +25,7 @@ class HydraDinov2WithRegistersConfig(HydraConfigMixin, Dinov2WithRegistersConfig
 
     @property
     def anatomy(self) -> Anatomy:
-        inner = int(self.hidden_size * self.mlp_ratio)
-        if self.use_swiglu_ffn:
-            inner = (int(inner * 2 / 3) + 7) // 8 * 8  # two thirds, rounded up to a multiple of eight
-        return Anatomy(
-            inner_size=inner,
-            activation="silu" if self.use_swiglu_ffn else self.hidden_act,
-            norm_eps=self.layer_norm_eps,
-            gated_mlp=self.use_swiglu_ffn,
-            qkv_bias=self.qkv_bias,
-            float32_softmax=False,
-            attention_dropout=self.attention_probs_dropout_prob,
-            drop_path=self.drop_path_rate,
-        )
+        return dinov2_anatomy(self)
 
 
 __all__ = ["HydraDinov2WithRegistersConfig"]
