@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_OLDEST ?= .venv-oldest
-SOURCES = hydra_transformers tests benchmarks scripts notebooks
+SOURCES = hydra_transformers tests benchmarks experiments scripts notebooks
 # One thread per worker: two workers with two threads each are slower on two cores than two with one.
 PYTEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(1)/bin/python -m pytest -n auto
 

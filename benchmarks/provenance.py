@@ -38,7 +38,14 @@ def commit(root: Path = ROOT) -> str:
         if Path(_git(root, "rev-parse", "--show-toplevel")).resolve() == root.resolve():
             # Results are written while others are still being measured.
             changed = _git(
-                root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)benchmarks/results"
+                root,
+                "status",
+                "--porcelain",
+                "--untracked-files=no",
+                "--",
+                ".",
+                ":(exclude)benchmarks/results",
+                ":(exclude)experiments/results",
             )
             return _git(root, "rev-parse", "--short=12", "HEAD") + (" with changes" if changed else "")
     except (OSError, subprocess.CalledProcessError):

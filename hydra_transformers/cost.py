@@ -13,7 +13,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .baselines import DeepEnsemble, LoRAEnsemble, MCDropout
-from .data import TEXT_TOKENS
 from .models.auto import HYDRA_CLASSES
 from .models.fusion import tower_configs, without_weights
 from .prediction import device_of, evaluation_mode
@@ -33,6 +32,7 @@ FIELDS_OF_HYDRAS = (
     "model_type",
     "auto_map",
 )
+TEXT_TOKENS = 128  # the length that texts are cut to, as in the paper
 WARM_UP_ROUNDS = 2
 MOST_ROUNDS = 50
 

@@ -167,16 +167,21 @@ def test_functions(file: Path) -> int:
 
 
 def benchmark_parts(device: str) -> Iterator[Part]:
-    """Every script in benchmarks/, and compiled models besides."""
-    for script in sorted((ROOT / "benchmarks").glob("*.py")):
-        if "__main__" in script.read_text():
-            name = f"benchmarks/{script.name} --smallest"
-            yield Part(name, [*name.split(), "--device", device], benchmark_lines)
+    """Every script in benchmarks/, every experiment, and compiled models besides."""
+    scripts = [f"benchmarks/{script.name}" for script in (ROOT / "benchmarks").glob("*.py") if is_run(script)]
+    modules = [f"-m experiments.{script.stem}" for script in (ROOT / "experiments").glob("*.py") if is_run(script)]
+    for what in ["-m experiments", *sorted(scripts), *sorted(modules)]:
+        name = f"{what} --smallest"
+        yield Part(name, [*name.split(), "--device", device], benchmark_lines)
     if device == "cpu":
         return
     name = "benchmarks/inference_cost.py --smallest --modes compiled --families vit"
     methods = ["--methods", "Hydra 3 x 8", "Hydra 3, ragged"]
     yield Part(name, [*name.split(), *methods, "--device", device], benchmark_lines)
+
+
+def is_run(script: Path) -> bool:
+    return 'if __name__ == "__main__"' in script.read_text()
 
 
 def benchmark_lines(finished: Finished) -> list[Line]:

@@ -25,9 +25,10 @@ def test_all_model_tests_all_benchmarks_and_all_families_take_part(tmp_path):
     names = [part.name for part in gpu_check.test_parts(tmp_path, "cuda")]
     files = [str(file.relative_to(ROOT)) for file in (ROOT / "tests" / "models").glob("test_*.py")]
     assert set(files) <= set(names)
-    scripts = {part.command[0] for part in gpu_check.benchmark_parts("cuda")}
-    assert {"benchmarks/inference_cost.py", "benchmarks/uncertainty.py", "benchmarks/train_vit_cifar10.py"} <= scripts
-    assert "benchmarks/provenance.py" not in scripts
+    scripts = {part.name for part in gpu_check.benchmark_parts("cuda")}
+    expected = ("benchmarks/inference_cost.py", "-m experiments", "-m experiments.train_vit_cifar10")
+    assert {f"{what} --smallest" for what in expected} <= scripts
+    assert not any("provenance" in name for name in scripts)
     # eager, compiled without the variants, and the first compiled under a default device
     assert len(list(gpu_check.check_parts("cuda"))) == 3 * len(FAMILIES) - len(VARIANTS) + 1
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from ..data import DataSource, PreparedData, prepare_data
+from .data import DataSource, PreparedData, prepare_data
 from .problems import CommandError, access_to
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..data import is_same_source
 from ..files import written_whole
 from ..fingerprints import fingerprint_of_weights
 from ..models.configuration_hydra import SHARED_PARTS
@@ -31,6 +30,7 @@ from .arguments import (
     read_data,
     seed,
 )
+from .data import is_same_source
 from .folders import (
     CIRCUITS,
     PRUNE_SETTINGS,

@@ -19,7 +19,6 @@ from ..cost import (
     example_inputs,
     unpruned_backbone,
 )
-from ..data import PreparedData, is_same_source
 from ..files import write_atomically
 from ..models.auto import HEADS
 from ..models.fusion import without_weights
@@ -36,6 +35,7 @@ from .arguments import (
     read_data,
     seconds,
 )
+from .data import PreparedData, is_same_source
 from .folders import (
     check_takes_files,
     load_config,

@@ -3,21 +3,13 @@
 import json
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
-import cifar10_member_recipes
 import inference_cost
 import pytest
 import torch
-import train_vit_cifar10
 
 import provenance
-import uncertainty
-from real_data import units
-from real_data.smallest import SMALLEST
-from real_data.units import Unit, missing_packages, units_of
 from tests.pages import ROOT
 
 
@@ -27,11 +19,6 @@ SCRIPTS = [path for path in sorted((ROOT / "benchmarks").glob("*.py")) if "__mai
 def call(module, monkeypatch, *options: str) -> None:
     monkeypatch.setattr(sys, "argv", [module.__file__, "--smallest", "--device", "cpu", *options])
     module.main()
-
-
-def install_nothing(monkeypatch) -> None:
-    util = SimpleNamespace(find_spec=lambda name: None)
-    monkeypatch.setattr(units, "importlib", SimpleNamespace(util=util))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
@@ -79,80 +66,6 @@ def test_a_method_that_does_not_run_is_told_of_after_all_others_ran(tmp_path, mo
         call(inference_cost, monkeypatch, "--families", "vit", "--output", str(tmp_path))
     methods = [row["method"] for row in json.loads((tmp_path / "inference_cost.json").read_text())["rows"]]
     assert methods == [method for method in inference_cost.METHODS if method != inference_cost.VMAP]
-
-
-# Real data
-
-
-def test_a_backbone_is_trained(monkeypatch, capsys):
-    call(train_vit_cifar10, monkeypatch)
-    assert "test accuracy 0." in capsys.readouterr().out
-
-
-def test_data_is_asked_for_where_it_is_not_made_up(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [train_vit_cifar10.__file__])
-    with pytest.raises(SystemExit):
-        train_vit_cifar10.main()
-    assert "--data or --output is missing" in capsys.readouterr().err
-
-
-class InThisProcess:
-    """A worker that is done when it has been started."""
-
-    def __init__(self, command: list[str], **_):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sys, "argv", command[1:])
-            uncertainty.main()
-
-    def poll(self) -> int:
-        return 0
-
-    wait = terminate = poll
-
-
-def test_the_comparison_runs_without_data_and_leaves_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(uncertainty, "subprocess", SimpleNamespace(Popen=InThisProcess, STDOUT=None))
-    before = uncertainty.RESULTS.read_text()
-    # as where nothing can be fine-tuned: it is the members that take long
-    install_nothing(monkeypatch)
-    call(uncertainty, monkeypatch)
-    output = capsys.readouterr().out
-    needing = sum(bool(missing_packages(unit)) for unit in units_of(SMALLEST, seeds=1, backbones=3))
-    assert f"needs accelerate, peft: {needing} of " in output
-    assert "| Deep Ensembles |" in output and "| Hydra (Taylor) |" in output and "LoRA" not in output
-    assert uncertainty.RESULTS.read_text() == before and not list(tmp_path.iterdir())
-
-
-def test_only_what_trains_members_waits_for_packages(monkeypatch):
-    install_nothing(monkeypatch)
-    assert missing_packages(Unit("backbones", 0)) == missing_packages(Unit("judge", 0, "untuned")) == []
-    assert missing_packages(Unit("member", 0, "circ-acc")) == missing_packages(Unit("judge", 0, "budgets"))
-    assert missing_packages(Unit("lora", 0)) == missing_packages(Unit("judge", 0, "tuned")) == ["accelerate", "peft"]
-
-
-def test_a_comparison_that_cannot_fine_tune_is_refused_at_once(monkeypatch, capsys):
-    install_nothing(monkeypatch)
-    monkeypatch.setattr(sys, "argv", [uncertainty.__file__, "--data", "data"])
-    with pytest.raises(SystemExit):
-        uncertainty.main()
-    assert "fine-tuning needs accelerate and peft: pip install accelerate peft" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("can_train", [True, False])
-def test_recipes_are_compared_without_data(can_train, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cifar10_member_recipes, "SMALLEST_CHOICES", cifar10_member_recipes.SMALLEST_CHOICES[:1])
-    monkeypatch.setattr(
-        cifar10_member_recipes, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers)
-    )
-    if not can_train:
-        install_nothing(monkeypatch)
-    call(cifar10_member_recipes, monkeypatch)
-    output = capsys.readouterr().out
-    assert ("| members, fused | mild |" in output) == can_train
-    assert ("needs accelerate: 1 of 1 trials" in output) == (not can_train)
-    assert not list(tmp_path.iterdir())
 
 
 # Where figures come from

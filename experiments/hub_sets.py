@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import Subset
 from transformers import AutoConfig
 
+from hydra_transformers.cli.data import DataSource, PreparedData, prepare_data
 from hydra_transformers.cli.folders import load_processor
-from hydra_transformers.data import DataSource, PreparedData, prepare_data
 from hydra_transformers.training import Recipe
 
 from .splits import CIRCUIT_ROWS, Splits

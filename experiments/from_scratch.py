@@ -1,7 +1,7 @@
 """Training small image classifiers from new weights, fast: several models at once, every step on a GPU one replay of a
 captured CUDA graph.
 
-Alone, such a model is bound by the launching of kernels, not by arithmetic. Side by side (`stack.py`) several need as many
+Alone, such a model is bound by the launching of kernels, not by arithmetic. Side by side (`parallel_training.py`) several need as many
 kernels as one.
 """
 
@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 from hydra_transformers.files import write_atomically, written_whole
 
 from .muon import Muon
+from .parallel_training import Stack
 from .rows import Batch, TensorRows
-from .stack import Stack
 
 
 SCHEDULE = "schedule.json"

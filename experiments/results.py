@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.provenance import where_it_ran
 from hydra_transformers.files import write_atomically
-from provenance import where_it_ran
 
 
 def gather(runs: Path, settings: Sequence[str], device: str) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Does a Hydra keep its promise on real data? The paper's comparison (tables 1, 2, 9, 10, 11), from raw data to tables.
 
-    python benchmarks/uncertainty.py --data DIR --start sst2-minilm=FOLDER --workers 6     # both small settings
-    python benchmarks/uncertainty.py --settings sst2                                       # the paper's own, from the Hub
-    python benchmarks/uncertainty.py --settings imagenet1k cifar100 --data OPENOOD         # and with OpenOOD's images
-    python benchmarks/uncertainty.py --tables                                              # tables from the results file
-    python benchmarks/uncertainty.py --smallest                                            # does it run? made-up data
+    python -m experiments --data DIR --start sst2-minilm=FOLDER --workers 6     # both small settings
+    python -m experiments --settings sst2                                       # the paper's own, from the Hub
+    python -m experiments --settings imagenet1k cifar100 --data OPENOOD         # and with OpenOOD's images
+    python -m experiments --tables                                              # tables from the results file
+    python -m experiments --smallest                                            # does it run? made-up data
 
-DIR holds plain files (see real_data/local_files.py), OPENOOD what OpenOOD's benchmark downloads. The work is cut into units
+DIR holds plain files (see local_files.py), OPENOOD what OpenOOD's benchmark downloads. The work is cut into units
 (a backbone, a circuit, a member, ...) which `--workers` processes per setting take one after the other. Stop it at any time,
 or let it stop after `--stop-after` seconds: started again, it goes on with what lies in `--runs`.
 """
@@ -24,12 +24,13 @@ from pathlib import Path
 import torch
 
 from hydra_transformers.files import write_atomically
-from real_data.methods import Comparison
-from real_data.results import gather, write_results
-from real_data.settings import SETTINGS, Setting
-from real_data.smallest import SMALLEST
-from real_data.tables import write_tables
-from real_data.units import Queue, Unit, missing_packages, units_of
+
+from .methods import Comparison
+from .results import gather, write_results
+from .settings import SETTINGS, Setting
+from .smallest import SMALLEST
+from .tables import write_tables
+from .units import Queue, Unit, missing_packages, units_of
 
 
 HERE = Path(__file__).parent
@@ -73,7 +74,7 @@ def run_workers(args: argparse.Namespace) -> list[str]:
         queues[-1].start_again()
         for index in range(args.workers):
             log = queues[-1].folder / f"worker-{index}.log"
-            command = [sys.executable, *sys.argv, "--runs", str(args.runs), "--worker", name]
+            command = [sys.executable, "-m", "experiments", *sys.argv[1:], "--runs", str(args.runs), "--worker", name]
             with log.open("a") as stream:
                 processes[log] = subprocess.Popen(command, stdout=stream, stderr=subprocess.STDOUT)
     deadline = time.time() + args.stop_after
@@ -192,7 +193,3 @@ def main() -> None:
         write_tables(args.results, args.pages)
     except ValueError as error:
         sys.exit(f"{error}; pass --pages without any to print the tables of {args.results}")
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .stack import Part
+from .parallel_training import Part
 
 
 # A polynomial of odd powers that sends singular values between 0 and 1 to about 1 when applied five times.

@@ -7,17 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
-import cifar10_member_recipes as recipes
 import pytest
 import torch
 
-from real_data import tables
-from real_data.methods import Comparison
-from real_data.results import gather, write_results
-from real_data.settings import SETTINGS
-from real_data.smallest import SMALLEST, splits
-from real_data.units import Queue, Unit, deep_ensemble, needs, units_of
-from uncertainty import PAGES, RESULTS, check_numbers, main
+from experiments import cifar10_member_recipes as recipes
+from experiments import tables
+from experiments.comparison import PAGES, RESULTS, check_numbers, main
+from experiments.methods import Comparison
+from experiments.results import gather, write_results
+from experiments.settings import SETTINGS
+from experiments.smallest import SMALLEST, splits
+from experiments.units import Queue, Unit, deep_ensemble, needs, units_of
 
 
 APART = replace(SMALLEST, backbones_together=False)
@@ -86,7 +86,7 @@ def test_the_circuits_are_kept_with_the_results(results):
 
 def test_what_is_done_is_not_done_again(runs, monkeypatch):
     comparison = Comparison(SMALLEST, splits(), runs / SMALLEST.name, "cpu", seeds=1, backbones=3)
-    monkeypatch.setattr("real_data.methods.collect_member_logits", lambda *args: pytest.fail("judged again"))
+    monkeypatch.setattr("experiments.methods.collect_member_logits", lambda *args: pytest.fail("judged again"))
     monkeypatch.setattr("transformers.Trainer.train", lambda *args, **kwargs: pytest.fail("trained again"))
     for unit in (Unit("backbone", 0), Unit("member", 0, "circ-avg"), Unit("lora", 0), Unit("judge", 0, "tuned")):
         comparison.run(unit)
@@ -193,7 +193,7 @@ def test_aims_are_held_or_not_by_the_means():
 
 
 def test_a_page_that_is_not_there_is_named(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["uncertainty.py", "--tables", "--pages", "nowhere.md"])
+    monkeypatch.setattr("sys.argv", ["comparison.py", "--tables", "--pages", "nowhere.md"])
     with pytest.raises(SystemExit):
         main()
     assert "--pages: there is no nowhere.md" in capsys.readouterr().err
@@ -278,7 +278,7 @@ def test_recipes_need_backbones(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["cifar10_member_recipes.py", "--data", "data", "--runs", str(tmp_path)])
     with pytest.raises(SystemExit):
         recipes.main()
-    assert "backbone-0, run uncertainty.py first" in capsys.readouterr().err
+    assert "backbone-0, run python -m experiments first" in capsys.readouterr().err
     sys.argv += ["--seeds", "0"]
     with pytest.raises(SystemExit):
         recipes.main()

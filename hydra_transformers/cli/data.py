@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 
+from ..cost import TEXT_TOKENS
 
-TEXT_TOKENS = 128  # as in the paper
+
 TEXT_NAMES = ("text", "sentence", "content", "review", "question")
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "class")
 FILE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}

@@ -13,7 +13,6 @@ import numpy as np
 import PIL.Image
 import pytest
 import torch
-import train_vit_cifar10
 from torch._dynamo.testing import CompileCounterWithBackend
 from transformers import (
     BertConfig,
@@ -24,18 +23,18 @@ from transformers import (
     ViTModel,
 )
 
-from hydra_transformers.data import DataSource
+from experiments import augmentation, from_scratch, hub_sets, settings, train_vit_cifar10
+from experiments.altered_sets import altered_images, close_ups, cut_to_lengths
+from experiments.from_scratch import Schedule, train_from_scratch
+from experiments.local_files import read_images, read_texts
+from experiments.methods import Comparison
+from experiments.muon import Muon, orthogonal
+from experiments.parallel_training import Part, Stack, attend_to_all
+from experiments.rows import LengthBatches, PrepareImages, TensorRows, without_common_padding
+from experiments.smallest import images, new_backbone, splits
+from experiments.units import Unit
+from hydra_transformers.cli.data import DataSource
 from hydra_transformers.training import recipe
-from real_data import augmentation, from_scratch, hub_sets, settings
-from real_data.altered_sets import altered_images, close_ups, cut_to_lengths
-from real_data.from_scratch import Schedule, train_from_scratch
-from real_data.local_files import read_images, read_texts
-from real_data.methods import Comparison
-from real_data.muon import Muon, orthogonal
-from real_data.rows import LengthBatches, PrepareImages, TensorRows, without_common_padding
-from real_data.smallest import images, new_backbone, splits
-from real_data.stack import Part, Stack, attend_to_all
-from real_data.units import Unit
 from tests.tiny_data import review_rows, save_bert
 
 

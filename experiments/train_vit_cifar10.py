@@ -1,9 +1,9 @@
-"""The recipe of the CIFAR-10 backbones that `benchmarks/uncertainty.py` compares methods on, by itself.
+"""The recipe of the CIFAR-10 backbones that `python -m experiments` compares methods on, by itself.
 
-    python benchmarks/train_vit_cifar10.py --data DIR --output vit-cifar10 --seed 0
-    python benchmarks/train_vit_cifar10.py --smallest                              # does it run? made-up data, seconds
+    python -m experiments.train_vit_cifar10 --data DIR --output vit-cifar10 --seed 0
+    python -m experiments.train_vit_cifar10 --smallest                              # does it run? made-up data, seconds
 
-DIR holds plain files (see real_data/local_files.py). The ViT starts from new weights; every tenth training image is held
+DIR holds plain files (see local_files.py). The ViT starts from new weights; every tenth training image is held
 out. Stopped and started again, it goes on from its last checkpoint. OUTPUT loads with
 `ViTForImageClassification.from_pretrained`.
 """
@@ -15,10 +15,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from real_data import smallest
-from real_data.from_scratch import Schedule, accuracy_of, train_from_scratch
-from real_data.settings import CIFAR10_SCHEDULE, new_cifar10_vit, read_cifar10
-from real_data.splits import Splits
+from . import smallest
+from .from_scratch import Schedule, accuracy_of, train_from_scratch
+from .settings import CIFAR10_SCHEDULE, new_cifar10_vit, read_cifar10
+from .splits import Splits
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """How to fine-tune pruned ViTs on CIFAR-10: recipes compared on validation images, none of which methods are judged on.
 
-    python benchmarks/cifar10_member_recipes.py --data DIR --runs RUNS --workers 12
-    python benchmarks/cifar10_member_recipes.py --smallest                          # does it run? made-up data, seconds
+    python -m experiments.cifar10_member_recipes --data DIR --runs RUNS --workers 12
+    python -m experiments.cifar10_member_recipes --smallest                          # does it run? made-up data, seconds
 
-DIR holds plain files (see real_data/local_files.py), RUNS the backbones that `uncertainty.py` has trained. For each recipe
+DIR holds plain files (see local_files.py), RUNS the backbones that `python -m experiments` has trained. For each recipe
 and backbone, the members of three circuits are trained, and the single model, with all its heads. The best recipe is the one
 whose fused members have the highest average of accuracy and OOD AUROC against the images that the circuits saw: what
 circuits are extracted by. Stopped and started again, it goes on with what is left.
@@ -22,13 +22,14 @@ from statistics import mean
 
 import torch
 
+from benchmarks.provenance import where_it_ran
 from hydra_transformers.files import write_atomically
-from provenance import where_it_ran
-from real_data.augmentation import crop_and_flip, strong
-from real_data.methods import Comparison, fused
-from real_data.settings import SETTINGS, Setting, changed_images
-from real_data.smallest import SMALLEST
-from real_data.units import CIRC, OBJECTIVES, Unit, missing_packages
+
+from .augmentation import crop_and_flip, strong
+from .methods import Comparison, fused
+from .settings import SETTINGS, Setting, changed_images
+from .smallest import SMALLEST
+from .units import CIRC, OBJECTIVES, Unit, missing_packages
 
 
 SETTING = SETTINGS["cifar10-vit"]
@@ -178,7 +179,7 @@ def main() -> None:
     folder = args.runs / SETTING.name
     missing = [index for index in range(args.seeds) if not (folder / f"backbone-{index}").exists()]
     if missing:
-        parser.error(f"--runs: there is no {folder / f'backbone-{missing[0]}'}, run uncertainty.py first")
+        parser.error(f"--runs: there is no {folder / f'backbone-{missing[0]}'}, run python -m experiments first")
     compare(args)
 
 

@@ -1,1 +1,0 @@
-"""The comparison on real data that `benchmarks/uncertainty.py` runs: data, settings, methods, tables."""

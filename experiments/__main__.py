@@ -1,0 +1,4 @@
+from experiments.comparison import main
+
+
+main()
