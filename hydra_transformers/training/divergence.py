@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import Trainer
 
+from .parameter_groups import classifier_parameters
+
 
 class DivergedError(RuntimeError):
     """The loss or the weights of a training are no longer finite numbers."""
@@ -15,7 +17,31 @@ class DivergedError(RuntimeError):
 
 class FiniteTrainer(Trainer):
     """A `Trainer` that raises a `DivergedError` where the loss, in training or validation, or a weight that would be
-    saved is not a finite number. (A plain one goes on: it logs the mean of earlier losses in place of a NaN.)"""
+    saved is not a finite number. (A plain one goes on: it logs the mean of earlier losses in place of a NaN.)
+
+    classifier_factor: how many times the learning rate the classifier trains with
+    """
+
+    def __init__(self, *args, classifier_factor: float = 1.0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.classifier_factor = classifier_factor
+        if classifier_factor != 1 and (self.args.fsdp or self.args.deepspeed):
+            raise ValueError(
+                f"classifier_factor is {classifier_factor}: under FSDP and DeepSpeed, which split parameters up, the "
+                "classifier cannot have a learning rate of its own, pass 1"
+            )
+
+    def create_optimizer(self, *args, **kwargs) -> torch.optim.Optimizer:
+        is_new = self.optimizer is None
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if is_new and self.classifier_factor != 1:
+            faster = {id(parameter) for parameter in classifier_parameters(self.model)}
+            for group in list(optimizer.param_groups):
+                own = [parameter for parameter in group["params"] if id(parameter) in faster]
+                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in faster]
+                if own:
+                    optimizer.add_param_group({**group, "params": own, "lr": self.classifier_factor * group["lr"]})
+        return optimizer
 
     def training_step(self, *args, **kwargs) -> Tensor:
         loss = super().training_step(*args, **kwargs)

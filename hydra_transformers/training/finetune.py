@@ -243,7 +243,8 @@ def _run(member: PreTrainedModel, recipe: Recipe, folder: Path, arguments: dict,
 
 def _train(member: PreTrainedModel, recipe: Recipe, folder: Path, process: TrainingArguments, data: dict) -> Trainer:
     """A Trainer whose model has been trained to the end."""
-    loss = recipe.loss() if recipe.label_smoothing else None
+    options = {"compute_loss_func": recipe.loss() if recipe.label_smoothing else None}
+    options["classifier_factor"] = recipe.classifier_factor
     checkpoint = last_checkpoint(folder, process.world_size)
     about = f"{folder.parent.name}, learning rate {process.learning_rate:g}"
     if checkpoint is not None and _has_ended(trainer_state(checkpoint)):
@@ -251,10 +252,10 @@ def _train(member: PreTrainedModel, recipe: Recipe, folder: Path, process: Train
         best = trainer_state(checkpoint)["best_model_checkpoint"]
         chosen = folder / Path(best).name if recipe.keep_best and best else checkpoint
         _say(process, f"{about}: trained before, {chosen.name}")
-        return FiniteTrainer(model=_load(member, chosen), args=process, compute_loss_func=loss, **data)
+        return FiniteTrainer(model=_load(member, chosen), args=process, **options, **data)
 
     model = copy.deepcopy(member)
-    trainer = FiniteTrainer(model=model, args=process, compute_loss_func=loss, callbacks=recipe.callbacks(), **data)
+    trainer = FiniteTrainer(model=model, args=process, callbacks=recipe.callbacks(), **options, **data)
     _say(process, f"{about}: {describe_trained(model) if checkpoint is None else f'going on from {checkpoint.name}'}")
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     trainer.save_state()

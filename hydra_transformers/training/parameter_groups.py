@@ -47,6 +47,14 @@ def places(model: nn.Module) -> dict[str, Place]:
     return {name: _place(ours, depths) for name, ours in names.items()}
 
 
+def classifier_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of the part "classifier"; of a model with adapters of PEFT those that are saved beside them."""
+    if hasattr(model, "peft_config"):
+        return [parameter for name, parameter in model.named_parameters() if ".modules_to_save." in name]
+    found = places(model)
+    return [parameter for name, parameter in model.named_parameters() if found[name].part == "classifier"]
+
+
 def our_names(model: nn.Module) -> dict[str, str]:
     """What each parameter of a Hydra or of a supported backbone is called in a Hydra."""
     names = [name for name, _ in model.named_parameters()]

@@ -41,6 +41,9 @@ class Recipe:
     optimizer: str = _setting('"sgd" or "adamw"')
     learning_rate: float = _setting("the peak learning rate where none is chosen by validation")
     learning_rate_grid: tuple[float, ...] = _setting("peak learning rates to choose from by validation", default=())
+    classifier_factor: float = _setting(
+        "how many times that learning rate the classifier trains with: a new one needs larger steps", default=1.0
+    )
     momentum: float = _setting("momentum of SGD", default=0.0)
     weight_decay: float = _setting("decoupled weight decay, never on biases and LayerNorms", default=0.0)
     max_grad_norm: float = _setting("the L2 norm gradients are clipped to; 0 for no clipping", default=0.0)
@@ -78,6 +81,8 @@ class Recipe:
         check_learning_rate("learning_rate", self.learning_rate)
         for rate in self.learning_rate_grid:
             check_learning_rate("learning_rate_grid", rate)
+        if not (math.isfinite(self.classifier_factor) and self.classifier_factor > 0):
+            raise ValueError(f"classifier_factor is {self.classifier_factor}: pass a finite number above 0")
         for name in NOT_NEGATIVE:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
