@@ -22,6 +22,19 @@ def crop_and_flip(images: Tensor, padding: int = 4) -> Tensor:
     return cropped.permute(0, 3, 1, 2).contiguous()
 
 
+def resized_crop_and_flip(images: Tensor, size: int, least: float = 0.7) -> Tensor:
+    """A crop of `least` to all of an image's area, enlarged to `size` pixels a side and mirrored half of the time."""
+    batch, channels, _, _ = images.shape
+    device = images.device
+    side = (least + (1 - least) * torch.rand(batch, device=device)).sqrt()
+    across, down = (2 * torch.rand(2, batch, device=device) - 1) * (1 - side)
+    mirrored = torch.where(torch.rand(batch, device=device) < 0.5, -side, side)
+    zero = torch.zeros_like(side)
+    matrix = torch.stack([mirrored, zero, across, zero, side, down], dim=1).view(batch, 2, 3)
+    grid = torch.nn.functional.affine_grid(matrix, [batch, channels, size, size], align_corners=False)
+    return torch.nn.functional.grid_sample(images, grid, padding_mode="reflection", align_corners=False)
+
+
 def turn_and_shear(images: Tensor, degrees: float = 25.0, shear: float = 0.3, scale: float = 0.25) -> Tensor:
     """An affine change of two images in three."""
     batch, device = len(images), images.device

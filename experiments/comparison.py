@@ -1,9 +1,12 @@
-"""Does a Hydra keep its promise on real data? The paper's comparison (tables 1, 2, 9, 10, 11), from raw data to tables.
+"""Does a Hydra keep its promise on real data? Members of several fine-tunings, and the paper's comparison (tables 1, 2, 9,
+10, 11), from raw data to tables.
 
-    python -m experiments --data DIR --start sst2-minilm=FOLDER --workers 6     # both small settings
+    python -m experiments --workers 6                                           # both pre-trained models, from the Hub
+    python -m experiments --settings sst2-gte --data DIR --start sst2-gte=FOLDER    # or from files
+    python -m experiments --settings cifar10-vit sst2-minilm --backbones 4 --data DIR    # the small settings
     python -m experiments --settings sst2                                       # the paper's own, from the Hub
     python -m experiments --settings imagenet1k cifar100 --data OPENOOD         # and with OpenOOD's images
-    python -m experiments --tables                                              # tables from the results file
+    python -m experiments --tables                                              # tables from the results files
     python -m experiments --smallest                                            # does it run? made-up data
 
 DIR holds plain files (see local_files.py), OPENOOD what OpenOOD's benchmark downloads. The work is cut into units
@@ -26,7 +29,7 @@ import torch
 from hydra_transformers.files import write_atomically
 
 from .methods import Comparison
-from .results import gather, write_results
+from .results import gather, results_file, write_results
 from .settings import SETTINGS, Setting
 from .smallest import SMALLEST
 from .tables import write_tables
@@ -34,8 +37,9 @@ from .units import Queue, Unit, missing_packages, units_of
 
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results" / "uncertainty.json"
+RESULTS = HERE / "results"
 PAGES = [HERE.parent / "docs" / "results.md", HERE.parent / "README.md"]
+PRETRAINED = ("tinyimagenet-dinov2", "sst2-gte")
 SMALL = ("cifar10-vit", "sst2-minilm")
 
 
@@ -110,10 +114,12 @@ def chosen_setting(name: str, args: argparse.Namespace) -> Setting:
     return replace(SETTINGS[name], start=given[name]) if name in given else SETTINGS[name]
 
 
-def units_to_do(setting: Setting, args: argparse.Namespace) -> list[Unit]:
+def units_to_do(setting: Setting, args: argparse.Namespace) -> dict[Unit, list[Unit]]:
     """All units; in the smallest form those for which everything is installed."""
     units = units_of(setting, args.seeds, args.backbones)
-    return [unit for unit in units if not missing_packages(unit)] if args.smallest else units
+    if not args.smallest:
+        return units
+    return {unit: needs for unit, needs in units.items() if not missing_packages(unit)}
 
 
 def run_smallest(args: argparse.Namespace) -> None:
@@ -129,28 +135,28 @@ def run_smallest(args: argparse.Namespace) -> None:
         if problems:
             logs = [log.read_text()[-3000:] for log in sorted(args.runs.glob("*/worker-*.log"))]
             sys.exit("\n".join(logs + problems))
-        results = args.runs / "results.json"
-        write_results(gather(args.runs, args.settings, args.device), results)
+        results = args.runs / "results"
+        write_results(gather(args.runs / SMALLEST.name, args.device), results_file(results, SMALLEST.name))
         write_tables(results, [], {SMALLEST.name: SMALLEST})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--settings", nargs="+", default=list(SMALL), choices=list(SETTINGS))
+    parser.add_argument("--settings", nargs="+", default=list(PRETRAINED), choices=list(SETTINGS))
     parser.add_argument("--data", type=Path, help="the small settings' files, or OpenOOD's folder")
     parser.add_argument("--start", nargs="+", default=[], metavar="SETTING=MODEL", help="what backbones start from")
     parser.add_argument("--seeds", type=int, default=3, help="how many backbones are pruned and compared")
-    parser.add_argument("--backbones", type=int, default=4, help="how many are trained; 3 per seed: none is shared")
+    parser.add_argument("--backbones", type=int, default=9, help="how many are trained; 3 per seed: none is shared")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--workers", type=int, default=1, help="processes per setting")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads of each")
     parser.add_argument("--stop-after", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where work in progress lies")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results files")
     parser.add_argument(
         "--pages", type=Path, nargs="*", default=PAGES, help="whose tables are renewed; none: print them"
     )
-    parser.add_argument("--tables", action="store_true", help="only renew the tables, from the results file")
+    parser.add_argument("--tables", action="store_true", help="only renew the tables, from the results files")
     parser.add_argument(
         "--smallest",
         action="store_true",
@@ -186,7 +192,8 @@ def main() -> None:
         parser.error(f"fine-tuning needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if not args.tables:
         problems = run_workers(args)
-        write_results(gather(args.runs, args.settings, args.device), args.results)
+        for name in args.settings:
+            write_results(gather(args.runs / name, args.device), results_file(args.results, name))
         if problems:
             sys.exit("\n".join(problems))
     try:

@@ -3,9 +3,11 @@
 A unit writes into its own folder or file below the setting's; one that was cut off goes on where it was.
 """
 
+import copy
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +20,18 @@ from hydra_transformers.baselines import (
     LoRAEnsemble,
     MCDropout,
     finetune_lora_ensemble,
-    temperature_scaled,
 )
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.files import write_atomically
+from hydra_transformers.models.configuration_hydra import SHARED_PARTS
 from hydra_transformers.prediction import SavedLogits, collect_member_logits
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, prune_heads
 from hydra_transformers.pruning.members import sample_heads
 from hydra_transformers.training import Recipe, finetune_members
-from hydra_transformers.uncertainty import evaluate_uncertainty
+from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty, fusion_report
 
 from .rows import LengthBatches, TensorRows
-from .settings import Setting
+from .setting import Setting
 from .splits import Splits
 from .units import (
     ALTERED,
@@ -40,7 +42,7 @@ from .units import (
     Unit,
     budget_of,
     circuit_of,
-    deep_ensemble,
+    ensemble,
     further_members,
     varied_members,
     with_budget,
@@ -49,6 +51,7 @@ from .units import (
 
 SCORES = ("msp", "mutual_information", "energy")
 EVALUATION_BATCH = 500
+PARTS_SHARED = [parts for count in (1, 2) for parts in combinations(SHARED_PARTS, count)]
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,10 @@ class Comparison:
             self.member(unit)
         elif unit.kind == "lora":
             self.lora_ensemble(unit.index)
+        elif unit.name == "why":
+            self.why(unit.index)
         else:
-            for method, make in getattr(self, unit.name)(unit.index):
+            for method, make in getattr(self, unit.name.replace("-", "_"))(unit.index):
                 self.judge(unit.index, method, make)
 
     # Training
@@ -140,9 +145,16 @@ class Comparison:
         return self.finetune(pruned, self.folder / str(unit), recipe, batch, seed + unit.noise, seed + unit.order)
 
     def lora_ensemble(self, seed: int) -> LoRAEnsemble:
+        setting, recipe = self.setting, replace(self.setting.member_recipe, optimizer="adamw")
+        if setting.lora_from_start:
+            torch.manual_seed(seed)
+            start = setting.new_backbone(setting.start).to(self.device).eval()
+            recipe = replace(recipe, epochs=setting.lora_epochs, classifier_factor=1.0)
+        else:
+            start = self.once(self.backbone, seed)
         return finetune_lora_ensemble(
-            self.once(self.backbone, seed),
-            replace(self.setting.member_recipe, optimizer="adamw"),
+            start,
+            recipe,
             output_dir=self.folder / str(Unit("lora", seed)),
             seed=100 * seed,
             learning_rates=[self.setting.lora_learning_rate],
@@ -157,12 +169,14 @@ class Comparison:
 
     def circuit(self, seed: int, name: str) -> Circuit:
         """A ranking of the heads; the average's is long enough to sample members from."""
-        budget = self.setting.heads_to_rank if name == "avg" else self.setting.heads_to_prune
+        setting = self.setting
+        budget = setting.heads_to_rank if name == "avg" else max(setting.heads_to_prune, *setting.budgets)
         return extract_circuit(
             self.once(self.backbone, seed),
             *self.once(self.circuit_data, name.startswith("altered-")),
             name.removeprefix("altered-"),
             budget=budget,
+            mode=self.setting.circuit_mode,
             dtype=self.setting.circuit_dtype if self.device == "cuda" else None,
             checkpoint=self.folder / f"{Unit('circuit', seed, name)}.json",
             progress=False,
@@ -190,20 +204,11 @@ class Comparison:
     def batches(self, rows: Any) -> Any:
         return rows.batches(EVALUATION_BATCH) if isinstance(rows, TensorRows) else rows
 
-    def scaled(self, model: nn.Module) -> nn.Module:
-        return temperature_scaled(model, self.batches(self.splits.validation))
-
     def untuned(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """(name, how to make it) of the methods on the backbone `seed` that train nothing more."""
         backbone, setting = self.once(self.backbone, seed), self.setting
-        ensemble = deep_ensemble(seed, self.seeds, self.backbones)
         yield "single", lambda: backbone
-        yield "temperature", lambda: self.scaled(backbone)
-        yield "deep-ensembles", lambda: DeepEnsemble([self.once(self.backbone, index) for index in ensemble])
-        yield (
-            "deep-ensembles-temperature",
-            lambda: self.scaled(DeepEnsemble([self.once(self.backbone, index) for index in ensemble])),
-        )
+        yield "deep-ensembles", lambda: self.deep_ensemble(seed, 3)
         yield "mc-dropout", lambda: MCDropout(backbone, num_samples=10, p=setting.sampled_dropout, seed=0)
 
         def pruned(name: str) -> PreTrainedModel:
@@ -215,11 +220,13 @@ class Comparison:
         yield "hydra-circ-zero-shot", lambda: fused(map(pruned, CIRC))
         for budget in setting.budgets:
             yield f"hydra-circ-zero-shot-{budget}", lambda budget=budget: fused(map(pruned, with_budget(CIRC, budget)))
-        fewest = setting.fewest_heads
-        yield (
-            f"hydra-circ-zero-shot-{fewest}-temperature",
-            lambda: self.scaled(fused(map(pruned, with_budget(CIRC, fewest)))),
-        )
+
+    def deep_ensemble(self, seed: int, members: int) -> DeepEnsemble:
+        return DeepEnsemble([self.once(self.backbone, index) for index in self.ensemble(seed, members)])
+
+    def ensemble(self, seed: int, members: int = 3) -> list[int]:
+        """The fine-tunings, or backbones trained apart, that a seed's ensemble is made of."""
+        return ensemble(seed, self.seeds, self.backbones, members)
 
     def tuned(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for those that are fine-tuned."""
@@ -232,11 +239,13 @@ class Comparison:
             yield f"{name}-tuned", lambda name=name: tuned(name)
         yield "hydra-taylor", lambda: fused(map(tuned, TAYLOR))
         yield "hydra-circ", lambda: fused(map(tuned, CIRC))
-        yield "hydra-circ-temperature", lambda: self.scaled(fused(map(tuned, CIRC)))
-        further = further_members(seed)
-        yield "hydra-circ-5", lambda: fused([*map(tuned, CIRC), *(self.once(self.member, unit) for unit in further)])
         yield "hydra-taylor-not-fused", lambda: fused(map(tuned, TAYLOR), shared=())
         yield "hydra-circ-not-fused", lambda: fused(map(tuned, CIRC), shared=())
+
+    def five(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+        """The same for five members of one backbone."""
+        units = [*(Unit("member", seed, name) for name in CIRC), *further_members(seed)]
+        yield "hydra-circ-5", lambda: fused(self.once(self.member, unit) for unit in units)
 
     def altered(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for circuits against the altered set."""
@@ -246,11 +255,6 @@ class Comparison:
 
         for budget in self.setting.budgets:
             yield f"hydra-altered-zero-shot-{budget}", lambda budget=budget: pruned(with_budget(ALTERED, budget))
-        fewest = self.setting.fewest_heads
-        yield (
-            f"hydra-altered-zero-shot-{fewest}-temperature",
-            lambda: self.scaled(pruned(with_budget(ALTERED, fewest))),
-        )
         yield "hydra-altered-zero-shot", lambda: pruned(ALTERED)
         yield "hydra-altered", lambda: fused(self.once(self.member, Unit("member", seed, name)) for name in ALTERED)
 
@@ -272,33 +276,142 @@ class Comparison:
                 lambda members=members: fused(self.once(self.member, unit) for unit in members),
             )
 
-    def judge(self, seed: int, method: str, make: Callable[[], nn.Module]) -> None:
-        """Writes metrics in and out of distribution for each score, the members and the costs."""
-        path = self.folder / "results" / str(seed) / f"{method}.json"
+    def fine_tunings(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+        """The same for members of several fine-tunings: whole, or each pruned by its own circuit, not trained further."""
+        setting = self.setting
+
+        def members(name: str, count: int = 3) -> Iterator[PreTrainedModel]:
+            return (self.once(self.pruned_member, index, name) for index in self.ensemble(seed, count))
+
+        yield "soup", lambda: soup(members("single"))
+        yield "tunings-whole", lambda: fused(members("single"))
+        for count in (2, 5):
+            if count <= self.backbones:
+                yield f"deep-ensembles-of-{count}", lambda count=count: self.deep_ensemble(seed, count)
+                yield f"tunings-whole-of-{count}", lambda count=count: fused(members("single", count))
+                yield f"tunings-zero-shot-of-{count}", lambda count=count: fused(members("circ-avg", count))
+        yield "tunings-zero-shot", lambda: fused(members("circ-avg"))
+        yield "tunings-zero-shot-not-fused", lambda: fused(members("circ-avg"), shared=())
+        yield "tunings-taylor-zero-shot", lambda: fused(members("taylor-0"))
+        for budget in setting.budgets:
+            yield f"tunings-zero-shot-{budget}-heads", lambda budget=budget: fused(members(f"circ-avg-{budget}"))
+
+    def fine_tunings_tuned(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+        """The same, fine-tuned after pruning."""
+        yield "tunings", lambda: fused(self.tuned_members(seed, "circ-avg"))
+        yield "tunings-not-fused", lambda: fused(self.tuned_members(seed, "circ-avg"), shared=())
+        for count in (2, 5):
+            if count <= self.backbones:
+                yield f"tunings-of-{count}", lambda count=count: fused(self.tuned_members(seed, "circ-avg", count))
+        budget = self.setting.budgets[0]
+        yield f"tunings-{budget}-heads", lambda: fused(self.tuned_members(seed, f"circ-avg-{budget}"))
+
+    def tuned_members(self, seed: int, name: str, count: int = 3) -> list[PreTrainedModel]:
+        """One member of each of several fine-tunings, fine-tuned after pruning."""
+        return [self.once(self.member, Unit("member", index, name)) for index in self.ensemble(seed, count)]
+
+    def sharing(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+        """The same, of which this or that part is shared."""
+        for parts in PARTS_SHARED:
+            yield (
+                f"tunings-share-{'-'.join(parts)}",
+                lambda parts=parts: fused(self.tuned_members(seed, "circ-avg"), shared=parts),
+            )
+            yield (
+                f"tunings-whole-share-{'-'.join(parts)}",
+                lambda parts=parts: fused(
+                    (self.once(self.pruned_member, index, "single") for index in self.ensemble(seed)), shared=parts
+                ),
+            )
+
+    def why(self, seed: int) -> None:
+        """Writes a report on what fusing does to three fine-tunings."""
+        path = self.folder / "fusion" / f"{seed}.json"
         if path.exists():
             return
+        report = fusion_report(
+            [self.once(self.pruned_member, index, "single") for index in self.ensemble(seed)],
+            self.batches(self.splits.validation),
+            self.batches(self.splits.validation_ood),
+            pretrained=self.once(self.start),
+        )
+        write_atomically(path, json.dumps(report.to_dict(), indent=1) + "\n")
+
+    def start(self) -> PreTrainedModel:
+        """What backbones start from."""
+        torch.manual_seed(0)
+        return self.setting.new_backbone(self.setting.start).to(self.device).eval()
+
+    def judge(self, seed: int, method: str, make: Callable[[], nn.Module]) -> None:
+        """Writes metrics in and out of distribution for each score, the members and the costs; and the same with a
+        temperature that is fitted on the validation rows."""
+        paths = [self.folder / "results" / str(seed) / f"{name}.json" for name in (method, with_temperature(method))]
+        if all(path.exists() for path in paths):
+            return
         model = make()
-
-        def saved(rows: Any) -> list[dict[str, torch.Tensor]]:
-            member_logits, labels = collect_member_logits(model, self.batches(rows), EVALUATION_BATCH)
-            return [{"member_logits": member_logits} | ({} if labels is None else {"labels": labels})]
-
-        test = saved(self.splits.test)
-        ood = {group: {name: saved(rows) for name, rows in sets.items()} for group, sets in self.splits.ood.items()}
-        reports = {score: evaluate_uncertainty(SavedLogits(), test, ood, score=score) for score in SCORES}
-        results = {score: report.models["SavedLogits"] for score, report in reports.items()}
-        content = {
-            "num_members": results["msp"].num_members,
-            "parameters": count_parameters(model),
-            "multiply_adds": count_multiply_adds(model),
-            "id": results["msp"].id,
-            "ood": {score: result.ood for score, result in results.items()},
+        splits = self.splits
+        test, validation = self.answers(model, splits.test), self.answers(model, splits.validation)
+        ood = {
+            group: {name: self.answers(model, rows) for name, rows in sets.items()}
+            for group, sets in splits.ood.items()
         }
-        write_atomically(path, json.dumps(content, indent=1) + "\n")
-        aurocs = {name: f"{100 * m['auroc']:.1f}" for sets in results["msp"].ood.values() for name, m in sets.items()}
-        print(f"seed {seed} {method}: accuracy {100 * content['id']['accuracy']:.2f}, AUROC {aurocs}", flush=True)
+        held_out = {} if splits.validation_ood is None else {"": {"": self.answers(model, splits.validation_ood)}}
+        costs = {"parameters": count_parameters(model), "multiply_adds": count_multiply_adds(model)}
+        fitted = TemperatureScaling.fit(validation["member_logits"], validation["labels"])
+        for path, scaling in zip(paths, (TemperatureScaling(1.0), fitted), strict=True):
+            results = metrics_of(test, ood, scaling)
+            content = costs | {"temperature": scaling.temperature[0]} | results
+            if held_out:
+                content["validation"] = metrics_of(validation, held_out, scaling)
+            write_atomically(path, json.dumps(content, indent=1) + "\n")
+            aurocs = {
+                name: f"{100 * of['auroc']:.1f}"
+                for sets in results["ood"]["msp"].values()
+                for name, of in sets.items()
+            }
+            accuracy = 100 * results["id"]["accuracy"]
+            print(f"seed {seed} {path.stem}: accuracy {accuracy:.2f}, AUROC {aurocs}", flush=True)
+
+    def answers(self, model: nn.Module, rows: Any) -> dict[str, torch.Tensor]:
+        """A model's logits (rows, members, classes), and the labels where there are any."""
+        member_logits, labels = collect_member_logits(model, self.batches(rows), EVALUATION_BATCH)
+        return {"member_logits": member_logits} | ({} if labels is None else {"labels": labels})
+
+
+def metrics_of(
+    answers: dict[str, torch.Tensor],
+    ood: Mapping[str, Mapping[str, dict[str, torch.Tensor]]],
+    scaling: TemperatureScaling,
+) -> dict[str, Any]:
+    """{"num_members", "id": metrics, "ood": {score: {group: {set: metrics}}}} of a model's answers."""
+
+    def scaled(given: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
+        return [{**given, "member_logits": scaling(given["member_logits"])}]
+
+    sets = {group: {name: scaled(each) for name, each in of_group.items()} for group, of_group in ood.items()}
+    reports = {score: evaluate_uncertainty(SavedLogits(), scaled(answers), sets, score=score) for score in SCORES}
+    results = {score: report.models["SavedLogits"] for score, report in reports.items()}
+    return {
+        "num_members": results["msp"].num_members,
+        "id": results["msp"].id,
+        "ood": {score: result.ood for score, result in results.items()},
+    }
+
+
+def with_temperature(method: str) -> str:
+    return "temperature" if method == "single" else f"{method}-temperature"
 
 
 def fused(members: Iterable[PreTrainedModel], **options) -> PreTrainedModel:
     members = list(members)
     return type(members[0]).from_pruned_members(members, **options)
+
+
+def soup(members: Iterable[PreTrainedModel]) -> PreTrainedModel:
+    """One model, every weight of which is the mean over members with the same heads."""
+    members = list(members)
+    mean = copy.deepcopy(members[0])
+    with torch.no_grad():
+        for parameter, *others in zip(mean.parameters(), *(member.parameters() for member in members), strict=True):
+            parameter.copy_(torch.stack(others).mean(dim=0))
+    return mean

@@ -1,7 +1,6 @@
-"""The results of all runs in one JSON file."""
+"""The results of a setting in one JSON file."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,27 +8,44 @@ from benchmarks.provenance import where_it_ran
 from hydra_transformers.files import write_atomically
 
 
-def gather(runs: Path, settings: Sequence[str], device: str) -> dict[str, Any]:
-    """{setting: {"machine", "versions", "date", "commit", "seeds": {seed: {method: metrics}}, "circuits": {seed: {name: circuit}}}}"""
-    return {setting: where_it_ran(device) | _gather_setting(runs / setting) for setting in settings}
+DIGITS = 6  # behind the point; metrics carry no more
 
 
-def _gather_setting(folder: Path) -> dict[str, Any]:
-    seeds, circuits = {}, {}
+def gather(folder: Path, device: str) -> dict[str, Any]:
+    """What lies in a setting's folder: {"machine", "versions", "date", "commit", "seeds": {seed: {method: metrics}},
+    "circuits": {backbone: {name: circuit}}, "fusion": {seed: report}}"""
+    seeds: dict[str, Any] = {}
+    circuits: dict[str, Any] = {}
     for path in sorted(folder.glob("results/*/*.json")):
         seeds.setdefault(path.parent.name, {})[path.stem] = json.loads(path.read_text())
     for path in sorted(folder.glob("circuit-*.json")):
         content = json.loads(path.read_text())["circuit"]
-        _, seed, name = path.stem.split("-", 2)
+        _, index, name = path.stem.split("-", 2)
         kept = {key: content[key] for key in ("ranking", "scores", "dense_score")}
-        circuits.setdefault(seed, {})[name] = kept
-    return {"seeds": seeds, "circuits": circuits}
+        circuits.setdefault(index, {})[name] = kept
+    fusion = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("fusion/*.json"))}
+    return where_it_ran(device) | rounded({"seeds": seeds, "circuits": circuits, "fusion": fusion})
+
+
+def rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: rounded(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return round(value, DIGITS) if isinstance(value, float) else value
+
+
+def results_file(folder: Path, setting: str) -> Path:
+    return folder / f"{setting}.json"
 
 
 def write_results(results: dict[str, Any], path: Path) -> None:
-    """Settings without results of this time stay as they are in the file."""
-    judged = {name: content for name, content in results.items() if content["seeds"]}
-    if not judged:
-        return
-    before = json.loads(path.read_text()) if path.exists() else {}
-    write_atomically(path, json.dumps(before | judged, indent=1) + "\n")
+    """Where nothing was judged, what is there stays."""
+    if results["seeds"]:
+        write_atomically(path, json.dumps(results, indent=1) + "\n")
+
+
+def read_results(folder: Path) -> dict[str, Any]:
+    """{setting: results} of all that are there."""
+    found = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
+    return {name: content for name, content in found.items() if "seeds" in content}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
+from torch.nn.functional import interpolate
 from torch.utils.data import Dataset
 
 
@@ -83,15 +84,24 @@ def as_it_is(batch: Batch) -> Batch:
 
 
 class PrepareImages:
-    """uint8 images as normalised floats, changed by `augment` on the way."""
+    """uint8 images as normalised floats, changed by `augment` on the way, and with `size` of that many pixels a side."""
 
-    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], augment: Callable | None = None):
+    def __init__(
+        self,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        augment: Callable[[Tensor], Tensor] | None = None,
+        size: int | None = None,
+    ):
         self.constants = torch.tensor([mean, std]).view(2, 1, -1, 1, 1)
         self.augment = augment
+        self.size = size
 
     def __call__(self, batch: Batch) -> Batch:
         images = batch["pixel_values"].float().div(255)
         images = images if self.augment is None else self.augment(images)
+        if self.size is not None and images.shape[-1] != self.size:
+            images = interpolate(images, size=(self.size, self.size), mode="bilinear", antialias=True)
         if self.constants.device != images.device:
             self.constants = self.constants.to(images.device)
         mean, std = self.constants

@@ -1,11 +1,12 @@
 """What is compared on what: backbones, data, recipes and budgets of each setting.
 
-"cifar10-vit" and "sst2-minilm" read plain files (`local_files.py`) and fit a few GPU minutes. "imagenet1k", "cifar100"
-and "sst2" are the paper's own settings, from the Hub (`hub_sets.py`).
+"tinyimagenet-dinov2" and "sst2-gte" fine-tune real pre-trained models (`pretrained.py`), by files or from the Hub.
+"cifar10-vit" and "sst2-minilm" are smaller, read plain files (`local_files.py`) and fit a few GPU minutes. "imagenet1k",
+"cifar100" and "sst2" are the paper's own settings, from the Hub (`hub_sets.py`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,66 +20,17 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from hydra_transformers.training import Recipe, recipe
+from hydra_transformers.training import recipe
 
 from . import augmentation, hub_sets
 from .altered_sets import altered_images, cut_to_lengths
 from .from_scratch import Schedule, train_from_scratch
 from .initial_weights import mimic_trained_attention
 from .local_files import read_images, read_texts
+from .pretrained import SST2_GTE, TINYIMAGENET_DINOV2
 from .rows import PrepareImages, TensorRows, as_it_is
+from .setting import ALL_PARTS, Setting, finetuned
 from .splits import CIRCUIT_ROWS, LIKE_CIRCUITS, Splits
-
-
-TrainBackbones = Callable[[Any, Sequence[PreTrainedModel], Sequence[Path], Sequence[int]], list[PreTrainedModel]]
-ALL_PARTS = ("embeddings", "attention", "mlp", "layernorm", "classifier")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """
-    name, title: in commands and in tables
-    new_backbone: (start) -> the model that a backbone's training starts from; called after seeding
-    train_backbones: (comparison, models, folders, seeds) -> the trained backbones, each saved to its folder
-    read: (folder of local files or None, start) -> Splits
-    member_recipe: training after pruning
-    heads_to_prune: how many a circuit removes in all; heads_per_layer: how many Taylor pruning keeps
-    heads_to_rank: how many the average's circuit ranks, from which members are sampled; budgets: other numbers to look at
-    member_batch: rows per training step
-    lora_learning_rate: of LoRA ensembles, trained as members are but with AdamW: adapters start at zero and take larger steps
-    start: a folder or Hub name that backbones start from; None for new weights
-    sampled_dropout: the probability that MC Dropout samples with; None for that which the backbone was trained with
-    circuit_dtype: in which circuits are extracted on a GPU
-    groups_by_length: train on batches of texts of about the same length
-    has_altered_set: whether there is an altered set to extract circuits against
-    backbones_together: train all backbones side by side in one process
-    training_arguments: further `TrainingArguments`
-    """
-
-    name: str
-    title: str
-    new_backbone: Callable[[str | None], PreTrainedModel]
-    train_backbones: TrainBackbones
-    read: Callable[[Path | None, str | None], Splits]
-    member_recipe: Recipe
-    heads_to_prune: int
-    heads_per_layer: int
-    heads_to_rank: int
-    budgets: tuple[int, ...]
-    member_batch: int
-    lora_learning_rate: float
-    start: str | None = None
-    sampled_dropout: float | None = None
-    circuit_dtype: torch.dtype = torch.float32
-    groups_by_length: bool = False
-    has_altered_set: bool = False
-    backbones_together: bool = False
-    training_arguments: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def fewest_heads(self) -> int:
-        """The smallest number of heads that members are pruned by."""
-        return min(self.budgets)
 
 
 # CIFAR-10, a ViT from scratch
@@ -236,24 +188,21 @@ def new_image_classifier(num_labels: int) -> Callable[[str | None], PreTrainedMo
     )
 
 
-def finetuned(backbone_recipe: Recipe, batch: int) -> TrainBackbones:
-    """Backbones that are fine-tuned by a recipe, one after the other."""
-    return lambda comparison, models, folders, seeds: [
-        comparison.finetune(model, folder, backbone_recipe, batch, seed)
-        for model, folder, seed in zip(models, folders, seeds, strict=True)
-    ]
-
+PAPER_GROUPS = ("untuned", "tuned", "five", "sources", "budgets")
+SMALL_GROUPS = ("untuned", "tuned", "five", "altered", "sources", "budgets")
 
 SETTINGS = {
     each.name: each
     for each in (
+        TINYIMAGENET_DINOV2,
+        SST2_GTE,
         Setting(
             name="cifar10-vit",
             title="CIFAR-10, ViT (7 layers of 12 heads)",
             new_backbone=new_cifar10_vit,
             train_backbones=train_cifar10_vits,
             backbones_together=True,
-            has_altered_set=True,
+            groups=SMALL_GROUPS,
             read=read_cifar10,
             member_recipe=CIFAR10_MEMBER,
             heads_to_prune=28,
@@ -281,8 +230,8 @@ SETTINGS = {
             member_batch=256,
             lora_learning_rate=5e-4,
             start="sentence-transformers/all-MiniLM-L6-v2",
+            groups=SMALL_GROUPS,
             groups_by_length=True,
-            has_altered_set=True,
             training_arguments={"bf16": False},  # bound by launching kernels, of which autocast needs more
         ),
         Setting(
@@ -298,6 +247,7 @@ SETTINGS = {
             budgets=(12, 24),
             member_batch=512,
             lora_learning_rate=1e-3,
+            groups=PAPER_GROUPS,
             start=VIT_START,
             sampled_dropout=0.1,
             training_arguments=LOADING,
@@ -315,6 +265,7 @@ SETTINGS = {
             budgets=(12,),
             member_batch=512,
             lora_learning_rate=1e-3,
+            groups=PAPER_GROUPS,
             start=VIT_START,
             sampled_dropout=0.1,
             training_arguments=LOADING,
@@ -332,6 +283,7 @@ SETTINGS = {
             budgets=(24, 48),
             member_batch=32,
             lora_learning_rate=5e-4,
+            groups=PAPER_GROUPS,
             start="google-bert/bert-base-uncased",
         ),
     )

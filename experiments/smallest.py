@@ -12,6 +12,7 @@ from .from_scratch import Schedule, train_from_scratch
 from .rows import PrepareImages, TensorRows, as_it_is
 from .settings import CIFAR10_MEMBER, SETTINGS
 from .splits import LIKE_CIRCUITS, Splits
+from .units import GROUPS
 
 
 SCHEDULE = Schedule(epochs=2, batch_size=16)
@@ -36,6 +37,7 @@ def splits() -> Splits:
         ood={"far": {"noise": images(32, 5, labelled=False)}, LIKE_CIRCUITS: {"more": images(32, 6, labelled=False)}},
         data_collator=as_it_is,
         circuit_altered=altered_images(images(32, 3, labelled=False), seed=0),
+        validation_ood=images(32, 7, labelled=False),
     )
 
 
@@ -65,4 +67,5 @@ SMALLEST = replace(
     heads_to_rank=5,
     budgets=(1,),
     member_batch=16,
+    groups=tuple(GROUPS),
 )

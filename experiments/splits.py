@@ -20,6 +20,7 @@ class Splits:
     train, validation: for training; the validation set also chooses checkpoints and fits temperatures
     circuit_id, circuit_ood: for circuits and Taylor scores; never judged on
     circuit_altered: in place of `circuit_ood`, what `altered_sets` makes of it
+    validation_ood: out of distribution, for choices between methods; none of it is judged on
     test, ood: what methods are judged on, `ood` as {"near": {name: rows}, "far": {name: rows}}; a further group holds
         more of the kind of `circuit_ood`, to see what carries over
     data_collator: what makes batches of the rows of `train` and `validation`
@@ -33,6 +34,7 @@ class Splits:
     ood: Mapping[str, Mapping[str, Any]]
     data_collator: Callable | None = None
     circuit_altered: Any = None
+    validation_ood: Any = None
 
     def to(self, device: torch.device | str) -> "Splits":
         """The same with all rows of tensors on a device."""

@@ -1,21 +1,21 @@
 """The results as markdown tables, and the page that shows them."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from hydra_transformers.files import write_atomically
 from hydra_transformers.pruning import Circuit
 
-from .settings import SETTINGS, Setting
+from . import fine_tuning_tables
+from .results import read_results
+from .setting import Setting
+from .settings import SETTINGS
 from .splits import LIKE_CIRCUITS
+from .table import Column, Run, cell, table
 
-
-Run = dict[str, Any]  # what one method reached with one seed
-Column = tuple[str, Callable[[Run], float], str]
 
 COMPARED = {
     "single": "Single",
@@ -99,24 +99,6 @@ DIVERSITY_COLUMNS: tuple[Column, ...] = (
     ("OOD MI", lambda run: ood_mean("mutual_information")(run), ".3f"),
     ("OOD disagreement", lambda run: ood_mean("disagreement")(run), ".3f"),
 )
-
-
-def table(seeds: dict[str, dict[str, Run]], methods: dict[str, str], columns: Sequence[Column]) -> str:
-    """One row per method that was run, mean ± standard deviation over the seeds."""
-    lines = ["| | " + " | ".join(heading for heading, _, _ in columns) + " |", "|---|" + "--:|" * len(columns)]
-    for method, title in methods.items():
-        runs = [methods_of_seed[method] for methods_of_seed in seeds.values() if method in methods_of_seed]
-        if runs:
-            cells = [_cell([value(run) for run in runs], form) for _, value, form in columns]
-            lines.append(f"| {title} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
-def _cell(values: list[float], form: str) -> str:
-    form, _, unit = form.partition(" ")
-    spread = stdev(values) if len(values) > 1 else 0.0
-    text = f"{mean(values):{form}}" + (f" ± {spread:{form}}" if spread else "")
-    return f"{text} {unit}".rstrip()
 
 
 def set_columns(seeds: dict[str, dict[str, Run]]) -> list[Column]:
@@ -211,10 +193,10 @@ def aims_table(seeds: dict[str, dict[str, Run]], setting: Setting) -> str:
         if not complete:
             continue
         others = [value(methods[other]) for methods in complete]
-        cells = [_cell(others, form)]
+        cells = [cell(others, form)]
         for hydra in hydras:
             own = [value(methods[hydra]) for methods in complete]
-            cells += [_cell(own, form), "held" if is_reached(mean(own), mean(others)) else "did not hold"]
+            cells += [cell(own, form), "held" if is_reached(mean(own), mean(others)) else "did not hold"]
         lines.append(f"| {aim} {COMPARED[other]} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -234,10 +216,13 @@ def render(results: dict[str, Any], settings: Mapping[str, Setting] = SETTINGS) 
     """All tables by name, `setting/table`."""
     tables = {}
     for name, content in results.items():
-        seeds = content["seeds"]
+        seeds, setting = content["seeds"], settings[name]
         tables[f"{name}/machine"] = (
             f"{content['machine']}, {content['versions']}, {content['date']}, {len(seeds)} seeds."
         )
+        if setting.above_single is not None:
+            tables |= fine_tuning_tables.render(name, content, setting, setting.above_single)
+            continue
         by_score = [
             (title, lambda run, score=score: 100 * ood_mean("auroc", score)(run), ".1f")
             for score, title in SCORES.items()
@@ -279,7 +264,7 @@ def with_tables(page: str, tables: dict[str, str]) -> str:
 
 
 def write_tables(results: Path, pages: Sequence[Path], settings: Mapping[str, Setting] = SETTINGS) -> None:
-    tables = render(json.loads(results.read_text()), settings)
+    tables = render(read_results(results), settings)
     if not pages:
         print("\n\n".join(f"{name}\n{text}" for name, text in tables.items()))
     for page in pages:

@@ -3,11 +3,12 @@
 import importlib.util
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from .settings import Setting
+from .setting import Setting
 
 
 BACKBONES = ("backbone", "backbones")
@@ -29,14 +30,28 @@ SOURCES = (
 )
 
 
+# What is compared, and judged at a time; a setting names those it takes part in.
+GROUPS = {
+    "untuned": "methods on one backbone that train nothing more, and Deep Ensembles",
+    "tuned": "the paper's methods with their fine-tuning, and LoRA ensembles",
+    "five": "five members of one backbone",
+    "altered": "circuits against an altered set",
+    "sources": "what makes members of one circuit differ (tables 8 and 9)",
+    "budgets": "members of one backbone that lose other numbers of heads",
+    "fine-tunings": "members of several fine-tunings, each with its own circuit or none, not trained further",
+    "fine-tunings-tuned": "the same, fine-tuned after pruning",
+    "sharing": "which parts members of several fine-tunings share",
+    "why": "a report on what fusing does to them",
+}
+
+
 @dataclass(frozen=True)
 class Unit:
     """What one process does at a time.
 
     kind: "backbone", "backbones" (all of them, side by side), "circuit", "lora", "member" or "judge"
-    index: of the backbone; after backbones the seed, which is the backbone that is pruned
-    name: the circuit (its objective, after "altered-" if extracted against the altered set), the member, or what is judged:
-        "untuned", "tuned", "altered", "sources" or "budgets"
+    index: of the backbone; of what is judged, and of LoRA ensembles, the seed
+    name: the circuit (its objective, after "altered-" if extracted against the altered set), the member, or one of `GROUPS`
     order, noise: of a member, shifts of the seeds of the batches' order and of all else that is random in training
     """
 
@@ -54,29 +69,17 @@ class Unit:
 ALL_BACKBONES = Unit("backbones", 0)
 
 
-def units_of(setting: Setting, seeds: int, backbones: int) -> list[Unit]:
-    """All of a setting's units; what others wait for, and what matters most, comes first."""
-
-    def of_seeds(kind: str, *names: str) -> list[Unit]:
-        return [Unit(kind, seed, name) for name in names for seed in range(seeds)]
+def units_of(setting: Setting, seeds: int, backbones: int) -> dict[Unit, list[Unit]]:
+    """All of a setting's units, and what each needs; what others wait for, and what matters most, comes first."""
 
     together = setting.backbones_together
     units = [ALL_BACKBONES] if together else [Unit("backbone", index) for index in range(backbones)]
-    units += [Unit("circuit", seed, objective) for seed in range(seeds) for objective in ("avg", "ood", "acc")]
-    units += of_seeds("judge", "untuned")
-    units += of_seeds("member", *CIRC, *TAYLOR) + [unit for seed in range(seeds) for unit in further_members(seed)]
-    units += of_seeds("member", "single") + of_seeds("lora", "")
-    units += of_seeds("judge", "tuned")
-    if setting.has_altered_set:
-        own = [name for name in ALTERED if name not in CIRC]
-        units += of_seeds("circuit", *(circuit_of(name) for name in own)) + of_seeds("member", *own)
-        units += of_seeds("judge", "altered")
-    for sources in SOURCES:
-        units += [unit for seed in range(seeds) for unit in varied_members(seed, sources) if unit not in units]
-    units += of_seeds("judge", "sources")
-    for budget in setting.budgets:
-        units += of_seeds("member", *with_budget(CIRC, budget))
-    return units + of_seeds("judge", "budgets")
+    for group in sorted(setting.groups, key=list(GROUPS).index):
+        for seed in range(seeds):
+            judged = Unit("judge", seed, group)
+            units += [unit for unit in needs(judged, setting, seeds, backbones) if unit not in units]
+        units += [Unit("judge", seed, group) for seed in range(seeds)]
+    return {unit: needs(unit, setting, seeds, backbones) for unit in units}
 
 
 def with_budget(members: Sequence[str], budget: int) -> list[str]:
@@ -112,28 +115,79 @@ def further_members(seed: int) -> list[Unit]:
     return varied_members(seed, ("heads", "order", "noise"))[1:]
 
 
-def needs(unit: Unit, units: Sequence[Unit]) -> Iterator[Unit]:
-    """The units that must be done before this one."""
-    if unit.kind == "judge":
-        earlier = units[: units.index(unit)]
-        yield from (each for each in earlier if each.kind in BACKBONES or each.index == unit.index)
-    elif unit.kind not in BACKBONES:
-        yield ALL_BACKBONES if ALL_BACKBONES in units else Unit("backbone", unit.index)
-    if unit.kind == "member" and circuit_of(unit.name):
-        yield Unit("circuit", unit.index, circuit_of(unit.name))
+def needs(unit: Unit, setting: Setting, seeds: int, backbones: int) -> list[Unit]:
+    """The units that must be done before this one, each after what it needs itself."""
+
+    def backbone(index: int) -> Unit:
+        return ALL_BACKBONES if setting.backbones_together else Unit("backbone", index)
+
+    if unit.kind in BACKBONES:
+        return []
+    if unit.kind == "lora" and setting.lora_from_start:
+        return []
+    if unit.kind != "judge":
+        circuit = circuit_of(unit.name) if unit.kind == "member" else None
+        return [backbone(unit.index)] + ([] if circuit is None else [Unit("circuit", unit.index, circuit)])
+    direct = list(judged_units(unit.name, unit.index, setting, seeds, backbones))
+    direct += [backbone(index) for index in ensemble(unit.index, seeds, backbones, members_of(unit.name, backbones))]
+    found: list[Unit] = []
+    for each in direct:
+        for one in (*needs(each, setting, seeds, backbones), each):
+            if one not in found:
+                found.append(one)
+    return found
 
 
-def deep_ensemble(seed: int, seeds: int, backbones: int) -> list[int]:
-    """The backbones of a seed's Deep Ensemble, its own first: no two seeds share one if there are three for each."""
+def judged_units(group: str, seed: int, setting: Setting, seeds: int, backbones: int) -> Iterator[Unit]:
+    """The circuits, members and adapters that a group compares with one seed."""
+    own = partial(Unit, "member", seed)
+    all_indices = ensemble(seed, seeds, backbones, members_of(group, backbones))
+    if group == "untuned":
+        yield from (Unit("circuit", seed, objective) for objective in ("avg", "ood", "acc"))
+    elif group == "tuned":
+        yield from (own(name) for name in (*CIRC, *TAYLOR, "single"))
+        yield Unit("lora", seed)
+    elif group == "five":
+        yield from (*(own(name) for name in CIRC), *further_members(seed))
+    elif group == "altered":
+        yield from (own(name) for name in ALTERED)
+    elif group == "sources":
+        yield from (unit for sources in SOURCES for unit in varied_members(seed, sources))
+    elif group == "budgets":
+        yield from (own(name) for budget in setting.budgets for name in with_budget(CIRC, budget))
+    elif group in ("fine-tunings", "why"):
+        yield from (Unit("circuit", index, "avg") for index in all_indices)
+    elif group == "fine-tunings-tuned":
+        yield from (Unit("member", index, "circ-avg") for index in all_indices)
+        three = ensemble(seed, seeds, backbones, 3)
+        names = with_budget(["circ-avg"], setting.budgets[0])
+        yield from (Unit("member", index, name) for name in names for index in three)
+    elif group == "sharing":
+        yield from (Unit("member", index, "circ-avg") for index in all_indices)
+
+
+def members_of(group: str, backbones: int) -> int:
+    """How many fine-tunings the largest ensemble of a group has."""
+    return min(5, backbones) if group in ("fine-tunings", "fine-tunings-tuned") else 3
+
+
+def ensemble(seed: int, seeds: int, backbones: int, members: int = 3) -> list[int]:
+    """The backbones of a seed's Deep Ensemble, its own first: no two seeds share one of the first three if there are three
+    for each."""
     if backbones >= 3 * seeds:
-        return [seed, seeds + 2 * seed, seeds + 2 * seed + 1]
-    return [(seed + index) % backbones for index in range(3)]
+        own = [seed, seeds + 2 * seed, seeds + 2 * seed + 1]
+        others = [(own[-1] + step) % backbones for step in range(1, backbones)]
+    else:
+        own, others = [], [(seed + step) % backbones for step in range(backbones)]
+    return list(dict.fromkeys(own + others))[:members]
 
 
 def missing_packages(unit: Unit) -> list[str]:
     """What a unit needs besides Transformers and is not installed: the Trainer wants accelerate, LoRA wants peft."""
     packages = []
-    if unit.kind in ("member", "lora") or (unit.kind == "judge" and unit.name != "untuned"):
+    if unit.kind in ("member", "lora") or (
+        unit.kind == "judge" and unit.name not in ("untuned", "fine-tunings", "why")
+    ):
         packages.append("accelerate")
     if unit.kind == "lora" or (unit.kind == "judge" and unit.name == "tuned"):
         packages.append("peft")
@@ -141,13 +195,13 @@ def missing_packages(unit: Unit) -> list[str]:
 
 
 class Queue:
-    """The units of one setting, shared by its workers through files.
+    """The units of one setting with what each needs, shared by its workers through files.
 
     UNIT.taken: some worker is at it; UNIT.done; UNIT.failed: it could not be done, and neither can what needs it
     """
 
-    def __init__(self, folder: Path, units: list[Unit]):
-        self.folder, self.units = folder, units
+    def __init__(self, folder: Path, units: Mapping[Unit, Sequence[Unit]]):
+        self.folder, self.needs, self.units = folder, units, list(units)
 
     def is_marked(self, unit: Unit, mark: str) -> bool:
         return (self.folder / f"{unit}.{mark}").exists()
@@ -165,7 +219,7 @@ class Queue:
         left: list[Unit] = []
         lost = set()
         for unit in self.units:  # in an order in which needs come first
-            if self.is_marked(unit, "failed") or any(each in lost for each in needs(unit, self.units)):
+            if self.is_marked(unit, "failed") or any(each in lost for each in self.needs[unit]):
                 lost.add(unit)
             elif not self.is_marked(unit, "done"):
                 left.append(unit)
@@ -174,7 +228,7 @@ class Queue:
     def take(self) -> Unit | None:
         """The first unit that nobody has taken and whose needs are done."""
         for unit in self.left():
-            if all(self.is_marked(each, "done") for each in needs(unit, self.units)) and self.mark(unit, "taken"):
+            if all(self.is_marked(each, "done") for each in self.needs[unit]) and self.mark(unit, "taken"):
                 return unit
         return None
 

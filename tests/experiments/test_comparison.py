@@ -17,7 +17,7 @@ from experiments.methods import Comparison
 from experiments.results import gather, write_results
 from experiments.settings import SETTINGS
 from experiments.smallest import SMALLEST, splits
-from experiments.units import Queue, Unit, deep_ensemble, needs, units_of
+from experiments.units import Queue, Unit, ensemble, units_of
 
 
 APART = replace(SMALLEST, backbones_together=False)
@@ -35,7 +35,7 @@ def runs(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def results(runs) -> dict:
-    return gather(runs, [SMALLEST.name], "cpu")
+    return {SMALLEST.name: gather(runs / SMALLEST.name, "cpu")}
 
 
 @pytest.fixture(scope="module")
@@ -99,24 +99,27 @@ def test_what_is_done_is_not_done_again(runs, monkeypatch):
 def test_units_come_after_what_they_need(together):
     units = units_of(replace(SMALLEST, backbones_together=together), seeds=3, backbones=4)
     assert len(set(map(str, units))) == len(units)
-    for place, unit in enumerate(units):
-        assert set(needs(unit, units)) <= set(units[:place]), unit
+    for place, (unit, needs) in enumerate(units.items()):
+        assert set(needs) <= set(list(units)[:place]), unit
 
 
 @pytest.mark.parametrize("seeds, backbones", [(1, 3), (3, 4), (3, 9)])
 def test_a_deep_ensemble_has_three_backbones_with_its_own_first(seeds, backbones):
-    ensembles = [deep_ensemble(seed, seeds, backbones) for seed in range(seeds)]
-    assert [ensemble[0] for ensemble in ensembles] == list(range(seeds))
-    assert all(len(set(ensemble)) == 3 and max(ensemble) < backbones for ensemble in ensembles)
+    ensembles = [ensemble(seed, seeds, backbones) for seed in range(seeds)]
+    assert [each[0] for each in ensembles] == list(range(seeds))
+    assert all(len(set(each)) == 3 and max(each) < backbones for each in ensembles)
     if backbones >= 3 * seeds:
-        assert len({index for ensemble in ensembles for index in ensemble}) == 3 * seeds
+        assert len({index for each in ensembles for index in each}) == 3 * seeds
+    for seed, three in enumerate(ensembles):
+        larger = ensemble(seed, seeds, backbones, min(5, backbones))
+        assert larger[:3] == three and len(set(larger)) == min(5, backbones)
 
 
 def test_workers_share_units_and_wait_for_needs(tmp_path):
     units = units_of(APART, seeds=1, backbones=3)
     first, second = Queue(tmp_path, units), Queue(tmp_path, units)
     taken = [first.take(), second.take(), first.take()]
-    assert taken == units[:3] and second.take() is None
+    assert taken == list(units)[:3] and second.take() is None
     first.mark(taken[0], "done")
     assert second.take() == Unit("circuit", 0, "avg")
 

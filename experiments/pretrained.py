@@ -1,0 +1,277 @@
+"""Settings on real pre-trained models, fine-tuned several times: DINOv2-S on Tiny ImageNet, gte-small on SST-2.
+
+Data come from plain files (`local_files.py`) where a folder is given, else from the Hub.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    Dinov2Config,
+    Dinov2ForImageClassification,
+    Dinov2Model,
+    PreTrainedModel,
+)
+
+from hydra_transformers.cli.data import DataSource, load_rows
+from hydra_transformers.training import Recipe
+
+from .augmentation import resized_crop_and_flip
+from .local_files import read_images, read_strings, tokenized
+from .made_up_sets import drawings, mixed_words, noise, spliced
+from .rows import PrepareImages, TensorRows, as_it_is
+from .setting import ALL_PARTS, Setting, finetuned
+from .splits import CIRCUIT_ROWS, Splits
+
+
+GROUPS = ("untuned", "tuned", "budgets", "fine-tunings", "fine-tunings-tuned", "sharing", "why")
+QUICK = {"eval_strategy": "no", "save_strategy": "no"}  # a training takes seconds
+
+# Tiny ImageNet: 100 of its classes to learn, 50 for circuits and the choice between recipes, 50 as near OOD.
+
+IMAGE_SIZE = 112
+CLASSES = 100
+FAR_COUNT = 2_500  # of each made-up set
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+IMAGES_RECIPE = Recipe(
+    name="tinyimagenet",
+    optimizer="adamw",
+    learning_rate=1e-4,
+    classifier_factor=10,
+    weight_decay=0.05,
+    max_grad_norm=1.0,
+    warmup_steps=0.1,
+    epochs=8,
+    trainable=ALL_PARTS,
+)
+
+
+def new_dinov2(start: str | None) -> PreTrainedModel:
+    """DINOv2-S for images of 112 pixels a side: its positions are interpolated once, the classifier is new."""
+    pretrained = Dinov2Model.from_pretrained(start, dtype=torch.float32)
+    config = Dinov2Config.from_pretrained(start, image_size=IMAGE_SIZE, num_labels=CLASSES)
+    model = Dinov2ForImageClassification(config)
+    patches = (IMAGE_SIZE // config.patch_size) ** 2
+    embeddings = pretrained.embeddings
+    with torch.no_grad():
+        blank = torch.zeros(1, patches + 1, config.hidden_size)
+        positions = embeddings.interpolate_pos_encoding(blank, IMAGE_SIZE, IMAGE_SIZE)
+    weights = pretrained.state_dict() | {"embeddings.position_embeddings": positions}
+    model.dinov2.load_state_dict(weights)
+    return model
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images by name: uint8 (rows, 3, side, side), and labels or None."""
+
+    folder: Path | None
+
+    def __call__(self, name: str) -> tuple[Tensor, Tensor | None]:
+        if self.folder is None:
+            return HUB_IMAGES[name]()
+        count, side = {"mnist": (5_000, 32), "textures": (1_200, 32)}.get(name, (None, 64))
+        rows = read_images(self.folder, name, as_it_is, count, side).tensors
+        return rows["pixel_values"], rows.get("labels")
+
+
+def hub_images(source: DataSource, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor | None]:
+    """Images of the classes from `first` to before `last`, 64 x 64; labels where these are the first classes."""
+    import numpy as np
+
+    rows, _ = load_rows(source, (source.split,))
+    label, image = source.label_column or "label", source.image_column or "image"
+    if last is not None:
+        rows = rows.filter(lambda value: first <= value < last, input_columns=label)
+    pixels = [torch.from_numpy(np.array(row.convert("RGB").resize((64, 64)))) for row in rows[image]]
+    labels = torch.tensor(rows[label]) if last is not None and first == 0 else None
+    return torch.stack(pixels).permute(0, 3, 1, 2).contiguous(), labels
+
+
+def hub_training_images(is_held: bool) -> tuple[Tensor, Tensor]:
+    """Of the training images, the first 30 of every class are held out."""
+    images, labels = hub_images(TINY_TRAIN, last=CLASSES)
+    held = torch.zeros(len(labels), dtype=torch.bool)
+    for label in range(CLASSES):
+        held[(labels == label).nonzero().flatten()[:30]] = True
+    chosen = held if is_held else ~held
+    return images[chosen], labels[chosen]
+
+
+TINY_TRAIN = DataSource("zh-plus/tiny-imagenet", "train")
+TINY_TEST = DataSource("zh-plus/tiny-imagenet", "valid")
+HUB_IMAGES: dict[str, Callable[[], tuple[Tensor, Tensor | None]]] = {
+    "train": partial(hub_training_images, False),
+    "held": partial(hub_training_images, True),
+    "test": partial(hub_images, TINY_TEST, last=CLASSES),
+    "circuit_ood": partial(hub_images, TINY_TEST, CLASSES, CLASSES + 50),
+    "near": partial(hub_images, TINY_TEST, CLASSES + 50, CLASSES + 100),
+    "mnist": partial(hub_images, DataSource("ylecun/mnist", "test", limit=5_000)),
+    "textures": partial(hub_images, DataSource("tanganke/dtd", "test")),
+}
+
+
+def read_tiny_imagenet(folder: Path | None, start: str | None) -> Splits:
+    """Of the images that are held out, 1,000 are for circuits and 2,000 for validation. The out-of-distribution images for
+    circuits and for the choice between recipes are of different classes."""
+    images = Images(folder)
+    prepare = PrepareImages(IMAGENET_MEAN, IMAGENET_STD, size=IMAGE_SIZE)
+    changed = PrepareImages(IMAGENET_MEAN, IMAGENET_STD, partial(resized_crop_and_flip, size=IMAGE_SIZE))
+
+    def rows(name: str, preparation: PrepareImages = prepare) -> TensorRows:
+        pixels, labels = images(name)
+        return TensorRows({"pixel_values": pixels} | ({} if labels is None else {"labels": labels}), preparation)
+
+    def made(pixels: Tensor) -> TensorRows:
+        return TensorRows({"pixel_values": pixels}, prepare)
+
+    held, others = rows("held"), rows("circuit_ood")
+    order = torch.randperm(len(held), generator=torch.Generator().manual_seed(0))
+    for_circuits = 3 * len(others) // 5  # class by class: the other two fifths are of other classes
+    return Splits(
+        train=rows("train", changed),
+        validation=held.part(order[CIRCUIT_ROWS:]),
+        circuit_id=held.part(order[:CIRCUIT_ROWS]),
+        circuit_ood=others.part(slice(for_circuits)),
+        validation_ood=others.part(slice(for_circuits, None)),
+        test=rows("test"),
+        ood={
+            "near": {"other classes": rows("near")},
+            "far": {
+                "mnist": rows("mnist"),
+                "textures": rows("textures"),
+                "noise": made(noise(FAR_COUNT, 64, seed=0)),
+                "drawings": made(drawings(FAR_COUNT, 64, seed=0)),
+            },
+        },
+        data_collator=as_it_is,
+    )
+
+
+TINYIMAGENET_DINOV2 = Setting(
+    name="tinyimagenet-dinov2",
+    title="100 classes of Tiny ImageNet, DINOv2-S (12 layers of 6 heads)",
+    new_backbone=new_dinov2,
+    train_backbones=finetuned(IMAGES_RECIPE, 256),
+    read=read_tiny_imagenet,
+    member_recipe=replace(IMAGES_RECIPE, name="tinyimagenet-member", learning_rate=5e-5, epochs=3),
+    heads_to_prune=12,
+    heads_per_layer=5,
+    heads_to_rank=24,
+    budgets=(24,),
+    member_batch=256,
+    lora_learning_rate=1e-3,
+    lora_epochs=8,
+    groups=GROUPS,
+    start="facebook/dinov2-small",
+    sampled_dropout=0.1,
+    circuit_dtype=torch.bfloat16,
+    lora_from_start=True,
+    training_arguments=QUICK,
+    above_single=2.5,
+)
+
+
+# SST-2
+
+HELD_ROWS = 3_000
+TEXTS_RECIPE = Recipe(
+    name="sst2-pretrained",
+    optimizer="adamw",
+    learning_rate=5e-5,
+    classifier_factor=10,
+    weight_decay=0.01,
+    max_grad_norm=1.0,
+    schedule="linear",
+    warmup_steps=0.1,
+    epochs=2,
+    trainable=ALL_PARTS,
+)
+HUB_TEXTS = {
+    "sst2_train": DataSource("nyu-mll/glue:sst2", "train", text_column="sentence"),
+    "sst2_validation": DataSource("nyu-mll/glue:sst2", "validation", text_column="sentence"),
+    "agnews": DataSource("fancyzhx/ag_news", "test", limit=HELD_ROWS, text_column="text"),
+    "amazon_snippets": DataSource("fancyzhx/amazon_polarity", "test", limit=4_000, text_column="title"),
+    "trec": DataSource("SetFit/TREC-QC", "train", limit=3_000, text_column="text"),
+    "rte": DataSource("nyu-mll/glue:rte", "train", text_column="sentence1"),
+}
+
+
+def read_strings_of(folder: Path | None, name: str) -> tuple[list[str], list[int | None]]:
+    if folder is not None:
+        return read_strings(folder, name)
+    source = HUB_TEXTS[name]
+    rows, _ = load_rows(source, (source.split,))
+    labels = rows["label"] if name.startswith("sst2") else [None] * len(rows)
+    return list(rows[source.text_column]), list(labels)
+
+
+def new_gte(start: str | None) -> PreTrainedModel:
+    return AutoModelForSequenceClassification.from_pretrained(start, num_labels=2, dtype=torch.float32)
+
+
+def read_sst2(folder: Path | None, start: str | None) -> Splits:
+    """The first 3,000 training rows are held out: 1,000 of them for circuits, 2,000 for validation. Of the news, other rows
+    are for circuits than for the choice between recipes."""
+    tokenizer = AutoTokenizer.from_pretrained(start)
+
+    def rows(texts: list[str], labels: list[int | None] | None = None) -> TensorRows:
+        return tokenized(texts, labels or [None] * len(texts), tokenizer, max_length=128)
+
+    train, labels = read_strings_of(folder, "sst2_train")
+    test, test_labels = read_strings_of(folder, "sst2_validation")
+    news = rows(read_strings_of(folder, "agnews")[0])
+    held = rows(train[:HELD_ROWS], labels[:HELD_ROWS])
+
+    def other(name: str) -> TensorRows:
+        return rows(read_strings_of(folder, name)[0]).sorted_by_length()
+
+    return Splits(
+        train=rows(train[HELD_ROWS:], labels[HELD_ROWS:]),
+        validation=held.part(slice(CIRCUIT_ROWS, None)),
+        circuit_id=held.part(slice(CIRCUIT_ROWS)).sorted_by_length(),
+        circuit_ood=news.part(slice(CIRCUIT_ROWS)).sorted_by_length(),
+        validation_ood=news.part(slice(CIRCUIT_ROWS, None)).sorted_by_length(),
+        test=rows(test, test_labels).sorted_by_length(),
+        ood={
+            "near": {"amazon": other("amazon_snippets"), "spliced": rows(spliced(test, seed=0)).sorted_by_length()},
+            "far": {
+                "trec": other("trec"),
+                "rte": other("rte"),
+                "mixed words": rows(mixed_words(test, seed=0)).sorted_by_length(),
+            },
+        },
+        data_collator=as_it_is,
+    )
+
+
+SST2_GTE = Setting(
+    name="sst2-gte",
+    title="SST-2, gte-small (BERT, 12 layers of 12 heads)",
+    new_backbone=new_gte,
+    train_backbones=finetuned(TEXTS_RECIPE, 128),
+    read=read_sst2,
+    member_recipe=replace(TEXTS_RECIPE, name="sst2-member", learning_rate=3e-5, epochs=1),
+    heads_to_prune=24,
+    heads_per_layer=10,
+    heads_to_rank=48,
+    budgets=(48,),
+    member_batch=128,
+    lora_learning_rate=5e-4,
+    lora_epochs=2,
+    groups=GROUPS,
+    start="thenlper/gte-small",
+    groups_by_length=True,
+    circuit_dtype=torch.bfloat16,
+    circuit_mode="shortlist",
+    lora_from_start=True,
+    training_arguments=QUICK,
+    above_single=1.0,
+)

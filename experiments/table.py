@@ -1,0 +1,28 @@
+"""A markdown table of what methods reached, over seeds."""
+
+from collections.abc import Callable, Mapping, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+
+Run = dict[str, Any]  # what one method reached with one seed
+Seeds = Mapping[str, Mapping[str, Run]]
+Column = tuple[str, Callable[[Run], float], str]  # heading, value, format
+
+
+def table(seeds: Seeds, methods: Mapping[str, str], columns: Sequence[Column]) -> str:
+    """One row per method that was run, mean ± standard deviation over the seeds."""
+    lines = ["| | " + " | ".join(heading for heading, _, _ in columns) + " |", "|---|" + "--:|" * len(columns)]
+    for method, title in methods.items():
+        runs = [methods_of_seed[method] for methods_of_seed in seeds.values() if method in methods_of_seed]
+        if runs:
+            cells = [cell([value(run) for run in runs], form) for _, value, form in columns]
+            lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def cell(values: list[float], form: str) -> str:
+    form, _, unit = form.partition(" ")
+    spread = stdev(values) if len(values) > 1 else 0.0
+    text = f"{mean(values):{form}}" + (f" ± {spread:{form}}" if spread else "")
+    return f"{text} {unit}".rstrip()
