@@ -1,7 +1,10 @@
-"""Uncertainty of an ensemble: decomposition, metrics, out-of-distribution detection, temperature scaling and reports."""
+"""Uncertainty of an ensemble: decomposition, metrics, out-of-distribution detection, temperature scaling and reports.
+
+`fusion_report` tells whether members may be fused."""
 
 from .decomposition import Decomposition, decompose, predict_uncertainty
 from .evaluation import evaluate_uncertainty
+from .fusion_report import FusionReport, fusion_report
 from .metrics import classification_metrics, diversity_metrics, ood_metrics
 from .ood import OOD_SCORES, ood_score
 from .report import ModelResult, UncertaintyReport
@@ -13,6 +16,7 @@ from .trainer import StreamingComputeMetrics, compute_metrics
 __all__ = [
     "OOD_SCORES",
     "Decomposition",
+    "FusionReport",
     "ModelResult",
     "StreamingComputeMetrics",
     "TemperatureScaling",
@@ -23,6 +27,7 @@ __all__ = [
     "decompose",
     "diversity_metrics",
     "evaluate_uncertainty",
+    "fusion_report",
     "ood_metrics",
     "ood_score",
     "predict_uncertainty",

@@ -19,6 +19,7 @@ except ImportError as error:
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from .fusion_report import FusionReport
     from .report import ModelResult, UncertaintyReport
 
 # Okabe and Ito's colours, told apart by colour-blind readers too; line styles repeat the distinction in grey.
@@ -47,6 +48,12 @@ def draw_report(report: "UncertaintyReport", folder: str | os.PathLike) -> list[
     if any(result.ood for result in report.models.values()):
         figures["score_histograms"] = _score_histograms(report)
         figures["roc"] = _roc(report)
+    return [write_atomically(Path(folder) / f"{name}.png", _png(figure)) for name, figure in figures.items()]
+
+
+def draw_fusion_report(report: "FusionReport", folder: str | os.PathLike) -> list[Path]:
+    """Write the plots of a fusion report, and return their paths."""
+    figures = {"way_to_the_mean": _way_to_the_mean(report), "cost_of_sharing": _cost_of_sharing(report)}
     return [write_atomically(Path(folder) / f"{name}.png", _png(figure)) for name, figure in figures.items()]
 
 
@@ -190,3 +197,34 @@ def _uncertainty_split(report: "UncertaintyReport") -> Figure:
 
 def _ood_sets(result: "ModelResult") -> dict[str, dict[str, float]]:
     return {f"{name} ({group})": metrics for group, sets in result.ood.items() for name, metrics in sets.items()}
+
+
+def _way_to_the_mean(report: "FusionReport") -> Figure:
+    """NLL and accuracy of the members, on average, from their own weights to the mean."""
+    figure, panels, _ = _grid(2)
+    way = [step.t for step in report.path]
+    for number, (panel, metric, title) in enumerate(
+        zip(panels, ("nll", "accuracy"), ("NLL", "Accuracy"), strict=True)
+    ):
+        values = [getattr(step, metric) for step in report.path]
+        panel.plot(way, values, marker="o", **_line(number))
+        panel.plot([0, 1], [values[0], values[-1]], color="#555555", linestyle=":", linewidth=1)
+        panel.set(xlabel="Share of the way from own weights to the mean", ylabel=f"{title}, mean of the members")
+        _finish(panel, f"Rises by {report.rise:.3f}" if metric == "nll" else "")
+    return figure
+
+
+def _cost_of_sharing(report: "FusionReport") -> Figure:
+    """What the ensemble's NLL has more than not fused, with its 95 % interval, for each choice of what to share."""
+    choices = [report.fused, *report.parts]
+    figure, (panel,), _ = _grid(1, width=6.4, height=4.4)
+    names = [", ".join(choice.shared) for choice in choices]
+    changes = [choice.nll for choice in choices]
+    reach = [change.half_width for change in changes]
+    panel.barh(names, [change.difference for change in changes], xerr=reach, height=0.6, color=COLOURS[5], capsize=3)
+    panel.axvline(0, color="#555555", linewidth=1)
+    panel.invert_yaxis()
+    panel.set(xlabel="NLL fused less not fused (nats, 95 % interval)", ylabel="Shared")
+    _finish(panel, report.verdict.capitalize())
+    panel.grid(visible=False, axis="y")
+    return figure

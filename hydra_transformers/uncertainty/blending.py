@@ -1,0 +1,135 @@
+"""Members with some of their parts moved to their mean, or a part of the way: what fusing makes of them."""
+
+import copy
+import itertools
+import math
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..models.auto import AutoHydra
+from ..models.configuration_hydra import SHARED_PARTS
+from ..models.fusion import attention_names, slots, without_weights
+from .inputs import widened
+
+
+# "classifier" is all that follows the encoder. Fusing leaves it and the attention to each member.
+PARTS = (*SHARED_PARTS, "attention", "classifier")
+
+Weights = dict[str, list[Tensor]]  # name of a parameter -> its tensor in each member
+
+
+@torch.no_grad()
+def blended(members: Sequence[PreTrainedModel], parts: Collection[str], t: float = 1.0) -> PreTrainedModel:
+    """A Hydra that shares nothing, of members whose `parts` are at (1 - t) · own + t · mean.
+
+    With t = 1 it answers as `from_pruned_members(members, shared=parts)` does; with no parts it is the members as they are.
+    """
+    hydra = AutoHydra.from_pruned_members(members, shared=())
+    weights = weights_by_part(hydra)
+    for part in parts:
+        for of_members in weights[part].values():
+            mean = sum(widened(tensor) for tensor in of_members) / len(of_members)
+            for tensor in of_members:
+                tensor.copy_(torch.lerp(widened(tensor), mean, t))
+    return hydra
+
+
+def souped(members: Sequence[PreTrainedModel]) -> PreTrainedModel:
+    """One model whose weights are all the mean of the members'."""
+    return blended(members, PARTS).member(0)
+
+
+def has_equal_heads(hydra: PreTrainedModel) -> bool:
+    """Whether all members keep the same heads, so that their attention has a mean."""
+    return all(heads == layer[0] for layer in hydra.config.kept_heads for heads in layer)
+
+
+def weights_by_part(hydra: PreTrainedModel) -> dict[str, Weights]:
+    """The members' weights in a Hydra that shares nothing, as views: part -> name -> a tensor of each member.
+
+    Where members keep different heads, "attention" is empty.
+    """
+    names = {part: _shared_names(hydra, part) for part in SHARED_PARTS}
+    attentions = tuple(f"{name}." for of_tower in attention_names(hydra).values() for name in of_tower)
+    weights = {part: {} for part in PARTS}
+    for name, slot in slots(hydra):
+        tensor = hydra.get_parameter(name).detach()
+        if slot.name.startswith(attentions):
+            part = "attention"
+        else:
+            part = next((part for part, of_part in names.items() if slot.name in of_part), "classifier")
+        if slot.member is not None:
+            weights[part].setdefault(slot.name, []).append(tensor)
+        elif part != "attention" or has_equal_heads(hydra):
+            weights[part][slot.name] = list(tensor.split(slot.rows))
+    return weights
+
+
+def _shared_names(hydra: PreTrainedModel, part: str) -> set[str]:
+    """The parameters that members would have in common if they shared this part."""
+    config = copy.deepcopy(hydra.config)
+    config.shared = [part]
+    sharing = without_weights(type(hydra), config)
+    return {slot.name for _, slot in slots(sharing) if slot.member is None and slot.rows is None}
+
+
+def weight_cosines(hydra: PreTrainedModel) -> dict[str, dict[str, float | None]]:
+    """part -> pair of members ("0-1") -> cosine between their weights; None where one has nothing but zeros."""
+    weights = weights_by_part(hydra)
+    return {part: _cosines(weights[part], hydra.num_members) for part in _parts_of_encoder(weights)}
+
+
+def difference_cosines(hydra: PreTrainedModel, pretrained: PreTrainedModel) -> dict[str, dict[str, float | None]]:
+    """As `weight_cosines`, between what each member has learned since: its weights less the pre-trained ones."""
+    start = _read_pretrained(hydra, pretrained)
+    known, prefix = dict(start.named_parameters()), f"{hydra.base_model_prefix}."
+    weights = weights_by_part(hydra)
+    learned = {}
+    for part in _parts_of_encoder(weights):
+        if part == "attention" and start.config.kept_heads != [[layer[0]] for layer in hydra.config.kept_heads]:
+            continue
+        learned[part] = {
+            name: _learned(name, of_members, known.get(name.removeprefix(prefix)))
+            for name, of_members in weights[part].items()
+        }
+    return {part: _cosines(of_part, hydra.num_members) for part, of_part in learned.items()}
+
+
+def _parts_of_encoder(weights: dict[str, Weights]) -> list[str]:
+    return [part for part in PARTS if part != "classifier" and weights[part]]
+
+
+def _read_pretrained(hydra: PreTrainedModel, pretrained: PreTrainedModel) -> PreTrainedModel:
+    """The pre-trained encoder, with or without a head, as a one-member Hydra."""
+    try:
+        return type(hydra.base_model).from_backbone(pretrained)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"pretrained is not what these members were fine-tuned from: {error}") from error
+
+
+def _learned(name: str, of_members: list[Tensor], start: Tensor | None) -> list[Tensor]:
+    """The members' tensors less the pre-trained one."""
+    shape = of_members[0].shape
+    if start is None or start.shape != shape:
+        found = "is missing" if start is None else f"has the shape {tuple(start.shape)}"
+        raise ValueError(
+            f"{name} {found} in pretrained, in the members it has {tuple(shape)}: pass the model that they were "
+            "fine-tuned from, or leave pretrained out"
+        )
+    start = start.detach().float()
+    return [tensor.float() - start.to(tensor.device) for tensor in of_members]
+
+
+def _cosines(weights: Weights, num_members: int) -> dict[str, float | None]:
+    products = torch.zeros(num_members, num_members, dtype=torch.float64, device="cpu")
+    for of_members in weights.values():
+        rows = torch.stack([tensor.flatten().float() for tensor in of_members])
+        products += (rows @ rows.t()).cpu()
+    cosines = {}
+    for a, b in itertools.combinations(range(num_members), 2):
+        lengths = math.sqrt(products[a, a] * products[b, b])
+        cosines[f"{a}-{b}"] = float(products[a, b]) / lengths if lengths else None
+    return cosines

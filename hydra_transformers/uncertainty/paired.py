@@ -1,0 +1,98 @@
+"""What changes from one model to another on the same rows, with its sampling error.
+
+Both models answer the same rows, so each row is compared with itself: what makes a row hard for both cancels out.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .metrics import exact_mean
+
+
+NORMAL_95 = 1.96  # how many standard errors lie on either side of a 95 % interval
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a metric has more after than before, and the 95 % interval of it over other rows of the same kind."""
+
+    difference: float
+    low: float
+    high: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+
+def mean_change(before: Tensor, after: Tensor) -> Change:
+    """Of the mean of a value per row (samples,): the standard error is that of the rows' differences.
+
+    Example:
+        >>> change = mean_change(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([2.0, 2.0, 4.0, 4.0]))
+        >>> change.difference, round(change.low, 3), round(change.high, 3)
+        (0.5, -0.066, 1.066)
+    """
+    return _around(exact_mean(after - before), _squared_error(after - before))
+
+
+def accuracy_change(before: Tensor, after: Tensor) -> Change:
+    """Of the share of right answers, from 1 (right) and 0 (wrong) per row (samples,).
+
+    Bonett and Price's interval: Wald's with one more row won and one more lost, so that answers which never changed on a
+    few rows do not count as answers that never change.
+
+    Example:
+        >>> same = torch.ones(8)
+        >>> change = accuracy_change(same, same)
+        >>> change.difference, round(change.low, 2), round(change.high, 2)
+        (0.0, -0.28, 0.28)
+    """
+    rows = len(before)
+    won, lost = int((after > before).sum()), int((after < before).sum())
+    share_won, share_lost = (won + 1) / (rows + 2), (lost + 1) / (rows + 2)
+    centre = share_won - share_lost
+    reach = NORMAL_95 * math.sqrt((share_won + share_lost - centre**2) / (rows + 2))
+    return Change((won - lost) / rows, centre - reach, centre + reach)
+
+
+def auroc_change(id_before: Tensor, id_after: Tensor, ood: Sequence[tuple[Tensor, Tensor]]) -> Change:
+    """Of the AUROC, as a mean over several OOD sets, each counting the same: DeLong's interval for paired curves.
+
+    id_before, id_after: (samples,), the scores of the known data
+    ood: for each OOD set its scores before and after
+
+    Example:
+        >>> known, foreign = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5])
+        >>> change = auroc_change(known, known, [(foreign, foreign - 0.25)])
+        >>> round(change.difference, 3)
+        -0.333
+    """
+    of_id, of_ood = [], []
+    for before, after in ood:
+        of_ood.append(_share_below(after, id_after) - _share_below(before, id_before))
+        of_id.append(_share_below(id_before, before) - _share_below(id_after, after))
+    squared_error = _squared_error(torch.stack(of_id).mean(dim=0))
+    squared_error += math.fsum(_squared_error(each) for each in of_ood) / len(of_ood) ** 2
+    return _around(math.fsum(map(exact_mean, of_ood)) / len(of_ood), squared_error)
+
+
+def _share_below(scores: Tensor, others: Tensor) -> Tensor:
+    """The share of `others` below each of the scores (samples,), ties counting one half."""
+    scores, others = scores.contiguous(), others.sort().values
+    twice = torch.searchsorted(others, scores) + torch.searchsorted(others, scores, right=True)
+    return twice.double() / (2 * len(others))
+
+
+def _squared_error(values: Tensor) -> float:
+    """Of their mean; infinite for a single value."""
+    return float(values.double().var()) / len(values) if len(values) > 1 else math.inf
+
+
+def _around(difference: float, squared_error: float) -> Change:
+    reach = NORMAL_95 * math.sqrt(squared_error)
+    return Change(difference, difference - reach, difference + reach)
