@@ -374,7 +374,10 @@ class Comparison:
 
     def answers(self, model: nn.Module, rows: Any) -> dict[str, torch.Tensor]:
         """A model's logits (rows, members, classes), and the labels where there are any."""
-        member_logits, labels = collect_member_logits(model, self.batches(rows), EVALUATION_BATCH)
+        dtype = self.setting.judged_dtype
+        with torch.autocast(self.device, dtype, enabled=self.device == "cuda" and dtype != torch.float32):
+            member_logits, labels = collect_member_logits(model, self.batches(rows), EVALUATION_BATCH)
+        member_logits = member_logits.float()
         return {"member_logits": member_logits} | ({} if labels is None else {"labels": labels})
 
 

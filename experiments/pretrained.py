@@ -37,7 +37,7 @@ QUICK = {"eval_strategy": "no", "save_strategy": "no"}  # a training takes secon
 
 IMAGE_SIZE = 112
 CLASSES = 100
-FAR_COUNT = 2_500  # of each made-up set
+FAR_COUNT = 1_000  # of each made-up set
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 IMAGES_RECIPE = Recipe(
@@ -77,7 +77,7 @@ class Images:
     def __call__(self, name: str) -> tuple[Tensor, Tensor | None]:
         if self.folder is None:
             return HUB_IMAGES[name]()
-        count, side = {"mnist": (5_000, 32), "textures": (1_200, 32)}.get(name, (None, 64))
+        count, side = {"mnist": (2_000, 32), "textures": (1_200, 32)}.get(name, (None, 64))
         rows = read_images(self.folder, name, as_it_is, count, side).tensors
         return rows["pixel_values"], rows.get("labels")
 
@@ -113,7 +113,7 @@ HUB_IMAGES: dict[str, Callable[[], tuple[Tensor, Tensor | None]]] = {
     "test": partial(hub_images, TINY_TEST, last=CLASSES),
     "circuit_ood": partial(hub_images, TINY_TEST, CLASSES, CLASSES + 50),
     "near": partial(hub_images, TINY_TEST, CLASSES + 50, CLASSES + 100),
-    "mnist": partial(hub_images, DataSource("ylecun/mnist", "test", limit=5_000)),
+    "mnist": partial(hub_images, DataSource("ylecun/mnist", "test", limit=2_000)),
     "textures": partial(hub_images, DataSource("tanganke/dtd", "test")),
 }
 
@@ -173,6 +173,8 @@ TINYIMAGENET_DINOV2 = Setting(
     start="facebook/dinov2-small",
     sampled_dropout=0.1,
     circuit_dtype=torch.bfloat16,
+    judged_dtype=torch.bfloat16,
+    circuit_mode="shortlist",
     lora_from_start=True,
     training_arguments=QUICK,
     above_single=2.5,
@@ -270,6 +272,7 @@ SST2_GTE = Setting(
     start="thenlper/gte-small",
     groups_by_length=True,
     circuit_dtype=torch.bfloat16,
+    judged_dtype=torch.bfloat16,
     circuit_mode="shortlist",
     lora_from_start=True,
     training_arguments=QUICK,

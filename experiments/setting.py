@@ -33,6 +33,7 @@ class Setting:
     start: a folder or Hub name that backbones start from; None for new weights
     sampled_dropout: the probability that MC Dropout samples with; None for that which the backbone was trained with
     circuit_dtype: in which circuits are extracted on a GPU
+    judged_dtype: in which methods answer on a GPU, by autocast
     groups_by_length: train on batches of texts of about the same length
     backbones_together: train all backbones side by side in one process
     lora_from_start: whether LoRA ensembles start from what backbones start from, in place of a trained backbone, and
@@ -58,6 +59,7 @@ class Setting:
     start: str | None = None
     sampled_dropout: float | None = None
     circuit_dtype: torch.dtype = torch.float32
+    judged_dtype: torch.dtype = torch.float32
     groups_by_length: bool = False
     backbones_together: bool = False
     lora_from_start: bool = False

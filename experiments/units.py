@@ -33,15 +33,15 @@ SOURCES = (
 # What is compared, and judged at a time; a setting names those it takes part in.
 GROUPS = {
     "untuned": "methods on one backbone that train nothing more, and Deep Ensembles",
+    "fine-tunings": "members of several fine-tunings, each with its own circuit or none, not trained further",
+    "fine-tunings-tuned": "the same, fine-tuned after pruning",
+    "why": "a report on what fusing does to them",
     "tuned": "the paper's methods with their fine-tuning, and LoRA ensembles",
+    "sharing": "which parts members of several fine-tunings share",
     "five": "five members of one backbone",
     "altered": "circuits against an altered set",
     "sources": "what makes members of one circuit differ (tables 8 and 9)",
     "budgets": "members of one backbone that lose other numbers of heads",
-    "fine-tunings": "members of several fine-tunings, each with its own circuit or none, not trained further",
-    "fine-tunings-tuned": "the same, fine-tuned after pruning",
-    "sharing": "which parts members of several fine-tunings share",
-    "why": "a report on what fusing does to them",
 }
 
 
