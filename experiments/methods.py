@@ -5,6 +5,7 @@ A unit writes into its own folder or file below the setting's; one that was cut 
 
 import copy
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -110,8 +111,14 @@ class Comparison:
     ) -> PreTrainedModel:
         order = seed if data_seed is None else data_seed
         options = self.training_options(batch, order)
-        [tuned] = finetune_members([model], recipe, output_dir=folder, seed=seed, data_seed=order, **options)
-        return tuned
+        while True:
+            try:
+                [tuned] = finetune_members([model], recipe, output_dir=folder, seed=seed, data_seed=order, **options)
+                return tuned
+            except Exception as error:
+                if not isinstance(error.__cause__, BlockingIOError):
+                    raise
+                time.sleep(0.5)  # another worker is loading what lies there
 
     def training_options(self, batch: int, order: int) -> dict[str, Any]:
         """What `finetune_members` is told besides the models, the recipe, the folder and the seed."""
