@@ -8,7 +8,7 @@ import pytest
 from tests.pages import run_python_blocks
 
 
-MODULES = ("decomposition", "metrics", "ood", "streaming", "temperature")
+MODULES = ("decomposition", "fusion_report", "metrics", "ood", "paired", "streaming", "temperature")
 
 
 @pytest.mark.parametrize("module", MODULES)
