@@ -28,9 +28,8 @@ def blended(members: Sequence[PreTrainedModel], parts: Collection[str], t: float
     With t = 1 it answers as `from_pruned_members(members, shared=parts)` does; with no parts it is the members as they are.
     """
     hydra = AutoHydra.from_pruned_members(members, shared=())
-    weights = weights_by_part(hydra)
     for part in parts:
-        for of_members in weights[part].values():
+        for of_members in weights_of(hydra, part).values():
             mean = sum(widened(tensor) for tensor in of_members) / len(of_members)
             for tensor in of_members:
                 tensor.copy_(torch.lerp(widened(tensor), mean, t))
@@ -47,25 +46,21 @@ def has_equal_heads(hydra: PreTrainedModel) -> bool:
     return all(heads == layer[0] for layer in hydra.config.kept_heads for heads in layer)
 
 
-def weights_by_part(hydra: PreTrainedModel) -> dict[str, Weights]:
-    """The members' weights in a Hydra that shares nothing, as views: part -> name -> a tensor of each member.
+def weights_of(hydra: PreTrainedModel, part: str) -> Weights:
+    """The members' weights of one part in a Hydra that shares nothing, as views.
 
-    Where members keep different heads, "attention" is empty.
+    There is no attention where members keep different heads.
     """
-    names = {part: _shared_names(hydra, part) for part in SHARED_PARTS}
+    shared = _shared_names(hydra, part) if part in SHARED_PARTS else ()
     attentions = tuple(f"{name}." for of_tower in attention_names(hydra).values() for name in of_tower)
-    weights = {part: {} for part in PARTS}
+    weights: Weights = {}
     for name, slot in slots(hydra):
         tensor = hydra.get_parameter(name).detach()
-        if slot.name.startswith(attentions):
-            part = "attention"
-        else:
-            part = next((part for part, of_part in names.items() if slot.name in of_part), "classifier")
-        if slot.member is not None:
-            weights[part].setdefault(slot.name, []).append(tensor)
-        elif part != "attention" or has_equal_heads(hydra):
-            weights[part][slot.name] = list(tensor.split(slot.rows))
-    return weights
+        if slot.member is not None and slot.name in shared:
+            weights.setdefault(slot.name, []).append(tensor)
+        elif slot.rows is not None and part == ("attention" if name.startswith(attentions) else "classifier"):
+            weights[name] = list(tensor.split(slot.rows))
+    return weights if part != "attention" or has_equal_heads(hydra) else {}
 
 
 def _shared_names(hydra: PreTrainedModel, part: str) -> set[str]:
@@ -78,28 +73,28 @@ def _shared_names(hydra: PreTrainedModel, part: str) -> set[str]:
 
 def weight_cosines(hydra: PreTrainedModel) -> dict[str, dict[str, float | None]]:
     """part -> pair of members ("0-1") -> cosine between their weights; None where one has nothing but zeros."""
-    weights = weights_by_part(hydra)
-    return {part: _cosines(weights[part], hydra.num_members) for part in _parts_of_encoder(weights)}
+    return {part: _cosines(weights, hydra.num_members) for part, weights in _encoder_weights(hydra).items()}
 
 
 def difference_cosines(hydra: PreTrainedModel, pretrained: PreTrainedModel) -> dict[str, dict[str, float | None]]:
     """As `weight_cosines`, between what each member has learned since: its weights less the pre-trained ones."""
     start = _read_pretrained(hydra, pretrained)
     known, prefix = dict(start.named_parameters()), f"{hydra.base_model_prefix}."
-    weights = weights_by_part(hydra)
-    learned = {}
-    for part in _parts_of_encoder(weights):
+    cosines = {}
+    for part, weights in _encoder_weights(hydra).items():
         if part == "attention" and start.config.kept_heads != [[layer[0]] for layer in hydra.config.kept_heads]:
             continue
-        learned[part] = {
+        learned = {
             name: _learned(name, of_members, known.get(name.removeprefix(prefix)))
-            for name, of_members in weights[part].items()
+            for name, of_members in weights.items()
         }
-    return {part: _cosines(of_part, hydra.num_members) for part, of_part in learned.items()}
+        cosines[part] = _cosines(learned, hydra.num_members)
+    return cosines
 
 
-def _parts_of_encoder(weights: dict[str, Weights]) -> list[str]:
-    return [part for part in PARTS if part != "classifier" and weights[part]]
+def _encoder_weights(hydra: PreTrainedModel) -> dict[str, Weights]:
+    weights = {part: weights_of(hydra, part) for part in PARTS if part != "classifier"}
+    return {part: of_part for part, of_part in weights.items() if of_part}
 
 
 def _read_pretrained(hydra: PreTrainedModel, pretrained: PreTrainedModel) -> PreTrainedModel:

@@ -166,7 +166,7 @@ def fusion_report(
         members: two classifiers or more of one architecture, as `from_pruned_members` takes them: supported models of
             Transformers or Hydras, pruned or not. They are left as they are.
         data: labelled data that no member was trained on: a DataLoader, a list of dict batches, or a Dataset or list of
-            dict rows. It is read about twelve times, and must give the same rows in the same order each time.
+            dict rows. It is read up to 13 times (`ood_data` 9 times), and must give the same rows in the same order each time.
         ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set; labels are not read.
         pretrained: the model that members were fine-tuned from, with or without a head: adds the cosine between what
             they have learned since.

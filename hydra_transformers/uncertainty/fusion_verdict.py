@@ -72,7 +72,7 @@ def sure_losses(report: "FusionReport", fused: "Fused") -> Iterator[str]:
     for group, change in fused.auroc.items():
         if has_enough_rows(report, group) and change.high < -AUROC_TOLERANCE:
             falls = f"falls from {before.mean_auroc(group):.1%} to {after.mean_auroc(group):.1%}"
-            yield f"the AUROC on {_words(group)} data {falls} ({_interval(change, '{:+.3f}')})"
+            yield f"the AUROC on {_words(group)} data {falls} ({_interval(change, '{:+.1%}')})"
 
 
 def nll_tolerance(report: "FusionReport") -> float:

@@ -70,7 +70,7 @@ def auroc_change(id_before: Tensor, id_after: Tensor, ood: Sequence[tuple[Tensor
         >>> known, foreign = torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5])
         >>> change = auroc_change(known, known, [(foreign, foreign - 0.25)])
         >>> round(change.difference, 3)
-        -0.333
+        -0.5
     """
     of_id, of_ood = [], []
     for before, after in ood:

@@ -2,13 +2,14 @@
 
 import doctest
 import importlib
+import re
 
 import pytest
 
-from tests.pages import run_python_blocks
+from tests.pages import ROOT, run_python_blocks
 
 
-MODULES = ("decomposition", "metrics", "ood", "streaming", "temperature")
+MODULES = ("decomposition", "fusion_report", "metrics", "ood", "paired", "streaming", "temperature")
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -21,3 +22,11 @@ def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", tmp_path / "metrics")
     run_python_blocks("docs/uncertainty.md", at_least=6)
+
+
+def test_the_page_on_fine_tunings_tells_what_its_example_prints(capsys):
+    names = run_python_blocks("docs/fine-tunings.md", at_least=3)
+    verdicts = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
+    quoted = re.findall(r"^> (\w[\w ]+):", (ROOT / "docs/fine-tunings.md").read_text(), flags=re.MULTILINE)
+    assert verdicts == quoted == ["Fuse", "Do not fuse"]
+    assert names["hydra"].num_members == 3
