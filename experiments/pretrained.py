@@ -13,12 +13,13 @@ from torch import Tensor
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
-    Dinov2Config,
-    Dinov2ForImageClassification,
     Dinov2Model,
     PreTrainedModel,
+    ViTConfig,
+    ViTForImageClassification,
 )
 
+from hydra_transformers import HydraDinov2Model
 from hydra_transformers.cli.data import DataSource, load_rows
 from hydra_transformers.training import Recipe
 
@@ -37,6 +38,7 @@ QUICK = {"eval_strategy": "no", "save_strategy": "no"}  # a training takes secon
 
 IMAGE_SIZE = 112
 CLASSES = 100
+HELD_OF_EACH = 30  # training images of a class
 FAR_COUNT = 1_000  # of each made-up set
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -54,17 +56,44 @@ IMAGES_RECIPE = Recipe(
 
 
 def new_dinov2(start: str | None) -> PreTrainedModel:
-    """DINOv2-S for images of 112 pixels a side: its positions are interpolated once, the classifier is new."""
-    pretrained = Dinov2Model.from_pretrained(start, dtype=torch.float32)
-    config = Dinov2Config.from_pretrained(start, image_size=IMAGE_SIZE, num_labels=CLASSES)
-    model = Dinov2ForImageClassification(config)
+    """DINOv2-S for images of 112 pixels a side, as a ViT with a new classifier that reads the [CLS] token alone.
+
+    Positions are interpolated once. What DINOv2 has beyond a ViT, a factor on each branch of a layer, becomes part of the
+    weights in front of it, so that the encoder computes the same.
+    """
+    dinov2 = Dinov2Model.from_pretrained(start, dtype=torch.float32)
+    hydra = HydraDinov2Model.from_backbone(dinov2)  # has those factors folded in
+    same = ("hidden_size", "num_hidden_layers", "num_attention_heads", "patch_size", "layer_norm_eps", "hidden_act")
+    config = ViTConfig(
+        **{name: getattr(dinov2.config, name) for name in same},
+        intermediate_size=dinov2.config.hidden_size * dinov2.config.mlp_ratio,
+        image_size=IMAGE_SIZE,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=CLASSES,
+    )
+    model = ViTForImageClassification(config)
     patches = (IMAGE_SIZE // config.patch_size) ** 2
-    embeddings = pretrained.embeddings
+    weights = {
+        "layernorm": hydra.layernorm.state_dict(),
+        "embeddings.patch_embeddings": dinov2.embeddings.patch_embeddings.state_dict(),
+    }
+    for index, layer in enumerate(hydra.layers):
+        place, attention = f"layers.{index}", layer.attention
+        for kind in ("weight", "bias"):
+            for name, part in zip("qkv", getattr(attention.qkv_proj, kind).chunk(3), strict=True):
+                weights.setdefault(f"{place}.attention.{name}_proj", {})[kind] = part
+        output = attention.o_proj
+        weights[f"{place}.attention.o_proj"] = {"weight": output.weight.t(), "bias": output.bias[0]}
+        weights[f"{place}.layernorm_before"] = layer.attention_norm.state_dict()
+        weights[f"{place}.layernorm_after"] = layer.mlp_norm.state_dict()
+        weights[f"{place}.mlp"] = layer.mlp.state_dict()
     with torch.no_grad():
         blank = torch.zeros(1, patches + 1, config.hidden_size)
-        positions = embeddings.interpolate_pos_encoding(blank, IMAGE_SIZE, IMAGE_SIZE)
-    weights = pretrained.state_dict() | {"embeddings.position_embeddings": positions}
-    model.dinov2.load_state_dict(weights)
+        positions = dinov2.embeddings.interpolate_pos_encoding(blank, IMAGE_SIZE, IMAGE_SIZE)
+    tensors = {f"{place}.{name}": tensor for place, part in weights.items() for name, tensor in part.items()}
+    tensors |= {"embeddings.cls_token": dinov2.embeddings.cls_token, "embeddings.position_embeddings": positions}
+    model.vit.load_state_dict(tensors)
     return model
 
 
@@ -96,11 +125,11 @@ def hub_images(source: DataSource, first: int = 0, last: int | None = None) -> t
 
 
 def hub_training_images(is_held: bool) -> tuple[Tensor, Tensor]:
-    """Of the training images, the first 30 of every class are held out."""
+    """Of the training images, the first of every class are held out."""
     images, labels = hub_images(TINY_TRAIN, last=CLASSES)
     held = torch.zeros(len(labels), dtype=torch.bool)
     for label in range(CLASSES):
-        held[(labels == label).nonzero().flatten()[:30]] = True
+        held[(labels == label).nonzero().flatten()[:HELD_OF_EACH]] = True
     chosen = held if is_held else ~held
     return images[chosen], labels[chosen]
 
@@ -184,6 +213,7 @@ TINYIMAGENET_DINOV2 = Setting(
 # SST-2
 
 HELD_ROWS = 3_000
+TEXT_CIRCUIT_ROWS = 500
 TEXTS_RECIPE = Recipe(
     name="sst2-pretrained",
     optimizer="adamw",
@@ -220,8 +250,8 @@ def new_gte(start: str | None) -> PreTrainedModel:
 
 
 def read_sst2(folder: Path | None, start: str | None) -> Splits:
-    """The first 3,000 training rows are held out: 1,000 of them for circuits, 2,000 for validation. Of the news, other rows
-    are for circuits than for the choice between recipes."""
+    """The first 3,000 training rows are held out: 500 of them for circuits, 2,000 for validation. Of the news, other rows are
+    for circuits than for the choice between recipes."""
     tokenizer = AutoTokenizer.from_pretrained(start)
 
     def rows(texts: list[str], labels: list[int | None] | None = None) -> TensorRows:
@@ -238,8 +268,8 @@ def read_sst2(folder: Path | None, start: str | None) -> Splits:
     return Splits(
         train=rows(train[HELD_ROWS:], labels[HELD_ROWS:]),
         validation=held.part(slice(CIRCUIT_ROWS, None)),
-        circuit_id=held.part(slice(CIRCUIT_ROWS)).sorted_by_length(),
-        circuit_ood=news.part(slice(CIRCUIT_ROWS)).sorted_by_length(),
+        circuit_id=held.part(slice(TEXT_CIRCUIT_ROWS)).sorted_by_length(),
+        circuit_ood=news.part(slice(TEXT_CIRCUIT_ROWS)).sorted_by_length(),
         validation_ood=news.part(slice(CIRCUIT_ROWS, None)).sorted_by_length(),
         test=rows(test, test_labels).sorted_by_length(),
         ood={

@@ -8,7 +8,7 @@ from benchmarks.provenance import where_it_ran
 from hydra_transformers.files import write_atomically
 
 
-DIGITS = 6  # behind the point; metrics carry no more
+DIGITS = 6  # significant ones; metrics carry no more
 
 
 def gather(folder: Path, device: str) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def rounded(value: Any) -> Any:
         return {key: rounded(each) for key, each in value.items()}
     if isinstance(value, list):
         return [rounded(each) for each in value]
-    return round(value, DIGITS) if isinstance(value, float) else value
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def results_file(folder: Path, setting: str) -> Path:

@@ -11,16 +11,20 @@ import pytest
 import torch
 
 from experiments import cifar10_member_recipes as recipes
+from experiments import fine_tuning_tables as own
 from experiments import tables
 from experiments.comparison import PAGES, RESULTS, check_numbers, main
 from experiments.methods import Comparison
-from experiments.results import gather, write_results
+from experiments.results import gather, read_results, write_results
 from experiments.settings import SETTINGS
 from experiments.smallest import SMALLEST, splits
 from experiments.units import Queue, Unit, ensemble, units_of
 
 
 APART = replace(SMALLEST, backbones_together=False)
+
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +52,11 @@ def methods(results) -> dict:
 
 def test_every_method_of_the_tables_is_judged(methods):
     shown = {*tables.COMPARED, *tables.ZERO_SHOT, *tables.MEMBERS, *tables.FUSION, *tables.DIVERSITY}
-    assert shown | set(tables.by_budget(SMALLEST)) | set(tables.by_extraction_set(SMALLEST)) == set(methods)
+    shown |= {*tables.by_budget(SMALLEST), *tables.by_extraction_set(SMALLEST)}
+    rows = (own.quality_rows(SMALLEST), own.member_rows(SMALLEST), own.sharing_rows(), own.candidates(SMALLEST))
+    shown |= {name for each in rows for name in (*each, *own.with_temperatures(each))}
+    # five fine-tunings are more than the three that were trained
+    assert {name for name in shown if not name.endswith(("-of-5", "-of-5-temperature"))} <= set(methods)
 
 
 def test_each_is_judged_with_its_own_number_of_members(methods):
@@ -211,26 +219,25 @@ def test_a_page_gets_its_tables_and_keeps_its_words():
         tables.with_tables(page, {"c": ""})
 
 
-def test_settings_that_were_not_judged_stay_in_the_results_file(results, tmp_path):
-    path, [content] = tmp_path / "results.json", results.values()
-    write_results({SMALLEST.name: {"seeds": {}}}, path)
-    assert not path.exists()
-    write_results({"earlier": content}, path)
-    write_results({"earlier": {"seeds": {}}, SMALLEST.name: content}, path)
-    written = json.loads(path.read_text())
-    assert set(written) == {"earlier", SMALLEST.name} and written["earlier"]["seeds"]
+def test_results_stay_where_nothing_was_judged(results, tmp_path):
+    path, [content] = tmp_path / "setting.json", results.values()
+    write_results({"seeds": {}}, path)
+    assert not path.exists() and read_results(tmp_path) == {}
+    write_results(content, path)
+    write_results({"seeds": {}}, path)
+    assert read_results(tmp_path) == {"setting": json.loads(json.dumps(content))}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_pages_show_the_results_file(page):
-    rendered = tables.render(json.loads(RESULTS.read_text()))
+    rendered = tables.render(read_results(RESULTS))
     assert tables.MARKED.search(page.read_text())
     assert tables.with_tables(page.read_text(), rendered) == page.read_text()
 
 
 def test_the_six_backbones_of_two_runs_differ_as_the_page_says():
-    earlier = json.loads((RESULTS.parent / "cifar10_earlier_run.json").read_text())["seeds"]
-    now = json.loads(RESULTS.read_text())["cifar10-vit"]["seeds"]
+    earlier = read_results(RESULTS / "earlier")["cifar10-vit"]["seeds"]
+    now = read_results(RESULTS)["cifar10-vit"]["seeds"]
     page = PAGES[0].read_text()
     for other in ("single", "deep-ensembles", "hydra-circ-zero-shot-8"):
         differences = [
