@@ -21,7 +21,7 @@ from transformers import (
 
 from ..files import remove_leftovers, write_atomically, written_whole
 from ..hub.member_circuits import heads_of_backbone, in_order_of_members, kept_by
-from ..models.auto import HEADS, auto_class_of
+from ..models.auto import HEADS, auto_class_of, load_trained
 from ..pruning import Circuit
 from ..pruning.heads import Head
 from ..pruning.scoring import OBJECTIVES
@@ -65,13 +65,9 @@ def load_config(name: str) -> PreTrainedConfig:
 
 def load_model(name: str, device: str = "cpu") -> PreTrainedModel:
     """A classifier or CLIP model by Hub name or folder, ready to predict; one with untrained parts is refused."""
-    model_class = HEADS[load_config(name).model_type]
+    load_config(name)  # has the clearer sentences
     with access_to(name, "model"):
-        model, found = model_class.from_pretrained(name, output_loading_info=True)
-    missing = sorted(found["missing_keys"])
-    if missing:
-        raise CommandError(f"{name} has no {missing[0]}: pass a model that is trained for classification")
-    return model.to(device).eval()
+        return load_trained(name).to(device)
 
 
 def load_processor(name: str, config: PreTrainedConfig) -> Any:
