@@ -122,7 +122,9 @@ def _check_classes(models: Sequence[PreTrainedModel], found: type, name: str) ->
     for place, model in enumerate(models):
         config = getattr(model, "config", None)
         if getattr(config, "model_type", None) in kinds and config.id2label != first:
-            at = next(index for index in {**first, **config.id2label} if first.get(index) != config.id2label.get(index))
+            at = next(
+                index for index in {**first, **config.id2label} if first.get(index) != config.id2label.get(index)
+            )
             raise ValueError(
                 f"{name}[{place}] has other classes than {name}[0] (number {at} is {config.id2label.get(at)!r}, not "
                 f"{first.get(at)!r}): pass models fine-tuned on the same labels, or set id2label alike if only names differ"

@@ -76,7 +76,13 @@ def extract_circuit(
             several backbones a file each, or a folder that gets `circuit-0.json`, `circuit-1.json`, ...
         progress: whether to show a progress bar.
     """
-    settings = {"budget": budget, "class_prompts": class_prompts, "towers": towers, "mode": mode, "shortlist": shortlist}
+    settings = {
+        "budget": budget,
+        "class_prompts": class_prompts,
+        "towers": towers,
+        "mode": mode,
+        "shortlist": shortlist,
+    }
     settings |= {"check_every": check_every, "batch_size": batch_size, "dtype": dtype, "memory_gib": memory_gib}
     is_several = not isinstance(model, PreTrainedModel) and isinstance(model, Sequence)
     models = list(model) if is_several else [model]

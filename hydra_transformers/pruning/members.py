@@ -171,7 +171,9 @@ def _named(circuits: Any, wanted: int | None, is_several: bool) -> dict[str, Any
         raise ValueError("circuits is empty: pass one circuit per member")
     if wanted not in (None, len(circuits)):
         if is_several:
-            raise ValueError(f"there are {wanted} backbones, and circuits has {len(circuits)}: pass one of each backbone")
+            raise ValueError(
+                f"there are {wanted} backbones, and circuits has {len(circuits)}: pass one of each backbone"
+            )
         raise ValueError(f"num_members is {wanted}, circuits has {len(circuits)}: each makes one member, leave it out")
     return {f"circuits[{index}]": each for index, each in enumerate(circuits)}
 

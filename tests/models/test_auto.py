@@ -60,9 +60,9 @@ def test_folders_that_are_no_members_get_a_sentence(tmp_path):
     def fuse(*names):
         return AutoHydra.from_pruned_members([tmp_path / name for name in names])
 
-    with pytest.raises(FileNotFoundError, match="there is no folder .*nothing: pass a folder"):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nothing: pass a folder"):
         fuse("vit", "nothing")
-    with pytest.raises(ValueError, match="bare has no classifier.bias: pass a model that is trained"):
+    with pytest.raises(ValueError, match=r"bare has no classifier.bias: pass a model that is trained"):
         fuse("vit", "bare")
     with pytest.raises(ValueError, match="gpt2 is a gpt2: pass a hydra_bert, bert"):
         fuse("gpt2", "vit")
@@ -78,7 +78,7 @@ def test_members_that_call_their_classes_differently_are_refused():
     red, cat = VIT.backbone(), VIT.backbone(1)
     red.config.id2label = dict(enumerate(["red", "green", "blue", "grey", "black"]))
     cat.config.id2label = dict(enumerate(["red", "blue", "green", "grey", "black"]))
-    with pytest.raises(ValueError, match="number 1 is 'blue', not 'green'.*fine-tuned on the same labels"):
+    with pytest.raises(ValueError, match=r"number 1 is 'blue', not 'green'.*fine-tuned on the same labels"):
         AutoHydra.from_pruned_members([red, cat])
 
 

@@ -162,7 +162,11 @@ def test_circuits_in_another_order_than_their_backbones_are_told_of():
 @pytest.mark.parametrize(
     ("backbones", "arguments", "sentence"),
     [
-        (fine_tunings, {"circuit": circuit_of(RANKING), "budget": 2}, "circuit is a single one, and there are 3 backb"),
+        (
+            fine_tunings,
+            {"circuit": circuit_of(RANKING), "budget": 2},
+            "circuit is a single one, and there are 3 backb",
+        ),
         (fine_tunings, {"circuits": [circuit_of(RANKING)] * 2, "budget": 2}, "are 3 backbones, and circuits has 2"),
         (fine_tunings, {"circuits": circuit_of(RANKING), "budget": 2}, "circuits is a single circuit"),
         (fine_tunings, {"circuits": [circuit_of(RANKING)] * 3}, "budget is missing"),
