@@ -169,5 +169,7 @@ def test_a_checkpoint_that_lacks_a_part_of_the_encoder_is_refused(tmp_path):
         tmp_path / "model.safetensors",
         {"format": "pt"},
     )
-    with pytest.raises(ValueError, match=r"has no vit.layers.1.* of the right shape: pass a model that is pre-trained"):
+    with pytest.raises(
+        ValueError, match=r"has no vit.layers.1.* of the right shape: pass a model that is pre-trained"
+    ):
         with_new_classifiers(tmp_path, 1)
