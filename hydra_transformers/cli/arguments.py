@@ -77,7 +77,10 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help=what)
 
 
-def add_data(parser: argparse.ArgumentParser, split: str) -> None:
+def add_data(parser: argparse.ArgumentParser, split: str, has_own_classes: bool = True) -> None:
+    """
+    has_own_classes: whether the model has classes and rows to choose; `build` takes the data's classes, and parts of its rows
+    """
     group = parser.add_argument_group("data")
     group.add_argument(
         "--data",
@@ -87,12 +90,6 @@ def add_data(parser: argparse.ArgumentParser, split: str) -> None:
         "json or parquet files, or one such file",
     )
     group.add_argument("--split", help=f'which split to read, or which part, "train[:1000]" (default: {split})')
-    group.add_argument(
-        "--part",
-        choices=PARTS,
-        help="read a random part of the split, the same in every command: a tenth, at most 3,000 rows, each for validation and "
-        "test, the rest for training",
-    )
     group.add_argument("--limit", type=positive, metavar="N", help="read at most N rows of each set, drawn at random")
     group.add_argument("--image-column", metavar="NAME", help="default: the only column of images")
     group.add_argument(
@@ -101,10 +98,19 @@ def add_data(parser: argparse.ArgumentParser, split: str) -> None:
         help='default: "text", "sentence", ... or the only one; "column.field" for a field of one',
     )
     group.add_argument("--label-column", metavar="NAME", help="default: the column whose classes fit the model")
+    group.add_argument("--processor", metavar="NAME_OR_FOLDER", help="default: the one saved with the model")
+    if not has_own_classes:
+        parser.set_defaults(part=None, labels_in_order=False)
+        return
+    group.add_argument(
+        "--part",
+        choices=PARTS,
+        help="read a random part of the split, the same in every command: a tenth, at most 3,000 rows, each for validation and "
+        "test, the rest for training",
+    )
     group.add_argument(
         "--labels-in-order", action="store_true", help="take class indices as they are, though class names differ"
     )
-    group.add_argument("--processor", metavar="NAME_OR_FOLDER", help="default: the one saved with the model")
 
 
 def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:

@@ -23,7 +23,15 @@ from .arguments import (
 )
 from .building import check_heads, check_trainable, objectives_of, overlap
 from .data import is_same_source
-from .folders import FUSE_SETTINGS, check_takes_files, claim, load_config, load_processor, read_settings
+from .folders import (
+    FUSE_SETTINGS,
+    check_takes_files,
+    claim,
+    digest_of_names,
+    load_config,
+    load_processor,
+    read_settings,
+)
 from .problems import CommandError
 
 
@@ -68,7 +76,7 @@ def add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=seed, default=0, help="default: %(default)s")
     add_batch_size(parser, 32)
     add_device(parser)
-    add_data(parser, "train")
+    add_data(parser, "train", has_own_classes=False)
     add_output(parser, "gets the Hydra and its evaluation; DIR-steps the members. Run again to go on after a stop")
 
 
@@ -82,6 +90,8 @@ def build(arguments: argparse.Namespace) -> None:
         BUILD_SETTINGS,
         {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()},
     )
+    if not any(words[0] == "prune" for words in steps):
+        print("Nothing will be pruned: for that, pass --ood-data or --objective acc, without --budget 0.")
     print(f"{len(steps)} steps, each of which you could run by itself; stop when you like, the same command goes on:")
     for words in steps:
         print(f"  hydra-transformers {shlex.join(words)}")
@@ -158,9 +168,6 @@ def _is_done(arguments: argparse.Namespace, command: str) -> bool:
 
 
 def _check(arguments: argparse.Namespace, steps: list[list[str]]) -> None:
-    for flag in ("part", "labels_in_order"):
-        if getattr(arguments, flag):
-            raise CommandError(f"--{flag.replace('_', '-')} is settled by `build` itself: leave it out")
     if arguments.members < 2:
         raise CommandError("--members is 1, which is no ensemble: pass at least 2")
     is_pruned = any(words[0] == "prune" for words in steps)
@@ -189,9 +196,8 @@ def _check_output(arguments: argparse.Namespace, steps: list[list[str]]) -> None
     """Refuses a folder that holds something else than this Hydra."""
     output, fuse = arguments.output, next(words for words in steps if words[0] == "fuse")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        record = output / FUSE_SETTINGS
-        members = read_settings(record).get("members", []) if record.exists() else []
-        if not members or not all(str(name).startswith(fuse[1]) for name in members):
+        record, members = output / FUSE_SETTINGS, [f"{fuse[1]}/member-{index}" for index in range(arguments.members)]
+        if not record.exists() or read_settings(record).get("made_of") != digest_of_names(members):
             raise CommandError(f"{output} exists already: pass another --output, or remove it")
     check_takes_files(output)
 

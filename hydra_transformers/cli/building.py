@@ -48,6 +48,7 @@ from .folders import (
     claim,
     claim_for_training,
     copy_circuits,
+    digest_of_names,
     load_config,
     load_model,
     load_processor,
@@ -602,7 +603,7 @@ def fuse(arguments: argparse.Namespace) -> None:
         hydra = AutoHydra.from_pruned_members(members, shared=arguments.shared)
         hydra.save_pretrained(unfinished)
         processor.save_pretrained(unfinished)
-        record = {"members": names, "fine_tunings": _are_fine_tunings(folder, names, configs)}
+        record = {"made_of": digest_of_names(names), "fine_tunings": _are_fine_tunings(folder, names, configs)}
         write_atomically(unfinished / FUSE_SETTINGS, json.dumps(record, indent=1) + "\n")
         if folder is not None:
             copy_circuits(folder, unfinished)

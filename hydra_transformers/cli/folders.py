@@ -1,5 +1,6 @@
 """Models, members and processors in folders: found, loaded, and claimed by a step."""
 
+import hashlib
 import json
 import os
 import re
@@ -153,6 +154,12 @@ def are_fine_tunings(folder: Path) -> bool:
     return any(settings.get("fine_tunings") for settings in found.values()) or isinstance(
         found.get(PRUNE_SETTINGS, {}).get("model"), list
     )
+
+
+def digest_of_names(names: Sequence[str]) -> str:
+    """Knows members again by where they lie, without saying where: a Hydra's folder may be published."""
+    places = [str(Path(name).resolve()) if Path(name).exists() else name for name in names]
+    return hashlib.sha256("\n".join(places).encode()).hexdigest()
 
 
 def members_in(folder: Path) -> list[Path]:

@@ -329,7 +329,8 @@ def test_pruned_members_are_fused_one_by_one_too(pruned, tmp_path):
     for place, index in enumerate((0, 2)):
         kept = json.loads((pruned / f"member-{index}" / "config.json").read_text())["kept_heads"]
         assert [layer[place] for layer in hydra.config.kept_heads] == [layer[0] for layer in kept]
-    assert json.loads((tmp_path / "hydra" / "fuse.json").read_text())["fine_tunings"] is True
+    record = (tmp_path / "hydra" / "fuse.json").read_text()
+    assert json.loads(record)["fine_tunings"] is True and str(tmp_path) not in record
 
 
 def test_the_card_knows_the_circuit_of_each_fine_tuning(workplace, pruned, tmp_path):
@@ -446,6 +447,12 @@ def test_a_build_that_was_cut_off_anywhere_goes_on(step, workplace, tmp_path, mo
     assert (tmp_path / "hydra" / "evaluation" / "report.json").exists()
 
 
+def test_a_hydra_of_other_members_is_not_taken_for_that_of_a_build(workplace, finetuned, tmp_path, fails):
+    command = build_words(workplace, tmp_path / "hydra", "--members", 2)
+    run("fuse", finetuned / "member-0", finetuned / "member-1", "--output", tmp_path / "hydra")
+    assert "hydra exists already: pass another --output" in fails(*command)
+
+
 def test_without_other_data_nothing_is_pruned(workplace, tmp_path):
     run(*build_words(workplace, tmp_path / "hydra", pretrained="pretrained-bert", data="reviews"), "--members", 2)
     hydra = AutoModelForSequenceClassification.from_pretrained(tmp_path / "hydra")
@@ -488,7 +495,6 @@ def test_build_tests_on_rows_that_nothing_was_trained_or_chosen_by(workplace, tm
         (["--near", "x=GREY", "--near", "x=GREY"], "--near has x twice"),
         (["--test-split", "train"], "--test-split train has rows that are trained on"),
         (["--members", 1], "--members is 1, which is no ensemble"),
-        (["--part", "training"], "--part is settled by `build` itself"),
         (["--output", "FULL"], "full exists already"),
         (["--device", "nowhere"], "the device nowhere is not there"),
     ],
