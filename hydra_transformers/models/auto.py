@@ -88,12 +88,17 @@ def hydra_class(model: PreTrainedModel, name: str = "model") -> type:
     )
 
 
-def load_trained(name: str | os.PathLike) -> PreTrainedModel:
-    """The classifier or zero-shot model in a folder or on the Hub, ready to predict; one with untrained parts is refused."""
+def config_of(name: str | os.PathLike) -> PreTrainedConfig:
+    """The config in a folder or on the Hub."""
     name = os.fspath(name)
     if not Path(name).exists() and name.startswith((".", "/", "~")):
         raise FileNotFoundError(f"there is no folder {name}: pass a folder that save_pretrained wrote, or a Hub name")
-    config = transformers.AutoConfig.from_pretrained(name)
+    return transformers.AutoConfig.from_pretrained(name)
+
+
+def load_trained(name: str | os.PathLike) -> PreTrainedModel:
+    """The classifier or zero-shot model in a folder or on the Hub, ready to predict; one with untrained parts is refused."""
+    config = config_of(name)
     if config.model_type not in HEADS:
         raise ValueError(f"{name} is a {config.model_type}: pass a {', '.join(HEADS)} model")
     model, found = HEADS[config.model_type].from_pretrained(name, output_loading_info=True)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..models.auto import HEADS, auto_class_of
+from ..models.auto import HEADS, auto_class_of, config_of
 from .finetune import finetune_members
 from .parameter_groups import places
 from .recipes import Recipe
@@ -54,7 +54,7 @@ def with_new_classifiers(
     if isinstance(pretrained, PreTrainedModel):
         config, called = copy.deepcopy(pretrained.config), f"pretrained ({type(pretrained).__name__})"
     else:
-        config, called = AutoConfig.from_pretrained(pretrained), os.fspath(pretrained)
+        config, called = config_of(pretrained), os.fspath(pretrained)
     _prepare(config, class_names, called)
     with torch.random.fork_rng(devices=[]):
         model, untrained = _with_head(pretrained, config, called)

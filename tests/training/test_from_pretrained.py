@@ -158,6 +158,11 @@ def test_what_cannot_be_fine_tuned_gets_one_sentence(pretrained, arguments, sent
         with_new_classifiers(pretrained(), **{"num_members": 2} | arguments)
 
 
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nothing"):
+        with_new_classifiers(tmp_path / "nothing", 2)
+
+
 def test_a_checkpoint_that_lacks_a_part_of_the_encoder_is_refused(tmp_path):
     from safetensors.torch import load_file, save_file
 
