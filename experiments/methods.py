@@ -156,7 +156,7 @@ class Comparison:
         if setting.lora_from_start:
             torch.manual_seed(seed)
             start = setting.new_backbone(setting.start).to(self.device).eval()
-            recipe = replace(recipe, epochs=setting.lora_epochs, classifier_factor=1.0)
+            recipe = replace(recipe, epochs=setting.lora_epochs, classifier_learning_rate=None)
         else:
             start = self.once(self.backbone, seed)
         return finetune_lora_ensemble(

@@ -4,7 +4,7 @@ Data come from plain files (`local_files.py`) where a folder is given, else from
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,13 +21,13 @@ from transformers import (
 
 from hydra_transformers import HydraDinov2Model
 from hydra_transformers.cli.data import DataSource, load_rows
-from hydra_transformers.training import Recipe
+from hydra_transformers.training import recipe
 
 from .augmentation import resized_crop_and_flip
 from .local_files import read_images, read_strings, tokenized
 from .made_up_sets import drawings, mixed_words, noise, spliced
 from .rows import PrepareImages, TensorRows, as_it_is
-from .setting import ALL_PARTS, Setting, finetuned
+from .setting import Setting, finetuned
 from .splits import CIRCUIT_ROWS, Splits
 
 
@@ -41,18 +41,6 @@ CLASSES = 100
 HELD_OF_EACH = 30  # training images of a class
 FAR_COUNT = 1_000  # of each made-up set
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-
-IMAGES_RECIPE = Recipe(
-    name="tinyimagenet",
-    optimizer="adamw",
-    learning_rate=1e-4,
-    classifier_factor=10,
-    weight_decay=0.05,
-    max_grad_norm=1.0,
-    warmup_steps=0.1,
-    epochs=8,
-    trainable=ALL_PARTS,
-)
 
 
 def new_dinov2(start: str | None) -> PreTrainedModel:
@@ -188,9 +176,9 @@ TINYIMAGENET_DINOV2 = Setting(
     name="tinyimagenet-dinov2",
     title="100 classes of Tiny ImageNet, DINOv2-S (12 layers of 6 heads)",
     new_backbone=new_dinov2,
-    train_backbones=finetuned(IMAGES_RECIPE, 256),
+    train_backbones=finetuned(recipe("finetune-images"), 256),
     read=read_tiny_imagenet,
-    member_recipe=replace(IMAGES_RECIPE, name="tinyimagenet-member", learning_rate=5e-5, epochs=3),
+    member_recipe=recipe("tune-images"),
     heads_to_prune=12,
     heads_per_layer=5,
     heads_to_rank=24,
@@ -214,18 +202,6 @@ TINYIMAGENET_DINOV2 = Setting(
 
 HELD_ROWS = 3_000
 TEXT_CIRCUIT_ROWS = 500
-TEXTS_RECIPE = Recipe(
-    name="sst2-pretrained",
-    optimizer="adamw",
-    learning_rate=5e-5,
-    classifier_factor=10,
-    weight_decay=0.01,
-    max_grad_norm=1.0,
-    schedule="linear",
-    warmup_steps=0.1,
-    epochs=2,
-    trainable=ALL_PARTS,
-)
 HUB_TEXTS = {
     "sst2_train": DataSource("nyu-mll/glue:sst2", "train", text_column="sentence"),
     "sst2_validation": DataSource("nyu-mll/glue:sst2", "validation", text_column="sentence"),
@@ -288,9 +264,9 @@ SST2_GTE = Setting(
     name="sst2-gte",
     title="SST-2, gte-small (BERT, 12 layers of 12 heads)",
     new_backbone=new_gte,
-    train_backbones=finetuned(TEXTS_RECIPE, 128),
+    train_backbones=finetuned(recipe("finetune-texts"), 128),
     read=read_sst2,
-    member_recipe=replace(TEXTS_RECIPE, name="sst2-member", learning_rate=3e-5, epochs=1),
+    member_recipe=recipe("tune-texts"),
     heads_to_prune=24,
     heads_per_layer=10,
     heads_to_rank=48,

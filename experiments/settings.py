@@ -55,7 +55,6 @@ CIFAR10_MEMBER = replace(
     label_smoothing=0.0,
     dropout=None,
     train_transforms=(),
-    eval_transforms=(),
 )
 
 

@@ -174,6 +174,32 @@ ACC = Circuit([(0, 0), (1, 0), (0, 1), (1, 1)], [0.9, 0.8, 0.7, 0.6], dense_scor
 OOD = Circuit([(2, 3), (1, 0), (2, 1), (0, 2)], [0.5, 0.4, 0.3, 0.2], dense_score=0.55, objective="ood")
 
 
+def summary_of(card: ModelCard) -> str:
+    return " ".join(card.text.split())
+
+
+def test_the_card_of_several_fine_tunings_says_so():
+    backbones = [VIT.backbone(seed).float() for seed in range(2)]
+    pixel_values = torch.randn(12, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    data = [{"pixel_values": pixel_values, "labels": torch.arange(12) % 5}]
+    circuits = extract_circuit(backbones, data, budget=2, progress=False)
+    hydra = VIT.hydra.from_pruned_members(draw_members(backbones, circuits=circuits, budget=2))
+    text = summary_of(create_model_card(hydra, circuits=circuits, base_model="me/base"))
+    link = "[me/base](https://huggingface.co/me/base)"
+    assert f"A Hydra Ensemble: 2 fine-tunings of {link}, each pruned by its own circuit, fused" in text
+    assert "- Member 1: 2 heads removed along a circuit (objective: accuracy, 12 samples)" in text
+    # Without the circuits nothing tells, but one may say it.
+    assert "2 copies of one backbone, each with other attention heads cut out" in summary_of(create_model_card(hydra))
+    said = summary_of(create_model_card(hydra, fine_tunings=True))
+    assert "2 fine-tunings of one pre-trained model, each with attention heads of its own cut out" in said
+
+    whole = create_model_card(VIT.hydra.from_pruned_members(backbones))
+    assert "2 fine-tunings of one pre-trained model with all their attention heads" in summary_of(whole)
+    assert "None was cut out" in whole.text
+    copies = create_model_card(VIT.hydra.from_pruned_members(backbones), fine_tunings=False)
+    assert "None was cut out" not in copies.text
+
+
 def test_a_circuit_is_not_ascribed_to_another_member():
     hydra = VIT.hydra.from_pruned_members(draw_members(VIT.backbone().float(), circuits=[ACC, OOD], budget=3))
     with pytest.raises(ValueError, match=r"circuits\[0\] \(objective 'ood'\) is not the one by which member 0 lost"):

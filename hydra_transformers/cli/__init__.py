@@ -24,17 +24,22 @@ class Command:
 
 COMMANDS = {
     "demo": Command("demo", "the whole story on digits, without a download", "hydra-transformers demo"),
-    "prune": Command(
-        "building",
-        "cut different heads out of copies of a model",
-        "hydra-transformers prune my-vit --data cifar100 --ood-data svhn:cropped_digits --limit 2000 --output pruned",
+    "build": Command(
+        "build",
+        "from a pre-trained model and data to a Hydra: fine-tune several times, prune, fuse, evaluate",
+        "hydra-transformers build facebook/dinov2-small --data cifar100 --ood-data svhn:cropped_digits --output my-hydra",
     ),
     "finetune": Command(
         "building",
-        "train the pruned members, one by one",
-        "hydra-transformers finetune pruned --recipe cifar100 --data cifar100 --output members",
+        "fine-tune a pre-trained model several times, or pruned members one by one",
+        "hydra-transformers finetune facebook/dinov2-small --members 3 --data cifar100 --part training --output finetuned",
     ),
-    "fuse": Command("building", "make one model of the members", "hydra-transformers fuse members --output my-hydra"),
+    "prune": Command(
+        "building",
+        "cut heads out of several fine-tunings, each by its own circuit, or different heads out of copies of one model",
+        "hydra-transformers prune finetuned --data cifar100 --part validation --ood-data svhn:cropped_digits --output pruned",
+    ),
+    "fuse": Command("building", "make one model of the members", "hydra-transformers fuse pruned --output my-hydra"),
     "evaluate": Command(
         "judging",
         "accuracy, calibration and out-of-distribution detection, as tables and plots",
@@ -80,8 +85,9 @@ def build_parser(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, dict[str
     """The parser, and by command what runs it; only the command in `argv` is imported, so that help comes at once."""
     parser = argparse.ArgumentParser(
         prog="hydra-transformers",
-        description="Prune a transformer in several ways, fuse the results into one model that knows when it does not know.",
-        epilog="The way: prune, finetune, fuse, evaluate, card, push. Each step's output folder is the next step's input.",
+        description="Fine-tune a transformer several times, prune each, fuse them into one model that knows when it does not know.",
+        epilog="The way: finetune, prune, fuse, evaluate (or build, which does all four), card, push. Each step's output folder is "
+        "the next step's input.",
     )
     chosen = next((word for word in argv if word in COMMANDS), None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

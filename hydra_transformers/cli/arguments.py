@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from .data import DataSource, PreparedData, prepare_data
+from .data import PARTS, DataSource, PreparedData, prepare_data
 from .problems import CommandError, access_to
 
 
+SPLITS_FOR_PARTS = ("train", "validation", "test")  # in this order, whatever a command prefers: parts are of one split
 MOST_SEED = 2**31  # numpy takes twice as much, and member i gets the seed plus i
 
 
@@ -20,6 +21,13 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is no positive number")
+    return value
+
+
+def count(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value} is negative: pass 0 or more")
     return value
 
 
@@ -69,7 +77,10 @@ def add_output(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help=what)
 
 
-def add_data(parser: argparse.ArgumentParser, split: str) -> None:
+def add_data(parser: argparse.ArgumentParser, split: str, has_own_classes: bool = True) -> None:
+    """
+    has_own_classes: whether the model has classes and rows to choose; `build` takes the data's classes, and parts of its rows
+    """
     group = parser.add_argument_group("data")
     group.add_argument(
         "--data",
@@ -87,10 +98,19 @@ def add_data(parser: argparse.ArgumentParser, split: str) -> None:
         help='default: "text", "sentence", ... or the only one; "column.field" for a field of one',
     )
     group.add_argument("--label-column", metavar="NAME", help="default: the column whose classes fit the model")
+    group.add_argument("--processor", metavar="NAME_OR_FOLDER", help="default: the one saved with the model")
+    if not has_own_classes:
+        parser.set_defaults(part=None, labels_in_order=False)
+        return
+    group.add_argument(
+        "--part",
+        choices=PARTS,
+        help="read a random part of the split, the same in every command: a tenth, at most 3,000 rows, each for validation and "
+        "test, the rest for training",
+    )
     group.add_argument(
         "--labels-in-order", action="store_true", help="take class indices as they are, though class names differ"
     )
-    group.add_argument("--processor", metavar="NAME_OR_FOLDER", help="default: the one saved with the model")
 
 
 def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:
@@ -119,23 +139,33 @@ def read_data(
     labelled: bool = True,
     prefer: tuple[str, ...] = ("validation", "test", "train"),
     is_told: bool = True,
+    part: str | None = None,
 ) -> PreparedData:
     """The rows the arguments name, prepared for a model; says what was found where `is_told`."""
-    source = DataSource(
-        name or arguments.data,
-        split=split,
-        limit=arguments.limit,
-        image_column=arguments.image_column,
-        text_column=arguments.text_column,
-        label_column=arguments.label_column,
-        labels_in_order=arguments.labels_in_order,
-    )
+    source = source_of(arguments, name, split, part)
+    if part is not None:
+        prefer = SPLITS_FOR_PARTS
     with access_to(source.name, "data set"):
         data = prepare_data(source, config, processor, labelled, prefer)
     if is_told:
         for note in data.notes:
             print(note, flush=True)
     return data
+
+
+def source_of(
+    arguments: argparse.Namespace, name: str | None = None, split: str | None = None, part: str | None = None
+) -> DataSource:
+    return DataSource(
+        name or arguments.data,
+        split=split,
+        part=part,
+        limit=arguments.limit,
+        image_column=arguments.image_column,
+        text_column=arguments.text_column,
+        label_column=arguments.label_column,
+        labels_in_order=arguments.labels_in_order,
+    )
 
 
 def check_can_be_learnt_from(data: PreparedData, name: str, purpose: str, by_classes: bool = True) -> None:

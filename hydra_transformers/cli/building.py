@@ -1,7 +1,9 @@
-"""`prune`, `finetune` and `fuse`: from a backbone to members to a Hydra."""
+"""`prune`, `finetune` and `fuse`: from a backbone, or several fine-tunings, to members to a Hydra."""
 
 import argparse
+import json
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,14 +11,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..files import written_whole
+from ..files import write_atomically, written_whole
 from ..fingerprints import fingerprint_of_weights
+from ..models.auto import AutoHydra, check_can_be_fused
 from ..models.configuration_hydra import SHARED_PARTS
 from ..models.fusion import tower_configs
-from ..pruning import draw_members, extract_circuit
+from ..pruning import Circuit, draw_members, extract_circuit
 from ..pruning.scoring import OBJECTIVES
-from ..training import RECIPES, Recipe, finetune_members
+from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
 from .arguments import (
+    SPLITS_FOR_PARTS,
     add_batch_size,
     add_data,
     add_device,
@@ -29,23 +33,29 @@ from .arguments import (
     positive,
     read_data,
     seed,
+    source_of,
 )
-from .data import is_same_source
+from .data import PreparedData, classes_in, is_same_source, random_changes
 from .folders import (
     CIRCUITS,
+    FUSE_SETTINGS,
     PRUNE_SETTINGS,
+    are_fine_tunings,
     check_is_new,
+    check_same_processors,
     check_takes_files,
     circuits_of,
     claim,
     claim_for_training,
     copy_circuits,
+    digest_of_names,
     load_config,
     load_model,
     load_processor,
     members_in,
+    models_named,
 )
-from .problems import CommandError
+from .problems import CommandError, access_to
 
 
 CALIBRATION_SPLITS = ("train", "validation", "test")
@@ -58,12 +68,16 @@ VALIDATES_ON_FIRST_ROWS = {"sst2"}
 
 def add_prune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL", help="an image or text classifier or a CLIP model: Hub name or folder"
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="an image or text classifier or a CLIP model, by Hub name or folder; or several fine-tunings of one pre-trained "
+        "model, or the folder of `finetune` that holds them: then each makes one member, by a circuit of its own",
     )
     parser.add_argument("--method", choices=("taylor", "circuits"), default="circuits", help="default: %(default)s")
     parser.add_argument("--members", type=positive, default=None, metavar="M", help="how many members (default: 3)")
     parser.add_argument(
-        "--budget", type=positive, metavar="N", help="circuits: heads each member loses (default: a third of all)"
+        "--budget", type=positive, metavar="N", help="circuits: heads each member loses (default: a sixth of all)"
     )
     parser.add_argument(
         "--heads-per-layer", type=positive, metavar="N", help="taylor: heads each layer keeps (default: two thirds)"
@@ -73,7 +87,8 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         choices=OBJECTIVES,
         help="circuits: what a circuit is extracted for, one member each; with a single one, members are sampled from its "
-        "ranking (default: acc ood avg with --ood-data, otherwise acc)",
+        "ranking (default: acc ood avg with --ood-data, otherwise acc); of several models a single one (default: avg with "
+        "--ood-data, otherwise acc)",
     )
     parser.add_argument(
         "--out-of",
@@ -96,32 +111,42 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
 
 
 def prune(arguments: argparse.Namespace) -> None:
-    objectives = _objectives(arguments)
-    members = arguments.members or (len(objectives) if len(objectives) > 1 else 3)
+    names = models_named(arguments.models)
+    objectives = objectives_of(arguments, len(names))
+    members = len(names) if len(names) > 1 else arguments.members or (len(objectives) if len(objectives) > 1 else 3)
     device = device_of(arguments)
-    config = load_config(arguments.model)
-    _check_heads(arguments, config, objectives, members)
-    claim(arguments.output, PRUNE_SETTINGS, _settings(arguments, objectives, members))
+    configs = [load_config(name) for name in names]
+    for name, config in zip(names, configs, strict=True):
+        check_heads(arguments, name, config, objectives, members, is_one_of_several=len(names) > 1)
+    claim(arguments.output, PRUNE_SETTINGS, _settings(arguments, names, objectives, members))
     if all((arguments.output / f"member-{index}" / "config.json").exists() for index in range(members)):
         print(f"{arguments.output} is finished already.")
         return
-    model = load_model(arguments.model, device)
-    processor = load_processor(arguments.processor or arguments.model, config)
-    data = read_data(arguments, config, processor, split=arguments.split, prefer=CALIBRATION_SPLITS)
+    models, config = [load_model(name, device) for name in names], configs[0]
+    if len(models) > 1:
+        check_can_be_fused(models, "MODEL")
+    processor = load_processor(arguments.processor or names[0], config)
+    if arguments.processor is None:
+        check_same_processors(names, configs, processor)
+    data = read_data(
+        arguments, config, processor, split=arguments.split, prefer=CALIBRATION_SPLITS, part=arguments.part
+    )
     check_can_be_learnt_from(data, arguments.data, "to choose heads by", by_classes=objectives != ["ood"])
     unknown = _unknown_data(arguments, config, processor, data)
     prompts = class_prompts(config, processor, data)
     if arguments.method == "taylor":
-        pruned = _taylor_members(arguments, model, data, members, prompts)
+        pruned = _taylor_members(arguments, models, data, members, prompts)
+    elif len(models) > 1:
+        pruned = _members_of_several(arguments, models, data, unknown, objectives[0], prompts)
     else:
-        pruned = _circuit_members(arguments, model, data, unknown, objectives, members, prompts)
+        pruned = _circuit_members(arguments, models[0], data, unknown, objectives, members, prompts)
     for index, member in enumerate(pruned):
         _save_member(arguments.output / f"member-{index}", member, processor)
     for checkpoint in (arguments.output / CIRCUITS).glob("*.checkpoint"):
         checkpoint.unlink()
     kept = ", ".join(str(_num_heads(member.config)) for member in pruned)
     print(f"{len(pruned)} members with {kept} of {_num_heads(config)} heads are in {arguments.output}.")
-    print(f"Next: hydra-transformers finetune {arguments.output} --recipe ... --data ... --output ...")
+    print(f"Next: hydra-transformers finetune {arguments.output} --data ... --output ...")
     print(
         "(Or, with a tenth to a sixth of the heads gone, hydra-transformers fuse: few lost heads may need no training.)"
     )
@@ -143,15 +168,19 @@ def _unknown_data(arguments, config: PreTrainedConfig, processor: Any, data: Any
     return unknown
 
 
-def _settings(arguments: argparse.Namespace, objectives: list[str], members: int) -> dict[str, Any]:
+def _settings(arguments: argparse.Namespace, models: list[str], objectives: list[str], members: int) -> dict[str, Any]:
     """What the members depend on: a folder made with other settings is another step's."""
-    names = ("model", "method", "data", "split", "ood_data", "ood_split", "limit", "budget", "heads_per_layer")
+    names = ("method", "data", "split", "part", "ood_data", "ood_split", "limit", "budget", "heads_per_layer")
     names += ("out_of", "mode", "seed", "image_column", "text_column", "label_column", "labels_in_order", "processor")
-    return {name: getattr(arguments, name) for name in names} | {"objectives": objectives, "members": members}
+    settings = {"model": models[0] if len(models) == 1 else models}
+    settings |= {name: getattr(arguments, name) for name in names}
+    return settings | {"objectives": objectives, "members": members}
 
 
-def _objectives(arguments: argparse.Namespace) -> list[str]:
+def objectives_of(arguments: argparse.Namespace, models: int) -> list[str]:
     """What circuits are extracted for; refuses arguments that do not go together."""
+    if models > 1 and arguments.members not in (None, models):
+        raise CommandError(f"--members is {arguments.members}, and {models} models make one each: leave it out")
     if arguments.method == "taylor":
         for name in ("budget", "objectives", "out_of", "ood_data", "ood_split"):
             if getattr(arguments, name) is not None:
@@ -163,7 +192,17 @@ def _objectives(arguments: argparse.Namespace) -> list[str]:
     if arguments.heads_per_layer is not None:
         raise CommandError("--heads-per-layer is for --method taylor: pass --budget, the heads each member loses")
     objectives = arguments.objectives or (list(OBJECTIVES) if arguments.ood_data else ["acc"])
-    if arguments.objectives is None and arguments.members not in (None, len(objectives)):
+    if models > 1:
+        objectives = arguments.objectives or (["avg"] if arguments.ood_data else ["acc"])
+        if len(objectives) > 1:
+            raise CommandError(
+                f"--objectives has {len(objectives)}, and each of the {models} models gets one circuit: name one"
+            )
+        if arguments.out_of is not None:
+            raise CommandError(
+                "--out-of is for members sampled from one circuit, here each model has its own: leave it out"
+            )
+    elif arguments.objectives is None and arguments.members not in (None, len(objectives)):
         objectives = objectives[-1:]
     if len(objectives) > 1 and arguments.members not in (None, len(objectives)):
         raise CommandError(f"{len(objectives)} objectives make {len(objectives)} members, not {arguments.members}")
@@ -179,12 +218,17 @@ def _objectives(arguments: argparse.Namespace) -> list[str]:
     return objectives
 
 
-def _check_heads(arguments: argparse.Namespace, config: PreTrainedConfig, objectives: list[str], members: int) -> None:
+def check_heads(
+    arguments: argparse.Namespace,
+    name: str,
+    config: PreTrainedConfig,
+    objectives: list[str],
+    members: int,
+    is_one_of_several: bool,
+) -> None:
     """Refuses numbers that the model's heads do not allow."""
     if getattr(config, "num_members", 1) > 1:
-        raise CommandError(
-            f"{arguments.model} is a Hydra of {config.num_members} members: pass the backbone, or one member"
-        )
+        raise CommandError(f"{name} is a Hydra of {config.num_members} members: pass the backbone, or one member")
     if arguments.method == "taylor":
         most = _most_heads_in_a_layer(config)
         if _heads_per_layer(arguments, config) >= most:
@@ -197,6 +241,8 @@ def _check_heads(arguments: argparse.Namespace, config: PreTrainedConfig, object
     budget, out_of = _budget(arguments, config), _out_of(arguments, config, objectives, members)
     if not 1 <= budget < every:
         raise CommandError(f"--budget is {budget}: {every} heads compete, so pass 1 to {every - 1}")
+    if is_one_of_several:
+        return
     if not budget <= out_of < every:
         raise CommandError(
             f"--out-of is {out_of}: a member loses {budget} of them, and {every} heads compete, so pass {budget} to {every - 1}"
@@ -221,7 +267,7 @@ def _most_heads_in_a_layer(config: PreTrainedConfig) -> int:
 
 
 def _budget(arguments: argparse.Namespace, config: PreTrainedConfig) -> int:
-    return arguments.budget or max(1, _num_heads(config) // 3)
+    return arguments.budget or max(1, _num_heads(config) // 6)
 
 
 def _out_of(arguments: argparse.Namespace, config: PreTrainedConfig, objectives: list[str], members: int) -> int:
@@ -233,17 +279,45 @@ def _out_of(arguments: argparse.Namespace, config: PreTrainedConfig, objectives:
     return arguments.out_of or max(budget, min(enough, _num_heads(config) - 1))
 
 
-def _taylor_members(arguments, model: PreTrainedModel, data: Any, members: int, prompts: dict | None) -> list:
-    keep = _heads_per_layer(arguments, model.config)
+def _taylor_members(arguments, models: list[PreTrainedModel], data: Any, members: int, prompts: dict | None) -> list:
+    keep = _heads_per_layer(arguments, models[0].config)
     loader = torch.utils.data.DataLoader(data, arguments.batch_size)
     return draw_members(
-        model,
+        models if len(models) > 1 else models[0],
         dataloader=loader,
         heads_per_layer=keep,
         num_members=members,
         seed=arguments.seed,
         class_prompts=prompts,
         allow_equal=arguments.allow_equal,
+    )
+
+
+def _members_of_several(arguments, models: list[PreTrainedModel], data, unknown, objective: str, prompts) -> list:
+    """Each model without the first heads of its own circuit."""
+    budget, folder = _budget(arguments, models[0].config), arguments.output / CIRCUITS
+    circuits = extract_circuit(
+        models,
+        data,
+        unknown,
+        objective,
+        budget=budget,
+        class_prompts=prompts,
+        mode=arguments.mode,
+        batch_size=arguments.batch_size,
+        checkpoint=[folder / f"member-{index}.checkpoint" for index in range(len(models))],
+    )
+    for index, circuit in enumerate(circuits):
+        circuit.save(folder / f"member-{index}.json")
+        _tell(circuit, f"circuit of member {index} for {objective}")
+    return draw_members(models, circuits=circuits, budget=budget, allow_equal=arguments.allow_equal)
+
+
+def _tell(circuit: Circuit, name: str) -> None:
+    print(
+        f"{name}: score {circuit.dense_score:.4f} with all heads, {circuit.scores[-1]:.4f} without "
+        f"{len(circuit.ranking)}, best without {circuit.best_budget}",
+        flush=True,
     )
 
 
@@ -263,11 +337,7 @@ def _circuit_members(arguments, model, data, unknown, objectives: list[str], mem
             checkpoint=arguments.output / CIRCUITS / f"{objective}.checkpoint",
         )
         circuit.save(arguments.output / CIRCUITS / f"{objective}.json")
-        print(
-            f"circuit for {objective}: score {circuit.dense_score:.4f} with all heads, {circuit.scores[-1]:.4f} without "
-            f"{out_of}, best without {circuit.best_budget}",
-            flush=True,
-        )
+        _tell(circuit, f"circuit for {objective}")
         circuits.append(circuit)
     if len(circuits) > 1:
         return draw_members(model, circuits=circuits, budget=budget, allow_equal=arguments.allow_equal)
@@ -300,12 +370,25 @@ def _save_member(folder: Path, member: PreTrainedModel, processor: Any) -> None:
 
 
 def add_finetune(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the output of `prune`")
-    parser.add_argument("--recipe", choices=sorted(RECIPES), required=True, help="how to train, as in the paper")
+    parser.add_argument(
+        "model",
+        metavar="DIR_OR_MODEL",
+        help="the output of `prune`; or a pre-trained model, by folder or Hub name, which is fine-tuned several times, each "
+        "time with a new classifier for the classes of the data",
+    )
+    parser.add_argument(
+        "--recipe",
+        choices=sorted(RECIPES),
+        help="how to train (default: finetune-images or finetune-texts from a pre-trained model, otherwise tune-images or "
+        "tune-texts; imagenet1k, cifar100 and sst2 are the paper's)",
+    )
+    parser.add_argument(
+        "--members", type=positive, metavar="M", help="how many fine-tunings of a pre-trained model (default: 3)"
+    )
     parser.add_argument(
         "--validation-split",
-        help="default: a tenth of the training rows, at most 3,000, is held out, drawn at random; with the recipe sst2 the "
-        "first rows are",
+        help="default: with --part training the part for validation; otherwise a tenth of the training rows, at most 3,000, is "
+        "held out, drawn at random; with the recipe sst2 the first rows are",
     )
     parser.add_argument(
         "--learning-rates",
@@ -324,55 +407,113 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
 
 
 def finetune(arguments: argparse.Namespace) -> None:
-    recipe = shortened(RECIPES[arguments.recipe], arguments.max_steps)
+    source = Path(arguments.model)
+    is_pretrained = not source.is_dir() or (source / "config.json").exists()
+    folders = [] if is_pretrained else members_in(source)
+    name = arguments.model if is_pretrained else str(folders[0])
+    config = load_config(name)
+    recipe = shortened(RECIPES[arguments.recipe or default_recipe(config, is_pretrained)], arguments.max_steps)
     learning_rates = _learning_rates(arguments.learning_rates, recipe)
-    folders = members_in(arguments.folder)
-    config = load_config(str(folders[0]))
+    check_trainable(arguments.model, config, is_pretrained)
+    _check_finetuning(arguments, is_pretrained)
+    members = (arguments.members or 3) if is_pretrained else len(folders)
+    is_several = is_pretrained or are_fine_tunings(source)
+    claim_for_training(arguments.output, source, members, is_several)
+    processor = load_processor(arguments.processor or name, config)
+    classes = None
+    if is_pretrained:
+        classes = _classes(arguments)
+        config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
+        print(f"{members} fine-tunings of {name} with new classifiers for {len(classes)} classes")
+    train, validation = _train_and_validation(arguments, config, processor, recipe)
+    settings = {
+        "seed": arguments.seed,
+        "learning_rates": learning_rates,
+        "per_device_train_batch_size": arguments.batch_size,
+        "per_device_eval_batch_size": arguments.batch_size,
+        "report_to": "none",
+        "dataloader_pin_memory": torch.cuda.is_available(),
+    }
+    if is_pretrained:
+        finetune_from_pretrained(
+            name, members, recipe, train, validation, arguments.output, class_names=classes, **settings
+        )
+    else:
+        copy_circuits(source, arguments.output)
+        models = [load_model(str(folder)) for folder in folders]
+        finetune_members(models, recipe, train, validation, arguments.output, **settings)
+    for index in range(members):
+        processor.save_pretrained(arguments.output / f"member-{index}")
+    step = "prune" if is_pretrained else "fuse"
+    print(f"Next: hydra-transformers {step} {arguments.output} {'--data ... ' if is_pretrained else ''}--output ...")
+    if is_pretrained:
+        print("(Or hydra-transformers fuse: fine-tunings make a Hydra without any pruning, too.)")
+
+
+def default_recipe(config: PreTrainedConfig, is_pretrained: bool) -> str:
+    """By what the model reads, and whether it is to be fine-tuned for the first time."""
+    return f"{'finetune' if is_pretrained else 'tune'}-{'images' if hasattr(config, 'image_size') else 'texts'}"
+
+
+def check_trainable(name: str, config: PreTrainedConfig, is_pretrained: bool = True) -> None:
+    """Refuses what has no classifier to train."""
     if len(tower_configs(config)) > 1:
         raise CommandError(
-            "members with two towers have no classifier to fine-tune and are fused as they are: go on with `fuse`"
+            f"{name} has two towers and no classifier to train, members of it are fused as they are: go on with `fuse`"
         )
-    claim_for_training(arguments.output, arguments.folder, len(folders))
-    processor = load_processor(arguments.processor or str(folders[0]), config)
-    train, validation = _train_and_validation(arguments, config, processor)
-    if hasattr(config, "image_size"):
-        print("training images pass the model's image processor only: the recipe's augmentation is not applied")
-    copy_circuits(arguments.folder, arguments.output)
-    finetune_members(
-        [load_model(str(folder)) for folder in folders],
-        recipe,
-        train,
-        validation,
-        arguments.output,
-        seed=arguments.seed,
-        learning_rates=learning_rates,
-        per_device_train_batch_size=arguments.batch_size,
-        per_device_eval_batch_size=arguments.batch_size,
-        report_to="none",
-        dataloader_pin_memory=torch.cuda.is_available(),
-    )
-    for index in range(len(folders)):
-        processor.save_pretrained(arguments.output / f"member-{index}")
-    print(f"Next: hydra-transformers fuse {arguments.output} --output ...")
-
-
-def _train_and_validation(arguments: argparse.Namespace, config: PreTrainedConfig, processor: Any) -> tuple[Any, Any]:
-    rows = read_data(arguments, config, processor, split=arguments.split, prefer=("train",))
-    check_can_be_learnt_from(rows, arguments.data, "to learn")
-    if arguments.validation_split is None:
-        train, validation = _held_out(rows, arguments.seed, arguments.recipe in VALIDATES_ON_FIRST_ROWS)
-        print(f"{len(train):,} rows to train, {len(validation):,} held out for validation")
-        return train, validation
-    validation = read_data(arguments, config, processor, split=arguments.validation_split)
-    if _overlap(rows.split, validation.split):
+    if is_pretrained and hasattr(config, "kept_heads"):
         raise CommandError(
-            f"--validation-split {validation.split} has rows of the training split {rows.split}: pass another, or leave it "
-            "out to hold out a part"
+            f"{name} is a single Hydra: pass a pre-trained model of Transformers, or a folder of members"
         )
-    return rows, validation
 
 
-def _overlap(split: str, other: str) -> bool:
+def _check_finetuning(arguments: argparse.Namespace, is_pretrained: bool) -> None:
+    if not is_pretrained and arguments.members is not None:
+        raise CommandError(f"--members is for a pre-trained model, {arguments.model} holds its members: leave it out")
+    if arguments.part not in (None, "training"):
+        raise CommandError(f"--part {arguments.part} is held out from training: pass --part training, or leave it out")
+
+
+def _classes(arguments: argparse.Namespace) -> list[str]:
+    with access_to(arguments.data, "data set"):
+        return classes_in(source_of(arguments, split=arguments.split, part=arguments.part), SPLITS_FOR_PARTS)
+
+
+def _train_and_validation(
+    arguments: argparse.Namespace, config: PreTrainedConfig, processor: Any, recipe: Recipe
+) -> tuple[Any, Any]:
+    rows = read_data(arguments, config, processor, split=arguments.split, prefer=("train",), part=arguments.part)
+    check_can_be_learnt_from(rows, arguments.data, "to learn")
+    changed = replace(rows, change=_change(rows, recipe))
+    if arguments.validation_split is not None:
+        validation = read_data(arguments, config, processor, split=arguments.validation_split)
+        if overlap(rows.split, validation.split):
+            raise CommandError(
+                f"--validation-split {validation.split} has rows of the training split {rows.split}: pass another, or leave it "
+                "out to hold out a part"
+            )
+        return changed, validation
+    if arguments.part is not None:
+        validation = read_data(arguments, config, processor, split=arguments.split, is_told=False, part="validation")
+        train = changed
+    else:
+        held_out, others = _held_out(len(rows), arguments.seed, recipe.name in VALIDATES_ON_FIRST_ROWS)
+        train, validation = torch.utils.data.Subset(changed, others), torch.utils.data.Subset(rows, held_out)
+    print(f"{len(train):,} rows to train, {len(validation):,} held out for validation")
+    return train, validation
+
+
+def _change(rows: PreparedData, recipe: Recipe) -> Callable[[Any], Any] | None:
+    """What training images go through by the recipe; says what is left out."""
+    if rows.image_column is None:
+        return None
+    change, unknown = random_changes(recipe.train_transforms)
+    if unknown:
+        print(f"the recipe's {', '.join(unknown)} is not known here and left out")
+    return change
+
+
+def overlap(split: str, other: str) -> bool:
     """Whether two splits surely have rows in common: they are the same, or one is a part of the other."""
     is_of_same = split.partition("[")[0] == other.partition("[")[0]
     return is_of_same and (split == other or "[" not in split or "[" not in other)
@@ -386,13 +527,12 @@ def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
     return replace(recipe, max_steps=max_steps, epochs=None, warmup_steps=warmup)
 
 
-def _held_out(rows: Any, seed: int, takes_first: bool) -> tuple[Any, Any]:
-    """All but a tenth of the rows, and that tenth: the first of them, or random ones."""
-    count = min(MOST_VALIDATION_ROWS, max(1, len(rows) // 10))
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed)).tolist()
-    order = range(len(rows)) if takes_first else order
-    subset = torch.utils.data.Subset
-    return subset(rows, order[count:]), subset(rows, order[:count])
+def _held_out(rows: int, seed: int, takes_first: bool) -> tuple[Sequence[int], Sequence[int]]:
+    """A tenth of the rows, the first of them or random ones, and the others."""
+    count = min(MOST_VALIDATION_ROWS, max(1, rows // 10))
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed)).tolist()
+    order = range(rows) if takes_first else order
+    return order[:count], order[count:]
 
 
 def _learning_rates(rates: list[float | str] | None, recipe: Recipe) -> str | list[float] | None:
@@ -412,7 +552,13 @@ def _learning_rates(rates: list[float | str] | None, recipe: Recipe) -> str | li
 
 
 def add_fuse(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the output of `finetune` or `prune`")
+    parser.add_argument(
+        "members",
+        nargs="+",
+        metavar="DIR_OR_MODEL",
+        help="the output of `finetune` or `prune`; or the members themselves, several models by folder or Hub name: plain ones "
+        "of Transformers, fine-tuned from one pre-trained model, or Hydras",
+    )
     parser.add_argument(
         "--shared",
         nargs="*",
@@ -423,35 +569,52 @@ def add_fuse(parser: argparse.ArgumentParser) -> None:
         "in one forward)",
     )
     parser.add_argument("--allow-equal", action="store_true", help="fuse members although they are the same model")
+    parser.add_argument("--processor", metavar="NAME_OR_FOLDER", help="default: the one saved with the first member")
     add_output(parser, "gets the Hydra with its code and processor, ready for the Hub")
 
 
 def fuse(arguments: argparse.Namespace) -> None:
-    folders = members_in(arguments.folder)
+    folder = Path(arguments.members[0]) if len(arguments.members) == 1 else None
+    names = arguments.members if folder is None else [str(path) for path in members_in(folder)]
     check_is_new(arguments.output)
     check_takes_files(arguments.output)
-    configs = [load_config(str(folder)) for folder in folders]
-    circuits_of(arguments.folder, configs)  # refuses those that a card could not be made of
-    processor = load_processor(str(folders[0]), configs[0])
-    members = [load_model(str(folder)) for folder in folders]
+    configs = [load_config(name) for name in names]
+    if folder is not None:
+        circuits_of(folder, configs)  # refuses those that a card could not be made of
+    processor = load_processor(arguments.processor or names[0], configs[0])
+    if arguments.processor is None:
+        check_same_processors(names, configs, processor)
+    members = [load_model(name) for name in names]
+    check_can_be_fused(members, "members")
     if not arguments.allow_equal:
-        _refuse_equal(members, folders)
+        _refuse_equal(members, names)
     with written_whole(arguments.output) as unfinished:
-        hydra = type(members[0]).from_pruned_members(members, shared=arguments.shared)
+        hydra = AutoHydra.from_pruned_members(members, shared=arguments.shared)
         hydra.save_pretrained(unfinished)
         processor.save_pretrained(unfinished)
-        copy_circuits(arguments.folder, unfinished)
-    print(f"{len(members)} members are one model in {arguments.output}.")
+        record = {"made_of": digest_of_names(names), "fine_tunings": _are_fine_tunings(folder, names, configs)}
+        write_atomically(unfinished / FUSE_SETTINGS, json.dumps(record, indent=1) + "\n")
+        if folder is not None:
+            copy_circuits(folder, unfinished)
+    print(f"{hydra.num_members} members are one model in {arguments.output}.")
     print(f"Next: hydra-transformers evaluate {arguments.output} --data ...")
 
 
-def _refuse_equal(members: list[PreTrainedModel], folders: list[Path]) -> None:
+def _are_fine_tunings(folder: Path | None, names: list[str], configs: list[PreTrainedConfig]) -> bool:
+    """Whether members are fine-tunings and no copies of one backbone: they say so, or nothing was cut out of any."""
+    folders = [folder] if folder is not None else [Path(name).parent for name in names]
+    is_plain = not any(hasattr(config, "kept_heads") for config in configs)
+    return is_plain or any(are_fine_tunings(each) for each in folders)
+
+
+def _refuse_equal(members: list[PreTrainedModel], names: list[str]) -> None:
     """Members of equal weights agree on everything, so that the Hydra would be one model at the price of several."""
-    first: dict[str, Path] = {}
-    for member, folder in zip(members, folders, strict=True):
-        equal = first.setdefault(fingerprint_of_weights(member), folder)
-        if equal is not folder:
+    first: dict[str, str] = {}
+    for place, (member, name) in enumerate(zip(members, names, strict=True)):
+        called = Path(name).name or name
+        equal = first.setdefault(fingerprint_of_weights(member), called)
+        if len(first) <= place:
             raise CommandError(
-                f"{equal.name} and {folder.name} have the same heads and weights and would agree on everything: prune with "
-                "another --budget or other data, or pass --allow-equal"
+                f"{equal} and {called} have the same heads and weights and would agree on everything: prune with another "
+                "--budget or other data, or pass --allow-equal"
             )

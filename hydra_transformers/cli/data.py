@@ -21,6 +21,8 @@ from ..cost import TEXT_TOKENS
 TEXT_NAMES = ("text", "sentence", "content", "review", "question")
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "class")
 FILE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+PARTS = ("training", "validation", "test")
+MOST_HELD_OUT_ROWS = 3_000
 GENERIC_NAME = re.compile(r"LABEL_\d+")
 
 
@@ -31,6 +33,7 @@ class DataSource:
     name: a data set on the Hub ("cifar100", with a config "glue:sst2"), a folder that `save_to_disk` wrote, a folder of
         images, csv, json or parquet files, or one such file
     split: by default the first that exists of those a command prefers; "train[:1000]" and "train[:10%]" are parts of one
+    part: "training", "validation" or "test": a random part of the split, the same in every command, before any limit
     limit: at most this many rows, drawn at random with the seed 0, because many sets are sorted by class
     image_column, text_column, label_column: guessed where not given; "translation.en" is a field of a text column
     labels_in_order: take the data's class indices as they are, whatever the classes are called
@@ -38,6 +41,7 @@ class DataSource:
 
     name: str
     split: str | None = None
+    part: str | None = None
     limit: int | None = None
     image_column: str | None = None
     text_column: str | None = None
@@ -53,6 +57,7 @@ class PreparedData(torch.utils.data.Dataset):
     notes: what was found and decided, for the user to read
     class_names: of the data's own classes, in order; None where labels were not asked for or have no names
     split: the one that was read; None where the data has none
+    change: what an image goes through before it is processed, something random for example
     """
 
     rows: Any
@@ -64,6 +69,7 @@ class PreparedData(torch.utils.data.Dataset):
     image_mode: str = "RGB"
     processor: Any = None
     split: str | None = None
+    change: Callable[[Any], Any] | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -73,6 +79,7 @@ class PreparedData(torch.utils.data.Dataset):
             row = {name: values[index] for name, values in self.tokens.items()}
         else:
             image = self.rows[index][self.image_column].convert(self.image_mode)
+            image = image if self.change is None else self.change(image)
             row = {"pixel_values": self.processor(image, return_tensors="pt")["pixel_values"][0]}
         return row if self.labels is None else {**row, "labels": self.labels[index]}
 
@@ -133,6 +140,63 @@ def _tokenized(texts: Sequence[str], config: PreTrainedConfig, tokenizer: Any) -
     return dict(tokenizer(list(texts), truncation=True, max_length=length, padding=True, return_tensors="pt"))
 
 
+def classes_in(source: DataSource, prefer: Sequence[str]) -> list[str]:
+    """The names of the data's own classes in the order of their indices; LABEL_0, LABEL_1, ... where they have none."""
+    rows, _ = load_rows(source, prefer)
+    column = find_label_column(rows.features, source, None)
+    names = class_names_of(rows, column)
+    if names is None:
+        highest = max(_indices(rows, column, None, source))
+        names = [f"LABEL_{index}" for index in range(highest + 1)]
+    if len(names) < 2:
+        raise ValueError(f"column {column!r} of {source.name} has {len(names)} class, so there is nothing to learn")
+    return names
+
+
+# Changing images
+
+
+@dataclass(frozen=True)
+class RandomCropAndFlip:
+    """A rectangle of an image, mirrored or not, each time another.
+
+    scale: the least and the largest share of the area, or None for the whole image
+    flip: how often it is mirrored
+    """
+
+    scale: tuple[float, float] | None = None
+    flip: float = 0.0
+
+    def __call__(self, image: Any) -> Any:
+        from PIL import ImageOps
+
+        if self.scale is not None:
+            image = image.crop(self._box(*image.size))
+        return ImageOps.mirror(image) if torch.rand(()).item() < self.flip else image
+
+    def _box(self, width: int, height: int) -> tuple[int, int, int, int]:
+        for _ in range(10):  # until one fits, as torchvision's RandomResizedCrop
+            share, shape, right, down = torch.rand(4).tolist()
+            area = width * height * (self.scale[0] + share * (self.scale[1] - self.scale[0]))
+            ratio = (3 / 4) ** (1 - 2 * shape)
+            wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < wide <= width and 0 < high <= height:
+                left, top = int(right * (width - wide + 1)), int(down * (height - high + 1))
+                return left, top, left + wide, top + high
+        return 0, 0, width, height
+
+
+def random_changes(transforms: Sequence[tuple[str, dict]]) -> tuple[RandomCropAndFlip | None, list[str]]:
+    """What a recipe's transforms do to an image before the model's processor, and the names of those that are not known."""
+    named = dict(transforms)
+    crop, flip = named.pop("RandomResizedCrop", None), named.pop("RandomHorizontalFlip", None)
+    unknown = [name for name in named if name not in ("Normalize", "tokenize")]  # the processor does these
+    if crop is None and flip is None:
+        return None, unknown
+    scale = None if crop is None else tuple(crop.get("scale", (0.08, 1.0)))
+    return RandomCropAndFlip(scale, 0.0 if flip is None else flip.get("p", 0.5)), unknown
+
+
 # Finding rows
 
 
@@ -155,11 +219,23 @@ def load_rows(source: DataSource, prefer: Sequence[str]) -> tuple[Any, str | Non
         raise ValueError(f"rows of {source.name} have more cells than its first line: check separators and quotes")
     if source.text_column and "." in source.text_column and source.text_column not in rows.features:
         rows = rows.flatten()  # "translation.en" is a field of the column "translation"
+    if source.part is not None:
+        rows = rows.select(places_of_part(len(rows), source))
     if source.limit is not None and source.limit < len(rows):
         rows = rows.shuffle(seed=0).select(range(source.limit))
     if len(rows) == 0:
         raise ValueError(f"{source.name} has no rows" + (f" in the split {split}" if split else ""))
     return rows, split
+
+
+def places_of_part(count: int, source: DataSource) -> list[int]:
+    """The rows of a part: of `count` rows a tenth, at most 3,000, is for tests, as many for validation, the rest to train."""
+    if count < 3:
+        raise ValueError(f"{source.name} has {count} rows, too few for a part each to train, to validate and to test")
+    held_out = min(MOST_HELD_OUT_ROWS, max(1, count // 10))
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
+    parts = {"test": order[:held_out], "validation": order[held_out : 2 * held_out], "training": order[2 * held_out :]}
+    return sorted(parts[source.part])
 
 
 def is_same_source(name: str, other: str) -> bool:

@@ -1,5 +1,6 @@
 """Models, members and processors in folders: found, loaded, and claimed by a step."""
 
+import hashlib
 import json
 import os
 import re
@@ -20,8 +21,8 @@ from transformers import (
 )
 
 from ..files import remove_leftovers, write_atomically, written_whole
-from ..hub.member_circuits import heads_of_backbone, in_order_of_members, kept_by
-from ..models.auto import HEADS, auto_class_of
+from ..hub.member_circuits import has_led_to, heads_of_backbone, in_order_of_members, kept_by
+from ..models.auto import HEADS, auto_class_of, load_trained
 from ..pruning import Circuit
 from ..pruning.heads import Head
 from ..pruning.scoring import OBJECTIVES
@@ -39,7 +40,7 @@ PROCESSOR_CLASSES = {
 WITHOUT_TORCHVISION = {AutoImageProcessor: ViTImageProcessorPil}
 CIRCUITS = "circuits"
 # What a step was asked for, in its output folder: among others the number of "members".
-PRUNE_SETTINGS, FINETUNE_SETTINGS = "prune.json", "finetune.json"
+PRUNE_SETTINGS, FINETUNE_SETTINGS, FUSE_SETTINGS = "prune.json", "finetune.json", "fuse.json"
 
 
 def load_config(name: str) -> PreTrainedConfig:
@@ -65,13 +66,9 @@ def load_config(name: str) -> PreTrainedConfig:
 
 def load_model(name: str, device: str = "cpu") -> PreTrainedModel:
     """A classifier or CLIP model by Hub name or folder, ready to predict; one with untrained parts is refused."""
-    model_class = HEADS[load_config(name).model_type]
+    load_config(name)  # has the clearer sentences
     with access_to(name, "model"):
-        model, found = model_class.from_pretrained(name, output_loading_info=True)
-    missing = sorted(found["missing_keys"])
-    if missing:
-        raise CommandError(f"{name} has no {missing[0]}: pass a model that is trained for classification")
-    return model.to(device).eval()
+        return load_trained(name).to(device)
 
 
 def load_processor(name: str, config: PreTrainedConfig) -> Any:
@@ -93,6 +90,36 @@ def load_processor(name: str, config: PreTrainedConfig) -> Any:
         ) from error
 
 
+def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConfig], first: Any) -> None:
+    """Refuses models whose inputs are prepared differently, as far as that can be told: a model may come without a processor.
+
+    first: the processor of the first of them, which will serve all
+    """
+    expected = _preparation(first)
+    for name, config in zip(names[1:], configs[1:], strict=True):
+        try:
+            found = _preparation(load_processor(name, config))
+        except CommandError:
+            continue
+        differing = [key for key in expected if key in found and found[key] != expected[key]]
+        if differing:
+            raise CommandError(
+                f"{name} reads its inputs otherwise than {names[0]} ({differing[0]} differs): pass models of one "
+                "pre-trained model, or say with --processor which one serves all"
+            )
+
+
+def _preparation(processor: Any) -> dict[str, Any]:
+    """What decides how an image or a text becomes numbers; not who does it."""
+    if hasattr(processor, "image_processor"):
+        return _preparation(processor.image_processor) | _preparation(processor.tokenizer)
+    if hasattr(processor, "get_vocab"):
+        settings = {name: getattr(processor, name, None) for name in ("do_lower_case", "padding_side")}
+        return {"vocabulary": processor.get_vocab(), "special tokens": processor.special_tokens_map, **settings}
+    kinds = ("do_", "image_mean", "image_std", "size", "crop_size", "resample", "rescale_factor")
+    return {name: value for name, value in processor.to_dict().items() if name.startswith(kinds) and value is not None}
+
+
 def member_folders(folder: Path) -> list[Path]:
     """`member-0`, `member-1`, ... of a folder, in order."""
     found = [path for path in folder.glob("member-*") if re.fullmatch(r"member-\d+", path.name)]
@@ -101,6 +128,38 @@ def member_folders(folder: Path) -> list[Path]:
 
 def _member_number(path: Path) -> int:
     return int(path.name.removeprefix("member-"))
+
+
+def holds_members(folder: Path) -> bool:
+    """Whether a folder is the output of a step, and no model."""
+    steps = (PRUNE_SETTINGS, FINETUNE_SETTINGS)
+    is_model = (folder / "config.json").exists()
+    return not is_model and (bool(member_folders(folder)) or any((folder / step).exists() for step in steps))
+
+
+def models_named(names: Sequence[str]) -> list[str]:
+    """The models that a command was given: each by folder or Hub name, or all of them by the folder of an earlier step."""
+    if len(names) == 1 and holds_members(Path(names[0])):
+        return [str(folder) for folder in members_in(Path(names[0]))]
+    return list(names)
+
+
+def are_fine_tunings(folder: Path) -> bool:
+    """Whether the members in a folder, or of the Hydra in it, are several fine-tunings, as the records of steps tell."""
+    found = {
+        file: read_settings(folder / file)
+        for file in (PRUNE_SETTINGS, FINETUNE_SETTINGS, FUSE_SETTINGS)
+        if (folder / file).exists()
+    }
+    return any(settings.get("fine_tunings") for settings in found.values()) or isinstance(
+        found.get(PRUNE_SETTINGS, {}).get("model"), list
+    )
+
+
+def digest_of_names(names: Sequence[str]) -> str:
+    """Knows members again by where they lie, without saying where: a Hydra's folder may be published."""
+    places = [str(Path(name).resolve()) if Path(name).exists() else name for name in names]
+    return hashlib.sha256("\n".join(places).encode()).hexdigest()
 
 
 def members_in(folder: Path) -> list[Path]:
@@ -168,8 +227,11 @@ def claim(folder: Path, file: str, settings: dict[str, Any]) -> None:
     write_atomically(record, json.dumps(settings, indent=1) + "\n")
 
 
-def claim_for_training(folder: Path, source: Path, members: int) -> None:
-    """Takes a folder for the fine-tuning of `members` members, or refuses one that holds anything else."""
+def claim_for_training(folder: Path, source: Path, members: int, fine_tunings: bool) -> None:
+    """Takes a folder for the fine-tuning of `members` members, or refuses one that holds anything else.
+
+    fine_tunings: whether they do not come from one backbone
+    """
     if folder.resolve() == source.resolve():
         raise CommandError(f"{folder} is where the members are read from: pass another --output")
     remove_leftovers(folder)
@@ -186,7 +248,7 @@ def claim_for_training(folder: Path, source: Path, members: int) -> None:
             "another --output, or remove it"
         )
     check_takes_files(folder)
-    write_atomically(record, json.dumps({"members": members}) + "\n")
+    write_atomically(record, json.dumps({"members": members, "fine_tunings": fine_tunings}) + "\n")
 
 
 def read_settings(record: Path) -> dict[str, Any]:
@@ -207,18 +269,40 @@ def circuits_of(folder: Path, configs: Sequence[PreTrainedConfig]) -> list[Circu
 
     configs: that of the Hydra, or of every member
     """
+    own = sorted((folder / CIRCUITS).glob("member-*.json"), key=lambda path: _member_number(path.with_suffix("")))
+    if own:
+        return _own_circuits(own, configs)
     paths = [folder / CIRCUITS / f"{objective}.json" for objective in OBJECTIVES]
     circuits = [_load_circuit(path) for path in paths if path.exists()]
     if not circuits:
         return None
-    members: list[set[Head]] = [kept_by(config, member) for config in configs for member in range(config.num_members)]
-    ordered = in_order_of_members(circuits, members, heads_of_backbone(configs[0]))
+    ordered = in_order_of_members(circuits, _kept_by_members(configs), heads_of_backbone(configs[0]))
     if ordered is None:
-        raise CommandError(
-            f"the circuits in {folder / CIRCUITS} are not those by which these members lost their heads: remove them, or run "
-            "`hydra-transformers prune` again"
-        )
+        raise _not_theirs(folder / CIRCUITS)
     return ordered
+
+
+def _own_circuits(paths: Sequence[Path], configs: Sequence[PreTrainedConfig]) -> list[Circuit]:
+    """Of members that come from several backbones: `member-0.json` is that of the first, and so on."""
+    circuits, members = [Circuit.load(path) for path in paths], _kept_by_members(configs)
+    every = heads_of_backbone(configs[0])
+    if [_member_number(path.with_suffix("")) for path in paths] != list(range(len(members))) or not all(
+        has_led_to(circuit, kept, every) for circuit, kept in zip(circuits, members, strict=True)
+    ):
+        raise _not_theirs(paths[0].parent)
+    return circuits
+
+
+def _kept_by_members(configs: Sequence[PreTrainedConfig]) -> list[set[Head]]:
+    hydras = [config for config in configs if hasattr(config, "num_members")]
+    return [kept_by(config, member) for config in hydras for member in range(config.num_members)]
+
+
+def _not_theirs(folder: Path) -> CommandError:
+    return CommandError(
+        f"the circuits in {folder} are not those by which these members lost their heads: remove them, or run "
+        "`hydra-transformers prune` again"
+    )
 
 
 def _load_circuit(path: Path) -> Circuit:

@@ -161,7 +161,7 @@ def _read_all(
     arguments: argparse.Namespace, config: PreTrainedConfig, processor: Any, is_told: bool
 ) -> tuple[PreparedData, dict[str, dict[str, PreparedData]]]:
     """The data, and by group and name the out-of-distribution data, prepared for one model."""
-    data = read_data(arguments, config, processor, split=arguments.split, is_told=is_told)
+    data = read_data(arguments, config, processor, split=arguments.split, is_told=is_told, part=arguments.part)
     groups = {group: getattr(arguments, group) for group in ("near", "far") if getattr(arguments, group)}
     ood = {
         group: {

@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard
 from transformers import PreTrainedConfig
 
 from ..uncertainty import UncertaintyReport
-from .folders import circuits_of, load_config, load_model, load_processor
+from .folders import are_fine_tunings, circuits_of, load_config, load_model, load_processor
 from .judging import check_is_hydra
 from .problems import CommandError
 
@@ -69,6 +69,7 @@ def _card_fields(arguments: argparse.Namespace, config: PreTrainedConfig) -> tup
         "license": arguments.license,
         "fine_tuning": arguments.fine_tuning,
         "circuits": circuits_of(arguments.folder, [config]),
+        "fine_tunings": are_fine_tunings(arguments.folder) or None,
     }
     if report is not None:
         fields["report_model"] = arguments.report_model or _own_name(report, path, arguments.report is None)

@@ -38,6 +38,7 @@ def create_model_card(
     dataset: str | None = None,
     license: str | None = None,
     circuits: Sequence[Circuit] | None = None,
+    fine_tunings: bool | None = None,
     fine_tuning: str | None = None,
     report_model: str | None = None,
     temperature: TemperatureScaling | None = None,
@@ -49,11 +50,13 @@ def create_model_card(
         model: a Hydra with a classifier, or one for zero-shot classification.
         report: from `evaluate_uncertainty`; fills the evaluation table and the Hub's evaluation metadata.
         repo_id: where the model will lie, "me/my-hydra"; the code in the card loads it from there.
-        base_model: the backbone's id on the Hub.
+        base_model: the id on the Hub of the backbone, or of the pre-trained model that the members are fine-tunings of.
         dataset: the in-distribution data's id on the Hub ("cifar100"); needed with a report.
         license: a license id of the Hub ("apache-2.0"); a warning tells of one that is not known.
         circuits: one per member, in their order, or a single one that all members were sampled from.
-        fine_tuning: a sentence on how the members were fine-tuned after pruning.
+        fine_tunings: whether each member is a fine-tuning of its own, and not a copy of one backbone; by default told by the
+            circuits, by the weights they were extracted from, and by members that have all heads.
+        fine_tuning: a sentence on how the members were fine-tuned.
         report_model: which of the report's models this one is; needed where it has several.
         temperature: the temperature that is published with the model.
         plots: title -> path in the repository, for pictures below the evaluation table.
@@ -63,7 +66,7 @@ def create_model_card(
     """
     check_names(repo_id=repo_id, base_model=base_model, dataset=dataset)
     warn_of_unknown_license(license)
-    fields = card_fields(model, repo_id, base_model, circuits)
+    fields = card_fields(model, repo_id, base_model, circuits, fine_tunings)
     fields |= {"fine_tuning": fine_tuning, "temperature": temperature, "plots": plots or {}, "dataset": dataset}
     data = card_data(model, base_model, dataset, license)
     if report is not None:
@@ -80,18 +83,22 @@ def card_fields(
     repo_id: str | None = None,
     base_model: str | None = None,
     circuits: Sequence[Circuit] | None = None,
+    fine_tunings: bool | None = None,
 ) -> dict[str, Any]:
     """What the template says about a model; a model on the meta device will do."""
     task, config = task_of(model), model.config
     repo_id = repo_id or f"me/{type(model).__name__.lower()}"
     members = config.num_members
-    link = f"[{base_model}](https://huggingface.co/{base_model})" if base_model else "one backbone"
+    if fine_tunings is None:
+        fine_tunings = _are_fine_tunings(model, circuits)
+    nameless = "one pre-trained model" if fine_tunings else "one backbone"
+    link = f"[{base_model}](https://huggingface.co/{base_model})" if base_model else nameless
     shared = ", ".join(SHARED_NAMES[part] for part in SHARED_NAMES if part in config.shared)
     return {
         "repo_id": repo_id,
         "model_name": repo_id.split("/")[-1],
         "members": members,
-        "base_model_link": link,
+        "origin": _origin(model, link, circuits, fine_tunings),
         "architecture": model.architecture,
         "intended_use": task.intended_use,
         "snippet": task.snippet.replace("REPO", repo_id).strip(),
@@ -101,7 +108,7 @@ def card_fields(
         if shared
         else "nothing, they are independent models",
         "own_sentence": _own_parts(model),
-        "pruning": _pruning_sentences(model, circuits),
+        "pruning": _pruning_sentences(model, circuits, fine_tunings),
         "kept_heads_map": kept_heads_map(config),
         "cost": card_cost_table(model),
         "limits": task.limits,
@@ -182,9 +189,37 @@ def _num_kept(config: Any, member: int) -> int:
     return sum(len(layer[min(member, len(layer) - 1)]) for layer in config.kept_heads)
 
 
-def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | None) -> str | None:
+def _are_fine_tunings(model: PreTrainedModel, circuits: Sequence[Circuit] | None) -> bool:
+    """Circuits of different weights, or several members that are whole, tell that members are no copies of one model."""
+    if model.config.num_members == 1:
+        return False
+    return _is_whole(model) or len({circuit.made_from.get("weights") for circuit in circuits or ()}) > 1
+
+
+def _is_whole(model: PreTrainedModel) -> bool:
+    """Whether no member lost a head."""
+    every = heads_of_backbone(model.config)
+    return all(kept_by(model.config, member) == every for member in range(model.config.num_members))
+
+
+def _origin(model: PreTrainedModel, link: str, circuits: Sequence[Circuit] | None, fine_tunings: bool) -> str:
+    """What the members are, as a part of a sentence."""
+    members = model.config.num_members
+    if not fine_tunings:
+        return f"{members} copies of {link}, each with other attention heads cut out"
+    if _is_whole(model):
+        return f"{members} fine-tunings of {link} with all their attention heads"
+    by = "pruned by its own circuit" if circuits else "with attention heads of its own cut out"
+    return f"{members} fine-tunings of {link}, each {by}"
+
+
+def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | None, fine_tunings: bool) -> str | None:
     if not circuits:
-        return None
+        return (
+            "None was cut out: the members are fine-tunings of their own."
+            if fine_tunings and _is_whole(model)
+            else None
+        )
     members = model.config.num_members
     if len(circuits) not in (1, members):
         raise ValueError(
@@ -209,7 +244,8 @@ def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | Non
             f", score {circuit.dense_score:.4f} before and {circuit.scores[removed - 1]:.4f} after" if removed else ""
         )
         lines.append(f"- Member {member}: {removed} heads removed along a circuit ({_describe(circuit)}){score}")
-    return "\n".join(["Circuits: the head without which the score is best goes, again and again.", "", *lines])
+    of = ", each of the member's own fine-tuning" if fine_tunings else ""
+    return "\n".join([f"Circuits{of}: the head without which the score is best goes, again and again.", "", *lines])
 
 
 def _describe(circuit: Circuit) -> str:

@@ -6,7 +6,7 @@ from transformers import PreTrainedConfig
 
 from ..models.fusion import tower_configs
 from ..pruning import Circuit
-from ..pruning.heads import Head
+from ..pruning.heads import Head, head_at
 
 
 def kept_by(config: PreTrainedConfig, member: int = 0) -> set[Head]:
@@ -59,7 +59,7 @@ def _named(kept_heads: Sequence | Mapping[str, Sequence], member: int) -> set[He
     """`kept_heads[layer][member]`, for CLIP by tower, as heads; a tower with a single member serves all."""
     towers = kept_heads if isinstance(kept_heads, Mapping) else {"": kept_heads}
     return {
-        (layer, head) if tower == "" else (tower, layer, head)
+        head_at(tower, layer, head)
         for tower, layers in towers.items()
         for layer, members in enumerate(layers)
         for head in members[min(member, len(members) - 1)]

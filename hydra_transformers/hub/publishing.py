@@ -66,7 +66,8 @@ def push_hydra_to_hub(
         token: by default the one you logged in with (`hf auth login`) or `HF_TOKEN`.
         overwrite_card: replace the whole card on the Hub. Otherwise its generated parts are renewed and the text around
             them stays, and a card that was edited inside them, or not made by `create_model_card`, is refused.
-        card_arguments: those of `create_model_card`: base_model, dataset, license, circuits, fine_tuning, report_model.
+        card_arguments: those of `create_model_card`: base_model, dataset, license, circuits, fine_tunings, fine_tuning,
+            report_model.
 
     Repeat it as you like: unchanged files make no new commit, files of your own in the repository stay.
     """

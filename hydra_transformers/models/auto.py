@@ -4,7 +4,9 @@ A new family is imported here; its classes say themselves what they are built fr
 classes of Transformers find them (`auto_classes` of the config). No other file names a family.
 """
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -18,7 +20,7 @@ from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersC
 from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_vit import HydraViTConfig
-from .fusion import check_has_no_adapters
+from .fusion import check_agrees, check_has_no_adapters, read_members
 from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertModel
 from .modeling_hydra_clip import HydraCLIPModel, HydraCLIPTextModel, HydraCLIPVisionModel
 from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
@@ -49,18 +51,22 @@ class AutoHydra:
 
     @staticmethod
     def from_pruned_members(
-        members: Sequence[PreTrainedModel], shared: Sequence[str] = SHARED_PARTS
+        members: Sequence[PreTrainedModel | str | os.PathLike], shared: Sequence[str] = SHARED_PARTS
     ) -> PreTrainedModel:
-        """One Hydra of `members`, which are one-member Hydras, Hydras, or supported models of Transformers, fine-tuned
-        from one pre-trained model for example.
+        """One Hydra of `members`, fine-tuned from one pre-trained model for example; they are left as they are.
 
+        members: one-member Hydras, Hydras, or supported models of Transformers; the models themselves, or the folders or
+            Hub names from which they are loaded. All of one architecture, for the same classes
         shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"
         """
-        if isinstance(members, PreTrainedModel):
+        if isinstance(members, (PreTrainedModel, str, os.PathLike)):
             raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
         if not members:
             raise ValueError("members is empty: pass at least one model")
-        return hydra_class(members[0], "members[0]").from_pruned_members(members, shared)
+        loaded = [load_trained(each) if isinstance(each, (str, os.PathLike)) else each for each in members]
+        found = hydra_class(loaded[0], "members[0]")
+        _check_classes(loaded, found, "members")
+        return found.from_pruned_members(loaded, shared)
 
     @staticmethod
     def supported() -> dict[str, str]:
@@ -80,6 +86,54 @@ def hydra_class(model: PreTrainedModel, name: str = "model") -> type:
         f"{name} is a {type(model).__name__}: pass a Hydra or one of {', '.join(AutoHydra.supported())}; "
         "docs/adding-a-model-family.md tells how to add another"
     )
+
+
+def config_of(name: str | os.PathLike) -> PreTrainedConfig:
+    """The config in a folder or on the Hub."""
+    name = os.fspath(name)
+    if not Path(name).exists() and name.startswith((".", "/", "~")):
+        raise FileNotFoundError(f"there is no folder {name}: pass a folder that save_pretrained wrote, or a Hub name")
+    return transformers.AutoConfig.from_pretrained(name)
+
+
+def load_trained(name: str | os.PathLike) -> PreTrainedModel:
+    """The classifier or zero-shot model in a folder or on the Hub, ready to predict; one with untrained parts is refused."""
+    config = config_of(name)
+    if config.model_type not in HEADS:
+        raise ValueError(f"{name} is a {config.model_type}: pass a {', '.join(HEADS)} model")
+    model, found = HEADS[config.model_type].from_pretrained(name, output_loading_info=True)
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ValueError(f"{name} has no {missing[0]}: pass a model that is trained for classification")
+    return model.eval()
+
+
+def check_can_be_fused(models: Sequence[PreTrainedModel], name: str) -> None:
+    """Refuses models of different architectures, classes or dtypes, of which no Hydra could be made.
+
+    name: what the caller calls the list
+    """
+    found = hydra_class(models[0], f"{name}[0]")
+    _check_classes(models, found, name)
+    read = [next(read_members(found, model, f"{name}[{place}]")) for place, model in enumerate(models)]
+    for member in read:
+        check_agrees(member, read[0])
+
+
+def _check_classes(models: Sequence[PreTrainedModel], found: type, name: str) -> None:
+    """Refuses models of one kind that call their classes, or count them, differently: their answers have no mean."""
+    kinds = (*found.backbone_types, found.config_class.model_type)
+    first = models[0].config.id2label
+    for place, model in enumerate(models):
+        config = getattr(model, "config", None)
+        if getattr(config, "model_type", None) in kinds and config.id2label != first:
+            at = next(
+                index for index in {**first, **config.id2label} if first.get(index) != config.id2label.get(index)
+            )
+            raise ValueError(
+                f"{name}[{place}] has other classes than {name}[0] (number {at} is {config.id2label.get(at)!r}, not "
+                f"{first.get(at)!r}): pass models fine-tuned on the same labels, or set id2label alike if only names differ"
+            )
 
 
 def _model_class(config_class: type, auto_class: str) -> type:

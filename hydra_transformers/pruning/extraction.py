@@ -4,6 +4,7 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,12 +12,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..fingerprints import fingerprint_of_rows, fingerprint_of_weights, fingerprints_of_rows
+from ..models.auto import check_can_be_fused
 from ..prediction import check_chooses_one_class
 from .ablation import GIB, ablation_of
 from .circuits import MODES, Circuit
 from .evaluation_data import EvaluationData, read_data
 from .greedy import GreedySearch
-from .heads import check_count, chosen_towers, prune_heads
+from .heads import check_count, chosen_towers, heads_of, prune_heads
 from .scoring import MARGINS, OBJECTIVES
 
 
@@ -25,7 +27,7 @@ CPU_MEMORY_GIB = 0.25
 
 
 def extract_circuit(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Sequence[PreTrainedModel],
     id_data: Any,
     ood_data: Any = None,
     objective: str = "acc",
@@ -39,9 +41,9 @@ def extract_circuit(
     batch_size: int = 32,
     dtype: torch.dtype | None = None,
     memory_gib: float | None = None,
-    checkpoint: str | os.PathLike | None = None,
+    checkpoint: str | os.PathLike | Sequence[str | os.PathLike] | None = None,
     progress: bool = True,
-) -> Circuit:
+) -> Circuit | list[Circuit]:
     """Ranks `budget` heads by greedy removal: each time the head without which the score is highest.
 
     The score is that of the model with the head's slice of the output projection zeroed. Heads of equal score are told apart
@@ -51,7 +53,9 @@ def extract_circuit(
     says how many heads shared each score. `model` is left as it is; the extraction runs where it lies.
 
     Args:
-        model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one.
+        model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one. For a list of several
+            backbones, fine-tunings of one pre-trained model for example, a list of their circuits is returned; the data is
+            read once.
         id_data: in-distribution data with labels (which "ood" does not need): a DataLoader, a list of dict batches, or a
             Dataset or list of dict rows.
         ood_data: out-of-distribution data for "ood" and "avg"; "acc" does not look at it.
@@ -68,28 +72,55 @@ def extract_circuit(
         dtype: the dtype to evaluate in, e.g. `torch.bfloat16`; by default the model's.
         memory_gib: what the states of the candidates that run together may take; by default 4 on an accelerator and
             0.25 on a CPU. One candidate always runs, so a smaller batch is the way to take less than it needs.
-        checkpoint: a JSON file that is written after every removal, and from which a run that was stopped goes on.
+        checkpoint: a JSON file that is written after every removal, and from which a run that was stopped goes on. For
+            several backbones a file each, or a folder that gets `circuit-0.json`, `circuit-1.json`, ...
         progress: whether to show a progress bar.
     """
-    search = start_search(
-        model,
-        id_data,
-        ood_data,
-        objective,
-        budget=budget,
-        class_prompts=class_prompts,
-        towers=towers,
-        mode=mode,
-        shortlist=shortlist,
-        check_every=check_every,
-        batch_size=batch_size,
-        dtype=dtype,
-        memory_gib=memory_gib,
-    )
-    if checkpoint is not None:
-        search.resume(checkpoint)
-    search.run(budget, checkpoint, progress)
-    return search.circuit.first(budget)
+    settings = {
+        "budget": budget,
+        "class_prompts": class_prompts,
+        "towers": towers,
+        "mode": mode,
+        "shortlist": shortlist,
+    }
+    settings |= {"check_every": check_every, "batch_size": batch_size, "dtype": dtype, "memory_gib": memory_gib}
+    is_several = not isinstance(model, PreTrainedModel) and isinstance(model, Sequence)
+    models = list(model) if is_several else [model]
+    if is_several:
+        _check_backbones(models, budget, towers)
+    checkpoints = _checkpoints(checkpoint, len(models)) if is_several else [checkpoint]
+    circuits, already_read = [], {}
+    for each, path in zip(models, checkpoints, strict=True):
+        search = start_search(each, id_data, ood_data, objective, already_read=already_read, **settings)
+        if path is not None:
+            search.resume(path)
+        search.run(budget, path, progress)
+        circuits.append(search.circuit.first(budget))
+    return circuits if is_several else circuits[0]
+
+
+def _check_backbones(models: Sequence[PreTrainedModel], budget: int, towers: Sequence[str] | None) -> None:
+    """Refuses, before the first extraction, what a later one would stop at."""
+    if not models:
+        raise ValueError("model is an empty list: pass at least one backbone")
+    check_can_be_fused(models, "model")
+    for place, model in enumerate(models):
+        heads = len(heads_of(prune_heads(model), towers))
+        check_count(budget, "budget", 1, heads - 1, f"{heads} heads of model[{place}] compete")
+
+
+def _checkpoints(
+    checkpoint: str | os.PathLike | Sequence[str | os.PathLike] | None, count: int
+) -> list[str | os.PathLike | None]:
+    if checkpoint is None:
+        return [None] * count
+    if isinstance(checkpoint, (str, os.PathLike)):
+        if Path(checkpoint).is_file():
+            raise ValueError(f"checkpoint {checkpoint} is a file, and there are {count} backbones: pass a folder")
+        return [Path(checkpoint) / f"circuit-{place}.json" for place in range(count)]
+    if len(checkpoint) != count:
+        raise ValueError(f"there are {count} backbones, and checkpoint has {len(checkpoint)} files: pass one each")
+    return list(checkpoint)
 
 
 def start_search(
@@ -107,8 +138,13 @@ def start_search(
     batch_size: int = 32,
     dtype: torch.dtype | None = None,
     memory_gib: float | None = None,
+    already_read: dict[tuple, EvaluationData] | None = None,
 ) -> GreedySearch:
-    """Everything before the first removal: arguments checked, model copied, data read. Arguments of `extract_circuit`."""
+    """Everything before the first removal: arguments checked, model copied, data read. Arguments of `extract_circuit`.
+
+    already_read: data of earlier searches, which is taken from here and put here
+    """
+    already_read = {} if already_read is None else already_read
     _check_settings(objective, mode, shortlist, check_every, ood_data)
     check_chooses_one_class(model, "model")
     if not isinstance(dtype, torch.dtype | None):
@@ -125,7 +161,10 @@ def start_search(
     check_count(budget, "budget", 1, num_heads - 1, f"{num_heads} heads compete")
 
     def read(data: Any, name: str, num_classes: int | None) -> EvaluationData:
-        return read_data(data, name, engine.input_names, batch_size, hydra.device, hydra.dtype, num_classes)
+        settings = (name, tuple(engine.input_names), batch_size, hydra.device, hydra.dtype, num_classes)
+        if settings not in already_read:
+            already_read[settings] = read_data(data, *settings)
+        return already_read[settings]
 
     id_set = read(id_data, "id_data", None if objective == "ood" else engine.num_classes)
     ood_set = None if objective == "acc" else read(ood_data, "ood_data", None)

@@ -38,7 +38,7 @@ def heads_of(model: PreTrainedModel, towers: Sequence[str] | None = None) -> lis
     """The heads that a one-member Hydra has, in order; of CLIP's towers only those in `towers`."""
     chosen = chosen_towers(model, towers)
     return [
-        (layer, head) if tower == "" else (tower, layer, head)
+        head_at(tower, layer, head)
         for tower, config in tower_configs(model.config).items()
         if tower in chosen
         for layer, members in enumerate(config.kept_heads)
@@ -68,6 +68,11 @@ def chosen_towers(model: PreTrainedModel, towers: Sequence[str] | None) -> list[
 def attention_of(model: PreTrainedModel, tower: str, layer: int) -> nn.Module:
     """The fused attention of a Hydra's layer; `tower` is "" for a model without towers."""
     return model.get_submodule(attention_names(model)[tower][layer])
+
+
+def head_at(tower: str, layer: int, head: int) -> Head:
+    """A head by its name; `tower` is "" for a model without towers."""
+    return (layer, head) if tower == "" else (tower, layer, head)
 
 
 def tower_and_place(head: Head) -> tuple[str, int, int]:

@@ -1,4 +1,5 @@
-"""Diverse members from one backbone: by objective, by sampling one ranking, or by calibration subset."""
+"""Diverse members: of several fine-tunings, each by its own circuit; of one backbone by objective, by sampling one ranking,
+or by calibration subset."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..fingerprints import fingerprint_of_weights
+from ..models.auto import check_can_be_fused
 from ..prediction import batches
 from .circuits import Circuit
 from .heads import as_heads, as_heads_to_prune, check_count, prune_heads
@@ -23,11 +25,12 @@ OPTIONS = {
     "circuits": ("budget", "num_members"),
     "circuit": ("budget", "out_of", "num_members"),
     "dataloader": ("heads_per_layer", "num_members"),
+    "nothing": ("num_members",),
 }
 
 
 def draw_members(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Sequence[PreTrainedModel],
     *,
     circuits: Sequence[Circuit] | None = None,
     circuit: Circuit | None = None,
@@ -40,65 +43,83 @@ def draw_members(
     class_prompts: Mapping[str, Tensor] | None = None,
     allow_equal: bool = False,
 ) -> list[PreTrainedModel]:
-    """One-member Hydras with different heads, ready for `from_pruned_members` or for fine-tuning one by one.
+    """Different one-member Hydras, ready for `from_pruned_members` or for fine-tuning one by one.
 
-    There are three ways, told apart by what is passed:
+    `model` is one backbone, or a list of several fine-tunings of one pre-trained model: then each makes one member.
+    There are these ways, told apart by what is passed:
 
-    - `circuits`, `budget`: one member per circuit, without its first `budget` heads. Hydra (Circ) takes three circuits, for
-      the objectives "acc", "ood" and "avg".
-    - `circuit`, `budget`, `out_of`, `num_members`, `seed`: from one circuit (B.5), each member loses `budget` heads that
-      are sampled from the first `out_of` of its ranking (the paper: 48 out of 100).
+    - `circuits`, `budget`: one member per circuit, without its first `budget` heads. Of several backbones, circuit i is that
+      of backbone i. Of one backbone, Hydra (Circ) takes three circuits, for the objectives "acc", "ood" and "avg".
+    - `circuit`, `budget`, `out_of`, `num_members`, `seed`: from one circuit of one backbone (B.5), each member loses `budget`
+      heads that are sampled from the first `out_of` of its ranking (the paper: 48 out of 100).
     - `dataloader`, `heads_per_layer`, `num_members`, `seed`: Hydra (Taylor), each member pruned with `taylor_prune` on its
       own random half of every calibration batch. CLIP also needs `class_prompts`; its vision tower is pruned.
+    - several backbones and nothing else: each as it is, nothing pruned.
 
-    Three members are drawn where `num_members` is not given, member m with the seed `seed + m`. `model` is left as it is.
-    Members that lose the same heads are refused, as an ensemble of them is one model: `allow_equal=True` takes them, where
-    training is to make them different. A warning tells of circuits that were extracted from other weights.
+    Of one backbone, three members are drawn where `num_members` is not given, member m with the seed `seed + m`. The backbones
+    are left as they are. Members with the same heads and weights are refused, as an ensemble of them is one model:
+    `allow_equal=True` takes them, where training is to make them different. A warning tells of circuits that were extracted
+    from other weights.
     """
     given = [
         name
         for name, value in (("circuits", circuits), ("circuit", circuit), ("dataloader", dataloader))
         if value is not None
     ]
-    if len(given) != 1:
-        raise ValueError(
-            f"draw_members got {' and '.join(given) or 'nothing to draw from'}: pass circuits, circuit or dataloader"
-        )
     options = {"budget": budget, "out_of": out_of, "heads_per_layer": heads_per_layer, "num_members": num_members}
-    for name, value in options.items():
-        if value is not None and name not in OPTIONS[given[0]]:
-            raise ValueError(f"{name} is {value!r}, which drawing from {given[0]} has no use for: leave it out")
-    if num_members is not None and num_members < 1:
-        raise ValueError(f"num_members is {num_members}: pass at least 1")
-    if dataloader is None and budget is None:
-        raise ValueError(f"budget is missing: say how many heads each member loses when drawing from {given[0]}")
-    seeds = range(seed, seed + (3 if num_members is None else num_members))
-    if circuits is not None:
-        _check_circuits(model, _named(circuits, num_members))
+    is_several = not isinstance(model, PreTrainedModel) and isinstance(model, Sequence)
+    if is_several:
+        _check_backbones(model, given, num_members)
+    way = _way(given, options, is_several)
+    if way == "circuits":
+        named = _named(circuits, len(model) if is_several else num_members, is_several)
+        num_members = len(named)
+    backbones = list(model) if is_several else [model] * (num_members or 3)
+    if way == "circuits":
+        _check_circuits(backbones, named)
         head_sets = [each.heads_to_prune(budget) for each in circuits]
-    elif circuit is not None:
-        _check_circuits(model, {"circuit": circuit})
+    elif way == "circuit":
+        _check_circuits(backbones[:1], {"circuit": circuit})
         head_sets = []
-        for member_seed in seeds:
-            head_sets.append(sample_heads(circuit, budget, out_of, member_seed, taken=head_sets))
-    else:
-        if heads_per_layer is None:
-            raise ValueError(
-                "heads_per_layer is missing: say how many heads a layer keeps when drawing with a dataloader"
-            )
+        for place in range(len(backbones)):
+            head_sets.append(sample_heads(circuit, budget, out_of, seed + place, taken=head_sets))
+    elif way == "dataloader":
         calibration = list(batches(dataloader))
         head_sets = [
             taylor_prune(
-                model,
-                half_of_each(calibration, member_seed),
+                backbone,
+                half_of_each(calibration, seed + place),
                 heads_per_layer=heads_per_layer,
                 class_prompts=class_prompts,
             ).heads_to_prune
-            for member_seed in seeds
+            for place, backbone in enumerate(backbones)
         ]
+    else:
+        head_sets = [{}] * len(backbones)
     if not allow_equal:
-        _refuse_twins(head_sets)
-    return [prune_heads(model, heads_to_prune) for heads_to_prune in head_sets]
+        _refuse_twins(head_sets, backbones)
+    return [prune_heads(backbone, heads) for backbone, heads in zip(backbones, head_sets, strict=True)]
+
+
+def _way(given: Sequence[str], options: Mapping[str, int | None], is_several: bool) -> str:
+    """What members are drawn from: "circuits", "circuit", "dataloader" or, of several backbones, "nothing"; refuses options
+    that do not go with it."""
+    if len(given) > 1 or not (given or is_several):
+        raise ValueError(
+            f"draw_members got {' and '.join(given) or 'nothing to draw from'}: pass circuits, circuit or dataloader"
+        )
+    way = given[0] if given else "nothing"
+    for name, value in options.items():
+        if value is not None and name not in OPTIONS[way]:
+            instead = "leave it out" if given else "leave it out, or pass circuits or a dataloader to prune by"
+            raise ValueError(f"{name} is {value!r}, which drawing from {way} has no use for: {instead}")
+    if options["num_members"] is not None and options["num_members"] < 1:
+        raise ValueError(f"num_members is {options['num_members']}: pass at least 1")
+    if way in ("circuits", "circuit") and options["budget"] is None:
+        raise ValueError(f"budget is missing: say how many heads each member loses when drawing from {way}")
+    if way == "dataloader" and options["heads_per_layer"] is None:
+        raise ValueError("heads_per_layer is missing: say how many heads a layer keeps when drawing with a dataloader")
+    return way
 
 
 def sample_heads(circuit: Circuit, budget: int, out_of: int | None, seed: int, taken: Sequence[dict] = ()) -> dict:
@@ -128,39 +149,78 @@ def half_of_each(calibration: Sequence[Mapping[str, Tensor]], seed: int) -> list
     return halves
 
 
-def _named(circuits: Any, num_members: int | None) -> dict[str, Any]:
+def _check_backbones(backbones: Sequence[PreTrainedModel], given: Sequence[str], num_members: int | None) -> None:
+    if not backbones:
+        raise ValueError("model is an empty list: pass at least one backbone")
+    if "circuit" in given:
+        raise ValueError(
+            f"circuit is a single one, and there are {len(backbones)} backbones, which can spare different heads: extract one "
+            "from each and pass circuits=[...]"
+        )
+    if num_members not in (None, len(backbones)):
+        raise ValueError(
+            f"num_members is {num_members}, and there are {len(backbones)} backbones: each makes one member, leave it out"
+        )
+    check_can_be_fused(backbones, "model")
+
+
+def _named(circuits: Any, wanted: int | None, is_several: bool) -> dict[str, Any]:
     if isinstance(circuits, Circuit):
         raise TypeError("circuits is a single circuit: pass one per member, or sample members from it with circuit=")
     if not circuits:
         raise ValueError("circuits is empty: pass one circuit per member")
-    if num_members not in (None, len(circuits)):
-        raise ValueError(
-            f"num_members is {num_members}, circuits has {len(circuits)}: each makes one member, leave it out"
-        )
+    if wanted not in (None, len(circuits)):
+        if is_several:
+            raise ValueError(
+                f"there are {wanted} backbones, and circuits has {len(circuits)}: pass one of each backbone"
+            )
+        raise ValueError(f"num_members is {wanted}, circuits has {len(circuits)}: each makes one member, leave it out")
     return {f"circuits[{index}]": each for index, each in enumerate(circuits)}
 
 
-def _check_circuits(model: PreTrainedModel, circuits: Mapping[str, Any]) -> None:
-    """Refuses what is no circuit, and warns of one that was extracted from other weights than the model's."""
+def _check_circuits(backbones: Sequence[PreTrainedModel], circuits: Mapping[str, Any]) -> None:
+    """Refuses what is no circuit, and warns of one that was extracted from other weights than its backbone's."""
     for name, each in circuits.items():
         if not isinstance(each, Circuit):
             raise TypeError(f"{name} is a {type(each).__name__}: pass what extract_circuit or Circuit.load returns")
-    sources = {name: each.made_from["weights"] for name, each in circuits.items() if "weights" in each.made_from}
-    weights = fingerprint_of_weights(prune_heads(model)) if sources else None
-    for name, source in sources.items():
-        if source != weights:
+    weights = _Weights()
+    for backbone, (name, each) in zip(backbones, circuits.items(), strict=True):
+        if "weights" in each.made_from and each.made_from["weights"] != weights.of(backbone):
             warnings.warn(
                 f"{name} was extracted from a model with other weights: its heads may not be the ones this model can spare",
                 stacklevel=3,
             )
 
 
-def _refuse_twins(head_sets: Sequence[dict]) -> None:
-    sets = [set(as_heads(heads_to_prune)) for heads_to_prune in head_sets]
-    twins = [(a, b) for a, b in combinations(range(len(sets)), 2) if sets[a] == sets[b]]
-    if twins:
-        pairs = ", ".join(f"{a} and {b}" for a, b in twins)
+class _Weights:
+    """Fingerprints of backbones' weights, each computed once, where it is asked for."""
+
+    def __init__(self):
+        self.known: dict[int, str] = {}
+
+    def of(self, backbone: PreTrainedModel) -> str:
+        if id(backbone) not in self.known:
+            self.known[id(backbone)] = fingerprint_of_weights(prune_heads(backbone))
+        return self.known[id(backbone)]
+
+
+def _refuse_twins(head_sets: Sequence[dict], backbones: Sequence[PreTrainedModel]) -> None:
+    sets, weights = [set(as_heads(heads_to_prune)) for heads_to_prune in head_sets], _Weights()
+    twins = [
+        (a, b)
+        for a, b in combinations(range(len(sets)), 2)
+        if sets[a] == sets[b]
+        and (backbones[a] is backbones[b] or weights.of(backbones[a]) == weights.of(backbones[b]))
+    ]
+    if not twins:
+        return
+    pairs = ", ".join(f"{a} and {b}" for a, b in twins)
+    if any(backbones[a] is not backbones[0] for a in range(len(backbones))) or not sets[twins[0][0]]:
         raise ValueError(
-            f"members {pairs} lose the same heads and would agree on everything: try another budget, more or other data, or "
-            "samples from more heads of one circuit (out_of); allow_equal takes them, to be trained apart"
+            f"members {pairs} have the same weights and lose the same heads, and would agree on everything: pass different "
+            "fine-tunings; allow_equal takes them, to be trained apart"
         )
+    raise ValueError(
+        f"members {pairs} lose the same heads and would agree on everything: try another budget, more or other data, or "
+        "samples from more heads of one circuit (out_of); allow_equal takes them, to be trained apart"
+    )

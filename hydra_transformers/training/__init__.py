@@ -1,8 +1,9 @@
-"""Fine-tuning after pruning, on the Hugging Face Trainer: one callback, the paper's recipes, losses, LoRA."""
+"""Fine-tuning before and after pruning, on the Hugging Face Trainer: one callback, recipes, losses, LoRA."""
 
 from .callback import PostPruningCallback
 from .divergence import DivergedError
 from .finetune import compute_accuracy, finetune_members
+from .from_pretrained import finetune_from_pretrained
 from .lora import lora_config
 from .losses import EnsembleLoss
 from .recipes import RECIPES, Recipe, recipe
@@ -15,6 +16,7 @@ __all__ = [
     "PostPruningCallback",
     "Recipe",
     "compute_accuracy",
+    "finetune_from_pretrained",
     "finetune_members",
     "lora_config",
     "recipe",

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.utils import logging
 
-from .parameter_groups import PARTS, layer_dropouts, places, without_effect
+from .parameter_groups import PARTS, ids_of_classifier, layer_dropouts, places, without_effect
 
 
 logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosity counts
@@ -33,6 +33,8 @@ class PostPruningCallback(TrainerCallback):
         reset_classifier: set the classifier's weight and bias to zero before training; the pooler stays.
         dropout: the probability of the dropouts inside each layer, on the outputs of attention and MLP, in this
             training; the config, and with it a saved model, keeps its own.
+        classifier_factor: how many times the learning rate of the rest the classifier shall have; it is the trainer that
+            gives it (that of `finetune_members` does), and verified here.
 
     On a model with adapters of PEFT, what trains is PEFT's choice, and `trainable` and `last_n_layers` do not count; the
     classifier that is reset is the one saved with the adapter (`modules_to_save`).
@@ -50,6 +52,7 @@ class PostPruningCallback(TrainerCallback):
         last_n_layers: int | None = None,
         reset_classifier: bool = False,
         dropout: float | None = None,
+        classifier_factor: float = 1.0,
     ):
         trainable = (trainable,) if isinstance(trainable, str) else tuple(trainable)
         unknown = [part for part in trainable if part not in PARTS]
@@ -63,6 +66,7 @@ class PostPruningCallback(TrainerCallback):
         self.last_n_layers = last_n_layers
         self.reset_classifier = reset_classifier
         self.dropout = dropout
+        self.classifier_factor = classifier_factor
         self._prepared: weakref.ref[nn.Module] | None = None
 
     def trains(self, model: nn.Module) -> dict[str, bool]:
@@ -104,6 +108,8 @@ class PostPruningCallback(TrainerCallback):
         # FSDP shards parameters under names of its own, DeepSpeed's optimizer holds flat copies of them.
         if not (args.fsdp or args.deepspeed):
             self._verify(model, optimizer)
+            if self.classifier_factor != 1.0:
+                self._verify_rates(model, optimizer, args.learning_rate)
 
     def _verify(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimised = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -120,6 +126,18 @@ class PostPruningCallback(TrainerCallback):
                     f"{'does not hold' if trains[name] else 'holds'} it: let Trainer make the optimizer, or give "
                     "yours the parameters with requires_grad after Trainer was built"
                 )
+
+    def _verify_rates(self, model: nn.Module, optimizer: torch.optim.Optimizer, rate: float) -> None:
+        of_classifier = ids_of_classifier(model)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                wanted = rate * (self.classifier_factor if id(parameter) in of_classifier else 1.0)
+                if not math.isclose(group.get("initial_lr", group["lr"]), wanted):
+                    raise RuntimeError(
+                        f"the classifier shall have {self.classifier_factor:g} times the learning rate of the rest, which this "
+                        "trainer does not give it: train with finetune_members, or set the recipe's classifier_learning_rate "
+                        "to None"
+                    )
 
 
 def describe_trained(model: nn.Module) -> str:

@@ -1,14 +1,15 @@
-"""Training that ends where its numbers do."""
+"""Training that ends where its numbers do, and goes on with the weights it had."""
 
 import math
+import os
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from transformers import Trainer
+from torch import Tensor, nn
+from transformers import PreTrainedModel, Trainer
 
-from .parameter_groups import classifier_parameters
+from .parameter_groups import set_classifier_rate
 
 
 class DivergedError(RuntimeError):
@@ -19,28 +20,21 @@ class FiniteTrainer(Trainer):
     """A `Trainer` that raises a `DivergedError` where the loss, in training or validation, or a weight that would be
     saved is not a finite number. (A plain one goes on: it logs the mean of earlier losses in place of a NaN.)
 
-    classifier_factor: how many times the learning rate the classifier trains with
+    A checkpoint is read as `from_pretrained` reads it. (A plain one takes the names on disk for those of the model, which for
+    some models are older ones, and goes on with the weights it has.)
+
+    classifier_factor: how many times the learning rate of the rest what follows the encoder has
     """
 
     def __init__(self, *args, classifier_factor: float = 1.0, **kwargs):
-        super().__init__(*args, **kwargs)
         self.classifier_factor = classifier_factor
-        if classifier_factor != 1 and (self.args.fsdp or self.args.deepspeed):
-            raise ValueError(
-                f"classifier_factor is {classifier_factor}: under FSDP and DeepSpeed, which split parameters up, the "
-                "classifier cannot have a learning rate of its own, pass 1"
-            )
+        super().__init__(*args, **kwargs)
 
     def create_optimizer(self, *args, **kwargs) -> torch.optim.Optimizer:
-        is_new = self.optimizer is None
+        is_there = self.optimizer is not None
         optimizer = super().create_optimizer(*args, **kwargs)
-        if is_new and self.classifier_factor != 1:
-            faster = {id(parameter) for parameter in classifier_parameters(self.model)}
-            for group in list(optimizer.param_groups):
-                own = [parameter for parameter in group["params"] if id(parameter) in faster]
-                group["params"] = [parameter for parameter in group["params"] if id(parameter) not in faster]
-                if own:
-                    optimizer.add_param_group({**group, "params": own, "lr": self.classifier_factor * group["lr"]})
+        if self.classifier_factor != 1.0 and not is_there:
+            set_classifier_rate(optimizer, self.model, self.classifier_factor)
         return optimizer
 
     def training_step(self, *args, **kwargs) -> Tensor:
@@ -62,9 +56,37 @@ class FiniteTrainer(Trainer):
             raise DivergedError(f"weights are not finite after step {self.state.global_step}")
         super().save_model(*args, **kwargs)
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self._is_sharded_or_adapted():
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        else:
+            load_weights(self.model, resume_from_checkpoint)
+
+    def _load_best_model(self) -> None:
+        if self._is_sharded_or_adapted():
+            super()._load_best_model()
+        else:
+            load_weights(self.model, self.state.best_model_checkpoint)
+
+    def _is_sharded_or_adapted(self) -> bool:
+        return self.is_fsdp_enabled or self.is_deepspeed_enabled or not isinstance(self.model, PreTrainedModel)
+
     def _is_true_everywhere(self, condition: Tensor) -> bool:
         """In every process, so that all of them stop."""
         if self.args.world_size > 1:
             condition = condition.to(torch.uint8)
             dist.all_reduce(condition, op=dist.ReduceOp.MIN)
         return bool(condition)
+
+
+def load_weights(model: PreTrainedModel, folder: str | os.PathLike) -> None:
+    """Gives `model` the weights that were saved in `folder`; refuses a folder that lacks some of them."""
+    loaded, found = type(model).from_pretrained(folder, dtype=model.dtype, output_loading_info=True)
+    check_nothing_is_missing(folder, set(found["missing_keys"]))
+    model.load_state_dict(loaded.state_dict())
+
+
+def check_nothing_is_missing(folder: str | os.PathLike, names: set[str]) -> None:
+    """What a file lacks would stay as it was, or be drawn at random."""
+    if names:
+        raise ValueError(f"{folder} has no weights for {min(names)}: remove that folder and train again")

@@ -22,7 +22,7 @@ from ..fingerprints import fingerprint_of_data, fingerprint_of_weights
 from ..folder_lock import only_writer
 from ..processes import gather
 from .callback import describe_trained
-from .divergence import DivergedError, FiniteTrainer
+from .divergence import DivergedError, FiniteTrainer, check_nothing_is_missing
 from .lora import adapter_settings, is_peft_model
 from .recipes import Recipe, check_learning_rate
 from .recipes import recipe as recipe_by_name
@@ -76,8 +76,9 @@ def finetune_members(
     """Fine-tunes each member by itself (paper, 4.3) and returns the fine-tuned members; those passed in stay as they are.
 
     Args:
-        members: the pruned members, or a `PeftModel` each, of which the adapter trains and is saved.
-        recipe: a `Recipe`, or the name of one of the paper's.
+        members: the pruned members, of one backbone or of several; plain models of Transformers; or a `PeftModel` each, of
+            which the adapter trains and is saved.
+        recipe: a `Recipe`, or the name of one.
         train_dataset, eval_dataset: what `Trainer` takes; `eval_dataset` is the validation set.
         output_dir: gets one folder per member, `member-0`, `member-1`, ..., from which the member can be loaded with
             `from_pretrained`. Below it lies one run folder per learning rate.
@@ -243,8 +244,7 @@ def _run(member: PreTrainedModel, recipe: Recipe, folder: Path, arguments: dict,
 
 def _train(member: PreTrainedModel, recipe: Recipe, folder: Path, process: TrainingArguments, data: dict) -> Trainer:
     """A Trainer whose model has been trained to the end."""
-    options = {"compute_loss_func": recipe.loss() if recipe.label_smoothing else None}
-    options["classifier_factor"] = recipe.classifier_factor
+    loss = recipe.loss() if recipe.label_smoothing else None
     checkpoint = last_checkpoint(folder, process.world_size)
     about = f"{folder.parent.name}, learning rate {process.learning_rate:g}"
     if checkpoint is not None and _has_ended(trainer_state(checkpoint)):
@@ -252,10 +252,17 @@ def _train(member: PreTrainedModel, recipe: Recipe, folder: Path, process: Train
         best = trainer_state(checkpoint)["best_model_checkpoint"]
         chosen = folder / Path(best).name if recipe.keep_best and best else checkpoint
         _say(process, f"{about}: trained before, {chosen.name}")
-        return FiniteTrainer(model=_load(member, chosen), args=process, **options, **data)
+        return FiniteTrainer(model=_load(member, chosen), args=process, compute_loss_func=loss, **data)
 
     model = copy.deepcopy(member)
-    trainer = FiniteTrainer(model=model, args=process, callbacks=recipe.callbacks(), **options, **data)
+    trainer = FiniteTrainer(
+        model=model,
+        args=process,
+        compute_loss_func=loss,
+        callbacks=recipe.callbacks(),
+        classifier_factor=recipe.classifier_factor,
+        **data,
+    )
     _say(process, f"{about}: {describe_trained(model) if checkpoint is None else f'going on from {checkpoint.name}'}")
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     trainer.save_state()
@@ -301,7 +308,7 @@ def _load(member: PreTrainedModel, folder: Path) -> PreTrainedModel:
 
         loaded = copy.deepcopy(member)
         weights = load_peft_weights(os.fspath(folder), device=str(member.device))
-        _check_nothing_is_missing(
+        check_nothing_is_missing(
             folder, set(get_peft_model_state_dict(member, save_embedding_layers=False)) - set(weights)
         )
         set_peft_model_state_dict(loaded, weights)
@@ -309,14 +316,8 @@ def _load(member: PreTrainedModel, folder: Path) -> PreTrainedModel:
     loaded, found = type(member).from_pretrained(
         folder, dtype=member.dtype, attn_implementation=member.config._attn_implementation, output_loading_info=True
     )
-    _check_nothing_is_missing(folder, set(found["missing_keys"]))
+    check_nothing_is_missing(folder, set(found["missing_keys"]))
     return loaded.to(member.device).eval()
-
-
-def _check_nothing_is_missing(folder: Path, names: set[str]) -> None:
-    """What a file lacks would stay as it was, or be drawn at random."""
-    if names:
-        raise ValueError(f"{folder} has no weights for {min(names)}: remove that folder and train again")
 
 
 # Run folders

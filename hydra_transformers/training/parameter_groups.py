@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from ..models.auto import HYDRA_CLASSES, AutoHydra
@@ -47,14 +48,6 @@ def places(model: nn.Module) -> dict[str, Place]:
     return {name: _place(ours, depths) for name, ours in names.items()}
 
 
-def classifier_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters of the part "classifier"; of a model with adapters of PEFT those that are saved beside them."""
-    if hasattr(model, "peft_config"):
-        return [parameter for name, parameter in model.named_parameters() if ".modules_to_save." in name]
-    found = places(model)
-    return [parameter for name, parameter in model.named_parameters() if found[name].part == "classifier"]
-
-
 def our_names(model: nn.Module) -> dict[str, str]:
     """What each parameter of a Hydra or of a supported backbone is called in a Hydra."""
     names = [name for name, _ in model.named_parameters()]
@@ -79,6 +72,22 @@ def _place(ours: str, depths: dict[str, int]) -> Place:
     # CLIP's vision tower also has a LayerNorm in front of its first layer.
     is_before = part == "embeddings" or re.search(r"(^|\.)pre_layernorm", ours)
     return Place(part, math.inf if is_before else 0)
+
+
+def set_classifier_rate(optimizer: torch.optim.Optimizer, model: nn.Module, factor: float) -> None:
+    """Puts what follows the encoder into groups of its own, with `factor` times the learning rate; before any step."""
+    of_classifier = ids_of_classifier(model)
+    for group in list(optimizer.param_groups):
+        apart = [parameter for parameter in group["params"] if id(parameter) in of_classifier]
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in of_classifier]
+        if apart:
+            optimizer.add_param_group({**group, "params": apart, "lr": factor * group["lr"]})
+
+
+def ids_of_classifier(model: nn.Module) -> set[int]:
+    """The `id` of each parameter that follows the encoder."""
+    found = places(model)
+    return {id(parameter) for name, parameter in model.named_parameters() if found[name].part == "classifier"}
 
 
 def without_effect(model: nn.Module) -> set[str]:

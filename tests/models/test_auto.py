@@ -35,6 +35,53 @@ def test_three_plain_checkpoints_become_one_model(family):
     torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
 
 
+@torch.no_grad()
+def test_folders_are_members_as_good_as_the_models_in_them(family, tmp_path):
+    backbones = [family.backbone(seed) for seed in range(3)]
+    members = [*backbones[:2], family.hydra.from_backbone(backbones[2], family.heads_to_prune[0])]
+    for place, member in enumerate(members):
+        member.save_pretrained(tmp_path / str(place))
+    before = (tmp_path / "0" / "model.safetensors").read_bytes()
+    hydra = AutoHydra.from_pruned_members([str(tmp_path / "0"), tmp_path / "1", tmp_path / "2"])
+    expected = AutoHydra.from_pruned_members(members)
+    assert type(hydra) is family.hydra
+    for (name, theirs), ours in zip(expected.named_parameters(), hydra.parameters(), strict=True):
+        assert torch.equal(theirs, ours), name
+    assert (tmp_path / "0" / "model.safetensors").read_bytes() == before
+
+
+def test_folders_that_are_no_members_get_a_sentence(tmp_path):
+    VIT.backbone().save_pretrained(tmp_path / "vit")
+    BERT.backbone().save_pretrained(tmp_path / "bert")
+    VIT.backbone().base_model.save_pretrained(tmp_path / "bare")
+    VIT.backbone(num_labels=3).save_pretrained(tmp_path / "three")
+    GPT2Config(n_embd=8, n_layer=1, n_head=2).save_pretrained(tmp_path / "gpt2")
+
+    def fuse(*names):
+        return AutoHydra.from_pruned_members([tmp_path / name for name in names])
+
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nothing: pass a folder"):
+        fuse("vit", "nothing")
+    with pytest.raises(ValueError, match=r"bare has no classifier.bias: pass a model that is trained"):
+        fuse("vit", "bare")
+    with pytest.raises(ValueError, match="gpt2 is a gpt2: pass a hydra_bert, bert"):
+        fuse("gpt2", "vit")
+    with pytest.raises(ValueError, match=r"members\[1\] has other classes than members\[0\] \(number 3 is None"):
+        fuse("vit", "three")
+    with pytest.raises(ValueError, match=r"members\[1\] is a BertForSequenceClassification \(bert\)"):
+        fuse("vit", "bert")
+    with pytest.raises(TypeError, match="members is a str: pass a list"):
+        AutoHydra.from_pruned_members(str(tmp_path / "vit"))
+
+
+def test_members_that_call_their_classes_differently_are_refused():
+    red, cat = VIT.backbone(), VIT.backbone(1)
+    red.config.id2label = dict(enumerate(["red", "green", "blue", "grey", "black"]))
+    cat.config.id2label = dict(enumerate(["red", "blue", "green", "grey", "black"]))
+    with pytest.raises(ValueError, match=r"number 1 is 'blue', not 'green'.*fine-tuned on the same labels"):
+        AutoHydra.from_pruned_members([red, cat])
+
+
 def test_models_without_a_head_become_encoders():
     for family in FAMILIES:
         if family.has_towers:

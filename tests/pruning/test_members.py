@@ -16,6 +16,7 @@ from hydra_transformers.pruning import (
     prune_heads,
     taylor_prune,
 )
+from hydra_transformers.pruning.members import half_of_each
 from tests.pruning.backbones import bert, clip, family, images, vit
 
 
@@ -97,6 +98,89 @@ def test_members_with_the_same_heads_are_refused_unless_asked_for():
         draw_members(vit(), **arguments)
     members = draw_members(vit(), **arguments, allow_equal=True)
     assert [pruned_heads(member) for member in members] == [sorted(RANKING[:4])] * 3
+
+
+# Several fine-tunings
+
+
+def fine_tunings(count: int = 3) -> list:
+    """Models of one architecture with weights of their own."""
+    return [vit(seed=seed) for seed in range(count)]
+
+
+def test_several_backbones_lose_the_heads_of_their_own_circuits():
+    backbones = fine_tunings()
+    circuits = [circuit_of(RANKING[place:]) for place in range(3)]
+    members = draw_members(backbones, circuits=circuits, budget=2)
+    for backbone, circuit, member in zip(backbones, circuits, members, strict=True):
+        expected = prune_heads(backbone, circuit.heads_to_prune(2))
+        assert member.config.kept_heads == expected.config.kept_heads
+        assert all(map(torch.equal, member.parameters(), expected.parameters()))
+    hydra = HydraViTForImageClassification.from_pruned_members(members)
+    assert hydra(pixel_values=images(2, 0)).member_logits.shape == (2, 3, 5)
+
+
+def test_several_backbones_without_anything_else_are_members_as_they_are():
+    backbones = fine_tunings()
+    members = draw_members(backbones)
+    inputs = images(3, 0)
+    with torch.no_grad():
+        for backbone, member in zip(backbones, members, strict=True):
+            assert pruned_heads(member) == []
+            torch.testing.assert_close(member(inputs).member_logits[:, 0], backbone(inputs).logits)
+
+
+def test_several_backbones_are_pruned_by_taylor_scores_of_their_own():
+    _, batches, _, _ = family("vit")
+    backbones = fine_tunings(2)
+    members = draw_members(tuple(backbones), dataloader=batches, heads_per_layer=2, seed=4)
+    for place, (backbone, member) in enumerate(zip(backbones, members, strict=True)):
+        half = half_of_each(batches, 4 + place)
+        expected = taylor_prune(backbone, half, heads_per_layer=2).heads_to_prune
+        assert member.config.kept_heads == prune_heads(backbone, expected).config.kept_heads
+
+
+def test_equal_heads_are_twins_only_with_equal_weights():
+    backbones, same = fine_tunings(2), [circuit_of(RANKING), circuit_of(RANKING)]
+    members = draw_members(backbones, circuits=same, budget=2)
+    assert members[0].config.kept_heads == members[1].config.kept_heads
+    for arguments in ({}, {"circuits": same, "budget": 2}):
+        with pytest.raises(ValueError, match="members 0 and 1 have the same weights and lose the same heads"):
+            draw_members([vit(), vit()], **arguments)
+        assert len(draw_members([vit(), vit()], **arguments, allow_equal=True)) == 2
+    other = [circuit_of(RANKING), circuit_of(RANKING[1:])]
+    assert len(draw_members([vit(), vit()], circuits=other, budget=2)) == 2
+
+
+def test_circuits_in_another_order_than_their_backbones_are_told_of():
+    backbones, batch = fine_tunings(2), {"pixel_values": images(4, 0), "labels": torch.arange(4) % 3}
+    circuits = extract_circuit(backbones, [batch], objective="acc", budget=3, progress=False)
+    with pytest.warns(UserWarning, match=r"circuits\[1\] was extracted from a model with other weights"):
+        draw_members(backbones, circuits=circuits[::-1], budget=2, allow_equal=True)
+
+
+@pytest.mark.parametrize(
+    ("backbones", "arguments", "sentence"),
+    [
+        (
+            fine_tunings,
+            {"circuit": circuit_of(RANKING), "budget": 2},
+            "circuit is a single one, and there are 3 backb",
+        ),
+        (fine_tunings, {"circuits": [circuit_of(RANKING)] * 2, "budget": 2}, "are 3 backbones, and circuits has 2"),
+        (fine_tunings, {"circuits": circuit_of(RANKING), "budget": 2}, "circuits is a single circuit"),
+        (fine_tunings, {"circuits": [circuit_of(RANKING)] * 3}, "budget is missing"),
+        (fine_tunings, {"budget": 2}, "budget is 2, which drawing from nothing has no use for: .* circuits or a data"),
+        (fine_tunings, {"num_members": 2}, "num_members is 2, and there are 3 backbones"),
+        (list, {}, "model is an empty list"),
+        (lambda: [vit(), bert()], {}, r"model\[1\] is a BertForSequenceClassification"),
+        (lambda: [vit(), vit().vit], {}, r"model\[1\]"),
+        (lambda: [vit(), "folder"], {}, r"model\[1\] is a str: pass"),
+    ],
+)
+def test_several_backbones_that_do_not_fit_get_one_sentence(backbones, arguments, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        draw_members(backbones(), **arguments)
 
 
 @pytest.mark.parametrize(

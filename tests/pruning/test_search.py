@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from hydra_transformers import HydraViTModel
-from hydra_transformers.pruning import Circuit, extract_circuit
+from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads
 from hydra_transformers.pruning.ablation import Tower
 from hydra_transformers.pruning.greedy import GreedySearch
 from tests.pruning.backbones import CLASSES, class_prompts, family, images, vit
@@ -331,3 +331,58 @@ def test_progress_is_shown_with_the_score_and_can_be_switched_off(capsys):
     assert "circuit (avg): 100%" in shown and f"score={circuit.scores[-1]:.4f}" in shown
     extract(model, id_batches, ood_batches, budget=2)
     assert capsys.readouterr().err == ""
+
+
+# Several backbones
+
+
+def test_several_backbones_give_the_circuit_of_each_and_the_data_is_read_once():
+    backbones = [vit(seed=seed) for seed in range(3)]
+    _, id_batches, ood_batches, _ = family("vit")
+    arguments = {"objective": "avg", "budget": 3, "progress": False}
+    circuits = extract_circuit(backbones, iter(id_batches), iter(ood_batches), **arguments)
+    assert circuits == [extract_circuit(each, id_batches, ood_batches, **arguments) for each in backbones]
+    assert len({circuit.made_from["weights"] for circuit in circuits}) == 3
+
+
+@pytest.mark.parametrize("as_folder", [True, False])
+def test_a_stopped_run_over_several_backbones_goes_on_where_it_was(as_folder, tmp_path, monkeypatch):
+    backbones, (_, batches, _, _) = [vit(seed=seed) for seed in range(3)], family("vit")
+    checkpoint = tmp_path / "run" if as_folder else [tmp_path / f"{place}.checkpoint" for place in range(3)]
+    expected = extract_circuit(backbones, batches, budget=3, progress=False)
+    removals, remove_one = [], GreedySearch.remove_one
+
+    def stopped(search):
+        if len(removals) == 5:
+            raise KeyboardInterrupt
+        removals.append(1)
+        remove_one(search)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(GreedySearch, "remove_one", stopped)
+        extract_circuit(backbones, batches, budget=3, progress=False, checkpoint=checkpoint)
+    found = extract_circuit(backbones, batches, budget=3, progress=False, checkpoint=checkpoint)
+    assert found == expected
+    names = ["circuit-0.json", "circuit-1.json", "circuit-2.json"] if as_folder else [each.name for each in checkpoint]
+    assert sorted(path.name for path in (tmp_path / "run" if as_folder else tmp_path).iterdir()) == names
+    with pytest.raises(ValueError, match="belongs to another run, with other weights"):
+        extract_circuit(backbones[::-1], batches, budget=3, progress=False, checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("models", "arguments", "sentence"),
+    [
+        ([], {}, "model is an empty list"),
+        ([vit(), vit(layers=2)], {}, r"model\[1\] has num_hidden_layers = 2, model\[0\] has 3"),
+        ([vit(), prune_heads(vit(seed=1), {0: [0, 1, 2], 1: [0, 1, 2]})], {}, r"3 heads of model\[1\] compete"),
+        ([vit(), vit(seed=1)], {"checkpoint": ["one"]}, "are 2 backbones, and checkpoint has 1 files"),
+        ([vit(), vit(seed=1)], {"checkpoint": __file__}, "is a file, and there are 2 backbones: pass a folder"),
+    ],
+)
+def test_several_backbones_that_do_not_fit_are_refused_before_the_first_removal(
+    models, arguments, sentence, monkeypatch
+):
+    monkeypatch.setattr(GreedySearch, "remove_one", lambda *_: pytest.fail("work began"))
+    _, batches, _, _ = family("vit")
+    with pytest.raises(ValueError, match=sentence):
+        extract_circuit(models, batches, budget=3, progress=False, **arguments)

@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import EvalPrediction, TrainingArguments, ViTForImageClassification
+from transformers import EvalPrediction, ViTForImageClassification
 
 from hydra_transformers import HydraViTForImageClassification
 from hydra_transformers.training import DivergedError, compute_accuracy, finetune_members, recipe
-from hydra_transformers.training.divergence import FiniteTrainer
 from hydra_transformers.training.finetune import last_checkpoint
 from tests.training.tiny import (
     FAMILIES,
@@ -445,28 +444,9 @@ def test_weights_that_a_folder_lacks_are_not_drawn_at_random(members, data, tmp_
         finetune_members(members[:1], SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
 
 
-@pytest.mark.parametrize("name", ["vit", "roberta", "dinov2"])
-@pytest.mark.parametrize("form", ["backbone", "fused"])
-def test_the_classifier_trains_with_a_learning_rate_of_its_own(name, form, tmp_path):
-    model = tiny_model(name, form)
-    arguments = TrainingArguments(str(tmp_path), learning_rate=0.01, weight_decay=0.1, **QUIET)
-    optimizer = FiniteTrainer(model, arguments, classifier_factor=10).create_optimizer()
-    settings = {
-        id(parameter): (group["lr"], group["weight_decay"])
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(model.parameters()))
-    head = {"roberta": "classifier."}.get(name, "classifier")
-    for parameter_name, parameter in model.named_parameters():
-        rate, decay = settings[id(parameter)]
-        assert rate == pytest.approx(0.1 if parameter_name.startswith(head) else 0.01)
-        assert (decay == 0.1) == (parameter_name in FiniteTrainer.get_decay_parameter_names(None, model))
-
-
 def test_a_learning_rate_of_its_own_resumes_and_changes_the_classifier(members, data, tmp_path):
     def train(factor: float, folder: str, train_data) -> torch.Tensor:
-        own = dataclasses.replace(SHORT, classifier_factor=factor)
+        own = dataclasses.replace(SHORT, classifier_learning_rate=factor * SHORT.learning_rate)
         [member] = finetune_members(members[:1], own, train_data, data[1], tmp_path / folder, **ARGUMENTS)
         return (
             member.classifier.weight if hasattr(member.classifier, "weight") else next(member.classifier.parameters())
@@ -477,8 +457,3 @@ def test_a_learning_rate_of_its_own_resumes_and_changes_the_classifier(members, 
         train(5.0, "broken", Interrupting(data[0], 16))
     assert torch.equal(train(5.0, "broken", data[0]), whole)
     assert not torch.equal(train(1.0, "plain", data[0]), whole)
-
-
-def test_a_factor_that_nothing_can_be_trained_with_is_refused():
-    with pytest.raises(ValueError, match="classifier_factor is 0: pass a finite number above 0"):
-        dataclasses.replace(SHORT, classifier_factor=0)

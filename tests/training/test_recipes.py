@@ -1,4 +1,4 @@
-"""The paper's recipes: their settings, what they train, and their learning rates step by step."""
+"""Recipes: their settings, what they train, and their learning rates step by step."""
 
 import dataclasses
 import math
@@ -8,7 +8,8 @@ import torch
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hydra_transformers.training import EnsembleLoss, PostPruningCallback, Recipe, compute_accuracy, recipe
-from tests.training.tiny import QUIET, changed, copy_of_weights, tiny_model, tiny_trainer
+from hydra_transformers.training.divergence import FiniteTrainer
+from tests.training.tiny import QUIET, changed, copy_of_weights, tiny_dataset, tiny_model, tiny_trainer
 
 
 FAMILY = {"imagenet1k": "vit", "cifar100": "vit", "sst2": "bert"}
@@ -115,10 +116,11 @@ class Speedometer(TrainerCallback):
     """Notes the learning rate of every step, as the optimizer has it."""
 
     def __init__(self):
-        self.seen = []
+        self.seen, self.of_groups = [], []
 
     def on_pre_optimizer_step(self, args, state, control, optimizer=None, **kwargs):
         self.seen.append(optimizer.param_groups[0]["lr"])
+        self.of_groups.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[-1]["lr"]))
 
 
 def test_the_first_step_of_a_run_is_at_zero_and_the_last_one_short_of_the_floor(tmp_path):
@@ -152,6 +154,62 @@ def test_sst2_uses_adamw_and_spares_biases_and_layernorms(form, tmp_path):
     for name, decay in decays.items():
         assert decay == (0.0 if name.endswith("bias") or "norm" in name.lower() else 0.01), name
     assert trainer.args.max_grad_norm == 1.0
+
+
+# A learning rate of the classifier's own
+
+
+@pytest.mark.parametrize(("name", "family"), [("finetune-images", "vit"), ("finetune-texts", "bert")])
+@pytest.mark.parametrize("form", ["backbone", "member"])
+def test_the_classifier_has_a_learning_rate_of_its_own(name, family, form, tmp_path):
+    model, settings = tiny_model(family, form), recipe(name)
+    trainer = FiniteTrainer(
+        model=model,
+        args=settings.training_arguments(tmp_path, **QUIET, max_steps=10, learning_rate=0.01),
+        train_dataset=tiny_dataset(family),
+        eval_dataset=tiny_dataset(family, 6),
+        callbacks=settings.callbacks(),
+        classifier_factor=settings.classifier_factor,
+    )
+    optimizer = trainer.create_optimizer()
+    assert trainer.create_optimizer() is optimizer and len(optimizer.param_groups) == 4
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            of_classifier = "classifier" in names[id(parameter)] or "pooler" in names[id(parameter)]
+            assert group["lr"] == pytest.approx(0.1 if of_classifier else 0.01), names[id(parameter)]
+    held = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    with_effect = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    assert len(held) == len(set(held)) and set(held) == with_effect
+    speedometer = Speedometer()
+    trainer.add_callback(speedometer)
+    trainer.train()
+    ratios = {round(high / low) for low, high in speedometer.of_groups if low > 0}
+    assert ratios == {10}
+
+
+def test_a_trainer_that_would_give_the_classifier_the_rate_of_the_rest_is_stopped(tmp_path):
+    settings = recipe("finetune-images")
+    arguments = settings.training_arguments(tmp_path, **QUIET)
+    trainer = tiny_trainer("vit", tiny_model("vit", "backbone"), arguments, callbacks=settings.callbacks())
+    with pytest.raises(RuntimeError, match=r"shall have 10 times the learning rate .*finetune_members"):
+        trainer.train()
+    plain = dataclasses.replace(settings, classifier_learning_rate=None)
+    assert plain.classifier_factor == 1.0
+    tiny_trainer(
+        "vit", tiny_model("vit", "backbone"), plain.training_arguments(tmp_path, **QUIET), callbacks=plain.callbacks()
+    ).train()
+
+
+def test_recipes_from_a_pre_trained_model_train_everything(tmp_path):
+    for name in ("finetune-images", "tune-images", "finetune-texts", "tune-texts"):
+        model = tiny_model("bert" if name.endswith("texts") else "vit", "backbone")
+        [callback] = recipe(name).callbacks()
+        assert all(callback.trains(model).values())
+    images, texts = recipe("finetune-images"), recipe("finetune-texts")
+    assert (images.learning_rate, images.epochs, images.weight_decay, images.schedule) == (1e-4, 8, 0.05, "cosine")
+    assert (texts.learning_rate, texts.epochs, texts.schedule) == (5e-5, 2, "linear")
+    assert recipe("tune-images").epochs == 3 and recipe("tune-texts").learning_rate == 3e-5
 
 
 # The settings as data
@@ -228,6 +286,7 @@ def test_a_recipe_of_ones_own(tmp_path):
         ({"schedule": "step"}, 'schedule is .step.: pass "cosine" or "linear"'),
         ({"epochs": 3}, "max_steps is 10000 and epochs is 3: pass one of them"),
         ({"max_steps": None}, "max_steps is None and epochs is None"),
+        ({"learning_rate": 0.0, "classifier_learning_rate": 0.1}, "is in proportion to learning_rate"),
     ],
 )
 def test_recipes_that_make_no_sense_are_refused(changes, message):
@@ -255,6 +314,7 @@ def test_an_unknown_recipe_is_refused():
         {"momentum": -0.9},
         {"max_grad_norm": float("inf")},
         {"warmup_steps": -1},
+        {"classifier_learning_rate": float("nan")},
     ],
 )
 def test_numbers_that_nothing_can_be_trained_with_are_refused(change):

@@ -1,0 +1,126 @@
+"""From one pre-trained model to several fine-tunings of it: the members of a Hydra before any pruning."""
+
+import copy
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..models.auto import HEADS, auto_class_of, config_of
+from .finetune import finetune_members
+from .parameter_groups import places
+from .recipes import Recipe
+
+
+def finetune_from_pretrained(
+    pretrained: PreTrainedModel | str | os.PathLike,
+    num_members: int,
+    recipe: Recipe | str,
+    train_dataset: Any,
+    eval_dataset: Any,
+    output_dir: str | os.PathLike,
+    class_names: Sequence[str] | None = None,
+    seed: int = 0,
+    **arguments,
+) -> list[PreTrainedModel]:
+    """Fine-tunes one pre-trained model several times; the results differ in their first classifier and order of the data.
+
+    `AutoHydra.from_pruned_members` fuses them, as they are or each pruned by a circuit of its own (`draw_members`).
+
+    Args:
+        pretrained: a supported model of Transformers, with or without a head, its folder or its Hub name. It is left as it is.
+            Whatever follows its encoder is not used: classifiers are drawn anew.
+        num_members: how many fine-tunings.
+        recipe: a `Recipe`, or the name of one: "finetune-images" or "finetune-texts".
+        class_names: what the labels 0, 1, ... stand for; by default the classes that the model's config has.
+        seed: the classifier of member i is drawn with `seed + i`, and it trains with that seed.
+        train_dataset, eval_dataset, output_dir, arguments: as for `finetune_members`; the same call goes on where it was.
+    """
+    members = with_new_classifiers(pretrained, num_members, class_names, seed)
+    return finetune_members(members, recipe, train_dataset, eval_dataset, output_dir, seed=seed, **arguments)
+
+
+def with_new_classifiers(
+    pretrained: PreTrainedModel | str | os.PathLike,
+    num_members: int,
+    class_names: Sequence[str] | None = None,
+    seed: int = 0,
+) -> list[PreTrainedModel]:
+    """Copies of a pre-trained model, each with a classifier of its own, drawn with `seed + i`."""
+    if num_members < 1:
+        raise ValueError(f"num_members is {num_members}: pass at least 1")
+    if isinstance(pretrained, PreTrainedModel):
+        config, called = copy.deepcopy(pretrained.config), f"pretrained ({type(pretrained).__name__})"
+    else:
+        config, called = config_of(pretrained), os.fspath(pretrained)
+    _prepare(config, class_names, called)
+    with torch.random.fork_rng(devices=[]):
+        model, untrained = _with_head(pretrained, config, called)
+    is_new = untrained | {name for name, _ in model.named_parameters() if not _is_in_encoder(model, name)}
+    where = places(model)
+    strange = sorted(name for name in is_new if where[name].part != "classifier")
+    if strange:
+        raise ValueError(f"{called} has no {strange[0]} of the right shape: pass a model that is pre-trained")
+    return [_with_classifier_of(model, is_new, seed + place) for place in range(num_members)]
+
+
+def _prepare(config: PreTrainedConfig, class_names: Sequence[str] | None, called: str) -> None:
+    """Gives the config its classes; refuses what has no classifier, or is no plain model."""
+    known = [
+        model_type
+        for model_type, head in HEADS.items()
+        if not hasattr(head, "from_pruned_members") and "ZeroShot" not in auto_class_of(model_type)
+    ]
+    if config.model_type not in known:
+        raise ValueError(f"{called} is a {config.model_type}: pass a pre-trained model, one of {', '.join(known)}")
+    if class_names is not None:
+        if isinstance(class_names, str) or len(class_names) < 2 or len(set(class_names)) < len(class_names):
+            raise ValueError(
+                f"class_names is {class_names!r}: pass at least two different names, in the order of the labels"
+            )
+        config.id2label = {index: str(name) for index, name in enumerate(class_names)}
+        config.label2id = {name: index for index, name in config.id2label.items()}
+    config.problem_type = None
+
+
+def _with_head(
+    pretrained: PreTrainedModel | str | os.PathLike, config: PreTrainedConfig, called: str
+) -> tuple[PreTrainedModel, set[str]]:
+    """The model with a classification head, and the names of the parameters that are not pre-trained."""
+    head = HEADS[config.model_type]
+    if not isinstance(pretrained, PreTrainedModel):
+        model, found = head.from_pretrained(
+            pretrained, config=config, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+        names = [*found["missing_keys"], *(entry[0] for entry in found["mismatched_keys"])]
+        return model.float(), {name for name in names if name in dict(model.named_parameters())}
+    if any(parameter.is_meta for parameter in pretrained.parameters()):
+        raise ValueError(f"{called} has weights that are not in memory: load it whole")
+    model = head(config).to(device=pretrained.device, dtype=pretrained.dtype)
+    encoder, theirs = model.base_model, pretrained.base_model.state_dict()
+    untrained = set()
+    with torch.no_grad():
+        for name, parameter in encoder.named_parameters():
+            if name in theirs and theirs[name].shape == parameter.shape:
+                parameter.copy_(theirs[name])
+            else:
+                untrained.add(f"{model.base_model_prefix}.{name}")
+    return model, untrained
+
+
+def _is_in_encoder(model: PreTrainedModel, name: str) -> bool:
+    return name.startswith(f"{model.base_model_prefix}.")
+
+
+def _with_classifier_of(model: PreTrainedModel, is_new: set[str], seed: int) -> PreTrainedModel:
+    """A copy of the model in which the parameters `is_new` are as the model's class draws them with `seed`."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        drawn = type(model)(copy.deepcopy(model.config))
+    member = copy.deepcopy(model)
+    with torch.no_grad():
+        for name in is_new:
+            member.get_parameter(name).copy_(drawn.get_parameter(name))
+    return member.eval()

@@ -1,0 +1,513 @@
+"""The command line from a pre-trained model to a Hydra of several fine-tunings, each pruned by its own circuit."""
+
+import json
+import re
+import shutil
+from itertools import chain, pairwise
+
+import datasets
+import pytest
+import torch
+from transformers import (
+    AutoModelForImageClassification,
+    AutoModelForSequenceClassification,
+    BertModel,
+    BertTokenizer,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+    ViTModel,
+)
+
+from hydra_transformers import AutoHydra
+from hydra_transformers.cli import build as build_command
+from hydra_transformers.cli import build_parser, building, main
+from hydra_transformers.cli.data import DataSource, RandomCropAndFlip, classes_in, load_rows, random_changes
+from hydra_transformers.pruning import Circuit
+from hydra_transformers.pruning.greedy import GreedySearch
+from hydra_transformers.training import recipe
+from hydra_transformers.uncertainty import UncertaintyReport
+from tests.tiny_data import WORDS, grey_rows, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A pre-trained encoder of each kind, and data."""
+    folder = tmp_path_factory.mktemp("workplace")
+    save_vit(folder / "vit")
+    save_bert(folder / "bert")
+    for name, encoder in (("vit", ViTModel), ("bert", BertModel)):
+        pretrained = shutil.copytree(folder / name, folder / f"pretrained-{name}")
+        encoder.from_pretrained(folder / name).save_pretrained(pretrained)
+    picture_rows(40, names=["blue", "red", "green"]).save_to_disk(folder / "pictures")
+    grey_rows(10).save_to_disk(folder / "grey")
+    review_rows(24).save_to_disk(folder / "reviews")
+    return folder
+
+
+def words(*parts) -> list[str]:
+    return [str(part) for part in parts]
+
+
+def run(*parts) -> None:
+    assert main(words(*parts)) == 0
+
+
+@pytest.fixture
+def fails(capsys):
+    """Runs a command that must fail, and returns its one sentence."""
+
+    def run_it(*parts) -> str:
+        capsys.readouterr()
+        assert main(words(*parts)) == 1
+        error = capsys.readouterr().err.strip()
+        assert "Traceback" not in error and len(error.splitlines()) == 1
+        return error
+
+    return run_it
+
+
+def finetune_words(workplace, output, *more):
+    data = ["--data", workplace / "pictures", "--part", "training", "--max-steps", 2, "--batch-size", 8]
+    return words("finetune", workplace / "pretrained-vit", *data, "--output", output, *more)
+
+
+def prune_words(workplace, models, output, *more):
+    data = ["--data", workplace / "pictures", "--part", "validation", "--ood-data", workplace / "grey", "--budget", 2]
+    return words("prune", *models, *data, "--output", output, *more)
+
+
+@pytest.fixture(scope="module")
+def finetuned(workplace):
+    run(*finetune_words(workplace, workplace / "finetuned"))
+    return workplace / "finetuned"
+
+
+@pytest.fixture(scope="module")
+def pruned(workplace, finetuned):
+    run(*prune_words(workplace, [finetuned], workplace / "pruned"))
+    return workplace / "pruned"
+
+
+# finetune
+
+
+def test_a_pre_trained_model_becomes_several_fine_tunings(workplace, finetuned):
+    members = [AutoModelForImageClassification.from_pretrained(finetuned / f"member-{index}") for index in range(3)]
+    assert all(type(member) is ViTForImageClassification for member in members)
+    assert all(list(member.config.id2label.values()) == ["blue", "red", "green"] for member in members)
+    assert not torch.equal(members[0].classifier.weight, members[1].classifier.weight)
+    assert ViTImageProcessorPil.from_pretrained(finetuned / "member-2").size.height == 8
+    start = ViTModel.from_pretrained(workplace / "pretrained-vit")
+    assert not torch.equal(start.embeddings.cls_token, members[0].vit.embeddings.cls_token), "everything trains"
+
+
+def test_a_fine_tuning_that_was_cut_off_goes_on(workplace, finetuned, tmp_path, monkeypatch, capsys):
+    from hydra_transformers.training import finetune
+
+    train = finetune._train
+
+    def stopped(member, settings, folder, *rest):
+        if folder.parent.name == "member-1":
+            raise KeyboardInterrupt
+        return train(member, settings, folder, *rest)
+
+    command = finetune_words(workplace, tmp_path / "out")
+    monkeypatch.setattr(finetune, "_train", stopped)
+    assert main(command) == 1
+    assert main(words("fuse", tmp_path / "out", "--output", tmp_path / "hydra")) == 1
+    assert "lacks a member, it has member-0 of 3" in capsys.readouterr().err
+    monkeypatch.setattr(finetune, "_train", train)
+    run(*command)
+    for index in range(3):
+        one, other = (
+            AutoModelForImageClassification.from_pretrained(folder / f"member-{index}")
+            for folder in (finetuned, tmp_path / "out")
+        )
+        assert all(map(torch.equal, one.parameters(), other.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("parts", "sentence"),
+    [
+        (["finetune", "CLIP"], "has two towers and no classifier to train"),
+        (["finetune", "PRUNED/member-0"], "is a single Hydra: pass a pre-trained model"),
+        (["finetune", "PRUNED", "--members", 2], "--members is for a pre-trained model"),
+        (["finetune", "VIT", "--part", "test"], "--part test is held out from training"),
+        (["finetune", "VIT", "--data", "ONE"], "has 1 class, so there is nothing to learn"),
+        (["finetune", "PLACE/nothing"], "there is no folder .*nothing"),
+    ],
+)
+def test_what_cannot_be_fine_tuned(parts, sentence, workplace, pruned, fails, tmp_path, monkeypatch):
+    save_clip(tmp_path / "clip")
+    picture_rows(6, names=["red"]).save_to_disk(tmp_path / "one")
+    places = {"PRUNED": pruned, "CLIP": tmp_path / "clip", "VIT": workplace / "pretrained-vit", "PLACE": tmp_path}
+    places["ONE"] = tmp_path / "one"
+    for name in ("finetune_members", "finetune_from_pretrained"):
+        monkeypatch.setattr(building, name, lambda *_, **__: pytest.fail("work began"))
+    parts = [re.sub("^[A-Z]+", lambda found: str(places[found[0]]), str(part)) for part in parts]
+    data = [] if "--data" in parts else ["--data", workplace / "pictures"]
+    assert re.search(sentence, fails(*parts, *data, "--output", tmp_path / "out"))
+
+
+# The parts of a data set
+
+
+def test_the_parts_of_a_data_set_are_apart_and_whole_whatever_the_limit(workplace, tmp_path):
+    picture_rows(2).save_to_disk(tmp_path)
+
+    def rows(part, **settings):
+        source = DataSource(str(workplace / "pictures"), part=part, **settings)
+        return [image.tobytes() for image in load_rows(source, ("train",))[0]["image"]]
+
+    parts = {part: rows(part) for part in ("training", "validation", "test")}
+    assert {part: len(found) for part, found in parts.items()} == {"training": 32, "validation": 4, "test": 4}
+    assert sorted(chain(*parts.values())) == sorted(rows(None))
+    assert set(rows("training", limit=5)) <= set(parts["training"])
+    assert len(rows("validation", limit=3)) == 3 and set(rows("validation", limit=3)) <= set(parts["validation"])
+    with pytest.raises(ValueError, match="too few for a part each"):
+        load_rows(DataSource(str(tmp_path), part="test"), ("train",))
+
+
+def test_the_classes_of_a_data_set_have_names(tmp_path):
+    picture_rows(6).save_to_disk(tmp_path / "named")
+    datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 2, 0]}).save_to_disk(tmp_path / "numbers")
+    datasets.Dataset.from_dict({"text": ["a", "b"], "label": ["good", "bad"]}).save_to_disk(tmp_path / "texts")
+    found = {name: classes_in(DataSource(str(tmp_path / name)), ()) for name in ("named", "numbers", "texts")}
+    assert found["named"] == ["red", "green", "blue"]
+    assert found["numbers"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
+    assert found["texts"] == ["bad", "good"]
+
+
+def test_training_images_are_cropped_and_mirrored_as_the_recipe_says():
+    change, unknown = random_changes(recipe("finetune-images").train_transforms)
+    assert change == RandomCropAndFlip((0.7, 1.0), 0.5) and unknown == []
+    [image] = pictures([0])
+    image = image.resize((100, 80))
+    torch.manual_seed(0)
+    sizes = [change(image).size for _ in range(50)]
+    shares = [width * height / 8000 for width, height in sizes]
+    assert min(shares) > 0.68 and max(shares) <= 1 and max(shares) - min(shares) > 0.15
+    assert len(set(sizes)) > 20
+    mirror = RandomCropAndFlip(flip=1.0)
+    assert mirror(mirror(image)).tobytes() == image.tobytes() != mirror(image).tobytes()
+    change, unknown = random_changes(recipe("imagenet1k").train_transforms)
+    assert change == RandomCropAndFlip((0.08, 1.0), 0.5) and unknown == ["RandAugment"]
+    assert random_changes(recipe("sst2").train_transforms) == (None, [])
+
+
+def test_only_images_that_are_trained_on_are_changed(workplace, tmp_path, monkeypatch):
+    given = {}
+
+    def take(pretrained, members, settings, train, validation, output, **_):
+        given.update(train=train, validation=validation)
+        for index in range(members):
+            (output / f"member-{index}").mkdir()
+
+    monkeypatch.setattr(building, "finetune_from_pretrained", take)
+    for part in ([], ["--part", "training"]):
+        data = ["--data", workplace / "pictures", *part, "--output", tmp_path / f"out{len(part)}"]
+        run("finetune", workplace / "pretrained-vit", *data)
+        for name, is_changed in (("train", True), ("validation", False)):
+            torch.manual_seed(0)
+            reads = [given[name][0]["pixel_values"] for _ in range(8)]
+            assert any(not torch.equal(reads[0], read) for read in reads) == is_changed
+
+
+# prune
+
+
+def test_each_fine_tuning_is_pruned_by_its_own_circuit(finetuned, pruned):
+    weights = set()
+    for index in range(3):
+        member = AutoModelForImageClassification.from_pretrained(pruned / f"member-{index}").eval()
+        circuit = Circuit.load(pruned / "circuits" / f"member-{index}.json")
+        assert circuit.objective == "avg" and circuit.made_from["id_data"]["samples"] == 4
+        weights.add(circuit.made_from["weights"])
+        backbone = AutoModelForImageClassification.from_pretrained(finetuned / f"member-{index}").eval()
+        expected = AutoHydra.from_backbone(backbone, circuit.heads_to_prune(2))
+        assert member.config.kept_heads == expected.config.kept_heads
+        assert all(map(torch.equal, member.parameters(), expected.parameters()))
+    assert len(weights) == 3
+    assert not list(pruned.rglob("*.checkpoint"))
+
+
+def test_a_pruning_of_several_that_was_cut_off_goes_on(workplace, finetuned, pruned, tmp_path, monkeypatch, capsys):
+    removals, remove_one = [], GreedySearch.remove_one
+
+    def stopped(search):
+        if len(removals) == 3:
+            raise KeyboardInterrupt
+        removals.append(1)
+        remove_one(search)
+
+    members = [finetuned / f"member-{index}" for index in range(3)]  # the same as their folder
+    monkeypatch.setattr(GreedySearch, "remove_one", stopped)
+    assert main(prune_words(workplace, members, tmp_path / "out")) == 1
+    removals.clear()
+    monkeypatch.setattr(GreedySearch, "remove_one", lambda search: (removals.append(1), remove_one(search))[1])
+    run(*prune_words(workplace, members, tmp_path / "out"))
+    assert len(removals) == 3
+    for index in range(3):
+        name = f"member-{index}.json"
+        assert (tmp_path / "out" / "circuits" / name).read_text() == (pruned / "circuits" / name).read_text()
+    assert "circuit of member 2 for avg: score" in capsys.readouterr().out
+    before = (tmp_path / "out" / "member-0" / "model.safetensors").stat().st_mtime_ns
+    run(*prune_words(workplace, members, tmp_path / "out"))
+    assert (tmp_path / "out" / "member-0" / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_without_other_data_several_models_are_pruned_for_accuracy(workplace, finetuned, tmp_path):
+    data = ["--data", workplace / "pictures", "--limit", 6]
+    run("prune", finetuned, *data, "--output", tmp_path / "out", "--allow-equal")
+    circuits = [Circuit.load(tmp_path / "out" / "circuits" / f"member-{index}.json") for index in range(3)]
+    assert [(circuit.objective, len(circuit.ranking)) for circuit in circuits] == [("acc", 1)] * 3, "a sixth of eight"
+
+
+def test_several_models_are_pruned_by_taylor_scores(workplace, finetuned, tmp_path):
+    data = ["--data", workplace / "pictures", "--method", "taylor", "--heads-per-layer", 3]
+    run("prune", finetuned, *data, "--output", tmp_path / "out")
+    run("fuse", tmp_path / "out", "--output", tmp_path / "hydra")
+    run("card", tmp_path / "hydra")
+    assert "3 fine-tunings of one pre-trained model, each with attention heads of its own cut out" in " ".join(
+        (tmp_path / "hydra" / "README.md").read_text().split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("models", "more", "sentence"),
+    [
+        (["A", "B"], ["--members", 3], "--members is 3, and 2 models make one each"),
+        (["A", "B"], ["--objectives", "acc", "avg"], "--objectives has 2, and each of the 2 models gets one circuit"),
+        (["A", "B"], ["--out-of", 4], "--out-of is for members sampled from one circuit"),
+        (["A", "B"], ["--budget", 8], "--budget is 8: 8 heads compete"),
+        (["A", "BERT"], [], r"MODEL\[1\] is a BertForSequenceClassification"),
+        (["A", "OTHER"], [], r"MODEL\[1\] has other classes than MODEL\[0\]"),
+        (["A", "GREY"], [], "grey-vit reads its inputs otherwise than .*member-0 .image_mean differs"),
+        (["A", "NOTHING"], [], "there is no folder .*nothing"),
+        (["A", "HYDRA"], [], "is a Hydra of 2 members"),
+        (["A", "BARE"], [], "has no classifier.bias"),
+    ],
+)
+def test_models_that_do_not_go_together_are_not_pruned(
+    models, more, sentence, workplace, finetuned, fails, tmp_path, monkeypatch
+):
+    save_vit(tmp_path / "other", classes=["cat", "dog", "bird"])
+    grey = shutil.copytree(finetuned / "member-1", tmp_path / "grey-vit")
+    ViTImageProcessorPil(size={"height": 8, "width": 8}, image_mean=[0.1] * 3).save_pretrained(grey)
+    places = {"A": finetuned / "member-0", "B": finetuned / "member-1", "BERT": workplace / "bert", "GREY": grey}
+    places |= {"OTHER": tmp_path / "other", "NOTHING": tmp_path / "nothing", "HYDRA": tmp_path / "hydra"}
+    places["BARE"] = workplace / "pretrained-vit"
+    if "HYDRA" in models:
+        run("fuse", places["A"], places["B"], "--output", places["HYDRA"])
+    for name in ("extract_circuit", "draw_members"):
+        monkeypatch.setattr(building, name, lambda *_, **__: pytest.fail("work began"))
+    command = prune_words(workplace, [places[model] for model in models], tmp_path / "out", *more)
+    assert re.search(sentence, fails(*command))
+
+
+# fuse
+
+
+@torch.no_grad()
+def test_plain_checkpoints_are_fused_as_they_are(finetuned, tmp_path):
+    names = [finetuned / f"member-{index}" for index in range(3)]
+    run("fuse", *names, "--output", tmp_path / "hydra")
+    hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "hydra").eval()
+    expected = AutoHydra.from_pruned_members(names)
+    inputs = torch.randn(4, 3, 8, 8)
+    torch.testing.assert_close(hydra(inputs).member_logits, expected(inputs).member_logits)
+    assert ViTImageProcessorPil.from_pretrained(tmp_path / "hydra").size.height == 8
+    run("card", tmp_path / "hydra", "--base-model", "me/pretrained")
+    card = " ".join((tmp_path / "hydra" / "README.md").read_text().split())
+    assert "3 fine-tunings of [me/pretrained](https://huggingface.co/me/pretrained) with all their attention" in card
+    assert "None was cut out: the members are fine-tunings of their own." in card
+
+
+def test_pruned_members_are_fused_one_by_one_too(pruned, tmp_path):
+    run("fuse", pruned / "member-0", pruned / "member-2", "--output", tmp_path / "hydra")
+    hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "hydra")
+    for place, index in enumerate((0, 2)):
+        kept = json.loads((pruned / f"member-{index}" / "config.json").read_text())["kept_heads"]
+        assert [layer[place] for layer in hydra.config.kept_heads] == [layer[0] for layer in kept]
+    record = (tmp_path / "hydra" / "fuse.json").read_text()
+    assert json.loads(record)["fine_tunings"] is True and str(tmp_path) not in record
+
+
+def test_the_card_knows_the_circuit_of_each_fine_tuning(workplace, pruned, tmp_path):
+    data = ["--data", workplace / "pictures", "--part", "training", "--max-steps", 1]
+    run("finetune", pruned, *data, "--output", tmp_path / "tuned")
+    run("fuse", tmp_path / "tuned", "--output", tmp_path / "hydra")
+    run("card", tmp_path / "hydra")
+    card = " ".join((tmp_path / "hydra" / "README.md").read_text().split())
+    assert "3 fine-tunings of one pre-trained model, each pruned by its own circuit, fused into a single" in card
+    assert "Circuits, each of the member's own fine-tuning:" in card
+    for index in range(3):
+        circuit = Circuit.load(pruned / "circuits" / f"member-{index}.json")
+        assert f"- Member {index}: 2 heads removed along a circuit (objective: mean of accuracy and OOD AUROC" in card
+        assert f"score {circuit.dense_score:.4f} before and {circuit.scores[1]:.4f} after" in card
+
+
+def test_circuits_of_other_fine_tunings_are_refused_by_fuse(pruned, fails, tmp_path):
+    folder = shutil.copytree(pruned, tmp_path / "pruned")
+    (folder / "circuits" / "member-2.json").unlink()
+    assert "are not those by which these members lost" in fails("fuse", folder, "--output", tmp_path / "hydra")
+    circuit = Circuit.load(pruned / "circuits" / "member-2.json")
+    circuit.ranking = [(layer, 3 - head) for layer, head in circuit.ranking]
+    circuit.save(folder / "circuits" / "member-2.json")
+    assert "are not those by which these members lost" in fails("fuse", folder, "--output", tmp_path / "hydra")
+
+
+@pytest.mark.parametrize(
+    ("second", "sentence"),
+    [
+        ("bert", r"members\[1\] is a BertForSequenceClassification"),
+        ("other", r"members\[1\] has other classes than members\[0\] .number 0 is 'cat', not 'red'"),
+        ("same", "vit and same have the same heads and weights"),
+        ("nothing", "there is no folder .*nothing"),
+        ("pretrained-vit", "has no classifier.bias: pass a model that is trained"),
+    ],
+)
+def test_models_that_do_not_go_together_are_not_fused(second, sentence, workplace, fails, tmp_path):
+    save_vit(tmp_path / "other", classes=["cat", "dog", "bird"])
+    shutil.copytree(workplace / "vit", tmp_path / "same")
+    place = tmp_path / second if second in ("other", "same", "nothing") else workplace / second
+    assert re.search(sentence, fails("fuse", workplace / "vit", place, "--output", tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_texts_that_are_read_by_other_vocabularies_are_not_fused(workplace, fails, tmp_path):
+    other = shutil.copytree(workplace / "bert", tmp_path / "other")
+    model = AutoModelForSequenceClassification.from_pretrained(other)
+    model.classifier.bias.data += 1
+    model.save_pretrained(other)
+    command = ["fuse", workplace / "bert", other, "--output", tmp_path / "out"]
+    vocabulary = {word: index for index, word in enumerate([*WORDS[:5], *WORDS[:4:-1]])}
+    BertTokenizer(vocab=vocabulary).save_pretrained(other)
+    assert "other reads its inputs otherwise than" in fails(*command)
+    run(*command, "--processor", workplace / "bert")
+    assert AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").num_members == 2
+
+
+# build
+
+
+def build_words(workplace, output, *more, pretrained="pretrained-vit", data="pictures"):
+    data = ["--data", workplace / data, "--max-steps", 2, "--batch-size", 8]
+    return words("build", workplace / pretrained, *data, "--output", output, *more)
+
+
+def test_build_goes_all_the_way(workplace, tmp_path, capsys):
+    ood = ["--ood-data", workplace / "grey", "--budget", 2, "--tune", "--near", f"grey={workplace / 'grey'}"]
+    command = build_words(workplace, tmp_path / "hydra", *ood)
+    run(*command)
+    said = capsys.readouterr().out
+    told = re.findall(r"^  hydra-transformers (\w+) (\S+)", said, flags=re.MULTILINE)
+    steps = tmp_path / "hydra-steps"
+    assert told == [
+        ("finetune", str(workplace / "pretrained-vit")),
+        ("prune", str(steps / "finetuned")),
+        ("finetune", str(steps / "pruned")),
+        ("fuse", str(steps / "tuned")),
+        ("evaluate", str(tmp_path / "hydra")),
+    ]
+    hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "hydra")
+    assert hydra.num_members == 3
+    assert [sum(len(layer[member]) for layer in hydra.config.kept_heads) for member in range(3)] == [6, 6, 6]
+    report = UncertaintyReport.from_json(tmp_path / "hydra" / "evaluation" / "report.json")
+    assert list(report.models) == ["hydra", "single"] and "grey" in report.models["hydra"].ood["near"]
+    run("card", tmp_path / "hydra", "--dataset", "colours")
+    assert "each pruned by its own circuit" in (tmp_path / "hydra" / "README.md").read_text()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    run(*command)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == before
+    assert main([*command, "--seed", "1"]) == 1
+    assert "was made with another seed (0, now 1)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("step", ["finetune", "prune", "fuse", "evaluate"])
+def test_a_build_that_was_cut_off_anywhere_goes_on(step, workplace, tmp_path, monkeypatch, capsys):
+    command = build_words(workplace, tmp_path / "hydra", "--members", 2, "--objective", "acc", "--budget", 1)
+    run_step, ran = build_command.run_step, []
+
+    def stopped(parts):
+        ran.append(parts[0])
+        if parts[0] == step:
+            raise KeyboardInterrupt
+        run_step(parts)
+
+    monkeypatch.setattr(build_command, "run_step", stopped)
+    assert main(command) == 1
+    assert "the same command goes on where it was" in capsys.readouterr().err
+    monkeypatch.setattr(build_command, "run_step", lambda parts: (ran.append(parts[0]), run_step(parts))[1])
+    ran.clear()
+    run(*command)
+    everything = ["finetune", "prune", "fuse", "evaluate"]
+    assert ran == (["evaluate"] if step == "evaluate" else everything)
+    assert AutoModelForImageClassification.from_pretrained(tmp_path / "hydra").num_members == 2
+    assert (tmp_path / "hydra" / "evaluation" / "report.json").exists()
+
+
+def test_a_hydra_of_other_members_is_not_taken_for_that_of_a_build(workplace, finetuned, tmp_path, fails):
+    command = build_words(workplace, tmp_path / "hydra", "--members", 2)
+    run("fuse", finetuned / "member-0", finetuned / "member-1", "--output", tmp_path / "hydra")
+    assert "hydra exists already: pass another --output" in fails(*command)
+
+
+def test_without_other_data_nothing_is_pruned(workplace, tmp_path):
+    run(*build_words(workplace, tmp_path / "hydra", pretrained="pretrained-bert", data="reviews"), "--members", 2)
+    hydra = AutoModelForSequenceClassification.from_pretrained(tmp_path / "hydra")
+    assert hydra.config.kept_heads == [[[0, 1, 2, 3]] * 2] * 2
+    assert hydra.config.id2label == {0: "negative", 1: "positive"}
+    assert not (tmp_path / "hydra-steps" / "pruned").exists()
+
+
+def test_build_tests_on_rows_that_nothing_was_trained_or_chosen_by(workplace, tmp_path):
+    splits = {"train": picture_rows(20), "test": picture_rows(6, seed=3)}
+    datasets.DatasetDict(splits).save_to_disk(tmp_path / "splits")
+
+    def parts_of(*more):
+        arguments = build_words(workplace, tmp_path / "hydra", "--objective", "acc", *more)
+        parsed = build_parser(arguments)[0].parse_args(arguments)
+        return {parts[0]: dict(pairwise(parts)) for parts in build_command.steps_of(parsed)}
+
+    steps = parts_of()
+    assert [steps[name].get("--part") for name in ("finetune", "prune", "evaluate")] == [
+        "training",
+        "validation",
+        "test",
+    ]
+    steps = parts_of("--test-split", "test", "--data", tmp_path / "splits")
+    assert "--part" not in steps["evaluate"] and steps["evaluate"]["--split"] == "test"
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--budget", 2], "--budget is for pruning: pass --ood-data"),
+        (["--tune"], "--tune is for pruned members, and nothing is pruned"),
+        (["--budget", 0, "--ood-data", "GREY"], "--budget 0 prunes nothing"),
+        (["--budget", 9, "--ood-data", "GREY"], "--budget is 9: 8 heads compete"),
+        (["--objective", "ood"], "the objective ood needs out-of-distribution data"),
+        (["--objective", "acc", "--ood-data", "GREY"], "--ood-data is for the objectives ood and avg"),
+        (["--ood-data", "NOTHING"], "there is no folder or file .*nothing"),
+        (["--ood-data", "PICTURES"], "is the data itself"),
+        (["--near", "x=NOTHING"], "there is no folder or file .*nothing"),
+        (["--near", "x=GREY", "--near", "x=GREY"], "--near has x twice"),
+        (["--test-split", "train"], "--test-split train has rows that are trained on"),
+        (["--members", 1], "--members is 1, which is no ensemble"),
+        (["--output", "FULL"], "full exists already"),
+        (["--device", "nowhere"], "the device nowhere is not there"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_what_the_arguments_of_a_build_tell_is_refused_before_any_work(
+    more, sentence, workplace, fails, tmp_path, monkeypatch
+):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    places = {"GREY": workplace / "grey", "NOTHING": tmp_path / "nothing", "PICTURES": workplace / "pictures"}
+    places["FULL"] = tmp_path / "full"
+    more = [re.sub("[A-Z]{4,}", lambda found: str(places[found[0]]), str(part)) for part in more]
+    monkeypatch.setattr(build_command, "run_step", lambda _: pytest.fail("work began"))
+    assert re.search(sentence, fails(*build_words(workplace, tmp_path / "hydra", *more)))
+    assert not (tmp_path / "hydra-steps").exists()

@@ -1,0 +1,180 @@
+"""finetune_from_pretrained: several fine-tunings of one pre-trained model, ready to be fused."""
+
+import dataclasses
+
+import pytest
+import torch
+from transformers import BertForMaskedLM
+
+from hydra_transformers import AutoHydra
+from hydra_transformers.pruning import draw_members, extract_circuit
+from hydra_transformers.training import finetune_from_pretrained, finetune_members, recipe
+from hydra_transformers.training.from_pretrained import with_new_classifiers
+from tests.training.test_finetune_members import Interrupting, assert_same_weights
+from tests.training.tiny import FAMILIES, QUIET, copy_of_weights, tiny_dataset, tiny_members, tiny_model
+
+
+CLASSIFIERS = [name for name, family in FAMILIES.items() if not family.has_towers]
+SHORT = dataclasses.replace(recipe("finetune-images"), epochs=2)
+ARGUMENTS = {"per_device_train_batch_size": 4, **QUIET}
+NAMES = ["red", "green", "blue"]
+
+
+@pytest.fixture
+def data():
+    return tiny_dataset("vit"), tiny_dataset("vit", 6, seed=2)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+@pytest.mark.parametrize("has_head", [True, False])
+def test_only_the_classifier_is_new_and_each_member_has_its_own(name, has_head, tmp_path):
+    pretrained = tiny_model(name, "backbone")
+    pretrained = pretrained if has_head else pretrained.base_model
+    before = copy_of_weights(pretrained)
+    members = with_new_classifiers(pretrained, 2, ["a", "b", "c", "d"], seed=3)
+    encoder = dict(pretrained.base_model.named_parameters())
+    for member in members:
+        assert list(member.config.id2label.values()) == ["a", "b", "c", "d"] and member.config.num_labels == 4
+        for parameter_name, parameter in member.base_model.named_parameters():
+            assert torch.equal(parameter, encoder[parameter_name])
+    new = {
+        each for each, value in members[0].named_parameters() if not torch.equal(value, members[1].get_parameter(each))
+    }
+    assert new and all("classifier" in each and each.endswith("weight") for each in new)
+    assert all(torch.equal(before[each], parameter) for each, parameter in pretrained.named_parameters())
+    pretrained.save_pretrained(tmp_path)
+    for member, loaded in zip(members, with_new_classifiers(tmp_path, 2, ["a", "b", "c", "d"], seed=3), strict=True):
+        assert_same_weights(member, loaded)
+    assert_same_weights(members[1], with_new_classifiers(pretrained, 1, ["a", "b", "c", "d"], seed=4)[0])
+
+
+def test_drawing_classifiers_leaves_no_trace_in_the_random_numbers():
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    with_new_classifiers(tiny_model("vit", "backbone"), 1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_fine_tunings_differ_and_can_be_fused_and_pruned_each_by_its_own_circuit(data, tmp_path):
+    pretrained = tiny_model("vit", "backbone").base_model
+    tuned = finetune_from_pretrained(pretrained, 3, SHORT, *data, output_dir=tmp_path, class_names=NAMES, **ARGUMENTS)
+    assert [type(each).__name__ for each in tuned] == ["ViTForImageClassification"] * 3
+    for name, start in pretrained.named_parameters():
+        ends = [dict(each.base_model.named_parameters()).get(name) for each in tuned]
+        if ends[0] is not None and "k_proj.bias" not in name:
+            assert not any(torch.equal(start, end) for end in ends), name
+            assert not torch.equal(ends[0], ends[1]), name
+    assert AutoHydra.from_pruned_members(tuned).config.id2label == {0: "red", 1: "green", 2: "blue"}
+    again = AutoHydra.from_pruned_members([tmp_path / f"member-{place}" for place in range(3)])
+    assert_same_weights(AutoHydra.from_pruned_members(tuned), again)
+    circuits = extract_circuit(tuned, data[1], budget=2, progress=False)
+    members = draw_members(tuned, circuits=circuits, budget=2)
+    after = finetune_members(members, "tune-images", *data, output_dir=tmp_path / "after", **ARGUMENTS)
+    hydra = AutoHydra.from_pruned_members(after)
+    assert hydra.num_members == 3
+    for place, circuit in enumerate(circuits):
+        lost = {
+            (layer, head)
+            for layer, heads in enumerate(hydra.config.kept_heads)
+            for head in set(range(4)) - set(heads[place])
+        }
+        assert lost == set(circuit.ranking[:2])
+
+
+@pytest.mark.parametrize("interrupt_after", [6, 12 + 9, 2 * 12 + 1])
+def test_a_run_that_was_cut_off_goes_on(interrupt_after, data, tmp_path):
+    pretrained = tiny_model("vit", "backbone")
+    expected = finetune_from_pretrained(
+        pretrained, 2, SHORT, *data, output_dir=tmp_path / "whole", class_names=NAMES, **ARGUMENTS
+    )
+    pretrained.save_pretrained(tmp_path / "pretrained")
+    broken = {"output_dir": tmp_path / "broken", "class_names": NAMES, **ARGUMENTS}
+    with pytest.raises(KeyboardInterrupt):
+        finetune_from_pretrained(
+            tmp_path / "pretrained", 2, SHORT, Interrupting(data[0], interrupt_after), data[1], **broken
+        )
+    resumed = finetune_from_pretrained(tmp_path / "pretrained", 2, SHORT, *data, **broken)
+    for first, second in zip(expected, resumed, strict=True):
+        assert_same_weights(first, second)
+    with pytest.raises(ValueError, match="holds another fine-tuning"):
+        finetune_from_pretrained(pretrained, 2, SHORT, *data, seed=1, **broken)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_plain_models_go_on_from_a_checkpoint_with_its_weights_and_return_to_their_best(name, tmp_path):
+    """Names on disk may be older than those of the model."""
+    rows, model = tiny_dataset(name), tiny_model(name, "backbone", num_labels=3)
+    settings = dataclasses.replace(
+        recipe("finetune-images"), epochs=3, learning_rate=0.01, classifier_learning_rate=None, keep_best=True
+    )
+    accuracies = iter([0.9, 0.5, 0.4, 0.9])  # the first epoch is the best
+    arguments = {"compute_metrics": lambda _: {"accuracy": next(accuracies)}, **ARGUMENTS}
+    [best] = finetune_members([model], settings, rows, rows, output_dir=tmp_path / "best", **arguments)
+    accuracies = iter([0.9, 0.5, 0.4, 0.9])
+    with pytest.raises(KeyboardInterrupt):
+        finetune_members([model], settings, Interrupting(rows, 12 + 5), rows, output_dir=tmp_path / "cut", **arguments)
+    checkpoint = next((tmp_path / "cut").rglob("checkpoint-*"))
+    assert_same_weights(type(model).from_pretrained(checkpoint), best)
+    accuracies = iter([0.5, 0.4, 0.9])
+    [resumed] = finetune_members([model], settings, rows, rows, output_dir=tmp_path / "cut", **arguments)
+    assert_same_weights(resumed, best)
+
+
+def test_members_of_different_backbones_are_fine_tuned_each_from_its_own_weights(data, tmp_path):
+    members = [tiny_members(FAMILIES["vit"], seed=seed)[0] for seed in range(2)]
+    still = dataclasses.replace(recipe("imagenet1k"), max_steps=1, warmup_steps=0, dropout=None)
+    tuned = finetune_members(members, still, *data, output_dir=tmp_path, learning_rates=[0.0], **ARGUMENTS)
+    for member, found in zip(members, tuned, strict=True):
+        assert_same_weights(member, found)
+
+
+def test_a_language_model_lends_its_encoder(tmp_path):
+    model = BertForMaskedLM(tiny_model("bert", "backbone").config)
+    model.save_pretrained(tmp_path)
+    first, second = with_new_classifiers(model, 2), with_new_classifiers(tmp_path, 2)
+    assert_same_weights(first[1], second[1])
+    assert not torch.equal(first[0].bert.pooler.dense.weight, first[1].bert.pooler.dense.weight)
+    assert torch.equal(first[0].bert.embeddings.word_embeddings.weight, model.bert.embeddings.word_embeddings.weight)
+
+
+def test_half_precision_on_disk_is_trained_in_float32(tmp_path):
+    tiny_model("vit", "backbone").half().save_pretrained(tmp_path)
+    assert with_new_classifiers(tmp_path, 1)[0].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("pretrained", "arguments", "sentence"),
+    [
+        (lambda: tiny_model("clip", "backbone"), {}, r"pretrained \(CLIPModel\) is a clip: pass a pre-trained model"),
+        (lambda: tiny_model("vit", "member"), {}, "is a hydra_vit: pass a pre-trained model, one of bert"),
+        (lambda: tiny_model("vit", "backbone"), {"num_members": 0}, "num_members is 0"),
+        (lambda: tiny_model("vit", "backbone"), {"class_names": ["a", "a"]}, "class_names is .*different names"),
+        (lambda: tiny_model("vit", "backbone"), {"class_names": "red"}, "class_names is 'red'"),
+    ],
+)
+def test_what_cannot_be_fine_tuned_gets_one_sentence(pretrained, arguments, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        with_new_classifiers(pretrained(), **{"num_members": 2} | arguments)
+
+
+def test_a_folder_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*nothing"):
+        with_new_classifiers(tmp_path / "nothing", 2)
+
+
+def test_a_checkpoint_that_lacks_a_part_of_the_encoder_is_refused(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    tiny_model("vit", "backbone").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    lost = next(name for name in weights if "layer.1" in name or "layers.1" in name)
+    save_file(
+        {name: value for name, value in weights.items() if name != lost},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    with pytest.raises(
+        ValueError, match=r"has no vit.layers.1.* of the right shape: pass a model that is pre-trained"
+    ):
+        with_new_classifiers(tmp_path, 1)
