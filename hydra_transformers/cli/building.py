@@ -11,8 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..files import written_whole
 from ..fingerprints import fingerprint_of_weights
+from ..fusion import tower_configs
 from ..models.configuration_hydra import SHARED_PARTS
-from ..models.fusion import tower_configs
 from ..pruning import draw_members, extract_circuit
 from ..pruning.scoring import OBJECTIVES
 from ..training import RECIPES, Recipe, finetune_members

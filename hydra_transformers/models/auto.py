@@ -7,6 +7,7 @@ classes of Transformers find them (`auto_classes` of the config). No other file 
 from collections.abc import Sequence
 
 import transformers
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .configuration_hydra import SHARED_PARTS
@@ -18,7 +19,6 @@ from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersC
 from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_vit import HydraViTConfig
-from .fusion import check_has_no_adapters
 from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertModel
 from .modeling_hydra_clip import HydraCLIPModel, HydraCLIPTextModel, HydraCLIPVisionModel
 from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
@@ -80,6 +80,16 @@ def hydra_class(model: PreTrainedModel, name: str = "model") -> type:
         f"{name} is a {type(model).__name__}: pass a Hydra or one of {', '.join(AutoHydra.supported())}; "
         "docs/adding-a-model-family.md tells how to add another"
     )
+
+
+def check_has_no_adapters(model: nn.Module, name: str) -> None:
+    """Refuses a model with adapters of PEFT, whose weights are not yet those that it computes with."""
+    if not isinstance(model, nn.Module):
+        return  # the caller says what is wrong with it
+    if any(type(module).__module__.split(".")[0] == "peft" for module in model.modules()):
+        raise ValueError(
+            f"{name} ({type(model).__name__}) has adapters of PEFT: pass what merge_and_unload() of its PeftModel returns"
+        )
 
 
 def _model_class(config_class: type, auto_class: str) -> type:

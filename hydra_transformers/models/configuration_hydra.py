@@ -183,24 +183,3 @@ def check_model_type(config_dict: dict, config_class: type) -> None:
             f"this checkpoint is of type {found!r}, {config_class.__name__} reads {config_class.model_type!r}: load a "
             "backbone with its own Transformers class and pass it to from_backbone()"
         )
-
-
-def keep_after_pruning(kept: list[list[int]], heads_to_prune: dict[int, list[int]] | None) -> list[list[int]]:
-    """Heads that one member keeps per layer once `heads_to_prune` (`{layer: [heads]}`) are gone from `kept`."""
-    if not isinstance(heads_to_prune, dict | None):
-        raise TypeError(f"heads_to_prune is a {type(heads_to_prune).__name__}: pass one member's, {{layer: [heads]}}")
-    for layer, heads in (heads_to_prune or {}).items():
-        if not str(layer).lstrip("-").isdigit():
-            raise ValueError(f"heads_to_prune names {layer!r}: pass {{layer: [heads]}}, layers by their numbers")
-        if isinstance(heads, (int, str)):
-            raise ValueError(f"heads_to_prune[{layer}] is {heads!r}: pass a list of heads")
-    heads_to_prune = {int(layer): list(heads) for layer, heads in (heads_to_prune or {}).items()}
-    for layer, heads in heads_to_prune.items():
-        if not 0 <= layer < len(kept):
-            raise ValueError(f"heads_to_prune names layer {layer}: the model has layers 0 to {len(kept) - 1}")
-        for head in heads:
-            if head not in kept[layer]:
-                raise ValueError(
-                    f"heads_to_prune[{layer}] names head {head!r}: the model has the heads {kept[layer]} in this layer"
-                )
-    return [[head for head in heads if head not in heads_to_prune.get(layer, [])] for layer, heads in enumerate(kept)]

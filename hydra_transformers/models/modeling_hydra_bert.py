@@ -9,9 +9,9 @@ from .attention import HydraAttention
 from .classification import HydraTextClassifierMixin
 from .configuration_hydra_bert import HydraBertConfig
 from .encoder import HydraTextEncoderMixin
-from .fusion import HydraModelMixin, Rule, attention_rules
 from .grouped import GroupedLinear, GroupedPooler, init_grouped
 from .layer import hydra_layers, of_members
+from .modeling_hydra import HydraModelMixin, Rule, attention_rules
 
 
 class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):

@@ -16,9 +16,9 @@ from .attention import HydraAttention, members_mask
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
 from .encoder import HydraEncoderMixin
 from .ensembling import HydraModelOutput, at_least_float32, log_mean_probability, mean_of_members, wants_every_token
-from .fusion import HydraModelMixin, Member, Rule, attention_rules
 from .grouped import GroupedLinear, embed, init_grouped
 from .layer import hydra_layers, of_members
+from .modeling_hydra import HydraModelMixin, Rule, attention_rules
 from .patch_embedding import as_patch_projection
 
 
@@ -214,22 +214,6 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
         )
         self.logit_scale = nn.Parameter(torch.full((config.num_members,), float(config.logit_scale_init_value)))
         self.post_init()
-
-    @classmethod
-    def can_share_text_tower(cls, members: list[Member]) -> bool:
-        """Members that differ in the vision tower only need the text tower once."""
-        first = members[0].tensors
-
-        def is_equal_in_all(side: str) -> bool:
-            names = [name for name in first if name.startswith(side)]
-            others = members[1:]
-            return all(
-                torch.equal(other.tensors[name].to(first[name].device), first[name])
-                for other in others
-                for name in names
-            )
-
-        return is_equal_in_all("text_") and not is_equal_in_all("vis")
 
     @can_return_tuple
     def get_text_features(

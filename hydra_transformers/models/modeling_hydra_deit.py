@@ -8,8 +8,8 @@ from transformers.models.deit.modeling_deit import DeiTEmbeddings, DeiTPreTraine
 from .attention import HydraAttention
 from .classification import HydraImageClassifierMixin
 from .configuration_hydra_deit import HydraDeiTConfig
-from .fusion import HydraModelMixin
 from .grouped import GroupedLinear, init_grouped
+from .modeling_hydra import HydraModelMixin
 from .modeling_hydra_vit import HydraViTPreTrainedModel, ViTEncoderMixin
 from .patch_embedding import as_patch_projection
 

@@ -13,9 +13,9 @@ from .attention import HydraAttention
 from .classification import HydraImageClassifierMixin
 from .configuration_hydra_dinov2 import HydraDinov2Config
 from .encoder import HydraImageEncoderMixin
-from .fusion import HydraModelMixin, Rule, attention_rules, scaled
 from .grouped import GroupedLinear, init_grouped
 from .layer import hydra_layers, of_members
+from .modeling_hydra import HydraModelMixin, Rule, attention_rules, scaled
 from .patch_embedding import as_patch_projection
 
 

@@ -10,8 +10,8 @@ from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers im
 
 from .attention import HydraAttention
 from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
-from .fusion import HydraModelMixin
 from .grouped import GroupedLinear, init_grouped
+from .modeling_hydra import HydraModelMixin
 from .modeling_hydra_dinov2 import DINOV2_RULES, Dinov2ClassifierMixin, Dinov2EncoderMixin
 from .patch_embedding import as_patch_projection
 

@@ -12,9 +12,9 @@ from .classification import HydraClassifierMixin
 from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .encoder import HydraTextEncoderMixin
 from .ensembling import HydraClassifierOutput, HydraModelOutput
-from .fusion import HydraModelMixin, Rule, attention_rules
 from .grouped import GroupedLinear, init_grouped
 from .layer import hydra_layers, of_members
+from .modeling_hydra import HydraModelMixin, Rule, attention_rules
 
 
 class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel):

@@ -13,8 +13,8 @@ from transformers.models.roberta.modeling_roberta import RobertaEmbeddings, Robe
 from .attention import HydraAttention
 from .classification import HydraTextClassifierMixin
 from .configuration_hydra_roberta import HydraRobertaConfig
-from .fusion import HydraModelMixin
 from .grouped import GroupedLinear, init_grouped
+from .modeling_hydra import HydraModelMixin
 from .modeling_hydra_bert import BertEncoderMixin, HydraBertPreTrainedModel
 
 

@@ -10,9 +10,9 @@ from .attention import HydraAttention
 from .classification import HydraImageClassifierMixin
 from .configuration_hydra_vit import HydraViTConfig
 from .encoder import HydraImageEncoderMixin
-from .fusion import HydraModelMixin, Rule, attention_rules
 from .grouped import GroupedLinear, GroupedPooler, init_grouped
 from .layer import hydra_layers, of_members
+from .modeling_hydra import HydraModelMixin, Rule, attention_rules
 from .patch_embedding import as_patch_projection
 
 

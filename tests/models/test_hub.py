@@ -35,9 +35,9 @@ CODE_FILES = {
     "ensembling.py",
     "fast_inference.py",
     "fast_kernels.py",
-    "fusion.py",
     "grouped.py",
     "layer.py",
+    "modeling_hydra.py",
 }
 
 # Loads folders with an Auto class where the package cannot be imported, writes logits, tensors, and saves them again.
@@ -55,6 +55,12 @@ for folder, auto_class, out in zip(*[iter(sys.argv[1:])] * 3):
         save_file({"member_logits": outputs.member_logits.contiguous()}, f"{out}/outputs.safetensors")
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, f"{out}/state.safetensors")
     model.save_pretrained(f"{out}/again")
+    try:
+        model.member(0)
+    except ImportError as error:
+        assert "pip install --upgrade hydra_transformers" in str(error), error
+    else:
+        raise AssertionError("built without the package")
 """
 
 
@@ -136,6 +142,12 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
     modules = own | ({"patch_embedding.py"} if family.reads_images else set())
     modules |= set() if family.has_towers else {"classification.py"}
     assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules
+
+
+def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
+    VIT.hydra.from_backbone(VIT.backbone()).save_pretrained(tmp_path)
+    lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")}
+    assert sum(lines.values()) <= 2_242, lines
 
 
 def test_shipped_code_imports_torch_transformers_the_standard_library_and_siblings_only(family, saved):
