@@ -75,7 +75,7 @@ class HydraConfigMixin:
             if not 1 <= getattr(self, field) <= MOST:
                 raise ValueError(f"{field} is {getattr(self, field)}: a Hydra has 1 to {MOST:,}")
         if self.kept_heads is None:
-            self.kept_heads = dense_heads(self.num_hidden_layers, self.num_attention_heads)
+            self.kept_heads = [[list(range(self.num_attention_heads))] for _ in range(self.num_hidden_layers)]
         check_kept_heads(self.kept_heads, self.num_hidden_layers, self.num_attention_heads)
         self.shared = list(self.shared)
         check_shared(self.shared)
@@ -90,20 +90,7 @@ class HydraConfigMixin:
 
     @property
     def num_members(self) -> int:
-        return count_members(self.kept_heads)
-
-    @property
-    def anatomy(self) -> Anatomy:
-        raise NotImplementedError
-
-
-def dense_heads(num_layers: int, num_heads: int) -> KeptHeads:
-    """Kept heads of one member that keeps everything: an unpruned backbone."""
-    return [[list(range(num_heads))] for _ in range(num_layers)]
-
-
-def count_members(kept_heads: KeptHeads) -> int:
-    return len(kept_heads[0])
+        return len(self.kept_heads[0])
 
 
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:
@@ -116,7 +103,7 @@ def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> 
     for layer, members in enumerate(kept_heads):
         if not isinstance(members, list):
             raise ValueError(f"kept_heads[{layer}] is {members!r}: give a list of kept heads for each member")
-    num_members = count_members(kept_heads)
+    num_members = len(kept_heads[0])
     if num_members == 0:
         raise ValueError("kept_heads[0] has no member: give at least one list of kept heads per layer")
     if num_members > MOST:
