@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .baselines import DeepEnsemble, LoRAEnsemble, MCDropout
+from .fusion import tower_configs, without_weights
 from .models.auto import HYDRA_CLASSES
-from .models.fusion import tower_configs, without_weights
 from .prediction import device_of, evaluation_mode
 from .uncertainty.temperature import TemperatureScaledClassifier
 

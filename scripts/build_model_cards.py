@@ -23,8 +23,8 @@ from hydra_transformers import (
     HydraViTConfig,
     HydraViTForImageClassification,
 )
+from hydra_transformers.fusion import without_weights
 from hydra_transformers.hub.card import TEMPLATE, card_data, card_fields, render
-from hydra_transformers.models.fusion import without_weights
 
 
 FOLDER = Path(__file__).parents[1] / "model_cards"

@@ -30,8 +30,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 import hydra_transformers as hydra
+from hydra_transformers.fusion import hydra_config, tower_configs
 from hydra_transformers.models.configuration_hydra import SHARED_PARTS
-from hydra_transformers.models.fusion import hydra_config, tower_configs
 
 
 # What fails and is meant to: a pattern of classes, a pattern of tests, and why. Each of these tests fails in each of these

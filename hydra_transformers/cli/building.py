@@ -13,9 +13,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..files import write_atomically, written_whole
 from ..fingerprints import fingerprint_of_weights
-from ..models.auto import AutoHydra, check_can_be_fused
+from ..fusion import check_can_be_fused, tower_configs
+from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
-from ..models.fusion import tower_configs
 from ..pruning import Circuit, draw_members, extract_circuit
 from ..pruning.scoring import OBJECTIVES
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members

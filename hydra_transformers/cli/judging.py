@@ -20,8 +20,8 @@ from ..cost import (
     unpruned_backbone,
 )
 from ..files import write_atomically
+from ..fusion import without_weights
 from ..models.auto import HEADS
-from ..models.fusion import without_weights
 from ..uncertainty import OOD_SCORES, UncertaintyReport, evaluate_uncertainty
 from .arguments import (
     add_batch_size,

@@ -11,8 +11,8 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
 
+from ..fusion import slots, tower_configs
 from ..models.auto import HEADS
-from ..models.fusion import slots, tower_configs
 from ..pruning import Circuit
 from ..uncertainty import TemperatureScaling, UncertaintyReport
 from .cost import card_cost_table

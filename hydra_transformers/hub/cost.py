@@ -3,7 +3,7 @@
 from transformers import PreTrainedModel
 
 from ..cost import count_parameters, example_inputs, multiply_adds_of, readable_count, unpruned_backbone
-from ..models.fusion import without_weights
+from ..fusion import without_weights
 
 
 def card_cost_table(model: PreTrainedModel) -> str:

@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedConfig
 
-from ..models.fusion import tower_configs
+from ..fusion import tower_configs
 
 
 KEPT, PRUNED = "■", "·"

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from transformers import PreTrainedConfig
 
-from ..models.fusion import tower_configs
+from ..fusion import tower_configs
 from ..pruning import Circuit
 from ..pruning.heads import Head, head_at
 

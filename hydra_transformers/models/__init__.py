@@ -1,4 +1,4 @@
-"""The Hydra models. What lies in this folder, but for `auto`, is what a saved model takes along to the Hub."""
+"""The Hydra models. What lies in this folder, but for `auto`, is what saved models take along to the Hub."""
 
 from .auto import *  # noqa: F403
 from .auto import __all__ as __all__

@@ -106,49 +106,46 @@ class HydraAttention(nn.Module):
         tokens, tokens).
         """
         is_eager = self.config._attn_implementation == "eager"
+        _, batch, tokens, _ = hidden_states.shape
         if self.has_no_head:
-            _, batch, tokens, _ = hidden_states.shape
             queries = 1 if first_token_only else tokens
             weights = hidden_states.new_zeros(batch, 0, queries, tokens) if is_eager else None
             return hidden_states.new_zeros(self.num_members, batch, queries, 0), weights
         if first_token_only:
             attention_mask = mask_of_first_token(attention_mask)
-        if self.is_uniform and has_rows(attention_mask) and not is_eager:
-            return self._members_on_batch_axis(hidden_states, attention_mask, first_token_only, **kwargs)
-        return self._members_on_head_axis(hidden_states, attention_mask, first_token_only, **kwargs)
+        on_batch_axis = self.is_uniform and has_rows(attention_mask) and not is_eager
+        if isinstance(attention_mask, torch.Tensor) and not on_batch_axis:
+            attention_mask = attention_mask[:batch]
 
-    def _members_on_batch_axis(self, hidden_states, attention_mask, first_token_only: bool, **kwargs):
-        def heads(projected: torch.Tensor, projections: int) -> tuple[torch.Tensor, ...]:
-            """(members, batch, tokens, projections * width) -> per projection (members * batch, heads, tokens, head_dim)"""
-            return split_heads(projected.flatten(0, 1), projections, self.head_dim)
-
-        output, weights = self._attend(
-            *self._project(hidden_states, first_token_only, heads), attention_mask, **kwargs
+        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
         )
-        return output.reshape(self.num_members, -1, output.shape[1], self.widths[0]), weights
-
-    def _members_on_head_axis(self, hidden_states, attention_mask, first_token_only: bool, **kwargs):
-        if isinstance(attention_mask, torch.Tensor):
-            attention_mask = attention_mask[: hidden_states.shape[1]]
-
-        def heads(projected, projections: int) -> tuple[torch.Tensor, ...]:
-            """(batch, tokens, projections * width) of each member -> per projection (batch, heads of all members, tokens,
-            head_dim)"""
-            by_member = [of_member.unflatten(-1, (projections, -1, self.head_dim)) for of_member in projected]
-            return torch.cat(by_member, dim=-2).permute(2, 0, 3, 1, 4).unbind(0)
-
-        output, weights = self._attend(
-            *self._project(hidden_states, first_token_only, heads), attention_mask, **kwargs
+        dropout = self.attention_dropout if self.training else 0.0
+        query, key, value = self._project(hidden_states, first_token_only, on_batch_axis)
+        output, weights = attention_interface(
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
+        if on_batch_axis:
+            return output.reshape(self.num_members, -1, output.shape[1], self.widths[0]), weights
         output = output.flatten(2)
         if self.is_uniform:
             output = output.unflatten(-1, (self.num_members, -1)).movedim(-2, 0)
         return output, weights
 
     def _project(
-        self, hidden_states: torch.Tensor, first_token_only: bool, heads: Callable
+        self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Query, key and value as `heads` splits them; queries of the first token alone where only it asks."""
+        """Query, key and value, (rows, heads, tokens, head_dim) each; of the first token alone the query where only it
+        asks."""
+
+        def heads(projected, projections: int) -> tuple[torch.Tensor, ...]:
+            """(members, batch, tokens, projections * width), or a tuple over members -> per projection (rows, heads,
+            tokens, head_dim)"""
+            if on_batch_axis:
+                return split_heads(projected.flatten(0, 1), projections, self.head_dim)
+            by_member = [of_member.unflatten(-1, (projections, -1, self.head_dim)) for of_member in projected]
+            return torch.cat(by_member, dim=-2).permute(2, 0, 3, 1, 4).unbind(0)
+
         if not first_token_only:
             return heads(self.qkv_proj(hidden_states), 3)
         queries = [slice(width) for width in self.widths]
@@ -156,21 +153,6 @@ class HydraAttention(nn.Module):
         return (
             *heads(self.qkv_proj(hidden_states[:, :, :1], queries), 1),
             *heads(self.qkv_proj(hidden_states, keys_and_values), 2),
-        )
-
-    def _attend(self, query, key, value, attention_mask, **kwargs):
-        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
-        return attention_interface(
-            self,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=self.attention_dropout if self.training else 0.0,
-            scaling=self.scaling,
-            **kwargs,
         )
 
 
@@ -185,7 +167,7 @@ def split_heads(joint: torch.Tensor, projections: int, head_dim: int) -> tuple[t
     return joint.unflatten(-1, (projections, -1, head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
 
 
-def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_mask, num_members: int):
+def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_mask):
     """What an encoder's attention reads of its `attention_mask`, for embeddings (1 or members, batch, tokens, hidden).
 
     Without a mask none is made: under `torch.compile` older versions of Transformers make one that masks nothing, which
@@ -194,7 +176,7 @@ def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_m
     if attention_mask is None:
         return None
     mask = create_bidirectional_mask(config=config, inputs_embeds=embeddings[0], attention_mask=attention_mask)
-    return members_mask(mask, embeddings.shape[1], num_members)
+    return members_mask(mask, embeddings.shape[1], config.num_members)
 
 
 def members_mask(attention_mask, batch: int, num_members: int):

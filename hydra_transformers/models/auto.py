@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import transformers
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .configuration_hydra import SHARED_PARTS
@@ -20,7 +21,6 @@ from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersC
 from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_vit import HydraViTConfig
-from .fusion import check_agrees, check_has_no_adapters, read_members
 from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertModel
 from .modeling_hydra_clip import HydraCLIPModel, HydraCLIPTextModel, HydraCLIPVisionModel
 from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
@@ -65,7 +65,7 @@ class AutoHydra:
             raise ValueError("members is empty: pass at least one model")
         loaded = [load_trained(each) if isinstance(each, (str, os.PathLike)) else each for each in members]
         found = hydra_class(loaded[0], "members[0]")
-        _check_classes(loaded, found, "members")
+        check_classes(loaded, found, "members")
         return found.from_pruned_members(loaded, shared)
 
     @staticmethod
@@ -88,6 +88,16 @@ def hydra_class(model: PreTrainedModel, name: str = "model") -> type:
     )
 
 
+def check_has_no_adapters(model: nn.Module, name: str) -> None:
+    """Refuses a model with adapters of PEFT, whose weights are not yet those that it computes with."""
+    if not isinstance(model, nn.Module):
+        return  # the caller says what is wrong with it
+    if any(type(module).__module__.split(".")[0] == "peft" for module in model.modules()):
+        raise ValueError(
+            f"{name} ({type(model).__name__}) has adapters of PEFT: pass what merge_and_unload() of its PeftModel returns"
+        )
+
+
 def config_of(name: str | os.PathLike) -> PreTrainedConfig:
     """The config in a folder or on the Hub."""
     name = os.fspath(name)
@@ -108,19 +118,7 @@ def load_trained(name: str | os.PathLike) -> PreTrainedModel:
     return model.eval()
 
 
-def check_can_be_fused(models: Sequence[PreTrainedModel], name: str) -> None:
-    """Refuses models of different architectures, classes or dtypes, of which no Hydra could be made.
-
-    name: what the caller calls the list
-    """
-    found = hydra_class(models[0], f"{name}[0]")
-    _check_classes(models, found, name)
-    read = [next(read_members(found, model, f"{name}[{place}]")) for place, model in enumerate(models)]
-    for member in read:
-        check_agrees(member, read[0])
-
-
-def _check_classes(models: Sequence[PreTrainedModel], found: type, name: str) -> None:
+def check_classes(models: Sequence[PreTrainedModel], found: type, name: str) -> None:
     """Refuses models of one kind that call their classes, or count them, differently: their answers have no mean."""
     kinds = (*found.backbone_types, found.config_class.model_type)
     first = models[0].config.id2label

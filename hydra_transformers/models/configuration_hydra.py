@@ -75,7 +75,7 @@ class HydraConfigMixin:
             if not 1 <= getattr(self, field) <= MOST:
                 raise ValueError(f"{field} is {getattr(self, field)}: a Hydra has 1 to {MOST:,}")
         if self.kept_heads is None:
-            self.kept_heads = dense_heads(self.num_hidden_layers, self.num_attention_heads)
+            self.kept_heads = [[list(range(self.num_attention_heads))] for _ in range(self.num_hidden_layers)]
         check_kept_heads(self.kept_heads, self.num_hidden_layers, self.num_attention_heads)
         self.shared = list(self.shared)
         check_shared(self.shared)
@@ -90,20 +90,7 @@ class HydraConfigMixin:
 
     @property
     def num_members(self) -> int:
-        return count_members(self.kept_heads)
-
-    @property
-    def anatomy(self) -> Anatomy:
-        raise NotImplementedError
-
-
-def dense_heads(num_layers: int, num_heads: int) -> KeptHeads:
-    """Kept heads of one member that keeps everything: an unpruned backbone."""
-    return [[list(range(num_heads))] for _ in range(num_layers)]
-
-
-def count_members(kept_heads: KeptHeads) -> int:
-    return len(kept_heads[0])
+        return len(self.kept_heads[0])
 
 
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:
@@ -116,7 +103,7 @@ def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> 
     for layer, members in enumerate(kept_heads):
         if not isinstance(members, list):
             raise ValueError(f"kept_heads[{layer}] is {members!r}: give a list of kept heads for each member")
-    num_members = count_members(kept_heads)
+    num_members = len(kept_heads[0])
     if num_members == 0:
         raise ValueError("kept_heads[0] has no member: give at least one list of kept heads per layer")
     if num_members > MOST:
@@ -183,24 +170,3 @@ def check_model_type(config_dict: dict, config_class: type) -> None:
             f"this checkpoint is of type {found!r}, {config_class.__name__} reads {config_class.model_type!r}: load a "
             "backbone with its own Transformers class and pass it to from_backbone()"
         )
-
-
-def keep_after_pruning(kept: list[list[int]], heads_to_prune: dict[int, list[int]] | None) -> list[list[int]]:
-    """Heads that one member keeps per layer once `heads_to_prune` (`{layer: [heads]}`) are gone from `kept`."""
-    if not isinstance(heads_to_prune, dict | None):
-        raise TypeError(f"heads_to_prune is a {type(heads_to_prune).__name__}: pass one member's, {{layer: [heads]}}")
-    for layer, heads in (heads_to_prune or {}).items():
-        if not str(layer).lstrip("-").isdigit():
-            raise ValueError(f"heads_to_prune names {layer!r}: pass {{layer: [heads]}}, layers by their numbers")
-        if isinstance(heads, (int, str)):
-            raise ValueError(f"heads_to_prune[{layer}] is {heads!r}: pass a list of heads")
-    heads_to_prune = {int(layer): list(heads) for layer, heads in (heads_to_prune or {}).items()}
-    for layer, heads in heads_to_prune.items():
-        if not 0 <= layer < len(kept):
-            raise ValueError(f"heads_to_prune names layer {layer}: the model has layers 0 to {len(kept) - 1}")
-        for head in heads:
-            if head not in kept[layer]:
-                raise ValueError(
-                    f"heads_to_prune[{layer}] names head {head!r}: the model has the heads {kept[layer]} in this layer"
-                )
-    return [[head for head in heads if head not in heads_to_prune.get(layer, [])] for layer, heads in enumerate(kept)]

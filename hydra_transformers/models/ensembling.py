@@ -1,4 +1,4 @@
-"""From the members' logits to the ensemble's answer: combined logits, losses, outputs."""
+"""From the members' states to the ensemble's answer: outputs, the classifier of every family, logits, losses."""
 
 import math
 from collections.abc import Callable
@@ -51,6 +51,52 @@ class HydraClassifierOutput(ModelOutput):
     member_logits: torch.FloatTensor | None = None
     hidden_states: tuple[torch.FloatTensor, ...] | None = None
     attentions: tuple[torch.FloatTensor, ...] | None = None
+
+
+class HydraClassifierMixin:
+    """A head per member on a fused encoder: `logits` is the ensemble's answer, `member_logits` each member's.
+
+    A family says what its head reads of the states and how it answers, where that is not the usual.
+    """
+
+    # Whether the head reads the first token's state alone, so that the last layer need not compute the others.
+    reads_first_token = True
+
+    def read(self, states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        """What the head reads: (members, batch, tokens or 1, hidden) and (members, batch, pooled) -> (members, batch,
+        features)"""
+        return states[:, :, 0] if pooled is None else pooled
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        """(members, batch, features) -> (members, batch, classes)"""
+        return self.classifier(features)
+
+    def answer(self, labels: torch.Tensor | None, inputs: dict, **kwargs) -> HydraClassifierOutput:
+        """The encoder on `inputs`, and what the members make of it."""
+        outputs: HydraModelOutput = self.base_model(
+            **inputs,
+            first_token_only=self.reads_first_token and not wants_every_token(self.config, kwargs),
+            members_only=True,
+            return_dict=True,
+            **kwargs,
+        )
+        states, pooled = outputs.member_last_hidden_state, outputs.member_pooler_output
+        features = self.read(states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1))
+        member_logits = batch_first(self.classify(features), self.num_members)
+        settle_problem_type(self.config)
+        loss = None
+        if labels is not None:
+            loss = ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
+        logits = ensemble_logits(member_logits, self.config.problem_type)
+        if loss is None and self.training and self.num_members > 1 and self.config.ensemble_loss == "members":
+            watch_for_other_loss(logits, from_trainer="num_items_in_batch" in kwargs)
+        return HydraClassifierOutput(
+            loss=loss,
+            logits=logits,
+            member_logits=member_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
 
 
 def log_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
@@ -111,24 +157,6 @@ def check_labels(labels: torch.Tensor, member_logits: torch.Tensor, problem_type
             f"labels are {labels.dtype} of shape {tuple(labels.shape)}, config.problem_type is {problem_type!r}, which "
             f"takes {wanted}: pass these, or set another config.problem_type"
         )
-
-
-def classifier_output(model, member_logits: torch.Tensor, labels, encoder_outputs, **kwargs) -> HydraClassifierOutput:
-    """What a classifier returns for its members' logits (batch, members, classes), with the loss where labels are."""
-    settle_problem_type(model.config)
-    loss = None
-    if labels is not None:
-        loss = ensemble_loss(model.loss_function, labels, member_logits, model.config, **kwargs)
-    logits = ensemble_logits(member_logits, model.config.problem_type)
-    if loss is None and model.training and model.num_members > 1 and model.config.ensemble_loss == "members":
-        watch_for_other_loss(logits, from_trainer="num_items_in_batch" in kwargs)
-    return HydraClassifierOutput(
-        loss=loss,
-        logits=logits,
-        member_logits=member_logits,
-        hidden_states=encoder_outputs.hidden_states,
-        attentions=encoder_outputs.attentions,
-    )
 
 
 def watch_for_other_loss(logits: torch.Tensor, from_trainer: bool) -> None:

@@ -19,7 +19,7 @@ States are (members or 1, rows, hidden) on the fast way; a row is a token of the
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from .attention import HydraAttention, has_rows, mask_of_first_token, split_head
 from .compat import has_global_hooks, is_exporting, is_watched, quickly_launched_attention
 from .fast_kernels import activate, add_and_layer_norm, layer_norm
 from .grouped import GroupedLinear, GroupedOutput, are_few, grouped_product
-from .layer import HydraGatedMLP, HydraLayer, HydraMLP
+from .layer import HydraLayer, HydraMLP
 
 
 # From this many rows per member on, a GPU is busy for longer with heads of zeros than it takes to launch kernels for one
@@ -40,23 +40,13 @@ from .layer import HydraGatedMLP, HydraLayer, HydraMLP
 ROWS_TO_FILL_UP = {torch.float16: 8192, torch.bfloat16: 8192, torch.float32: 2048}
 
 # What callers pass on to layers that these have no use for.
-KEYWORDS_WITHOUT_EFFECT = {
-    "num_items_in_batch",
-    "output_attentions",
-    "output_hidden_states",
-    "return_dict",
-    "use_cache",
-}
+WITHOUT_EFFECT = {"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict", "use_cache"}
 
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
 
 
 def run_layers(
-    layers: Sequence[HydraLayer],
-    hidden_states: torch.Tensor,
-    attention_mask=None,
-    first_token_only: bool = False,
-    **kwargs,
+    layers: Sequence[HydraLayer], hidden_states: torch.Tensor, attention_mask=None, first_token_only=False, **kwargs
 ) -> torch.Tensor:
     """All layers in turn: (members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden).
 
@@ -71,48 +61,49 @@ def run_layers(
     return hidden_states
 
 
+# Which layers are taken
+
+
 def can_run_fast(
-    layers: Sequence[HydraLayer], hidden_states: torch.Tensor, attention_mask, kwargs: Mapping[str, Any]
+    layers: Sequence[HydraLayer], states: torch.Tensor, attention_mask, kwargs: Mapping[str, Any]
 ) -> bool:
-    """Whether layers may run fast on these states, whatever the single layer says."""
+    """Whether layers may run fast on these states, whatever the single layer says: nobody differentiates, casts,
+    compiles, exports, traces, transforms, watches or only pretends to compute."""
     config = layers[0].attention.config if layers and isinstance(layers[0], HydraLayer) else None
     return (
         config is not None
         and config.fast_inference
         and os.environ.get("HYDRA_FAST_INFERENCE", "1") != "0"
         and config._attn_implementation == "sdpa"
-        and is_plain_inference(hidden_states)
-        and hidden_states.is_contiguous()
-        and hidden_states.numel() > 0
-        and has_rows(attention_mask)
+        and not torch.is_grad_enabled()
+        and not states.is_meta
+        and not torch.is_autocast_enabled(states.device.type)
+        and not torch.compiler.is_compiling()
+        and not is_exporting()
+        and not is_watched()
         and not has_global_hooks()
-        and all(value is None or name in KEYWORDS_WITHOUT_EFFECT | {"is_causal"} for name, value in kwargs.items())
-    )
-
-
-def is_plain_inference(tensor: torch.Tensor) -> bool:
-    """Whether nothing differentiates, casts, compiles, exports, traces, transforms or only pretends to compute."""
-    return not (
-        torch.is_grad_enabled()
-        or tensor.is_meta
-        or torch.is_autocast_enabled(tensor.device.type)
-        or torch.compiler.is_compiling()
-        or is_exporting()
-        or is_watched()
+        and states.is_contiguous()
+        and states.numel() > 0
+        and has_rows(attention_mask)
+        and all(value is None or name in WITHOUT_EFFECT | {"is_causal"} for name, value in kwargs.items())
     )
 
 
 class FastLayer(NamedTuple):
-    """What a layer computes with."""
+    """What a layer computes with.
+
+    qkv, o: where members have one width (members, 3 * width, hidden) and (members, 1, 3 * width), and (members, width,
+        hidden) and (members, 1, hidden); otherwise packed, as the modules have them
+    """
 
     attention: HydraAttention
     widths: tuple[int, ...]
     qkv: WeightAndBias
     o: WeightAndBias
     fc1: WeightAndBias
+    fc2: WeightAndBias
     activation: nn.Module
     has_gate: bool
-    fc2: WeightAndBias
     attention_norm: nn.LayerNorm
     mlp_norm: nn.LayerNorm
 
@@ -121,90 +112,53 @@ class FastLayer(NamedTuple):
         return len(set(self.widths)) == 1
 
 
-class Filled(NamedTuple):
-    """The weights of a layer whose members keep different numbers of heads, filled up with zeros to the widest.
-
-    weight, bias: of q, k and v, (members, 3 * widest, hidden) and (members, 1, 3 * widest)
-    output_weight: of o, (members, widest, hidden)
-    """
-
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-    output_weight: torch.Tensor
-
-
-class Batch(NamedTuple):
-    """How the rows of the states came about, and what decides on how to compute them."""
-
-    size: int
-    tokens: int
-    mask: torch.Tensor | None  # (members * batch, ...), what `encoder_mask` or `members_mask` returns
-    is_causal: bool
-    has_few_rows: bool
-    is_launch_bound: bool
-    fills_up: bool  # whether heads of zeros fill up members that keep fewer heads than others
-
-
-# Which layers are taken
-
-
 def fast_layer(layer: nn.Module) -> FastLayer | None:
     """The parts of a layer, if it is made of them and nothing else."""
+    if not is_plain(layer, (HydraLayer, PARTS)):
+        return None
     # The modules' own dictionaries: attribute access on modules takes a search through three of them each time.
-    modules = layer._modules
-    dropout = modules.get("dropout")
-    children = LAYER_CHILDREN if dropout is None else LAYER_CHILDREN | {"dropout"}
-    if not is_plain(layer, HydraLayer, children) or layer.training:
-        return None
-    attention, mlp = modules["attention"], modules["mlp"]
+    parts = layer._modules
+    attention, mlp, dropout = parts["attention"], parts["mlp"], parts.get("dropout")
     # Someone may have switched single dropouts on, to sample from them.
-    if (dropout is not None and (not is_plain(dropout, nn.Dropout) or dropout.training)) or attention.training:
-        return None
-    has_gate = mlp.__class__ is HydraGatedMLP
-    mlp_class = HydraGatedMLP if has_gate else HydraMLP
-    if not (is_plain(attention, HydraAttention, ATTENTION_CHILDREN) and is_plain(mlp, mlp_class, MLP_CHILDREN)):
+    if layer.training or attention.training or (dropout is not None and dropout.training):
         return None
     qkv, o = attention._modules["qkv_proj"], attention._modules["o_proj"]
-    fc1, activation, fc2 = map(mlp._modules.__getitem__, ("fc1", "activation_fn", "fc2"))
-    attention_norm, mlp_norm = modules["attention_norm"], modules["mlp_norm"]
-    if not (
-        is_plain(qkv, GroupedLinear)
-        and is_plain(o, GroupedOutput)
-        and is_plain(fc1, nn.Linear)
-        and is_plain(activation, activation.__class__)
-        and is_plain(fc2, nn.Linear)
-        and is_plain(attention_norm, nn.LayerNorm)
-        and is_plain(mlp_norm, nn.LayerNorm)
-    ):
-        return None
-    parameters = [weight_and_bias(part) for part in (qkv, o, fc1, fc2, attention_norm, mlp_norm)]
-    if None in parameters or not any(o.widths):
-        return None
-    qkv, o_parameters, fc1, fc2, *_ = parameters
+    fc1, fc2, activation = map(mlp._modules.__getitem__, ("fc1", "fc2", "activation_fn"))
+    norms = parts["attention_norm"], parts["mlp_norm"]
+    parameters = [weight_and_bias(part) for part in (qkv, o, fc1, fc2, *norms)]
     widths = tuple(o.widths)
-    return FastLayer(attention, widths, qkv, o_parameters, fc1, activation, has_gate, fc2, attention_norm, mlp_norm)
+    if None in parameters or not any(widths):
+        return None
+    maps = parameters[:4]
+    if len(set(widths)) == 1:
+        maps[:2] = [side_by_side(*each, len(widths)) for each in maps[:2]]
+    return FastLayer(attention, widths, *maps, activation, mlp.has_gate, *norms)
 
 
-LAYER_CHILDREN = frozenset({"attention_norm", "attention", "mlp_norm", "mlp"})
-ATTENTION_CHILDREN = frozenset({"qkv_proj", "o_proj"})
-MLP_CHILDREN = frozenset({"fc1", "activation_fn", "fc2"})
-# Methods that an instance may have been given in place of its class's.
-METHODS = frozenset({"forward", "heads", "complete", "activate", "__call__"})
+# What a layer is made of: (class, children), where an activation may be of any class and `dropout` may be missing.
+NORM, LINEAR = (nn.LayerNorm, {}), (nn.Linear, {})
+ATTENTION = (HydraAttention, {"qkv_proj": (GroupedLinear, {}), "o_proj": (GroupedOutput, {})})
+MLP = (HydraMLP, {"fc1": LINEAR, "activation_fn": (None, {}), "fc2": LINEAR})
+PARTS = {"attention_norm": NORM, "attention": ATTENTION, "mlp_norm": NORM, "mlp": MLP, "dropout": (nn.Dropout, {})}
+# What an instance may have been given in place of its class's methods, or in front of them.
+OWN_METHODS = frozenset({"forward", "heads", "complete", "__call__", "_compiled_call_impl", "_is_replica"})
 
 
-def is_plain(module: nn.Module, kind: type, children: frozenset[str] = frozenset()) -> bool:
-    """Whether a module is of this very type, with these children and no others, and nothing happens around its forward:
+def is_plain(module: nn.Module, kind: tuple[type | None, dict[str, Any]]) -> bool:
+    """Whether a module is of this very class, with these children and no others, and nothing happens around its forward:
     no adapter, hook, offloading, nor a replica of `nn.DataParallel`, which holds its parameters elsewhere."""
+    own_class, known = kind
+    if own_class is not None and module.__class__ is not own_class:
+        return False
     state = module.__dict__
-    return (
-        module.__class__ is kind
-        and state["_modules"].keys() == children
-        and not state["_forward_hooks"]
-        and not state["_forward_pre_hooks"]
-        and METHODS.isdisjoint(state)
-        and "_compiled_call_impl" not in state
-        and "_is_replica" not in state
-    )
+    if state["_forward_hooks"] or state["_forward_pre_hooks"] or not OWN_METHODS.isdisjoint(state):
+        return False
+    children = state["_modules"]
+    if not children and not known:
+        return True
+    if children.keys() != known.keys() and children.keys() != known.keys() - {"dropout"}:
+        return False
+    return all(is_plain(child, known[name]) for name, child in children.items())
 
 
 def weight_and_bias(module: nn.Module) -> WeightAndBias | None:
@@ -217,7 +171,24 @@ def weight_and_bias(module: nn.Module) -> WeightAndBias | None:
     return (weight, bias) if bias is None or bias.__class__ is nn.Parameter else None
 
 
+def side_by_side(weight: torch.Tensor, bias: torch.Tensor | None, members: int) -> WeightAndBias:
+    """Packed parameters of members of one width, with an axis for the members."""
+    return weight.view(members, -1, weight.shape[1]), None if bias is None else bias.view(members, 1, -1)
+
+
 # The loop
+
+
+class Batch(NamedTuple):
+    """How the rows of the states came about, and what decides on how to compute them."""
+
+    size: int
+    tokens: int
+    mask: torch.Tensor | None  # (members * batch, ...), what `encoder_mask` or `members_mask` returns
+    is_causal: bool
+    has_few_rows: bool
+    is_launch_bound: bool
+    first_token_only: bool = False  # let only the first token ask
 
 
 def _run_fast(
@@ -225,36 +196,27 @@ def _run_fast(
 ) -> torch.Tensor:
     _, size, tokens, hidden = hidden_states.shape
     states = hidden_states.view(-1, size * tokens, hidden)
-    few = are_few(size * tokens)
-    batch = Batch(
-        size,
-        tokens,
-        mask=attention_mask,
-        is_causal=kwargs.get("is_causal") or False,
-        has_few_rows=few,
-        is_launch_bound=few and launches_take_longest(states),
-        fills_up=zeros_cost_little(states),
-    )
+    few, is_causal = are_few(size * tokens), kwargs.get("is_causal") or False
+    batch = Batch(size, tokens, attention_mask, is_causal, few, few and launches_take_longest(states))
     parts = [fast_layer(layer) for layer in layers]
     # A layer that is called may keep what it is given: that has to be of the caller's mode.
     in_inference_mode = batch.is_launch_bound and None not in parts and not torch.is_inference_mode_enabled()
     with torch.inference_mode() if in_inference_mode else nullcontext():
-        filled_up = fill_up(parts) if batch.fills_up else iter([None] * len(parts))
-        for index, (layer, part) in enumerate(zip(layers, parts, strict=True), start=1):
-            only_first = first_token_only and index == len(layers)
-            filled = next(filled_up)
-            if part is not None:
-                run = norm_first_layer if layer.norm_first else norm_last_layer
-                states = run(part, filled, states, batch, only_first)
-                batch = batch._replace(tokens=1) if only_first else batch
-            else:
+        biases = filled_up_biases(parts) if zeros_cost_little(states) else {}
+        for index, (layer, part) in enumerate(zip(layers, parts, strict=True)):
+            only_first = first_token_only and index == len(layers) - 1
+            if part is None:
                 states = states.view(-1, batch.size, batch.tokens, hidden)
                 states = layer(states, attention_mask, only_first, **kwargs)
                 batch = batch._replace(size=states.shape[1], tokens=states.shape[2])
                 states = states.flatten(1, 2)
-            filled = None  # or it would be kept while the next is made
+                continue
+            batch = batch._replace(first_token_only=only_first)
+            run = norm_first_layer if layer.norm_first else norm_last_layer
+            # What is filled up is made when it is needed, and gone before the next is made.
+            states = run(filled_up(part, biases[index]) if index in biases else part, states, batch)
     states = states.clone() if in_inference_mode else states
-    return states.view(states.shape[0], batch.size, batch.tokens, hidden)
+    return states.view(states.shape[0], batch.size, -1, hidden)
 
 
 def launches_take_longest(states: torch.Tensor) -> bool:
@@ -270,96 +232,69 @@ def zeros_cost_little(states: torch.Tensor) -> bool:
 # A layer
 
 
-def norm_first_layer(
-    layer: FastLayer, filled: Filled | None, states: torch.Tensor, batch: Batch, first_token_only: bool
-) -> torch.Tensor:
+def norm_first_layer(layer: FastLayer, states: torch.Tensor, batch: Batch) -> torch.Tensor:
     """(members or 1, rows, hidden) -> (members, rows or batch, hidden); equations 4 to 7."""
     normed = _norm(layer.attention_norm, states, batch)
-    total, normed = _attend_add_norm(layer, filled, layer.mlp_norm, normed, states, batch, first_token_only)
+    total, normed = _attend_add_norm(layer, layer.mlp_norm, normed, states, batch)
     return _mlp(layer, normed, batch).add_(total)
 
 
-def norm_last_layer(
-    layer: FastLayer, filled: Filled | None, states: torch.Tensor, batch: Batch, first_token_only: bool
-) -> torch.Tensor:
+def norm_last_layer(layer: FastLayer, states: torch.Tensor, batch: Batch) -> torch.Tensor:
     """(members or 1, rows, hidden) -> (members, rows or batch, hidden); LayerNorms behind the sums."""
-    _, states = _attend_add_norm(layer, filled, layer.attention_norm, states, states, batch, first_token_only)
+    _, states = _attend_add_norm(layer, layer.attention_norm, states, states, batch)
     return _add_norm(layer.mlp_norm, states, _mlp(layer, states, batch), batch)[1]
 
 
 def _attend_add_norm(
-    layer: FastLayer,
-    filled: Filled | None,
-    norm: nn.LayerNorm,
-    states: torch.Tensor,
-    residual: torch.Tensor,
-    batch: Batch,
-    first_token_only: bool,
+    layer: FastLayer, norm: nn.LayerNorm, states: torch.Tensor, residual: torch.Tensor, batch: Batch
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`total = residual + attention(states)` and `norm(total)`: twice (members, rows or batch, hidden)."""
-    (weight, bias), (output_weight, output_bias) = layer.qkv, layer.o
-    members, hidden = output_bias.shape
-    if first_token_only:
+    if batch.first_token_only:
         residual = _first_tokens(residual, batch)
-    if states.shape[0] < members:
-        states = states.expand(members, -1, -1)
-    if filled is not None:
-        weight, bias, output_weight = filled
-    elif layer.is_uniform:
-        weight, output_weight = weight.view(members, -1, hidden), output_weight.view(members, -1, hidden)
-        bias = None if bias is None else bias.view(members, 1, -1)
-    else:
-        branch = _one_member_after_the_other(layer, states, batch, first_token_only)
-        return _add_norm(norm, residual, branch, batch)
-    heads = _heads(layer.attention, weight, bias, states, batch, first_token_only)
-    output_bias = output_bias.unsqueeze(1)
+    if states.shape[0] < len(layer.widths):
+        states = states.expand(len(layer.widths), -1, -1)
+    if not layer.is_uniform:
+        return _add_norm(norm, residual, _one_member_after_the_other(layer, states, batch), batch)
+    heads, (weight, bias) = _heads(layer.attention, *layer.qkv, states, batch), layer.o
     if not batch.has_few_rows:
-        return _add_norm(norm, residual, _product(heads, output_weight, output_bias), batch)
-    total = (residual + output_bias).baddbmm_(heads, output_weight)
+        return _add_norm(norm, residual, _product(heads, weight, bias), batch)
+    total = (residual + bias).baddbmm_(heads, weight)
     return total, _norm(norm, total, batch)
 
 
-def _one_member_after_the_other(
-    layer: FastLayer, states: torch.Tensor, batch: Batch, first_token_only: bool
-) -> torch.Tensor:
+def _one_member_after_the_other(layer: FastLayer, states: torch.Tensor, batch: Batch) -> torch.Tensor:
     """The attention of members that keep different numbers of heads: (members, rows, hidden) -> (members, rows or batch,
     hidden)"""
     members, rows, hidden = states.shape
-    widths, (weight, bias), (output_weight, output_biases) = layer.widths, layer.qkv, layer.o
-    joint_widths = [3 * width for width in widths]
-    weights, output_weights = weight.split(joint_widths), output_weight.split(widths)
+    (weight, bias), (output_weight, output_biases) = layer.qkv, layer.o
+    joint_widths = [3 * width for width in layer.widths]
+    weights, output_weights = weight.split(joint_widths), output_weight.split(layer.widths)
     biases = [None] * members if bias is None else bias.view(1, 1, -1).split(joint_widths, dim=2)
-    output = states.new_empty(members, batch.size if first_token_only else rows, hidden)
+    output = states.new_empty(members, batch.size if batch.first_token_only else rows, hidden)
     for m, output_bias in enumerate(output_biases):
-        if widths[m] == 0:
+        if layer.widths[m] == 0:
             output[m] = output_bias
             continue
-        own = weights[m].unsqueeze(0), biases[m], states[m : m + 1]
-        heads = _heads(layer.attention, *own, batch, first_token_only)
+        heads = _heads(layer.attention, weights[m].unsqueeze(0), biases[m], states[m : m + 1], batch)
         torch.addmm(output_bias, heads[0], output_weights[m], out=output[m])
     return output
 
 
 def _heads(
-    attention: HydraAttention,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    states: torch.Tensor,
-    batch: Batch,
-    first_token_only: bool,
+    attention: HydraAttention, weight: torch.Tensor, bias: torch.Tensor | None, states: torch.Tensor, batch: Batch
 ) -> torch.Tensor:
     """What the heads of members with equally many of them give: (members, rows, hidden) -> (members, rows or batch,
     width)
 
     weight, bias: of q, k and v together, (members, 3 * width, hidden) and (members, 1, 3 * width)
     """
-    members, mask, tokens, head_dim = states.shape[0], batch.mask, batch.tokens, attention.head_dim
+    members, mask, tokens = states.shape[0], batch.mask, batch.tokens
     weight = weight.transpose(1, 2)
 
     def split(projected: torch.Tensor, tokens: int, projections: int) -> tuple[torch.Tensor, ...]:
-        return split_heads(projected.view(members * batch.size, tokens, -1), projections, head_dim)
+        return split_heads(projected.view(members * batch.size, tokens, -1), projections, attention.head_dim)
 
-    if first_token_only and not batch.is_launch_bound:
+    if batch.first_token_only and not batch.is_launch_bound:
         q, kv = slice(weight.shape[2] // 3), slice(weight.shape[2] // 3, None)
         query = _product(_first_tokens(states, batch), weight[..., q], None if bias is None else bias[..., q])
         joint = _product(states, weight[..., kv], None if bias is None else bias[..., kv])
@@ -368,7 +303,7 @@ def _heads(
         query, key, value = split(_product(states, weight, bias), tokens, 3)
     if mask is not None:
         mask = mask[: members * batch.size]
-    if first_token_only:
+    if batch.first_token_only:
         query, mask, tokens = query[:, :, :1], mask_of_first_token(mask), 1
     output = _attend(query, key, value, mask, attention.scaling, batch)
     return output.transpose(1, 2).reshape(members, batch.size * tokens, -1)
@@ -425,39 +360,33 @@ def _add_norm(
     return total, _norm(norm, total, batch)
 
 
-# Members of different widths, filled up
+# Members of different widths, filled up with heads of zeros to the widest
 
 
-def fill_up(layers: Sequence[FastLayer | None]) -> Iterator[Filled | None]:
-    """Each layer's weights, made when they are needed and not kept; None for a layer that needs no filling."""
-    ragged = [layer for layer in layers if layer is not None and not layer.is_uniform]
-    biases = iter(_filled_biases(ragged))
-    for layer in layers:
-        yield None if layer is None or layer.is_uniform else _filled(layer, next(biases))
-
-
-def _filled(layer: FastLayer, bias: torch.Tensor | None) -> Filled:
-    qkv, o, widest = layer.qkv[0], layer.o[0], max(layer.widths)
+def filled_up(layer: FastLayer, bias: torch.Tensor | None) -> FastLayer:
+    """A layer whose members have one width, with this bias of q, k and v."""
+    (qkv, _), (o, output_bias), members, widest = layer.qkv, layer.o, len(layer.widths), max(layer.widths)
     stacked = torch.cat((qkv, o, _zeros(qkv.shape[1], qkv.dtype, qkv.device)))
-    rows = _filled_rows((layer.widths,), True, qkv.device)
-    filled = stacked.index_select(0, rows).view(len(layer.widths), 4 * widest, -1)
-    weight, output_weight = filled.split((3 * widest, widest), dim=1)
-    return Filled(weight, bias, output_weight)
+    rows = _filled_up_rows((layer.widths,), True, qkv.device)
+    qkv, o = stacked.index_select(0, rows).view(members, 4 * widest, -1).split((3 * widest, widest), dim=1)
+    return layer._replace(widths=(widest,) * members, qkv=(qkv, bias), o=(o, output_bias.unsqueeze(1)))
 
 
-def _filled_biases(layers: Sequence[FastLayer]) -> list[torch.Tensor | None]:
-    """The biases of q, k and v of all layers at once: per layer (members, 1, 3 * widest)."""
-    if not layers or layers[0].qkv[1] is None:
-        return [None] * len(layers)
-    first, widths = layers[0].qkv[1], tuple(layer.widths for layer in layers)
-    stacked = torch.cat([*(layer.qkv[1] for layer in layers), _zeros(1, first.dtype, first.device)[0]])
-    filled = stacked.index_select(0, _filled_rows(widths, False, first.device))
-    sizes = [3 * len(own) * max(own) for own in widths]
-    return [bias.view(len(own), 1, -1) for own, bias in zip(widths, filled.split(sizes), strict=True)]
+def filled_up_biases(layers: Sequence[FastLayer | None]) -> dict[int, torch.Tensor | None]:
+    """By number of each layer that needs it, its bias of q, k and v, (members, 1, 3 * widest); of all layers at once."""
+    ragged = {index: layer for index, layer in enumerate(layers) if layer is not None and not layer.is_uniform}
+    biases = [layer.qkv[1] for layer in ragged.values()]
+    if not biases or biases[0] is None:
+        return dict.fromkeys(ragged)
+    widths, like = tuple(layer.widths for layer in ragged.values()), biases[0]
+    stacked = torch.cat([*biases, _zeros(1, like.dtype, like.device)[0]])
+    filled = stacked.index_select(0, _filled_up_rows(widths, False, like.device))
+    filled = filled.split([3 * len(own) * max(own) for own in widths])
+    return {index: bias.view(len(own), 1, -1) for index, own, bias in zip(ragged, widths, filled, strict=True)}
 
 
 @lru_cache(maxsize=128)
-def _filled_rows(
+def _filled_up_rows(
     widths_of_layers: tuple[tuple[int, ...], ...], with_output: bool, device: torch.device
 ) -> torch.Tensor:
     """Where the rows of each member lie in packed weights of layers, one layer's qkv (and with_output its o) below the

@@ -33,31 +33,38 @@ def can_use_kernel(tensor: torch.Tensor) -> bool:
     )
 
 
-def layer_norm(norm: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
-    """`norm(hidden_states)`"""
-    if not can_use_kernel(hidden_states) or not _is_plain_layer_norm(norm, hidden_states):
-        return norm(hidden_states)
-    normed = torch.empty_like(hidden_states)
-    _launch_layer_norm(norm, hidden_states, None, None, normed)
-    return normed
-
-
 def add_and_layer_norm(
-    norm: nn.Module, hidden_states: torch.Tensor, branch: torch.Tensor
+    norm: nn.Module, hidden_states: torch.Tensor, branch: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`total = hidden_states + branch` and `norm(total)`; (members, batch, tokens, hidden) each."""
+    """`total = hidden_states + branch`, or the states alone, and `norm(total)`; (members, ..., hidden) each."""
+    has_branch = branch is not None
+    like = branch if has_branch else hidden_states
+    columns = like.shape[-1]
     can_fuse = (
-        can_use_kernel(branch)
-        and hidden_states.shape == branch.shape
+        can_use_kernel(like)
+        and hidden_states.shape == like.shape
         and hidden_states.is_contiguous()
-        and _is_plain_layer_norm(norm, branch)
+        and norm.weight is not None
+        and norm.bias is not None
+        and norm.weight.dtype == like.dtype
+        and columns <= MOST_COLUMNS
     )
     if not can_fuse:
-        total = hidden_states + branch
+        total = hidden_states + branch if has_branch else hidden_states
         return total, norm(total)
-    total, normed = torch.empty_like(branch), torch.empty_like(branch)
-    _launch_layer_norm(norm, hidden_states, branch, total, normed)
+    total, normed = torch.empty_like(like) if has_branch else hidden_states, torch.empty_like(like)
+    rows, block_rows = like.numel() // columns, 4
+    sizes = {"BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": triton.next_power_of_2(columns), "num_warps": 4}
+    tensors = (hidden_states, like, total, normed, norm.weight, norm.bias)
+    _layer_norm_kernel[(triton.cdiv(rows, block_rows),)](
+        *tensors, rows, columns, norm.eps, HAS_BRANCH=has_branch, **sizes
+    )
     return total, normed
+
+
+def layer_norm(norm: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
+    """`norm(hidden_states)`"""
+    return add_and_layer_norm(norm, hidden_states)[1]
 
 
 def activate(activation: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -71,36 +78,6 @@ def activate(activation: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor
         _quick_gelu_kernel[(triton.cdiv(elements, 2048),)](hidden_states, elements, BLOCK=2048, num_warps=8)
         return hidden_states
     return activation(hidden_states)
-
-
-def _is_plain_layer_norm(norm: nn.Module, hidden_states: torch.Tensor) -> bool:
-    return (
-        norm.weight is not None
-        and norm.bias is not None
-        and norm.weight.dtype == hidden_states.dtype
-        and hidden_states.shape[-1] <= MOST_COLUMNS
-    )
-
-
-def _launch_layer_norm(norm, hidden_states, branch, total, normed) -> None:
-    columns = hidden_states.shape[-1]
-    rows = hidden_states.numel() // columns
-    block_rows = 4
-    _layer_norm_kernel[(triton.cdiv(rows, block_rows),)](
-        hidden_states,
-        hidden_states if branch is None else branch,
-        normed if total is None else total,
-        normed,
-        norm.weight,
-        norm.bias,
-        rows,
-        columns,
-        norm.eps,
-        HAS_BRANCH=branch is not None,
-        BLOCK_ROWS=block_rows,
-        BLOCK_COLUMNS=triton.next_power_of_2(columns),
-        num_warps=4,
-    )
 
 
 if triton is not None:

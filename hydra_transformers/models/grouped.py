@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
-from transformers import initialization as init
+from transformers import PreTrainedConfig
 
 from .compat import is_exporting
 
@@ -30,16 +30,12 @@ class Grouped(nn.Module):
         self.register_parameter("bias", None if bias_shape is None else nn.Parameter(torch.empty(bias_shape)))
 
     @property
-    def num_members(self) -> int:
-        return len(self.widths)
-
-    @property
     def is_uniform(self) -> bool:
         return len(set(self.widths)) == 1
 
     def member_rows(self, parameter: str) -> list[int]:
         """How many rows of `parameter` ("weight" or "bias") each member owns, in the order of the members."""
-        raise NotImplementedError
+        return self.widths
 
     def extra_repr(self) -> str:
         return f"widths={self.widths}, columns={self.columns}, bias={self.bias is not None}"
@@ -51,9 +47,6 @@ class GroupedLinear(Grouped):
     def __init__(self, in_features: int, widths: Sequence[int], bias: bool = True):
         super().__init__(widths, in_features, (sum(widths),) if bias else None)
 
-    def member_rows(self, parameter: str) -> list[int]:
-        return self.widths
-
     def forward(
         self, hidden_states: torch.Tensor, rows: Sequence[slice] | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -62,7 +55,7 @@ class GroupedLinear(Grouped):
 
         rows: the part of each member's rows to compute; all of them by default
         """
-        members = self.num_members
+        members = len(self.widths)
         if hidden_states.shape[0] < members:
             hidden_states = hidden_states.expand(members, *hidden_states.shape[1:])
         if not self.is_uniform:
@@ -72,9 +65,7 @@ class GroupedLinear(Grouped):
         bias = None if self.bias is None else self.bias.view(members, 1, self.widths[0])[..., part]
         return grouped_product(hidden_states, weight, bias)
 
-    def _one_after_the_other(
-        self, hidden_states: torch.Tensor, rows: Sequence[slice] | None
-    ) -> tuple[torch.Tensor, ...]:
+    def _one_after_the_other(self, hidden_states, rows: Sequence[slice] | None) -> tuple[torch.Tensor, ...]:
         filled = [m for m, width in enumerate(self.widths) if width > 0]
         widths = [self.widths[m] for m in filled]
         parts = [slice(None) if rows is None else rows[m] for m in filled]
@@ -93,16 +84,17 @@ class GroupedOutput(Grouped):
         super().__init__(widths, out_features, (len(widths), out_features))
 
     def member_rows(self, parameter: str) -> list[int]:
-        return self.widths if parameter == "weight" else [1] * self.num_members
+        return self.widths if parameter == "weight" else [1] * len(self.widths)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """(members, ..., width) -> (members, ..., out_features); where widths differ (..., sum of widths), the members'
         inputs side by side."""
         if not self.is_uniform:
             return self._one_after_the_other(hidden_states)
-        members, width = self.num_members, self.widths[0]
-        if width == 0:
-            return self._only_biases(hidden_states.shape[1:-1])
+        members, width = len(self.widths), self.widths[0]
+        if width == 0:  # no member has a head: all that is left of the attention is its output bias
+            shape = hidden_states.shape[1:-1]
+            return self.bias.view(members, *[1] * len(shape), -1).expand(members, *shape, -1)
         return grouped_product(hidden_states, self.weight.view(members, width, self.columns), self.bias.unsqueeze(1))
 
     def _one_after_the_other(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -110,21 +102,15 @@ class GroupedOutput(Grouped):
         # out of them, and keep their bias, in the type that products have here (autocast).
         filled = [m for m, width in enumerate(self.widths) if width > 0]
         widths = [self.widths[m] for m in filled]
-        products = {
-            m: nn.functional.linear(states, weight.t(), self.bias[m])
-            for m, states, weight in zip(
-                filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True
-            )
-        }
-        for m, width in enumerate(self.widths):
-            if width == 0:
-                products[m] = self.bias[m].expand_as(products[filled[0]]).type_as(products[filled[0]])
-        return torch.stack([products[m] for m in range(self.num_members)])
-
-    def _only_biases(self, shape: Sequence[int]) -> torch.Tensor:
-        """No member has a head: all that is left of the attention is its output bias."""
-        bias = self.bias.view(self.num_members, *[1] * len(shape), self.columns)
-        return bias.expand(self.num_members, *shape, self.columns)
+        parts = zip(filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True)
+        products = {m: nn.functional.linear(states, weight.t(), self.bias[m]) for m, states, weight in parts}
+        like = products[filled[0]]
+        return torch.stack(
+            [
+                products[m] if width else self.bias[m].expand_as(like).type_as(like)
+                for m, width in enumerate(self.widths)
+            ]
+        )
 
 
 class GroupedPooler(nn.Module):
@@ -137,15 +123,6 @@ class GroupedPooler(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return self.activation(self.dense(hidden_states[:, :, 0]))
-
-
-def init_grouped(module: nn.Module, std: float) -> None:
-    """Fresh weights for a packed layer, as Transformers gives them to a linear one; other modules stay as they are."""
-    if not isinstance(module, Grouped):
-        return
-    init.normal_(module.weight, mean=0.0, std=std)
-    if module.bias is not None:
-        init.zeros_(module.bias)
 
 
 def are_few(rows: int) -> bool:
@@ -167,18 +144,13 @@ def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     if members == 1:
         return nn.functional.linear(inputs, weight[0].t(), None if bias is None else bias[0, 0])
     if are_few(rows):
-        return batched_product(inputs, weight, bias)
+        if bias is None:
+            return torch.bmm(inputs, weight)
+        if torch.compiler.is_compiling():
+            return torch.bmm(inputs, weight) + bias  # a compiler adds it in the pass that comes next
+        return torch.baddbmm(bias, inputs, weight)
     biases = [None] * members if bias is None else bias.squeeze(1)
     return torch.stack([nn.functional.linear(inputs[m], weight[m].t(), biases[m]) for m in range(members)])
-
-
-def batched_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """`grouped_product` of (members, rows, in) with one launch."""
-    if bias is None:
-        return torch.bmm(inputs, weight)
-    if torch.compiler.is_compiling():
-        return torch.bmm(inputs, weight) + bias  # a compiler adds it in the pass that comes next
-    return torch.baddbmm(bias, inputs, weight)
 
 
 class PerMember(nn.ModuleList):
@@ -188,17 +160,6 @@ class PerMember(nn.ModuleList):
         """(members or 1, ...) -> (members, ...), member m through module m."""
         states = hidden_states.expand(len(self), *hidden_states.shape[1:])
         return torch.stack([module(states[m]) for m, module in enumerate(self)])
-
-    def on_same_input(self, *args, **kwargs) -> torch.Tensor:
-        """Every module on the same arguments -> (members, ...)."""
-        return torch.stack([module(*args, **kwargs) for module in self])
-
-
-def shared_or_per_member(build: Callable[[], nn.Module], num_members: int, shared: bool) -> nn.Module:
-    """One module for all members where they share it (or are alone), one module each where they do not."""
-    if shared or num_members == 1:
-        return build()
-    return PerMember(build() for _ in range(num_members))
 
 
 class DropoutPerMember(nn.Dropout):
@@ -215,9 +176,19 @@ class DropoutPerMember(nn.Dropout):
         return super().forward(hidden_states)
 
 
+def of_members(config: PreTrainedConfig, part: str, build: Callable[[], nn.Module]) -> nn.Module:
+    """What `build` gives, once for all members where they share `part` (or are alone), once for each where they do not."""
+    if part not in config.shared and config.num_members > 1:
+        return PerMember(build() for _ in range(config.num_members))
+    module = build()
+    if part == "embeddings" and isinstance(getattr(module, "dropout", None), nn.Dropout):
+        module.dropout = DropoutPerMember(module.dropout.p, config.num_members)
+    return module
+
+
 def embed(embeddings: nn.Module, *args, **kwargs) -> torch.Tensor:
     """Input embeddings (members, batch, tokens, hidden); (1, batch, tokens, hidden) where they are the same for all."""
     if isinstance(embeddings, PerMember):
-        return embeddings.on_same_input(*args, **kwargs)
+        return torch.stack([of_member(*args, **kwargs) for of_member in embeddings])
     states = embeddings(*args, **kwargs)
     return states if states.dim() == 4 else states.unsqueeze(0)

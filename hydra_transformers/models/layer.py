@@ -4,8 +4,6 @@ The states are (members, batch, tokens, hidden) throughout: the paper's reshapes
 that, and the attention sees all members' heads at once.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
@@ -13,15 +11,16 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import HydraAttention
-from .grouped import DropoutPerMember, shared_or_per_member
+from .grouped import of_members
 
 
 class HydraMLP(nn.Module):
-    """The transformer's two-layer MLP, on any leading axes."""
+    """The transformer's two-layer MLP, on any leading axes; with a gate, `fc1` gives it and below it what passes through."""
 
-    def __init__(self, hidden_size: int, inner_size: int, activation: str):
+    def __init__(self, hidden_size: int, inner_size: int, activation: str, has_gate: bool = False):
         super().__init__()
-        self.fc1 = nn.Linear(hidden_size, inner_size)
+        self.has_gate = has_gate
+        self.fc1 = nn.Linear(hidden_size, 2 * inner_size if has_gate else inner_size)
         self.activation_fn = ACT2FN[activation]
         self.fc2 = nn.Linear(inner_size, hidden_size)
 
@@ -30,37 +29,13 @@ class HydraMLP(nn.Module):
         if len(shape) > 3:
             # What stands in for a linear layer (8-bit ones, for instance) may know three axes at most.
             hidden_states = hidden_states.flatten(0, -3)
-        return self.fc2(self.activate(self.fc1(hidden_states))).reshape(shape)
-
-    def activate(self, inner: torch.Tensor) -> torch.Tensor:
-        return self.activation_fn(inner)
-
-
-class HydraGatedMLP(HydraMLP):
-    """An MLP with a gate: `fc1` gives the gate and below it what passes through."""
-
-    def __init__(self, hidden_size: int, inner_size: int, activation: str):
-        super().__init__(hidden_size, inner_size, activation)
-        self.fc1 = nn.Linear(hidden_size, 2 * inner_size)
-
-    def activate(self, inner: torch.Tensor) -> torch.Tensor:
-        gate, inner = inner.chunk(2, dim=-1)
-        return self.activation_fn(gate) * inner
-
-
-class DropPath(nn.Module):
-    """Stochastic depth: in training a branch is left out for a sample of a member, (members, batch, ...)."""
-
-    def __init__(self, rate: float):
-        super().__init__()
-        self.rate = rate
-
-    def forward(self, branch: torch.Tensor) -> torch.Tensor:
-        if not self.training or self.rate == 0:
-            return branch
-        keep = 1 - self.rate
-        mask = branch.new_empty(*branch.shape[:2], *[1] * (branch.dim() - 2)).bernoulli_(keep)
-        return branch * (mask / keep)
+        inner = self.fc1(hidden_states)
+        if self.has_gate:
+            gate, inner = inner.chunk(2, dim=-1)
+            inner = self.activation_fn(gate) * inner
+        else:
+            inner = self.activation_fn(inner)
+        return self.fc2(inner).reshape(shape)
 
 
 class HydraLayer(GradientCheckpointingLayer):
@@ -69,38 +44,29 @@ class HydraLayer(GradientCheckpointingLayer):
     def __init__(self, config: PreTrainedConfig, layer: int):
         super().__init__()
         anatomy = config.anatomy
-        self.norm_first = anatomy.norm_first
+        self.norm_first, self.drop_path = anatomy.norm_first, anatomy.drop_path
 
         def norm() -> nn.Module:
-            return of_members(config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=anatomy.norm_eps))
+            return nn.LayerNorm(config.hidden_size, eps=anatomy.norm_eps)
 
-        mlp_class = HydraGatedMLP if anatomy.gated_mlp else HydraMLP
-        self.attention_norm = norm()
+        def mlp() -> nn.Module:
+            return HydraMLP(config.hidden_size, anatomy.inner_size, anatomy.activation, anatomy.gated_mlp)
+
+        self.attention_norm = of_members(config, "layernorm", norm)
         self.attention = HydraAttention(config, layer)
-        self.mlp_norm = norm()
-        self.mlp = of_members(
-            config, "mlp", lambda: mlp_class(config.hidden_size, anatomy.inner_size, anatomy.activation)
-        )
+        self.mlp_norm = of_members(config, "layernorm", norm)
+        self.mlp = of_members(config, "mlp", mlp)
         self.dropout = None if anatomy.dropout is None else nn.Dropout(anatomy.dropout)
-        self.drop_path = DropPath(anatomy.drop_path) if anatomy.drop_path else None
 
     def forward(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        first_token_only: bool = False,
-        **kwargs,
+        self, hidden_states: torch.Tensor, attention_mask=None, first_token_only: bool = False, **kwargs
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
         heads = self.heads(hidden_states, attention_mask, first_token_only, **kwargs)
         return self.complete(hidden_states, heads, first_token_only)
 
     def heads(
-        self,
-        hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-        first_token_only: bool = False,
-        **kwargs,
+        self, hidden_states: torch.Tensor, attention_mask=None, first_token_only: bool = False, **kwargs
     ) -> torch.Tensor:
         """Equations 4 and 5, what the output projection reads: `HydraAttention.forward`'s first result."""
         normed = self.attention_norm(hidden_states) if self.norm_first else hidden_states
@@ -126,16 +92,13 @@ class HydraLayer(GradientCheckpointingLayer):
         return self.mlp_norm(hidden_states + self._dropped(self.mlp(hidden_states)))
 
     def _dropped(self, branch: torch.Tensor) -> torch.Tensor:
+        """Dropout, and stochastic depth: in training a branch is left out for a sample of a member."""
         branch = branch if self.dropout is None else self.dropout(branch)
-        return branch if self.drop_path is None else self.drop_path(branch)
-
-
-def of_members(config: PreTrainedConfig, part: str, build: Callable[[], nn.Module]) -> nn.Module:
-    """What `build` gives, once for all members where they share `part`, once for each where they do not."""
-    module = shared_or_per_member(build, config.num_members, part in config.shared)
-    if part == "embeddings" and isinstance(getattr(module, "dropout", None), nn.Dropout):
-        module.dropout = DropoutPerMember(module.dropout.p, config.num_members)
-    return module
+        if not self.training or not self.drop_path:
+            return branch
+        keep = 1 - self.drop_path
+        mask = branch.new_empty(*branch.shape[:2], *[1] * (branch.dim() - 2)).bernoulli_(keep)
+        return branch * (mask / keep)
 
 
 def hydra_layers(config: PreTrainedConfig) -> nn.ModuleList:

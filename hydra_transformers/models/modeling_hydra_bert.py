@@ -5,13 +5,11 @@ from torch import nn
 from transformers import BertForSequenceClassification, BertModel
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertPreTrainedModel
 
-from .attention import HydraAttention
-from .classification import HydraTextClassifierMixin
 from .configuration_hydra_bert import HydraBertConfig
-from .encoder import HydraTextEncoderMixin
-from .fusion import HydraModelMixin, Rule, attention_rules
-from .grouped import GroupedLinear, GroupedPooler, init_grouped
-from .layer import hydra_layers, of_members
+from .grouped import GroupedLinear, GroupedPooler, of_members
+from .layer import hydra_layers
+from .modeling_hydra import HydraModelMixin, Rule, attention_rules
+from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
 
 
 class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
@@ -20,7 +18,6 @@ class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
     base_model_prefix = "bert"
     architecture = "BERT"
     _no_split_modules = ["BertEmbeddings", "HydraLayer"]
-    _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("bert",)
     backbone_rules = (
         *attention_rules("encoder.layer.*.attention.{}", ("self.query", "self.key", "self.value", "output.dense")),
@@ -29,11 +26,6 @@ class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
         Rule("layers.*.mlp.fc2.*", "encoder.layer.*.output.dense.*"),
         Rule("layers.*.mlp_norm.*", "encoder.layer.*.output.LayerNorm.*"),
     )
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
-        super()._init_weights(module)
-        init_grouped(module, std=self.config.initializer_range)
 
 
 class BertEncoderMixin(HydraTextEncoderMixin):

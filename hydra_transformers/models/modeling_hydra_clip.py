@@ -12,13 +12,13 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import HydraAttention, members_mask
+from .attention import members_mask
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
 from .encoder import HydraEncoderMixin
 from .ensembling import HydraModelOutput, at_least_float32, log_mean_probability, mean_of_members, wants_every_token
-from .fusion import HydraModelMixin, Member, Rule, attention_rules
-from .grouped import GroupedLinear, embed, init_grouped
-from .layer import hydra_layers, of_members
+from .grouped import Grouped, GroupedLinear, embed, of_members
+from .layer import hydra_layers
+from .modeling_hydra import HydraModelMixin, Rule, attention_rules
 from .patch_embedding import as_patch_projection
 
 
@@ -64,7 +64,6 @@ class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
     base_model_prefix = "clip"
     architecture = "CLIP"
     _no_split_modules = ["CLIPTextEmbeddings", "HydraCLIPVisionEmbeddings", "HydraLayer"]
-    _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("clip",)
     backbone_rules = (
         *attention_rules("encoder.layers.*.self_attn.{}", ("q_proj", "k_proj", "v_proj", "out_proj")),
@@ -74,10 +73,12 @@ class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
         Rule("pre_layernorm.*", "pre_layrnorm.*"),
     )
 
+    def initial_std(self, module: Grouped) -> float:
+        return module.columns**-0.5 * self.config.initializer_factor
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
-        init_grouped(module, std=getattr(module, "columns", 1) ** -0.5 * self.config.initializer_factor)
         if isinstance(module, HydraCLIPModel):
             init.constant_(module.logit_scale, self.config.logit_scale_init_value)
 
@@ -214,22 +215,6 @@ class HydraCLIPModel(HydraCLIPPreTrainedModel):
         )
         self.logit_scale = nn.Parameter(torch.full((config.num_members,), float(config.logit_scale_init_value)))
         self.post_init()
-
-    @classmethod
-    def can_share_text_tower(cls, members: list[Member]) -> bool:
-        """Members that differ in the vision tower only need the text tower once."""
-        first = members[0].tensors
-
-        def is_equal_in_all(side: str) -> bool:
-            names = [name for name in first if name.startswith(side)]
-            others = members[1:]
-            return all(
-                torch.equal(other.tensors[name].to(first[name].device), first[name])
-                for other in others
-                for name in names
-            )
-
-        return is_equal_in_all("text_") and not is_equal_in_all("vis")
 
     @can_return_tuple
     def get_text_features(

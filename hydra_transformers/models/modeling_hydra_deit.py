@@ -1,15 +1,12 @@
 """HydraDeiT: M head-pruned DeiTs as one network. They are ViTs with one more token, which their classifier does not read."""
 
-import torch
-from torch import nn
 from transformers import DeiTForImageClassification, DeiTModel
 from transformers.models.deit.modeling_deit import DeiTEmbeddings, DeiTPreTrainedModel
 
-from .attention import HydraAttention
-from .classification import HydraImageClassifierMixin
 from .configuration_hydra_deit import HydraDeiTConfig
-from .fusion import HydraModelMixin
-from .grouped import GroupedLinear, init_grouped
+from .grouped import GroupedLinear
+from .images import HydraImageClassifierMixin
+from .modeling_hydra import HydraModelMixin
 from .modeling_hydra_vit import HydraViTPreTrainedModel, ViTEncoderMixin
 from .patch_embedding import as_patch_projection
 
@@ -28,14 +25,8 @@ class HydraDeiTPreTrainedModel(HydraModelMixin, DeiTPreTrainedModel):
     base_model_prefix = "deit"
     architecture = "DeiT"
     _no_split_modules = ["HydraDeiTEmbeddings", "HydraLayer"]
-    _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("deit",)
     backbone_rules = HydraViTPreTrainedModel.backbone_rules
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
-        super()._init_weights(module)
-        init_grouped(module, std=self.config.initializer_range)
 
 
 class HydraDeiTModel(ViTEncoderMixin, HydraDeiTPreTrainedModel):

@@ -9,13 +9,11 @@ from torch import nn
 from transformers import Dinov2ForImageClassification, Dinov2Model
 from transformers.models.dinov2.modeling_dinov2 import Dinov2Embeddings, Dinov2PreTrainedModel
 
-from .attention import HydraAttention
-from .classification import HydraImageClassifierMixin
 from .configuration_hydra_dinov2 import HydraDinov2Config
-from .encoder import HydraImageEncoderMixin
-from .fusion import HydraModelMixin, Rule, attention_rules, scaled
-from .grouped import GroupedLinear, init_grouped
-from .layer import hydra_layers, of_members
+from .grouped import GroupedLinear, of_members
+from .images import HydraImageClassifierMixin, HydraImageEncoderMixin
+from .layer import hydra_layers
+from .modeling_hydra import HydraModelMixin, Rule, attention_rules, scaled
 from .patch_embedding import as_patch_projection
 
 
@@ -54,14 +52,8 @@ class HydraDinov2PreTrainedModel(HydraModelMixin, Dinov2PreTrainedModel):
     base_model_prefix = "dinov2"
     architecture = "DINOv2"
     _no_split_modules = ["HydraDinov2Embeddings", "HydraLayer"]
-    _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("dinov2",)
     backbone_rules = DINOV2_RULES
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
-        super()._init_weights(module)
-        init_grouped(module, std=self.config.initializer_range)
 
 
 class Dinov2EncoderMixin(HydraImageEncoderMixin):

@@ -1,17 +1,14 @@
 """HydraDinov2WithRegisters: M head-pruned DINOv2 encoders with register tokens as one network."""
 
-import torch
-from torch import nn
 from transformers import Dinov2WithRegistersForImageClassification, Dinov2WithRegistersModel
 from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers import (
     Dinov2WithRegistersEmbeddings,
     Dinov2WithRegistersPreTrainedModel,
 )
 
-from .attention import HydraAttention
 from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
-from .fusion import HydraModelMixin
-from .grouped import GroupedLinear, init_grouped
+from .grouped import GroupedLinear
+from .modeling_hydra import HydraModelMixin
 from .modeling_hydra_dinov2 import DINOV2_RULES, Dinov2ClassifierMixin, Dinov2EncoderMixin
 from .patch_embedding import as_patch_projection
 
@@ -30,14 +27,8 @@ class HydraDinov2WithRegistersPreTrainedModel(HydraModelMixin, Dinov2WithRegiste
     base_model_prefix = "dinov2_with_registers"
     architecture = "DINOv2 with registers"
     _no_split_modules = ["HydraDinov2WithRegistersEmbeddings", "HydraLayer"]
-    _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("dinov2_with_registers",)
     backbone_rules = DINOV2_RULES
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
-        super()._init_weights(module)
-        init_grouped(module, std=self.config.initializer_range)
 
 
 class HydraDinov2WithRegistersModel(Dinov2EncoderMixin, HydraDinov2WithRegistersPreTrainedModel):

@@ -7,14 +7,12 @@ from transformers.models.distilbert.modeling_distilbert import DistilBertPreTrai
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import HydraAttention
-from .classification import HydraClassifierMixin
 from .configuration_hydra_distilbert import HydraDistilBertConfig
-from .encoder import HydraTextEncoderMixin
-from .ensembling import HydraClassifierOutput, HydraModelOutput
-from .fusion import HydraModelMixin, Rule, attention_rules
-from .grouped import GroupedLinear, init_grouped
-from .layer import hydra_layers, of_members
+from .ensembling import HydraClassifierMixin, HydraClassifierOutput, HydraModelOutput
+from .grouped import GroupedLinear, of_members
+from .layer import hydra_layers
+from .modeling_hydra import HydraModelMixin, Rule, attention_rules
+from .texts import HydraTextEncoderMixin
 
 
 class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel):
@@ -23,7 +21,6 @@ class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel)
     base_model_prefix = "distilbert"
     architecture = "DistilBERT"
     _no_split_modules = ["Embeddings", "HydraLayer"]
-    _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("distilbert",)
     backbone_rules = (
         *attention_rules("transformer.layer.*.attention.{}_lin", ("q", "k", "v", "out")),
@@ -32,11 +29,6 @@ class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel)
         Rule("layers.*.mlp.fc2.*", "transformer.layer.*.ffn.lin2.*"),
         Rule("layers.*.mlp_norm.*", "transformer.layer.*.output_layer_norm.*"),
     )
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
-        super()._init_weights(module)
-        init_grouped(module, std=self.config.initializer_range)
 
 
 class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel):

@@ -10,12 +10,11 @@ from transformers import (
 )
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings, RobertaPreTrainedModel
 
-from .attention import HydraAttention
-from .classification import HydraTextClassifierMixin
 from .configuration_hydra_roberta import HydraRobertaConfig
-from .fusion import HydraModelMixin
-from .grouped import GroupedLinear, init_grouped
+from .grouped import GroupedLinear
+from .modeling_hydra import HydraModelMixin
 from .modeling_hydra_bert import BertEncoderMixin, HydraBertPreTrainedModel
+from .texts import HydraTextClassifierMixin
 
 
 class HydraRobertaPreTrainedModel(HydraModelMixin, RobertaPreTrainedModel):
@@ -24,14 +23,8 @@ class HydraRobertaPreTrainedModel(HydraModelMixin, RobertaPreTrainedModel):
     base_model_prefix = "roberta"
     architecture = "RoBERTa"
     _no_split_modules = ["RobertaEmbeddings", "HydraLayer"]
-    _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("roberta", "xlm-roberta")
     backbone_rules = HydraBertPreTrainedModel.backbone_rules
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
-        super()._init_weights(module)
-        init_grouped(module, std=self.config.initializer_range)
 
 
 class HydraRobertaModel(BertEncoderMixin, HydraRobertaPreTrainedModel):

@@ -6,13 +6,11 @@ from transformers import ViTForImageClassification, ViTModel
 from transformers.activations import ACT2FN
 from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTPreTrainedModel
 
-from .attention import HydraAttention
-from .classification import HydraImageClassifierMixin
 from .configuration_hydra_vit import HydraViTConfig
-from .encoder import HydraImageEncoderMixin
-from .fusion import HydraModelMixin, Rule, attention_rules
-from .grouped import GroupedLinear, GroupedPooler, init_grouped
-from .layer import hydra_layers, of_members
+from .grouped import GroupedLinear, GroupedPooler, of_members
+from .images import HydraImageClassifierMixin, HydraImageEncoderMixin
+from .layer import hydra_layers
+from .modeling_hydra import HydraModelMixin, Rule, attention_rules
 from .patch_embedding import as_patch_projection
 
 
@@ -30,18 +28,12 @@ class HydraViTPreTrainedModel(HydraModelMixin, ViTPreTrainedModel):
     base_model_prefix = "vit"
     architecture = "vision transformer (ViT)"
     _no_split_modules = ["HydraViTEmbeddings", "HydraLayer"]
-    _can_record_outputs = {"attentions": HydraAttention}
     backbone_types = ("vit",)
     backbone_rules = (
         *attention_rules("layers.*.attention.{}_proj", "qkvo"),
         Rule("layers.*.attention_norm.*", "layers.*.layernorm_before.*"),
         Rule("layers.*.mlp_norm.*", "layers.*.layernorm_after.*"),
     )
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
-        super()._init_weights(module)
-        init_grouped(module, std=self.config.initializer_range)
 
 
 class ViTEncoderMixin(HydraImageEncoderMixin):

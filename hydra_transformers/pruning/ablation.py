@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..fusion import heads_at, tower_configs
 from ..models.attention import HydraAttention
 from ..models.fast_inference import run_layers
-from ..models.fusion import heads_at, tower_configs
 from ..prediction import check_class_prompts
 from .heads import Head, chosen_towers, has_two_towers, heads_of, tower_and_place
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..fingerprints import fingerprint_of_rows, fingerprint_of_weights, fingerprints_of_rows
-from ..models.auto import check_can_be_fused
+from ..fusion import check_can_be_fused
 from ..prediction import check_chooses_one_class
 from .ablation import GIB, ablation_of
 from .circuits import MODES, Circuit

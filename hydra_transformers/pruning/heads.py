@@ -10,8 +10,8 @@ from numbers import Integral
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..fusion import attention_names, tower_configs
 from ..models.auto import AutoHydra
-from ..models.fusion import attention_names, tower_configs
 
 
 Head = tuple[int, int] | tuple[str, int, int]

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..fingerprints import fingerprint_of_weights
-from ..models.auto import check_can_be_fused
+from ..fusion import check_can_be_fused
 from ..prediction import batches
 from .circuits import Circuit
 from .heads import as_heads, as_heads_to_prune, check_count, prune_heads

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from ..fusion import projection_names
 from ..models.auto import HYDRA_CLASSES, AutoHydra
-from ..models.fusion import projection_names
 
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ..fusion import backbone_names, projection_names
 from ..models.auto import HYDRA_CLASSES, AutoHydra
-from ..models.fusion import backbone_names, projection_names
 
 
 # By the names of a Hydra's parameters. The first pattern that matches decides; BERT's LayerNorm of the embeddings is part

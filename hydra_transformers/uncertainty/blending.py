@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..fusion import attention_names, slots, without_weights
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
-from ..models.fusion import attention_names, slots, without_weights
 from .inputs import widened
 
 

@@ -6,7 +6,7 @@ from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from hydra_transformers.models.fusion import check_has_no_adapters
+from hydra_transformers.models.auto import check_has_no_adapters
 from hydra_transformers.pruning import draw_members, prune_heads, taylor_scores
 from hydra_transformers.training import lora_config
 from tests.families import BERT, CLIP, VIT, images

@@ -28,16 +28,15 @@ from tests.families import BERT, CLIP, FAMILIES, VIT, bert_backbone, clip_backbo
 
 CODE_FILES = {
     "attention.py",
-    "checkpoints.py",
     "compat.py",
     "configuration_hydra.py",
     "encoder.py",
     "ensembling.py",
     "fast_inference.py",
     "fast_kernels.py",
-    "fusion.py",
     "grouped.py",
     "layer.py",
+    "modeling_hydra.py",
 }
 
 # Loads folders with an Auto class where the package cannot be imported, writes logits, tensors, and saves them again.
@@ -55,6 +54,12 @@ for folder, auto_class, out in zip(*[iter(sys.argv[1:])] * 3):
         save_file({"member_logits": outputs.member_logits.contiguous()}, f"{out}/outputs.safetensors")
     save_file({name: tensor.contiguous() for name, tensor in model.state_dict().items()}, f"{out}/state.safetensors")
     model.save_pretrained(f"{out}/again")
+    try:
+        model.member(0)
+    except ImportError as error:
+        assert "pip install --upgrade hydra_transformers" in str(error), error
+    else:
+        raise AssertionError("built without the package")
 """
 
 
@@ -134,8 +139,37 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
     kind = hydra.config.model_type
     assert {f"configuration_{kind}.py", f"modeling_{kind}.py"} <= own and len(own) <= 4
     modules = own | ({"patch_embedding.py"} if family.reads_images else set())
-    modules |= set() if family.has_towers else {"classification.py"}
+    if not family.has_towers:
+        modules.add("images.py" if family.reads_images else "texts.py")
     assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules
+
+
+def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
+    VIT.hydra.from_backbone(VIT.backbone()).save_pretrained(tmp_path)
+    lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")}
+    assert sum(lines.values()) <= 1_956, lines
+
+
+def test_building_without_the_package_gets_a_sentence(family, monkeypatch):
+    hydra = family.hydra.from_backbone(family.backbone())
+    sentence = "needs the package hydra_transformers, .*: pip install --upgrade hydra_transformers"
+    monkeypatch.setitem(sys.modules, "hydra_transformers.fusion", None)
+    for build in (lambda: hydra.member(0), lambda: type(hydra).from_backbone(hydra)):
+        with pytest.raises(ImportError, match=sentence):
+            build()
+    with pytest.raises(ImportError, match=sentence):
+        type(hydra).from_pruned_members([hydra])
+
+
+def test_what_else_is_missing_is_named(monkeypatch):
+    hydra = VIT.hydra.from_backbone(VIT.backbone())
+
+    def without_safetensors(name):
+        raise ModuleNotFoundError("No module named 'safetensors'", name="safetensors")
+
+    monkeypatch.setattr("importlib.import_module", without_safetensors)
+    with pytest.raises(ModuleNotFoundError, match="safetensors"):
+        hydra.member(0)
 
 
 def test_shipped_code_imports_torch_transformers_the_standard_library_and_siblings_only(family, saved):

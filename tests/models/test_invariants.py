@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from hydra_transformers.models.fusion import slots
+from hydra_transformers.fusion import slots
 from hydra_transformers.models.grouped import PerMember
 from tests.families import BERT, CLIP, VIT, Family, randomise
 

@@ -1,0 +1,66 @@
+"""From backbones to members to a fused Hydra, and back: the constructors of every Hydra class.
+
+Building a model takes the package; running one does not. So this is no part of the code that a saved model takes along,
+whose classes call it by name. It works on their copies of the classes as on the package's.
+"""
+
+from collections.abc import Sequence
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..models.configuration_hydra import SHARED_PARTS, check_shared
+from .agreement import check_agrees, check_can_be_fused, check_finite, warn_of_strangers
+from .building import build, heads_at, prune
+from .reading import backbone_names, projection_names, read_members
+from .structure import attention_names, hydra_config, slots, tower_configs, without_weights
+
+
+def from_backbone(cls: type, model: PreTrainedModel, heads_to_prune: dict | None) -> PreTrainedModel:
+    """`cls.from_backbone`"""
+    members = list(read_members(cls, model, "model"))
+    if len(members) != 1:
+        raise ValueError(f"from_backbone got a Hydra of {len(members)} members: pass one of them, model.member(i)")
+    return build(cls, [prune(cls, members[0], heads_to_prune)], SHARED_PARTS)
+
+
+def from_pruned_members(cls: type, members: Sequence[PreTrainedModel], shared: Sequence[str]) -> PreTrainedModel:
+    """`cls.from_pruned_members`"""
+    if isinstance(members, nn.Module):
+        raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
+    check_shared(shared)
+    read = [
+        member for position, model in enumerate(members) for member in read_members(cls, model, f"members[{position}]")
+    ]
+    if not read:
+        raise ValueError("members is empty: pass at least one model")
+    for member in read:
+        check_agrees(member, read[0])
+        check_finite(member)
+    hydra = build(cls, read, shared)
+    warn_of_strangers(hydra, read)
+    return hydra
+
+
+def member(model: PreTrainedModel, index: int) -> PreTrainedModel:
+    """`model.member(index)`"""
+    if not -model.num_members <= index < model.num_members:
+        raise IndexError(f"member {index} does not exist: this Hydra has members 0 to {model.num_members - 1}")
+    cls = type(model)
+    return build(cls, [list(read_members(cls, model, cls.__name__))[index]], SHARED_PARTS)
+
+
+__all__ = [
+    "check_can_be_fused",
+    "attention_names",
+    "backbone_names",
+    "from_backbone",
+    "from_pruned_members",
+    "heads_at",
+    "hydra_config",
+    "member",
+    "projection_names",
+    "slots",
+    "tower_configs",
+    "without_weights",
+]

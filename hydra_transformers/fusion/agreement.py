@@ -1,0 +1,112 @@
+"""Whether members can be fused: they agree on all that decides what they compute."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import fields
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from ..models.auto import check_classes, hydra_class
+from .reading import Member, read_members
+from .structure import slots, tower_configs
+
+
+# Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.
+logger = logging.get_logger(f"transformers.{__name__}")
+
+
+# Config fields that a member may have its own way: they say how it was made or is trained, not what it computes.
+OWN_FIELDS = {
+    "use_cache",
+    "tie_word_embeddings",
+    "encoder_stride",
+    "kept_heads",
+    "shared",
+    "ensemble_loss",
+    "fast_inference",
+}
+OWN_KINDS = ("dropout", "drop_path", "initializer", "_init_value", "layerscale_value", "_out_", "reshape_hidden")
+LABEL_FIELDS = ("num_labels", "id2label", "problem_type")
+
+
+def check_can_be_fused(models: Sequence[PreTrainedModel], name: str) -> None:
+    """Refuses models of different architectures, classes or dtypes, of which no Hydra could be made.
+
+    name: what the caller calls the list
+    """
+    found = hydra_class(models[0], f"{name}[0]")
+    check_classes(models, found, name)
+    read = [next(read_members(found, model, f"{name}[{place}]")) for place, model in enumerate(models)]
+    for member in read:
+        check_agrees(member, read[0])
+
+
+def check_agrees(member: Member, first: Member) -> None:
+    """Refuses a member of another architecture, label set or dtype than the first."""
+    for tower, config in tower_configs(member.config).items():
+        expected = tower_configs(first.config)[tower]
+        _check_fields(member, first, config, expected, f"{tower}_config." if tower else "")
+    _check_fields(member, first, member.config, first.config, "")
+    for name, tensor in member.tensors.items():
+        if tensor.dtype != first.tensors[name].dtype:
+            raise ValueError(
+                f"{member.name} is {tensor.dtype} ({name}), {first.name} is {first.tensors[name].dtype}: convert all "
+                "members to one dtype"
+            )
+
+
+def _check_fields(member: Member, first: Member, config, expected, prefix: str) -> None:
+    for field in architecture_fields(type(config)):
+        mine, theirs = getattr(config, field, None), getattr(expected, field, None)
+        if mine != theirs:
+            instead = (
+                "set it alike in their configs"
+                if field == "problem_type"
+                else "all members must come from one backbone"
+            )
+            raise ValueError(
+                f"{member.name} has {prefix}{field} = {_short(mine)}, {first.name} has {_short(theirs)}: {instead}"
+            )
+
+
+def architecture_fields(config_class: type) -> list[str]:
+    """The fields that decide what a member computes: all members must agree on them."""
+    common = {field.name for field in fields(PreTrainedConfig)}
+    own = [field.name for field in fields(config_class) if field.name not in common | OWN_FIELDS]
+    own = [name for name in own if not name.endswith("_config")]  # towers are compared one by one
+    return [name for name in own if not any(kind in name for kind in OWN_KINDS)] + list(LABEL_FIELDS)
+
+
+def _short(value) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_finite(member: Member) -> None:
+    for name, tensor in member.tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise ValueError(f"{member.name}: {name} has NaN or infinite values: this member cannot be fused")
+
+
+def warn_of_strangers(model: PreTrainedModel, members: list[Member]) -> None:
+    """Tells of members whose shared matrices point elsewhere than the first one's: their mean works like neither of them."""
+    shared = [slot.name for _, slot in slots(model) if slot.member is None and slot.rows is None]
+    matrices = [name for name in shared if members[0].tensors[name].dim() > 1]
+    for member in members[1:]:
+        products = [0.0, 0.0, 0.0]
+        for name in matrices:
+            a, b = (each.tensors[name].flatten().float() for each in (members[0], member))
+            b = b.to(a.device)
+            of_matrix = torch.stack([a @ b, a @ a, b @ b]).tolist()
+            products = [total + product for total, product in zip(products, of_matrix, strict=True)]
+        if not all(products[1:]):
+            continue  # nothing that is shared, or nothing but zeros
+        similarity = products[0] / math.sqrt(products[1] * products[2])
+        if similarity < 0.5:
+            logger.warning(
+                f"{member.name} has little in common with {members[0].name} (cosine similarity {similarity:.2f} of what they "
+                "share), and the mean of networks trained apart is neither of them: pass members of one backbone, or "
+                "shared=() to keep each whole"
+            )

@@ -1,0 +1,95 @@
+"""What a Hydra is made of: its towers, their attentions, and which rows of its parameters belong to which member."""
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from ..models.attention import HydraAttention
+from ..models.grouped import Grouped, PerMember
+
+
+def tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
+    """The configs that carry `kept_heads`, by tower: {"": config}, or {"vision": ..., "text": ...} for two towers."""
+    if hasattr(config, "vision_config"):
+        return {"vision": config.vision_config, "text": config.text_config}
+    return {"": config}
+
+
+def is_a(module: nn.Module, kind: type) -> bool:
+    """Whether a module is of one of our classes, whichever copy of the code it comes from.
+
+    Each repository that is loaded with `trust_remote_code` brings classes of its own, which `isinstance` tells apart from
+    those of other repositories and of the installed package.
+    """
+    return any(each.__name__ == kind.__name__ for each in type(module).__mro__)
+
+
+def attention_names(model: nn.Module) -> dict[str, list[str]]:
+    """Names of the fused attentions in the order of the layers, by tower."""
+    names = {tower: [] for tower in tower_configs(model.config)}
+    for name, module in model.named_modules():
+        if is_a(module, HydraAttention):
+            tower = next(tower for tower, config in tower_configs(model.config).items() if config is module.config)
+            names[tower].append(name)
+    return names
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where a parameter of a fused model belongs in its members.
+
+    name: the parameter's name in a one-member Hydra
+    member: the only member it belongs to, for a part that is not shared
+    rows: how many rows each member owns, for a packed parameter
+    A slot with neither belongs to all members: it is shared.
+    """
+
+    name: str
+    member: int | None = None
+    rows: list[int] | None = None
+
+
+def slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
+    """(name, slot) of every parameter of a Hydra."""
+    modules = dict(model.named_modules())
+    split_parts = [name for name, module in modules.items() if is_a(module, PerMember)]
+    for name, _ in model.named_parameters():
+        owner, _, parameter = name.rpartition(".")
+        part = next((part for part in split_parts if name.startswith(f"{part}.")), None)
+        if part is not None:
+            index, _, rest = name.removeprefix(f"{part}.").partition(".")
+            yield name, Slot(f"{part}.{rest}", member=int(index))
+        elif is_a(modules[owner], Grouped):
+            yield name, Slot(name, rows=modules[owner].member_rows(parameter))
+        elif name in model.per_member_parameters:
+            yield name, Slot(name, rows=[1] * model.num_members)
+        else:
+            yield name, Slot(name)
+
+
+def hydra_config(
+    config_class: type, config: PreTrainedConfig, kept: dict | None, shared: Sequence[str], **others
+) -> PreTrainedConfig:
+    """A backbone's or a Hydra's config as a `config_class` with these kept heads by tower (None: all of them)."""
+    fields = config.to_dict() | others
+    for tower in tower_configs(config):
+        part = fields[f"{tower}_config"] if tower else fields
+        part.pop("model_type", None)
+        part["kept_heads"] = None if kept is None else kept[tower]
+        part["shared"] = list(shared)
+    for name in ("model_type", "architectures", "auto_map", "pruned_heads"):
+        fields.pop(name, None)
+    result = config_class(**fields)
+    result._attn_implementation = config._attn_implementation
+    return result
+
+
+def without_weights(model_class: type, config: PreTrainedConfig) -> PreTrainedModel:
+    """A model on the meta device, to ask for names, shapes and counts and not to compute with."""
+    with torch.device("meta"), no_init_weights():
+        return model_class(copy.deepcopy(config)).eval()

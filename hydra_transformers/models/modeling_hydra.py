@@ -1,0 +1,179 @@
+"""What every Hydra model has: where its weights lie in a backbone, its constructors, and saving, loading and pushing, so
+that what is loaded is what was saved."""
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from huggingface_hub import HfApi
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+
+from .attention import HydraAttention, mask_of
+from .configuration_hydra import SHARED_PARTS
+from .grouped import Grouped
+
+
+# A checkpoint is one of them; where both lie in a folder, Transformers loads the first.
+WHOLE, INDEX_OF_SHARDS = "model.safetensors", "model.safetensors.index.json"
+SHARDS = "model-*-of-*.safetensors"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where parameters of a one-member Hydra are found in a backbone.
+
+    ours, theirs: names with `*` for what both have in their places, the number of the layer for example. Of several of
+        theirs, `transform` makes one tensor
+    transform: from theirs to ours; by default they are the same
+    """
+
+    ours: str
+    theirs: str | tuple[str, ...]
+    transform: Callable[..., torch.Tensor] = lambda tensor: tensor
+
+
+def attention_rules(theirs: str, projections: Sequence[str], scale: str | None = None) -> tuple[Rule, ...]:
+    """The rules for a layer's attention.
+
+    theirs: the name of one of its projections, with `*` for the number of the layer and `{}` for
+    projections: the four names of query, key, value and output
+    scale: the name of the factor on the attention's result, where a family has one: it becomes part of the output
+    """
+    query, key, value, output = (theirs.format(projection) for projection in projections)
+    factor = () if scale is None else (scale,)
+    return (
+        Rule("layers.*.attention.qkv_proj.*", (f"{query}.*", f"{key}.*", f"{value}.*"), lambda *qkv: torch.cat(qkv)),
+        Rule("layers.*.attention.o_proj.weight", (f"{output}.weight", *factor), lambda *weight: scaled(*weight).t()),
+        Rule("layers.*.attention.o_proj.bias", (f"{output}.bias", *factor), lambda *bias: scaled(*bias).unsqueeze(0)),
+    )
+
+
+def scaled(tensor: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+    """A linear map's weight or bias with a factor on each of its outputs."""
+    if scale is None:
+        return tensor
+    return tensor * (scale.unsqueeze(1) if tensor.dim() == 2 else scale)
+
+
+class HydraModelMixin:
+    """A model family sets
+
+    - `backbone_types`: the `model_type` of the Transformers models it is built from, and `backbone_classes` their classes,
+    - `backbone_rules`: where parameters are found whose names or shapes differ from the backbone's; of several rules for
+      one parameter, the first whose names the backbone has,
+    - `architecture`: its name, as people call it,
+    - `per_member_parameters`: bare parameters with one row per member,
+    - `is_base_model`: on the class without a head, which then takes what it needs from a model with one.
+
+    Each attention has the buffer `kept_heads_mask`, which goes into the checkpoint beside the weights: packed rows do not
+    tell whose they are, and a config.json that was changed would deal them out to other members.
+    """
+
+    backbone_types: tuple[str, ...] = ()
+    backbone_classes: tuple[type, ...] = ()
+    backbone_rules: tuple[Rule, ...] = ()
+    per_member_parameters: tuple[str, ...] = ()
+    is_base_model: bool = False
+    _can_record_outputs = {"attentions": HydraAttention}
+    _keys_to_ignore_on_load_missing = [r"kept_heads_mask$"]  # of weights that were put together by hand
+
+    @property
+    def num_members(self) -> int:
+        return self.config.num_members
+
+    @classmethod
+    def from_backbone(cls, model: PreTrainedModel, heads_to_prune: dict | None = None) -> PreTrainedModel:
+        """A one-member Hydra from a Transformers model, with `heads_to_prune` cut out.
+
+        model: the backbone, or a one-member Hydra to prune further; it is left as it is
+        heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
+        """
+        return fusion().from_backbone(cls, model, heads_to_prune)
+
+    @classmethod
+    def from_pruned_members(
+        cls, members: Sequence[PreTrainedModel], shared: Sequence[str] = SHARED_PARTS
+    ) -> PreTrainedModel:
+        """Fuses members into one Hydra.
+
+        members: one-member Hydras, Hydras (their members are taken apart), or Transformers models, whole or with
+            their q, k, v and output projections sliced; all from one backbone. They are left as they are
+        shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()`
+            nothing is merged and the Hydra is exactly the ensemble of the members
+        """
+        return fusion().from_pruned_members(cls, members, shared)
+
+    def member(self, index: int) -> PreTrainedModel:
+        """Member `index` as a one-member Hydra of its own; shared parts are copied into it."""
+        return fusion().member(self, index)
+
+    def initial_std(self, module: Grouped) -> float:
+        """How widely a packed layer's fresh weights spread."""
+        return self.config.initializer_range
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        super()._init_weights(module)
+        if isinstance(module, Grouped):
+            init.normal_(module.weight, mean=0.0, std=self.initial_std(module))
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        if hasattr(module, "kept_heads_mask"):
+            mask = mask_of(module.kept_heads, module.config.num_attention_heads)
+            init.copy_(module.kept_heads_mask, mask.to(module.kept_heads_mask.device))
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        for module in model.modules():
+            if hasattr(module, "kept_heads_mask"):
+                module.check_same_heads(module.kept_heads_mask)
+        return loaded
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
+        # Every Auto class that can load the folder; Transformers by itself would only add the one of this class.
+        self.config.auto_map = dict(self.config.auto_classes)
+        saved = super().save_pretrained(save_directory, *args, **kwargs)
+        whole, index = Path(save_directory, WHOLE), Path(save_directory, INDEX_OF_SHARDS)
+        if whole.exists() and index.exists():
+            # One of them is of an earlier save, and may be loaded in place of this one.
+            min(whole, index, key=lambda path: path.stat().st_mtime_ns).unlink()
+        return saved
+
+    def _upload_modified_files(self, working_dir, repo_id, *args, token=None, revision=None, **kwargs):
+        commit = super()._upload_modified_files(working_dir, repo_id, *args, token=token, revision=revision, **kwargs)
+        pushed = os.listdir(working_dir)
+        if WHOLE in pushed or INDEX_OF_SHARDS in pushed:
+            left_over = [WHOLE] if INDEX_OF_SHARDS in pushed else [INDEX_OF_SHARDS, SHARDS]
+            remove_from_hub(left_over, repo_id, token, revision=getattr(commit, "pr_revision", None) or revision)
+        return commit
+
+
+def fusion() -> ModuleType:
+    """What builds models, in the installed package: running a model does not need it, so it is not shipped."""
+    try:
+        return importlib.import_module("hydra_transformers.fusion")
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] != "hydra_transformers":
+            raise
+        raise ImportError(
+            "building a Hydra or taking one apart needs the package hydra_transformers, which is not installed here or "
+            "too old: pip install --upgrade hydra_transformers"
+        ) from error
+
+
+def remove_from_hub(patterns: list[str], repo_id: str, token: str | bool | None, revision: str | None) -> None:
+    """Removes files of an earlier push, where there are any."""
+    api = HfApi(token=token)
+    there = api.list_repo_files(repo_id, revision=revision)
+    found = [name for name in there if any(Path(name).match(pattern) and "/" not in name for pattern in patterns)]
+    if found:
+        message = "Remove the weights of an earlier push"
+        api.delete_files(repo_id, delete_patterns=found, revision=revision, commit_message=message)
