@@ -51,9 +51,9 @@ def member(model: PreTrainedModel, index: int) -> PreTrainedModel:
 
 
 __all__ = [
-    "check_can_be_fused",
     "attention_names",
     "backbone_names",
+    "check_can_be_fused",
     "from_backbone",
     "from_pruned_members",
     "heads_at",
