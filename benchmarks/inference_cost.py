@@ -56,6 +56,7 @@ class Family:
     backbone, hydra: the classes of the Transformers model and of its Hydra
     config, smallest: of the backbone that is measured, and of the one that only shows that it runs
     inputs: (the backbone's config, batch) -> what a model reads
+    cut: one in so many heads is cut out
     """
 
     backbone: type[PreTrainedModel]
@@ -63,6 +64,7 @@ class Family:
     config: PreTrainedConfig
     smallest: PreTrainedConfig
     inputs: Callable[[PreTrainedConfig, int], dict[str, torch.Tensor]]
+    cut: int = 3
 
 
 def image_inputs(config: PreTrainedConfig, batch: int) -> dict[str, torch.Tensor]:
@@ -82,6 +84,7 @@ def clip_inputs(config: PreTrainedConfig, batch: int) -> dict[str, torch.Tensor]
 TINY = {"hidden_size": 96, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 12}
 TINY_IMAGE = {"image_size": 16, "patch_size": 8}
 TINY_TEXT = {"vocab_size": 50, "max_position_embeddings": 12}
+SMALL = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12}
 FAMILIES = {
     "vit": Family(
         ViTForImageClassification,
@@ -106,6 +109,23 @@ FAMILIES = {
             vision_config={**TINY, **TINY_IMAGE},
         ),
         clip_inputs,
+    ),
+    # What `experiments/` fuses fine-tunings of, with a sixth of the heads cut out; the names of methods tell of a third.
+    "vit-small": Family(
+        ViTForImageClassification,
+        HydraViTForImageClassification,
+        ViTConfig(num_labels=100, image_size=112, patch_size=14, **SMALL, num_attention_heads=6),
+        ViTConfig(num_labels=5, **TINY, **TINY_IMAGE),
+        image_inputs,
+        cut=6,
+    ),
+    "bert-small": Family(
+        BertForSequenceClassification,
+        HydraBertForSequenceClassification,
+        BertConfig(**SMALL, num_attention_heads=12),
+        BertConfig(**TINY, **TINY_TEXT),
+        text_inputs,
+        cut=6,
     ),
 }
 
@@ -146,13 +166,13 @@ def logits(outputs) -> torch.Tensor:
 
 
 def pruned(family: Family, model: nn.Module, member: int, ragged: bool = False) -> nn.Module:
-    """A member that keeps two thirds of the heads (8 of 12): of each layer, or ragged, of all layers together."""
+    """A member without one in three heads (8 of 12 stay), or one in six: of each layer, or ragged, of all layers together."""
 
     def heads(config) -> dict[int, list[int]]:
         count, layers = config.num_attention_heads, config.num_hidden_layers
         if not ragged:
-            return {layer: [(4 * member + i) % count for i in range(count // 3)] for layer in range(layers)}
-        drawn = random.Random(member).sample(range(layers * count), layers * (count // 3))
+            return {layer: [(4 * member + i) % count for i in range(count // family.cut)] for layer in range(layers)}
+        drawn = random.Random(member).sample(range(layers * count), layers * (count // family.cut))
         return {layer: [head % count for head in drawn if head // count == layer] for layer in range(layers)}
 
     if hasattr(model.config, "vision_config"):

@@ -106,7 +106,7 @@ FLAGS = {
 
 def push(arguments: argparse.Namespace) -> None:
     from ..hub import HubError, push_hydra_to_hub
-    from ..hub.parts import EditedCardError
+    from ..hub.card_sections import EditedCardError
 
     config = load_config(str(arguments.folder))
     check_is_hydra(config, str(arguments.folder))

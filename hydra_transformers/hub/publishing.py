@@ -23,7 +23,7 @@ from transformers.utils import logging
 
 from ..uncertainty import TemperatureScaling, UncertaintyReport
 from .card import create_model_card, task_of
-from .parts import EditedCardError, renewed, replaced
+from .card_sections import EditedCardError, renewed, replaced
 
 
 logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosity counts
