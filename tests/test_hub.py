@@ -29,8 +29,8 @@ from transformers import (
 )
 
 from hydra_transformers.hub import HubError, create_model_card, kept_heads_map, publishing, push_hydra_to_hub
-from hydra_transformers.hub.cost_table import card_cost_table
 from hydra_transformers.hub.card_sections import PART, TO_FILL_IN, EditedCardError, renewed
+from hydra_transformers.hub.cost_table import card_cost_table
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit
 from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty
 from tests.families import BERT, CLIP, VIT, Family, randomise

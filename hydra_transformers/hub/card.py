@@ -15,11 +15,11 @@ from ..fusion import slots, tower_configs
 from ..models.auto import HEADS
 from ..pruning import Circuit
 from ..uncertainty import TemperatureScaling, UncertaintyReport
+from .card_sections import sealed, to_fill_in
 from .cost_table import card_cost_table
 from .kept_heads_map import kept_heads_map
 from .licenses import warn_of_unknown_license
 from .member_circuits import has_led_to, heads_of_backbone, kept_by, lost_by
-from .card_sections import sealed, to_fill_in
 from .tasks import TASKS, Task
 
 
