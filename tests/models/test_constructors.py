@@ -182,7 +182,7 @@ def test_a_base_hydra_takes_what_it_needs_from_a_classifier():
 
 @torch.no_grad()
 def test_taking_an_ensemble_apart_and_fusing_it_again_is_the_identity(family):
-    hydra = family.hydra.from_pruned_members(family.members(), shared=())
+    hydra = family.fused(shared=())
     members = [hydra.member(i) for i in range(hydra.num_members)]
     for member, original in zip(members, family.members(), strict=True):
         assert member.num_members == 1
@@ -194,7 +194,7 @@ def test_taking_an_ensemble_apart_and_fusing_it_again_is_the_identity(family):
 
 @torch.no_grad()
 def test_a_member_of_a_sharing_hydra_gives_that_members_logits(family):
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     inputs = family.inputs()
     member_logits = hydra(**inputs).member_logits
     for i in (0, 1, -1):
@@ -307,7 +307,7 @@ def test_a_fused_hydra_is_no_backbone():
 
 def test_a_member_that_does_not_exist_is_refused():
     with pytest.raises(IndexError, match="member 3 does not exist: this Hydra has members 0 to 2"):
-        VIT.hydra.from_pruned_members(VIT.members()).member(3)
+        VIT.fused().member(3)
 
 
 def test_unknown_names_in_shared_are_refused():

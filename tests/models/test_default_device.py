@@ -41,7 +41,7 @@ def test_fusing_and_taking_apart(family):
 
 @torch.no_grad()
 def test_inference(family):
-    hydra, inputs = family.hydra.from_pruned_members(family.members()), family.inputs()
+    hydra, inputs = family.fused(), family.inputs()
     expected = hydra(**inputs).member_logits
     with ELSEWHERE:
         assert torch.equal(hydra(**inputs).member_logits, expected)

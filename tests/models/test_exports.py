@@ -22,7 +22,7 @@ class Exportable(torch.nn.Module):
         self.inputs = {
             name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in family.inputs().items()
         }
-        self.hydra = family.hydra.from_pruned_members(family.members()).float()
+        self.hydra = family.fused().float()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = self.hydra(**dict(zip(self.inputs, tensors, strict=True)))
@@ -147,7 +147,7 @@ class ThreeAxesLinear(torch.nn.Linear):
 
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "inference"])
 def test_linear_layers_get_three_axes_at_most(family, gradients):
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     expected = hydra(**family.inputs()).member_logits
     replaced = 0
     for module in list(hydra.modules()):

@@ -203,7 +203,7 @@ def test_a_temperature_is_applied_to_the_models_it_is_given_for():
 
 
 def test_a_hydra_and_its_backbone_are_judged_side_by_side():
-    hydra = HydraViTForImageClassification.from_pruned_members(VIT.members()).train()
+    hydra = VIT.fused().train()
     rows = [{"pixel_values": image, "label": i % 5} for i, image in enumerate(images(17))]
     report = evaluate_uncertainty(
         {"backbone": VIT.backbone(), "hydra": hydra},
@@ -219,7 +219,7 @@ def test_a_hydra_and_its_backbone_are_judged_side_by_side():
 
 @pytest.mark.filterwarnings("ignore:6 samples are fewer")
 def test_clip_is_judged_zero_shot_with_class_prompts():
-    hydra = HydraCLIPModel.from_pruned_members(CLIP.members())
+    hydra = CLIP.fused()
     prompts = padded_texts(batch=3)
     data = [{"pixel_values": images(6), "labels": torch.arange(6) % 3}]
     result = evaluate_uncertainty(hydra, data, class_prompts=prompts).models["HydraCLIPModel"]
