@@ -6,7 +6,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
-from hydra_transformers import HydraCLIPModel
 from hydra_transformers.prediction import (
     SavedLogits,
     ZeroShotClassifier,

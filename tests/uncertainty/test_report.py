@@ -10,7 +10,6 @@ from huggingface_hub import ModelCardData
 from sklearn.metrics import roc_auc_score
 from torch.utils.data import DataLoader
 
-from hydra_transformers import HydraCLIPModel, HydraViTForImageClassification
 from hydra_transformers.models.ensembling import HydraClassifierOutput
 from hydra_transformers.prediction import SavedLogits, predict
 from hydra_transformers.uncertainty import (
