@@ -56,7 +56,12 @@ def backbone(model_class: type, config_class: type, defaults: dict) -> Callable[
     def build(seed: int = 0, **fields) -> PreTrainedModel:
         return randomise(model_class(config_class(**{**defaults, **fields})).double(), seed)
 
-    return build
+    built = cache(build)
+
+    def copied(seed: int = 0, **fields) -> PreTrainedModel:
+        return build(seed, **fields) if fields else copy.deepcopy(built(seed))
+
+    return copied
 
 
 vit_backbone = backbone(ViTForImageClassification, ViTConfig, {**SIZES, **IMAGE_SIZES})

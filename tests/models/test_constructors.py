@@ -90,7 +90,7 @@ def test_the_attention_backend_carries_over(family):
 
 def test_the_mean_of_equal_members_is_bit_for_bit_the_member(family):
     member = family.hydra.from_backbone(family.backbone()).float()
-    for count in (2, 3, 5, 7):
+    for count in (2, 3, 5, 7) if family is VIT else (3,):  # the mean is taken by the same lines for all
         hydra = family.hydra.from_pruned_members([member] * count)
         for name, tensor in member.named_parameters():
             if hydra.get_parameter(name).shape == tensor.shape:
@@ -330,7 +330,7 @@ def test_a_head_by_its_name_and_a_part_without_a_list_are_refused():
 @pytest.mark.parametrize("shared", [("mlp",), ("embeddings", "layernorm", "mlp")])
 def test_members_of_networks_trained_apart_are_told_of(family, shared, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    apart = [family.hydra.from_backbone(family.backbone(seed)) for seed in (0, 1)]
+    apart = family.members()[:2]
     related = [apart[0], copy.deepcopy(apart[0])]
     with torch.no_grad():
         for parameter in related[1].parameters():

@@ -63,6 +63,7 @@ def test_replicas_of_data_parallel_run(family):
     torch.testing.assert_close(copies[hydra](**inputs).member_logits, expected)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_exported_graph_takes_batches_of_every_size():
     hydra = VIT.fused().float()

@@ -9,11 +9,17 @@ from hydra_transformers import HydraViTConfig, HydraViTForImageClassification
 from hydra_transformers.models import grouped
 from hydra_transformers.models.compat import is_exporting
 from hydra_transformers.models.grouped import GroupedLinear, GroupedOutput
-from tests.families import BERT, CLIP, VIT, images, randomise, vit_backbone
+from tests.families import BERT, CLIP, FAMILIES, VARIANTS, VIT, images, randomise, vit_backbone
 
 
+# How many heads members keep is decided in the attention, which all families share.
+COMPILED = [(family, "ragged") for family in FAMILIES if family not in VARIANTS]
+COMPILED += [(family, "all") for family in (VIT, BERT, CLIP)]
+
+
+@pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("heads", ["ragged", "all"])
+@pytest.mark.parametrize("family, heads", COMPILED, ids=[f"{family.name}-{heads}" for family, heads in COMPILED])
 def test_compiles_as_one_graph(family, heads):
     hydra, inputs = family.fused(heads), family.inputs()
     compiled = torch.compile(hydra, fullgraph=True, backend="aot_eager")
@@ -21,6 +27,7 @@ def test_compiles_as_one_graph(family, heads):
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("encoder", [VIT, BERT], ids=["vit", "bert"])
 def test_compiled_attention_has_no_mask_where_none_was_given(encoder):
@@ -35,6 +42,7 @@ def test_compiled_attention_has_no_mask_where_none_was_given(encoder):
     assert calls and all(call.kwargs["attn_mask"] is None for call in calls)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_exports(family):
     hydra = family.fused()
@@ -43,6 +51,7 @@ def test_exports(family):
     torch.testing.assert_close(exported.module()(**inputs).member_logits, hydra(**inputs).member_logits)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_exports_with_a_batch_of_any_size():
     hydra = VIT.fused()
