@@ -272,6 +272,7 @@ def test_usual_data_is_judged_without_a_warning(recwarn):
     assert not recwarn.list
 
 
+@pytest.mark.slow
 def test_importing_needs_only_torch_and_transformers():
     heavy = ("matplotlib", "evaluate", "datasets", "sklearn", "scipy", "torchmetrics", "peft")
     blocked = f"import sys; sys.modules.update(dict.fromkeys({heavy!r}))"  # None makes an import fail
