@@ -6,7 +6,7 @@ A row here gives a family every test that asks for the fixture `family`, and tho
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
 from transformers import (
@@ -56,7 +56,12 @@ def backbone(model_class: type, config_class: type, defaults: dict) -> Callable[
     def build(seed: int = 0, **fields) -> PreTrainedModel:
         return randomise(model_class(config_class(**{**defaults, **fields})).double(), seed)
 
-    return build
+    built = cache(build)
+
+    def copied(seed: int = 0, **fields) -> PreTrainedModel:
+        return build(seed, **fields) if fields else copy.deepcopy(built(seed))
+
+    return copied
 
 
 vit_backbone = backbone(ViTForImageClassification, ViTConfig, {**SIZES, **IMAGE_SIZES})
@@ -88,7 +93,7 @@ def padded_texts(batch: int = 4, tokens: int = 7, seed: int = 0) -> dict[str, to
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Family:
     """What a test needs to know about a model family.
 
@@ -158,12 +163,33 @@ class Family:
             name = name.replace(*self.older)
         return model.get_submodule(name)
 
-    def members(self, seeds: tuple[int, ...] = (0, 1, 2)) -> list[PreTrainedModel]:
-        """One-member Hydras from different backbones with different heads pruned."""
-        return [
-            self.hydra.from_backbone(self.backbone(seed), heads)
-            for seed, heads in zip(seeds, self.heads_to_prune, strict=False)
-        ]
+    def members(self) -> list[PreTrainedModel]:
+        """One-member Hydras from different backbones with different heads pruned, for the test to change as it likes."""
+        return copy.deepcopy(_members(self, "ragged"))
+
+    def fused(self, heads: str = "ragged", **shared) -> PreTrainedModel:
+        """A Hydra of three members from different backbones, for the test to change as it likes.
+
+        heads: "ragged", as of `heads_to_prune`; "uniform", one pruned in each layer, another one for each member; or "all"
+        shared: shared=(), for example; without it, what members share by default
+        """
+        return copy.deepcopy(_fused(self, heads, **shared))
+
+
+# Building a tiny Hydra takes far longer than running it, or than copying it.
+@cache
+def _members(family: Family, heads: str) -> list[PreTrainedModel]:
+    backbones = [family.backbone(seed) for seed in range(3)]
+    if heads == "all":
+        return backbones
+    uniform = [family.in_every_tower({layer: [member] for layer in range(3)}) for member in range(3)]
+    prunings = {"ragged": family.heads_to_prune, "uniform": uniform}[heads]
+    return [family.hydra.from_backbone(each, pruned) for each, pruned in zip(backbones, prunings, strict=True)]
+
+
+@cache
+def _fused(family: Family, heads: str, **shared) -> PreTrainedModel:
+    return family.hydra.from_pruned_members(_members(family, heads), **shared)
 
 
 RAGGED = ({0: [1], 1: [0, 1, 2, 3], 2: [0, 3]}, {1: [0, 1, 2, 3]}, {0: [0, 2, 3], 1: [0, 1, 2, 3], 2: [0, 1, 2, 3]})

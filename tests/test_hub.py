@@ -41,7 +41,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def hydra_of(family: Family):
-    return family.hydra.from_pruned_members([member.float() for member in family.members()])
+    return family.fused().float()
 
 
 @pytest.fixture(scope="module")

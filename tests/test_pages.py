@@ -7,6 +7,7 @@ import pytest
 from tests.pages import ROOT, run_python_blocks
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ["README.md", "docs/how-it-works.md"])
 def test_the_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

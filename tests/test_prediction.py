@@ -6,7 +6,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
-from hydra_transformers import HydraCLIPModel
 from hydra_transformers.prediction import (
     SavedLogits,
     ZeroShotClassifier,
@@ -171,7 +170,7 @@ def test_rows_of_different_lengths_are_refused_with_a_sentence():
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_hydra_predicts_its_members_and_a_plain_model_one(family):
     inputs = family.inputs()
-    hydra = family.hydra.from_pruned_members(family.members()).eval()
+    hydra = family.fused().eval()
     with torch.no_grad():
         assert torch.equal(predict(hydra, inputs), hydra(**inputs).member_logits)
         backbone = family.backbone()
@@ -233,7 +232,7 @@ def test_zero_shot_clip_gives_the_logits_of_clip_itself():
 
 def test_zero_shot_hydra_averages_the_members_probabilities(monkeypatch):
     prompts, pixel_values = padded_texts(batch=5), images(3)
-    hydra = HydraCLIPModel.from_pruned_members(CLIP.members()).eval()
+    hydra = CLIP.fused().eval()
     monkeypatch.setattr(ZeroShotClassifier, "prompts_per_pass", 2)
     with torch.no_grad():
         reference = hydra(pixel_values=pixel_values, **prompts)
@@ -251,7 +250,7 @@ def test_prompts_follow_the_weights_after_refresh():
     torch.testing.assert_close(predict(classifier, {"pixel_values": pixel_values}), expected)
 
 
-@pytest.mark.parametrize("make", [CLIP.backbone, lambda: HydraCLIPModel.from_pruned_members(CLIP.members())])
+@pytest.mark.parametrize("make", [CLIP.backbone, lambda: CLIP.fused()])
 def test_a_zero_shot_classifier_in_bfloat16_answers_as_in_float32(make):
     prompts, pixel_values = padded_texts(batch=5), images(3)
     classifier = ZeroShotClassifier(make().float(), prompts)

@@ -1,5 +1,7 @@
 """The examples of docs/baselines.md run."""
 
+import pytest
+
 from hydra_transformers import baselines
 from tests.pages import ROOT, run_python_blocks
 
@@ -7,6 +9,7 @@ from tests.pages import ROOT, run_python_blocks
 PAGE = "docs/baselines.md"
 
 
+@pytest.mark.slow
 def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = run_python_blocks(PAGE, at_least=6)

@@ -20,7 +20,7 @@ def test_the_members_are_the_models_and_the_answer_their_mean_probability(family
 
 
 def test_the_members_of_hydras_join_those_of_plain_models():
-    hydra = VIT.hydra.from_pruned_members(VIT.members())
+    hydra = VIT.fused()
     plain, inputs = vit_backbone(5), VIT.inputs()
     with torch.no_grad():
         member_logits = DeepEnsemble([hydra, plain])(**inputs).member_logits

@@ -53,7 +53,7 @@ def test_the_samples_of_a_row_lie_side_by_side(family):
 
 
 def test_a_hydra_is_sampled_with_all_its_members():
-    hydra = VIT.hydra.from_pruned_members(VIT.members())
+    hydra = VIT.fused()
     member_logits = predict(MCDropout(hydra, num_samples=3, p=P, seed=2), VIT.inputs())
     assert member_logits.shape == (4, 9, 5)
     assert len(member_logits[0].unique(dim=0)) == 9

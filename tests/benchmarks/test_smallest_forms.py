@@ -29,6 +29,7 @@ def test_every_script_has_a_smallest_form(script):
 # What an ensemble costs
 
 
+@pytest.mark.slow
 def test_the_cost_of_every_method_and_family_is_measured(tmp_path, monkeypatch):
     call(inference_cost, monkeypatch, "--output", str(tmp_path))
     report = json.loads((tmp_path / "inference_cost.json").read_text())
@@ -53,6 +54,7 @@ def test_whatever_is_measured_was_loaded(method, tmp_path):
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
 
 
+@pytest.mark.slow
 def test_a_method_that_does_not_run_is_told_of_after_all_others_ran(tmp_path, monkeypatch):
     load = inference_cost.SavedModels.load
 

@@ -155,6 +155,7 @@ def test_taylor_keeps_the_same_number_of_heads_in_every_layer(workplace, tmp_pat
 # What was cut off
 
 
+@pytest.mark.slow
 def test_members_of_a_prune_that_was_killed_are_no_ensemble(workplace, tmp_path, capsys):
     """`kill -9` while the second member is written."""
     out = tmp_path / "out"

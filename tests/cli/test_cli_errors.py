@@ -181,41 +181,40 @@ def test_a_budget_beyond_the_model(fails, tmp_path, workplace):
     assert "8 heads compete" in fails(*prune(workplace, tmp_path, "--budget", 30, "--out-of", 40))
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--budget", 8], "--budget is 8: 8 heads compete, so pass 1 to 7"),
-        (
-            ["--budget", 6, "--out-of", 3],
-            "--out-of is 3: a member loses 6 of them, and 8 heads compete, so pass 6 to 7",
-        ),
-        (["--budget", 2, "--out-of", 8], "--out-of is 8: a member loses 2 of them"),
-        (["--budget", 7], "there are only 1 ways to lose 7 of 7 heads, for 3 members"),
-        (["--budget", 2, "--out-of", 2], "there are only 1 ways to lose 2 of 2 heads, for 3 members"),
-        (["--method", "taylor", "--heads-per-layer", 4], "--heads-per-layer is 4, of at most 4 heads in a layer"),
-        (["--method", "taylor", "--mode", "shortlist"], "--mode shortlist is for --method circuits"),
-        (["--objectives", "acc", "acc"], "--objectives has acc twice: name each once"),
-        (["--objectives", "avg", "acc"], "the objective avg needs out-of-distribution data: pass --ood-data"),
-        (["--ood-split", "train"], "--ood-split is a split of --ood-data"),
-        (["--ood-data", "GREY", "--objectives", "acc"], "--ood-data is for the objectives ood and avg"),
-        (["--ood-data", "GREY", "--out-of", 5], "--out-of is for a single objective, here are 3"),
-        (["--ood-data", "PICTURES"], "is the data itself, which cannot be out of its own distribution"),
-        (["--ood-data", "GREY", "--limit", 1], "gives 1 row, too few to choose heads by"),
-        (["--limit", 1], "gives 1 row, too few to choose heads by"),
-        (["--data", "RED"], "all 4 rows of .*red have the same label, so there is nothing to choose heads by"),
-    ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
-)
+REFUSED_PRUNINGS = [
+    (["--budget", 8], "--budget is 8: 8 heads compete, so pass 1 to 7"),
+    (
+        ["--budget", 6, "--out-of", 3],
+        "--out-of is 3: a member loses 6 of them, and 8 heads compete, so pass 6 to 7",
+    ),
+    (["--budget", 2, "--out-of", 8], "--out-of is 8: a member loses 2 of them"),
+    (["--budget", 7], "there are only 1 ways to lose 7 of 7 heads, for 3 members"),
+    (["--budget", 2, "--out-of", 2], "there are only 1 ways to lose 2 of 2 heads, for 3 members"),
+    (["--method", "taylor", "--heads-per-layer", 4], "--heads-per-layer is 4, of at most 4 heads in a layer"),
+    (["--method", "taylor", "--mode", "shortlist"], "--mode shortlist is for --method circuits"),
+    (["--objectives", "acc", "acc"], "--objectives has acc twice: name each once"),
+    (["--objectives", "avg", "acc"], "the objective avg needs out-of-distribution data: pass --ood-data"),
+    (["--ood-split", "train"], "--ood-split is a split of --ood-data"),
+    (["--ood-data", "GREY", "--objectives", "acc"], "--ood-data is for the objectives ood and avg"),
+    (["--ood-data", "GREY", "--out-of", 5], "--out-of is for a single objective, here are 3"),
+    (["--ood-data", "PICTURES"], "is the data itself, which cannot be out of its own distribution"),
+    (["--ood-data", "GREY", "--limit", 1], "gives 1 row, too few to choose heads by"),
+    (["--limit", 1], "gives 1 row, too few to choose heads by"),
+    (["--data", "RED"], "all 4 rows of .*red have the same label, so there is nothing to choose heads by"),
+]
+
+
 def test_what_the_arguments_tell_is_refused_before_any_work_and_the_folder_takes_the_right_call(
-    words, sentence, fails, tmp_path, workplace, monkeypatch
+    fails, tmp_path, workplace, monkeypatch
 ):
     picture_rows(12).filter(lambda row: row["label"] == 0).save_to_disk(tmp_path / "red")
     places = {"GREY": workplace / "grey", "PICTURES": workplace / "pictures", "RED": tmp_path / "red"}
-    words = [places.get(word, word) for word in words]
     with monkeypatch.context() as patched:
         for name in ("extract_circuit", "draw_members"):
             patched.setattr(building, name, lambda *_, **__: pytest.fail("work began"))
-        assert re.search(sentence, fails(*prune(workplace, tmp_path, *words)))
+        for words, sentence in REFUSED_PRUNINGS:
+            error = fails(*prune(workplace, tmp_path, *(places.get(word, word) for word in words)))
+            assert re.search(sentence, error), words
     assert main([str(word) for word in prune(workplace, tmp_path, "--budget", 1)]) == 0
 
 
@@ -246,24 +245,22 @@ def finetune(workplace, pruned, tmp_path, *words):
     return ["finetune", pruned, *data, "--output", tmp_path / "members", *words]
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--recipe", "sst2", "--learning-rates", "grid"], "the recipe sst2 has no grid of learning rates"),
-        (["--learning-rates", "grid", "0.1"], "has numbers and the word grid: pass either"),
-        (["--learning-rates", "0.1", "1e-1"], "--learning-rates has 0.1 twice"),
-        (["--output", "PRUNED"], "is where the members are read from: pass another --output"),
-        (["--output", "VIT"], "vit exists already: pass another --output"),
-        (["--output", "OTHER"], "member-0 holds something else than a fine-tuning"),
-        (["--data", "SPLITS", "--validation-split", "train"], "has rows of the training split train"),
-        (["--data", "SPLITS", "--validation-split", "train[:3]"], "has rows of the training split train"),
-        (["--data", "RED"], "all 4 rows of .*red have the same label, so there is nothing to learn"),
-        (["--limit", "1"], "gives 1 row, too few to learn"),
-    ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
-)
+REFUSED_FINE_TUNINGS = [
+    (["--recipe", "sst2", "--learning-rates", "grid"], "the recipe sst2 has no grid of learning rates"),
+    (["--learning-rates", "grid", "0.1"], "has numbers and the word grid: pass either"),
+    (["--learning-rates", "0.1", "1e-1"], "--learning-rates has 0.1 twice"),
+    (["--output", "PRUNED"], "is where the members are read from: pass another --output"),
+    (["--output", "VIT"], "vit exists already: pass another --output"),
+    (["--output", "OTHER"], "member-0 holds something else than a fine-tuning"),
+    (["--data", "SPLITS", "--validation-split", "train"], "has rows of the training split train"),
+    (["--data", "SPLITS", "--validation-split", "train[:3]"], "has rows of the training split train"),
+    (["--data", "RED"], "all 4 rows of .*red have the same label, so there is nothing to learn"),
+    (["--limit", "1"], "gives 1 row, too few to learn"),
+]
+
+
 def test_what_the_arguments_of_a_fine_tuning_tell_is_refused_before_any_work(
-    words, sentence, fails, tmp_path, workplace, pruned, monkeypatch
+    fails, tmp_path, workplace, pruned, monkeypatch
 ):
     picture_rows(12).filter(lambda row: row["label"] == 0).save_to_disk(tmp_path / "red")
     datasets.DatasetDict({"train": picture_rows(6), "test": picture_rows(6)}).save_to_disk(tmp_path / "splits")
@@ -271,10 +268,11 @@ def test_what_the_arguments_of_a_fine_tuning_tell_is_refused_before_any_work(
     (tmp_path / "other" / "member-0" / "config.json").write_text("{}")
     places = {"PRUNED": pruned, "VIT": workplace / "vit", "OTHER": tmp_path / "other"}
     places |= {"RED": tmp_path / "red", "SPLITS": tmp_path / "splits"}
-    words = [places.get(word, word) for word in words]
     with monkeypatch.context() as patched:
         patched.setattr(building, "load_model", lambda *_: pytest.fail("work began"))
-        assert re.search(sentence, fails(*finetune(workplace, pruned, tmp_path, *words)))
+        for words, sentence in REFUSED_FINE_TUNINGS:
+            error = fails(*finetune(workplace, pruned, tmp_path, *(places.get(word, word) for word in words)))
+            assert re.search(sentence, error), words
     assert main([str(word) for word in finetune(workplace, pruned, tmp_path)]) == 0
 
 

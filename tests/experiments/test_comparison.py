@@ -24,9 +24,6 @@ from experiments.units import Queue, Unit, ensemble, units_of
 APART = replace(SMALLEST, backbones_together=False)
 
 
-pytestmark = pytest.mark.slow
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
     """All units of one seed, each as a worker of its own would do it."""
@@ -50,6 +47,7 @@ def methods(results) -> dict:
 # What is compared
 
 
+@pytest.mark.slow
 def test_every_method_of_the_tables_is_judged(methods):
     shown = {*tables.COMPARED, *tables.ZERO_SHOT, *tables.MEMBERS, *tables.FUSION, *tables.DIVERSITY}
     shown |= {*tables.by_budget(SMALLEST), *tables.by_extraction_set(SMALLEST)}
@@ -59,39 +57,46 @@ def test_every_method_of_the_tables_is_judged(methods):
     assert {name for name in shown if not name.endswith(("-of-5", "-of-5-temperature"))} <= set(methods)
 
 
+@pytest.mark.slow
 def test_each_is_judged_with_its_own_number_of_members(methods):
     expected = {"single": 1, "mc-dropout": 10, "deep-ensembles": 3, "lora-ensembles": 3, "circ-ood-tuned": 1}
     expected |= {"hydra-circ": 3, "hydra-circ-5": 5, "varied-heads": 3}
     assert {name: methods[name]["num_members"] for name in expected} == expected
 
 
+@pytest.mark.slow
 def test_costs_stand_beside_quality(methods):
     single, ensemble, hydra = methods["single"], methods["deep-ensembles"], methods["hydra-circ"]
     assert ensemble["parameters"] == 3 * single["parameters"]
     assert ensemble["multiply_adds"] == 3 * single["multiply_adds"] > hydra["multiply_adds"]
 
 
+@pytest.mark.slow
 def test_members_differ_in_what_varies_and_in_nothing_else(methods):
     assert methods["varied-nothing"]["id"]["mutual_information"] == pytest.approx(0, abs=1e-9)
     for source in ("heads", "order", "noise", "order-noise", "heads-order-noise"):
         assert methods[f"varied-{source}"]["id"]["mutual_information"] > 1e-9, source
 
 
+@pytest.mark.slow
 def test_a_temperature_changes_no_prediction_and_no_ranking_of_members(methods):
     assert methods["temperature"]["id"]["accuracy"] == methods["single"]["id"]["accuracy"]
     assert methods["temperature"]["id"]["nll"] != methods["single"]["id"]["nll"]
 
 
+@pytest.mark.slow
 def test_every_score_is_there(methods):
     assert set(methods["hydra-circ"]["ood"]) == {"msp", "mutual_information", "energy"}
 
 
+@pytest.mark.slow
 def test_the_circuits_are_kept_with_the_results(results):
     circuits = results[SMALLEST.name]["circuits"]["0"]
     lengths = {name: len(circuit["ranking"]) for name, circuit in circuits.items()}
     assert lengths == {"acc": 2, "avg": 5, "ood": 2, "altered-avg": 2, "altered-ood": 2}
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(runs, monkeypatch):
     comparison = Comparison(SMALLEST, splits(), runs / SMALLEST.name, "cpu", seeds=1, backbones=3)
     monkeypatch.setattr("experiments.methods.collect_member_logits", lambda *args: pytest.fail("judged again"))
@@ -170,6 +175,7 @@ def test_a_circuit_that_is_not_finished_is_left_out_of_the_tables():
 # Tables
 
 
+@pytest.mark.slow
 def test_tables_show_the_numbers_of_the_results(results, methods, monkeypatch):
     monkeypatch.setitem(SETTINGS, SMALLEST.name, SMALLEST)
     rendered = tables.render(results)
@@ -219,6 +225,7 @@ def test_a_page_gets_its_tables_and_keeps_its_words():
         tables.with_tables(page, {"c": ""})
 
 
+@pytest.mark.slow
 def test_results_stay_where_nothing_was_judged(results, tmp_path):
     path, [content] = tmp_path / "setting.json", results.values()
     write_results({"seeds": {}}, path)
@@ -255,6 +262,7 @@ def test_the_six_backbones_of_two_runs_differ_as_the_page_says():
 # Recipes
 
 
+@pytest.mark.slow
 def test_recipes_of_members_are_compared_on_validation_images_alone(runs, monkeypatch, capsys):
     choices = (recipes.Choice("mild", 1e-2, 1), recipes.Choice("strong", 1e-3, 2))
     monkeypatch.setattr(recipes, "SETTING", SMALLEST)

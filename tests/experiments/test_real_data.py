@@ -364,6 +364,7 @@ def test_texts_are_read_and_tokenized(tmp_path, tokenizer):
     assert read.tensors["input_ids"].shape == (2, 8) and read.tensors["attention_mask"].sum(1).tolist() == [4, 3]
 
 
+@pytest.mark.slow
 def test_the_recipe_of_the_image_backbones_leads_from_files_to_a_model(tmp_path, monkeypatch, capsys):
     (tmp_path / "vision").mkdir()
     for name in ("cifar10_train", "cifar10_test", "tinyimagenet_objects", "mnist", "textures"):
@@ -513,6 +514,7 @@ def test_the_papers_settings_prune_as_the_paper_does():
         assert 12 * (12 - each.heads_per_layer) == each.heads_to_prune
 
 
+@pytest.mark.slow
 def test_a_setting_of_the_hub_runs_from_its_backbones_to_results(tmp_path, monkeypatch):
     """SST-2's, with a tiny BERT and folders in place of the Hub."""
     monkeypatch.setattr(hub_sets, "CIRCUIT_ROWS", 8)

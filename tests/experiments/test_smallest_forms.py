@@ -25,6 +25,7 @@ def install_nothing(monkeypatch) -> None:
     monkeypatch.setattr(units, "importlib", SimpleNamespace(util=util))
 
 
+@pytest.mark.slow
 def test_a_backbone_is_trained(monkeypatch, capsys):
     call(train_vit_cifar10, monkeypatch)
     assert "test accuracy 0." in capsys.readouterr().out
@@ -56,6 +57,7 @@ class InThisProcess:
     wait = terminate = poll
 
 
+@pytest.mark.slow
 def test_the_comparison_runs_without_data_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(comparison, "subprocess", SimpleNamespace(Popen=InThisProcess, STDOUT=None))
@@ -85,6 +87,7 @@ def test_a_comparison_that_cannot_fine_tune_is_refused_at_once(monkeypatch, caps
     assert "fine-tuning needs accelerate and peft: pip install accelerate peft" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("can_train", [True, False])
 def test_recipes_are_compared_without_data(can_train, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -11,7 +11,7 @@ from huggingface_hub import CommitOperationAdd
 from safetensors.torch import load_file, save_file
 
 from hydra_transformers.models import modeling_hydra
-from tests.families import BERT, CLIP, VIT
+from tests.families import BERT, CLIP, VIT, randomise
 from tests.models.test_hub import auto_class_of, run_second_process
 
 
@@ -25,7 +25,7 @@ def swap_first_members(folder, family) -> None:
 
 
 def test_heads_that_were_swapped_between_members_are_refused(family, tmp_path):
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     hydra.save_pretrained(tmp_path)
     swap_first_members(tmp_path, family)
     sentence = re.escape(
@@ -41,17 +41,17 @@ def test_heads_that_were_swapped_between_members_are_refused(family, tmp_path):
 
 @pytest.mark.slow
 def test_they_are_refused_where_the_package_is_not_importable_too(tmp_path):
-    hydra = VIT.hydra.from_pruned_members([member.float() for member in VIT.members()])
+    """As they are, they load there: test_hub.py."""
+    hydra = VIT.fused().float()
     hydra.save_pretrained(tmp_path / "hydra")
     save_file({"pixel_values": VIT.inputs()["pixel_values"].float()}, tmp_path / "hydra" / "inputs.safetensors")
-    run_second_process(tmp_path / "hydra", "AutoModelForImageClassification", tmp_path / "second")
     swap_first_members(tmp_path / "hydra", VIT)
     with pytest.raises(AssertionError, match=r"other heads than config.kept_heads names"):
-        run_second_process(tmp_path / "hydra", "AutoModelForImageClassification", tmp_path / "third")
+        run_second_process(tmp_path / "hydra", "AutoModelForImageClassification", tmp_path / "second")
 
 
 def test_checkpoints_without_the_mask_load_as_before(family, tmp_path):
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     hydra.save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     masks = [name for name in tensors if name.endswith("kept_heads_mask")]
@@ -67,8 +67,8 @@ def test_checkpoints_without_the_mask_load_as_before(family, tmp_path):
 
 @pytest.mark.parametrize("first, second", [("1GB", "20KB"), ("20KB", "1GB")], ids=["shards last", "shards first"])
 def test_saving_again_leaves_one_checkpoint(first, second, tmp_path):
-    VIT.hydra.from_pruned_members(VIT.members((0, 1, 2))).save_pretrained(tmp_path, max_shard_size=first)
-    hydra = VIT.hydra.from_pruned_members(VIT.members((3, 4, 5)))
+    VIT.fused().save_pretrained(tmp_path, max_shard_size=first)
+    hydra = randomise(VIT.fused(), seed=3)
     hydra.save_pretrained(tmp_path, max_shard_size=second)
     loaded = VIT.hydra.from_pretrained(tmp_path)
     assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in hydra.state_dict().items())
@@ -105,7 +105,7 @@ def test_pushing_again_leaves_one_checkpoint(first, second, monkeypatch, tmp_pat
     monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *args, **kwargs: Card())
     Repository.files = {"notes.md", "adapter/model.safetensors", "adapter/model-00001-of-00002.safetensors"}
     others = set(Repository.files)
-    hydra = BERT.hydra.from_pruned_members(BERT.members())
+    hydra = BERT.fused()
     hydra.push_to_hub("me/hydra", max_shard_size=first)
     hydra.push_to_hub("me/hydra", max_shard_size=second)
     hydra.save_pretrained(tmp_path, max_shard_size=second)

@@ -22,7 +22,7 @@ CONFIGS = [HydraViTConfig, HydraBertConfig, HydraCLIPTextConfig, HydraCLIPVision
 
 
 def test_the_config_alone_rebuilds_the_model_on_the_meta_device(family, tmp_path):
-    hydra = family.hydra.from_pruned_members(family.members(), shared=("mlp",))
+    hydra = family.fused(shared=("mlp",))
     hydra.config.save_pretrained(tmp_path)
 
     config = AutoConfig.from_pretrained(tmp_path)

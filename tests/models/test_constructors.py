@@ -90,7 +90,7 @@ def test_the_attention_backend_carries_over(family):
 
 def test_the_mean_of_equal_members_is_bit_for_bit_the_member(family):
     member = family.hydra.from_backbone(family.backbone()).float()
-    for count in (2, 3, 5, 7):
+    for count in (2, 3, 5, 7) if family is VIT else (3,):  # the mean is taken by the same lines for all
         hydra = family.hydra.from_pruned_members([member] * count)
         for name, tensor in member.named_parameters():
             if hydra.get_parameter(name).shape == tensor.shape:
@@ -182,7 +182,7 @@ def test_a_base_hydra_takes_what_it_needs_from_a_classifier():
 
 @torch.no_grad()
 def test_taking_an_ensemble_apart_and_fusing_it_again_is_the_identity(family):
-    hydra = family.hydra.from_pruned_members(family.members(), shared=())
+    hydra = family.fused(shared=())
     members = [hydra.member(i) for i in range(hydra.num_members)]
     for member, original in zip(members, family.members(), strict=True):
         assert member.num_members == 1
@@ -194,7 +194,7 @@ def test_taking_an_ensemble_apart_and_fusing_it_again_is_the_identity(family):
 
 @torch.no_grad()
 def test_a_member_of_a_sharing_hydra_gives_that_members_logits(family):
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     inputs = family.inputs()
     member_logits = hydra(**inputs).member_logits
     for i in (0, 1, -1):
@@ -307,7 +307,7 @@ def test_a_fused_hydra_is_no_backbone():
 
 def test_a_member_that_does_not_exist_is_refused():
     with pytest.raises(IndexError, match="member 3 does not exist: this Hydra has members 0 to 2"):
-        VIT.hydra.from_pruned_members(VIT.members()).member(3)
+        VIT.fused().member(3)
 
 
 def test_unknown_names_in_shared_are_refused():
@@ -330,7 +330,7 @@ def test_a_head_by_its_name_and_a_part_without_a_list_are_refused():
 @pytest.mark.parametrize("shared", [("mlp",), ("embeddings", "layernorm", "mlp")])
 def test_members_of_networks_trained_apart_are_told_of(family, shared, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    apart = [family.hydra.from_backbone(family.backbone(seed)) for seed in (0, 1)]
+    apart = family.members()[:2]
     related = [apart[0], copy.deepcopy(apart[0])]
     with torch.no_grad():
         for parameter in related[1].parameters():

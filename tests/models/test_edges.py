@@ -63,9 +63,10 @@ def test_replicas_of_data_parallel_run(family):
     torch.testing.assert_close(copies[hydra](**inputs).member_logits, expected)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_an_exported_graph_takes_batches_of_every_size():
-    hydra = VIT.hydra.from_pruned_members(VIT.members()).float()
+    hydra = VIT.fused().float()
     batch = torch.export.Dim("batch", min=2, max=4096)
     inputs = {"pixel_values": images(4).float()}
     exported = torch.export.export(hydra, (), inputs, dynamic_shapes={"pixel_values": {0: batch}}).module()
@@ -84,7 +85,7 @@ def test_word_embeddings_of_their_own_are_not_resized_in_the_fused_model():
 
 @torch.no_grad()
 def test_clip_towers_stand_alone(tmp_path):
-    hydra = CLIP.hydra.from_pruned_members(CLIP.members())
+    hydra = CLIP.fused()
     hydra.save_pretrained(tmp_path / "clip")
     inputs = CLIP.inputs()
     texts = {"input_ids": inputs["input_ids"], "attention_mask": inputs["attention_mask"]}
@@ -122,13 +123,13 @@ def test_clip_towers_come_from_clip_towers():
 
 
 def test_a_clip_converted_after_loading_has_members_of_one_dtype(tmp_path):
-    CLIP.hydra.from_pruned_members(CLIP.members()).float().save_pretrained(tmp_path)
+    CLIP.fused().float().save_pretrained(tmp_path)
     converted = HydraCLIPModel.from_pretrained(tmp_path).bfloat16()
     assert {parameter.dtype for parameter in converted.member(0).parameters()} == {torch.bfloat16}
 
 
 def test_hidden_states_of_one_clip_tower_alone():
-    hydra = CLIP.hydra.from_pruned_members(CLIP.members())
+    hydra = CLIP.fused()
     hydra.config.vision_config.output_hidden_states = True
     assert hydra(**CLIP.inputs()).vision_model_output.last_hidden_state.shape == (4, 5, 32)
 
@@ -151,5 +152,5 @@ def test_a_hydra_needs_a_layer():
 @pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
 @pytest.mark.parametrize("shared", [(), ("embeddings",)], ids=["own", "shared"])
 def test_input_embeddings_are_found(family, shared):
-    hydra = family.hydra.from_pruned_members(family.members(), shared=shared)
+    hydra = family.fused(shared=shared)
     assert next(hydra.get_input_embeddings().parameters()).requires_grad

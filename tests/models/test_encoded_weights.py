@@ -72,7 +72,7 @@ def test_quantised_backbones_are_refused(family, quantise):
 
 @pytest.mark.parametrize("quantise", WAYS, ids=lambda way: way.__name__)
 def test_members_of_a_quantised_hydra_are_refused(family, quantise):
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     quantise(hydra)
     with pytest.raises(ValueError, match=f"{family.hydra.__name__}.* is quantised or sharded"):
         hydra.member(0)
@@ -80,7 +80,7 @@ def test_members_of_a_quantised_hydra_are_refused(family, quantise):
 
 def test_a_part_that_was_replaced_is_named(family):
     """As `torch.ao.quantization.quantize_dynamic` does: the new part has no parameters."""
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     mlp = next(module for name, module in hydra.named_modules() if name.endswith("layers.0.mlp"))
     mlp.fc1 = nn.Identity()
     with pytest.raises(ValueError, match=r"has no parameter '.*mlp.fc1.weight'.*pass it as it was before"):

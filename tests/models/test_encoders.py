@@ -16,7 +16,7 @@ def tight(tensor, expected):
 @torch.no_grad()
 @pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
 def test_states_are_means_with_each_members_beside_them(family):
-    hydra = family.hydra.from_pruned_members(family.members()).base_model
+    hydra = family.fused().base_model
     outputs = hydra(**family.inputs())
     tokens = 5 if family is VIT else 7
     assert outputs.last_hidden_state.shape == (4, tokens, 32)
@@ -30,7 +30,7 @@ def test_states_are_means_with_each_members_beside_them(family):
 
 @torch.no_grad()
 def test_towers_and_features_of_clip_are_means_with_each_members_beside_them():
-    hydra, inputs = CLIP.hydra.from_pruned_members(CLIP.members()), CLIP.inputs()
+    hydra, inputs = CLIP.fused(), CLIP.inputs()
     texts = {name: inputs[name] for name in ("input_ids", "attention_mask")}
     for outputs, shape in (
         (hydra.vision_model(inputs["pixel_values"]), (4, 3, 32)),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.families import CLIP, DINOV2_WITH_REGISTERS, VIT, Family, images
+from tests.families import BERT, CLIP, DINOV2_WITH_REGISTERS, FAMILIES, VARIANTS, VIT, Family, images
 
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
@@ -22,7 +22,7 @@ class Exportable(torch.nn.Module):
         self.inputs = {
             name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in family.inputs().items()
         }
-        self.hydra = family.hydra.from_pruned_members(family.members()).float()
+        self.hydra = family.fused().float()
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         outputs = self.hydra(**dict(zip(self.inputs, tensors, strict=True)))
@@ -67,7 +67,16 @@ def test_members_without_heads_are_in_no_product(model, gradients):
     assert all(0 not in shape for shape in products.shapes)
 
 
-@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
+# The exporter by torch.export takes long; every family goes to ONNX by the other one, and through torch.export in
+# test_runtime.py.
+TO_ONNX = [(family, "dynamo") for family in (VIT, BERT, CLIP, DINOV2_WITH_REGISTERS)]
+TO_ONNX += [(family, "torchscript") for family in FAMILIES if family not in VARIANTS]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family, exporter", TO_ONNX, ids=[f"{family.name}-{exporter}" for family, exporter in TO_ONNX]
+)
 def test_onnx_gives_the_same_logits(model, exporter, tmp_path):
     if model.family is DINOV2_WITH_REGISTERS and exporter == "torchscript":
         with pytest.raises(
@@ -79,6 +88,7 @@ def test_onnx_gives_the_same_logits(model, exporter, tmp_path):
     assert_same(found, model(*model.example))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
 def test_onnx_with_a_batch_of_any_size(exporter, tmp_path):
     model = Exportable(VIT).eval()
@@ -102,21 +112,23 @@ def run_onnx(model: Exportable, tensors, exporter: str, path, **sizes) -> list:
     return session.run(None, {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "inference"])
 def test_traces_for_batches_of_any_size(model, gradients):
     with torch.set_grad_enabled(gradients):
-        traced = torch.jit.trace(model, model.example)
+        traced = torch.jit.trace(model, model.example, check_trace=False)
     assert_same(traced(*model.example), model(*model.example))
     twice = tuple(torch.cat([tensor, tensor.flip(0)]) for tensor in model.example)
     assert_same(traced(*twice), model(*twice))
 
 
+@pytest.mark.slow
 def test_traces_without_a_wrapper(model):
     """Plain Transformers models do, where they return no outputs within outputs."""
     hydra, inputs = model.hydra, model.inputs
     if model.family is CLIP:
         hydra.config.return_dict = False
-    traced = torch.jit.trace(hydra, example_kwarg_inputs=inputs, strict=False)
+    traced = torch.jit.trace(hydra, example_kwarg_inputs=inputs, strict=False, check_trace=False)
     found, expected = traced(**inputs), hydra(**inputs)
     if model.family is CLIP:
         assert_same(found[:3], expected[:3])
@@ -124,6 +136,7 @@ def test_traces_without_a_wrapper(model):
         assert_same([found["logits"], found["member_logits"]], [expected.logits, expected.member_logits])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["traced", "exported"])
 def test_openvino_gives_the_same_logits(model, path):
     openvino = pytest.importorskip("openvino", reason="openvino is not among the test packages: pip install openvino")
@@ -147,7 +160,7 @@ class ThreeAxesLinear(torch.nn.Linear):
 
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "inference"])
 def test_linear_layers_get_three_axes_at_most(family, gradients):
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     expected = hydra(**family.inputs()).member_logits
     replaced = 0
     for module in list(hydra.modules()):

@@ -15,14 +15,7 @@ from tests.families import VIT, images, vit_backbone
 @pytest.fixture(params=["uniform", "ragged"])
 def hydra(request, family):
     """All parts shared; ragged: a member without heads in a layer, a layer without heads of any member."""
-    return uniform_hydra(family) if request.param == "uniform" else family.hydra.from_pruned_members(family.members())
-
-
-def uniform_hydra(family):
-    pruned = [family.in_every_tower({layer: [member] for layer in range(3)}) for member in range(3)]
-    backbones = [family.backbone(seed) for seed in range(3)]
-    members = [family.hydra.from_backbone(b, heads) for b, heads in zip(backbones, pruned, strict=True)]
-    return family.hydra.from_pruned_members(members)
+    return family.fused(request.param)
 
 
 @pytest.fixture
@@ -103,7 +96,7 @@ def test_where_launches_take_longest_a_layer_attends_once_whatever_its_members_k
 
 @torch.no_grad()
 def test_inference_mode_stays_inside_of_the_layers(family, launch_bound, monkeypatch):
-    hydra, modes, norm = uniform_hydra(family), [], fast_inference._norm
+    hydra, modes, norm = family.fused("uniform"), [], fast_inference._norm
     monkeypatch.setattr(
         fast_inference, "_norm", lambda *args: modes.append(torch.is_inference_mode_enabled()) or norm(*args)
     )
@@ -121,7 +114,7 @@ def test_inference_mode_stays_inside_of_the_layers(family, launch_bound, monkeyp
 
 @torch.no_grad()
 def test_forward_mode_derivatives_go_through_the_modules(fast, launch_bound):
-    hydra, inputs = uniform_hydra(VIT), VIT.inputs()
+    hydra, inputs = VIT.fused("uniform"), VIT.inputs()
     pixels = inputs["pixel_values"]
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), forward_ad.dual_level():
         logits = hydra(pixel_values=forward_ad.make_dual(pixels, torch.ones_like(pixels))).member_logits
@@ -131,7 +124,7 @@ def test_forward_mode_derivatives_go_through_the_modules(fast, launch_bound):
 
 @torch.no_grad()
 def test_modules_among_fast_inference_are_given_what_the_caller_may_keep(launch_bound, fast):
-    hydra, seen = VIT.hydra.from_pruned_members(VIT.members()), []
+    hydra, seen = VIT.fused(), []
     layers_with_heads(hydra)[1].register_forward_hook(lambda _, args, output: seen.extend((args[0], output)))
     hydra(**VIT.inputs())
     assert fast and len(seen) == 2 and not any(states.is_inference() for states in seen)
@@ -139,7 +132,7 @@ def test_modules_among_fast_inference_are_given_what_the_caller_may_keep(launch_
 
 @torch.no_grad()
 def test_filled_up_weights_are_gone_when_the_next_are_made(launch_bound, monkeypatch):
-    hydra, made, join = VIT.hydra.from_pruned_members(VIT.members()), [], torch.Tensor.index_select
+    hydra, made, join = VIT.fused(), [], torch.Tensor.index_select
 
     def joined(tensor, *args):
         block = join(tensor, *args)
@@ -155,7 +148,7 @@ def test_filled_up_weights_are_gone_when_the_next_are_made(launch_bound, monkeyp
 
 @torch.no_grad()
 def test_members_that_keep_as_many_heads_run_without_a_copy_of_their_weights(launch_bound, monkeypatch):
-    hydra = uniform_hydra(VIT)
+    hydra = VIT.fused("uniform")
     monkeypatch.setattr(fast_inference.torch, "cat", lambda *_: pytest.fail("weights were copied"))
     states = torch.randn(3, 4, 5, 32, dtype=torch.float64)
     assert fast_inference.run_layers(hydra.vit.layers, states).shape == states.shape
@@ -230,7 +223,7 @@ def test_one_switch_turns_it_off(family, hydra, fast, switch, monkeypatch):
 
 @torch.no_grad()
 def test_the_switch_is_saved(tmp_path, fast):
-    hydra = VIT.hydra.from_pruned_members(VIT.members())
+    hydra = VIT.fused()
     hydra.config.fast_inference = False
     hydra.save_pretrained(tmp_path)
     VIT.hydra.from_pretrained(tmp_path)(**{"pixel_values": images().float()})
@@ -241,7 +234,7 @@ def test_the_switch_is_saved(tmp_path, fast):
 @pytest.mark.parametrize("name", ["has_global_hooks", "is_watched"])
 def test_where_torch_has_lost_a_private_function_the_plain_way_is_taken(name, fast, monkeypatch):
     lost = {"has_global_hooks": (nn.modules.module, "_has_any_global_hook"), "is_watched": (torch._C, "_functorch")}
-    hydra, inputs = uniform_hydra(VIT), VIT.inputs()
+    hydra, inputs = VIT.fused("uniform"), VIT.inputs()
     expected = plain(hydra, inputs)
     monkeypatch.delattr(*lost[name])
     assert getattr(compat, name)()
@@ -259,7 +252,7 @@ def test_the_users_choice_of_attention_kernels_counts():
 
 @torch.no_grad()
 def test_layers_that_are_given_something_unknown_are_called(fast):
-    layers, states = uniform_hydra(VIT).vit.layers, torch.randn(1, 2, 5, 32, dtype=torch.float64)
+    layers, states = VIT.fused("uniform").vit.layers, torch.randn(1, 2, 5, 32, dtype=torch.float64)
     fast_inference.run_layers(layers, states, position_bias=None, num_items_in_batch=2)
     assert len(fast) == 3
     fast.clear()
@@ -431,7 +424,7 @@ class MemberLogits(nn.Module):
 
 @torch.no_grad()
 def test_ragged_members_can_be_mapped_and_traced():
-    model, pixel_values = MemberLogits(VIT.hydra.from_pruned_members(VIT.members())).eval(), images()
+    model, pixel_values = MemberLogits(VIT.fused()).eval(), images()
     expected = model(pixel_values)
     mapped = torch.func.vmap(lambda pixels: model(pixels[None])[0])(pixel_values)
     torch.testing.assert_close(mapped, expected, atol=1e-12, rtol=1e-10)
@@ -441,7 +434,7 @@ def test_ragged_members_can_be_mapped_and_traced():
 
 @torch.no_grad()
 def test_a_compiled_layer_projects_q_k_and_v_at_once():
-    hydra = VIT.hydra.from_pruned_members([vit_backbone(seed) for seed in range(3)])
+    hydra = VIT.fused("all")
     products = []
 
     def count(graph, inputs):

@@ -67,7 +67,7 @@ def test_nothing_is_overwritten_while_gradients_are_recorded(device):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-3), (torch.bfloat16, 0.3)])
 def test_a_hydra_on_cuda_gives_the_logits_of_the_cpu(dtype, tolerance):
-    hydra = VIT.hydra.from_pruned_members(VIT.members())
+    hydra = VIT.fused()
     expected = hydra(images()).member_logits
     logits = hydra.to("cuda", dtype)(images().to("cuda", dtype)).member_logits
     torch.testing.assert_close(logits.cpu().double(), expected, atol=tolerance, rtol=tolerance)

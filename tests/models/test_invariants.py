@@ -29,7 +29,7 @@ def test_fused_probabilities_are_the_mean_of_the_members(family, backend, dtype,
     references = [model.to(dtype) for model in ablated_backbones(family)]
     for reference in references:
         reference.set_attn_implementation(backend)
-    hydra = family.hydra.from_pruned_members(family.members(), shared=()).to(dtype)
+    hydra = family.fused(shared=()).to(dtype)
     hydra.set_attn_implementation(backend)
 
     logits = family.ensemble_logits(hydra(**inputs))
@@ -42,7 +42,7 @@ def test_fused_probabilities_are_the_mean_of_the_members(family, backend, dtype,
 @torch.no_grad()
 def test_flex_attention_gives_the_probabilities_of_sdpa(family):
     inputs = {key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()}
-    hydra = family.hydra.from_pruned_members(family.members()).float().requires_grad_(False)
+    hydra = family.fused().float().requires_grad_(False)
     expected = family.ensemble_logits(hydra(**inputs))
     hydra.set_attn_implementation("flex_attention")
     # Uncompiled: not every CPU has a flex kernel.
@@ -99,7 +99,7 @@ def test_sharing_equals_the_ensemble_of_members_with_averaged_parts(family, shar
     backbones = with_shared_parts_averaged(family, [family.backbone(seed) for seed in range(3)], shared)
     references = [family.ablate(model, heads) for model, heads in zip(backbones, family.heads_to_prune, strict=True)]
 
-    hydra = family.hydra.from_pruned_members(family.members(), shared=shared)
+    hydra = family.fused(shared=shared)
 
     probabilities = family.ensemble_logits(hydra(**inputs)).softmax(-1)
     torch.testing.assert_close(probabilities, mean_probability(family, references, inputs), atol=1e-10, rtol=0)
@@ -108,12 +108,7 @@ def test_sharing_equals_the_ensemble_of_members_with_averaged_parts(family, shar
 @pytest.mark.parametrize("shared", [(), ("embeddings", "layernorm", "mlp")], ids=["nothing shared", "all shared"])
 @pytest.mark.parametrize("heads", ["ragged", "uniform"])
 def test_members_never_mix(family, shared, heads):
-    members = family.members()
-    if heads == "uniform":
-        one_head = [{layer: [member] for layer in range(3)} for member in range(3)]
-        prunings = [family.in_every_tower(heads) for heads in one_head]
-        members = [family.hydra.from_backbone(family.backbone(seed), prune) for seed, prune in enumerate(prunings)]
-    hydra = family.hydra.from_pruned_members(members, shared=shared)
+    hydra = family.fused(heads, shared=shared)
     member_logits = hydra(**family.inputs()).member_logits
     slot_of = dict(slots(hydra))
 
@@ -157,7 +152,7 @@ def test_a_dense_one_member_hydra_is_the_backbone(family):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_logits_are_log_mean_probabilities_in_float32(family, dtype):
     inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in family.inputs().items()}
-    outputs = family.hydra.from_pruned_members(family.members()).to(dtype)(**inputs)
+    outputs = family.fused().to(dtype)(**inputs)
     logits = family.ensemble_logits(outputs)
     assert logits.dtype == torch.float32
     assert outputs.member_logits.dtype == dtype
@@ -169,7 +164,7 @@ def test_logits_are_log_mean_probabilities_in_float32(family, dtype):
 def test_clip_logits_per_text_are_mean_probabilities_over_the_images():
     inputs = CLIP.inputs()
     references = [model(**inputs).logits_per_text for model in ablated_backbones(CLIP)]
-    outputs = CLIP.hydra.from_pruned_members(CLIP.members(), shared=())(**inputs)
+    outputs = CLIP.fused(shared=())(**inputs)
     expected = torch.stack([logits.softmax(-1) for logits in references]).mean(0)
     torch.testing.assert_close(outputs.logits_per_text.softmax(-1), expected, atol=1e-10, rtol=0)
 
@@ -195,7 +190,7 @@ def test_a_clip_that_differs_in_the_vision_tower_only_has_one_text_tower():
 @pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 def test_computing_the_last_layer_for_the_first_token_alone_changes_nothing(family, backend):
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     hydra.set_attn_implementation(backend)
     inputs = family.inputs()
     shortcut = hydra(**inputs).member_logits
@@ -205,7 +200,7 @@ def test_computing_the_last_layer_for_the_first_token_alone_changes_nothing(fami
 
 
 def test_parts_that_are_not_shared_exist_once_per_member(family):
-    hydra = family.hydra.from_pruned_members(family.members(), shared=("mlp",))
+    hydra = family.fused(shared=("mlp",))
     layer = next(module for name, module in hydra.named_modules() if name.endswith("layers.0"))
     assert not isinstance(layer.mlp, PerMember)
     norms = [module for name, module in layer.named_children() if "norm" in name]

@@ -14,7 +14,7 @@ def hydra_bert(**fields):
 
 
 def test_outputs_have_the_documented_shapes(family):
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     hydra.set_attn_implementation("eager")
     inputs = family.inputs()
     outputs = hydra(**inputs, output_hidden_states=True, output_attentions=True)
@@ -50,11 +50,10 @@ def test_hidden_states_and_attentions_are_those_of_the_members():
             torch.testing.assert_close(mine[:, 4 * m : 4 * m + 4], theirs, atol=1e-12, rtol=1e-10)
 
 
-@pytest.mark.parametrize("heads", ["ragged", "uniform"])
+@pytest.mark.parametrize("heads", ["ragged", "all"])
 def test_hidden_states_and_attentions_have_gradients(family, heads):
     """They are what the next layer reads, not copies of it."""
-    members = family.members() if heads == "ragged" else [family.backbone(seed) for seed in range(3)]
-    hydra = family.hydra.from_pruned_members(members)
+    hydra = family.fused(heads)
     hydra.set_attn_implementation("eager")
     inputs = family.inputs()
     outputs = hydra(**inputs, output_hidden_states=True, output_attentions=True)
@@ -65,8 +64,8 @@ def test_hidden_states_and_attentions_have_gradients(family, heads):
 
 
 def test_asking_for_hidden_states_and_attentions_changes_no_logits(family):
-    for members in (family.members(), [family.backbone(seed) for seed in range(3)]):
-        hydra = family.hydra.from_pruned_members(members)
+    for heads in ("ragged", "all"):
+        hydra = family.fused(heads)
         hydra.set_attn_implementation("eager")
         inputs = family.inputs()
         outputs = hydra(**inputs, output_hidden_states=True, output_attentions=True)
@@ -74,14 +73,14 @@ def test_asking_for_hidden_states_and_attentions_changes_no_logits(family):
 
 
 def test_tuples_by_the_config(family):
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     expected = family.ensemble_logits(hydra(**family.inputs()))
     hydra.config.return_dict = False
     torch.testing.assert_close(hydra(**family.inputs())[0], expected)
 
 
 def test_tuples_where_asked_for(family):
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     as_tuple = hydra(**family.inputs(), return_dict=False)
     assert isinstance(as_tuple, tuple)
     torch.testing.assert_close(as_tuple[0], family.ensemble_logits(hydra(**family.inputs())))
@@ -187,7 +186,7 @@ def test_extreme_logits_give_finite_answers():
 
 def test_the_loss_counts_items_over_accumulated_batches():
     """Trainer passes num_items_in_batch with gradient accumulation: two half batches must add up to the whole one."""
-    hydra = VIT.hydra.from_pruned_members(VIT.members())
+    hydra = VIT.fused()
     pixel_values, labels = images(), torch.tensor([0, 1, 2, 3])
     whole = hydra(pixel_values, labels=labels).loss
     halves = [
@@ -199,7 +198,7 @@ def test_the_loss_counts_items_over_accumulated_batches():
 
 @pytest.mark.parametrize("kind", ["members", "ensemble"])
 def test_the_contrastive_loss(kind):
-    hydra = CLIP.hydra.from_pruned_members(CLIP.members())
+    hydra = CLIP.fused()
     hydra.config.ensemble_loss = kind
     inputs = {"pixel_values": images(3), **padded_texts(batch=3)}
     outputs = hydra(**inputs, return_loss=True)

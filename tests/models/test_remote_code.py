@@ -85,6 +85,7 @@ with torch.no_grad():
 """
 
 
+@pytest.mark.slow
 def test_a_hydra_loaded_before_the_package_is_imported(tmp_path):
     for seed, name in enumerate("ab"):
         VIT.hydra.from_backbone(VIT.backbone(seed).float()).save_pretrained(tmp_path / name)

@@ -9,25 +9,30 @@ from hydra_transformers import HydraViTConfig, HydraViTForImageClassification
 from hydra_transformers.models import grouped
 from hydra_transformers.models.compat import is_exporting
 from hydra_transformers.models.grouped import GroupedLinear, GroupedOutput
-from tests.families import BERT, CLIP, VIT, images, randomise, vit_backbone
+from tests.families import BERT, CLIP, FAMILIES, VARIANTS, VIT, images, randomise, vit_backbone
 
 
+# How many heads members keep is decided in the attention, which all families share.
+COMPILED = [(family, "ragged") for family in FAMILIES if family not in VARIANTS]
+COMPILED += [(family, "all") for family in (VIT, BERT, CLIP)]
+
+
+@pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("heads", ["ragged", "uniform"])
+@pytest.mark.parametrize("family, heads", COMPILED, ids=[f"{family.name}-{heads}" for family, heads in COMPILED])
 def test_compiles_as_one_graph(family, heads):
-    members = family.members() if heads == "ragged" else [family.backbone(seed) for seed in range(3)]
-    hydra = family.hydra.from_pruned_members(members)
-    inputs = family.inputs()
+    hydra, inputs = family.fused(heads), family.inputs()
     compiled = torch.compile(hydra, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(**inputs).member_logits, hydra(**inputs).member_logits)
     torch.compiler.reset()
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("encoder", [VIT, BERT], ids=["vit", "bert"])
 def test_compiled_attention_has_no_mask_where_none_was_given(encoder):
     """Some versions of Transformers make one that masks nothing, and flash attention takes none."""
-    hydra = encoder.hydra.from_pruned_members(encoder.members())
+    hydra = encoder.fused()
     inputs = {name: tensor for name, tensor in encoder.inputs().items() if name != "attention_mask"}
     graphs = []
     torch.compile(hydra, fullgraph=True, backend=lambda graph, _: graphs.append(graph) or graph.forward)(**inputs)
@@ -37,24 +42,26 @@ def test_compiled_attention_has_no_mask_where_none_was_given(encoder):
     assert calls and all(call.kwargs["attn_mask"] is None for call in calls)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_exports(family):
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     inputs = family.inputs()
     exported = torch.export.export(hydra, (), inputs)
     torch.testing.assert_close(exported.module()(**inputs).member_logits, hydra(**inputs).member_logits)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_exports_with_a_batch_of_any_size():
-    hydra = VIT.hydra.from_pruned_members(VIT.members())
+    hydra = VIT.fused()
     batch = torch.export.Dim("batch", min=1, max=64)
     exported = torch.export.export(hydra, (), {"pixel_values": images(4)}, dynamic_shapes={"pixel_values": {0: batch}})
     torch.testing.assert_close(exported.module()(pixel_values=images(7)).logits, hydra(images(7)).logits)
 
 
 def test_gradient_checkpointing_gives_the_same_gradients(family):
-    hydra = family.hydra.from_pruned_members(family.members()).train()
+    hydra = family.fused().train()
     for module in hydra.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
@@ -89,7 +96,7 @@ def test_dropout_is_active_in_training_only(family):
 @torch.no_grad()
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 0.3), (torch.float16, 0.03), (torch.float32, 1e-4)])
 def test_every_dtype_agrees_with_float64(family, dtype, tolerance):
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     inputs = family.inputs()
     expected = hydra(**inputs).member_logits
     inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in inputs.items()}
@@ -112,7 +119,7 @@ def test_position_encodings_are_interpolated_for_larger_images(family):
 
 
 def test_loads_with_dtype_and_device_map(family, tmp_path):
-    hydra = family.hydra.from_pruned_members(family.members())
+    hydra = family.fused()
     hydra.save_pretrained(tmp_path)
     loaded = family.hydra.from_pretrained(tmp_path, dtype=torch.bfloat16, device_map="cpu")
     assert loaded.dtype == torch.bfloat16
@@ -122,7 +129,7 @@ def test_loads_with_dtype_and_device_map(family, tmp_path):
 
 @torch.no_grad()
 def test_runs_with_parts_offloaded_to_disk(family, tmp_path):
-    hydra = family.hydra.from_pruned_members(family.members()).float()
+    hydra = family.fused().float()
     hydra.save_pretrained(tmp_path / "model")
     device_map = {name: "cpu" for name, _ in hydra.named_children()}
     device_map.update({name: "cpu" for name, _ in hydra.named_parameters(recurse=False)})
@@ -141,7 +148,7 @@ def test_runs_with_parts_offloaded_to_disk(family, tmp_path):
 
 @torch.no_grad()
 def test_runs_on_the_meta_device(family):
-    hydra = family.hydra.from_pruned_members(family.members()).to("meta")
+    hydra = family.fused().to("meta")
     inputs = {key: value.to("meta") for key, value in family.inputs().items() if key != "attention_mask"}
     outputs = hydra(**inputs)
     assert outputs.member_logits.shape[:2] == (4, 3)
@@ -149,7 +156,7 @@ def test_runs_on_the_meta_device(family):
 
 @torch.no_grad()
 def test_autocast_is_respected(family):
-    hydra = family.hydra.from_pruned_members([family.backbone(seed) for seed in range(3)]).float()
+    hydra = family.fused("all").float()
     inputs = {key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()}
     expected = hydra(**inputs).member_logits
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -238,7 +245,7 @@ def test_a_dense_member_has_the_size_of_the_backbone():
 
 
 def test_ragged_heads_are_not_padded_in_the_checkpoint():
-    hydra = VIT.hydra.from_pruned_members(VIT.members())
+    hydra = VIT.fused()
     for layer, kept in zip(hydra.vit.layers, hydra.config.kept_heads, strict=True):
         heads = sum(len(member) for member in kept)
         assert layer.attention.qkv_proj.weight.shape == (3 * heads * 8, 32)

@@ -130,7 +130,7 @@ def other(family: Family, dtype: torch.dtype, samples: int):
     return model, texts(samples, 18), texts(samples - 4, 19)
 
 
-def family(name: str, dtype: torch.dtype = torch.float64, samples: int = 25, batch: int = 8):
+def family(name: str, dtype: torch.dtype = torch.float64, samples: int = 25, batch: int = 13):
     """(backbone, ID batches, OOD batches, class prompts or None); the last batches are short."""
     if name == "vit":
         model = vit(dtype=dtype)

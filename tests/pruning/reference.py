@@ -62,34 +62,22 @@ def logits_of(model, batches, prompts) -> torch.Tensor:
     return torch.cat(outputs)
 
 
-def score_of(model, id_batches, ood_batches, objective, prompts=None) -> float:
-    id_logits = logits_of(model, id_batches, prompts)
-    parts = []
+def judge(model, id_batches, ood_batches, objective, prompts=None) -> tuple[float, float]:
+    """The score, and the margin that decides between heads of equal score: how likely the labels are, and how far apart
+    the mean confidences."""
+    id_logits, scores, margins = logits_of(model, id_batches, prompts), [], []
     if objective in ("acc", "avg"):
         labels = torch.cat([batch["labels"] for batch in id_batches])
-        parts.append((id_logits.argmax(-1) == labels).double().mean().item())
+        scores.append((id_logits.argmax(-1) == labels).double().mean().item())
+        margins.append(-four_digits(torch.nn.functional.cross_entropy(id_logits, labels)))
     if objective in ("ood", "avg"):
         ood_logits = logits_of(model, ood_batches, prompts)
-        confidence = torch.cat([id_logits, ood_logits]).softmax(-1).amax(-1)
-        is_ood = [0] * len(id_logits) + [1] * len(ood_logits)
-        parts.append(roc_auc_score(is_ood, -confidence.numpy()))
+        known, unknown = (logits.softmax(-1).amax(-1) for logits in (id_logits, ood_logits))
+        is_ood = [0] * len(known) + [1] * len(unknown)
+        scores.append(roc_auc_score(is_ood, -torch.cat([known, unknown]).numpy()))
+        margins.append(four_digits(known.mean()) - four_digits(unknown.mean()))
     # scikit-learn adds areas up in floating point; the last digits are no difference between heads.
-    return round(sum(parts) / len(parts), 12)
-
-
-def margin_of(model, id_batches, ood_batches, objective, prompts=None) -> float:
-    """What decides between heads of equal score: how likely the labels are, and how far apart the mean confidences."""
-    id_logits, parts = logits_of(model, id_batches, prompts), []
-    if objective in ("acc", "avg"):
-        labels = torch.cat([batch["labels"] for batch in id_batches])
-        parts.append(-four_digits(torch.nn.functional.cross_entropy(id_logits, labels)))
-    if objective in ("ood", "avg"):
-        known, unknown = (
-            four_digits(logits.softmax(-1).amax(-1).mean())
-            for logits in (id_logits, logits_of(model, ood_batches, prompts))
-        )
-        parts.append(known - unknown)
-    return sum(parts) / len(parts)
+    return round(sum(scores) / len(scores), 12), sum(margins) / len(margins)
 
 
 def four_digits(mean: torch.Tensor) -> float:
@@ -104,8 +92,7 @@ def algorithm_1(model, id_batches, ood_batches, objective, budget, prompts=None,
         best, best_head = (float("-inf"), float("-inf")), None
         for head in candidates:
             before = zero_slice(model, head)
-            data = (model, id_batches, ood_batches, objective, prompts)
-            score = (score_of(*data), margin_of(*data))
+            score = judge(model, id_batches, ood_batches, objective, prompts)
             restore_slice(model, head, before)
             if score > best:
                 best, best_head = score, head

@@ -6,10 +6,13 @@ import runpy
 import sys
 import warnings
 
+import pytest
+
 from hydra_transformers.pruning import diversity
 from tests.pages import ROOT, run_python_blocks
 
 
+@pytest.mark.slow
 def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
@@ -22,6 +25,7 @@ def test_docstring_examples_are_true():
     assert results.attempted == 2 and results.failed == 0
 
 
+@pytest.mark.slow
 def test_the_benchmark_finds_the_ranking_of_the_naive_loop(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["circuit_extraction.py", "--smallest", "--output", str(tmp_path / "result")])
     with warnings.catch_warnings():

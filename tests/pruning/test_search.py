@@ -16,7 +16,7 @@ from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads
 from hydra_transformers.pruning.ablation import Tower
 from hydra_transformers.pruning.greedy import GreedySearch
 from tests.pruning.backbones import CLASSES, class_prompts, family, images, vit
-from tests.pruning.reference import margin_of, restore_slice, score_of, zero_slice
+from tests.pruning.reference import judge, restore_slice, zero_slice
 
 
 FOLDER = Path(__file__).parent
@@ -60,6 +60,7 @@ def test_a_stopped_run_resumes_and_ends_with_the_same_circuit(tmp_path, monkeypa
     assert len(evaluations) == 5 - (stopped_at - 1)
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_a_checkpoint_that_another_finishes(tmp_path):
     path = tmp_path / "run.json"
     worker = subprocess.run(
@@ -72,6 +73,7 @@ def test_a_killed_process_leaves_a_checkpoint_that_another_finishes(tmp_path):
     assert resumed == extract(model, id_batches, ood_batches)
 
 
+@pytest.mark.slow
 def test_two_processes_end_with_the_circuit_of_one(tmp_path):
     workers = [
         subprocess.Popen(
@@ -182,8 +184,7 @@ def test_the_shortlist_takes_the_best_of_the_heads_that_last_cost_least():
 
 def extract_alone(model, id_batches, ood_batches, head) -> tuple[float, float]:
     before = zero_slice(model, head)
-    data = (model, id_batches, ood_batches, "avg")
-    score = (score_of(*data), margin_of(*data))
+    score = judge(model, id_batches, ood_batches, "avg")
     restore_slice(model, head, before)
     return score
 
@@ -226,7 +227,7 @@ def test_labels_that_are_missing_or_no_class_indices_are_named():
     model, id_batches, ood_batches, _ = family("vit")
     for batch in id_batches:
         batch["labels"] = batch["labels"].double()
-    with pytest.raises(ValueError, match=r"labels of id_data are torch.float64 of shape \(8,\): pass class indices"):
+    with pytest.raises(ValueError, match=r"labels of id_data are torch.float64 of shape \(13,\): pass class indices"):
         extract(model, id_batches, ood_batches)
     for batch in id_batches:
         del batch["labels"]

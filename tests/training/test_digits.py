@@ -14,6 +14,9 @@ from hydra_transformers.training import compute_accuracy, finetune_members, reci
 from tests.training.tiny import QUIET
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def digits():
     """Training, validation and test rows of 8 x 8 images in ten classes."""

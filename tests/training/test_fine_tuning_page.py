@@ -1,5 +1,7 @@
 """The examples of docs/fine-tuning.md run, and its table is that of the recipes."""
 
+import pytest
+
 from hydra_transformers.training import recipe
 from tests.pages import ROOT, run_python_blocks
 
@@ -7,6 +9,7 @@ from tests.pages import ROOT, run_python_blocks
 PAGE = "docs/fine-tuning.md"
 
 
+@pytest.mark.slow
 def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_python_blocks(PAGE, at_least=7)

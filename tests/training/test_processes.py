@@ -14,6 +14,9 @@ from safetensors.torch import load_file
 from tests.training.child import GLOBAL_BATCH, GROUP, train_fused, train_members
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """What two processes leave behind that train together, the first of which is killed later on."""
@@ -26,6 +29,18 @@ def folder(tmp_path_factory):
     logs = "".join(f"--- {log.name}\n{log.read_text()}" for log in sorted(folder.glob("*.log")))
     assert codes == [-signal.SIGKILL, 0], logs
     return folder
+
+
+@pytest.fixture(scope="module")
+def fused_alone(tmp_path_factory) -> dict[str, torch.Tensor]:
+    """The weights of a fused Hydra that one process trained."""
+    return train_fused(tmp_path_factory.mktemp("fused"), GLOBAL_BATCH)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> list[dict[str, torch.Tensor]]:
+    """The weights of members that one process trained, without a break."""
+    return train_members(tmp_path_factory.mktemp("alone"), GLOBAL_BATCH)
 
 
 def start(folder: Path, group: tuple[str, ...]) -> subprocess.Popen:
@@ -43,24 +58,21 @@ def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("run", ["plain", "checkpointing"])
-def test_two_processes_train_a_fused_hydra_as_one_does(run, folder, tmp_path):
-    alone = train_fused(tmp_path, GLOBAL_BATCH)
+def test_two_processes_train_a_fused_hydra_as_one_does(run, folder, fused_alone):
     for rank in range(2):
-        assert_close(load_file(folder / f"{run}-{rank}.safetensors"), alone)
+        assert_close(load_file(folder / f"{run}-{rank}.safetensors"), fused_alone)
 
 
-def test_two_processes_fine_tune_members_as_one_does(folder, tmp_path):
-    alone = train_members(tmp_path, GLOBAL_BATCH)
+def test_two_processes_fine_tune_members_as_one_does(folder, alone):
     for index, weights in enumerate(alone):
         for rank in range(2):
             assert_close(load_file(folder / f"member-{index}-{rank}.safetensors"), weights)
 
 
-def test_a_killed_run_resumes_to_the_weights_of_an_unbroken_one(folder, tmp_path, capsys):
-    unbroken = train_members(tmp_path, GLOBAL_BATCH)
+def test_a_killed_run_resumes_to_the_weights_of_an_unbroken_one(folder, alone, capsys):
     resumed = train_members(folder / "killed", GLOBAL_BATCH)
     assert "member-0, learning rate 0.1: going on from checkpoint-3" in capsys.readouterr().out
-    for expected, found in zip(unbroken, resumed, strict=True):
+    for expected, found in zip(alone, resumed, strict=True):
         for name, weight in expected.items():
             torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)
 
@@ -75,7 +87,7 @@ train_members(Path(sys.argv[1]), GLOBAL_BATCH, Stalling(tiny_dataset("vit", ROWS
 """
 
 
-def test_a_folder_in_which_another_process_trains_is_refused_until_that_is_gone(tmp_path):
+def test_a_folder_in_which_another_process_trains_is_refused_until_that_is_gone(alone, tmp_path):
     shared = tmp_path / "shared"
     with subprocess.Popen([sys.executable, "-c", STALLED, str(shared)], stdout=subprocess.PIPE, text=True) as other:
         try:
@@ -84,7 +96,5 @@ def test_a_folder_in_which_another_process_trains_is_refused_until_that_is_gone(
                 train_members(shared, GLOBAL_BATCH)
         finally:
             other.kill()
-    for expected, found in zip(
-        train_members(tmp_path / "alone", GLOBAL_BATCH), train_members(shared, GLOBAL_BATCH), strict=True
-    ):
+    for expected, found in zip(alone, train_members(shared, GLOBAL_BATCH), strict=True):
         assert_close(found, expected)

@@ -19,6 +19,11 @@ QUIET = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
 
 def tiny_members(family: Family, **fields) -> list[PreTrainedModel]:
     """Three members of one backbone, in float32; one layer has lost all its heads."""
+    return copy.deepcopy(_members(family, **fields))
+
+
+@cache
+def _members(family: Family, **fields) -> list[PreTrainedModel]:
     backbone = family.backbone(**fields).float()
     return [family.hydra.from_backbone(backbone, heads) for heads in family.heads_to_prune]
 
@@ -33,7 +38,7 @@ def _build(name: str, form: str, **fields) -> PreTrainedModel:
     family = FAMILIES[name]
     if form == "backbone":
         return family.backbone(**fields).float()
-    members = tiny_members(family, **fields)
+    members = _members(family, **fields)
     if form == "member":
         return members[0]
     return family.hydra.from_pruned_members(members, **({"shared": ()} if form == "unshared" else {}))

@@ -85,7 +85,7 @@ HYDRA_ROWS = [{"pixel_values": image, "labels": i % 5} for i, image in enumerate
 
 
 def hydra_trainer(folder, metrics, **arguments):
-    hydra = VIT.hydra.from_pruned_members(VIT.members()).float()
+    hydra = VIT.fused().float()
     arguments = TrainingArguments(
         folder, per_device_eval_batch_size=4, report_to=[], use_cpu=True, disable_tqdm=True, **arguments
     )

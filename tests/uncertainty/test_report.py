@@ -10,7 +10,6 @@ from huggingface_hub import ModelCardData
 from sklearn.metrics import roc_auc_score
 from torch.utils.data import DataLoader
 
-from hydra_transformers import HydraCLIPModel, HydraViTForImageClassification
 from hydra_transformers.models.ensembling import HydraClassifierOutput
 from hydra_transformers.prediction import SavedLogits, predict
 from hydra_transformers.uncertainty import (
@@ -203,7 +202,7 @@ def test_a_temperature_is_applied_to_the_models_it_is_given_for():
 
 
 def test_a_hydra_and_its_backbone_are_judged_side_by_side():
-    hydra = HydraViTForImageClassification.from_pruned_members(VIT.members()).train()
+    hydra = VIT.fused().train()
     rows = [{"pixel_values": image, "label": i % 5} for i, image in enumerate(images(17))]
     report = evaluate_uncertainty(
         {"backbone": VIT.backbone(), "hydra": hydra},
@@ -219,7 +218,7 @@ def test_a_hydra_and_its_backbone_are_judged_side_by_side():
 
 @pytest.mark.filterwarnings("ignore:6 samples are fewer")
 def test_clip_is_judged_zero_shot_with_class_prompts():
-    hydra = HydraCLIPModel.from_pruned_members(CLIP.members())
+    hydra = CLIP.fused()
     prompts = padded_texts(batch=3)
     data = [{"pixel_values": images(6), "labels": torch.arange(6) % 3}]
     result = evaluate_uncertainty(hydra, data, class_prompts=prompts).models["HydraCLIPModel"]
@@ -273,6 +272,7 @@ def test_usual_data_is_judged_without_a_warning(recwarn):
     assert not recwarn.list
 
 
+@pytest.mark.slow
 def test_importing_needs_only_torch_and_transformers():
     heavy = ("matplotlib", "evaluate", "datasets", "sklearn", "scipy", "torchmetrics", "peft")
     blocked = f"import sys; sys.modules.update(dict.fromkeys({heavy!r}))"  # None makes an import fail

@@ -136,6 +136,7 @@ def batches_of(logits, labels=None, size=9):
     return [{"member_logits": part, "labels": truth} for part, truth in pairs]
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_bits_of_one(tmp_path):
     torch.multiprocessing.spawn(in_one_of_two_processes, args=(str(tmp_path),), nprocs=2)
     alone = evaluate_uncertainty(

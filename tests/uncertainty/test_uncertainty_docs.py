@@ -18,6 +18,7 @@ def test_docstring_examples_are_true(module):
     assert results.attempted > 0 and results.failed == 0
 
 
+@pytest.mark.slow
 def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", tmp_path / "metrics")
