@@ -105,7 +105,9 @@ class Abstention:
         scores, correct, ood_scores = _checked(scores, correct, ood_scores)
         if target == "risk":
             if correct is None:
-                raise ValueError("correct is missing: a risk is fitted on rows of which is known whether they are right")
+                raise ValueError(
+                    "correct is missing: a risk is fitted on rows of which is known whether they are right"
+                )
             threshold = _threshold_of_risk(scores, correct, value, confidence)
         elif target == "coverage":
             threshold = _threshold_of_share(scores, value, confidence, "coverage")
@@ -114,7 +116,9 @@ class Abstention:
                 raise ValueError("ood_scores is missing: a tpr is fitted on the scores of out-of-distribution rows")
             lowest_refused = -_threshold_of_share(-ood_scores, value, confidence, "tpr")
             if lowest_refused == -math.inf:
-                raise ValueError(f"tpr={value:g} cannot be reached: too many of ood_scores are -inf, below any threshold")
+                raise ValueError(
+                    f"tpr={value:g} cannot be reached: too many of ood_scores are -inf, below any threshold"
+                )
             threshold = math.nextafter(lowest_refused, -math.inf)  # that score itself is refused
         return cls(
             threshold=threshold,
@@ -356,5 +360,7 @@ def _as_correct(correct: Any, rows: int) -> Tensor:
     odd = (correct != 0) & (correct != 1)
     if odd.any():
         row = int(odd.nonzero()[0])
-        raise ValueError(f"correct[{row}] is {correct[row].item()}: pass True or 1 where the model is right, else False or 0")
+        raise ValueError(
+            f"correct[{row}] is {correct[row].item()}: pass True or 1 where the model is right, else False or 0"
+        )
     return correct.bool()

@@ -145,7 +145,9 @@ class ConformalSets:
                 "pass the logits of the same model"
             )
         empty = torch.zeros(0, self.num_classes, dtype=torch.bool, device=member_logits.device)
-        passes = [self._sets(part).to(member_logits.device) for part in member_logits.split(ROWS_PER_PASS) if len(part)]
+        passes = [
+            self._sets(part).to(member_logits.device) for part in member_logits.split(ROWS_PER_PASS) if len(part)
+        ]
         return torch.cat([empty, *passes])
 
     def coverage_and_size(self, member_logits: Any, labels: Any) -> dict[str, float]:
@@ -188,7 +190,9 @@ class ConformalSets:
         if not self.by_class:
             return f"{needed}, there are {self.rows}: every set holds every class."
         named = ", ".join(map(str, few[:10])) + (", ..." if len(few) > 10 else "")
-        return f"{needed} per class, {len(few)} of {self.num_classes} classes have fewer and are in every set: {named}."
+        return (
+            f"{needed} per class, {len(few)} of {self.num_classes} classes have fewer and are in every set: {named}."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Numbers, strings, lists and None, for JSON; an infinite threshold is written as text."""
