@@ -173,11 +173,10 @@ class Abstention:
         """Read what `to_dict` gave."""
         try:
             read = cls(**{**content, "threshold": float(content["threshold"])})
-            is_known = read.target in TARGETS and not math.isnan(read.threshold)
+            if read.target not in TARGETS or math.isnan(read.threshold):
+                raise ValueError(f"target is {read.target!r}, threshold {read.threshold}")
         except (TypeError, ValueError, KeyError) as error:
-            raise ValueError(f"{content!r} is no abstention: pass what to_dict gave") from error
-        if not is_known:
-            raise ValueError(f"{content!r} is no abstention: pass what to_dict gave")
+            raise ValueError("this is no abstention: pass what to_dict gave") from error
         return read
 
 
@@ -190,6 +189,8 @@ def what_it_buys(coverage: float, risk: float | None, risk_without: float | None
     before, after = _rounded(risk_without), _rounded(risk)
     if coverage == 1:
         return f"everything is answered, and {before} of it is wrong"
+    if risk_without == 0:
+        return f"answering {_rounded(coverage)}, no error is there to be cut"
     if risk < risk_without:
         return f"answering {_rounded(coverage)} cuts errors from {before} to {after}"
     return f"answering {_rounded(coverage)} does not cut errors: {before} before, {after} after"

@@ -87,8 +87,9 @@ class ConformalSets:
             by_class: a threshold per class, from its own rows (Mondrian, Vovk 2012): the promise then holds for the rows of
                 each class. It takes more rows, and a class with fewer than 1/alpha - 1 of them is in every set.
             seed: of `randomised`.
-            randomised: for aps and raps: the promise is met exactly, with smaller sets. `u` is made from the seed and the
-                row's own logits, so that equal rows get equal sets, whatever the batch.
+            randomised: for aps and raps: smaller sets. With `allow_empty` they meet the promise exactly; without either, sets of
+                sure rows would often be empty, are filled, and hold the right class more often than promised. `u` is made
+                from the seed and the row's own logits, so that equal rows get equal sets, whatever the batch.
             k_reg, penalty: for raps: ranks above `k_reg` are punished. 5 and 0.01 where left out, the usual values for
                 problems of many classes. Choose others on rows of their own, by `coverage_and_size`: not on these.
             allow_empty: let a set be empty where every class suits badly. By default it gets the likeliest class, which can
@@ -204,12 +205,12 @@ class ConformalSets:
         """Read what `to_dict` gave."""
         try:
             read = cls(**{**content, "thresholds": tuple(float(value) for value in content["thresholds"])})
+            settings = _settings(read.method, read.num_classes, read.randomised, read.k_reg, read.penalty)
             is_whole = len(read.thresholds) == (read.num_classes if read.by_class else 1)
-            is_known = read.method in METHODS and not any(map(math.isnan, read.thresholds))
+            if settings != (read.k_reg, read.penalty) or not is_whole or any(map(math.isnan, read.thresholds)):
+                raise ValueError(f"k_reg is {read.k_reg}, penalty {read.penalty}, thresholds {read.thresholds}")
         except (TypeError, ValueError, KeyError) as error:
-            raise ValueError(f"{content!r} are no conformal sets: pass what to_dict gave") from error
-        if not (is_whole and is_known):
-            raise ValueError(f"{content!r} are no conformal sets: pass what to_dict gave")
+            raise ValueError("these are no conformal sets: pass what to_dict gave") from error
         return read
 
     def _sets(self, member_logits: Tensor) -> Tensor:

@@ -130,7 +130,7 @@ class _Judge:
             },
         )
 
-    def abstaining(self, id_values: Mapping[str, Tensor]) -> Metrics:
+    def abstaining(self, id_values: Mapping[str, Tensor]) -> dict[str, float | None]:
         risks = risk_at_coverages(id_values["confidence"], id_values["correct"])
         if self.abstention is None:
             return risks
@@ -219,7 +219,8 @@ def _by_model(given: Any, argument: str, kind: type, models: Mapping[str, nn.Mod
     """What each model is given: one for all of them, or those named in a dict."""
     each = given.values() if isinstance(given, Mapping) else [given]
     if not all(value is None or isinstance(value, kind) for value in each):
-        raise TypeError(f"{argument} is {given!r}: pass a {kind.__name__}, or {{name: {kind.__name__}}}")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise TypeError(f"{argument} is {given!r}: pass {article} {kind.__name__}, or {{name: {kind.__name__}}}")
     if not isinstance(given, Mapping):
         return dict.fromkeys(models, given)
     unknown = [name for name in given if name not in models]

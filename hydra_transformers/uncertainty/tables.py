@@ -47,11 +47,11 @@ COLUMNS = {
     "risk_at_100": Column("risk at 100 %", higher_is_better=False, percent=True),
     "risk_at_95": Column("risk at 95 %", higher_is_better=False, percent=True),
     "risk_at_90": Column("risk at 90 %", higher_is_better=False, percent=True),
-    "risk": Column("risk", higher_is_better=False, percent=True),
-    "refused": Column("refused", higher_is_better=True, percent=True),
-    "alpha": Column("alpha", higher_is_better=None, percent=True),
-    # More is not better: a threshold or an alpha was chosen for a share, and should reach it.
+    # Neither way is better: a threshold trades these for one another, and an alpha is chosen.
     "coverage": Column("coverage", higher_is_better=None, percent=True),
+    "risk": Column("risk", higher_is_better=None, percent=True),
+    "refused": Column("refused", higher_is_better=None, percent=True),
+    "alpha": Column("alpha", higher_is_better=None, percent=True),
     "mean_size": Column("mean size", higher_is_better=False),
     "single_class": Column("single-class sets", higher_is_better=True, percent=True),
 }

@@ -84,7 +84,9 @@ def test_all_right_and_all_wrong():
     everything = Abstention.fit(scores, np.ones(200), risk=0.05, confidence=0.95)
     assert everything.coverage == 1 and everything.risk == 0
     assert "everything is answered, and 0 % of it is wrong" in everything.sentence
-    with pytest.raises(ValueError, match=r"no threshold keeps the risk at 5 %: the lowest is 100 %, where 100 % of the"):
+    with pytest.raises(
+        ValueError, match=r"no threshold keeps the risk at 5 %: the lowest is 100 %, where 100 % of the"
+    ):
         Abstention.fit(scores, np.zeros(200), risk=0.05)
     with pytest.raises(ValueError, match=r"on these 200 rows, nor can any other risk: pass more rows"):
         Abstention.fit(scores, np.zeros(200), risk=0.05, confidence=0.95)
@@ -97,7 +99,9 @@ def test_all_right_and_all_wrong():
 def test_binomial_probabilities_are_scipys(trials, p):
     for successes in {0, 1, int(trials * p), int(trials * p * 0.9), trials - 1}:
         assert binomial_cdf(successes, trials, p) == pytest.approx(binom.cdf(successes, trials, p), abs=1e-9)
-        assert binomial_pmf(successes, trials, p) == pytest.approx(binom.pmf(successes, trials, p), rel=1e-7, abs=1e-300)
+        assert binomial_pmf(successes, trials, p) == pytest.approx(
+            binom.pmf(successes, trials, p), rel=1e-7, abs=1e-300
+        )
 
 
 @pytest.mark.parametrize(("share", "confidence"), [(0.9, 0.95), (0.5, 0.9), (0.95, 0.99)])
@@ -200,11 +204,15 @@ def test_guaranteed_shares_hold_over_many_fits(target):
 
 def test_what_cannot_be_guaranteed_is_refused_with_what_can():
     scores, correct = held_out(rows=300)
-    with pytest.raises(ValueError, match=r"risk=0.005 cannot be guaranteed with 95 % confidence on these 300 rows, (.*) %") as told:
+    with pytest.raises(
+        ValueError, match=r"risk=0.005 cannot be guaranteed with 95 % confidence on these 300 rows, (.*) %"
+    ) as told:
         Abstention.fit(scores, correct, risk=0.005, confidence=0.95)
     reachable = float(str(told.value).split("rows, ")[1].split(" %")[0]) / 100
     assert Abstention.fit(scores, correct, risk=reachable, confidence=0.95).risk < reachable
-    with pytest.raises(ValueError, match=r"coverage=0.95 .* on 20 rows, which guarantee 86 % at best: pass at least 59 rows"):
+    with pytest.raises(
+        ValueError, match=r"coverage=0.95 .* on 20 rows, which guarantee 86 % at best: pass at least 59 rows"
+    ):
         Abstention.fit(range(20), coverage=0.95, confidence=0.95)
     assert Abstention.fit(range(59), coverage=0.95, confidence=0.95).coverage == 1
     with pytest.raises(ValueError, match=r"tpr=0.95 .* on 58 rows"):
@@ -257,7 +265,10 @@ def test_what_is_no_rule_is_refused(change):
 def test_the_sentence_tells_what_it_buys_and_what_it_promises():
     scores, correct = held_out(2000)
     plain = Abstention.fit(scores, correct, coverage=0.9)
-    assert f"answering 90 % cuts errors from {100 * plain.risk_without:.3g} % to {100 * plain.risk:.3g} %" in plain.sentence
+    assert (
+        f"answering 90 % cuts errors from {100 * plain.risk_without:.3g} % to {100 * plain.risk:.3g} %"
+        in plain.sentence
+    )
     assert "No guarantee" in plain.sentence
     sure = Abstention.fit(scores, correct, risk=0.1, confidence=0.95)
     assert "With 95 % confidence at most 10 % of the answers are wrong, if new rows are independent" in sure.sentence

@@ -86,7 +86,9 @@ def test_randomised_sets_count_the_last_class_in_part():
     assert abs(np.corrcoef(u, probabilities.max(1).values)[0, 1]) < 0.08
 
 
-@pytest.mark.parametrize(("rows", "alpha", "rank"), [(9, 0.1, 9), (99, 0.1, 90), (9, 0.7, 3), (99, 0.29, 71), (10, 0.1, 10)])
+@pytest.mark.parametrize(
+    ("rows", "alpha", "rank"), [(9, 0.1, 9), (99, 0.1, 90), (9, 0.7, 3), (99, 0.29, 71), (10, 0.1, 10)]
+)
 def test_the_quantile_counts_rows_as_alpha_was_written(rows, alpha, rank):
     right = torch.linspace(3, 1, rows)
     logits = torch.stack([right, torch.zeros(rows)], dim=1).unsqueeze(1)
@@ -172,7 +174,9 @@ def test_lac_has_the_smallest_sets_and_the_penalty_cuts_the_tails():
 @pytest.mark.parametrize("name", VARIANTS)
 def test_too_few_rows_give_full_sets_and_a_warning(name):
     logits, labels = draw(8)
-    with pytest.warns(UserWarning, match=r"alpha=0.1 takes at least 9 calibration rows, there are 8: every set holds every"):
+    with pytest.warns(
+        UserWarning, match=r"alpha=0.1 takes at least 9 calibration rows, there are 8: every set holds every"
+    ):
         fitted = ConformalSets.fit(logits, labels, 0.1, **VARIANTS[name])
     assert fitted.sets(draw(20, seed=1)[0]).all()
     assert "every set holds every class" in fitted.sentence
@@ -273,7 +277,15 @@ def test_json_gives_the_same_sets_back(name, rows, by_class):
 
 
 @pytest.mark.parametrize(
-    "change", [{"thresholds": [0.1, 0.2]}, {"thresholds": ["x"]}, {"thresholds": ["nan"]}, {"method": "x"}, {"more": 1}]
+    "change",
+    [
+        {"thresholds": [0.1, 0.2]},
+        {"thresholds": ["x"]},
+        {"thresholds": ["nan"]},
+        {"method": "x"},
+        {"method": "raps"},
+        {"more": 1},
+    ],
 )
 def test_what_are_no_sets_is_refused(change):
     content = ConformalSets.fit(*draw(50)).to_dict() | change
