@@ -9,6 +9,7 @@ from .metrics import NUM_BINS, calibration_bins, detection_counts, exact_mean, r
 
 
 POINTS = 256
+COVERAGES = (100, 95, 90)  # percent of the rows, of which a report tells the risk
 HISTOGRAM_BINS = 30
 
 
@@ -28,6 +29,13 @@ def risk_curve(confidence: Tensor, correct: Tensor) -> dict[str, list[float]]:
     coverage, risk = risk_coverage_curve(confidence, correct)
     chosen = _thinned(len(risk))
     return {"coverage": coverage[chosen].tolist(), "risk": risk[chosen].tolist()}
+
+
+def risk_at_coverages(confidence: Tensor, correct: Tensor) -> dict[str, float]:
+    """Risk where 100, 95 and 90 % of the rows are answered, the most confident first (`risk_at_90`, ...)."""
+    risk = risk_coverage_curve(confidence, correct)[1]
+    answered = {percent: math.ceil(percent * len(risk) / 100) for percent in COVERAGES}
+    return {f"risk_at_{percent}": float(risk[count - 1]) for percent, count in answered.items()}
 
 
 def roc_curve(id_scores: Tensor, ood_scores: Tensor) -> dict[str, list[float]]:

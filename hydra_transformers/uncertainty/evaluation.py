@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from ..prediction import ZeroShotClassifier, batches, check_chooses_one_class, device_of, predict, split_labels
 from ..processes import check_can_be_shared, gather, rank_and_world_size
-from .curves import reliability_curve, risk_curve, roc_curve, score_histograms
+from .abstention import Abstention
+from .conformal import ConformalSets, summarize_sets
+from .curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
 from .metrics import exact_mean, ood_metrics
 from .ood import check_method
 from .report import Metrics, ModelResult, UncertaintyReport
@@ -27,6 +29,8 @@ def evaluate_uncertainty(
     corruptions: Mapping[str, Mapping[Any, Any]] | None = None,
     class_prompts: Mapping[str, Tensor] | None = None,
     temperature: TemperatureScaling | Mapping[str, TemperatureScaling] | None = None,
+    abstention: Abstention | Mapping[str, Abstention] | None = None,
+    conformal: ConformalSets | Mapping[str, ConformalSets] | None = None,
     batch_size: int = 32,
 ) -> UncertaintyReport:
     """Judge models in and out of distribution; each predicts on its own device, and no logits are held.
@@ -39,6 +43,9 @@ def evaluate_uncertainty(
         corruptions: `{corruption: {severity: data}}`, labelled, such as ImageNet-C's severities 1 to 5.
         class_prompts: for CLIP, the tokenizer's output with one prompt per class: makes it a zero-shot classifier.
         temperature: applied to the member logits; one for all models, or `{name: temperature}` for those that have one.
+        abstention: fitted on other rows, on the same `score`: the report tells what its threshold buys on these. One for all
+            models, or by name as above.
+        conformal: fitted on other rows: the report tells how often the sets hold the right class, and how large they are.
         batch_size: rows per batch, where data comes in rows.
 
     With `torch.distributed` initialised, the processes share the batches of each data set: give every process the whole
@@ -59,11 +66,18 @@ def evaluate_uncertainty(
     }
     for name, data in _all_data(id_data, ood, corruptions):
         _check_data(name, data, read_often=len(models) > 1)
-    scalings = _scalings(temperature, models)
+    scalings = _by_model(temperature, "temperature", TemperatureScaling, models)
+    abstentions = _by_model(abstention, "abstention", Abstention, models)
+    conformals = _by_model(conformal, "conformal", ConformalSets, models)
+    for fitted in abstentions.values():
+        if fitted is not None and fitted.score not in (None, score):
+            raise ValueError(
+                f"abstention was fitted on the score {fitted.score!r}, the report's is {score!r}: use one score"
+            )
     results = {}
     for name, model in models.items():
         model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model
-        judge = _Judge(model, scalings[name], score, batch_size)
+        judge = _Judge(model, scalings[name], abstentions[name], conformals[name], score, batch_size)
         results[name] = judge.result(id_data, ood, corruptions)
     return UncertaintyReport(score=score, models=results)
 
@@ -74,11 +88,14 @@ class _Judge:
 
     model: nn.Module
     scaling: TemperatureScaling | None
+    abstention: Abstention | None
+    conformal: ConformalSets | None
     score: str
     batch_size: int
 
     def result(self, id_data: Any, ood: Mapping, corruptions: Mapping) -> ModelResult:
-        judged = self.run("id_data", id_data, labelled=True)
+        counts: list[tuple[int, int, int, int]] = []
+        judged = self.run("id_data", id_data, labelled=True, counts=counts)
         id_values = judged.values()
         ood_metrics_by_group, ood_scores = {}, {}
         for group, data_sets in ood.items():
@@ -88,6 +105,8 @@ class _Judge:
                 _warn_of_same_data(f"ood[{group!r}][{name!r}]", id_values, judged_ood.values())
                 scores = judged_ood.values()["score"]
                 detection = ood_metrics(id_values["score"], scores)
+                if self.abstention is not None:
+                    detection["refused"] = exact_mean(self.abstention.abstain(scores).double())
                 ood_metrics_by_group[group][name] = detection | _uncertainty(judged_ood)
                 ood_scores[f"{name} ({group})"] = scores
         return ModelResult(
@@ -101,6 +120,8 @@ class _Judge:
                 }
                 for corruption, sweep in corruptions.items()
             },
+            abstaining=self.abstaining(id_values),
+            sets={} if self.conformal is None else {"alpha": self.conformal.alpha} | summarize_sets(counts),
             curves={
                 "reliability": reliability_curve(id_values["confidence"], id_values["correct"]),
                 "risk_coverage": risk_curve(id_values["confidence"], id_values["correct"]),
@@ -109,8 +130,19 @@ class _Judge:
             },
         )
 
-    def run(self, name: str, data: Any, labelled: bool) -> UncertaintyAccumulator:
-        """All of one data set, gathered from all processes."""
+    def abstaining(self, id_values: Mapping[str, Tensor]) -> dict[str, float | None]:
+        risks = risk_at_coverages(id_values["confidence"], id_values["correct"])
+        if self.abstention is None:
+            return risks
+        measured = self.abstention.measure(id_values["score"], id_values["correct"])
+        return risks | {
+            "threshold": self.abstention.threshold,
+            "coverage": measured["coverage"],
+            "risk": measured["risk"],
+        }
+
+    def run(self, name: str, data: Any, labelled: bool, counts: list | None = None) -> UncertaintyAccumulator:
+        """All of one data set, gathered from all processes; the counts of its prediction sets go into `counts`."""
         accumulator, classes = UncertaintyAccumulator(self.score), set()
         rank, world_size = rank_and_world_size()
         for batch in batches(data, self.batch_size, device_of(self.model), rank, world_size):
@@ -121,8 +153,12 @@ class _Judge:
             if labelled and labels is None:
                 raise ValueError(f"{name} has no labels: add a column labels (or label) with class indices")
             accumulator.update(member_logits, labels)
+            if counts is not None and self.conformal is not None:
+                counts.append(self.conformal.counts(member_logits, labels))
             classes |= set() if labels is None else set(labels.tolist())
         gathered = accumulator.gather()
+        if counts is not None:
+            counts[:] = [each for of_process in gather(counts) for each in of_process]
         classes = set().union(*gather(classes)) if labelled else classes
         if len(classes) == 1 and len(gathered) > 1:
             warnings.warn(
@@ -179,13 +215,15 @@ def _check_data(name: str, data: Any, read_often: bool) -> None:
     check_can_be_shared(data, name)
 
 
-def _scalings(temperature: Any, models: Mapping[str, nn.Module]) -> dict[str, TemperatureScaling | None]:
-    each = temperature.values() if isinstance(temperature, Mapping) else [temperature]
-    if not all(isinstance(scaling, TemperatureScaling | None) for scaling in each):
-        raise TypeError(f"temperature is {temperature!r}: pass a TemperatureScaling, or {{name: TemperatureScaling}}")
-    if not isinstance(temperature, Mapping):
-        return dict.fromkeys(models, temperature)
-    unknown = [name for name in temperature if name not in models]
+def _by_model(given: Any, argument: str, kind: type, models: Mapping[str, nn.Module]) -> dict[str, Any]:
+    """What each model is given: one for all of them, or those named in a dict."""
+    each = given.values() if isinstance(given, Mapping) else [given]
+    if not all(value is None or isinstance(value, kind) for value in each):
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise TypeError(f"{argument} is {given!r}: pass {article} {kind.__name__}, or {{name: {kind.__name__}}}")
+    if not isinstance(given, Mapping):
+        return dict.fromkeys(models, given)
+    unknown = [name for name in given if name not in models]
     if unknown:
-        raise ValueError(f"temperature names {unknown[0]!r}, models has {', '.join(models)}: use the models' names")
-    return {name: temperature.get(name) for name in models}
+        raise ValueError(f"{argument} names {unknown[0]!r}, models has {', '.join(models)}: use the models' names")
+    return {name: given.get(name) for name in models}

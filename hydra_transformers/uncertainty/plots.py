@@ -161,14 +161,24 @@ def _roc(report: "UncertaintyReport") -> Figure:
 
 
 def _risk_coverage(report: "UncertaintyReport") -> Figure:
-    """All models in one panel: the lower the line, the better confidence tells right from wrong."""
+    """All models in one panel: the lower the line, the better confidence tells right from wrong.
+
+    From half of the rows on, or from the lowest threshold: the risk of fewer is of few errors and little use. A dot is a
+    fitted threshold."""
     figure, (panel,), _ = _grid(1, width=5.6, height=4.8)
+    dots = [(result.abstaining.get("coverage"), result.abstaining.get("risk")) for result in report.models.values()]
+    left = max(0, min([0.5, *(coverage - 0.05 for coverage, risk in dots if risk is not None)]))
+    top = 0.0
     for number, (name, result) in enumerate(report.models.items()):
         curve = result.curves["risk_coverage"]
         panel.plot(curve["coverage"], curve["risk"], label=f"{name}, AURC {result.id['aurc']:.4f}", **_line(number))
+        coverage, risk = dots[number]
+        if risk is not None:
+            panel.plot([coverage], [risk], "o", color=COLOURS[number % len(COLOURS)])
+            top = max(top, risk)
+        top = max([top, *(r for c, r in zip(curve["coverage"], curve["risk"], strict=True) if c >= left)])
     panel.set(xlabel="Coverage (share of samples answered, most confident first)", ylabel="Risk (error rate)")
-    panel.set(xlim=(0, 1))
-    panel.set_ylim(bottom=0)
+    panel.set(xlim=(left, 1.01), ylim=(0, 1.05 * top or 1))
     _finish(panel, "Risk and coverage")
     _legend_below(figure, panel, columns=1)
     return figure

@@ -27,6 +27,10 @@ class ModelResult:
         id: metrics on the in-distribution data, and the means `total`, `aleatoric` of its uncertainty.
         ood: group (near, far) -> data set -> auroc, fpr95, aupr, mutual_information, disagreement, total, aleatoric.
         corruptions: corruption -> severity -> metrics on that data.
+        abstaining: `risk_at_100`, `risk_at_95`, `risk_at_90`: error rate among that share of the in-distribution rows, the
+            most confident first. With a fitted `Abstention` also its `threshold`, and `coverage` and `risk` there; each OOD
+            data set then has `refused`, the share of its rows above the threshold.
+        sets: `alpha`, `coverage`, `mean_size` and `single_class` of fitted `ConformalSets`; else empty.
         curves: what `plot` draws: at most a few hundred points each, no samples.
     """
 
@@ -35,6 +39,8 @@ class ModelResult:
     ood: dict[str, dict[str, Metrics]] = field(default_factory=dict)
     corruptions: dict[str, dict[str, Metrics]] = field(default_factory=dict)
     curves: dict[str, Any] = field(default_factory=dict)
+    abstaining: dict[str, float | None] = field(default_factory=dict)
+    sets: Metrics = field(default_factory=dict)
 
     def ood_average(self, group: str | None = None) -> Metrics:
         """Mean over the data sets of one group; without a group over all data sets, each counting the same (the paper's

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .abstention import what_it_buys
+
 
 if TYPE_CHECKING:
     from .report import ModelResult, UncertaintyReport
@@ -15,15 +17,16 @@ NO_VALUE = "-"
 
 @dataclass(frozen=True)
 class Column:
-    """How a metric is shown: its title, which way is better, as a percentage or not, with how many decimals."""
+    """How a metric is shown: its title, which way is better (None: neither), as a percentage or not, its decimals."""
 
     title: str
-    higher_is_better: bool
+    higher_is_better: bool | None
     percent: bool = False
     decimals: int = 2
 
     def heading(self, place: str = "") -> str:
-        return f"{place} {self.title} {'↑' if self.higher_is_better else '↓'}".strip()
+        arrow = {True: "↑", False: "↓", None: ""}[self.higher_is_better]
+        return f"{place} {self.title} {arrow}".strip()
 
     def text(self, value: float | None) -> str:
         return NO_VALUE if value is None else f"{100 * value if self.percent else value:.{self.decimals}f}"
@@ -41,10 +44,22 @@ COLUMNS = {
     "aupr": Column("AUPR", higher_is_better=True, percent=True),
     "mutual_information": Column("MI", higher_is_better=True, decimals=4),
     "disagreement": Column("DI", higher_is_better=True, decimals=4),
+    "risk_at_100": Column("risk at 100 %", higher_is_better=False, percent=True),
+    "risk_at_95": Column("risk at 95 %", higher_is_better=False, percent=True),
+    "risk_at_90": Column("risk at 90 %", higher_is_better=False, percent=True),
+    # Neither way is better: a threshold trades these for one another, and an alpha is chosen.
+    "coverage": Column("coverage", higher_is_better=None, percent=True),
+    "risk": Column("risk", higher_is_better=None, percent=True),
+    "refused": Column("refused", higher_is_better=None, percent=True),
+    "alpha": Column("alpha", higher_is_better=None, percent=True),
+    "mean_size": Column("mean size", higher_is_better=False),
+    "single_class": Column("single-class sets", higher_is_better=True, percent=True),
 }
 CLASSIFICATION = ("accuracy", "brier", "nll", "ece", "aece", "aurc")
 DETECTION = ("auroc", "fpr95", "aupr")
 DIVERSITY = ("mutual_information", "disagreement")
+ABSTAINING = ("risk_at_100", "risk_at_95", "risk_at_90")
+SETS = ("alpha", "coverage", "mean_size", "single_class")
 
 
 def markdown_tables(report: "UncertaintyReport") -> str:
@@ -67,8 +82,38 @@ def markdown_tables(report: "UncertaintyReport") -> str:
         if first.ood:
             places.append((average[0], DIVERSITY, _diversity(average[1])))
         parts += ["## Diversity of the members", _table(report, places)]
+    parts += _decision_tables(report)
     parts += _corruption_tables(report)
     return "\n\n".join(parts) + "\n"
+
+
+def _decision_tables(report: "UncertaintyReport") -> list[str]:
+    """What abstaining buys, and the prediction sets; reports from before these were have neither."""
+    results, parts = report.models.values(), []
+    if any(result.abstaining for result in results):
+        places = [("", ABSTAINING, lambda result: result.abstaining)]
+        if any("threshold" in result.abstaining for result in results):
+            places.append(("threshold:", ("coverage", "risk"), lambda result: result.abstaining))
+            if any(result.ood for result in results):
+                places.append(("threshold: OOD avg", ("refused",), lambda result: result.ood_average()))
+        told = (
+            "Risk: error rate among the answers. At 90 %: where only the most confident 90 % of the rows are answered."
+        )
+        parts += ["## Abstaining", told, _table(report, places)]
+        parts += [f"{_escaped(name)}: {_bought(result.abstaining)}." for name, result in report.models.items()]
+    if any(result.sets for result in results):
+        told = "Sets of classes that should hold the right one for all but alpha of the rows."
+        parts += ["## Prediction sets", told, _table(report, [("", SETS, lambda result: result.sets)])]
+    return parts
+
+
+def _bought(abstaining: dict[str, float | None]) -> str:
+    if "threshold" in abstaining:
+        bought = what_it_buys(abstaining["coverage"], abstaining["risk"], abstaining["risk_at_100"])
+        return f"at the threshold, {bought}"
+    if not abstaining:
+        return "not measured"
+    return what_it_buys(0.9, abstaining["risk_at_90"], abstaining["risk_at_100"])
 
 
 def _corruption_tables(report: "UncertaintyReport") -> list[str]:
@@ -123,8 +168,8 @@ def _table(report: "UncertaintyReport", places: list[tuple[str, tuple, Callable]
 def _marked(values: list[float | None], column: Column) -> list[str]:
     """Best in bold, second best underlined, judged by the digits shown, so that what looks equal is marked equal."""
     texts = [column.text(value) for value in values]
-    shown = sorted({float(text) for text in texts if text != NO_VALUE}, reverse=column.higher_is_better)
-    if len(texts) < 2 or len(shown) == 0:
+    shown = sorted({float(text) for text in texts if text != NO_VALUE}, reverse=bool(column.higher_is_better))
+    if len(texts) < 2 or len(shown) == 0 or column.higher_is_better is None:
         return texts
     marks = {shown[0]: "**{}**"} | ({shown[1]: "<u>{}</u>"} if len(shown) > 1 else {})
     return [marks.get(float(text), "{}").format(text) if text != NO_VALUE else text for text in texts]

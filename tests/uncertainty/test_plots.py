@@ -6,7 +6,8 @@ import torch
 from PIL import Image
 
 from hydra_transformers.prediction import SavedLogits
-from hydra_transformers.uncertainty import UncertaintyReport, evaluate_uncertainty
+from hydra_transformers.uncertainty import Abstention, UncertaintyReport, evaluate_uncertainty
+from hydra_transformers.uncertainty.plots import _risk_coverage
 
 
 ALWAYS = ["reliability_diagram", "risk_coverage", "uncertainty_split"]
@@ -44,6 +45,21 @@ def test_every_plot_is_drawn_and_not_blank(tmp_path, models):
     assert sorted(paths) == sorted((tmp_path / "plots").iterdir())
     for path in paths:
         assert_drawn(path)
+
+
+@pytest.mark.parametrize(("threshold", "left"), [(None, 0.5), (0.9, 0.5), (0.3, None)])
+def test_risk_is_drawn_where_enough_rows_are_answered(threshold, left):
+    rule = None if threshold is None else Abstention.fit([threshold], coverage=0.9)
+    result = evaluate_uncertainty({"a": SavedLogits()}, saved(400, 2, 0), abstention=rule)
+    panel = _risk_coverage(result).axes[0]
+    told, curve = result.models["a"].abstaining, result.models["a"].curves["risk_coverage"]
+    left = told["coverage"] - 0.05 if left is None else left
+    assert panel.get_xlim() == pytest.approx((left, 1.01)) and 0 < left <= 0.5
+    assert threshold != 0.3 or left < 0.45
+    shown = [risk for coverage, risk in zip(curve["coverage"], curve["risk"], strict=True) if coverage >= left]
+    assert panel.get_ylim() == pytest.approx((0, 1.05 * max(shown)))
+    dots = [tuple(line.get_xydata()[0]) for line in panel.lines if len(line.get_xydata()) == 1]
+    assert dots == ([] if rule is None else [(told["coverage"], told["risk"])])
 
 
 def test_without_ood_data_its_plots_are_left_out(tmp_path):

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 from hydra_transformers.models.ensembling import HydraClassifierOutput
 from hydra_transformers.prediction import SavedLogits, predict
 from hydra_transformers.uncertainty import (
+    Abstention,
+    ConformalSets,
     ModelResult,
     TemperatureScaling,
     UncertaintyReport,
@@ -201,6 +203,111 @@ def test_a_temperature_is_applied_to_the_models_it_is_given_for():
         evaluate_uncertainty(models, ID, temperature={"other": TemperatureScaling(3.0)})
 
 
+HARD = [batch(45, 1, seed=30), batch(20, 1, seed=31)]  # with errors to be cut
+HARD_LOGITS, HARD_LABELS = (torch.cat([part[name] for part in HARD]) for name in ("member_logits", "labels"))
+
+
+def are_right(member_logits, labels):
+    return member_logits.double().softmax(-1).mean(1).argmax(1) == labels
+
+
+def test_the_report_tells_what_abstaining_buys_without_anything_fitted():
+    report = evaluate_uncertainty({"Single": FirstMembers(1), "Hydra": FirstMembers(3)}, HARD)
+    confidence = HARD_LOGITS.double().softmax(-1).mean(1).amax(1)
+    errors = (~are_right(HARD_LOGITS, HARD_LABELS))[confidence.argsort(descending=True)].tolist()
+    told = report.models["Hydra"].abstaining
+    assert (
+        told
+        == pytest.approx(
+            {
+                "risk_at_100": sum(errors) / 65,
+                "risk_at_95": sum(errors[:62]) / 62,  # 61.75 rows: at least 95 % are answered
+                "risk_at_90": sum(errors[:59]) / 59,
+            }
+        )
+    )
+    assert report.models["Hydra"].sets == {}
+    markdown = report.to_markdown()
+    assert cells(markdown, "risk at 90 % ↓")[1].strip("*<u>/") == f"{100 * told['risk_at_90']:.2f}"
+    before, after = 100 * told["risk_at_100"], 100 * told["risk_at_90"]
+    assert before > after
+    assert f"Hydra: answering 90 % cuts errors from {before:.3g} % to {after:.3g} %." in markdown
+    assert "threshold" not in markdown and "Prediction sets" not in markdown
+    assert (
+        "SavedLogits: answering 90 %, no error is there to be cut."
+        in evaluate_uncertainty(SavedLogits(), ID).to_markdown()
+    )
+
+
+def test_a_fitted_threshold_is_judged_on_other_rows():
+    other = batch(300, 1, seed=40)
+    logits, labels = other["member_logits"], other["labels"]
+    rule = Abstention.fit(ood_score(logits, "entropy"), are_right(logits, labels), coverage=0.7, score="entropy")
+    models = {"with": SavedLogits(), "without": SavedLogits()}
+    report = evaluate_uncertainty(models, HARD, OOD, score="entropy", abstention={"with": rule})
+    told = report.models["with"].abstaining
+    measured = rule.measure(ood_score(HARD_LOGITS, "entropy"), are_right(HARD_LOGITS, HARD_LABELS))
+    assert 0 < measured["coverage"] < 1
+    assert {name: told[name] for name in ("coverage", "risk")} == {
+        name: measured[name] for name in ("coverage", "risk")
+    }
+    assert told["threshold"] == rule.threshold
+    far = ood_score(OOD["far"]["B"][0]["member_logits"], "entropy")
+    assert report.models["with"].ood["far"]["B"]["refused"] == float((far > rule.threshold).double().mean())
+    assert "threshold" not in report.models["without"].abstaining
+    markdown = report.to_markdown()
+    assert cells(markdown, "threshold: coverage") == [f"{100 * told['coverage']:.2f}", "-"]
+    assert cells(markdown, "threshold: OOD avg refused")[1] == "-"
+    assert f"with: at the threshold, answering {100 * told['coverage']:.3g} % cuts errors" in markdown
+    with pytest.raises(ValueError, match="abstention was fitted on the score 'entropy', the report's is 'msp'"):
+        evaluate_uncertainty(models, HARD, abstention=rule)
+
+
+def test_prediction_sets_are_judged_on_other_rows_after_the_temperature(tmp_path):
+    other = batch(300, 2.5, seed=41)
+    scaling = TemperatureScaling(2.0)
+    sets = ConformalSets.fit(
+        scaling(other["member_logits"]), other["labels"], alpha=0.2, method="aps", randomised=True
+    )
+    report = evaluate_uncertainty(SavedLogits(), ID, temperature=scaling, conformal=sets)
+    told = report.models["SavedLogits"].sets
+    assert told == {"alpha": 0.2} | sets.coverage_and_size(scaling(LOGITS), LABELS)
+    markdown = report.to_markdown()
+    assert cells(markdown, "mean size ↓") == [f"{told['mean_size']:.2f}"]
+    assert cells(markdown, "single-class sets ↑") == [f"{100 * told['single_class']:.2f}"]
+    report.to_json(tmp_path / "report.json")
+    assert UncertaintyReport.from_json(tmp_path / "report.json") == report
+    few = ConformalSets.fit(torch.zeros(20, 1, 3), [0, 1] * 10)
+    with pytest.raises(ValueError, match="member_logits has 4 classes, the sets were fitted for 3"):
+        evaluate_uncertainty(SavedLogits(), ID, conformal=few)
+
+
+def test_a_threshold_that_answers_nothing_or_everything_is_told_and_kept(tmp_path):
+    nothing = Abstention.fit([-2.0, -1.0], coverage=0.9)
+    everything = Abstention.fit([0.0, math.inf], coverage=0.9)
+    models = {"nothing": SavedLogits(), "everything": SavedLogits()}
+    report = evaluate_uncertainty(models, ID, abstention={"nothing": nothing, "everything": everything})
+    assert report.models["nothing"].abstaining["risk"] is None
+    assert "nothing: at the threshold, nothing is answered." in report.to_markdown()
+    assert "everything: at the threshold, everything is answered, and" in report.to_markdown()
+    report.to_json(tmp_path / "report.json")
+    loaded = UncertaintyReport.from_json(tmp_path / "report.json")
+    assert loaded == report and loaded.models["everything"].abstaining["threshold"] == math.inf
+    assert all(path.stat().st_size for path in loaded.plot(tmp_path / "plots"))
+
+
+def test_reports_from_before_there_were_decisions_still_load(tmp_path):
+    report = compare_two()
+    content = json.loads(report.to_json())
+    for result in content["models"].values():
+        del result["abstaining"], result["sets"]
+    (tmp_path / "old.json").write_text(json.dumps(content))
+    old = UncertaintyReport.from_json(tmp_path / "old.json")
+    assert old.models["Hydra"].id == report.models["Hydra"].id
+    assert "Abstaining" in report.to_markdown() and "Abstaining" not in old.to_markdown()
+    assert len(old.plot(tmp_path / "plots")) == len(report.plot(tmp_path / "plots"))
+
+
 def test_a_hydra_and_its_backbone_are_judged_side_by_side():
     hydra = VIT.fused().train()
     rows = [{"pixel_values": image, "label": i % 5} for i, image in enumerate(images(17))]
@@ -241,6 +348,8 @@ def test_clip_is_judged_zero_shot_with_class_prompts():
         ({"models": {}}, ValueError, "models is empty"),
         ({"models": [SavedLogits()]}, TypeError, "list is no model: pass one model, or several as {name: model}"),
         ({"temperature": 2.0}, TypeError, "temperature is 2.0: pass a TemperatureScaling"),
+        ({"abstention": 0.5}, TypeError, "abstention is 0.5: pass an Abstention, or {name: Abstention}"),
+        ({"conformal": 0.1}, TypeError, "conformal is 0.1: pass a ConformalSets"),
         ({"temperature": {"SavedLogits": 2.0}}, TypeError, "temperature is .*2.0.*: pass a TemperatureScaling"),
         (
             {"models": {"a": SavedLogits(), "b": SavedLogits()}, "id_data": iter(ID)},

@@ -13,6 +13,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from hydra_transformers.prediction import SavedLogits
 from hydra_transformers.uncertainty import (
+    Abstention,
+    ConformalSets,
     UncertaintyAccumulator,
     classification_metrics,
     diversity_metrics,
@@ -28,6 +30,10 @@ def ensemble(samples, members=3, classes=5, seed=0):
 
 LOGITS, LABELS = ensemble(101)
 WHOLE = classification_metrics(LOGITS, LABELS) | diversity_metrics(LOGITS)
+DECISIONS = {
+    "abstention": Abstention.fit(torch.linspace(0, 0.6, 10), coverage=0.9),
+    "conformal": ConformalSets.fit(*ensemble(50, seed=1), method="aps", randomised=True),
+}
 
 
 @settings(max_examples=20, deadline=None, derandomize=True, database=None)
@@ -101,7 +107,7 @@ def in_one_of_two_processes(rank, folder):
     for logits, labels, index in DataLoader(rows, batch_size=8, sampler=DistributedSampler(rows, shuffle=True)):
         accumulator.update(logits, labels, index)
     report = evaluate_uncertainty(
-        SavedLogits(), batches_of(LOGITS, LABELS), {"far": {"one batch": batches_of(-LOGITS[:9])}}
+        SavedLogits(), batches_of(LOGITS, LABELS), {"far": {"one batch": batches_of(-LOGITS[:9])}}, **DECISIONS
     )
     results = {"local": len(accumulator), "metrics": accumulator.gather().compute(), "report": report.to_json()}
     rows = [{"member_logits": logits, "labels": label} for logits, label in zip(LOGITS, LABELS, strict=True)]
@@ -140,7 +146,11 @@ def batches_of(logits, labels=None, size=9):
 def test_two_processes_give_the_bits_of_one(tmp_path):
     torch.multiprocessing.spawn(in_one_of_two_processes, args=(str(tmp_path),), nprocs=2)
     alone = evaluate_uncertainty(
-        SavedLogits(), batches_of(LOGITS, LABELS), {"far": {"one batch": batches_of(-LOGITS[:9])}}
+        SavedLogits(), batches_of(LOGITS, LABELS), {"far": {"one batch": batches_of(-LOGITS[:9])}}, **DECISIONS
+    )
+    assert (
+        alone.models["SavedLogits"].sets["coverage"]
+        == DECISIONS["conformal"].coverage_and_size(LOGITS, LABELS)["coverage"]
     )
     for rank in range(2):
         results = json.loads((tmp_path / f"{rank}.json").read_text())

@@ -9,7 +9,18 @@ import pytest
 from tests.pages import ROOT, run_python_blocks
 
 
-MODULES = ("decomposition", "fusion_report", "metrics", "ood", "paired", "streaming", "temperature")
+MODULES = (
+    "abstention",
+    "binomial",
+    "conformal",
+    "decomposition",
+    "fusion_report",
+    "metrics",
+    "ood",
+    "paired",
+    "streaming",
+    "temperature",
+)
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -22,7 +33,7 @@ def test_docstring_examples_are_true(module):
 def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("evaluate.config.HF_METRICS_CACHE", tmp_path / "metrics")
-    run_python_blocks("docs/uncertainty.md", at_least=6)
+    run_python_blocks("docs/uncertainty.md", at_least=9)
 
 
 def test_the_page_on_fine_tunings_tells_what_its_example_prints(capsys):

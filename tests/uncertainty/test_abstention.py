@@ -1,0 +1,308 @@
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import beta, binom
+
+from hydra_transformers.uncertainty import Abstention, ood_metrics
+from hydra_transformers.uncertainty.binomial import binomial_cdf, binomial_pmf
+
+
+def held_out(rows=500, seed=0, steps=None):
+    """Scores in [0, 1) and whether each row is right: the error rate grows from 0 to 0.4; `steps` makes ties."""
+    generator = np.random.default_rng(seed)
+    scores = generator.random(rows)
+    if steps is not None:
+        scores = np.floor(scores * steps) / steps
+    return scores, generator.random(rows) >= 0.4 * scores**2
+
+
+def risk_and_coverage(scores, correct, threshold):
+    answered = scores <= threshold
+    return (~correct[answered]).mean(), answered.mean()
+
+
+# --- What is met on the fitting rows
+
+
+@pytest.mark.parametrize("steps", [None, 7])
+@pytest.mark.parametrize("risk", [0.02, 0.05, 0.1])
+def test_a_risk_is_kept_at_the_largest_coverage(risk, steps):
+    scores, correct = held_out(steps=steps)
+    rule = Abstention.fit(scores, correct, risk=risk)
+    holding = [t for t in scores if risk_and_coverage(scores, correct, t)[0] <= risk]
+    assert rule.threshold == max(holding)
+    assert (rule.risk, rule.coverage) == pytest.approx(risk_and_coverage(scores, correct, max(holding)))
+    assert rule.risk_without == pytest.approx((~correct).mean())
+    assert rule.risk <= risk < rule.risk_without
+
+
+@pytest.mark.parametrize("steps", [None, 7])
+@pytest.mark.parametrize("coverage", [0.07, 0.5, 0.9, 0.999])
+def test_a_coverage_is_reached_at_the_lowest_threshold(coverage, steps):
+    scores, _ = held_out(rows=100, steps=steps)
+    rule = Abstention.fit(scores, coverage=coverage)
+    assert rule.threshold == min(t for t in scores if (scores <= t).mean() >= coverage)
+    assert rule.coverage >= coverage and rule.fpr == pytest.approx(1 - rule.coverage)
+    assert rule.risk is None and rule.risk_without is None
+
+
+def test_a_coverage_counts_rows_as_it_was_written():
+    assert Abstention.fit(range(100), coverage=0.07).coverage == 0.07  # 0.07 * 100 is a hair above 7
+
+
+@pytest.mark.parametrize("steps", [None, 20])
+def test_the_fpr_at_95_percent_tpr_is_fpr95(steps):
+    known, _ = held_out(steps=steps)
+    foreign = held_out(rows=333, seed=1, steps=steps)[0] + 0.4
+    rule = Abstention.fit(known, ood_scores=foreign, tpr=0.95)
+    assert rule.fpr == ood_metrics(known, foreign)["fpr95"]
+    assert rule.tpr == (foreign > rule.threshold).mean() >= 0.95
+    higher = min(score for score in foreign if score > rule.threshold)
+    assert (foreign > higher).mean() < 0.95  # no higher threshold does it
+
+
+def test_rows_of_equal_score_are_all_answered_or_none():
+    scores, correct = [0.1, 0.5, 0.5, 0.5, 0.9], [1, 1, 1, 0, 0]
+    assert Abstention.fit(scores, correct, risk=0.2).coverage == 0.2
+    assert Abstention.fit(scores, correct, risk=0.25).coverage == 0.8
+    assert Abstention.fit(scores, coverage=0.3).coverage == 0.8
+    assert Abstention.fit(scores, ood_scores=[0.5, 0.5, 0.7], tpr=0.5).fpr == 0.8
+
+
+def test_the_order_of_the_rows_does_not_matter():
+    scores, correct = held_out(steps=30)
+    order = np.random.default_rng(3).permutation(len(scores))
+    for target in ({"risk": 0.05}, {"risk": 0.1, "confidence": 0.9}, {"coverage": 0.8, "confidence": 0.9}):
+        assert Abstention.fit(scores, correct, **target) == Abstention.fit(scores[order], correct[order], **target)
+
+
+def test_all_right_and_all_wrong():
+    scores, _ = held_out(rows=200)
+    everything = Abstention.fit(scores, np.ones(200), risk=0.05, confidence=0.95)
+    assert everything.coverage == 1 and everything.risk == 0
+    assert "everything is answered, and 0 % of it is wrong" in everything.sentence
+    with pytest.raises(
+        ValueError, match=r"no threshold keeps the risk at 5 %: the lowest is 100 %, where 100 % of the"
+    ):
+        Abstention.fit(scores, np.zeros(200), risk=0.05)
+    with pytest.raises(ValueError, match=r"on these 200 rows, nor can any other risk: pass more rows"):
+        Abstention.fit(scores, np.zeros(200), risk=0.05, confidence=0.95)
+
+
+# --- What is guaranteed
+
+
+@pytest.mark.parametrize(("trials", "p"), [(1, 0.3), (40, 0.05), (40, 0.95), (3000, 0.02), (100_000, 0.1)])
+def test_binomial_probabilities_are_scipys(trials, p):
+    for successes in {0, 1, int(trials * p), int(trials * p * 0.9), trials - 1}:
+        assert binomial_cdf(successes, trials, p) == pytest.approx(binom.cdf(successes, trials, p), abs=1e-9)
+        assert binomial_pmf(successes, trials, p) == pytest.approx(
+            binom.pmf(successes, trials, p), rel=1e-7, abs=1e-300
+        )
+
+
+@pytest.mark.parametrize(("share", "confidence"), [(0.9, 0.95), (0.5, 0.9), (0.95, 0.99)])
+def test_guaranteed_shares_take_the_least_order_statistic_whose_beta_holds(share, confidence):
+    scores, _ = held_out(rows=300)
+    # The share below the k-th of n sorted scores is Beta(k, n + 1 - k).
+    least = next(k for k in range(1, 301) if beta.sf(share, k, 301 - k) >= confidence)
+    rule = Abstention.fit(scores, coverage=share, confidence=confidence)
+    assert rule.threshold == np.sort(scores)[least - 1]
+    mirrored = Abstention.fit([0.0], ood_scores=scores, tpr=share, confidence=confidence)
+    assert mirrored.threshold == np.nextafter(np.sort(scores)[300 - least], -np.inf)
+
+
+def plain_certified(scores, correct, risk, confidence):
+    """The walk from its definition: SciPy's tail at every count, from every start, the wrong first among equal scores."""
+    order = sorted(range(len(scores)), key=lambda i: (scores[i], correct[i]))
+    errors = np.cumsum([not correct[i] for i in order])
+    rows, chance = len(scores), 1 - confidence
+    starts = sorted({math.ceil(rows * share) - 1 for share in (1 / 8, 1 / 4, 1 / 2, 3 / 4)} - {0})
+    while starts and (1 - risk) ** starts[0] > chance / len(starts):
+        starts.pop(0)
+    best = None
+    for start in starts or [rows - 1]:
+        for count in range(start, rows + 1):
+            if count == 0 or binom.cdf(errors[count - 1], count, risk) > chance / max(1, len(starts)):
+                break
+            is_end = count == rows or scores[order[count]] > scores[order[count - 1]]
+            if count > start and is_end:
+                best = max(best or -math.inf, scores[order[count - 1]])
+    return best
+
+
+@pytest.mark.parametrize("steps", [None, 12])
+@pytest.mark.parametrize("rows", [45, 60, 300, 901])
+@pytest.mark.parametrize("risk", [0.05, 0.1, 0.3])
+def test_a_guaranteed_risk_is_that_of_the_plain_walk(rows, risk, steps):
+    scores, correct = held_out(rows=rows, steps=steps, seed=rows)
+    expected = plain_certified(scores, correct, risk, 0.9)
+    if expected is None:
+        with pytest.raises(ValueError, match="cannot be guaranteed"):
+            Abstention.fit(scores, correct, risk=risk, confidence=0.9)
+    else:
+        assert Abstention.fit(scores, correct, risk=risk, confidence=0.9).threshold == expected
+
+
+def populations():
+    """Name -> error rate as a function of the score; the target of the test is 0.1."""
+    return {
+        "at the target": lambda s: np.full_like(s, 0.1001),  # whatever is answered breaks it
+        "rising": lambda s: 0.6 * s**2,
+        "falling": lambda s: 0.25 * (1 - s),
+        "a hill in the middle": lambda s: np.where((s > 0.45) & (s < 0.55), 0.6, 0.04),
+        "just above at the end": lambda s: np.where(s < 0.5, 0.05, 0.1502),
+    }
+
+
+@pytest.mark.parametrize("steps", [None, 8])
+@pytest.mark.parametrize("name", populations())
+def test_a_guaranteed_risk_holds_over_many_fits(name, steps):
+    error_rate = populations()[name]
+    generator = np.random.default_rng(0)
+
+    def draw(rows):
+        scores = generator.random(rows)
+        return scores if steps is None else np.floor(scores * steps) / steps
+
+    everyone = np.sort(draw(400_000))
+    true_risk = np.cumsum(error_rate(everyone)) / np.arange(1, len(everyone) + 1)
+    fits, broken = 200, 0
+    for _ in range(fits):
+        scores = draw(250)
+        correct = generator.random(250) >= error_rate(scores)
+        try:
+            rule = Abstention.fit(scores, correct, risk=0.1, confidence=0.8)
+        except ValueError:
+            continue
+        answered = np.searchsorted(everyone, rule.threshold, side="right")
+        broken += true_risk[answered - 1] > 0.1
+    assert broken <= binom.ppf(0.999, fits, 0.2)  # at most 1 - confidence, and what 200 fits scatter
+
+
+def test_an_honest_guarantee_costs_coverage_that_more_rows_bring_back():
+    few, many = (Abstention.fit(*held_out(rows), risk=0.1, confidence=0.95).coverage for rows in (400, 8000))
+    free = Abstention.fit(*held_out(8000), risk=0.1).coverage
+    assert few < many < free
+    assert free - many < 0.06
+
+
+@pytest.mark.parametrize("target", ["coverage", "tpr"])
+def test_guaranteed_shares_hold_over_many_fits(target):
+    generator, fits, broken = np.random.default_rng(0), 400, 0
+    for _ in range(fits):
+        rows = generator.random(200)
+        if target == "coverage":
+            broken += Abstention.fit(rows, coverage=0.9, confidence=0.8).threshold < 0.9
+        else:
+            broken += Abstention.fit([0.5], ood_scores=rows, tpr=0.9, confidence=0.8).threshold > 0.1
+    assert binom.ppf(0.001, fits, 0.1) <= broken <= binom.ppf(0.999, fits, 0.2)  # held, and not by much too much
+
+
+def test_what_cannot_be_guaranteed_is_refused_with_what_can():
+    scores, correct = held_out(rows=300)
+    with pytest.raises(
+        ValueError, match=r"risk=0.005 cannot be guaranteed with 95 % confidence on these 300 rows, (.*) %"
+    ) as told:
+        Abstention.fit(scores, correct, risk=0.005, confidence=0.95)
+    reachable = float(str(told.value).split("rows, ")[1].split(" %")[0]) / 100
+    assert Abstention.fit(scores, correct, risk=reachable, confidence=0.95).risk < reachable
+    with pytest.raises(
+        ValueError, match=r"coverage=0.95 .* on 20 rows, which guarantee 86 % at best: pass at least 59 rows"
+    ):
+        Abstention.fit(range(20), coverage=0.95, confidence=0.95)
+    assert Abstention.fit(range(59), coverage=0.95, confidence=0.95).coverage == 1
+    with pytest.raises(ValueError, match=r"tpr=0.95 .* on 58 rows"):
+        Abstention.fit([0.0], ood_scores=range(58), tpr=0.95, confidence=0.95)
+
+
+# --- The rule itself
+
+
+def test_rows_above_the_threshold_and_nan_are_not_answered():
+    rule = Abstention.fit([0.1, 0.3, 0.7], coverage=0.6)
+    assert rule.threshold == 0.3
+    scores = torch.tensor([[0.3, 0.30001], [math.nan, -math.inf]], dtype=torch.float64)
+    assert rule.abstain(scores).tolist() == [[False, True], [True, False]]
+    assert rule.abstain([]).tolist() == []
+    assert Abstention.fit([0.1, 0.7], coverage=0.9).abstain(np.array([0.7])).tolist() == [False]
+    half = torch.tensor([0.1, 0.3, 0.7], dtype=torch.bfloat16)
+    assert Abstention.fit(half, coverage=0.6).abstain(half).tolist() == [False, False, True]
+
+
+def test_measuring_gives_what_the_fit_tells():
+    scores, correct = held_out()
+    foreign = scores + 0.3
+    rule = Abstention.fit(scores, correct, foreign, risk=0.05)
+    measured = rule.measure(torch.tensor(scores), torch.tensor(correct), torch.tensor(foreign))
+    assert measured == {name: getattr(rule, name) for name in measured}
+    assert rule.measure([2.0], [1]) == {"coverage": 0, "risk": None, "risk_without": 0, "fpr": 1, "tpr": None}
+
+
+def test_json_gives_the_same_rule_back():
+    scores, correct = held_out()
+    for rule in (
+        Abstention.fit(scores, correct, risk=0.05, confidence=0.9, score="msp"),
+        Abstention.fit(scores, ood_scores=scores + 0.5, tpr=0.9),
+        Abstention.fit([0.1, math.inf], coverage=0.9),
+    ):
+        text = json.dumps(rule.to_dict(), allow_nan=False)
+        assert Abstention.from_dict(json.loads(text)) == rule
+
+
+@pytest.mark.parametrize(
+    "change", [{"threshold": "high"}, {"threshold": "nan"}, {"target": "luck"}, {"more": 1}, {"threshold": None}]
+)
+def test_what_is_no_rule_is_refused(change):
+    content = Abstention.fit([0.1, 0.2], coverage=0.5).to_dict() | change
+    with pytest.raises(ValueError, match="is no abstention: pass what to_dict gave"):
+        Abstention.from_dict(content)
+
+
+def test_the_sentence_tells_what_it_buys_and_what_it_promises():
+    scores, correct = held_out(2000)
+    plain = Abstention.fit(scores, correct, coverage=0.9)
+    assert (
+        f"answering 90 % cuts errors from {100 * plain.risk_without:.3g} % to {100 * plain.risk:.3g} %"
+        in plain.sentence
+    )
+    assert "No guarantee" in plain.sentence
+    sure = Abstention.fit(scores, correct, risk=0.1, confidence=0.95)
+    assert "With 95 % confidence at most 10 % of the answers are wrong, if new rows are independent" in sure.sentence
+    useless = Abstention.fit(-scores, correct, coverage=0.5)
+    assert "answering 50 % does not cut errors" in useless.sentence
+    caught = Abstention.fit(scores, ood_scores=scores + 0.5, tpr=0.9, confidence=0.9)
+    assert "90 % of the out-of-distribution rows are refused, if new rows" in caught.sentence
+    assert all("Nothing holds under distribution shift." in rule.sentence for rule in (plain, sure, useless, caught))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({}, ValueError, "got none: pass exactly one"),
+        ({"risk": 0.1, "coverage": 0.9}, ValueError, "got risk, coverage: pass exactly one"),
+        ({"risk": 0.1, "correct": None}, ValueError, "correct is missing"),
+        ({"tpr": 0.9}, ValueError, "ood_scores is missing"),
+        ({"risk": 0}, ValueError, "risk is 0: pass a share between 0 and 1"),
+        ({"coverage": 1.0}, ValueError, "coverage is 1.0: pass a share"),
+        ({"tpr": 95, "ood_scores": [1.0]}, ValueError, "tpr is 95: pass a share"),
+        ({"risk": math.nan}, ValueError, "risk is nan: pass a share"),
+        ({"risk": "5 %"}, ValueError, "risk is '5 %': pass a share"),
+        ({"risk": 0.1, "confidence": 95}, ValueError, "confidence is 95: pass a share"),
+        ({"coverage": 0.5, "scores": [0.1, math.nan, 0.2]}, ValueError, r"scores\[1\] is NaN"),
+        ({"coverage": 0.5, "scores": []}, ValueError, "scores is empty"),
+        ({"coverage": 0.5, "scores": [[0.1, 0.2]]}, ValueError, r"scores has shape \(1, 2\)"),
+        ({"risk": 0.5, "correct": [1, 0]}, ValueError, r"correct has shape \(2,\), scores has 3 rows"),
+        ({"risk": 0.5, "correct": [1, 2, 0]}, ValueError, r"correct\[1\] is 2: pass True or 1"),
+        ({"risk": 0.5, "correct": [1.0, math.nan, 0]}, ValueError, r"correct\[1\] is nan"),
+        ({"tpr": 0.5, "ood_scores": [0.1, math.nan]}, ValueError, r"ood_scores\[1\] is NaN"),
+        ({"tpr": 0.9, "ood_scores": [0.1, -math.inf]}, ValueError, "too many of ood_scores are -inf"),
+        ({"coverage": 0.5, "score": torch.zeros(3)}, TypeError, "score is a Tensor: pass the score's name"),
+    ],
+)
+def test_unfit_arguments_are_refused_with_a_sentence(arguments, error, message):
+    with pytest.raises(error, match=message):
+        Abstention.fit(**{"scores": [0.1, 0.2, 0.3], "correct": [1, 1, 0], **arguments})
