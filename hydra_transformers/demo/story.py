@@ -19,7 +19,7 @@ from ..baselines import DeepEnsemble
 from ..cost import Cost, compare_costs
 from ..files import written_whole
 from ..hub import create_model_card, kept_heads_map
-from ..models import HydraViTForImageClassification
+from ..models import AutoHydra
 from ..pruning import Circuit, draw_members, extract_circuit
 from ..training import Recipe, finetune_members
 from ..uncertainty import UncertaintyReport, evaluate_uncertainty
@@ -125,7 +125,7 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
         narrator.say("(On the images that chose the heads, which flatters the members before training.)")
 
         narrator.begin("Fusing", "The three members become one network: own heads side by side, all else shared.")
-        hydra = HydraViTForImageClassification.from_pruned_members(members)
+        hydra = AutoHydra.from_pruned_members(members)
         print(kept_heads_map(hydra.config))
 
         narrator.begin("Judging", "On digits and photos that no step above has seen.")
