@@ -12,6 +12,8 @@ import torch
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
+    CamembertConfig,
+    CamembertForSequenceClassification,
     CLIPConfig,
     CLIPModel,
     DeiTConfig,
@@ -22,6 +24,8 @@ from transformers import (
     Dinov2WithRegistersForImageClassification,
     DistilBertConfig,
     DistilBertForSequenceClassification,
+    ElectraConfig,
+    ElectraForSequenceClassification,
     PreTrainedModel,
     RobertaConfig,
     RobertaForSequenceClassification,
@@ -272,6 +276,13 @@ XLM_ROBERTA = Family(
     ROBERTA.outputs,
     7,
 )
+CAMEMBERT = Family(
+    "camembert",
+    backbone(CamembertForSequenceClassification, CamembertConfig, {**SIZES, **TEXT_SIZES, "pad_token_id": 0}),
+    padded_texts,
+    ROBERTA.outputs,
+    7,
+)
 DISTILBERT = Family(
     "distilbert",
     backbone(
@@ -284,6 +295,26 @@ DISTILBERT = Family(
     7,
     dropout={"dropout": 0.3, "attention_dropout": 0.3},
 )
-FAMILIES = [VIT, BERT, CLIP, DEIT, DINOV2, DINOV2_GATED, DINOV2_WITH_REGISTERS, ROBERTA, XLM_ROBERTA, DISTILBERT]
+ELECTRA = Family(
+    "electra",
+    backbone(ElectraForSequenceClassification, ElectraConfig, {**SIZES, **TEXT_SIZES, "embedding_size": 24}),
+    padded_texts,
+    {"": "electra.encoder.layer.{}.attention.output.dense"},
+    7,
+)
+FAMILIES = [
+    VIT,
+    BERT,
+    CLIP,
+    DEIT,
+    DINOV2,
+    DINOV2_GATED,
+    DINOV2_WITH_REGISTERS,
+    ROBERTA,
+    XLM_ROBERTA,
+    CAMEMBERT,
+    DISTILBERT,
+    ELECTRA,
+]
 # Rows that differ from another in their MLP, or in the backbone's name, alone.
-VARIANTS = [DINOV2_GATED, XLM_ROBERTA]
+VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT]

@@ -19,7 +19,7 @@ from ..baselines import DeepEnsemble
 from ..cost import Cost, compare_costs
 from ..files import written_whole
 from ..hub import create_model_card, kept_heads_map
-from ..models.auto import AutoHydra
+from ..models import AutoHydra
 from ..pruning import Circuit, draw_members, extract_circuit
 from ..training import Recipe, finetune_members
 from ..uncertainty import UncertaintyReport, evaluate_uncertainty

@@ -19,6 +19,7 @@ from .configuration_hydra_deit import HydraDeiTConfig
 from .configuration_hydra_dinov2 import HydraDinov2Config
 from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
 from .configuration_hydra_distilbert import HydraDistilBertConfig
+from .configuration_hydra_electra import HydraElectraConfig
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_vit import HydraViTConfig
 from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertModel
@@ -30,6 +31,7 @@ from .modeling_hydra_dinov2_with_registers import (
     HydraDinov2WithRegistersModel,
 )
 from .modeling_hydra_distilbert import HydraDistilBertForSequenceClassification, HydraDistilBertModel
+from .modeling_hydra_electra import HydraElectraForSequenceClassification, HydraElectraModel
 from .modeling_hydra_roberta import HydraRobertaForSequenceClassification, HydraRobertaModel
 from .modeling_hydra_vit import HydraViTForImageClassification, HydraViTModel
 
@@ -211,6 +213,9 @@ __all__ = [
     "HydraDistilBertConfig",
     "HydraDistilBertForSequenceClassification",
     "HydraDistilBertModel",
+    "HydraElectraConfig",
+    "HydraElectraForSequenceClassification",
+    "HydraElectraModel",
     "HydraRobertaConfig",
     "HydraRobertaForSequenceClassification",
     "HydraRobertaModel",

@@ -125,6 +125,21 @@ class GroupedPooler(nn.Module):
         return self.activation(self.dense(hidden_states[:, :, 0]))
 
 
+class GroupedClassificationHead(nn.Module):
+    """A head of two maps per member, with dropout before each: (members, batch, hidden) -> (members, batch, classes)."""
+
+    def __init__(self, config: PreTrainedConfig, activation: nn.Module):
+        super().__init__()
+        members, has_own_dropout = config.num_members, config.classifier_dropout is not None
+        self.dense = GroupedLinear(config.hidden_size, [config.hidden_size] * members)
+        self.activation = activation
+        self.dropout = nn.Dropout(config.classifier_dropout if has_own_dropout else config.hidden_dropout_prob)
+        self.out_proj = GroupedLinear(config.hidden_size, [config.num_labels] * members)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.out_proj(self.dropout(self.activation(self.dense(self.dropout(features)))))
+
+
 def are_few(rows: int) -> bool:
     """Whether launching kernels for this many rows per member takes longer than computing them."""
     # An exported graph serves batches of every size, so no size may decide on it.

@@ -1,8 +1,9 @@
-"""HydraRoberta: M head-pruned RoBERTa or XLM-RoBERTa encoders as one network."""
+"""HydraRoberta: M head-pruned RoBERTa, XLM-RoBERTa or CamemBERT encoders as one network."""
 
-import torch
 from torch import nn
 from transformers import (
+    CamembertForSequenceClassification,
+    CamembertModel,
     RobertaForSequenceClassification,
     RobertaModel,
     XLMRobertaForSequenceClassification,
@@ -11,7 +12,7 @@ from transformers import (
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings, RobertaPreTrainedModel
 
 from .configuration_hydra_roberta import HydraRobertaConfig
-from .grouped import GroupedLinear
+from .grouped import GroupedClassificationHead
 from .modeling_hydra import HydraModelMixin
 from .modeling_hydra_bert import BertEncoderMixin, HydraBertPreTrainedModel
 from .texts import HydraTextClassifierMixin
@@ -23,42 +24,31 @@ class HydraRobertaPreTrainedModel(HydraModelMixin, RobertaPreTrainedModel):
     base_model_prefix = "roberta"
     architecture = "RoBERTa"
     _no_split_modules = ["RobertaEmbeddings", "HydraLayer"]
-    backbone_types = ("roberta", "xlm-roberta")
+    backbone_types = ("roberta", "xlm-roberta", "camembert")
     backbone_rules = HydraBertPreTrainedModel.backbone_rules
 
 
 class HydraRobertaModel(BertEncoderMixin, HydraRobertaPreTrainedModel):
     """The fused encoder without a head: `HydraModelOutput`."""
 
-    backbone_classes = (RobertaModel, XLMRobertaModel)
+    backbone_classes = (RobertaModel, XLMRobertaModel, CamembertModel)
     embeddings_class = RobertaEmbeddings
-
-
-class HydraRobertaClassificationHead(nn.Module):
-    """A head of two maps per member: (members, batch, hidden) -> (members, batch, classes)."""
-
-    def __init__(self, config: HydraRobertaConfig):
-        super().__init__()
-        members, has_own_dropout = config.num_members, config.classifier_dropout is not None
-        self.dense = GroupedLinear(config.hidden_size, [config.hidden_size] * members)
-        self.dropout = nn.Dropout(config.classifier_dropout if has_own_dropout else config.hidden_dropout_prob)
-        self.out_proj = GroupedLinear(config.hidden_size, [config.num_labels] * members)
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        features = torch.tanh(self.dense(self.dropout(features)))
-        return self.out_proj(self.dropout(features))
 
 
 class HydraRobertaForSequenceClassification(HydraTextClassifierMixin, HydraRobertaPreTrainedModel):
     """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
 
-    backbone_classes = (RobertaForSequenceClassification, XLMRobertaForSequenceClassification)
+    backbone_classes = (
+        RobertaForSequenceClassification,
+        XLMRobertaForSequenceClassification,
+        CamembertForSequenceClassification,
+    )
 
     def __init__(self, config: HydraRobertaConfig):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.roberta = HydraRobertaModel(config, add_pooling_layer=False)
-        self.classifier = HydraRobertaClassificationHead(config)
+        self.classifier = GroupedClassificationHead(config, nn.Tanh())
         self.post_init()
 
 

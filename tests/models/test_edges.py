@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModel, CLIPTextModel, CLIPVisionModel
 
 from hydra_transformers import HydraCLIPModel, HydraCLIPTextModel, HydraCLIPVisionModel, HydraViTConfig
-from tests.families import BERT, CLIP, VIT, bert_backbone, clip_backbone, images, padded_texts, vit_backbone
+from tests.families import BERT, CLIP, ELECTRA, VIT, bert_backbone, clip_backbone, images, padded_texts, vit_backbone
 
 
 def fused(family, **fields):
@@ -22,6 +22,15 @@ def test_vits_of_other_shapes_are_their_backbones(fields):
     torch.testing.assert_close(hydra(images()).member_logits, expected, atol=1e-12, rtol=1e-10)
     member = VIT.hydra.from_backbone(backbones[1])
     torch.testing.assert_close(member(images()).member_logits[:, 0], expected[:, 1], atol=1e-12, rtol=1e-10)
+
+
+@torch.no_grad()
+def test_embeddings_as_wide_as_the_layers_are_not_projected():
+    backbones = [ELECTRA.backbone(seed, embedding_size=32) for seed in range(3)]
+    hydra = ELECTRA.hydra.from_pruned_members(backbones, shared=())
+    assert not any("projection" in name for name, _ in hydra.electra.embeddings.named_parameters())
+    expected = torch.stack([backbone(**padded_texts()).logits for backbone in backbones], dim=1)
+    torch.testing.assert_close(hydra(**padded_texts()).member_logits, expected, atol=1e-12, rtol=1e-10)
 
 
 @torch.no_grad()

@@ -4,11 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.families import BERT, VIT
+from tests.families import BERT, ELECTRA, VIT
 
 
 P = 0.5
 FAMILIES = pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+# One more that maps its embeddings to another width after it has dropped from them.
+AND_PROJECTED = pytest.mark.parametrize("family", [VIT, BERT, ELECTRA], ids=lambda family: family.name)
 
 
 def fused(family, p: float, members: int = 3):
@@ -55,7 +57,7 @@ def test_each_member_draws_a_mask_of_its_own(family):
         assert 0.4 < agreement < 0.6
 
 
-@FAMILIES
+@AND_PROJECTED
 def test_the_gradient_of_shared_embeddings_is_the_sum_over_the_members(family):
     hydra = fused(family, P).train()
     states = first_states(hydra, family.inputs())
@@ -68,7 +70,7 @@ def test_the_gradient_of_shared_embeddings_is_the_sum_over_the_members(family):
     assert not torch.equal(parts[0], parts[1])
 
 
-@FAMILIES
+@AND_PROJECTED
 @pytest.mark.parametrize(("p", "training"), [(P, False), (0.0, True), (0.0, False)])
 def test_without_dropout_there_is_one_state_for_all_members(family, p, training):
     inputs = family.inputs()
@@ -87,7 +89,7 @@ def test_a_member_alone_drops_as_plain_dropout_does(family):
     torch.testing.assert_close(states, nn.functional.dropout(embedded, P), rtol=0, atol=0)
 
 
-@FAMILIES
+@AND_PROJECTED
 def test_a_fused_hydra_with_dropout_is_saved_and_loaded(family, tmp_path):
     hydra = fused(family, P)
     hydra.save_pretrained(tmp_path)

@@ -12,7 +12,7 @@ from tests.training.tiny import FAMILIES, FORMS, tiny_model
 # By hand: the last names of a parameter's path, without numbers, and the part they belong to.
 EXPECTED = {
     "embeddings": """distillation_token mask_token register_tokens cls_token position_embeddings projection.weight projection.bias word_embeddings.weight
-        position_embeddings.weight token_type_embeddings.weight embeddings.LayerNorm.weight embeddings.LayerNorm.bias
+        embeddings_project.weight embeddings_project.bias position_embeddings.weight token_type_embeddings.weight embeddings.LayerNorm.weight embeddings.LayerNorm.bias
         token_embedding.weight position_embedding.weight class_embedding patch_embedding.weight""",
     "attention": """qkv_proj.weight qkv_proj.bias layer_scale1.lambda1 q_lin.weight q_lin.bias k_lin.weight
         k_lin.bias v_lin.weight v_lin.bias out_lin.weight out_lin.bias q_proj.weight q_proj.bias k_proj.weight k_proj.bias v_proj.weight v_proj.bias o_proj.weight
