@@ -14,7 +14,7 @@ from ..fingerprints import fingerprint_of_weights
 from ..models.configuration_hydra import SHARED_PARTS
 from ..models.fusion import tower_configs
 from ..pruning import draw_members, extract_circuit
-from ..pruning.scoring import OBJECTIVES
+from ..pruning.scoring import OBJECTIVES, OOD_SCORES
 from ..training import RECIPES, Recipe, finetune_members
 from .arguments import (
     add_batch_size,
@@ -85,6 +85,12 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("exact", "shortlist"), default="exact", help="default: %(default)s")
     parser.add_argument("--ood-data", metavar="NAME_OR_FOLDER", help="out-of-distribution data for ood and avg")
     parser.add_argument("--ood-split", help="default: train, validation or test, whichever comes first")
+    parser.add_argument(
+        "--score",
+        choices=OOD_SCORES,
+        default="msp",
+        help="circuits for ood and avg: the OOD score, best the one that will be used (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=seed, default=0, help="default: %(default)s")
     parser.add_argument(
         "--allow-equal", action="store_true", help="take members that lose the same heads, to be trained apart"
@@ -147,7 +153,10 @@ def _settings(arguments: argparse.Namespace, objectives: list[str], members: int
     """What the members depend on: a folder made with other settings is another step's."""
     names = ("model", "method", "data", "split", "ood_data", "ood_split", "limit", "budget", "heads_per_layer")
     names += ("out_of", "mode", "seed", "image_column", "text_column", "label_column", "labels_in_order", "processor")
-    return {name: getattr(arguments, name) for name in names} | {"objectives": objectives, "members": members}
+    settings = {name: getattr(arguments, name) for name in names} | {"objectives": objectives, "members": members}
+    return settings | {
+        "score": None if arguments.score == "msp" else arguments.score
+    }  # none where it was not known yet
 
 
 def _objectives(arguments: argparse.Namespace) -> list[str]:
@@ -158,6 +167,8 @@ def _objectives(arguments: argparse.Namespace) -> list[str]:
                 raise CommandError(f"--{name.replace('_', '-')} is for --method circuits: leave it out")
         if arguments.mode != "exact":
             raise CommandError(f"--mode {arguments.mode} is for --method circuits: leave it out")
+        if arguments.score != "msp":
+            raise CommandError(f"--score {arguments.score} is for --method circuits: leave it out")
         return []
     check_named_once(arguments.objectives or [], "--objectives")
     if arguments.heads_per_layer is not None:
@@ -174,6 +185,10 @@ def _objectives(arguments: argparse.Namespace) -> list[str]:
         raise CommandError(f"the objective {needy[0]} needs out-of-distribution data: pass --ood-data")
     if arguments.ood_data is not None and not needy:
         raise CommandError("--ood-data is for the objectives ood and avg: leave it out, or name one of them")
+    if arguments.score != "msp" and not needy:
+        raise CommandError(
+            f"--score {arguments.score} is for the objectives ood and avg: leave it out, or name one of them"
+        )
     if arguments.ood_split is not None and arguments.ood_data is None:
         raise CommandError("--ood-split is a split of --ood-data: pass that, too")
     return objectives
@@ -257,6 +272,7 @@ def _circuit_members(arguments, model, data, unknown, objectives: list[str], mem
             unknown,
             objective,
             budget=out_of,
+            score=arguments.score,
             class_prompts=prompts,
             mode=arguments.mode,
             batch_size=arguments.batch_size,
@@ -364,7 +380,7 @@ def _train_and_validation(arguments: argparse.Namespace, config: PreTrainedConfi
         print(f"{len(train):,} rows to train, {len(validation):,} held out for validation")
         return train, validation
     validation = read_data(arguments, config, processor, split=arguments.validation_split)
-    if _overlap(rows.split, validation.split):
+    if overlap(rows.split, validation.split):
         raise CommandError(
             f"--validation-split {validation.split} has rows of the training split {rows.split}: pass another, or leave it "
             "out to hold out a part"
@@ -372,8 +388,10 @@ def _train_and_validation(arguments: argparse.Namespace, config: PreTrainedConfi
     return rows, validation
 
 
-def _overlap(split: str, other: str) -> bool:
+def overlap(split: str | None, other: str | None) -> bool:
     """Whether two splits surely have rows in common: they are the same, or one is a part of the other."""
+    if split is None or other is None:  # the only one
+        return split == other
     is_of_same = split.partition("[")[0] == other.partition("[")[0]
     return is_of_same and (split == other or "[" not in split or "[" not in other)
 
