@@ -39,8 +39,8 @@ class TemplateFit(DetectorFit):
         self.sums = self.sums + torch.einsum("bmk,bmc->mkc", predicted, probabilities)
 
     def state(self, heads: Sequence[Head], classes: int) -> dict[str, Tensor]:
-        tiny = torch.finfo(torch.float32).tiny
-        templates = (self.sums / self.counts.clamp(min=1).unsqueeze(-1)).clamp(min=tiny).log()
+        means = self.sums / self.counts.clamp(min=1).unsqueeze(-1)
+        templates = means.clamp(min=torch.finfo(means.dtype).tiny).log()
         # A class that was never predicted has no template: in its place another's, which changes no minimum.
         predicted = self.counts > 0
         place = torch.where(
@@ -68,9 +68,8 @@ class PatternFit(DetectorFit):
         empty = (self.counts == 0).any(dim=0).nonzero().flatten().tolist()
         if empty:
             raise ValueError(
-                f"data has no row of class {empty[0]} that every member gets right, and she compares with the mean of such "
-                f"rows: give it more rows of that class, or take another detector ({len(empty)} of {classes} classes lack "
-                "them)"
+                f"some member gets no row of class {empty[0]} right ({len(empty)} of {classes} classes), and she compares with "
+                "the mean of such rows: pass more rows, or take another detector"
             )
         return {"patterns": self.sums / self.counts.unsqueeze(-1)}
 

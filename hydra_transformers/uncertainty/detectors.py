@@ -266,8 +266,11 @@ class Detector:
 
     def check_heads(self, reader: AnswerReader) -> None:
         """Refuses the answers of a model whose head is not that of the fit; called after the reader's first batch."""
-        found, fitted = reader.fingerprint(), self.fitted_on.get("head")
-        if found and fitted and found["dtype"] == fitted["dtype"] and found != fitted:
+        fitted = self.fitted_on.get("head")
+        if fitted is None or len(reader.heads) != self.fitted_on["members"]:  # the latter is refused by its sizes
+            return
+        found = reader.fingerprint()
+        if found is not None and found["dtype"] == fitted["dtype"] and found != fitted:
             raise ValueError(
                 f"{reader.name} has another head than the model that {self.name} was fitted on: fit it on this model"
             )
@@ -407,4 +410,4 @@ def _sizes_of(member_logits: Tensor, features: Tensor | None) -> dict[str, int |
 
 def _told(sizes: Mapping[str, Any]) -> str:
     dim = "" if sizes["dim"] is None else f" and features of {sizes['dim']} dimensions"
-    return f"{sizes['members']} members, {sizes['classes']} classes{dim}"
+    return f"{sizes['members']} member{'' if sizes['members'] == 1 else 's'}, {sizes['classes']} classes{dim}"

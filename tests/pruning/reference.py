@@ -62,7 +62,17 @@ def logits_of(model, batches, prompts) -> torch.Tensor:
     return torch.cat(outputs)
 
 
-def score_of(model, id_batches, ood_batches, objective, prompts=None) -> float:
+def confidence_of(logits: torch.Tensor, score: str) -> torch.Tensor:
+    """An OOD score with its sign turned, as its paper defines it."""
+    probabilities = logits.softmax(-1)
+    if score == "entropy":
+        return (probabilities * probabilities.log()).sum(-1)
+    if score == "gen":
+        return -((probabilities * (1 - probabilities)) ** 0.1).sum(-1)
+    return {"msp": probabilities.amax(-1), "max_logit": logits.amax(-1), "energy": logits.logsumexp(-1)}[score]
+
+
+def score_of(model, id_batches, ood_batches, objective, prompts=None, score="msp") -> float:
     id_logits = logits_of(model, id_batches, prompts)
     parts = []
     if objective in ("acc", "avg"):
@@ -70,14 +80,14 @@ def score_of(model, id_batches, ood_batches, objective, prompts=None) -> float:
         parts.append((id_logits.argmax(-1) == labels).double().mean().item())
     if objective in ("ood", "avg"):
         ood_logits = logits_of(model, ood_batches, prompts)
-        confidence = torch.cat([id_logits, ood_logits]).softmax(-1).amax(-1)
+        confidence = confidence_of(torch.cat([id_logits, ood_logits]), score)
         is_ood = [0] * len(id_logits) + [1] * len(ood_logits)
         parts.append(roc_auc_score(is_ood, -confidence.numpy()))
     # scikit-learn adds areas up in floating point; the last digits are no difference between heads.
     return round(sum(parts) / len(parts), 12)
 
 
-def margin_of(model, id_batches, ood_batches, objective, prompts=None) -> float:
+def margin_of(model, id_batches, ood_batches, objective, prompts=None, score="msp") -> float:
     """What decides between heads of equal score: how likely the labels are, and how far apart the mean confidences."""
     id_logits, parts = logits_of(model, id_batches, prompts), []
     if objective in ("acc", "avg"):
@@ -85,7 +95,7 @@ def margin_of(model, id_batches, ood_batches, objective, prompts=None) -> float:
         parts.append(-four_digits(torch.nn.functional.cross_entropy(id_logits, labels)))
     if objective in ("ood", "avg"):
         known, unknown = (
-            four_digits(logits.softmax(-1).amax(-1).mean())
+            four_digits(confidence_of(logits, score).mean())
             for logits in (id_logits, logits_of(model, ood_batches, prompts))
         )
         parts.append(known - unknown)
@@ -96,7 +106,9 @@ def four_digits(mean: torch.Tensor) -> float:
     return float(f"{mean.item():.3e}")
 
 
-def algorithm_1(model, id_batches, ood_batches, objective, budget, prompts=None, towers=("vision", "text")):
+def algorithm_1(
+    model, id_batches, ood_batches, objective, budget, prompts=None, towers=("vision", "text"), score="msp"
+):
     """(ranking, scores)"""
     model = copy.deepcopy(model)
     candidates, ranking, scores = all_heads(model, towers), [], []
@@ -104,11 +116,11 @@ def algorithm_1(model, id_batches, ood_batches, objective, budget, prompts=None,
         best, best_head = (float("-inf"), float("-inf")), None
         for head in candidates:
             before = zero_slice(model, head)
-            data = (model, id_batches, ood_batches, objective, prompts)
-            score = (score_of(*data), margin_of(*data))
+            data = (model, id_batches, ood_batches, objective, prompts, score)
+            reached = (score_of(*data), margin_of(*data))
             restore_slice(model, head, before)
-            if score > best:
-                best, best_head = score, head
+            if reached > best:
+                best, best_head = reached, head
         zero_slice(model, best_head)
         candidates.remove(best_head)
         ranking.append(best_head)
