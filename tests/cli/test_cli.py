@@ -361,11 +361,16 @@ def test_evaluate_judges_by_any_score_and_fits_those_that_need_it(score, workpla
         assert detector.fitted_on["members"] == 3 and detector.fitted_on["rows"] == 24
 
 
-def test_clip_is_judged_by_the_features_of_its_images(workplace, tmp_path):
-    data = ["--data", workplace / "test-pictures", "--fit-data", workplace / "pictures", "--score", "vim"]
-    run("evaluate", workplace / "clip", *data, "--far", f"grey={workplace / 'grey'}", "--output", tmp_path)
-    assert UncertaintyReport.from_json(tmp_path / "report.json").score == "vim"
-    assert Detector.load(tmp_path).fitted_on["dim"] == 8
+def test_clip_is_judged_by_the_features_of_its_images(workplace, tmp_path, capsys):
+    picture_rows(24, seed=2).save_to_disk(tmp_path / "train")
+    words = ["evaluate", workplace / "clip", "--data", workplace / "test-pictures", "--score", "mahalanobis"]
+    words += ["--far", f"grey={workplace / 'grey'}", "--output", tmp_path / "report"]
+    run(*words, "--fit-data", tmp_path / "train")
+    assert UncertaintyReport.from_json(tmp_path / "report" / "report.json").score == "mahalanobis"
+    assert Detector.load(tmp_path / "report").fitted_on["dim"] == 8
+    # the classes of the prompts are those of the data, in its order
+    assert main([str(word) for word in [*words, "--fit-data", workplace / "pictures"]]) == 1
+    assert "has other classes than" in capsys.readouterr().err
 
 
 def test_every_compared_model_gets_its_own_processor(workplace, tmp_path):

@@ -341,7 +341,6 @@ def test_a_name_stands_for_one_thing(words, sentence, fails, tmp_path, workplace
         (["--score", "knn"], "knn would be fitted on the rows that it is judged on"),
         (["--score", "knn", "--fit-data", "PICTURES"], "pass the training data with --fit-data or --fit-split"),
         (["--score", "mahalanobis", "--fit-data", "RED"], "all 4 rows of .*red have the same label"),
-        (["--score", "knn", "--fit-data", "GREY"], "k is 50, data has 6 rows: pass more rows"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -570,7 +570,7 @@ def test_inputs_are_left_as_they_were():
 # Reports
 
 
-def test_a_report_is_judged_by_a_fitted_detector():
+def test_a_report_is_judged_by_a_fitted_detector(tmp_path):
     backbone, hydra = VIT.backbone(), VIT.hydra.from_pruned_members(VIT.members(), shared=())
     train, test, far = labelled_images(60), labelled_images(30, seed=1), labelled_images(20, seed=2, spread=5.0)
     detectors = {
@@ -581,6 +581,7 @@ def test_a_report_is_judged_by_a_fitted_detector():
     report = evaluate_uncertainty(models, test, ood={"far": {"loud": far}}, score=detectors)
     assert report.score == "knn (k=3)"
     assert "Score: knn (k=3)." in report.to_markdown()
+    assert "roc.png" in {path.name for path in report.plot(tmp_path)}
     for name, model in models.items():
         expected = ood_metrics(detectors[name].score(model, test), detectors[name].score(model, far))
         assert report.models[name].ood["far"]["loud"]["auroc"] == expected["auroc"]
