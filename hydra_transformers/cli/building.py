@@ -17,7 +17,7 @@ from ..fusion import check_can_be_fused, tower_configs
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
 from ..pruning import Circuit, draw_members, extract_circuit
-from ..pruning.scoring import OBJECTIVES
+from ..pruning.scoring import OBJECTIVES, OOD_SCORES
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
 from .arguments import (
     SPLITS_FOR_PARTS,
@@ -100,6 +100,12 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("exact", "shortlist"), default="exact", help="default: %(default)s")
     parser.add_argument("--ood-data", metavar="NAME_OR_FOLDER", help="out-of-distribution data for ood and avg")
     parser.add_argument("--ood-split", help="default: train, validation or test, whichever comes first")
+    parser.add_argument(
+        "--score",
+        choices=OOD_SCORES,
+        default="msp",
+        help="circuits for ood and avg: the OOD score, best the one that will be used (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=seed, default=0, help="default: %(default)s")
     parser.add_argument(
         "--allow-equal", action="store_true", help="take members that lose the same heads, to be trained apart"
@@ -174,7 +180,10 @@ def _settings(arguments: argparse.Namespace, models: list[str], objectives: list
     names += ("out_of", "mode", "seed", "image_column", "text_column", "label_column", "labels_in_order", "processor")
     settings = {"model": models[0] if len(models) == 1 else models}
     settings |= {name: getattr(arguments, name) for name in names}
-    return settings | {"objectives": objectives, "members": members}
+    settings |= {"objectives": objectives, "members": members}
+    return settings | {
+        "score": None if arguments.score == "msp" else arguments.score
+    }  # none where it was not known yet
 
 
 def objectives_of(arguments: argparse.Namespace, models: int) -> list[str]:
@@ -187,6 +196,8 @@ def objectives_of(arguments: argparse.Namespace, models: int) -> list[str]:
                 raise CommandError(f"--{name.replace('_', '-')} is for --method circuits: leave it out")
         if arguments.mode != "exact":
             raise CommandError(f"--mode {arguments.mode} is for --method circuits: leave it out")
+        if arguments.score != "msp":
+            raise CommandError(f"--score {arguments.score} is for --method circuits: leave it out")
         return []
     check_named_once(arguments.objectives or [], "--objectives")
     if arguments.heads_per_layer is not None:
@@ -213,6 +224,10 @@ def objectives_of(arguments: argparse.Namespace, models: int) -> list[str]:
         raise CommandError(f"the objective {needy[0]} needs out-of-distribution data: pass --ood-data")
     if arguments.ood_data is not None and not needy:
         raise CommandError("--ood-data is for the objectives ood and avg: leave it out, or name one of them")
+    if arguments.score != "msp" and not needy:
+        raise CommandError(
+            f"--score {arguments.score} is for the objectives ood and avg: leave it out, or name one of them"
+        )
     if arguments.ood_split is not None and arguments.ood_data is None:
         raise CommandError("--ood-split is a split of --ood-data: pass that, too")
     return objectives
@@ -331,6 +346,7 @@ def _circuit_members(arguments, model, data, unknown, objectives: list[str], mem
             unknown,
             objective,
             budget=out_of,
+            score=arguments.score,
             class_prompts=prompts,
             mode=arguments.mode,
             batch_size=arguments.batch_size,
@@ -513,8 +529,10 @@ def _change(rows: PreparedData, recipe: Recipe) -> Callable[[Any], Any] | None:
     return change
 
 
-def overlap(split: str, other: str) -> bool:
+def overlap(split: str | None, other: str | None) -> bool:
     """Whether two splits surely have rows in common: they are the same, or one is a part of the other."""
+    if split is None or other is None:  # the only one
+        return split == other
     is_of_same = split.partition("[")[0] == other.partition("[")[0]
     return is_of_same and (split == other or "[" not in split or "[" not in other)
 

@@ -22,11 +22,14 @@ from ..cost import (
 from ..files import write_atomically
 from ..fusion import without_weights
 from ..models.auto import HEADS
-from ..uncertainty import OOD_SCORES, UncertaintyReport, evaluate_uncertainty
+from ..models.detection import DETECTORS
+from ..prediction import ZeroShotClassifier
+from ..uncertainty import UncertaintyReport, detector_by_name, evaluate_uncertainty
 from .arguments import (
     add_batch_size,
     add_data,
     add_device,
+    check_can_be_learnt_from,
     check_named_once,
     class_prompts,
     device_of,
@@ -35,6 +38,7 @@ from .arguments import (
     read_data,
     seconds,
 )
+from .building import overlap
 from .data import PreparedData, is_same_source
 from .folders import (
     check_takes_files,
@@ -68,7 +72,16 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
             metavar="NAME=DATA",
             help=f"{group} out-of-distribution data; may be repeated",
         )
-    parser.add_argument("--score", choices=OOD_SCORES, default="msp", help="OOD score (default: %(default)s)")
+    parser.add_argument(
+        "--score",
+        choices=DETECTORS,
+        default="msp",
+        help="OOD score (default: %(default)s); those that know the training data are fitted first",
+    )
+    parser.add_argument(
+        "--fit-data", metavar="NAME_OR_FOLDER", help="data to fit the score on (default: that of --data)"
+    )
+    parser.add_argument("--fit-split", help="default: train")
     add_batch_size(parser, 32)
     add_device(parser)
     add_data(parser, "validation, test or train, whichever comes first")
@@ -102,10 +115,21 @@ def evaluate(arguments: argparse.Namespace) -> None:
         for place, name in enumerate(sources)
     }
     _tell_what_says_little(arguments, next(iter(data.values()))[0])
+    fit_data = {
+        name: _fit_data(arguments, configs[name], processors[name], data[name][0], is_told=place == 0)
+        for place, name in enumerate(sources)
+    }
     models = {name: load_model(source, device) for name, source in sources.items()}
     results = {}
-    for name, model in models.items():
+    for place, (name, model) in enumerate(models.items()):
         labelled, ood = data[name]
+        prompts = class_prompts(configs[name], processors[name], labelled)
+        model = model if prompts is None else ZeroShotClassifier(model, prompts)
+        detector = detector_by_name(arguments.score)
+        if detector.needs_fit:
+            detector.fit(model, WithProgress(fit_data[name], arguments.batch_size, f"{name}: fit of {detector.name}"))
+            if place == 0:
+                detector.save(output)
         report = evaluate_uncertainty(
             {name: model},
             WithProgress(labelled, arguments.batch_size, f"{name}: in distribution"),
@@ -115,8 +139,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
                 }
                 for group, sets in ood.items()
             },
-            score=arguments.score,
-            class_prompts=class_prompts(configs[name], processors[name], labelled),
+            score=detector if detector.needs_fit else arguments.score,
         )
         results |= report.models
     report = UncertaintyReport(score=arguments.score, models=results)
@@ -171,6 +194,35 @@ def _read_all(
         for group, sets in groups.items()
     }
     return data, ood
+
+
+def _fit_data(
+    arguments: argparse.Namespace, config: PreTrainedConfig, processor: Any, data: PreparedData, is_told: bool
+) -> PreparedData | None:
+    """What the score is fitted on, where it is one that needs that."""
+    detector = detector_by_name(arguments.score)
+    if not detector.needs_fit:
+        for name in ("fit_data", "fit_split"):
+            if getattr(arguments, name) is not None:
+                raise CommandError(
+                    f"--{name.replace('_', '-')} is for scores that are fitted, {arguments.score} is not"
+                )
+        return None
+    source, labelled = arguments.fit_data or arguments.data, detector.needs_labels
+    given = (source, arguments.fit_split, labelled)
+    rows = read_data(arguments, config, processor, *given, prefer=("train",), is_told=is_told)
+    if is_same_source(source, arguments.data) and overlap(rows.split, data.split):
+        raise CommandError(
+            f"{arguments.score} would be fitted on the rows that it is judged on ({source}, {rows.split}): pass the training "
+            "data with --fit-data or --fit-split"
+        )
+    if labelled:
+        check_can_be_learnt_from(rows, source, "to fit the score on")
+        if hasattr(config, "vision_config") and rows.class_names != data.class_names:
+            raise CommandError(
+                f"{source} has other classes than {arguments.data}: fit the score on data with the same"
+            )
+    return rows
 
 
 def _tell_what_says_little(arguments: argparse.Namespace, data: PreparedData) -> None:

@@ -250,7 +250,9 @@ def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | Non
 
 def _describe(circuit: Circuit) -> str:
     rows = (circuit.made_from.get("id_data") or {}).get("samples")
-    return f"objective: {OBJECTIVE_NAMES[circuit.objective]}" + (f", {rows} samples" if rows else "")
+    score = circuit.made_from.get("score") or "msp"
+    of_score = "" if score == "msp" else f" of {score}"
+    return f"objective: {OBJECTIVE_NAMES[circuit.objective]}{of_score}" + (f", {rows} samples" if rows else "")
 
 
 def _eval_results(report: UncertaintyReport, dataset: str, report_model: str | None, task: str) -> list:

@@ -19,7 +19,7 @@ from .circuits import MODES, Circuit
 from .evaluation_data import EvaluationData, read_data
 from .greedy import GreedySearch
 from .heads import check_count, chosen_towers, heads_of, prune_heads
-from .scoring import MARGINS, OBJECTIVES
+from .scoring import MARGINS, OBJECTIVES, check_ood_score
 
 
 ACCELERATOR_MEMORY_GIB = 4.0
@@ -33,6 +33,7 @@ def extract_circuit(
     objective: str = "acc",
     *,
     budget: int,
+    score: str = "msp",
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
     mode: str = "exact",
@@ -48,9 +49,9 @@ def extract_circuit(
 
     The score is that of the model with the head's slice of the output projection zeroed. Heads of equal score are told apart
     by a margin, how surely the score is reached: for "acc" the negative log-likelihood of the labels, for "ood" the mean
-    confidence on `id_data` minus that on `ood_data`, for "avg" the mean of the two (the means to four digits). Where that is
-    equal too, the first head in order goes: vision before text, then the lower layer, then the lower head. `Circuit.tied`
-    says how many heads shared each score. `model` is left as it is; the extraction runs where it lies.
+    confidence (by the OOD score) on `id_data` minus that on `ood_data`, for "avg" the mean of the two (the means to four
+    digits). Where that is equal too, the first head in order goes: vision before text, then the lower layer, then the lower
+    head. `Circuit.tied` says how many heads shared each score. `model` is left as it is; the extraction runs where it lies.
 
     Args:
         model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one. For a list of several
@@ -59,8 +60,11 @@ def extract_circuit(
         id_data: in-distribution data with labels (which "ood" does not need): a DataLoader, a list of dict batches, or a
             Dataset or list of dict rows.
         ood_data: out-of-distribution data for "ood" and "avg"; "acc" does not look at it.
-        objective: "acc" (accuracy), "ood" (AUROC of the maximum softmax probability) or "avg" (the mean of both).
+        objective: "acc" (accuracy), "ood" (AUROC of an OOD score) or "avg" (the mean of both).
         budget: how many heads to rank; fewer than the model has.
+        score: the OOD score of "ood" and "avg": "msp" (the paper's, the maximum softmax probability), "max_logit", "energy",
+            "entropy" or "gen", best the one that the model will be used with. Scores that are fitted on features are
+            refused: they would have to be fitted anew on each candidate.
         class_prompts: for CLIP, the tokenizer's output with one row per class.
         towers: for CLIP, the towers whose heads compete: both, or ("vision",) or ("text",).
         mode: "exact" evaluates every head that is left at every removal. "shortlist" does so at every `check_every`-th
@@ -78,6 +82,7 @@ def extract_circuit(
     """
     settings = {
         "budget": budget,
+        "score": score,
         "class_prompts": class_prompts,
         "towers": towers,
         "mode": mode,
@@ -130,6 +135,7 @@ def start_search(
     objective: str,
     *,
     budget: int,
+    score: str = "msp",
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
     mode: str = "exact",
@@ -146,6 +152,7 @@ def start_search(
     """
     already_read = {} if already_read is None else already_read
     _check_settings(objective, mode, shortlist, check_every, ood_data)
+    check_ood_score(score)
     check_chooses_one_class(model, "model")
     if not isinstance(dtype, torch.dtype | None):
         raise TypeError(f"dtype is {dtype!r}: pass a torch.dtype such as torch.bfloat16")
@@ -181,7 +188,8 @@ def start_search(
         "dtype": str(hydra.dtype).removeprefix("torch."),
         "shortlist": (shortlist or max(8, num_heads // 5)) if is_shortlist else None,
         "check_every": check_every if is_shortlist else None,
-        "ties_by": MARGINS[objective],
+        "score": None if objective == "acc" else score,
+        "ties_by": MARGINS[objective] if score == "msp" else MARGINS[objective].replace("confidence", score),
     }
     return GreedySearch(engine, id_set, ood_set, Circuit([], [], math.nan, objective, mode, made_from, tied=[]))
 

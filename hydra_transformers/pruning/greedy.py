@@ -19,7 +19,7 @@ from .heads import Head
 from .scoring import SampleValues, Score, chance_score, objective_scores, sample_values
 
 
-SHORT_SETTINGS = ("objective", "mode", "model", "dtype", "towers", "shortlist", "check_every", "ties_by")
+SHORT_SETTINGS = ("objective", "mode", "model", "dtype", "towers", "shortlist", "check_every", "ties_by", "score")
 
 
 class GreedySearch:
@@ -111,7 +111,8 @@ class GreedySearch:
         """The values of all samples (candidates + 1, samples); the last row is the model as it is."""
         batches = []
         for inputs, labels in zip(data.inputs, data.labels, strict=True):
-            of_batch = zip(*(sample_values(logits, labels) for _, logits in ablate(inputs)), strict=True)
+            score = self.circuit.made_from.get("score") or "msp"
+            of_batch = zip(*(sample_values(logits, labels, score) for _, logits in ablate(inputs)), strict=True)
             batches.append([None if parts[0] is None else torch.cat(parts) for parts in of_batch])
         if not batches:
             empty = torch.zeros(len(candidates) + 1, 0, device="cpu")
@@ -167,10 +168,12 @@ def _check_finite(confidence: Tensor, candidates: Sequence[Head], name: str, rem
 
 def _check_same_run(found: Circuit, wanted: Circuit, path: str | os.PathLike) -> None:
     """Refuses a checkpoint with a sentence about the first thing that differs."""
+    # Earlier versions knew one score.
+    made_from = {"score": None if found.objective == "acc" else "msp"} | found.made_from
     differing = {
         "objective": (found.objective, wanted.objective),
         "mode": (found.mode, wanted.mode),
-        **{key: (found.made_from.get(key), value) for key, value in json.loads(json.dumps(wanted.made_from)).items()},
+        **{key: (made_from.get(key), value) for key, value in json.loads(json.dumps(wanted.made_from)).items()},
     }
     for name, (theirs, ours) in differing.items():
         if theirs != ours:

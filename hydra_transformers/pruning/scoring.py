@@ -1,15 +1,18 @@
 """The score of a circuit: accuracy, separability of out-of-distribution data, or the mean of the two (D.1.2).
 
+Separability is the AUROC of an OOD score, the paper's being the maximum softmax probability.
+
 Scores are ratios of whole numbers, so candidates that do equally well have exactly equal scores and ties are real ties. Of
 these there are many where a score cannot get better or the data is little, so a margin is carried beside each score: how
 surely the candidate reached it.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ..models.detection import COMPARE_MEMBERS, DETECTORS, answers_of
 from ..models.ensembling import at_least_float32
 
 
@@ -21,6 +24,21 @@ MARGINS = {
     "ood": "gap of mean confidence",
     "avg": "gap of mean confidence minus negative log-likelihood",
 }
+
+# By which OOD samples may be told apart: a candidate is one model, and all that is known of it are its logits.
+OOD_SCORES = tuple(name for name, method in DETECTORS.items() if not method.state and name not in COMPARE_MEMBERS)
+
+
+def check_ood_score(score: Any) -> None:
+    if score in OOD_SCORES:
+        return
+    if score in COMPARE_MEMBERS:
+        why = "compares members, and a circuit is of one model"
+    elif score in DETECTORS:
+        why = "is fitted on a model, which is another one with every head that goes"
+    else:
+        why = "is none that circuits know"
+    raise ValueError(f"score is {score!r}, which {why}: pass one of {', '.join(map(repr, OOD_SCORES))}")
 
 
 LARGEST_NLL = 1e30  # of a label with the logit -inf: differences of margins stay numbers
@@ -38,20 +56,26 @@ class Score(NamedTuple):
 
 
 class SampleValues(NamedTuple):
-    """What the scores are made of, (candidates, samples) each; the last two only where there are labels."""
+    """What the scores are made of, (candidates, samples) each; the last two only where there are labels.
+
+    confidence: the maximum softmax probability, or another OOD score with its sign turned
+    """
 
     confidence: Tensor
     correct: Tensor | None = None
     nll: Tensor | None = None
 
 
-def sample_values(logits: Tensor, labels: Tensor | None) -> SampleValues:
-    """Maximum softmax probability, whether the prediction is right, and -log of the label's probability.
+def sample_values(logits: Tensor, labels: Tensor | None, score: str = "msp") -> SampleValues:
+    """Confidence by an OOD score, whether the prediction is right, and -log of the label's probability.
 
     (candidates, batch, classes) -> (candidates, batch) each
     """
     logits = at_least_float32(logits)
-    confidence = nn.functional.softmax(logits, dim=-1).amax(dim=-1)
+    if score == "msp":
+        confidence = nn.functional.softmax(logits, dim=-1).amax(dim=-1)
+    else:
+        confidence = -DETECTORS[score].score(answers_of(logits))
     if labels is None:
         return SampleValues(confidence)
     of_label = labels.expand(logits.shape[:-1]).unsqueeze(-1)

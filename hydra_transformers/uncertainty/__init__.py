@@ -6,7 +6,9 @@ conformal prediction sets and reports.
 from .abstention import Abstention
 from .conformal import ConformalSets
 from .decomposition import Decomposition, decompose, predict_uncertainty
+from .detectors import Detector, detector_by_name
 from .evaluation import evaluate_uncertainty
+from .features import AnswerReader, collect_answers
 from .fusion_report import FusionReport, fusion_report
 from .metrics import classification_metrics, diversity_metrics, ood_metrics
 from .ood import OOD_SCORES, ood_score
@@ -19,8 +21,10 @@ from .trainer import StreamingComputeMetrics, compute_metrics
 __all__ = [
     "OOD_SCORES",
     "Abstention",
+    "AnswerReader",
     "ConformalSets",
     "Decomposition",
+    "Detector",
     "FusionReport",
     "ModelResult",
     "StreamingComputeMetrics",
@@ -28,8 +32,10 @@ __all__ = [
     "UncertaintyAccumulator",
     "UncertaintyReport",
     "classification_metrics",
+    "collect_answers",
     "compute_metrics",
     "decompose",
+    "detector_by_name",
     "diversity_metrics",
     "evaluate_uncertainty",
     "fusion_report",

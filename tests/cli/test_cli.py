@@ -17,7 +17,7 @@ from transformers import (
 
 from hydra_transformers.cli import COMMANDS, building, main
 from hydra_transformers.pruning import Circuit, draw_members
-from hydra_transformers.uncertainty import UncertaintyReport
+from hydra_transformers.uncertainty import Detector, UncertaintyReport
 from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_clip, save_vit
 
 
@@ -66,6 +66,17 @@ def hydra(fused, tmp_path):
 
 
 # prune
+
+
+def test_prune_extracts_circuits_for_the_score_that_will_be_used(workplace, tmp_path, capsys):
+    words = ["prune", workplace / "vit", "--data", workplace / "pictures", "--ood-data", workplace / "grey"]
+    words += ["--budget", 2, "--output", tmp_path / "pruned"]
+    run(*words, "--score", "energy")
+    made_from = [Circuit.load(tmp_path / "pruned" / "circuits" / f"{name}.json").made_from for name in ("acc", "ood")]
+    assert [each["score"] for each in made_from] == [None, "energy"]
+    run(*words, "--score", "energy")
+    assert main([str(word) for word in words]) == 1
+    assert "was made with another score ('energy', now None)" in capsys.readouterr().err
 
 
 def test_prune_makes_one_member_per_objective(pruned):
@@ -336,6 +347,31 @@ def test_evaluate_writes_tables_json_and_plots(workplace, hydra, tmp_path):
     assert report.models["my-hydra"].id["num_samples"] == 12
     assert "my-hydra" in (tmp_path / "report" / "report.md").read_text()
     assert (tmp_path / "report" / "plots" / "reliability_diagram.png").exists()
+
+
+@pytest.mark.parametrize("score", ["relative_mahalanobis", "gen"])
+def test_evaluate_judges_by_any_score_and_fits_those_that_need_it(score, workplace, hydra, tmp_path):
+    data = ["--data", workplace / "test-pictures", "--near", f"grey={workplace / 'grey'}"]
+    data += ["--compare", f"backbone={workplace / 'vit'}", "--score", score, "--output", tmp_path / "report"]
+    run("evaluate", hydra, *data, *(["--fit-data", workplace / "pictures"] if score == "relative_mahalanobis" else []))
+    report = UncertaintyReport.from_json(tmp_path / "report" / "report.json")
+    assert report.score == score and set(report.models) == {"my-hydra", "backbone"}
+    assert (tmp_path / "report" / "detector.safetensors").exists() == (score == "relative_mahalanobis")
+    if score == "relative_mahalanobis":
+        detector = Detector.load(tmp_path / "report")
+        assert detector.fitted_on["members"] == 3 and detector.fitted_on["rows"] == 24
+
+
+def test_clip_is_judged_by_the_features_of_its_images(workplace, tmp_path, capsys):
+    picture_rows(24, seed=2).save_to_disk(tmp_path / "train")
+    words = ["evaluate", workplace / "clip", "--data", workplace / "test-pictures", "--score", "mahalanobis"]
+    words += ["--far", f"grey={workplace / 'grey'}", "--output", tmp_path / "report"]
+    run(*words, "--fit-data", tmp_path / "train")
+    assert UncertaintyReport.from_json(tmp_path / "report" / "report.json").score == "mahalanobis"
+    assert Detector.load(tmp_path / "report").fitted_on["dim"] == 8
+    # the classes of the prompts are those of the data, in its order
+    assert main([str(word) for word in [*words, "--fit-data", workplace / "pictures"]]) == 1
+    assert "has other classes than" in capsys.readouterr().err
 
 
 def test_every_compared_model_gets_its_own_processor(workplace, tmp_path):

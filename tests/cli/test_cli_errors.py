@@ -192,6 +192,8 @@ REFUSED_PRUNINGS = [
     (["--budget", 2, "--out-of", 2], "there are only 1 ways to lose 2 of 2 heads, for 3 members"),
     (["--method", "taylor", "--heads-per-layer", 4], "--heads-per-layer is 4, of at most 4 heads in a layer"),
     (["--method", "taylor", "--mode", "shortlist"], "--mode shortlist is for --method circuits"),
+    (["--method", "taylor", "--score", "energy"], "--score energy is for --method circuits"),
+    (["--score", "energy"], "--score energy is for the objectives ood and avg: leave it out, or name one of them"),
     (["--objectives", "acc", "acc"], "--objectives has acc twice: name each once"),
     (["--objectives", "avg", "acc"], "the objective avg needs out-of-distribution data: pass --ood-data"),
     (["--ood-split", "train"], "--ood-split is a split of --ood-data"),
@@ -324,6 +326,26 @@ def test_a_name_stands_for_one_thing(words, sentence, fails, tmp_path, workplace
     places = {"VIT": workplace / "vit", "GREY": workplace / "grey", "PICTURES": workplace / "pictures"}
     for name, place in places.items():
         words = [word.replace(f"={name}", f"={place}") for word in words]
+    command = ["evaluate", workplace / "vit", "--data", workplace / "pictures", "--output", tmp_path / "out", *words]
+    assert re.search(sentence, fails(*command))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--fit-data", "GREY"], "--fit-data is for scores that are fitted, msp is not"),
+        (["--fit-split", "train"], "--fit-split is for scores that are fitted, msp is not"),
+        (["--score", "knn"], "knn would be fitted on the rows that it is judged on"),
+        (["--score", "knn", "--fit-data", "PICTURES"], "pass the training data with --fit-data or --fit-split"),
+        (["--score", "mahalanobis", "--fit-data", "RED"], "all 4 rows of .*red have the same label"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_score_that_cannot_be_fitted(words, sentence, fails, tmp_path, workplace):
+    picture_rows(12).filter(lambda row: row["label"] == 0).save_to_disk(tmp_path / "red")
+    places = {"GREY": workplace / "grey", "PICTURES": workplace / "pictures", "RED": tmp_path / "red"}
+    words = [places.get(word, word) for word in words]
     command = ["evaluate", workplace / "vit", "--data", workplace / "pictures", "--output", tmp_path / "out", *words]
     assert re.search(sentence, fails(*command))
     assert not (tmp_path / "out").exists()

@@ -62,7 +62,17 @@ def logits_of(model, batches, prompts) -> torch.Tensor:
     return torch.cat(outputs)
 
 
-def judge(model, id_batches, ood_batches, objective, prompts=None) -> tuple[float, float]:
+def confidence_of(logits: torch.Tensor, score: str) -> torch.Tensor:
+    """An OOD score with its sign turned, as its paper defines it."""
+    probabilities = logits.softmax(-1)
+    if score == "entropy":
+        return (probabilities * probabilities.log()).sum(-1)
+    if score == "gen":
+        return -((probabilities * (1 - probabilities)) ** 0.1).sum(-1)
+    return {"msp": probabilities.amax(-1), "max_logit": logits.amax(-1), "energy": logits.logsumexp(-1)}[score]
+
+
+def judge(model, id_batches, ood_batches, objective, prompts=None, score="msp") -> tuple[float, float]:
     """The score, and the margin that decides between heads of equal score: how likely the labels are, and how far apart
     the mean confidences."""
     id_logits, scores, margins = logits_of(model, id_batches, prompts), [], []
@@ -72,7 +82,7 @@ def judge(model, id_batches, ood_batches, objective, prompts=None) -> tuple[floa
         margins.append(-four_digits(torch.nn.functional.cross_entropy(id_logits, labels)))
     if objective in ("ood", "avg"):
         ood_logits = logits_of(model, ood_batches, prompts)
-        known, unknown = (logits.softmax(-1).amax(-1) for logits in (id_logits, ood_logits))
+        known, unknown = (confidence_of(logits, score) for logits in (id_logits, ood_logits))
         is_ood = [0] * len(known) + [1] * len(unknown)
         scores.append(roc_auc_score(is_ood, -torch.cat([known, unknown]).numpy()))
         margins.append(four_digits(known.mean()) - four_digits(unknown.mean()))
@@ -84,7 +94,9 @@ def four_digits(mean: torch.Tensor) -> float:
     return float(f"{mean.item():.3e}")
 
 
-def algorithm_1(model, id_batches, ood_batches, objective, budget, prompts=None, towers=("vision", "text")):
+def algorithm_1(
+    model, id_batches, ood_batches, objective, budget, prompts=None, towers=("vision", "text"), score="msp"
+):
     """(ranking, scores)"""
     model = copy.deepcopy(model)
     candidates, ranking, scores = all_heads(model, towers), [], []
@@ -92,10 +104,10 @@ def algorithm_1(model, id_batches, ood_batches, objective, budget, prompts=None,
         best, best_head = (float("-inf"), float("-inf")), None
         for head in candidates:
             before = zero_slice(model, head)
-            score = judge(model, id_batches, ood_batches, objective, prompts)
+            reached = judge(model, id_batches, ood_batches, objective, prompts, score)
             restore_slice(model, head, before)
-            if score > best:
-                best, best_head = score, head
+            if reached > best:
+                best, best_head = reached, head
         zero_slice(model, best_head)
         candidates.remove(best_head)
         ranking.append(best_head)

@@ -8,7 +8,7 @@ import torch
 
 from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads
 from hydra_transformers.pruning.greedy import GreedySearch
-from hydra_transformers.pruning.scoring import MARGINS
+from hydra_transformers.pruning.scoring import MARGINS, OOD_SCORES
 from tests.pruning.backbones import CLASSES, NAMES, family, rows_in_batches, vit
 from tests.pruning.reference import (
     algorithm_1,
@@ -38,6 +38,49 @@ def test_the_ranking_is_that_of_algorithm_1(name, objective):
     assert circuit.scores == pytest.approx(scores, abs=1e-11)
     dense_score, _ = judge(model, id_batches, ood_batches, objective, prompts)
     assert circuit.dense_score == pytest.approx(dense_score, abs=1e-11)
+
+
+@pytest.mark.parametrize("score", [score for score in OOD_SCORES if score != "msp"])
+@pytest.mark.parametrize("name", ["vit", "clip"])
+def test_the_ranking_for_another_ood_score_is_that_of_algorithm_1(name, score):
+    model, id_batches, ood_batches, prompts = family(name)
+    for objective in ("ood", "avg"):
+        ranking, scores = algorithm_1(model, id_batches, ood_batches, objective, 2, prompts, score=score)
+        circuit = extract_circuit(
+            model, id_batches, ood_batches, objective, budget=2, score=score, class_prompts=prompts, progress=False
+        )
+        assert circuit.ranking == ranking
+        assert circuit.scores == pytest.approx(scores, abs=1e-11)
+        assert circuit.made_from["score"] == score
+        assert circuit.made_from["ties_by"] == MARGINS[objective].replace("confidence", score)
+
+
+def test_the_ood_score_makes_a_difference():
+    model, id_batches, ood_batches, _ = family("vit")
+    arguments = {"objective": "ood", "budget": 8, "progress": False}
+    rankings = [extract_circuit(model, id_batches, ood_batches, score=s, **arguments).ranking for s in OOD_SCORES]
+    assert len(set(map(tuple, rankings))) > 1
+
+
+def test_accuracy_has_no_ood_score():
+    model, id_batches, _, _ = family("vit")
+    circuit = extract_circuit(model, id_batches, objective="acc", score="energy", budget=1, progress=False)
+    assert circuit.made_from["score"] is None
+    assert circuit == extract_circuit(model, id_batches, objective="acc", budget=1, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("score", "why"),
+    [
+        ("relative_mahalanobis", "is fitted on a model, which is another one with every head that goes"),
+        ("kl_matching", "is fitted on a model"),
+        ("mutual_information", "compares members, and a circuit is of one model"),
+        ("odin", "is none that circuits know"),
+    ],
+)
+def test_scores_that_circuits_cannot_have_are_refused_before_any_work(score, why):
+    with pytest.raises(ValueError, match=f"score is '{score}', which {why}.*: pass one of 'msp', 'max_logit'"):
+        extract_circuit(vit(), None, iter(()), "ood", budget=1, score=score, progress=False)
 
 
 def test_float32_gives_the_ranking_of_algorithm_1():

@@ -112,6 +112,7 @@ def test_a_finished_checkpoint_gives_shorter_and_longer_circuits(tmp_path):
     ("change", "difference"),
     [
         ({"objective": "ood"}, "other objective .'avg' there, 'ood' here"),
+        ({"score": "energy"}, "other score .'msp' there, 'energy' here"),
         ({"dtype": torch.float32}, "other dtype .'float64' there, 'float32' here"),
         ({"mode": "shortlist"}, "other mode"),
         ({"model": vit(seed=7)}, "other weights"),
@@ -127,6 +128,19 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, change, difference)
         arguments[name] = arguments[name][:1] if value == "first" else value
     with pytest.raises(ValueError, match=difference):
         extract(**arguments, checkpoint=tmp_path / "run.json")
+
+
+def test_a_checkpoint_from_before_there_were_scores_goes_on(tmp_path):
+    model, id_batches, ood_batches, _ = family("vit")
+    expected = extract(model, id_batches, ood_batches, budget=2)
+    extract(model, id_batches, ood_batches, budget=1, checkpoint=tmp_path / "run.json")
+    state = json.loads((tmp_path / "run.json").read_text())
+    del state["circuit"]["made_from"]["score"]
+    (tmp_path / "run.json").write_text(json.dumps(state))
+    with pytest.raises(ValueError, match=r"with other score .'msp' there, 'energy' here"):
+        extract(model, id_batches, ood_batches, budget=2, score="energy", checkpoint=tmp_path / "run.json")
+    found = extract(model, id_batches, ood_batches, budget=2, checkpoint=tmp_path / "run.json")
+    assert (found.ranking, found.scores) == (expected.ranking, expected.scores)
 
 
 def test_a_checkpoint_of_another_way_with_ties_is_refused(tmp_path):

@@ -1,0 +1,805 @@
+"""Every detector is what its definition says, whatever model it reads and however the data is batched."""
+
+import copy
+import json
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from scipy.special import logsumexp, softmax
+from scipy.stats import entropy as kl_divergence
+from sklearn.covariance import EmpiricalCovariance, oas
+from sklearn.neighbors import NearestNeighbors
+
+from hydra_transformers.baselines import DeepEnsemble, MCDropout
+from hydra_transformers.models.detection import DETECTORS
+from hydra_transformers.prediction import SavedLogits, ZeroShotClassifier, predict
+from hydra_transformers.uncertainty import (
+    Detector,
+    TemperatureScaling,
+    UncertaintyAccumulator,
+    collect_answers,
+    detector_by_name,
+    evaluate_uncertainty,
+    ood_metrics,
+    ood_score,
+)
+from hydra_transformers.uncertainty.detector_fits import Moments, Reservoir, whitening_of
+from hydra_transformers.uncertainty.features import AnswerReader
+from hydra_transformers.uncertainty.ood import OOD_SCORES
+from tests.baselines.test_all_baselines import lora_ensemble
+from tests.families import BERT, CLIP, FAMILIES, ROBERTA, VIT
+
+
+MEMBERS, CLASSES, DIM = 3, 4, 6
+FITTED = [name for name, method in DETECTORS.items() if method.state]
+HEADS = [
+    (torch.randn(CLASSES, DIM, generator=torch.Generator().manual_seed(m)).double(), torch.arange(CLASSES) * 0.1 + m)
+    for m in range(MEMBERS)
+]
+
+
+def answers(rows: int, seed: int = 0, spread: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Features around a centre of their class, far from 0, and logits that mostly know it."""
+    generator = np.random.default_rng(seed)
+    labels = np.arange(rows) % CLASSES
+    centers = np.random.default_rng(99).normal(0, 3, (CLASSES, MEMBERS, DIM)) + 5
+    scales = np.linspace(0.5, 2, DIM)
+    features = centers[labels] + spread * scales * generator.normal(size=(rows, MEMBERS, DIM))
+    weights, biases = (np.stack([np.asarray(head[part]) for head in HEADS]) for part in (0, 1))
+    logits = np.einsum("bmd,mcd->bmc", features, weights) / 20 + biases
+    logits[np.arange(rows), :, labels] += 8 / spread
+    return torch.tensor(logits), torch.tensor(features), torch.tensor(labels)
+
+
+TRAIN, TEST = answers(240), answers(30, seed=1, spread=2.0)
+
+
+def fitted(name: str, train=TRAIN, **settings) -> Detector:
+    return detector_by_name(name, **settings).fit_answers(*train, heads=HEADS if name == "vim" else None)
+
+
+# Each score by its definition, of one member: logits (rows, classes) and features (rows, dim)
+
+
+def gaussian_distance(features, mean, precision):
+    centred = features - mean
+    return np.einsum("bd,de,be->b", centred, precision, centred)
+
+
+def reference_mahalanobis(train, logits, features):
+    _, known, labels = train
+    means = np.stack([known[labels == label].mean(axis=0) for label in range(CLASSES)])
+    precision = EmpiricalCovariance(assume_centered=True).fit(known - means[labels]).precision_
+    return np.min([gaussian_distance(features, mean, precision) for mean in means], axis=0)
+
+
+def reference_relative(train, logits, features):
+    whole = EmpiricalCovariance().fit(train[1])
+    background = gaussian_distance(features, whole.location_, whole.precision_)
+    return reference_mahalanobis(train, logits, features) - background
+
+
+def reference_knn(train, logits, features, k=50):
+    unit = [each / np.linalg.norm(each, axis=-1, keepdims=True) for each in (train[1], features)]
+    return NearestNeighbors(n_neighbors=k).fit(unit[0]).kneighbors(unit[1])[0][:, -1]
+
+
+def reference_kl_matching(train, logits, features):
+    known = softmax(train[0], axis=-1)
+    predicted = known.argmax(axis=-1)
+    templates = [known[predicted == label].mean(axis=0) for label in range(CLASSES) if (predicted == label).any()]
+    return np.array([min(kl_divergence(row, template) for template in templates) for row in softmax(logits, axis=-1)])
+
+
+def reference_she(train, logits, features):
+    known_logits, known, labels = train
+    right = known_logits.argmax(axis=-1) == labels
+    patterns = np.stack([known[right & (labels == label)].mean(axis=0) for label in range(CLASSES)])
+    return -np.array([row @ patterns[label] for row, label in zip(features, logits.argmax(axis=-1), strict=True)])
+
+
+def reference_vim(train, logits, features, member=0, principal_dim=3):
+    weight, bias = (np.asarray(part, dtype=float) for part in HEADS[member])
+    origin = -np.linalg.pinv(weight) @ bias
+    covariance = EmpiricalCovariance(assume_centered=True).fit(train[1] - origin).covariance_
+    order = np.argsort(-np.linalg.eigvalsh(covariance))
+    eigenvectors = np.linalg.eigh(covariance)[1][:, order]
+    outside = eigenvectors[:, principal_dim:]
+    alpha = train[0].max(axis=-1).mean() / np.linalg.norm((train[1] - origin) @ outside, axis=-1).mean()
+    return alpha * np.linalg.norm((features - origin) @ outside, axis=-1) - logsumexp(logits, axis=-1)
+
+
+def reference_gen(train, logits, features):
+    p = -np.sort(-softmax(logits, axis=-1), axis=-1)[:, :100]
+    return np.sum(p**0.1 * (1 - p) ** 0.1, axis=-1)
+
+
+REFERENCES = {
+    "mahalanobis": reference_mahalanobis,
+    "relative_mahalanobis": reference_relative,
+    "knn": reference_knn,
+    "kl_matching": reference_kl_matching,
+    "she": reference_she,
+    "vim": reference_vim,
+    "gen": reference_gen,
+}
+
+
+def of_member(given, member):
+    logits, features, labels = (np.asarray(each) for each in given)
+    return logits[:, member], features[:, member], labels
+
+
+def mean_of(given):
+    """The answers of the ensemble as one model."""
+    logits, features, labels = (np.asarray(each) for each in given)
+    return np.log(softmax(logits, axis=-1).mean(axis=1)), features.mean(axis=1), labels
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_by_members_the_score_is_the_mean_of_the_members_own(name):
+    expected = np.mean(
+        [
+            REFERENCES[name](of_member(TRAIN, m), *of_member(TEST, m)[:2], **({"member": m} if name == "vim" else {}))
+            for m in range(MEMBERS)
+        ],
+        axis=0,
+    )
+    detector = detector_by_name(name, by="members")
+    if detector.needs_fit:
+        detector = fitted(name, by="members")
+    np.testing.assert_allclose(detector(*TEST[:2]), expected, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", [name for name in REFERENCES if "mean" in DETECTORS[name].by])
+def test_by_the_mean_the_score_is_that_of_the_ensemble_as_one_model(name):
+    expected = REFERENCES[name](mean_of(TRAIN), *mean_of(TEST)[:2])
+    detector = detector_by_name(name, by="mean")
+    if detector.needs_fit:
+        detector = fitted(name, by="mean")
+    np.testing.assert_allclose(detector(*TEST[:2]), expected, rtol=1e-8, atol=1e-8)
+    if name != "she":
+        assert not torch.allclose(
+            detector(*TEST[:2]), (fitted if detector.needs_fit else detector_by_name)(name, by="members")(*TEST[:2])
+        )
+
+
+@pytest.mark.parametrize("name", OOD_SCORES)
+def test_scores_of_logits_are_those_of_ood_score(name):
+    torch.testing.assert_close(detector_by_name(name)(TEST[0]), ood_score(TEST[0], name), rtol=0, atol=0)
+
+
+def test_msp_and_entropy_by_members():
+    probabilities = TEST[0].softmax(-1)
+    torch.testing.assert_close(detector_by_name("msp", by="members")(TEST[0]), 1 - probabilities.amax(-1).mean(1))
+    expected = -(probabilities * probabilities.log()).sum(-1).mean(1)
+    torch.testing.assert_close(detector_by_name("entropy", by="members")(TEST[0]), expected)
+
+
+def test_gen_tells_sure_answers_apart_in_float32():
+    """1 - p is 0 for both in float32."""
+    logits = torch.tensor([[[30.0, 0.0, 0.0]], [[24.0, 0.0, 0.0]]])
+    low, high = detector_by_name("gen")(logits)
+    exact = [
+        2 * (p * (1 - p)) ** 0.1 + (1 - p) ** 0.1 * (2 * p) ** 0.1
+        for p in (1 / (np.exp(30) + 2), 1 / (np.exp(24) + 2))
+    ]
+    assert low < high
+    np.testing.assert_allclose([low, high], exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_every_fitted_detector_finds_what_is_far_from_the_training_data(name):
+    detector = fitted(name)
+    near, far = answers(200, seed=2), answers(200, seed=3, spread=4.0)
+    if name in ("kl_matching", "she"):  # by the largest of many logits, which spread makes larger
+        far = (torch.zeros_like(far[0]), far[1] * 0.1, far[2])
+    assert ood_metrics(detector(*near[:2]), detector(*far[:2]))["auroc"] > 0.8
+
+
+# Fitting in a stream
+
+
+def in_batches(size):
+    return [tuple(each[start : start + size] for each in TRAIN) for start in range(0, len(TRAIN[0]), size)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 240])
+@pytest.mark.parametrize("name", FITTED)
+def test_how_the_rows_are_batched_leaves_no_trace(name, size, monkeypatch):
+    monkeypatch.setattr("hydra_transformers.uncertainty.detectors.ROWS_PER_PASS", size)
+    batched = fitted(name)
+    monkeypatch.undo()
+    torch.testing.assert_close(batched(*TEST[:2]), fitted(name)(*TEST[:2]), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_a_fit_twice_is_the_same_to_the_last_digit(name):
+    first, second = fitted(name), fitted(name)
+    assert all(torch.equal(first.state[key], second.state[key]) for key in first.state)
+
+
+def test_moments_keep_their_digits_far_from_zero():
+    features = 1e6 + torch.randn(500, 2, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    moments = Moments()
+    for part in features.split(64):
+        moments.update(part)
+    for member in range(2):
+        expected = np.cov(features[:, member].numpy().T, bias=True)
+        np.testing.assert_allclose(moments.about(moments.mean())[member], expected, rtol=1e-8, atol=1e-9)
+
+
+def test_the_bank_is_a_sample_of_all_rows_and_does_not_depend_on_batches():
+    rows = torch.arange(1000.0).reshape(-1, 1)
+    kept = []
+    for size in (1, 33, 1000):
+        reservoir = Reservoir(50, seed=3)
+        for part in rows.split(size):
+            reservoir.update(part)
+        kept.append(reservoir.rows.flatten().tolist())
+    assert kept[0] == kept[1] == kept[2]
+    assert len(set(kept[0])) == 50
+    means = []
+    for seed in range(40):
+        reservoir = Reservoir(50, seed)
+        reservoir.update(rows)
+        means.append(float(reservoir.rows.mean()))
+    assert abs(np.mean(means) - 499.5) < 25  # 499.5 ± 6.3
+
+
+def test_knn_holds_no_more_than_the_bank(monkeypatch):
+    detector = fitted("knn", bank_size=60, k=5, seed=1)
+    assert detector.state["bank"].shape == (MEMBERS, 60, DIM)
+    whole = torch.nn.functional.normalize(TRAIN[1], dim=-1).transpose(0, 1)
+    assert all((whole[0] == row).all(-1).any() for row in detector.state["bank"][0])
+
+
+# Numerics
+
+
+def test_fewer_rows_than_dimensions_are_shrunk():
+    generator = np.random.default_rng(0)
+    features = generator.normal(size=(20, 1, 40)) * np.linspace(0.5, 2, 40)
+    labels = np.arange(20) % 2
+    logits = torch.tensor(generator.normal(size=(20, 1, 2)))
+    detector = detector_by_name("mahalanobis").fit_answers(logits, torch.tensor(features), torch.tensor(labels))
+    means = np.stack([features[labels == label, 0].mean(axis=0) for label in range(2)])
+    covariance, shrinkage = oas(features[:, 0] - means[labels], assume_centered=True)
+    assert 0 < shrinkage < 1
+    foreign = generator.normal(size=(7, 1, 40))
+    expected = [gaussian_distance(foreign[:, 0], mean, np.linalg.inv(covariance)) for mean in means]
+    scores = detector(torch.zeros(7, 1, 2), torch.tensor(foreign))
+    np.testing.assert_allclose(scores, np.min(expected, axis=0), rtol=1e-8)
+
+
+def test_shrinkage_may_be_given():
+    covariance = torch.diag(torch.tensor([1.0, 3.0], dtype=torch.float64)).unsqueeze(0)
+    whitening = whitening_of(covariance, rows=100, groups=1, shrinkage=0.5)[0]
+    torch.testing.assert_close(
+        whitening @ whitening, torch.diag(torch.tensor([1 / 1.5, 1 / 2.5], dtype=torch.float64))
+    )
+
+
+def test_directions_in_which_features_never_vary_do_not_count():
+    logits, features, labels = TRAIN
+    constant = torch.cat([features, torch.full((240, MEMBERS, 2), 3.0)], dim=-1)
+    detector = detector_by_name("relative_mahalanobis").fit_answers(logits, constant, labels)
+    foreign = torch.cat([TEST[1], torch.full((30, MEMBERS, 2), 3.0)], dim=-1)
+    torch.testing.assert_close(
+        detector(TEST[0], foreign), fitted("relative_mahalanobis")(*TEST[:2]), rtol=1e-7, atol=1e-7
+    )
+
+
+def test_features_that_do_not_vary_are_refused():
+    logits, features, labels = TRAIN
+    same = torch.ones_like(features) * labels[:, None, None]
+    with pytest.raises(ValueError, match="the features do not vary within classes: pass more rows"):
+        detector_by_name("mahalanobis").fit_answers(logits, same, labels)
+
+
+@pytest.mark.parametrize("name", [name for name in FITTED if name != "kl_matching"])
+def test_float32_features_give_the_scores_of_float64(name):
+    low = fitted(name, tuple(each.float() if each.is_floating_point() else each for each in TRAIN))
+    assert {tensor.dtype for tensor in low.state.values()} == {torch.float32}
+    scores = low(TEST[0].float(), TEST[1].float())
+    torch.testing.assert_close(scores, fitted(name)(*TEST[:2]), rtol=1e-3, atol=1e-3)
+
+
+# Classes without rows
+
+
+def test_a_class_without_rows_is_no_class_to_be_near_to():
+    logits, features, labels = (each[TRAIN[2] != 2] for each in TRAIN)
+    with pytest.warns(UserWarning, match="no rows of class 2 .1 of 4 classes"):
+        detector = fitted("mahalanobis", (logits, features, labels))
+    assert detector.state["class_means"].shape == (MEMBERS, CLASSES - 1, DIM)
+    of_class = TRAIN[2] == 2
+    assert detector(TRAIN[0], TRAIN[1])[of_class].mean() > 2 * detector(TRAIN[0], TRAIN[1])[~of_class].mean()
+
+
+def test_she_refuses_a_class_that_is_never_got_right():
+    logits, features, labels = (each.clone() for each in TRAIN)
+    logits[labels == 1, 2, 1] -= 100
+    with pytest.raises(ValueError, match=r"some member gets no row of class 1 right .1 of 4 classes"):
+        detector_by_name("she").fit_answers(logits, features, labels)
+
+
+def test_kl_matching_takes_the_classes_that_were_predicted():
+    logits = TRAIN[0].clone()
+    logits[:, :, 3] -= 100
+    detector = detector_by_name("kl_matching", by="members").fit_answers(logits)
+    expected = [
+        reference_kl_matching((np.asarray(logits[:, m]), None, None), np.asarray(TEST[0][:, m]), None)
+        for m in range(3)
+    ]
+    np.testing.assert_allclose(detector(TEST[0]), np.mean(expected, axis=0), rtol=1e-7)
+
+
+# Multi-label models
+
+
+def test_multi_label_scores_are_those_of_the_literature():
+    logits = TEST[0]
+    p = 1 / (1 + np.exp(-logits.numpy()))
+
+    def binary_entropy(q):
+        return -(q * np.log(q) + (1 - q) * np.log(1 - q)).sum(axis=-1)
+
+    expected = {
+        "msp": 1 - p.mean(axis=1).max(axis=-1),
+        "max_logit": -logits.numpy().max(axis=-1).mean(axis=1),
+        "energy": -np.log1p(np.exp(logits.numpy())).sum(axis=-1).mean(axis=1),
+        "entropy": binary_entropy(p.mean(axis=1)),
+        "mutual_information": binary_entropy(p.mean(axis=1)) - binary_entropy(p).mean(axis=1),
+    }
+    votes = p > 0.5
+    pairs = [(votes[:, a] != votes[:, b]) for a, b in ((0, 1), (0, 2), (1, 2))]
+    expected["disagreement"] = np.mean(pairs, axis=(0, 2))
+    for name, values in expected.items():
+        np.testing.assert_allclose(detector_by_name(name, multi_label=True)(logits), values, rtol=1e-9, atol=1e-12)
+    knn = fitted("knn", multi_label=True)
+    torch.testing.assert_close(knn(*TEST[:2]), fitted("knn")(*TEST[:2]))
+    assert detector_by_name("energy", multi_label=True)(torch.zeros(2, 1, 1)).shape == (2,)  # a single label
+
+
+@pytest.mark.parametrize("name", [name for name, method in DETECTORS.items() if method.multi_label is None])
+def test_scores_about_one_class_of_several_have_no_multi_label_form(name):
+    with pytest.raises(ValueError, match=f"{name} is about one class of several, and has no multi-label form: choose"):
+        detector_by_name(name, multi_label=True)
+
+
+def test_the_config_says_which_form_a_model_needs():
+    data = [VIT.inputs()]
+    multi, single, regression = (
+        VIT.backbone(problem_type=f"{kind}")
+        for kind in ("multi_label_classification", "single_label_classification", "regression")
+    )
+    assert detector_by_name("energy", multi_label=True).score(multi, data).shape == (4,)
+    with pytest.raises(ValueError, match=r"made for multi_label_classification .*: make it with multi_label=True"):
+        detector_by_name("energy").score(multi, data)
+    with pytest.raises(ValueError, match=r"made for single_label_classification .*: make it with multi_label=False"):
+        detector_by_name("energy", multi_label=True).score(single, data)
+    with pytest.raises(ValueError, match="made for regression"):
+        detector_by_name("energy").score(regression, data)
+
+
+# Features
+
+
+def head_input(model, inputs):
+    """What the last linear map of a plain Transformers classifier gets, by a hook of one's own."""
+    model, seen = copy.deepcopy(model), []
+    head = getattr(model.classifier, "out_proj", model.classifier)
+    head.register_forward_hook(lambda module, given, output: seen.append(given[0]))
+    with torch.no_grad():
+        model.eval()(**inputs)
+    return seen[0]
+
+
+CLASSIFIERS = [family for family in FAMILIES if not family.has_towers]
+
+
+@pytest.mark.parametrize("family", CLASSIFIERS, ids=lambda family: family.name)
+def test_features_are_what_the_last_linear_map_reads(family):
+    inputs, backbone = family.inputs(), family.backbone()
+    logits, features, labels = collect_answers(backbone, [inputs])
+    torch.testing.assert_close(features[:, 0], head_input(backbone, inputs), rtol=0, atol=0)
+    torch.testing.assert_close(logits, predict(backbone, inputs), rtol=0, atol=0)
+    assert labels is None
+    members = [family.hydra.from_backbone(family.backbone(seed)) for seed in range(2)]
+    hydra = family.hydra.from_pruned_members(members, shared=())
+    logits, features, _ = collect_answers(hydra, [inputs])
+    torch.testing.assert_close(logits, predict(hydra, inputs), rtol=0, atol=0)
+    for seed in range(2):
+        torch.testing.assert_close(features[:, seed], head_input(family.backbone(seed), inputs))
+
+
+@pytest.mark.parametrize("family", [VIT, BERT, ROBERTA], ids=lambda family: family.name)
+def test_baselines_have_one_feature_for_each_member(family):
+    inputs, backbone, other = family.inputs(), family.backbone(), family.backbone(1)
+    hydra = family.hydra.from_backbone(other)
+    _, features, _ = collect_answers(DeepEnsemble([backbone, hydra]), [inputs])
+    torch.testing.assert_close(features[:, 0], head_input(backbone, inputs))
+    torch.testing.assert_close(features[:, 1], head_input(other, inputs))
+    sampled = MCDropout(backbone, num_samples=5, p=0.2, seed=0)
+    sampled.rows_per_pass = 8  # two samples in a pass
+    logits, features, _ = collect_answers(sampled, [inputs])
+    head = getattr(backbone.classifier, "out_proj", backbone.classifier)
+    assert features.shape[:2] == (4, 5)
+    torch.testing.assert_close(torch.nn.functional.linear(features, head.weight, head.bias), logits)
+
+
+def test_lora_ensembles_and_temperatures_have_features():
+    backbone, inputs = VIT.backbone(), VIT.inputs()
+    expected = head_input(backbone, inputs)
+    _, features, _ = collect_answers(lora_ensemble(backbone), [inputs])
+    torch.testing.assert_close(features, expected.unsqueeze(1).expand(-1, 2, -1))
+    logits, features, _ = collect_answers(TemperatureScaling(2.0).wrap(backbone), [inputs])
+    torch.testing.assert_close(features[:, 0], expected)
+    torch.testing.assert_close(logits, predict(backbone, inputs) / 2)
+
+
+def test_the_features_of_clip_are_the_images_embeddings():
+    inputs = CLIP.inputs()
+    prompts = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    backbone = CLIP.backbone()
+    classifier = ZeroShotClassifier(backbone, prompts)
+    logits, features, _ = collect_answers(classifier, [{"pixel_values": inputs["pixel_values"]}])
+    with torch.no_grad():
+        expected = backbone(**inputs)
+    torch.testing.assert_close(features[:, 0], expected.image_embeds)
+    torch.testing.assert_close(logits[:, 0], expected.logits_per_image)
+    reader = AnswerReader(classifier)
+    reader({"pixel_values": inputs["pixel_values"]})
+    torch.testing.assert_close(expected.image_embeds @ reader.heads[0].weight.T, expected.logits_per_image)
+
+
+class TokenHead(torch.nn.Module):
+    """A classifier of every token, as decoders have: the answer is that of the last one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.score = torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)
+
+    def forward(self, inputs_embeds):
+        from hydra_transformers.models.ensembling import HydraClassifierOutput
+
+        self.states = self.body(inputs_embeds).tanh()
+        return HydraClassifierOutput(logits=self.score(self.states)[:, -1])
+
+
+def test_the_answer_of_one_token_has_the_features_of_that_token():
+    model, inputs = TokenHead(), torch.randn(5, 7, 4)
+    _, features, _ = collect_answers(model, [{"inputs_embeds": inputs}])
+    torch.testing.assert_close(features[:, 0], model.body(inputs)[:, -1].tanh())
+
+
+def test_a_model_without_a_linear_head_is_refused():
+    class Doubled(TokenHead):
+        def forward(self, inputs_embeds):
+            output = super().forward(inputs_embeds)
+            output.logits = 2 * output.logits
+            return output
+
+    with pytest.raises(ValueError, match="the logits of Doubled are not the outputs of a linear map"):
+        collect_answers(Doubled(), [{"inputs_embeds": torch.randn(5, 7, 4)}])
+    with pytest.raises(ValueError, match="the logits of SavedLogits are not the outputs"):
+        collect_answers(SavedLogits(), [{"member_logits": TEST[0]}])
+
+
+def hooks_of(model):
+    return [hook for module in model.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]
+
+
+def test_the_model_gets_no_hooks_not_even_where_reading_fails():
+    model, seen = VIT.hydra.from_backbone(VIT.backbone()), []
+    reader = AnswerReader(model)
+    reader(VIT.inputs())
+    seen.append(hooks_of(model))
+    with pytest.raises(ValueError, match="doesn't match"):
+        reader({"pixel_values": torch.zeros(2, 3, 9, 9, dtype=torch.float64)})
+    seen.append(hooks_of(model))
+    assert seen == [[], []] and reader.calls == []
+
+
+def test_threads_read_one_model_at_the_same_time():
+    model = VIT.hydra.from_pruned_members(VIT.members(), shared=())
+    inputs = [{"pixel_values": torch.randn(4, 3, 8, 8, dtype=torch.float64)} for _ in range(4)]
+    expected = [collect_answers(model, [batch])[1] for batch in inputs]
+    found = [None] * 4
+
+    def read(index):
+        reader = AnswerReader(model)
+        found[index] = [reader(inputs[index])[1] for _ in range(5)]
+
+    threads = [threading.Thread(target=read, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(each, expected[index]) for index in range(4) for each in found[index])
+    assert hooks_of(model) == []
+
+
+# Models and data sets
+
+
+def labelled_images(rows: int, seed: int = 0, spread: float = 1.0) -> list[dict]:
+    generator = torch.Generator().manual_seed(seed)
+    pixels = spread * torch.randn(rows, 3, 8, 8, generator=generator, dtype=torch.float64)
+    return [{"pixel_values": each, "labels": row % 5} for row, each in enumerate(pixels)]
+
+
+@pytest.mark.parametrize("name", [name for name in DETECTORS if name != "she"])
+def test_a_detector_fits_and_scores_data_of_any_model(name):
+    hydra = VIT.hydra.from_pruned_members(VIT.members(), shared=())
+    train, test = labelled_images(60), labelled_images(9, seed=1)
+    detector = detector_by_name(name, **({"k": 3} if name == "knn" else {}))
+    if detector.needs_fit:
+        assert detector.fit(hydra, train, batch_size=7) is detector
+        reader = AnswerReader(hydra)
+        reader(VIT.inputs())
+        again = detector_by_name(name, **({"k": 3} if name == "knn" else {}))
+        again.fit_answers(*collect_answers(hydra, train), heads=reader.heads)
+        torch.testing.assert_close(again(*collect_answers(hydra, test)[:2]), detector.score(hydra, test))
+    scores = detector.score(hydra, test, batch_size=4)
+    assert scores.shape == (9,) and scores.dtype == torch.float64 and scores.device.type == "cpu"
+    torch.testing.assert_close(scores, detector(*collect_answers(hydra, test)[:2]))
+
+
+def test_what_is_needed_is_said_beforehand():
+    said = {name: detector_by_name(name) for name in DETECTORS}
+    assert {name for name, each in said.items() if each.needs_labels} == {"she", "mahalanobis", "relative_mahalanobis"}
+    assert {name for name, each in said.items() if each.reads_features} == set(FITTED) - {"kl_matching"}
+    assert {name for name, each in said.items() if not each.needs_fit} == set(OOD_SCORES)
+
+
+def test_inputs_are_left_as_they_were():
+    logits, features, labels = (each.clone() for each in TRAIN)
+    detector = detector_by_name("relative_mahalanobis").fit_answers(logits, features, labels)
+    detector(logits, features)
+    for each, before in zip((logits, features, labels), TRAIN, strict=True):
+        assert torch.equal(each, before)
+
+
+# Reports
+
+
+def test_a_report_is_judged_by_a_fitted_detector(tmp_path):
+    backbone, hydra = VIT.backbone(), VIT.hydra.from_pruned_members(VIT.members(), shared=())
+    train, test, far = labelled_images(60), labelled_images(30, seed=1), labelled_images(20, seed=2, spread=5.0)
+    detectors = {
+        name: detector_by_name("knn", k=3).fit(model, train)
+        for name, model in (("Single", backbone), ("Hydra", hydra))
+    }
+    models = {"Single": backbone, "Hydra": hydra}
+    report = evaluate_uncertainty(models, test, ood={"far": {"loud": far}}, score=detectors)
+    assert report.score == "knn (k=3)"
+    assert "Score: knn (k=3)." in report.to_markdown()
+    assert "roc.png" in {path.name for path in report.plot(tmp_path)}
+    for name, model in models.items():
+        expected = ood_metrics(detectors[name].score(model, test), detectors[name].score(model, far))
+        assert report.models[name].ood["far"]["loud"]["auroc"] == expected["auroc"]
+    same = evaluate_uncertainty(models, test, ood={"far": {"loud": far}}, score=detector_by_name("energy"))
+    assert same == evaluate_uncertainty(models, test, ood={"far": {"loud": far}}, score="energy")
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        ("vim", r"vim needs a fit: pass detector_by_name\('vim'\).fit\(model, training_data\)"),
+        (detector_by_name("vim"), "vim is not fitted"),
+        ({"Hydra": "msp"}, "score is for Hydra, models has Single, Hydra"),
+        ({"Hydra": "msp", "Single": "energy"}, "score is energy and msp: models are compared by one"),
+        (detector_by_name("energy", multi_label=True), "made for multi-label models"),
+        (3, "score is a int: pass a name, or a Detector"),
+    ],
+)
+def test_scores_that_cannot_be_used_are_refused_before_any_work(score, message):
+    class Never(torch.nn.Module):
+        def forward(self, member_logits):
+            raise AssertionError("it was run")
+
+    with pytest.raises((ValueError, TypeError), match=message):
+        evaluate_uncertainty(
+            {"Single": Never(), "Hydra": Never()}, [{"member_logits": TEST[0], "labels": TEST[2]}], score=score
+        )
+
+
+def test_a_temperature_and_a_detector_of_logits_are_refused_together():
+    data = [{"member_logits": TEST[0], "labels": TEST[2]}]
+    detector = detector_by_name("kl_matching").fit_answers(TRAIN[0])
+    with pytest.raises(ValueError, match="kl_matching was fitted on logits, which a temperature changes"):
+        evaluate_uncertainty(SavedLogits(), data, score=detector, temperature=TemperatureScaling(2.0))
+    assert evaluate_uncertainty(SavedLogits(), data, score=detector).score == "kl_matching"
+
+
+def test_the_accumulator_takes_features():
+    detector = fitted("mahalanobis")
+    accumulator = UncertaintyAccumulator(detector)
+    for start in (0, 20):
+        part = slice(start, start + 20)
+        accumulator.update(TEST[0][part], TEST[2][part], member_features=TEST[1][part])
+    torch.testing.assert_close(accumulator.gather().values()["score"], detector(*TEST[:2]))
+    with pytest.raises(ValueError, match="mahalanobis reads features: pass member_features"):
+        accumulator.update(TEST[0])
+
+
+# Files
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_a_saved_detector_is_the_same_when_loaded(name, tmp_path):
+    settings = {"knn": {"k": 7}, "gen": {"gamma": 0.2}}.get(name, {})
+    detector = fitted(name, **settings) if name in FITTED else detector_by_name(name, **settings)
+    path = detector.save(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["detector.safetensors"] and path.parent == tmp_path
+    loaded = Detector.load(tmp_path)
+    assert (loaded.description, loaded.fitted_on) == (detector.description, detector.fitted_on)
+    assert torch.equal(loaded(*TEST[:2]), detector(*TEST[:2]))
+
+
+def broken(tmp_path, change):
+    """A saved detector with something changed: its tensors and its description."""
+    fitted("mahalanobis").save(tmp_path)
+    tensors = load_file(tmp_path / "detector.safetensors")
+    made_of = {
+        "name": "mahalanobis",
+        "by": "members",
+        "multi_label": False,
+        "settings": {"shrinkage": None},
+        "fitted_on": {"members": MEMBERS, "classes": CLASSES, "dim": DIM, "rows": 240, "head": None},
+    }
+    change(tensors, made_of)
+    save_file(tensors, tmp_path / "detector.safetensors", metadata={"format": "pt", "detector": json.dumps(made_of)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors, made_of: tensors.pop("center"), "its tensors are class_means, whitening"),
+        (lambda tensors, made_of: tensors.update(center=tensors["center"][:2]), "not those of 3 members, 4 classes"),
+        (lambda tensors, made_of: tensors.update(center=tensors["center"][:, :2].clone()), "features of 6 dimensions"),
+        (lambda tensors, made_of: tensors["center"].fill_(torch.nan), "its center is not made of finite numbers"),
+        (lambda tensors, made_of: made_of.update(name="odin"), "unknown detector 'odin'"),
+        (lambda tensors, made_of: made_of.update(by="both"), "by is 'both'"),
+        (lambda tensors, made_of: made_of.pop("fitted_on"), "fitted_on"),
+        (lambda tensors, made_of: made_of["fitted_on"].update(dim=7), "features of 7 dimensions"),
+        (lambda tensors, made_of: made_of["fitted_on"].update(members="many"), "many|size"),
+        (lambda tensors, made_of: made_of.update(settings={"gamma": 3}), "mahalanobis has no setting 'gamma'"),
+    ],
+)
+def test_a_broken_file_is_refused(tmp_path, change, message):
+    broken(tmp_path, change)
+    with pytest.raises(ValueError, match=rf"detector.safetensors is no detector .*{message}"):
+        Detector.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00" * 40, b"{}", b"\xff" * 100])
+def test_a_file_of_something_else_is_refused(tmp_path, content):
+    (tmp_path / "detector.safetensors").write_bytes(content)
+    with pytest.raises(ValueError, match="is no detector"):
+        Detector.load(tmp_path)
+
+
+def test_safetensors_of_a_model_are_no_detector(tmp_path):
+    save_file({"weight": torch.zeros(2)}, tmp_path / "detector.safetensors")
+    with pytest.raises(ValueError, match="is no detector"):
+        Detector.load(tmp_path)
+    (tmp_path / "detector.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no detector.safetensors: save a Detector there first"):
+        Detector.load(tmp_path)
+
+
+def test_another_model_is_refused(tmp_path):
+    model, other = VIT.backbone(), VIT.backbone(1)
+    train = labelled_images(60)
+    detector = detector_by_name("knn", k=3).fit(model, train)
+    detector.save(tmp_path)
+    loaded = Detector.load(tmp_path)
+    torch.testing.assert_close(loaded.score(model, train), detector.score(model, train))
+    with pytest.raises(
+        ValueError, match="ViTForImageClassification has another head than the model that knn was fitted"
+    ):
+        loaded.score(other, train)
+    with pytest.raises(ValueError, match="has another head than"):
+        evaluate_uncertainty(other, train, score=loaded)
+    with pytest.raises(ValueError, match=r"fitted on 1 member, 5 classes and .* these answers have 2 members"):
+        loaded.score(DeepEnsemble([model, other]), train)
+    low = [{**row, "pixel_values": row["pixel_values"].float()} for row in train]
+    torch.testing.assert_close(
+        loaded.score(copy.deepcopy(model).float(), low), detector.score(model, train), atol=1e-3, rtol=0
+    )
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: detector_by_name("odin"), "unknown detector 'odin': choose one of msp"),
+        (lambda: detector_by_name("energy", by="mean"), "by is 'mean', which energy has no form for: pass 'members'"),
+        (lambda: detector_by_name("vim", by="mean"), "by is 'mean', which vim has no form for"),
+        (lambda: detector_by_name("msp", k=3), "msp has no setting 'k': it has none"),
+        (lambda: detector_by_name("knn", gamma=3), "knn has no setting 'gamma': choose from k, bank_size, seed"),
+        (lambda: detector_by_name("knn", k=0), "k is 0: pass a positive whole number"),
+        (lambda: detector_by_name("knn", k=2.5), "k is 2.5: pass a positive whole number"),
+        (lambda: detector_by_name("knn", k=20, bank_size=10), "bank_size is 10, k 20"),
+        (lambda: detector_by_name("gen", gamma=-1), "gamma is -1: pass a positive number"),
+        (lambda: detector_by_name("mahalanobis", shrinkage=2), "shrinkage is 2: pass a number from 0 to 1"),
+        (
+            lambda: detector_by_name("vim", principal_dim=6).fit_answers(*TRAIN, heads=HEADS),
+            "principal_dim is 6, features have 6",
+        ),
+        (lambda: detector_by_name("vim").fit_answers(*TRAIN), "vim needs heads"),
+        (
+            lambda: detector_by_name("vim").fit_answers(*TRAIN, heads=HEADS[:2]),
+            "heads has 2 maps, the answers are of 3",
+        ),
+        (lambda: detector_by_name("vim").fit_answers(TRAIN[0] - 1000, TRAIN[1], heads=HEADS), "is not positive"),
+        (lambda: detector_by_name("energy").fit_answers(TRAIN[0]), "energy needs no fit"),
+        (lambda: detector_by_name("knn")(*TEST[:2]), "knn is not fitted: call fit"),
+        (lambda: detector_by_name("knn").save("nowhere"), "knn is not fitted"),
+        (
+            lambda: detector_by_name("mahalanobis").fit_answers(*TRAIN[:2]),
+            "data has no labels, and mahalanobis learns",
+        ),
+        (lambda: detector_by_name("mahalanobis").fit_answers(TRAIN[0], labels=TRAIN[2]), "mahalanobis reads features"),
+        (
+            lambda: detector_by_name("mahalanobis").fit_answers(*TRAIN[:2], TRAIN[2] + 1),
+            "is 4, member_logits has 4 classes",
+        ),
+        (lambda: detector_by_name("knn").fit_answers(*(each[:20] for each in TRAIN)), "k is 50, data has 20 rows"),
+        (lambda: detector_by_name("knn").fit_answers(*(each[:0] for each in TRAIN)), "data has no rows"),
+        (lambda: fitted("knn")(TEST[0]), "knn reads features: pass member_features"),
+        (lambda: fitted("knn")(TEST[0], TEST[1][:, :2]), r"member_features has shape \(30, 2, 6\), member_logits"),
+        (
+            lambda: fitted("knn")(TEST[0], TEST[1][..., :5]),
+            "fitted on .* 6 dimensions, these answers have .* 5 dimensions",
+        ),
+        (
+            lambda: fitted("mahalanobis")(TEST[0][..., :3], TEST[1]),
+            "fitted on 3 members, 4 classes .* have 3 members, 3 classes",
+        ),
+        (lambda: fitted("knn")(TEST[0], TEST[1] * torch.nan), r"member_features\[0, 0\] is not finite"),
+        (lambda: fitted("vim")(TEST[0] * torch.nan, TEST[1]), r"member_logits\[0, 0\] is not a prediction"),
+        (lambda: detector_by_name("energy")(TEST[0] * torch.nan), r"member_logits\[0, 0\] is not a prediction"),
+        (
+            lambda: fitted("mahalanobis", (TRAIN[0], TRAIN[1] * torch.inf, TRAIN[2])),
+            r"member_features\[0, 0\] is not finite",
+        ),
+        (lambda: detector_by_name("energy")(TEST[0][..., :1]), "has 1 class"),
+        (lambda: detector_by_name("energy").score(VIT.backbone(), []), "data has no batches"),
+        (lambda: detector_by_name("knn").fit(VIT.backbone(), []), "data has no rows"),
+        (lambda: detector_by_name("she").fit(VIT.backbone(), [VIT.inputs()]), "data has no labels, and she learns"),
+    ],
+)
+def test_what_does_not_go_is_refused_with_a_sentence(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_failed_fit_leaves_the_detector_as_it_was():
+    detector = fitted("knn")
+    before = detector(*TEST[:2])
+    with pytest.raises(ValueError, match="k is 50"):
+        detector.fit_answers(*(each[:20] for each in TRAIN))
+    assert torch.equal(detector(*TEST[:2]), before)
+
+
+def test_an_empty_batch_has_no_scores():
+    assert fitted("knn")(TEST[0][:0], TEST[1][:0]).shape == (0,)
+    assert detector_by_name("msp")(TEST[0][:0]).shape == (0,)
+
+
+def test_warnings_are_given_for_nothing_else():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in FITTED:
+            fitted(name)(*TEST[:2])
