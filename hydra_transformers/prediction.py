@@ -251,12 +251,17 @@ def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
     return HydraClassifierOutput(logits=logits, member_logits=member_logits)
 
 
-def problem_type_of(model: nn.Module | None) -> str | None:
-    """What the config says, be it that of a model inside."""
+def config_of(model: nn.Module | None) -> Any:
+    """The model's config, be it that of a model inside; None where there is none."""
     while model is not None and not hasattr(model, "config"):
         inside = (getattr(model, name, None) for name in ("model", "module"))
         model = model.models[0] if hasattr(model, "models") else next(filter(None, inside), None)
-    return None if model is None else getattr(model.config, "problem_type", None)
+    return None if model is None else model.config
+
+
+def problem_type_of(model: nn.Module | None) -> str | None:
+    """What the config says, be it that of a model inside."""
+    return getattr(config_of(model), "problem_type", None)
 
 
 # Problem types, as configs name them, whose answer is not one of several classes.
@@ -354,6 +359,7 @@ class ZeroShotClassifier(nn.Module):
         prompts = {name: value for name, value in class_prompts.items() if isinstance(value, Tensor)}
         self.model = clip_model
         self.class_prompts = prompts
+        self.similarity = PromptSimilarity()
         self.register_buffer("text_features", torch.empty(0), persistent=False)
         self.refresh()
 
@@ -375,6 +381,16 @@ class ZeroShotClassifier(nn.Module):
         shortcut = {"first_token_only": True} if hasattr(self.model, "num_members") else {}
         image_features = _unit_features(self.model.get_image_features(pixel_values=pixel_values, **shortcut))
         text_features = at_least_float32(self.text_features)  # a buffer, so `.to(torch.bfloat16)` takes it along
+        scale = at_least_float32(self.model.logit_scale).exp()
+        member_logits = self.similarity(image_features, text_features, scale)
+        return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
+
+
+class PromptSimilarity(nn.Module):
+    """What CLIP has in place of a classifier: a linear map whose weights are the prompts' features."""
+
+    def forward(self, image_features: Tensor, text_features: Tensor, scale: Tensor) -> Tensor:
+        """(images, members, dim), (classes, members, dim), (members,) or () -> (images, members, classes)"""
         image_members, text_members = image_features.shape[1], text_features.shape[1]
         if image_members != text_members and 1 not in (image_members, text_members):
             raise ValueError(
@@ -383,9 +399,7 @@ class ZeroShotClassifier(nn.Module):
             )
         # One member per batch entry of the product: (members, images, dim) @ (members, dim, classes).
         similarity = image_features.transpose(0, 1) @ text_features.permute(1, 2, 0)
-        scale = at_least_float32(self.model.logit_scale).exp().reshape(-1, 1, 1)
-        member_logits = (scale * similarity).transpose(0, 1)
-        return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
+        return (scale.reshape(-1, 1, 1) * similarity).transpose(0, 1)
 
 
 def _unit_features(output: Any) -> Tensor:

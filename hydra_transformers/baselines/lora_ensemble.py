@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 from ..files import write_atomically
 from ..models.ensembling import HydraClassifierOutput
 from ..prediction import accepted_inputs, answer_of, device_of, member_logits_of
+from ..threads import ONE_PASS
 from ..training.finetune import FINISHED, MEMBERS, RUN, finetune_members
 from ..training.lora import lora_config
 from ..training.recipes import Recipe
 from .deep_ensemble import joined
 from .seeding import seeded
-from .threads import ONE_PASS
 
 
 if TYPE_CHECKING:

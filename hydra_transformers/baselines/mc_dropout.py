@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from ..models.ensembling import HydraClassifierOutput
 from ..prediction import accepted_inputs, answer_of, device_of, member_logits_of
+from ..threads import ONE_PASS, twin_of
 from .seeding import seeded
-from .threads import ONE_PASS, twin_of
 
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)

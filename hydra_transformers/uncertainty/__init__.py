@@ -3,7 +3,9 @@
 `fusion_report` tells whether members may be fused."""
 
 from .decomposition import Decomposition, decompose, predict_uncertainty
+from .detectors import Detector, detector_by_name
 from .evaluation import evaluate_uncertainty
+from .features import AnswerReader, collect_answers
 from .fusion_report import FusionReport, fusion_report
 from .metrics import classification_metrics, diversity_metrics, ood_metrics
 from .ood import OOD_SCORES, ood_score
@@ -15,7 +17,9 @@ from .trainer import StreamingComputeMetrics, compute_metrics
 
 __all__ = [
     "OOD_SCORES",
+    "AnswerReader",
     "Decomposition",
+    "Detector",
     "FusionReport",
     "ModelResult",
     "StreamingComputeMetrics",
@@ -23,8 +27,10 @@ __all__ = [
     "UncertaintyAccumulator",
     "UncertaintyReport",
     "classification_metrics",
+    "collect_answers",
     "compute_metrics",
     "decompose",
+    "detector_by_name",
     "diversity_metrics",
     "evaluate_uncertainty",
     "fusion_report",

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..prediction import ZeroShotClassifier, batches, check_chooses_one_class, device_of, predict, split_labels
+from ..prediction import ZeroShotClassifier, batches, check_chooses_one_class, split_labels
 from ..processes import check_can_be_shared, gather, rank_and_world_size
 from .curves import reliability_curve, risk_curve, roc_curve, score_histograms
+from .detectors import Detector
+from .features import AnswerReader
 from .metrics import exact_mean, ood_metrics
-from .ood import check_method
+from .ood import check_score
 from .report import Metrics, ModelResult, UncertaintyReport
 from .streaming import UncertaintyAccumulator
 from .temperature import TemperatureScaling
@@ -23,7 +25,7 @@ def evaluate_uncertainty(
     id_data: Any,
     ood: Mapping[str, Mapping[str, Any]] | None = None,
     *,
-    score: str = "msp",
+    score: str | Detector | Mapping[str, Detector] = "msp",
     corruptions: Mapping[str, Mapping[Any, Any]] | None = None,
     class_prompts: Mapping[str, Tensor] | None = None,
     temperature: TemperatureScaling | Mapping[str, TemperatureScaling] | None = None,
@@ -35,16 +37,17 @@ def evaluate_uncertainty(
         models: a Hydra, a Hugging Face classifier or a baseline; or several, `{name: model}`.
         id_data: labelled data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
         ood: `{"near": {name: data}, "far": {name: data}}`; labels of this data are not read.
-        score: the OOD score, see `ood_score`; the paper's is `"msp"`.
+        score: the OOD score: a name, see `ood_score` (the paper's is `"msp"`), or a `Detector`. One that is fitted knows a
+            single model: for several pass `{name: detector}`, the same detector fitted on each.
         corruptions: `{corruption: {severity: data}}`, labelled, such as ImageNet-C's severities 1 to 5.
         class_prompts: for CLIP, the tokenizer's output with one prompt per class: makes it a zero-shot classifier.
-        temperature: applied to the member logits; one for all models, or `{name: temperature}` for those that have one.
+        temperature: applied to the member logits; one for all models, or `{name: temperature}` for those that have one. A
+            detector that was fitted on logits is fitted on `temperature.wrap(model)`, and that is passed as the model.
         batch_size: rows per batch, where data comes in rows.
 
     With `torch.distributed` initialised, the processes share the batches of each data set: give every process the whole
     data in the same order (no sampler's part, not shuffled); all of them get the same report.
     """
-    check_method(score)
     models = dict(models) if isinstance(models, Mapping) else {type(models).__name__: models}
     if not models:
         raise ValueError("models is empty: pass at least one model")
@@ -60,21 +63,23 @@ def evaluate_uncertainty(
     for name, data in _all_data(id_data, ood, corruptions):
         _check_data(name, data, read_often=len(models) > 1)
     scalings = _scalings(temperature, models)
+    scores = _scores(score, scalings)
     results = {}
     for name, model in models.items():
         model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model
-        judge = _Judge(model, scalings[name], score, batch_size)
+        reader = AnswerReader(model, getattr(scores[name], "reads_features", False))
+        judge = _Judge(reader, scalings[name], scores[name], batch_size)
         results[name] = judge.result(id_data, ood, corruptions)
-    return UncertaintyReport(score=score, models=results)
+    return UncertaintyReport(score=described(next(iter(scores.values()))), models=results)
 
 
 @dataclass(frozen=True)
 class _Judge:
     """One model with the settings it is judged under."""
 
-    model: nn.Module
+    reader: AnswerReader
     scaling: TemperatureScaling | None
-    score: str
+    score: str | Detector
     batch_size: int
 
     def result(self, id_data: Any, ood: Mapping, corruptions: Mapping) -> ModelResult:
@@ -113,14 +118,16 @@ class _Judge:
         """All of one data set, gathered from all processes."""
         accumulator, classes = UncertaintyAccumulator(self.score), set()
         rank, world_size = rank_and_world_size()
-        for batch in batches(data, self.batch_size, device_of(self.model), rank, world_size):
-            member_logits = predict(self.model, batch)
+        for batch in batches(data, self.batch_size, self.reader.device, rank, world_size):
+            member_logits, member_features = self.reader(batch)
+            if isinstance(self.score, Detector) and len(accumulator) == 0:
+                self.score.check_heads(self.reader)
             if self.scaling is not None:
                 member_logits = self.scaling(member_logits)
             labels = split_labels(batch)[1] if labelled else None
             if labelled and labels is None:
                 raise ValueError(f"{name} has no labels: add a column labels (or label) with class indices")
-            accumulator.update(member_logits, labels)
+            accumulator.update(member_logits, labels, member_features=member_features)
             classes |= set() if labels is None else set(labels.tolist())
         gathered = accumulator.gather()
         classes = set().union(*gather(classes)) if labelled else classes
@@ -177,6 +184,35 @@ def _check_data(name: str, data: Any, read_often: bool) -> None:
     if read_often and hasattr(data, "__next__"):
         raise TypeError(f"{name} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
     check_can_be_shared(data, name)
+
+
+def described(score: str | Detector) -> str:
+    return score if isinstance(score, str) else score.description
+
+
+def _scores(score: Any, scalings: Mapping[str, TemperatureScaling | None]) -> dict[str, str | Detector]:
+    """The score of each model, all of one kind."""
+    scores = dict(score) if isinstance(score, Mapping) else dict.fromkeys(scalings, score)
+    if set(scores) != set(scalings):
+        raise ValueError(
+            f"score is for {', '.join(scores) or 'no model'}, models has {', '.join(scalings)}: name each once"
+        )
+    for each in scores.values():
+        check_score(each)
+    kinds = sorted({described(each) for each in scores.values()})
+    if len(kinds) > 1:
+        raise ValueError(f"score is {' and '.join(kinds)}: models are compared by one, pass the same for each")
+    for name, each in scores.items():
+        if isinstance(each, str):
+            continue
+        if each.multi_label:
+            raise ValueError(f"the detector of {name} is made for multi-label models: leave out multi_label")
+        if each.needs_fit and each.reads_logits and scalings[name] is not None:
+            raise ValueError(
+                f"{each.name} was fitted on logits, which a temperature changes: fit it on temperature.wrap(model), and pass "
+                f"that as {name} without a temperature"
+            )
+    return scores
 
 
 def _scalings(temperature: Any, models: Mapping[str, nn.Module]) -> dict[str, TemperatureScaling | None]:

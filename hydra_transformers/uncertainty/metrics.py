@@ -107,24 +107,31 @@ def detection_counts(id_scores: Any, ood_scores: Any) -> tuple[Tensor, Tensor]:
     return ood_counts.flip(0).cumsum(0), id_counts.flip(0).cumsum(0)
 
 
-def sample_values(member_logits: Tensor, labels: Tensor | None = None, score: str = "msp") -> dict[str, Tensor]:
+def sample_values(
+    member_logits: Tensor,
+    labels: Tensor | None = None,
+    score: Any = "msp",
+    member_features: Tensor | None = None,
+) -> dict[str, Tensor]:
     """The values per sample that all metrics are made of: (samples,) each, float64, on the CPU.
 
-    confidence, total, aleatoric, epistemic, disagreement, score; with labels also correct, brier, nll.
+    confidence, total, aleatoric, epistemic, disagreement, score; with labels also correct, brier, nll. The score is that of
+    a name of `OOD_SCORES`, or of a `Detector`.
     """
     rows = [slice(start, start + ROWS_PER_PASS) for start in range(0, len(member_logits), ROWS_PER_PASS)]
-    passes = [_values(member_logits[part], None if labels is None else labels[part], score) for part in rows]
+    given = (member_logits.detach(), labels, member_features)
+    passes = [_values(*(None if each is None else each[part] for each in given), score) for part in rows]
     names = UNCERTAINTY_VALUES + (LABELLED_VALUES if labels is not None else ())
     empty = torch.zeros(0, dtype=torch.float64, device="cpu")
     return {name: torch.cat([empty, *(values[name].cpu() for values in passes)]) for name in names}
 
 
-def _values(member_logits: Tensor, labels: Tensor | None, score: str) -> dict[str, Tensor]:
-    member_logits = member_logits.detach()
+def _values(member_logits: Tensor, labels: Tensor | None, features: Tensor | None, score: Any) -> dict[str, Tensor]:
     log_probabilities = wide_log_softmax(member_logits)
     parts = decompose_log_probabilities(log_probabilities)
     values = {name: getattr(parts, name) for name in ("confidence", "total", "aleatoric", "epistemic", "disagreement")}
-    values["score"] = score_of(member_logits, parts, score)
+    is_name = isinstance(score, str)
+    values["score"] = score_of(member_logits, parts, score) if is_name else score(member_logits, features)
     if labels is None:
         return values
     labels = labels.to(parts.prediction.device).unsqueeze(1)

@@ -4,11 +4,17 @@ from typing import Any
 
 from torch import Tensor
 
+from ..models import detection
+from ..models.detection import DETECTORS
 from .decomposition import Decomposition, decompose
 from .inputs import as_member_logits, widened
 
 
-OOD_SCORES = ("msp", "max_logit", "energy", "entropy", "mutual_information", "disagreement")
+# Those that need nothing but logits; `detector_by_name` also has the others.
+OOD_SCORES = tuple(name for name, method in DETECTORS.items() if not method.state)
+
+# What a decomposition has already.
+PARTS = {"entropy": "total", "mutual_information": "epistemic", "disagreement": "disagreement"}
 
 
 def ood_score(member_logits: Any, method: str = "msp") -> Tensor:
@@ -26,6 +32,9 @@ def ood_score(member_logits: Any, method: str = "msp") -> Tensor:
             - `"energy"`: `-1/M Σ_m log Σ_c exp z_mc`, the mean over members of each member's score
             - `"mutual_information"`: the epistemic part of the entropy; 0 for a single model
             - `"disagreement"`: share of differing pairs of members; 0 for a single model
+            - `"gen"`: `Σ p̄_c^0.1 (1 - p̄_c)^0.1` over the 100 most probable classes, a generalised entropy
+
+    Scores that a fit on training data comes before, and other settings of these: `detector_by_name`.
 
     Example:
         >>> ood_score([[[4.0, 0.0, 0.0]], [[0.0, 0.0, 0.0]]], method="msp").round(decimals=3)
@@ -36,21 +45,27 @@ def ood_score(member_logits: Any, method: str = "msp") -> Tensor:
 
 
 def check_method(method: str) -> None:
+    if method in DETECTORS and method not in OOD_SCORES:
+        raise ValueError(
+            f"{method} needs a fit: pass detector_by_name({method!r}).fit(model, training_data) in place of the name"
+        )
     if method not in OOD_SCORES:
         raise ValueError(f"unknown OOD score {method!r}: choose one of {', '.join(OOD_SCORES)}")
+
+
+def check_score(score: Any) -> None:
+    """Refuses what is neither the name of a score nor a fitted `Detector`."""
+    if isinstance(score, str):
+        check_method(score)
+    elif hasattr(score, "check_fitted"):
+        score.check_fitted()
+    else:
+        raise TypeError(f"score is a {type(score).__name__}: pass a name, or a Detector of detector_by_name")
 
 
 def score_of(member_logits: Tensor, parts: Decomposition, method: str) -> Tensor:
     """`ood_score` where the decomposition of the same logits is at hand."""
     check_method(method)
-    if method in ("max_logit", "energy"):
-        member_logits = widened(member_logits)
-        score = member_logits.amax(dim=-1) if method == "max_logit" else member_logits.logsumexp(dim=-1)
-        return -score.mean(dim=1)
     if method == "msp":
         return 1 - parts.confidence
-    return {
-        "entropy": parts.total,
-        "mutual_information": parts.epistemic,
-        "disagreement": parts.disagreement,
-    }[method]
+    return getattr(parts, PARTS[method]) if method in PARTS else detection.score(method, widened(member_logits))

@@ -56,7 +56,7 @@ class UncertaintyReport:
     """The results of one or several models on the same data.
 
     Attributes:
-        score: the OOD score that was used, see `ood_score`.
+        score: the OOD score that was used, with the settings that are not the usual ones, see `detector_by_name`.
         models: name -> `ModelResult`.
     """
 

@@ -1,7 +1,7 @@
 """Judge a data set batch by batch: a few numbers per sample are kept, the logits are not."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,11 @@ from .metrics import (
     summarize_classification,
     summarize_diversity,
 )
-from .ood import check_method
+from .ood import check_score
+
+
+if TYPE_CHECKING:
+    from .detectors import Detector
 
 
 COLUMNS = (*UNCERTAINTY_VALUES, *LABELLED_VALUES, "index")
@@ -30,7 +34,7 @@ class UncertaintyAccumulator:
     depend on how the samples were batched, ordered or spread over processes.
 
     Args:
-        score: the OOD score to keep, see `ood_score`.
+        score: the OOD score to keep: a name, see `ood_score`, or a fitted `Detector`.
         num_bins: bins of the calibration errors.
 
     Example:
@@ -42,8 +46,8 @@ class UncertaintyAccumulator:
         (24, ['accuracy', 'aece', 'aurc', 'brier', 'disagreement', 'ece', 'mutual_information', 'nll'])
     """
 
-    def __init__(self, score: str = "msp", num_bins: int = NUM_BINS):
-        check_method(score)
+    def __init__(self, score: "str | Detector" = "msp", num_bins: int = NUM_BINS):
+        check_score(score)
         self.score = score
         self.num_bins = num_bins
         self.num_members = 0
@@ -52,7 +56,7 @@ class UncertaintyAccumulator:
     def __len__(self) -> int:
         return sum(len(rows) for rows in self._rows)
 
-    def update(self, member_logits: Any, labels: Any = None, index: Any = None) -> None:
+    def update(self, member_logits: Any, labels: Any = None, index: Any = None, member_features: Any = None) -> None:
         """Take in one batch.
 
         Args:
@@ -60,12 +64,13 @@ class UncertaintyAccumulator:
             labels: (batch,), or `None` for data that is only scored.
             index: (batch,), each sample's number in its data set. Needed where a sampler repeats samples to fill up the
                 last batches, as distributed samplers do: `gather` keeps each number once.
+            member_features: (batch, members, dim), where the score is a detector that reads them.
         """
         member_logits = as_member_logits(member_logits)
         self._check_members(member_logits.shape[1])
         if labels is not None:
             labels = as_labels(labels, len(member_logits), member_logits.shape[-1])
-        values = sample_values(member_logits, labels, self.score)
+        values = sample_values(member_logits, labels, self.score, member_features)
         if index is not None:
             values["index"] = torch.as_tensor(index, device="cpu").double()
             if values["index"].shape != (len(member_logits),):

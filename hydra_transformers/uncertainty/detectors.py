@@ -1,0 +1,410 @@
+"""Detectors of out-of-distribution inputs behind one interface: made by name, fitted where needed, saved beside a model."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as parse_tensors
+from safetensors.torch import save as format_tensors
+from torch import Tensor, nn
+from transformers.utils import cached_file
+
+from ..files import parse_json, write_atomically
+from ..models import detection
+from ..models.detection import DETECTORS, answers_of
+from ..prediction import batches, problem_type_of, split_labels
+from .detector_fits import BankFit, DetectorFit, GaussianFit, PatternFit, TemplateFit, ViMFit
+from .features import AnswerReader, Head
+from .inputs import as_labels, as_member_logits, as_tensor, wide_log_sigmoid, wide_log_softmax, widened
+
+
+FILE_NAME = "detector.safetensors"
+ROWS_PER_PASS = 1024  # bounds the memory of a pass over tensors
+
+# By name, what may be set, and to what it is set otherwise: of the score, and of the fit.
+OF_SCORE = {"gen": {"gamma": 0.1, "top_classes": 100}, "knn": {"k": 50}}
+OF_FIT = {
+    "knn": {"bank_size": 10_000, "seed": 0},
+    "mahalanobis": {"shrinkage": None},
+    "relative_mahalanobis": {"shrinkage": None},
+    "vim": {"principal_dim": None, "sample_size": 10_000, "seed": 0},
+}
+FITS: dict[str, Callable[..., DetectorFit]] = {
+    "kl_matching": TemplateFit,
+    "she": PatternFit,
+    "knn": BankFit,
+    "mahalanobis": GaussianFit,
+    "relative_mahalanobis": partial(GaussianFit, relative=True),
+    "vim": ViMFit,
+}
+
+
+def detector_by_name(name: str, *, by: str | None = None, multi_label: bool = False, **settings: Any) -> "Detector":
+    """A detector; higher scores mean more out of distribution.
+
+    Args:
+        name: one of
+
+            - of the logits alone: `"msp"`, `"max_logit"`, `"energy"`, `"entropy"`, `"gen"`, and between members
+              `"mutual_information"`, `"disagreement"`: see `ood_score`
+            - of the logits, fitted: `"kl_matching"`, distance to the mean probabilities of the predicted classes
+            - of the features, fitted: `"knn"`, `"mahalanobis"`, `"relative_mahalanobis"`; with the logits `"she"`, `"vim"`
+        by: `"members"`, the mean over the members of each one's score, or `"mean"`, the score of their mean probability and
+            mean features; where a detector knows one of them only, the other is refused.
+        multi_label: for models that decide on each label by itself. Then msp is that of the likeliest label, energy the
+            joint energy, entropies are summed over the labels and disagreement is averaged; knn needs no classes at all.
+            The others are about one class of several, and refused.
+        settings: of `"gen"`: `gamma` (0.1), `top_classes` (100). Of `"knn"`: `k` (50), `bank_size` (10,000: at most so many
+            rows are kept, drawn at random from all) and the `seed` of the draw. Of the Mahalanobis distances: `shrinkage`
+            of the covariances, see `whitening_of`. Of `"vim"`: `principal_dim` (1,000 for features of more than 1,500
+            dimensions, 512 from 768 on, otherwise half of them), and the `sample_size` and `seed` of the rows by which the
+            residual is scaled.
+
+    Example:
+        >>> detector = detector_by_name("energy")
+        >>> detector.needs_fit, detector.reads_features
+        (False, False)
+        >>> import torch
+        >>> detector(torch.tensor([[[8.0, 0.0]], [[0.5, 0.0]]])).round(decimals=2)
+        tensor([-8.0000, -0.9700], dtype=torch.float64)
+    """
+    return Detector(name, by, multi_label, settings)
+
+
+class Detector:
+    """How far out of distribution inputs look, by one score; `detector_by_name` makes one.
+
+    Attributes:
+        name, by, multi_label, settings: as `detector_by_name` took them, with what is usual in place of what was left out.
+        state: the tensors of a fit; None before it.
+        fitted_on: members, classes, dim and rows of the fit, and a fingerprint of the model's head where it was seen.
+    """
+
+    def __init__(self, name: str, by: str | None, multi_label: bool, settings: Mapping[str, Any]):
+        if name not in DETECTORS:
+            raise ValueError(f"unknown detector {name!r}: choose one of {', '.join(DETECTORS)}")
+        self.method = DETECTORS[name]
+        if by not in (None, *self.method.by):
+            ways = " or ".join(map(repr, self.method.by))
+            raise ValueError(f"by is {by!r}, which {name} has no form for: pass {ways}, or leave it out")
+        if multi_label and self.method.multi_label is None:
+            able = ", ".join(other for other, method in DETECTORS.items() if method.multi_label is not None)
+            raise ValueError(
+                f"{name} is about one class of several, and has no multi-label form: choose one of {able}"
+            )
+        usual = OF_SCORE.get(name, {}) | OF_FIT.get(name, {})
+        for setting, value in settings.items():
+            if setting not in usual:
+                raise ValueError(f"{name} has no setting {setting!r}: {_choices(usual)}")
+            _check_setting(setting, value)
+        self.name, self.by, self.multi_label = name, by or self.method.by[0], multi_label
+        self.settings: dict[str, Any] = usual | dict(settings)
+        if self.settings.get("bank_size", math.inf) < self.settings.get("k", 0):
+            raise ValueError(f"bank_size is {self.settings['bank_size']}, k {self.settings['k']}: pass a larger bank")
+        self.state: dict[str, Tensor] | None = None
+        self.fitted_on: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return f"Detector({self.description}{', not fitted' if self.needs_fit and self.state is None else ''})"
+
+    @property
+    def description(self) -> str:
+        """The name, and what is not as usual: "knn (k=10, by mean)"."""
+        usual = OF_SCORE.get(self.name, {}) | OF_FIT.get(self.name, {})
+        parts = [f"{name}={value}" for name, value in self.settings.items() if value != usual[name]]
+        parts += [f"by {self.by}"] if self.by != self.method.by[0] else []
+        parts += ["multi-label"] if self.multi_label else []
+        return f"{self.name} ({', '.join(parts)})" if parts else self.name
+
+    @property
+    def needs_fit(self) -> bool:
+        return bool(self.method.state)
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether the fit's data must have labels."""
+        return self.method.needs_labels
+
+    @property
+    def reads_features(self) -> bool:
+        return "features" in self.method.reads
+
+    @property
+    def reads_logits(self) -> bool:
+        return "logits" in self.method.reads
+
+    def check_fitted(self) -> None:
+        if self.needs_fit and self.state is None:
+            raise ValueError(f"{self.name} is not fitted: call fit(model, training_data) first")
+
+    # Fitting
+
+    def fit(self, model: nn.Module, data: Any, batch_size: int = 32) -> "Detector":
+        """Learns the training data as the model sees it, in one pass over its batches on the model's device, and returns
+        itself. No features are held but those of a sample, for knn and vim.
+
+        Args:
+            model: whatever predicts; see `AnswerReader` for those whose features are read.
+            data: in-distribution data, best the training data: a DataLoader, a list of dict batches, or a Dataset or list
+                of dict rows; with labels where `needs_labels`.
+            batch_size: rows per batch, where data comes in rows.
+        """
+        self._check_problem(model)
+        reader = AnswerReader(model, self.reads_features)
+
+        def answers() -> Iterable[tuple[Tensor, Tensor | None, Tensor | None]]:
+            for batch in batches(data, batch_size, reader.device):
+                labels = split_labels(batch)[1]
+                self._check_labelled(labels)
+                yield *reader(batch), labels
+
+        return self._fit(answers(), reader)
+
+    def fit_answers(
+        self,
+        member_logits: Any,
+        member_features: Any = None,
+        labels: Any = None,
+        heads: Sequence[tuple[Tensor, Tensor | None]] | None = None,
+    ) -> "Detector":
+        """`fit` on answers that are at hand, as `collect_answers` gives them.
+
+        Args:
+            member_logits: (rows, members, classes).
+            member_features: (rows, members, dim), where `reads_features`.
+            labels: (rows,), where `needs_labels`.
+            heads: for vim, each member's last linear map: weight (classes, dim) and bias (classes,), or None for no bias.
+        """
+        if self.name == "vim" and heads is None:
+            raise ValueError("vim needs heads: pass each member's last linear map as (weight, bias)")
+        self._check_labelled(labels)
+        count = math.ceil(len(member_logits) / ROWS_PER_PASS)
+        parts = (
+            [None] * count if each is None else as_tensor(each).split(ROWS_PER_PASS)
+            for each in (member_logits, member_features, labels)
+        )
+        return self._fit(zip(*parts, strict=True), _GivenHeads([Head(*head) for head in heads or ()]))
+
+    def _fit(self, answers: Iterable[tuple], reader: Any) -> "Detector":
+        """answers: (member_logits, member_features, labels) of each batch; reader: has `heads` when these were read"""
+        if not self.needs_fit:
+            raise ValueError(f"{self.name} needs no fit: call it as it is")
+        of_fit = ("k", *OF_FIT.get(self.name, {}))
+        fit = FITS[self.name](**{name: value for name, value in self.settings.items() if name in of_fit})
+        sizes, rows = {}, 0
+        for member_logits, features, labels in answers:
+            member_logits = as_member_logits(member_logits, least_classes=1 if self.multi_label else 2)
+            features = features if self.reads_features else None
+            self._check_answers(member_logits, features)
+            found = _sizes_of(member_logits, features)
+            if sizes and found != sizes:
+                raise ValueError(
+                    f"a batch of data gave {_told(found)}, others {_told(sizes)}: pass one model's answers"
+                )
+            sizes, rows, read = found, rows + len(member_logits), member_logits if features is None else features
+            if self.needs_labels:
+                labels = as_labels(labels, len(member_logits), sizes["classes"]).to(read.device)
+            if len(read):
+                fit.update(answers_of(widened(member_logits), features, None, self.by, self.multi_label), labels)
+        if rows == 0:
+            raise ValueError("data has no rows: pass at least one batch")
+        if self.name == "vim" and len(reader.heads) != sizes["members"]:
+            raise ValueError(f"heads has {len(reader.heads)} maps, the answers are of {sizes['members']} members")
+        state, dtype = fit.state(reader.heads, sizes["classes"]), torch.promote_types(read.dtype, torch.float32)
+        self.state = {name: tensor.to(read.device, dtype).contiguous() for name, tensor in state.items()}
+        self.fitted_on = sizes | {"rows": rows, "head": reader.fingerprint()}
+        return self
+
+    # Scoring
+
+    def __call__(self, member_logits: Any, member_features: Any = None) -> Tensor:
+        """The scores (batch,) in float64, of logits (batch, members, classes) and where `reads_features` of features
+        (batch, members, dim)."""
+        self.check_fitted()
+        member_logits = as_member_logits(member_logits, least_classes=1 if self.multi_label else 2).detach()
+        features = None if member_features is None or not self.reads_features else as_tensor(member_features).detach()
+        self._check_answers(member_logits, features)
+        self._check_sizes(member_logits, features)
+        device = member_logits.device if features is None else features.device
+        if self.state is not None and any(tensor.device != device for tensor in self.state.values()):
+            self.state = {name: tensor.to(device) for name, tensor in self.state.items()}
+        of_score = {name: self.settings[name] for name in OF_SCORE.get(self.name, {})}
+        scores = []
+        for start in range(0, max(1, len(member_logits)), ROWS_PER_PASS):
+            part = slice(start, start + ROWS_PER_PASS)
+            # in float64 but where features are on a device that has none
+            logits = widened(member_logits[part])
+            logits = logits if logits.device == device else logits.float().to(device)
+            of_part = None if features is None else features[part]
+            values = detection.score(self.name, logits, of_part, self.state, self.by, self.multi_label, **of_score)
+            scores.append(widened(values))
+        return torch.cat(scores)
+
+    def score(self, model: nn.Module, data: Any, batch_size: int = 32) -> Tensor:
+        """The scores (samples,) of a data set, in float64 on the CPU; predicted batch by batch on the model's device.
+
+        A model with another number of members, classes or dimensions than the one of the fit is refused, and so is one with
+        another head of the same dtype.
+        """
+        self.check_fitted()
+        self._check_problem(model)
+        reader, scores = AnswerReader(model, self.reads_features), []
+        for batch in batches(data, batch_size, reader.device):
+            answers = reader(batch)
+            if not scores:
+                self.check_heads(reader)
+            scores.append(self(*answers).cpu())
+        if not scores:
+            raise ValueError("data has no batches: pass at least one sample")
+        return torch.cat(scores)
+
+    def check_heads(self, reader: AnswerReader) -> None:
+        """Refuses the answers of a model whose head is not that of the fit; called after the reader's first batch."""
+        found, fitted = reader.fingerprint(), self.fitted_on.get("head")
+        if found and fitted and found["dtype"] == fitted["dtype"] and found != fitted:
+            raise ValueError(
+                f"{reader.name} has another head than the model that {self.name} was fitted on: fit it on this model"
+            )
+
+    # What is refused
+
+    def _check_problem(self, model: nn.Module) -> None:
+        problem = problem_type_of(model)
+        if problem == "regression":
+            raise ValueError("model is made for regression (problem_type in its config): detectors are about classes")
+        other = "single_label_classification" if self.multi_label else "multi_label_classification"
+        if problem == other:
+            raise ValueError(
+                f"model is made for {problem} (problem_type in its config), this detector is not: make it with "
+                f"multi_label={not self.multi_label}"
+            )
+
+    def _check_labelled(self, labels: Any) -> None:
+        if self.needs_labels and labels is None:
+            raise ValueError(
+                f"data has no labels, and {self.name} learns what classes look like: add a column labels with class indices"
+            )
+
+    def _check_answers(self, member_logits: Tensor, features: Tensor | None) -> None:
+        if self.reads_logits:  # refuses NaN
+            (wide_log_sigmoid if self.multi_label else wide_log_softmax)(member_logits)
+        if not self.reads_features:
+            return
+        if features is None:
+            raise ValueError(f"{self.name} reads features: pass member_features, such as those of collect_answers")
+        if features.dim() != 3 or features.shape[:2] != member_logits.shape[:2]:
+            raise ValueError(
+                f"member_features has shape {tuple(features.shape)}, member_logits {tuple(member_logits.shape)}: pass "
+                "(batch, members, dim)"
+            )
+        bad = ~features.isfinite().all(dim=-1)
+        if bad.any():
+            row, member = bad.nonzero()[0].tolist()
+            raise ValueError(f"member_features[{row}, {member}] is not finite: check the model's weights and input")
+
+    def _check_sizes(self, member_logits: Tensor, features: Tensor | None) -> None:
+        if not self.fitted_on:
+            return
+        found = _sizes_of(member_logits, features)
+        if any(self.fitted_on[name] != value for name, value in found.items()):
+            raise ValueError(
+                f"{self.name} was fitted on {_told(self.fitted_on)}, these answers have {_told(found)}: fit it on this model"
+            )
+
+    # Files
+
+    def save(self, folder: str | os.PathLike) -> Path:
+        """Writes `detector.safetensors` into a folder, such as the one the model was saved to: the state, and in its
+        metadata the settings."""
+        self.check_fitted()
+        made_of = {name: getattr(self, name) for name in ("name", "by", "multi_label", "settings", "fitted_on")}
+        tensors = {name: tensor.cpu() for name, tensor in (self.state or {}).items()}
+        content = format_tensors(tensors, metadata={"format": "pt", "detector": json.dumps(made_of)})
+        return write_atomically(Path(folder) / FILE_NAME, content)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike) -> "Detector":
+        """Reads `detector.safetensors` from a folder, or from a repository of the Hub."""
+        path = Path(folder) / FILE_NAME
+        if not path.is_file():
+            if Path(folder).is_dir():
+                raise FileNotFoundError(f"{folder} has no {FILE_NAME}: save a Detector there first")
+            path = Path(cached_file(str(folder), FILE_NAME))
+        try:
+            return cls._parse(path.read_bytes())
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is no detector ({error}): pass a folder that Detector.save wrote into"
+            ) from error
+
+    @classmethod
+    def _parse(cls, content: bytes) -> "Detector":
+        tensors = parse_tensors(content)  # checks the header, too
+        header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        made_of = parse_json(header["__metadata__"]["detector"].encode())
+        detector = cls(made_of["name"], made_of["by"], made_of["multi_label"], made_of["settings"])
+        if set(tensors) != set(detector.method.state):
+            raise ValueError(f"its tensors are {', '.join(tensors) or 'none'}")
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point() or not tensor.isfinite().all():
+                raise ValueError(f"its {name} is not made of finite numbers")
+        if tensors:
+            detector.state, detector.fitted_on = tensors, made_of["fitted_on"]
+            detector._check_state()
+        return detector
+
+    def _check_state(self) -> None:
+        """Refuses tensors that do not fit each other, by scoring one made-up answer."""
+        sizes = {name: self.fitted_on[name] for name in ("members", "classes", "dim")}
+        try:
+            logits = torch.zeros(1, sizes["members"], sizes["classes"], device="cpu")
+            features = None if sizes["dim"] is None else torch.zeros(1, sizes["members"], sizes["dim"], device="cpu")
+            members = {len(tensor) for tensor in self.state.values()}
+            fits = members == {1 if self.by == "mean" else sizes["members"]} and len(self(logits, features)) == 1
+        except (RuntimeError, IndexError):
+            fits = False
+        if not fits:
+            raise ValueError(f"its tensors are not those of {_told(sizes)}")
+
+
+class _GivenHeads:
+    def __init__(self, heads: list[Head]):
+        self.heads = heads
+
+    def fingerprint(self) -> None:
+        return None
+
+
+def _check_setting(name: str, value: Any) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    is_count = is_number and isinstance(value, int) and value >= (0 if name == "seed" else 1)
+    if name == "shrinkage":
+        fits, wanted = value is None or (is_number and 0 <= value <= 1), "a number from 0 to 1, or None"
+    elif name == "gamma":
+        fits, wanted = is_number and value > 0, "a positive number"
+    elif name == "principal_dim":
+        fits, wanted = value is None or is_count, "a positive whole number, or None"
+    else:
+        fits, wanted = is_count, "a positive whole number"
+    if not fits:
+        raise ValueError(f"{name} is {value!r}: pass {wanted}")
+
+
+def _choices(usual: Mapping[str, Any]) -> str:
+    return f"choose from {', '.join(usual)}" if usual else "it has none"
+
+
+def _sizes_of(member_logits: Tensor, features: Tensor | None) -> dict[str, int | None]:
+    members, classes = member_logits.shape[1:]
+    return {"members": members, "classes": classes, "dim": None if features is None else features.shape[-1]}
+
+
+def _told(sizes: Mapping[str, Any]) -> str:
+    dim = "" if sizes["dim"] is None else f" and features of {sizes['dim']} dimensions"
+    return f"{sizes['members']} members, {sizes['classes']} classes{dim}"

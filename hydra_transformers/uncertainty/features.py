@@ -1,0 +1,186 @@
+"""What a classifier's last linear map reads: the features of each member, beside its logits."""
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..models.grouped import GroupedLinear
+from ..prediction import PromptSimilarity, batches, config_of, device_of, predict, split_labels
+from ..threads import twin_of
+from .temperature import TemperatureScaledClassifier
+
+
+class Head(NamedTuple):
+    """One member's last linear map: weight (classes, dim) and bias (classes,)."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Call(NamedTuple):
+    """One call of a linear map while a model predicted."""
+
+    module: nn.Module
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+
+
+class AnswerReader:
+    """Predicts batch by batch: member logits (batch, members, classes), and features (batch, members, dim) where asked for.
+
+    model: whatever `predict` takes. Features are read from Hydras, Transformers classifiers, `ZeroShotClassifier` (the
+        image's embedding, of length 1), and ensembles of them: those of `baselines`
+    with_features: whether to read features
+
+    The features are the inputs of the linear map whose outputs are the logits, of every member; where no such map is found,
+    a `ValueError` says so. They are read on a twin of the model, which has the same weights: the model itself gets no hooks,
+    and other threads may use it meanwhile. `heads` holds the members' maps after the first batch.
+    """
+
+    def __init__(self, model: nn.Module, with_features: bool = True):
+        self.name, self.with_features = type(model).__name__, with_features
+        self.scalings, self.calls, self.heads = [], [], []
+        while with_features and isinstance(model, TemperatureScaledClassifier):
+            self.scalings.insert(0, model.scaling)
+            model = model.model
+        self.model = twin_of(model) if with_features else model
+        self.device = device_of(model)
+        if with_features:
+            maps = _linear_maps(self.model)
+            self.are_computed = any(isinstance(module, PromptSimilarity) for module in maps)
+            for module in maps:
+                module.register_forward_hook(self._record)
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        try:
+            member_logits = predict(self.model, batch)
+            features = self._features(member_logits) if self.with_features else None
+        finally:
+            self.calls.clear()  # they hold the batch's tensors
+        for scaling in self.scalings:
+            member_logits = scaling(member_logits)
+        return member_logits, features
+
+    def fingerprint(self) -> dict[str, str] | None:
+        """By which the same heads are known again in the same dtype; None where none were read, or where they are computed
+        as prompts' features are."""
+        if not self.heads or self.are_computed:
+            return None
+        digest = hashlib.sha256()
+        for tensor in (tensor for head in self.heads for tensor in head if tensor is not None):
+            digest.update(f"{tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+        return {"dtype": str(self.heads[0].weight.dtype).removeprefix("torch."), "digest": digest.hexdigest()}
+
+    def _record(self, module: nn.Module, inputs: tuple, output: Tensor) -> None:
+        if inputs and isinstance(output, Tensor):
+            self.calls.append(Call(module, inputs, output))
+
+    def _features(self, member_logits: Tensor) -> Tensor:
+        """The inputs of those calls that, in this order, gave the logits of all members."""
+        members, features, heads = member_logits.shape[1], [], []
+        for call in self.calls:
+            found = None if len(heads) == members else _read(call, member_logits[:, len(heads) :])
+            if found is not None:
+                features.append(found)
+                heads += _heads(call, found.shape[1])
+        if len(heads) != members:
+            raise ValueError(
+                f"the logits of {self.name} are not the outputs of a linear map of each member, so it has no features that "
+                "could be read (its head may be compiled, adapted or of another kind): use a detector that reads logits alone"
+            )
+        if len({part.shape[-1] for part in features}) > 1:
+            raise ValueError(
+                f"the members of {self.name} have features of {' and '.join(str(part.shape[-1]) for part in features)} "
+                "dimensions: use a detector that reads logits alone"
+            )
+        self.heads = heads
+        return torch.cat(features, dim=1)
+
+
+def _linear_maps(model: nn.Module) -> list[nn.Module]:
+    """The modules whose outputs may be logits: as wide as the config says, all where it does not."""
+    classes = getattr(config_of(model), "num_labels", None)
+    widths = {
+        module: {module.out_features} if isinstance(module, nn.Linear) else set(module.widths)
+        for module in model.modules()
+        if isinstance(module, (nn.Linear, GroupedLinear))
+    }
+    as_wide = [module for module, width in widths.items() if width == {classes}]
+    similarities = [module for module in model.modules() if isinstance(module, PromptSimilarity)]
+    return similarities + as_wide or list(widths)
+
+
+def _read(call: Call, member_logits: Tensor) -> Tensor | None:
+    """A call's inputs (batch, its members, dim), if its outputs are the logits of the first of these members."""
+    batch, members, classes = member_logits.shape
+    inputs, output = call.inputs[0], call.output
+    if isinstance(call.module, GroupedLinear):  # (members, rows, ...), one for all where they do not differ yet
+        if output.dim() != 3:
+            return None
+        inputs, output = inputs.expand(output.shape[0], -1, -1).transpose(0, 1), output.transpose(0, 1)
+    elif isinstance(call.module, PromptSimilarity):
+        inputs = inputs.expand(-1, output.shape[1], -1)
+    elif output.dim() == 2:
+        inputs, output = inputs.unsqueeze(1), output.unsqueeze(1)
+    # Rows may be the batch several times over, a sample each.
+    times, left = divmod(output.shape[0], batch)
+    by_token = isinstance(call.module, nn.Linear) and output.dim() == 3 and output.shape[1] > 1
+    own = times if by_token else times * output.shape[1]
+    if output.dim() != 3 or output.shape[-1] != classes or left or not 0 < own <= members:
+        return None
+    expected = member_logits[:, :own]
+    if by_token:  # a map of every token, one of which is the answer
+        rows = expected.transpose(0, 1).flatten(0, 1).unsqueeze(1)
+        is_answer = (output.to(rows.dtype) == rows).all(dim=-1)  # (rows, tokens)
+        if not is_answer.any(dim=1).all():
+            return None
+        place = is_answer.int().argmax(dim=1)
+        inputs, output = (each[torch.arange(len(each), device=each.device), place, None] for each in (inputs, output))
+    inputs, output = (
+        each.unflatten(0, (times, batch)).transpose(0, 1).flatten(1, 2).to(expected.device)
+        for each in (inputs, output)
+    )
+    is_same = torch.allclose(output.to(expected.dtype), expected, rtol=0, atol=0, equal_nan=True)
+    return inputs if is_same else None
+
+
+def _heads(call: Call, members: int) -> list[Head]:
+    module = call.module
+    if isinstance(module, PromptSimilarity):
+        _, text_features, scale = call.inputs
+        weights = (scale.reshape(-1, 1, 1) * text_features.transpose(0, 1)).expand(call.output.shape[1], -1, -1)
+        own = [Head(weight, None) for weight in weights]
+    elif isinstance(module, GroupedLinear):
+        biases = [None] * module.num_members if module.bias is None else module.bias.split(module.widths)
+        own = [Head(*each) for each in zip(module.weight.split(module.widths), biases, strict=True)]
+    else:
+        own = [Head(module.weight, module.bias)]
+    return own * (members // len(own))
+
+
+def collect_answers(model: nn.Module, data: Any, batch_size: int = 32) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Predict all of `data` and keep everything, on the CPU: member logits (samples, members, classes), member features
+    (samples, members, dim) and labels (or `None`).
+
+    For sets that fit in memory. `Detector.fit` and `Detector.score` read a data set of any size batch by batch.
+    """
+    reader, parts = AnswerReader(model), []
+    for batch in batches(data, batch_size, reader.device):
+        parts.append([*reader(batch), split_labels(batch)[1]])
+    if not parts:
+        raise ValueError("data has no batches: pass at least one sample")
+    all_logits, all_features, all_labels = zip(*parts, strict=True)
+    labelled = [labels for labels in all_labels if labels is not None]
+    if labelled and len(labelled) != len(parts):
+        raise ValueError(
+            f"{len(labelled)} of {len(parts)} batches have labels: give every batch labels, or none of them"
+        )
+    return (
+        torch.cat([part.cpu() for part in all_logits]),
+        torch.cat([part.cpu() for part in all_features]),
+        torch.cat([part.cpu() for part in labelled]) if labelled else None,
+    )
