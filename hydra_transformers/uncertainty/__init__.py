@@ -1,7 +1,10 @@
-"""Uncertainty of an ensemble: decomposition, metrics, out-of-distribution detection, temperature scaling and reports.
+"""Uncertainty of an ensemble: decomposition, metrics, out-of-distribution detection, temperature scaling, abstention,
+conformal prediction sets and reports.
 
 `fusion_report` tells whether members may be fused."""
 
+from .abstention import Abstention
+from .conformal import ConformalSets
 from .decomposition import Decomposition, decompose, predict_uncertainty
 from .detectors import Detector, detector_by_name
 from .evaluation import evaluate_uncertainty
@@ -17,7 +20,9 @@ from .trainer import StreamingComputeMetrics, compute_metrics
 
 __all__ = [
     "OOD_SCORES",
+    "Abstention",
     "AnswerReader",
+    "ConformalSets",
     "Decomposition",
     "Detector",
     "FusionReport",

@@ -1,0 +1,366 @@
+"""When not to answer: a threshold on an uncertainty score, fitted on held-out data for a target the user names."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .binomial import binomial_cdf, binomial_pmf
+from .inputs import as_scores, as_tensor, widened
+
+
+TARGETS = ("risk", "coverage", "tpr")
+# Where the tests of a guaranteed risk start, as shares of the rows: fixed before any label is seen.
+STARTS = (Fraction(1, 8), Fraction(1, 4), Fraction(1, 2), Fraction(3, 4), Fraction(1))
+SHIFT = "Nothing holds under distribution shift."
+
+
+@dataclass(frozen=True)
+class Abstention:
+    """Answer where the score is at most `threshold`, abstain where it is higher. Made by `fit`; shares are fractions.
+
+    Attributes:
+        threshold: rows that score higher are not answered; rows of equal score are all answered, or none.
+        target: what it was fitted for: "risk", "coverage" or "tpr".
+        value: the target's value, such as 0.05.
+        confidence: that of the guarantee; `None` without one.
+        rows, ood_rows: how many rows it was fitted on.
+        coverage: share of the fitting rows that are answered.
+        risk: share of wrong answers among the answered; `None` without `correct`, or where none is answered.
+        risk_without: share of wrong answers if all are answered.
+        fpr: share of the (in-distribution) fitting rows that are not answered, 1 - coverage.
+        tpr: share of the out-of-distribution rows that are not answered; `None` without any.
+        score: the score's name, where given: a report of another score refuses the threshold.
+    """
+
+    threshold: float
+    target: str
+    value: float
+    confidence: float | None
+    rows: int
+    ood_rows: int
+    coverage: float
+    risk: float | None
+    risk_without: float | None
+    fpr: float
+    tpr: float | None
+    score: str | None = None
+
+    @classmethod
+    def fit(
+        cls,
+        scores: Any,
+        correct: Any = None,
+        ood_scores: Any = None,
+        *,
+        risk: float | None = None,
+        coverage: float | None = None,
+        tpr: float | None = None,
+        confidence: float | None = None,
+        score: str | None = None,
+    ) -> "Abstention":
+        """Find the threshold that reaches one target: `risk`, `coverage` or `tpr`.
+
+        Args:
+            scores: (samples,), uncertainty of held-out in-distribution rows; higher is more uncertain. Any score will do.
+            correct: (samples,), whether the model is right about each; needed for `risk`.
+            ood_scores: (samples,), the score of rows from elsewhere; needed for `tpr`.
+            risk: at most this share of the answers is wrong; the largest coverage that keeps it.
+            coverage: at least this share is answered; the lowest threshold that does.
+            tpr: at least this share of `ood_scores` is refused (out of distribution is positive, as in FPR95); the highest
+                threshold that does. What it costs is `fpr`.
+            confidence: with 0.95, say, the target holds for new rows, not only for these, in 95 % of all fits: see below.
+                Without it the threshold meets the target on these rows, and new ones may miss it.
+            score: the score's name, to be kept with the threshold.
+
+        The guarantees need new rows that are independent and of the same distribution as these (for `tpr`, as
+        `ood_scores`), and no row that the model or the score was fitted or chosen on. They assume nothing else:
+
+            coverage, tpr  the k-th of n sorted scores, with the least k for which P(Bin(n, target) < k) >= confidence: the
+                           exact bound of an order statistic
+            risk           fixed-sequence tests as in Learn then Test (Angelopoulos et al., 2021). Rows are answered one more
+                           at a time, the surest first; each time the hypothesis "the risk is above the target" is tested
+                           with the exact binomial tail, and the first test that does not reject it ends the walk. Walks
+                           start at up to four fixed shares of the rows, which divide 1 - confidence among them
+
+        Where no threshold reaches the target, a ValueError tells what can be reached.
+
+        Example:
+            >>> rule = Abstention.fit([0.1, 0.2, 0.3, 0.8, 0.9], correct=[1, 1, 1, 0, 1], risk=0.1)
+            >>> rule.threshold, rule.coverage, rule.risk, rule.risk_without
+            (0.3, 0.6, 0.0, 0.2)
+            >>> rule.abstain([0.25, 0.31])
+            tensor([False,  True])
+        """
+        target, value = _one_target({"risk": risk, "coverage": coverage, "tpr": tpr})
+        if confidence is not None:
+            confidence = _checked_share(confidence, "confidence")
+        if score is not None and not isinstance(score, str):
+            raise TypeError(f"score is a {type(score).__name__}: pass the score's name, and the scores first")
+        scores, correct, ood_scores = _checked(scores, correct, ood_scores)
+        if target == "risk":
+            if correct is None:
+                raise ValueError(
+                    "correct is missing: a risk is fitted on rows of which is known whether they are right"
+                )
+            threshold = _threshold_of_risk(scores, correct, value, confidence)
+        elif target == "coverage":
+            threshold = _threshold_of_share(scores, value, confidence, "coverage")
+        else:
+            if ood_scores is None:
+                raise ValueError("ood_scores is missing: a tpr is fitted on the scores of out-of-distribution rows")
+            lowest_refused = -_threshold_of_share(-ood_scores, value, confidence, "tpr")
+            if lowest_refused == -math.inf:
+                raise ValueError(
+                    f"tpr={value:g} cannot be reached: too many of ood_scores are -inf, below any threshold"
+                )
+            threshold = math.nextafter(lowest_refused, -math.inf)  # that score itself is refused
+        return cls(
+            threshold=threshold,
+            target=target,
+            value=value,
+            confidence=confidence,
+            rows=len(scores),
+            ood_rows=0 if ood_scores is None else len(ood_scores),
+            score=score,
+            **_shares(threshold, scores, correct, ood_scores),
+        )
+
+    def abstain(self, scores: Any) -> Tensor:
+        """Which rows not to answer: a bool tensor of the scores' shape. NaN is not answered either."""
+        return ~(widened(_wide(scores).detach()) <= self.threshold)
+
+    def measure(self, scores: Any, correct: Any = None, ood_scores: Any = None) -> dict[str, float | None]:
+        """`coverage`, `risk`, `risk_without`, `fpr` and `tpr` of this threshold on other rows."""
+        return _shares(self.threshold, *_checked(scores, correct, ood_scores))
+
+    @property
+    def guarantee(self) -> str:
+        """What holds for new rows, and when, in words."""
+        if self.confidence is None:
+            return f"No guarantee: the target holds on the fitting rows, new rows may miss it. {SHIFT}"
+        promise = {
+            "risk": f"at most {_percent(self.value)} of the answers are wrong",
+            "coverage": f"at least {_percent(self.value)} of the rows are answered",
+            "tpr": f"at least {_percent(self.value)} of the out-of-distribution rows are refused",
+        }[self.target]
+        rows = f"{self.ood_rows} out-of-distribution" if self.target == "tpr" else str(self.rows)
+        return (
+            f"With {_percent(self.confidence)} confidence {promise}, if new rows are independent and of the same "
+            f"distribution as the {rows} fitting rows. {SHIFT}"
+        )
+
+    @property
+    def sentence(self) -> str:
+        """What abstaining buys on the fitting rows, and the guarantee."""
+        bought = what_it_buys(self.coverage, self.risk, self.risk_without)
+        if self.tpr is not None:
+            bought += f"; {_rounded(self.tpr)} of the out-of-distribution rows are refused"
+        return f"On the fitting rows, {bought}. {self.guarantee}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers, strings and None, for JSON; an infinite threshold is written as text."""
+        threshold = self.threshold if math.isfinite(self.threshold) else str(self.threshold)
+        return asdict(self) | {"threshold": threshold}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "Abstention":
+        """Read what `to_dict` gave."""
+        try:
+            read = cls(**{**content, "threshold": float(content["threshold"])})
+            is_known = read.target in TARGETS and not math.isnan(read.threshold)
+        except (TypeError, ValueError, KeyError) as error:
+            raise ValueError(f"{content!r} is no abstention: pass what to_dict gave") from error
+        if not is_known:
+            raise ValueError(f"{content!r} is no abstention: pass what to_dict gave")
+        return read
+
+
+def what_it_buys(coverage: float, risk: float | None, risk_without: float | None) -> str:
+    """The clause that tells it: "answering 90 % cuts errors from 8.1 % to 4.2 %"."""
+    if coverage == 0:
+        return "nothing is answered"
+    if risk is None or risk_without is None:
+        return f"{_rounded(coverage)} are answered"
+    before, after = _rounded(risk_without), _rounded(risk)
+    if coverage == 1:
+        return f"everything is answered, and {before} of it is wrong"
+    if risk < risk_without:
+        return f"answering {_rounded(coverage)} cuts errors from {before} to {after}"
+    return f"answering {_rounded(coverage)} does not cut errors: {before} before, {after} after"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.6g} %"
+
+
+def _rounded(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _shares(
+    threshold: float, scores: Tensor, correct: Tensor | None, ood_scores: Tensor | None
+) -> dict[str, float | None]:
+    answered = scores <= threshold
+    num_answered, rows = int(answered.sum()), len(scores)
+    wrong = None if correct is None else ~correct
+    return {
+        "coverage": num_answered / rows,
+        "risk": None if wrong is None or num_answered == 0 else int((wrong & answered).sum()) / num_answered,
+        "risk_without": None if wrong is None else int(wrong.sum()) / rows,
+        "fpr": (rows - num_answered) / rows,
+        "tpr": None if ood_scores is None else int((ood_scores > threshold).sum()) / len(ood_scores),
+    }
+
+
+def _threshold_of_share(scores: Tensor, share: float, confidence: float | None, name: str) -> float:
+    """The least of the scores that at least `share` of the rows do not exceed."""
+    ordered, rows = scores.sort().values, len(scores)
+    if confidence is None:
+        return float(ordered[math.ceil(_exact(share) * rows) - 1])
+    if binomial_cdf(rows - 1, rows, share) < confidence:
+        reachable = (1 - confidence) ** (1 / rows)
+        needed = math.ceil(math.log1p(-confidence) / math.log(share))
+        raise ValueError(
+            f"{name}={share:g} cannot be guaranteed with {_percent(confidence)} confidence on {rows} rows, which guarantee "
+            f"{_percent(math.floor(1000 * reachable) / 1000)} at best: pass at least {needed} rows, or ask for less"
+        )
+    low, high = 1, rows  # the least k with P(Bin(rows, share) < k) >= confidence
+    while low < high:
+        middle = (low + high) // 2
+        if binomial_cdf(middle - 1, rows, share) >= confidence:
+            high = middle
+        else:
+            low = middle + 1
+    return float(ordered[low - 1])
+
+
+def _threshold_of_risk(scores: Tensor, correct: Tensor, risk: float, confidence: float | None) -> float:
+    """The highest of the scores up to which the risk holds."""
+    # Among equal scores the wrong come first: the worst order, so that no test passes in the midst of them by luck.
+    order = correct.double().argsort(stable=True)
+    order = order[scores[order].argsort(stable=True)]
+    ordered, wrong = scores[order], (~correct[order]).tolist()
+    last = torch.cat([ordered[1:] > ordered[:-1], torch.ones(1, dtype=torch.bool, device="cpu")])
+    ends = (last.nonzero().squeeze(1) + 1).tolist()  # how many rows each threshold answers
+    if confidence is not None:
+        answered = _certified(wrong, ends, risk, 1 - confidence)
+        if answered == 0:
+            _refuse_guaranteed_risk(wrong, ends, risk, confidence)
+        return float(ordered[answered - 1])
+    errors = torch.tensor(wrong, dtype=torch.long, device="cpu").cumsum(0).tolist()
+    # A count over a count rounds as the target does: 5 of 100 are not above 0.05.
+    holding = [end for end in ends if errors[end - 1] / end <= risk]
+    if not holding:
+        best = min(ends, key=lambda end: (errors[end - 1] / end, -end))
+        raise ValueError(
+            f"no threshold keeps the risk at {_percent(risk)}: the lowest is {_rounded(errors[best - 1] / best)}, where "
+            f"{_rounded(best / len(wrong))} of the rows are answered; ask for no less, or use a better score"
+        )
+    return float(ordered[holding[-1] - 1])
+
+
+def _certified(wrong: list[bool], ends: list[int], risk: float, chance: float) -> int:
+    """How many rows may be answered so that the risk holds but for this chance; 0 where none may.
+
+    Why counts may start the walks, though the thresholds they stand for are random: let R(t) be the risk of answering all
+    scores below t, ties broken at random. Between two points where R crosses the target the average risk is the target
+    itself, so that given the counts at these points the errors up to any of them are binomial, whichever of them is the first
+    after the start. The walk goes wrong only if the test passes there, which has the chance that the start was given.
+    """
+    starts = _starts(len(wrong), risk, chance)
+    walks = [(start, _last_passed(wrong, start, risk, chance / len(starts))) for start in starts]
+    return max((end for start, passed in walks for end in ends if start < end <= passed), default=0)
+
+
+def _starts(rows: int, risk: float, chance: float) -> list[int]:
+    """How many rows each walk begins with; what is too few to pass even without an error is left out.
+
+    A walk begins strictly below an order statistic, for the rows there are independent given it.
+    """
+    starts = sorted({math.ceil(share * rows) - 1 for share in STARTS})
+    while len(starts) > 1 and (1 - risk) ** starts[0] > chance / max(1, len(starts) - 1):
+        starts = starts[1:]
+    return starts if len(starts) == 1 else starts[:-1]  # the last is there for few rows
+
+
+def _last_passed(wrong: list[bool], start: int, risk: float, chance: float) -> int:
+    """The largest count up to which every test from `start` on rejects "the risk is higher"; 0 where the first does not."""
+    rows, errors = start, sum(wrong[:start])
+    tail = binomial_cdf(errors, rows, risk)  # of so few errors, were the risk just at the target
+    if tail > chance:
+        return 0
+    for is_wrong in wrong[start:]:
+        tail -= risk * binomial_pmf(errors, rows, risk)
+        if is_wrong:
+            tail += binomial_pmf(errors + 1, rows + 1, risk)
+        if tail > chance:
+            break
+        rows, errors = rows + 1, errors + is_wrong
+    return rows
+
+
+def _refuse_guaranteed_risk(wrong: list[bool], ends: list[int], risk: float, confidence: float) -> None:
+    low, high = math.floor(1000 * risk), 1000  # the lowest risk that passes, in tenths of a percent
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _certified(wrong, ends, middle / 1000, 1 - confidence):
+            high = middle
+        else:
+            low = middle
+    reachable = f"{_percent(high / 1000)} can" if high < 1000 else "nor can any other risk"
+    raise ValueError(
+        f"risk={risk:g} cannot be guaranteed with {_percent(confidence)} confidence on these {len(wrong)} rows, "
+        f"{reachable}: pass more rows, a better score, a higher risk or a lower confidence"
+    )
+
+
+def _one_target(targets: Mapping[str, float | None]) -> tuple[str, float]:
+    given = {name: value for name, value in targets.items() if value is not None}
+    if len(given) != 1:
+        found = ", ".join(given) if given else "none"
+        raise ValueError(f"the target must be one of risk=, coverage= and tpr=, got {found}: pass exactly one")
+    ((name, value),) = given.items()
+    return name, _checked_share(value, name)
+
+
+def _checked_share(value: Any, name: str) -> float:
+    if not isinstance(value, Real) or not 0 < value < 1:
+        raise ValueError(f"{name} is {value!r}: pass a share between 0 and 1, such as 0.05 or 0.95")
+    return float(value)
+
+
+def _exact(share: float) -> Fraction:
+    """The share as it was written: 0.07 of 100 rows are 7, not a hair more."""
+    return Fraction(str(share))
+
+
+def _checked(scores: Any, correct: Any, ood_scores: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    scores = as_scores(_wide(scores), "scores")
+    ood_scores = None if ood_scores is None else as_scores(_wide(ood_scores), "ood_scores")
+    return scores, None if correct is None else _as_correct(correct, len(scores)), ood_scores
+
+
+def _wide(scores: Any) -> Tensor:
+    """A list's numbers as they are: in float32, 0.7 would lie below a threshold of 0.7."""
+    return scores if isinstance(scores, Tensor) else torch.as_tensor(scores, dtype=torch.float64, device="cpu")
+
+
+def _as_correct(correct: Any, rows: int) -> Tensor:
+    correct = as_tensor(correct).detach().cpu()
+    if correct.shape != (rows,):
+        raise ValueError(
+            f"correct has shape {tuple(correct.shape)}, scores has {rows} rows: pass whether each row is right, shape (samples,)"
+        )
+    odd = (correct != 0) & (correct != 1)
+    if odd.any():
+        row = int(odd.nonzero()[0])
+        raise ValueError(
+            f"correct[{row}] is {correct[row].item()}: pass True or 1 where the model is right, else False or 0"
+        )
+    return correct.bool()

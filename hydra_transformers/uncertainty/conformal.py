@@ -1,0 +1,300 @@
+"""Conformal prediction: for each row a set of classes that holds the right one as often as promised."""
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .inputs import as_labels, as_member_logits, as_tensor, log_of_mean_probability, wide_log_softmax, widened
+
+
+METHODS = ("lac", "aps", "raps")
+RAPS_K_REG = 5
+RAPS_PENALTY = 0.01
+ROWS_PER_PASS = 4096  # bounds the float64 memory, whatever the number of samples
+
+
+@dataclass(frozen=True)
+class ConformalSets:
+    """Sets of classes, `{c: s(x, c) <= threshold}`, that hold the right class of a share 1 - alpha of new rows. Made by `fit`.
+
+    Attributes:
+        method: "lac", "aps" or "raps".
+        alpha: the share of new rows whose right class may be missing.
+        thresholds: one for all classes, or one per class where `by_class`; infinite where the rows were too few.
+        num_classes: of the model.
+        rows: how many rows it was fitted on.
+        by_class: whether the share is promised for the rows of each class.
+        randomised: whether APS and RAPS count the last class in part, by chance.
+        seed: of that chance.
+        k_reg, penalty: of RAPS; `None` for the others.
+        allow_empty: whether a set may be empty; else it holds the likeliest class at least.
+    """
+
+    method: str
+    alpha: float
+    thresholds: tuple[float, ...]
+    num_classes: int
+    rows: int
+    by_class: bool = False
+    randomised: bool = False
+    seed: int = 0
+    k_reg: int | None = None
+    penalty: float | None = None
+    allow_empty: bool = False
+
+    @classmethod
+    def fit(
+        cls,
+        member_logits: Any,
+        labels: Any,
+        alpha: float = 0.1,
+        method: str = "lac",
+        by_class: bool = False,
+        seed: int = 0,
+        *,
+        randomised: bool = False,
+        k_reg: int | None = None,
+        penalty: float | None = None,
+        allow_empty: bool = False,
+    ) -> "ConformalSets":
+        r"""Calibrate on rows that neither the model nor its temperature was fitted on.
+
+        With the ensemble's mean probability `p̄`, classes ranked by it (rank 1 the likeliest, ties to the lower class), the
+        score `s(x, c)` says how badly class c suits row x:
+
+            lac   1 - p̄_c                                           the smallest sets on average (Sadinle et al., 2019)
+            aps   Σ_{better ranked} p̄ + u p̄_c                       larger sets for harder rows (Romano et al., 2020)
+            raps  aps + penalty · max(0, rank_c - k_reg)              APS without its long tails (Angelopoulos et al., 2021)
+
+        `u` is 1, or with `randomised` uniform in [0, 1). The threshold is the `ceil((n + 1)(1 - alpha))`-th smallest of the n
+        scores of the right classes. If rows are exchangeable (independent and of one distribution are), a new row's set holds
+        its class with probability at least 1 - alpha, on average over calibration sets and rows; not for every kind of row,
+        not for the sets of one class alone, and not under distribution shift. A given calibration set of n rows reaches a share
+        that scatters around it as Beta(k, n + 1 - k) with k as above: ± 2 % for 1000 rows and alpha 0.1.
+
+        Args:
+            member_logits: (samples, members, classes), scaled by the temperature that will be used.
+            labels: (samples,), class indices.
+            alpha: the share of sets that may miss the right class.
+            method: "lac", "aps" or "raps".
+            by_class: a threshold per class, from its own rows (Mondrian, Vovk 2012): the promise then holds for the rows of
+                each class. It takes more rows, and a class with fewer than 1/alpha - 1 of them is in every set.
+            seed: of `randomised`.
+            randomised: for aps and raps: the promise is met exactly, with smaller sets. `u` is made from the seed and the
+                row's own logits, so that equal rows get equal sets, whatever the batch.
+            k_reg, penalty: for raps: ranks above `k_reg` are punished. 5 and 0.01 where left out, the usual values for
+                problems of many classes. Choose others on rows of their own, by `coverage_and_size`: not on these.
+            allow_empty: let a set be empty where every class suits badly. By default it gets the likeliest class, which can
+                only add to the coverage.
+
+        Example:
+            >>> logits = torch.tensor([[[1.0, 0.0, -1.0]]]).repeat(19, 1, 1)
+            >>> sets = ConformalSets.fit(logits, [0] * 15 + [1] * 4, alpha=0.1)
+            >>> sets.sets([[[2.0, 0.0, 0.0]], [[1.0, 0.9, -3.0]]]).int()
+            tensor([[1, 0, 0],
+                    [1, 1, 0]], dtype=torch.int32)
+        """
+        if not isinstance(alpha, Real) or not 0 < alpha < 1:
+            raise ValueError(f"alpha is {alpha!r}: pass a share between 0 and 1, such as 0.1 for sets that hold 90 %")
+        member_logits = as_member_logits(member_logits).detach()
+        if as_tensor(labels).dim() == 2:
+            raise ValueError(
+                "labels has two dimensions: prediction sets are for one class of several; a multi-label model decides on each "
+                "label by itself, fit one set of two classes (no, yes) per label"
+            )
+        labels = as_labels(labels, len(member_logits), member_logits.shape[-1]).to(member_logits.device)
+        if len(labels) == 0:
+            raise ValueError("labels is empty: pass at least one calibration row")
+        num_classes = member_logits.shape[-1]
+        k_reg, penalty = _settings(method, num_classes, randomised, k_reg, penalty)
+        unfitted = cls(
+            method=method,
+            alpha=float(alpha),
+            thresholds=(),
+            num_classes=num_classes,
+            rows=len(labels),
+            by_class=bool(by_class),
+            randomised=bool(randomised),
+            seed=int(seed),
+            k_reg=k_reg,
+            penalty=penalty,
+            allow_empty=bool(allow_empty),
+        )
+        passes = zip(member_logits.split(ROWS_PER_PASS), labels.split(ROWS_PER_PASS), strict=True)
+        scores = torch.cat([unfitted._scores(part).gather(1, of.to(_at(part)).unsqueeze(1)) for part, of in passes])
+        scores, labels = scores.squeeze(1).cpu(), labels.cpu()
+        groups = [scores[labels == c] for c in range(num_classes)] if by_class else [scores]
+        fitted = cls(**{**asdict(unfitted), "thresholds": tuple(_quantile(group, alpha) for group in groups)})
+        if fitted._shortage:
+            warnings.warn(fitted._shortage, stacklevel=2)
+        return fitted
+
+    def sets(self, member_logits: Any) -> Tensor:
+        """Which classes are in each row's set: bool, (batch, classes)."""
+        member_logits = as_member_logits(member_logits).detach()
+        if member_logits.shape[-1] != self.num_classes:
+            raise ValueError(
+                f"member_logits has {member_logits.shape[-1]} classes, the sets were fitted for {self.num_classes}: "
+                "pass the logits of the same model"
+            )
+        empty = torch.zeros(0, self.num_classes, dtype=torch.bool, device=member_logits.device)
+        passes = [
+            self._sets(part).to(member_logits.device) for part in member_logits.split(ROWS_PER_PASS) if len(part)
+        ]
+        return torch.cat([empty, *passes])
+
+    def coverage_and_size(self, member_logits: Any, labels: Any) -> dict[str, float]:
+        """`coverage` (share of sets that hold the right class), `mean_size`, and `single_class` (share of sets of one class).
+
+        Args:
+            member_logits: (samples, members, classes).
+            labels: (samples,), class indices.
+        """
+        return summarize_sets([self.counts(member_logits, labels)])
+
+    def counts(self, member_logits: Any, labels: Any) -> tuple[int, int, int, int]:
+        """Of a batch: rows, sets that hold the right class, classes in all sets, sets of one class; see `summarize_sets`."""
+        sets = self.sets(member_logits)
+        labels = as_labels(labels, len(sets), self.num_classes).to(sets.device)
+        sizes = sets.sum(dim=1)
+        return len(sets), int(sets.gather(1, labels.unsqueeze(1)).sum()), int(sizes.sum()), int((sizes == 1).sum())
+
+    @property
+    def guarantee(self) -> str:
+        """What holds for new rows, and when, in words."""
+        rows = "of the rows of each class" if self.by_class else "of the rows"
+        return (
+            f"For at least {100 * (1 - self.alpha):.6g} % {rows} the set holds the right class, on average over calibration "
+            f"sets, if new rows are exchangeable with the {self.rows} calibration rows. Nothing holds under distribution shift."
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The guarantee, and where it is bought with full sets."""
+        return " ".join(filter(None, [self.guarantee, self._shortage]))
+
+    @property
+    def _shortage(self) -> str:
+        least = math.ceil(1 / _exact(self.alpha)) - 1
+        needed = f"alpha={self.alpha:g} takes at least {least} calibration rows"
+        few = [c for c, threshold in enumerate(self.thresholds) if threshold == math.inf]
+        if not few:
+            return ""
+        if not self.by_class:
+            return f"{needed}, there are {self.rows}: every set holds every class."
+        named = ", ".join(map(str, few[:10])) + (", ..." if len(few) > 10 else "")
+        return (
+            f"{needed} per class, {len(few)} of {self.num_classes} classes have fewer and are in every set: {named}."
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers, strings, lists and None, for JSON; an infinite threshold is written as text."""
+        thresholds = [value if math.isfinite(value) else str(value) for value in self.thresholds]
+        return asdict(self) | {"thresholds": thresholds}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "ConformalSets":
+        """Read what `to_dict` gave."""
+        try:
+            read = cls(**{**content, "thresholds": tuple(float(value) for value in content["thresholds"])})
+            is_whole = len(read.thresholds) == (read.num_classes if read.by_class else 1)
+            is_known = read.method in METHODS and not any(map(math.isnan, read.thresholds))
+        except (TypeError, ValueError, KeyError) as error:
+            raise ValueError(f"{content!r} are no conformal sets: pass what to_dict gave") from error
+        if not (is_whole and is_known):
+            raise ValueError(f"{content!r} are no conformal sets: pass what to_dict gave")
+        return read
+
+    def _sets(self, member_logits: Tensor) -> Tensor:
+        scores = self._scores(member_logits)
+        chosen = scores <= torch.tensor(self.thresholds, dtype=torch.float64, device=scores.device)
+        if not self.allow_empty:
+            likeliest = _mean_probabilities(member_logits).argmax(dim=1, keepdim=True)
+            is_empty = ~chosen.any(dim=1, keepdim=True)
+            chosen = chosen.scatter(1, likeliest, chosen.gather(1, likeliest) | is_empty)
+        return chosen
+
+    def _scores(self, member_logits: Tensor) -> Tensor:
+        """s(x, c) of every class, (batch, classes) in float64."""
+        probabilities = _mean_probabilities(member_logits)
+        if self.method == "lac":
+            return 1 - probabilities
+        ranked, order = probabilities.sort(dim=1, descending=True, stable=True)
+        u = _uniform(member_logits, self.seed) if self.randomised else 1.0
+        better = ranked.cumsum(dim=1).roll(1, dims=1)
+        better[:, 0] = 0
+        scores = better + u * ranked
+        if self.method == "raps":
+            ranks = torch.arange(1, self.num_classes + 1, dtype=torch.float64, device=scores.device)
+            scores = scores + self.penalty * (ranks - self.k_reg).clamp(min=0)
+        return torch.empty_like(scores).scatter(1, order, scores)
+
+
+def summarize_sets(counts: list[tuple[int, int, int, int]]) -> dict[str, float]:
+    """`ConformalSets.coverage_and_size` from the counts of batches."""
+    rows, covered, sizes, singles = (sum(column) for column in zip(*counts, strict=True))
+    if rows == 0:
+        raise ValueError("there are no samples: pass at least one")
+    return {"coverage": covered / rows, "mean_size": sizes / rows, "single_class": singles / rows}
+
+
+def _settings(
+    method: str, num_classes: int, randomised: bool, k_reg: int | None, penalty: float | None
+) -> tuple[int | None, float | None]:
+    """k_reg and penalty, checked; None unless the method has them."""
+    if method not in METHODS:
+        raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
+    if randomised and method == "lac":
+        raise ValueError("lac has nothing to randomise: leave randomised out, or choose aps or raps")
+    if method != "raps":
+        if k_reg is not None or penalty is not None:
+            raise ValueError(f"k_reg and penalty belong to raps, method is {method!r}: leave them out")
+        return None, None
+    k_reg = RAPS_K_REG if k_reg is None else k_reg
+    penalty = RAPS_PENALTY if penalty is None else penalty
+    if not isinstance(k_reg, int) or not 0 <= k_reg < num_classes:
+        raise ValueError(
+            f"k_reg is {k_reg!r}, there are {num_classes} classes: pass a whole number from 0 to {num_classes - 1}, as no "
+            "rank is above a larger one, or choose aps"
+        )
+    if not isinstance(penalty, Real) or not 0 < penalty < math.inf:
+        raise ValueError(f"penalty is {penalty!r}: pass a positive number, such as {RAPS_PENALTY}, or choose aps")
+    return k_reg, float(penalty)
+
+
+def _quantile(scores: Tensor, alpha: float) -> float:
+    """The ceil((n + 1)(1 - alpha))-th smallest score; infinite where there are not so many."""
+    rank = math.ceil((len(scores) + 1) * (1 - _exact(alpha)))
+    return float(scores.kthvalue(rank).values) if rank <= len(scores) else math.inf
+
+
+def _exact(alpha: float) -> Fraction:
+    """The share as it was written: of 0.1 and 9 rows comes rank 9, not a hair more."""
+    return Fraction(str(float(alpha)))
+
+
+def _mean_probabilities(member_logits: Tensor) -> Tensor:
+    return log_of_mean_probability(wide_log_softmax(member_logits)).exp()
+
+
+def _at(member_logits: Tensor) -> torch.device:
+    """Where the scores of these logits are: on the CPU where their device has no float64."""
+    return widened(member_logits[:0]).device
+
+
+def _uniform(member_logits: Tensor, seed: int) -> Tensor:
+    """A number in [0, 1) per row, (batch, 1) in float64, that looks random but is the row's own: a hash of its logits."""
+    bits = widened(member_logits).flatten(1).contiguous().view(torch.int64)
+    generator = torch.Generator(device="cpu").manual_seed(seed)
+    odd = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator, device="cpu") * 2 + 1
+    mixed = (bits * odd.to(bits.device)).sum(dim=1, keepdim=True)  # modulo 2^64
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685), (31, 1)):  # splitmix64's last steps
+        mixed = (mixed ^ ((mixed >> shift) & (2 ** (64 - shift) - 1))) * factor
+    return ((mixed >> 11) & (2**53 - 1)).double() / 2**53
