@@ -44,9 +44,11 @@ class HydraRobertaClassificationHead(nn.Module):
         self.dropout = nn.Dropout(config.classifier_dropout if has_own_dropout else config.hidden_dropout_prob)
         self.out_proj = GroupedLinear(config.hidden_size, [config.num_labels] * members)
 
+    def prepare(self, features: torch.Tensor) -> torch.Tensor:
+        return self.dropout(torch.tanh(self.dense(self.dropout(features))))
+
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        features = torch.tanh(self.dense(self.dropout(features)))
-        return self.out_proj(self.dropout(features))
+        return self.out_proj(self.prepare(features))
 
 
 class HydraRobertaForSequenceClassification(HydraTextClassifierMixin, HydraRobertaPreTrainedModel):
@@ -60,6 +62,12 @@ class HydraRobertaForSequenceClassification(HydraTextClassifierMixin, HydraRober
         self.roberta = HydraRobertaModel(config, add_pooling_layer=False)
         self.classifier = HydraRobertaClassificationHead(config)
         self.post_init()
+
+    def prepare(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier.prepare(features)
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(features)
 
 
 __all__ = ["HydraRobertaForSequenceClassification", "HydraRobertaModel", "HydraRobertaPreTrainedModel"]
