@@ -28,6 +28,7 @@ FIELDS_OF_HYDRAS = (
     "shared",
     "ensemble_loss",
     "fast_inference",
+    "decision",
     "add_pooling_layer",
     "model_type",
     "auto_map",

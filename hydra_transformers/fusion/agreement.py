@@ -26,6 +26,7 @@ OWN_FIELDS = {
     "shared",
     "ensemble_loss",
     "fast_inference",
+    "decision",
 }
 OWN_KINDS = ("dropout", "drop_path", "initializer", "_init_value", "layerscale_value", "_out_", "reshape_hidden")
 LABEL_FIELDS = ("num_labels", "id2label", "problem_type")

@@ -82,7 +82,7 @@ def hydra_config(
         part.pop("model_type", None)
         part["kept_heads"] = None if kept is None else kept[tower]
         part["shared"] = list(shared)
-    for name in ("model_type", "architectures", "auto_map", "pruned_heads"):
+    for name in ("model_type", "architectures", "auto_map", "pruned_heads", "decision"):
         fields.pop(name, None)
     result = config_class(**fields)
     result._attn_implementation = config._attn_implementation

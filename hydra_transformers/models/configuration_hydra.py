@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 
 # What members may share: the mean over the members stands in for each of them.
+# What a Hydra gives beside logits; Trainer does not gather it.
+OUTPUTS_OF_HYDRAS = ("member_logits", "uncertainty", "abstain", "prediction_set")
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 
 KeptHeads = list[list[list[int]]]
@@ -65,6 +67,7 @@ class HydraConfigMixin:
     shared: list[str] | tuple[str, ...] = SHARED_PARTS
     ensemble_loss: str = "members"
     fast_inference: bool = True
+    decision: dict | None = None
 
     def __post_init__(self, **kwargs):
         num_members = kwargs.pop("num_members", None)

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import Dinov2Config, Dinov2WithRegistersConfig
 
-from .configuration_hydra import Anatomy, HydraConfigMixin
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
 
 
 def dinov2_anatomy(config: Dinov2Config | Dinov2WithRegistersConfig) -> Anatomy:
@@ -30,7 +30,7 @@ class HydraDinov2Config(HydraConfigMixin, Dinov2Config):
     """
 
     model_type = "hydra_dinov2"
-    keys_to_ignore_at_inference = ["member_logits"]
+    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     auto_classes = {
         "AutoConfig": "configuration_hydra_dinov2.HydraDinov2Config",

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import Dinov2WithRegistersConfig
 
-from .configuration_hydra import Anatomy, HydraConfigMixin
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
 from .configuration_hydra_dinov2 import dinov2_anatomy
 
 
@@ -15,7 +15,7 @@ class HydraDinov2WithRegistersConfig(HydraConfigMixin, Dinov2WithRegistersConfig
     """
 
     model_type = "hydra_dinov2_with_registers"
-    keys_to_ignore_at_inference = ["member_logits"]
+    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     auto_classes = {
         "AutoConfig": "configuration_hydra_dinov2_with_registers.HydraDinov2WithRegistersConfig",

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import ElectraConfig
 
-from .configuration_hydra import Anatomy, HydraConfigMixin
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
 
 
 @strict
@@ -14,7 +14,7 @@ class HydraElectraConfig(HydraConfigMixin, ElectraConfig):
     """
 
     model_type = "hydra_electra"
-    keys_to_ignore_at_inference = ["member_logits"]
+    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     auto_classes = {
         "AutoConfig": "configuration_hydra_electra.HydraElectraConfig",

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import RobertaConfig
 
-from .configuration_hydra import Anatomy, HydraConfigMixin
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
 
 
 @strict
@@ -18,7 +18,7 @@ class HydraRobertaConfig(HydraConfigMixin, RobertaConfig):
     """
 
     model_type = "hydra_roberta"
-    keys_to_ignore_at_inference = ["member_logits"]
+    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     add_pooling_layer: bool = True
 

@@ -44,6 +44,8 @@ class HydraClassifierOutput(ModelOutput):
     member_logits: (batch, members, classes)
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
     attentions: one (batch, heads of all members, tokens, tokens) per layer, where asked for
+    uncertainty, abstain, prediction_set: what a calibrated model decides, see `decision.Decided`; its logits are divided by
+        its temperature
     """
 
     loss: torch.FloatTensor | None = None
@@ -51,6 +53,9 @@ class HydraClassifierOutput(ModelOutput):
     member_logits: torch.FloatTensor | None = None
     hidden_states: tuple[torch.FloatTensor, ...] | None = None
     attentions: tuple[torch.FloatTensor, ...] | None = None
+    uncertainty: torch.FloatTensor | None = None
+    abstain: torch.BoolTensor | None = None
+    prediction_set: torch.BoolTensor | None = None
 
 
 class HydraClassifierMixin:
@@ -67,9 +72,13 @@ class HydraClassifierMixin:
         features)"""
         return states[:, :, 0] if pooled is None else pooled
 
+    def prepare(self, features: torch.Tensor) -> torch.Tensor:
+        """What the head's last map reads of that: (members, batch, features) -> (members, batch, prepared)"""
+        return features
+
     def classify(self, features: torch.Tensor) -> torch.Tensor:
         """(members, batch, features) -> (members, batch, classes)"""
-        return self.classifier(features)
+        return self.classifier(self.prepare(features))
 
     def answer(self, labels: torch.Tensor | None, inputs: dict, **kwargs) -> HydraClassifierOutput:
         """The encoder on `inputs`, and what the members make of it."""
@@ -87,6 +96,11 @@ class HydraClassifierMixin:
         loss = None
         if labels is not None:
             loss = ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
+        decided = {}
+        if self.is_deciding:
+            prepared = batch_first(self.prepare(features), self.num_members) if self.decision.reads_features else None
+            decided = vars(self.decision(member_logits, prepared))
+            member_logits = decided.pop("member_logits")
         logits = ensemble_logits(member_logits, self.config.problem_type)
         if loss is None and self.training and self.num_members > 1 and self.config.ensemble_loss == "members":
             watch_for_other_loss(logits, from_trainer="num_items_in_batch" in kwargs)
@@ -96,6 +110,7 @@ class HydraClassifierMixin:
             member_logits=member_logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            **decided,
         )
 
 

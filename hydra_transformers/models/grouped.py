@@ -136,8 +136,12 @@ class GroupedClassificationHead(nn.Module):
         self.dropout = nn.Dropout(config.classifier_dropout if has_own_dropout else config.hidden_dropout_prob)
         self.out_proj = GroupedLinear(config.hidden_size, [config.num_labels] * members)
 
+    def prepare(self, features: torch.Tensor) -> torch.Tensor:
+        """What the second map reads: (members, batch, hidden) -> (members, batch, hidden)"""
+        return self.dropout(self.activation(self.dense(self.dropout(features))))
+
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.out_proj(self.dropout(self.activation(self.dense(self.dropout(features)))))
+        return self.out_proj(self.prepare(features))
 
 
 def are_few(rows: int) -> bool:

@@ -2,6 +2,7 @@
 that what is loaded is what was saved."""
 
 import importlib
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from transformers import initialization as init
 
 from .attention import HydraAttention, mask_of
 from .configuration_hydra import SHARED_PARTS
+from .decision import Decision, undecided
 from .grouped import Grouped
 
 
@@ -82,6 +84,7 @@ class HydraModelMixin:
     is_base_model: bool = False
     _can_record_outputs = {"attentions": HydraAttention}
     _keys_to_ignore_on_load_missing = [r"kept_heads_mask$"]  # of weights that were put together by hand
+    _keep_in_fp32_modules_strict = ["decision"]
 
     @property
     def num_members(self) -> int:
@@ -94,7 +97,7 @@ class HydraModelMixin:
         model: the backbone, or a one-member Hydra to prune further; it is left as it is
         heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
         """
-        return fusion().from_backbone(cls, model, heads_to_prune)
+        return package("fusion").from_backbone(cls, model, heads_to_prune)
 
     @classmethod
     def from_pruned_members(
@@ -107,11 +110,31 @@ class HydraModelMixin:
         shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()`
             nothing is merged and the Hydra is exactly the ensemble of the members
         """
-        return fusion().from_pruned_members(cls, members, shared)
+        return package("fusion").from_pruned_members(cls, members, shared)
 
     def member(self, index: int) -> PreTrainedModel:
         """Member `index` as a one-member Hydra of its own; shared parts are copied into it."""
-        return fusion().member(self, index)
+        return package("fusion").member(self, index)
+
+    def post_init(self):
+        settings = None if self.is_base_model else getattr(self.config, "decision", None)
+        self.decision: Decision | None = None if settings is None else Decision(settings)
+        super().post_init()
+
+    @property
+    def is_deciding(self) -> bool:
+        """Whether it was calibrated, and answers as what was calibrated: not while it trains, nor with other weights."""
+        decision = self.decision
+        return decision is not None and decision.is_on and not self.training and decision.is_current(self)
+
+    def calibrate(self, data, ood=None, **options):
+        """Fits a temperature, a detector with its threshold, and prediction sets, which become part of the model: saved,
+        loaded and pushed with it, and applied to its answers. See `hydra_transformers.uncertainty.calibrate`."""
+        return package("uncertainty.calibration").calibrate(self, data, ood, **options)
+
+    def undecided(self):
+        """`with hydra.undecided():` it answers as before its calibration."""
+        return undecided(self)
 
     def initial_std(self, module: Grouped) -> float:
         """How widely a packed layer's fresh weights spread."""
@@ -124,6 +147,9 @@ class HydraModelMixin:
             init.normal_(module.weight, mean=0.0, std=self.initial_std(module))
             if module.bias is not None:
                 init.zeros_(module.bias)
+        if isinstance(module, Decision):
+            for tensor in module.buffers():
+                init.constant_(tensor, math.nan)  # what is not loaded then shows
         if hasattr(module, "kept_heads_mask"):
             mask = mask_of(module.kept_heads, module.config.num_attention_heads)
             init.copy_(module.kept_heads_mask, mask.to(module.kept_heads_mask.device))
@@ -135,6 +161,8 @@ class HydraModelMixin:
         for module in model.modules():
             if hasattr(module, "kept_heads_mask"):
                 module.check_same_heads(module.kept_heads_mask)
+        if model.decision is not None:
+            model.decision.check_loaded()
         return loaded
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
@@ -156,16 +184,16 @@ class HydraModelMixin:
         return commit
 
 
-def fusion() -> ModuleType:
-    """What builds models, in the installed package: running a model does not need it, so it is not shipped."""
+def package(part: str) -> ModuleType:
+    """What builds and fits models, in the installed package: running a model does not need it, so it is not shipped."""
     try:
-        return importlib.import_module("hydra_transformers.fusion")
+        return importlib.import_module(f"hydra_transformers.{part}")
     except ModuleNotFoundError as error:
         if str(error.name).partition(".")[0] != "hydra_transformers":
             raise
         raise ImportError(
-            "building a Hydra or taking one apart needs the package hydra_transformers, which is not installed here or "
-            "too old: pip install --upgrade hydra_transformers"
+            "building a Hydra, taking one apart or calibrating it needs the package hydra_transformers, which is not "
+            "installed here or too old: pip install --upgrade hydra_transformers"
         ) from error
 
 

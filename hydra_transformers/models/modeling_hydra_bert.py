@@ -67,8 +67,8 @@ class HydraBertForSequenceClassification(HydraTextClassifierMixin, HydraBertPreT
         self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
         self.post_init()
 
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.dropout(features))
+    def prepare(self, features: torch.Tensor) -> torch.Tensor:
+        return self.dropout(features)
 
 
 __all__ = ["HydraBertForSequenceClassification", "HydraBertModel", "HydraBertPreTrainedModel"]

@@ -80,8 +80,8 @@ class HydraDistilBertForSequenceClassification(HydraClassifierMixin, HydraDistil
         self.classifier = GroupedLinear(config.dim, [config.num_labels] * config.num_members)
         self.post_init()
 
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.classifier(self.dropout(torch.relu(self.pre_classifier(features))))
+    def prepare(self, features: torch.Tensor) -> torch.Tensor:
+        return self.dropout(torch.relu(self.pre_classifier(features)))
 
     @can_return_tuple
     def forward(

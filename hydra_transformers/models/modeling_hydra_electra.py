@@ -10,7 +10,7 @@ from .grouped import GroupedClassificationHead, of_members
 from .layer import hydra_layers
 from .modeling_hydra import HydraModelMixin, Rule
 from .modeling_hydra_bert import HydraBertPreTrainedModel
-from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
+from .texts import HydraTextEncoderMixin, HydraTwoMapTextClassifierMixin
 
 
 class HydraElectraPreTrainedModel(HydraModelMixin, ElectraPreTrainedModel):
@@ -53,7 +53,7 @@ class HydraElectraModel(HydraTextEncoderMixin, HydraElectraPreTrainedModel):
         return states, None
 
 
-class HydraElectraForSequenceClassification(HydraTextClassifierMixin, HydraElectraPreTrainedModel):
+class HydraElectraForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraElectraPreTrainedModel):
     """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
 
     backbone_classes = (ElectraForSequenceClassification,)

@@ -15,7 +15,7 @@ from .configuration_hydra_roberta import HydraRobertaConfig
 from .grouped import GroupedClassificationHead
 from .modeling_hydra import HydraModelMixin
 from .modeling_hydra_bert import BertEncoderMixin, HydraBertPreTrainedModel
-from .texts import HydraTextClassifierMixin
+from .texts import HydraTwoMapTextClassifierMixin
 
 
 class HydraRobertaPreTrainedModel(HydraModelMixin, RobertaPreTrainedModel):
@@ -35,7 +35,7 @@ class HydraRobertaModel(BertEncoderMixin, HydraRobertaPreTrainedModel):
     embeddings_class = RobertaEmbeddings
 
 
-class HydraRobertaForSequenceClassification(HydraTextClassifierMixin, HydraRobertaPreTrainedModel):
+class HydraRobertaForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraRobertaPreTrainedModel):
     """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
 
     backbone_classes = (

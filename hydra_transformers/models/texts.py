@@ -83,3 +83,13 @@ class HydraTextClassifierMixin(HydraClassifierMixin):
             "inputs_embeds": inputs_embeds,
         }
         return self.answer(labels, inputs, **kwargs)
+
+
+class HydraTwoMapTextClassifierMixin(HydraTextClassifierMixin):
+    """With a `GroupedClassificationHead`."""
+
+    def prepare(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier.prepare(features)
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(features)

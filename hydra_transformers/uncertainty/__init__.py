@@ -4,6 +4,7 @@ conformal prediction sets and reports.
 `fusion_report` tells whether members may be fused."""
 
 from .abstention import Abstention
+from .calibration import Calibration, DecidingClassifier, calibrate
 from .conformal import ConformalSets
 from .decomposition import Decomposition, decompose, predict_uncertainty
 from .detectors import Detector, detector_by_name
@@ -22,7 +23,9 @@ __all__ = [
     "OOD_SCORES",
     "Abstention",
     "AnswerReader",
+    "Calibration",
     "ConformalSets",
+    "DecidingClassifier",
     "Decomposition",
     "Detector",
     "FusionReport",
@@ -31,6 +34,7 @@ __all__ = [
     "TemperatureScaling",
     "UncertaintyAccumulator",
     "UncertaintyReport",
+    "calibrate",
     "classification_metrics",
     "collect_answers",
     "compute_metrics",

@@ -162,13 +162,15 @@ def _heads(call: Call, members: int) -> list[Head]:
     return own * (members // len(own))
 
 
-def collect_answers(model: nn.Module, data: Any, batch_size: int = 32) -> tuple[Tensor, Tensor, Tensor | None]:
+def collect_answers(
+    model: nn.Module, data: Any, batch_size: int = 32, with_features: bool = True
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Predict all of `data` and keep everything, on the CPU: member logits (samples, members, classes), member features
-    (samples, members, dim) and labels (or `None`).
+    (samples, members, dim; `None` where not asked for) and labels (or `None`).
 
     For sets that fit in memory. `Detector.fit` and `Detector.score` read a data set of any size batch by batch.
     """
-    reader, parts = AnswerReader(model), []
+    reader, parts = AnswerReader(model, with_features), []
     for batch in batches(data, batch_size, reader.device):
         parts.append([*reader(batch), split_labels(batch)[1]])
     if not parts:
@@ -181,6 +183,6 @@ def collect_answers(model: nn.Module, data: Any, batch_size: int = 32) -> tuple[
         )
     return (
         torch.cat([part.cpu() for part in all_logits]),
-        torch.cat([part.cpu() for part in all_features]),
+        torch.cat([part.cpu() for part in all_features]) if with_features else None,
         torch.cat([part.cpu() for part in labelled]) if labelled else None,
     )

@@ -1,0 +1,249 @@
+"""From a model and held-out data to a decision: temperature, detector, threshold and prediction sets, fitted once."""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as format_tensors
+from torch import Tensor, nn
+
+from ..files import parse_json, write_atomically
+from ..models.decision import Decision, sample_of
+from ..models.ensembling import HydraClassifierOutput
+from ..prediction import answer_of, check_chooses_one_class, device_of
+from .abstention import Abstention
+from .conformal import ConformalSets
+from .detectors import OF_SCORE, Detector, detector_by_name
+from .features import AnswerReader, collect_answers
+from .temperature import TemperatureScaling
+
+
+SETTINGS_FILE, STATE_FILE = "decision.json", "decision.safetensors"
+LEAST_ROWS = 20  # below, nothing that is fitted on half of them means anything
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What `calibrate` fitted, and on what.
+
+    model: the calibrated model: the Hydra itself, or for others a `DecidingClassifier` around them
+    temperature: what the logits are divided by
+    detector: the score by which it abstains
+    abstention: its threshold, with what that buys and promises; None where no target was given
+    sets: the conformal prediction sets; None where none were asked for
+    """
+
+    model: nn.Module
+    temperature: float
+    detector: Detector
+    abstention: Abstention | None
+    sets: ConformalSets | None
+
+    @property
+    def sentences(self) -> list[str]:
+        found = [f"Logits are divided by {self.temperature:.3g}; uncertainty is {self.detector.description}."]
+        return found + [each.sentence for each in (self.abstention, self.sets) if each is not None]
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+
+def calibrate(
+    model: nn.Module,
+    data: Any,
+    ood: Any = None,
+    *,
+    target: Mapping[str, float] | None = None,
+    confidence: float | None = None,
+    detector: str | Detector = "msp",
+    training_data: Any = None,
+    alpha: float | None = 0.1,
+    sets: str = "lac",
+    temperature: bool = True,
+    batch_size: int = 32,
+    seed: int = 0,
+) -> Calibration:
+    """Fits what turns a model's numbers into decisions, and makes it part of the model.
+
+    Args:
+        model: a Hydra, which is changed: its config and weights then carry the decision, and it is applied wherever the
+            model is loaded. Or any classifier or baseline, which is left as it is and wrapped.
+        data: held-out, labelled rows that the model was not trained on. A random half fits the temperature, and the
+            detector where it needs a fit and there is no `training_data`; the other half the threshold and the sets, whose
+            promises need rows that nothing else was fitted on.
+        ood: rows from elsewhere, for `target={"tpr": ...}`, or to see what a threshold refuses of them.
+        target: when to abstain, one of {"risk": 0.05} (at most 5 % of the answers are wrong), {"coverage": 0.9} (at least
+            90 % are answered) and {"tpr": 0.95} (95 % of `ood` are refused); None for never. See `Abstention.fit`.
+        confidence: for a promise about new rows in place of these.
+        detector: a name (see `detector_by_name`), or a detector, which is fitted anew where it needs a fit.
+        training_data: what a detector that needs a fit learns; best the training data.
+        alpha: the share of prediction sets that may miss the right class; None for no sets.
+        sets: "lac", "aps" or "raps", see `ConformalSets.fit`.
+        temperature: whether to fit one; otherwise it is 1.
+        seed: of the halves.
+    """
+    check_chooses_one_class(model, "calibrate()")
+    chosen = _chosen(detector)
+    inner = model.model if isinstance(model, DecidingClassifier) else model
+    hydra = inner if hasattr(type(inner), "backbone_rules") else None
+    if hydra is not None:
+        hydra.decision = hydra.config.decision = None
+    logits, features, labels = collect_answers(inner, data, batch_size, with_features=chosen.reads_features)
+    if labels is None:
+        raise ValueError("data has no labels: calibrate on rows whose right class is known, add a column labels")
+    if len(labels) < LEAST_ROWS:
+        raise ValueError(f"data has {len(labels)} rows: pass at least {LEAST_ROWS}, better 1,000")
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    first, second = order[: len(order) // 2], order[len(order) // 2 :]
+    scaling = TemperatureScaling.fit(logits[first], labels[first]) if temperature else TemperatureScaling(1.0)
+    [value] = scaling.temperature
+    _fit_detector(
+        chosen, inner, training_data, scaling, logits[first], _part(features, first), labels[first], batch_size
+    )
+    decision = Decision(_settings(chosen, value, inner))
+    for name, tensor in (chosen.state or {}).items():
+        getattr(decision, name).copy_(tensor)
+    scores = decision(logits[second], _part(features, second)).uncertainty
+    elsewhere = None
+    if ood is not None:
+        others = collect_answers(inner, ood, batch_size, with_features=chosen.reads_features)
+        elsewhere = decision(others[0], others[1]).uncertainty
+    scaled = scaling(logits[second])
+    abstention = conformal = None
+    if target is not None:
+        right = ensemble_answer(scaled) == labels[second]
+        abstention = Abstention.fit(scores, right, elsewhere, **target, confidence=confidence, score=chosen.name)
+    if alpha is not None:
+        conformal = ConformalSets.fit(scaled, labels[second], alpha, sets)
+    return _calibrated(model, hydra, decision, chosen, value, abstention, conformal)
+
+
+def ensemble_answer(member_logits: Tensor) -> Tensor:
+    """The class of the highest mean probability, (batch,), of logits (batch, members, classes)."""
+    return member_logits.softmax(dim=-1).mean(dim=1).argmax(dim=-1)
+
+
+def _chosen(detector: str | Detector) -> Detector:
+    if isinstance(detector, Detector):
+        return detector_by_name(detector.name, by=detector.by, multi_label=detector.multi_label, **detector.settings)
+    return detector_by_name(detector)
+
+
+def _part(features: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if features is None else features[rows]
+
+
+def _fit_detector(
+    detector: Detector,
+    model: nn.Module,
+    training_data: Any,
+    scaling: TemperatureScaling,
+    logits: Tensor,
+    features: Tensor | None,
+    labels: Tensor,
+    batch_size: int,
+) -> None:
+    if not detector.needs_fit:
+        return
+    heads = None
+    if training_data is not None:
+        logits, features, labels = collect_answers(
+            model, training_data, batch_size, with_features=detector.reads_features
+        )
+    if detector.name == "vim":
+        raise ValueError(
+            "vim adds the energy of the logits as they are to a distance: calibrate by another detector, or use it by itself"
+        )
+    detector.fit_answers(scaling(logits), features, labels, heads)
+
+
+def _settings(detector: Detector, temperature: float, model: nn.Module) -> dict[str, Any]:
+    of_score = {name: detector.settings[name] for name in OF_SCORE.get(detector.name, {})}
+    return {
+        "temperature": temperature,
+        "detector": {
+            "name": detector.name,
+            "by": detector.by,
+            "multi_label": detector.multi_label,
+            "settings": of_score,
+        },
+        "threshold": None,
+        "sets": None,
+        "state": {name: list(tensor.shape) for name, tensor in (detector.state or {}).items()},
+        "weights": len(sample_of(list(model.parameters()))),
+        "sentences": [],
+    }
+
+
+def _calibrated(
+    model: nn.Module,
+    hydra: nn.Module | None,
+    decision: Decision,
+    detector: Detector,
+    temperature: float,
+    abstention: Abstention | None,
+    sets: ConformalSets | None,
+) -> Calibration:
+    settings = decision.settings
+    if abstention is not None:
+        settings["threshold"] = abstention.to_dict()["threshold"]
+    if sets is not None:
+        kept = ("method", "thresholds", "by_class", "k_reg", "penalty", "allow_empty")
+        settings["sets"] = {name: sets.to_dict()[name] for name in kept}
+    inner = hydra or (model.model if isinstance(model, DecidingClassifier) else model)
+    decision.remember(inner)
+    decision.to(device_of(inner))
+    result = hydra or DecidingClassifier(inner, decision)
+    calibration = Calibration(result, temperature, detector, abstention, sets)
+    settings["sentences"] = calibration.sentences
+    if hydra is not None:
+        hydra.decision, hydra.config.decision = decision, settings
+    return calibration
+
+
+class DecidingClassifier(nn.Module):
+    """Any classifier or baseline with a decision: its outputs have `logits` and `member_logits` divided by the temperature,
+    `uncertainty`, `abstain` and `prediction_set`. `calibrate` makes one."""
+
+    def __init__(self, model: nn.Module, decision: Decision):
+        super().__init__()
+        self.model, self.decision = model, decision
+        self.reader = [AnswerReader(model, decision.reads_features)]  # not a part: it has a twin of the model
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.model)
+
+    def forward(self, **inputs: Any) -> HydraClassifierOutput:
+        member_logits, features = self.reader[0](inputs)
+        if self.training or not self.decision.is_current(self.model):
+            return answer_of(self.model, member_logits)
+        decided = vars(self.decision(member_logits, features))
+        answer = answer_of(self.model, decided.pop("member_logits"))
+        for name, tensor in decided.items():
+            answer[name] = tensor
+        return answer
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Writes the decision, not the model, into a folder, such as the one the model was saved to."""
+        tensors = {name: tensor.contiguous().cpu() for name, tensor in self.decision.state_dict().items()}
+        write_atomically(Path(folder) / STATE_FILE, format_tensors(tensors, metadata={"format": "pt"}))
+        write_atomically(Path(folder) / SETTINGS_FILE, json.dumps(self.decision.settings, indent=1) + "\n")
+
+    @classmethod
+    def load(cls, model: nn.Module, folder: str | os.PathLike) -> "DecidingClassifier":
+        """The model with the decision that was saved in `folder`."""
+        path = Path(folder) / SETTINGS_FILE
+        if not path.is_file():
+            raise FileNotFoundError(f"{folder} has no {SETTINGS_FILE}: save a DecidingClassifier there first")
+        try:
+            decision = Decision(parse_json(path.read_bytes()))
+            decision.load_state_dict(load_file(Path(folder) / STATE_FILE))
+        except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
+            raise ValueError(f"{folder} holds no whole decision ({error}): save it again") from error
+        return cls(model, decision.to(device_of(model)))

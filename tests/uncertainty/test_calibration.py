@@ -1,0 +1,230 @@
+"""A decision is part of the model: fitted once, saved, loaded and applied with it, and stale once the weights change."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForImageClassification
+
+from hydra_transformers import AutoHydra
+from hydra_transformers.baselines import DeepEnsemble
+from hydra_transformers.models.decision import prediction_sets
+from hydra_transformers.uncertainty import (
+    ConformalSets,
+    DecidingClassifier,
+    TemperatureScaling,
+    calibrate,
+    collect_answers,
+    detector_by_name,
+)
+from tests.families import FAMILIES
+
+
+CLASSIFIERS = [family for family in FAMILIES if family.name != "clip"]
+BY_NAME = {family.name: family for family in FAMILIES}
+ROWS = 48
+
+
+def hydra_of(name: str) -> torch.nn.Module:
+    family = BY_NAME[name]
+    backbone = family.backbone().float().eval()
+    members = [AutoHydra.from_backbone(backbone, heads) for heads in family.heads_to_prune]
+    return AutoHydra.from_pruned_members(members).eval()
+
+
+def rows_for(name: str, seed: int = 0, labelled: bool = True, count: int = ROWS) -> list[dict]:
+    generator = torch.Generator().manual_seed(seed)
+    family = BY_NAME[name]
+    given = family.inputs()
+    batch = {}
+    for key, value in given.items():
+        if key == "pixel_values":
+            batch[key] = torch.randn(count, *value.shape[1:], generator=generator)
+        elif key == "input_ids":
+            batch[key] = torch.randint(5, 30, (count, value.shape[1]), generator=generator)
+    labels = torch.randint(0, family.backbone().config.num_labels, (count,), generator=generator)
+    return [batch | ({"labels": labels} if labelled else {})]
+
+
+def test_everything_is_fitted_on_rows_of_its_own():
+    hydra = hydra_of("vit")
+    data = rows_for("vit")
+    logits, _, labels = collect_answers(hydra, data)
+    calibration = hydra.calibrate(data, target={"coverage": 0.75}, alpha=0.2, seed=3)
+    order = torch.randperm(ROWS, generator=torch.Generator().manual_seed(3))
+    first, second = order[: ROWS // 2], order[ROWS // 2 :]
+    scaling = TemperatureScaling.fit(logits[first], labels[first])
+    assert calibration.temperature == pytest.approx(scaling.temperature[0])
+    sets = ConformalSets.fit(scaling(logits[second]), labels[second], 0.2)
+    assert calibration.sets.thresholds == pytest.approx(sets.thresholds)
+    assert calibration.abstention.rows == ROWS // 2 and calibration.abstention.coverage >= 0.75
+    assert hydra.config.decision["threshold"] == calibration.abstention.threshold
+    assert "Logits are divided by" in str(calibration) and hydra.config.decision["sentences"] == calibration.sentences
+
+
+def test_it_is_applied_to_answers_and_can_be_left_out():
+    hydra = hydra_of("vit")
+    [batch] = rows_for("vit", seed=1, labelled=False)
+    with torch.no_grad():
+        raw = hydra(**batch)
+    calibration = hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
+    with torch.no_grad():
+        out = hydra(**batch)
+    torch.testing.assert_close(out.member_logits, raw.member_logits / calibration.temperature)
+    confidence = out.logits.softmax(dim=-1).amax(dim=-1)
+    torch.testing.assert_close(out.uncertainty, 1 - confidence)
+    assert torch.equal(out.abstain, out.uncertainty > calibration.abstention.threshold)
+    assert torch.equal(out.prediction_set, calibration.sets.sets(out.member_logits))
+    assert 0 < out.abstain.sum() < len(out.abstain)
+    with torch.no_grad(), hydra.undecided():
+        before = hydra(**batch)
+    assert torch.equal(before.member_logits, raw.member_logits) and before.abstain is None
+    assert hydra.train()(**batch).abstain is None  # training is about the model
+
+
+@pytest.mark.parametrize("family", CLASSIFIERS, ids=lambda family: family.name)
+def test_saved_is_loaded_with_features_of_every_head(family, tmp_path):
+    hydra = hydra_of(family.name)
+    hydra.calibrate(rows_for(family.name), target={"coverage": 0.5}, detector="mahalanobis")
+    [batch] = rows_for(family.name, seed=1, labelled=False)
+    hydra.save_pretrained(tmp_path)
+    loaded = type(hydra).from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        ours, theirs = hydra(**batch), loaded(**batch)
+    for name in ("logits", "member_logits", "uncertainty", "abstain", "prediction_set"):
+        assert torch.equal(ours[name], theirs[name]), name
+    # the features are those that a detector by itself reads
+    detector = detector_by_name("mahalanobis")
+    with hydra.undecided():
+        logits, features, _ = collect_answers(hydra, [batch])
+    state = {name: getattr(hydra.decision, name) for name in hydra.config.decision["state"]}
+    detector.state, detector.fitted_on = state, {}
+    torch.testing.assert_close(ours.uncertainty.double(), detector(logits, features), rtol=1e-4, atol=1e-4)
+
+
+def test_half_precision_keeps_what_was_fitted(tmp_path):
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}, detector="relative_mahalanobis")
+    hydra.save_pretrained(tmp_path)
+    loaded = type(hydra).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    assert loaded.decision.center.dtype == torch.float32
+    assert torch.equal(loaded.decision.center, hydra.decision.center) and loaded.is_deciding
+
+
+def test_other_weights_are_told_and_nothing_is_decided(tmp_path, caplog):
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
+    [batch] = rows_for("vit", seed=1, labelled=False)
+    assert hydra.is_deciding
+    with torch.no_grad():
+        next(hydra.vit.layers[0].mlp.parameters()).add_(0.1)
+    assert not hydra.is_deciding and hydra(**batch).abstain is None
+    hydra.save_pretrained(tmp_path)
+    assert not type(hydra).from_pretrained(tmp_path).eval().is_deciding  # known in another process too
+    hydra.calibrate(rows_for("vit"))
+    assert hydra.is_deciding
+    # another model of it is another model
+    assert hydra.member(0).decision is None and hydra.member(0).config.decision is None
+    assert AutoHydra.from_pruned_members([hydra.member(0), hydra.member(1)]).config.decision is None
+
+
+def test_weights_without_the_fit_are_refused(tmp_path):
+    hydra = hydra_of("vit")
+    hydra.save_pretrained(tmp_path)
+    hydra.calibrate(rows_for("vit"))
+    config = json.loads((tmp_path / "config.json").read_text()) | {"decision": hydra.config.decision}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ValueError, match=r"the weights have no decision\.weights: take `decision` out of config\.json"
+    ):
+        type(hydra).from_pretrained(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_process_without_the_package_decides_alike(tmp_path):
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}, detector="mahalanobis")
+    hydra.save_pretrained(tmp_path / "hydra")
+    [batch] = rows_for("vit", seed=1, labelled=False)
+    torch.save(batch["pixel_values"], tmp_path / "images.pt")
+    script = f"""
+import sys
+sys.modules["hydra_transformers"] = None
+import torch
+from transformers import AutoModelForImageClassification
+model = AutoModelForImageClassification.from_pretrained({str(tmp_path / "hydra")!r}, trust_remote_code=True).eval()
+with torch.no_grad():
+    out = model(pixel_values=torch.load({str(tmp_path / "images.pt")!r}))
+torch.save([out.uncertainty, out.abstain, out.prediction_set], {str(tmp_path / "out.pt")!r})
+"""
+    environment = {"PATH": "", "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment, cwd=tmp_path)
+    with torch.no_grad():
+        ours = hydra(**batch)
+    for own, there in zip(
+        (ours.uncertainty, ours.abstain, ours.prediction_set), torch.load(tmp_path / "out.pt"), strict=True
+    ):
+        assert torch.equal(own, there)
+
+
+@pytest.mark.parametrize("detector", ["msp", "energy", "gen", "knn", "kl_matching"])
+def test_any_classifier_can_decide(detector, tmp_path):
+    torch.manual_seed(0)
+    backbone = BY_NAME["vit"].backbone().float().eval()
+    others = DeepEnsemble([backbone, BY_NAME["vit"].backbone().float().eval()])
+    settings = detector_by_name("knn", k=3) if detector == "knn" else detector
+    for model in (backbone, others):
+        calibration = calibrate(model, rows_for("vit"), target={"coverage": 0.5}, detector=settings, sets="aps")
+        deciding = calibration.model.eval()
+        [batch] = rows_for("vit", seed=1, labelled=False)
+        with torch.no_grad():
+            out = deciding(**batch)
+        assert out.abstain.dtype == torch.bool and out.prediction_set.any(dim=-1).all()
+        deciding.save(tmp_path)
+        with torch.no_grad():
+            again = DecidingClassifier.load(model, tmp_path).eval()(**batch)
+        assert torch.equal(out.uncertainty, again.uncertainty) and torch.equal(
+            out.prediction_set, again.prediction_set
+        )
+
+
+@pytest.mark.parametrize("method", ["lac", "aps", "raps"])
+@pytest.mark.parametrize("by_class", [False, True])
+@pytest.mark.parametrize("allow_empty", [False, True])
+def test_sets_are_those_of_the_package(method, by_class, allow_empty):
+    torch.manual_seed(0)
+    logits, labels = 2 * torch.randn(200, 3, 4, dtype=torch.float64), torch.arange(200) % 4
+    options = {"k_reg": 1, "penalty": 0.05} if method == "raps" else {}
+    fitted = ConformalSets.fit(logits, labels, 0.3, method, by_class, allow_empty=allow_empty, **options)
+    kept = {
+        name: fitted.to_dict()[name]
+        for name in ("method", "thresholds", "by_class", "k_reg", "penalty", "allow_empty")
+    }
+    others = 2 * torch.randn(100, 3, 4, dtype=torch.float64)
+    ours, theirs = prediction_sets(others.softmax(-1).mean(1), **kept), fitted.sets(others)
+    is_near = (fitted._scores(others) - torch.tensor(fitted.thresholds, dtype=torch.float64)).abs() < 1e-5
+    assert torch.equal(ours[~is_near], theirs[~is_near]) and (ours >= theirs).all() and not is_near.all()
+
+
+@pytest.mark.parametrize(
+    "data, options, message",
+    [
+        (rows_for("vit", labelled=False), {}, "data has no labels: calibrate on rows whose right class is known"),
+        (rows_for("vit", count=8), {}, "data has 8 rows: pass at least 20"),
+        (rows_for("vit"), {"target": {"tpr": 0.9}}, "ood_scores is missing"),
+        (rows_for("vit"), {"detector": "vim"}, "calibrate by another detector"),
+    ],
+)
+def test_what_cannot_be_calibrated_is_told(data, options, message):
+    with pytest.raises(ValueError, match=message):
+        calibrate(hydra_of("vit"), data, **options)
+
+
+def test_a_config_with_a_decision_goes_through_auto_classes(tmp_path):
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"risk": 0.9})
+    hydra.save_pretrained(tmp_path)
+    assert AutoConfig.from_pretrained(tmp_path).decision == hydra.config.decision
+    assert AutoModelForImageClassification.from_pretrained(tmp_path).eval().is_deciding
