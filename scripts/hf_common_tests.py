@@ -55,10 +55,13 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
         "test_inputs_embeds_matches_input_ids",
         "positions count the tokens that are no padding, which embeddings do not tell, as in RoBERTa itself",
     ),
-    (
-        "HydraRobertaForSequenceClassification",
-        "test_can_load_ignoring_mismatched_shapes",
-        "the test knows the layers of a nested head by nn.Linear, and these are grouped",
+    *(
+        (
+            classes,
+            "test_can_load_ignoring_mismatched_shapes",
+            "the test knows the layers of a nested head by nn.Linear, and these are grouped",
+        )
+        for classes in ("HydraRobertaForSequenceClassification", "HydraElectraForSequenceClassification")
     ),
     ("HydraCLIPModel", "test_model_get_set_embeddings", "each tower has embeddings of its own"),
     ("HydraCLIPModel", "test_attention_outputs", "attentions stand in the outputs of the towers, tested there"),
