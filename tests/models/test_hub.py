@@ -30,6 +30,8 @@ CODE_FILES = {
     "attention.py",
     "compat.py",
     "configuration_hydra.py",
+    "decision.py",
+    "detection.py",
     "encoder.py",
     "ensembling.py",
     "fast_inference.py",
@@ -37,6 +39,7 @@ CODE_FILES = {
     "grouped.py",
     "layer.py",
     "modeling_hydra.py",
+    "pipeline_hydra.py",
 }
 
 # Loads folders with an Auto class where the package cannot be imported, writes logits, tensors, and saves them again.

@@ -136,7 +136,7 @@ def test_weights_without_the_fit_are_refused(tmp_path):
     hydra.calibrate(rows_for("vit"))
     config = json.loads((tmp_path / "config.json").read_text()) | {"decision": hydra.config.decision}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="the weights have no decision.weights: take `decision` out of config.json"):
+    with pytest.raises(ValueError, match=r"the weights have no decision.weights: take `decision` out of config.json"):
         type(hydra).from_pretrained(tmp_path)
 
 
