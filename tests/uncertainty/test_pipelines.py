@@ -10,8 +10,10 @@ from PIL import Image
 from transformers import AutoImageProcessor, AutoProcessor, AutoTokenizer, pipeline
 
 from hydra_transformers import AutoHydra
+from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.uncertainty import decompose
+from hydra_transformers.prediction import ZeroShotClassifier
+from hydra_transformers.uncertainty import calibrate, decompose, predict_decisions
 from tests.tiny_data import CLASSES, picture_rows, pictures, save_bert, save_clip, save_vit
 
 
@@ -234,6 +236,35 @@ def test_a_process_without_the_package_answers_alike(folders, tmp_path):
         expected = load_trained(folders / "texts").predict(["a bad film"])
         expected += load_trained(folders / "zero-shot").predict([image], candidate_labels=LABELS)
     assert_same(others, expected)
+
+
+# Any classifier
+
+
+def test_any_classifier_answers_with_its_uncertainty(folders):
+    vit, processor = load_trained(folders / "vit"), AutoImageProcessor.from_pretrained(folders / "vit")
+    for answer in predict_decisions(vit, IMAGES):
+        assert (
+            answer["epistemic"] == 0 and answer["uncertainty"] == answer["aleatoric"] > 0 and answer["abstain"] is None
+        )
+    hydra = load_trained(folders / "images")
+    ensemble = DeepEnsemble([hydra.member(index) for index in range(3)])
+    assert_same(predict_decisions(ensemble, IMAGES, processor, batch_size=2), hydra.predict(IMAGES))
+    options = {"target": {"coverage": 0.5}, "alpha": 0.3}
+    deciding = calibrate(ensemble, batches_of(folders / "vit", picture_rows(60)), **options).model
+    answers = predict_decisions(deciding, IMAGES, processor)
+    assert_same(answers, load_trained(folders / "calibrated").predict(IMAGES))
+    assert {answer["abstain"] for answer in answers} == {True, False}
+
+
+def test_what_has_no_names_for_its_classes_is_refused(folders):
+    clip = load_trained(folders / "clip")
+    prompts = AutoTokenizer.from_pretrained(folders / "clip")(LABELS, padding=True, return_tensors="pt")
+    with pytest.raises(TypeError, match="pass the CLIP model itself, with candidate_labels="):
+        predict_decisions(ZeroShotClassifier(clip, prompts), IMAGES)
+    with pytest.raises(TypeError, match="Linear without a model of Transformers inside"):
+        predict_decisions(torch.nn.Linear(2, 2), IMAGES)
+    assert len(predict_decisions(clip, IMAGES, candidate_labels=LABELS)) == len(IMAGES)
 
 
 # What goes wrong
