@@ -5,7 +5,7 @@ import json
 import shutil
 
 import pytest
-from transformers import AutoModelForImageClassification
+from transformers import AutoModelForImageClassification, ViTImageProcessorPil
 
 from hydra_transformers.cli import main
 from hydra_transformers.models.auto import load_trained
@@ -83,7 +83,7 @@ def test_predict_prints_the_pipelines_answers(workplace, calibrated, capsys):
     run("predict", calibrated, *paths, "--json", "--batch-size", 2, "--top-k", 1)
     found = answers(capsys)
     assert [each.pop("input") for each in found] == [str(path) for path in paths]
-    expected = load_trained(calibrated).predict(paths, top_k=1)
+    expected = load_trained(calibrated).predict(paths, ViTImageProcessorPil.from_pretrained(calibrated), top_k=1)
     for one, other in zip(found, expected, strict=True):
         assert one["label"] == other["label"] and one["abstain"] is other["abstain"]
         assert one["prediction_set"] == other["prediction_set"] and len(one["scores"]) == 1
@@ -119,6 +119,14 @@ def test_a_broken_image_is_named_and_the_others_are_answered(workplace, calibrat
     assert first.startswith(f"{workplace / 'broken.png'} cannot be read as an image: ")
     assert second == f"{workplace / 'nowhere.png'} cannot be read as an image: there is no such file"
     assert last == "hydra-transformers predict: 2 of 4 images could not be read, the others are answered"
+
+
+def test_other_commands_take_a_calibrated_model(workplace, calibrated, tmp_path, capsys):
+    data = ["--data", workplace / "pictures", "--far", f"grey={workplace / 'grey'}"]
+    run("evaluate", calibrated, *data, "--output", tmp_path / "evaluation")
+    run("info", calibrated)
+    run("card", shutil.copytree(calibrated, tmp_path / "copy"))
+    assert "### Decision" in (tmp_path / "copy" / "README.md").read_text()
 
 
 # What goes wrong
