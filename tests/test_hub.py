@@ -200,6 +200,18 @@ def test_the_card_of_several_fine_tunings_says_so():
     assert "None was cut out" not in copies.text
 
 
+def test_the_card_of_a_calibrated_model_tells_what_it_decides(hydra):
+    calibrated = hydra_of(VIT).eval()
+    rows = [{"pixel_values": torch.randn(40, 3, 8, 8), "labels": torch.arange(40) % 5}]
+    sentences = calibrated.calibrate(rows, target={"coverage": 0.5}).sentences
+    plain, card = create_model_card(hydra), create_model_card(calibrated)
+    assert "### Decision" not in plain.text
+    assert "### Decision\n" in card.text and len(sentences) == 3
+    assert "\n".join(f"- {sentence}" for sentence in sentences) in card.text
+    assert "### Decision" in renewed(str(plain), card).text  # also in a card from before
+    assert "### Decision" not in renewed(str(card), plain).text
+
+
 def test_a_circuit_is_not_ascribed_to_another_member():
     hydra = VIT.hydra.from_pruned_members(draw_members(VIT.backbone().float(), circuits=[ACC, OOD], budget=3))
     with pytest.raises(ValueError, match=r"circuits\[0\] \(objective 'ood'\) is not the one by which member 0 lost"):
@@ -313,7 +325,8 @@ def test_the_code_in_the_card_runs(family, processor_of, tmp_path, monkeypatch, 
     names: dict = {}
     exec(code.replace('"me/tiny"', repr(str(folder))), names)
     assert torch.allclose(names["total"], names["aleatoric"] + names["epistemic"])
-    assert "epistemic" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "'epistemic': " in printed and "'prediction_set': None" in printed and " nats" in printed
 
 
 # Renewing a card

@@ -45,6 +45,16 @@ COMMANDS = {
         "accuracy, calibration and out-of-distribution detection, as tables and plots",
         "hydra-transformers evaluate my-hydra --data cifar100 --near tin=zh-plus/tiny-imagenet --far svhn=svhn:cropped_digits",
     ),
+    "calibrate": Command(
+        "deciding",
+        "fit when a Hydra says that it does not know, and which classes it may be, as a part of the model",
+        "hydra-transformers calibrate my-hydra --data cifar100 --split test --risk 0.05 --output my-calibrated-hydra",
+    ),
+    "predict": Command(
+        "deciding",
+        "answers to texts or images, with their uncertainty",
+        "hydra-transformers predict my-calibrated-hydra one.jpg two.jpg --json",
+    ),
     "benchmark": Command(
         "judging",
         "parameters, multiply-adds and time, against one model and a Deep Ensemble",
@@ -86,8 +96,8 @@ def build_parser(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, dict[str
     parser = argparse.ArgumentParser(
         prog="hydra-transformers",
         description="Fine-tune a transformer several times, prune each, fuse them into one model that knows when it does not know.",
-        epilog="The way: finetune, prune, fuse, evaluate (or build, which does all four), card, push. Each step's output folder is "
-        "the next step's input.",
+        epilog="The way: finetune, prune, fuse, evaluate (or build, which does all four), calibrate, card, push. Each step's "
+        "output folder is the next step's input.",
     )
     chosen = next((word for word in argv if word in COMMANDS), None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

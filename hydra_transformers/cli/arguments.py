@@ -45,6 +45,17 @@ def seconds(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """A number between 0 and 1, without them."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no share between 0 and 1: pass 0.05 for 5 %")
+    return value
+
+
 def learning_rate(text: str) -> float | str:
     """A positive number, or the word "grid"."""
     if text == "grid":

@@ -103,6 +103,7 @@ def card_fields(
         "intended_use": task.intended_use,
         "snippet": task.snippet.replace("REPO", repo_id).strip(),
         "logits_name": task.logits_name,
+        "decision": "\n".join(f"- {each}" for each in (getattr(config, "decision", None) or {}).get("sentences", ())),
         "heads_sentence": _heads_sentence(model),
         "shared_sentence": f"{shared} (the mean over the members)"
         if shared

@@ -42,6 +42,13 @@ LIMITS = (
     "- {own}"
 )
 
+ANSWER = """
+answer = pipeline("hydra-{task}", model="REPO", trust_remote_code=True)
+print(answer({inputs}))
+
+# The same from the members' logits
+"""
+
 IMAGES = Task(
     pipeline_tag="image-classification",
     logits_name="logits",
@@ -50,9 +57,8 @@ IMAGES = Task(
     snippet=f"""
 import torch
 from PIL import Image
-from transformers import AutoModelForImageClassification, AutoProcessor
-
-processor = AutoProcessor.from_pretrained("REPO")
+from transformers import AutoModelForImageClassification, AutoProcessor, pipeline
+{ANSWER.format(task="image-classification", inputs='"photo.jpg"')}processor = AutoProcessor.from_pretrained("REPO")
 model = AutoModelForImageClassification.from_pretrained("REPO", trust_remote_code=True).eval()
 inputs = processor(images=Image.open("photo.jpg").convert("RGB"), return_tensors="pt")
 with torch.no_grad():
@@ -69,9 +75,8 @@ TEXTS = Task(
     limits=LIMITS.format(own="It always answers with one of its classes, also for texts about something else."),
     snippet=f"""
 import torch
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("REPO")
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, pipeline
+{ANSWER.format(task="text-classification", inputs='"A film that is worth your evening."')}tokenizer = AutoTokenizer.from_pretrained("REPO")
 model = AutoModelForSequenceClassification.from_pretrained("REPO", trust_remote_code=True).eval()
 inputs = tokenizer("A film that is worth your evening.", return_tensors="pt")
 with torch.no_grad():
@@ -81,6 +86,7 @@ print(model.config.id2label[mean.argmax(-1).item()], f"{{mean.max():.0%}}, epist
 """,
 )
 
+LABELLED = '"photo.jpg", candidate_labels=labels, hypothesis_template=template'
 ZERO_SHOT = Task(
     pipeline_tag="zero-shot-image-classification",
     logits_name="logits_per_image",
@@ -91,12 +97,12 @@ ZERO_SHOT = Task(
     snippet=f"""
 import torch
 from PIL import Image
-from transformers import AutoModelForZeroShotImageClassification, AutoProcessor
+from transformers import AutoModelForZeroShotImageClassification, AutoProcessor, pipeline
 
-processor = AutoProcessor.from_pretrained("REPO")
-model = AutoModelForZeroShotImageClassification.from_pretrained("REPO", trust_remote_code=True).eval()
 labels = ["cat", "dog", "boat"]
-prompts = [f"A photo of a {{label}}." for label in labels]
+template = "A photo of a {{}}."{ANSWER.format(task="zero-shot-image-classification", inputs=LABELLED)}processor = AutoProcessor.from_pretrained("REPO")
+model = AutoModelForZeroShotImageClassification.from_pretrained("REPO", trust_remote_code=True).eval()
+prompts = [template.format(label) for label in labels]
 inputs = processor(text=prompts, images=Image.open("photo.jpg").convert("RGB"), return_tensors="pt", padding=True)
 with torch.no_grad():
     outputs = model(**inputs)

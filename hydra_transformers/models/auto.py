@@ -11,8 +11,10 @@ from pathlib import Path
 import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.pipelines import PIPELINE_REGISTRY
 
-from .configuration_hydra import SHARED_PARTS
+from . import pipeline_hydra
+from .configuration_hydra import PIPELINES, SHARED_PARTS
 from .configuration_hydra_bert import HydraBertConfig
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
 from .configuration_hydra_deit import HydraDeiTConfig
@@ -176,7 +178,7 @@ def auto_class_of(model_type: str) -> str:
 
 
 def register() -> None:
-    """Lets the Auto classes find the installed models, and saved models take their code along.
+    """Lets the Auto classes and `pipeline` find what is installed, and saved models take their code along.
 
     Both are needed: registered only with the Auto classes, a model that came from the Hub would be saved without code.
     """
@@ -188,6 +190,8 @@ def register() -> None:
                 model_class = _model_class(config_class, auto_class)
                 getattr(transformers, auto_class).register(config_class, model_class)
                 model_class.register_for_auto_class(auto_class)
+    for auto_class, (task, name) in PIPELINES.items():
+        PIPELINE_REGISTRY.register_pipeline(task, getattr(pipeline_hydra, name), getattr(transformers, auto_class))
 
 
 __all__ = [

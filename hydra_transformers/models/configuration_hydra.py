@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 
-# What members may share: the mean over the members stands in for each of them.
 # What a Hydra gives beside logits; Trainer does not gather it.
 OUTPUTS_OF_HYDRAS = ("member_logits", "uncertainty", "abstain", "prediction_set")
+# What members may share: the mean over the members stands in for each of them.
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 
 KeptHeads = list[list[list[int]]]
@@ -39,8 +39,46 @@ class Anatomy:
     drop_path: float = 0.0
 
 
+# The task of a pipeline that says how sure it is, and its class in `pipeline_hydra`, by the Auto class it runs.
+PIPELINES = {
+    "AutoModelForImageClassification": ("hydra-image-classification", "HydraImageClassificationPipeline"),
+    "AutoModelForSequenceClassification": ("hydra-text-classification", "HydraTextClassificationPipeline"),
+    "AutoModelForZeroShotImageClassification": (
+        "hydra-zero-shot-image-classification",
+        "HydraZeroShotImageClassificationPipeline",
+    ),
+}
+
+
+class ShippedPipelines:
+    """A config that names, in config.json, the pipelines that are saved with the model."""
+
+    def shipped_pipelines(self) -> dict[str, dict]:
+        return {
+            task: {"impl": f"pipeline_hydra.{name}", "pt": [auto_class]}
+            for auto_class, (task, name) in PIPELINES.items()
+            if auto_class in self.auto_classes
+        }
+
+    @property
+    def custom_pipelines(self) -> dict[str, dict]:
+        """What `pipeline` asks leave to run; not those that the installed package has registered."""
+        from transformers.pipelines import PIPELINE_REGISTRY
+
+        found = self.shipped_pipelines()
+        return {task: found[task] for task in found if task not in PIPELINE_REGISTRY.supported_tasks}
+
+    @custom_pipelines.setter
+    def custom_pipelines(self, saved: dict) -> None:
+        pass  # they are those of this code
+
+    def to_dict(self) -> dict:
+        found = self.shipped_pipelines()
+        return super().to_dict() | ({"custom_pipelines": found} if found else {})
+
+
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
-class HydraConfigMixin:
+class HydraConfigMixin(ShippedPipelines):
     r"""
     The fields of every Hydra config:
 

@@ -7,6 +7,7 @@ from .configuration_hydra import (
     Anatomy,
     HydraConfigMixin,
     KeptHeads,
+    ShippedPipelines,
     check_ensemble_loss,
     check_model_type,
     check_num_members,
@@ -59,7 +60,7 @@ class HydraCLIPVisionConfig(HydraConfigMixin, CLIPVisionConfig):
 
 
 @strict
-class HydraCLIPConfig(CLIPConfig):
+class HydraCLIPConfig(ShippedPipelines, CLIPConfig):
     r"""
     A [`CLIPConfig`] whose towers carry the fused-attention part.
 

@@ -88,6 +88,13 @@ class Decision(nn.Module):
         if getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config"):
             return self._told(False)
         weights = list(model.parameters()) if self.seen is None else self.seen[0]
+        if any(weight.is_meta for weight in weights):
+            if hasattr(model, "hf_device_map"):
+                logger.warning_once(
+                    "weights of this model are offloaded, so that nobody can tell whether it was calibrated with them: its "
+                    "temperature, its threshold and its sets are left out, load it without offloading"
+                )
+            return False  # otherwise there is no model, only its shapes
         version = _version(weights)
         if self.seen is None or self.seen[1] != version:
             self.seen = (weights, version, _sample_is(self.weights, weights))

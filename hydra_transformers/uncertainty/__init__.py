@@ -4,6 +4,7 @@ conformal prediction sets and reports.
 `fusion_report` tells whether members may be fused."""
 
 from .abstention import Abstention
+from .answers import predict_decisions
 from .calibration import Calibration, DecidingClassifier, calibrate
 from .conformal import ConformalSets
 from .decomposition import Decomposition, decompose, predict_uncertainty
@@ -45,5 +46,6 @@ __all__ = [
     "fusion_report",
     "ood_metrics",
     "ood_score",
+    "predict_decisions",
     "predict_uncertainty",
 ]

@@ -39,6 +39,7 @@ CODE_FILES = {
     "grouped.py",
     "layer.py",
     "modeling_hydra.py",
+    "pipeline_hydra.py",
 }
 
 # Loads folders with an Auto class where the package cannot be imported, writes logits, tensors, and saves them again.

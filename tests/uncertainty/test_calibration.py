@@ -1,6 +1,7 @@
 """A decision is part of the model: fitted once, saved, loaded and applied with it, and stale once the weights change."""
 
 import json
+import logging
 import subprocess
 import sys
 
@@ -128,6 +129,22 @@ def test_other_weights_are_told_and_nothing_is_decided(tmp_path, caplog):
     # another model of it is another model
     assert hydra.member(0).decision is None and hydra.member(0).config.decision is None
     assert AutoHydra.from_pruned_members([hydra.member(0), hydra.member(1)]).config.decision is None
+
+
+def test_a_model_without_weights_decides_nothing_and_offloaded_ones_are_told_of(tmp_path, caplog):
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
+    [batch] = rows_for("vit", seed=1, labelled=False)
+    hydra.to("meta")
+    assert hydra(pixel_values=batch["pixel_values"].to("meta")).abstain is None
+    hydra.hf_device_map = {"": "disk"}
+    with caplog.at_level("WARNING"):
+        logging.getLogger("transformers").addHandler(caplog.handler)
+        try:
+            assert not hydra.is_deciding
+        finally:
+            logging.getLogger("transformers").removeHandler(caplog.handler)
+    assert "weights of this model are offloaded" in caplog.text
 
 
 def test_weights_without_the_fit_are_refused(tmp_path):

@@ -1,0 +1,255 @@
+"""`calibrate` and `predict`: from a number to a decision."""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ..files import written_whole
+from ..models.auto import auto_class_of
+from ..models.detection import DETECTORS
+from ..models.pipeline_hydra import predict as answers_of
+from ..uncertainty import calibrate as fit
+from ..uncertainty import detector_by_name
+from .arguments import add_batch_size, add_data, add_device, add_output, device_of, positive, read_data, share
+from .data import is_same_source
+from .folders import (
+    FUSE_SETTINGS,
+    check_is_new,
+    check_takes_files,
+    circuits_of,
+    copy_circuits,
+    load_config,
+    load_model,
+    load_processor,
+)
+from .judging import WithProgress, check_is_hydra
+from .problems import CommandError
+
+
+ZERO_SHOT = "AutoModelForZeroShotImageClassification"
+TARGETS = ("risk", "coverage", "tpr")
+SETS = ("lac", "aps", "raps", "none")
+
+
+# calibrate
+
+
+def add_calibrate(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a Hydra classifier, the output of `fuse`, or a Hub name")
+    add_data(parser, "validation, test or train, whichever comes first; best rows that the model was not trained on")
+    group = parser.add_argument_group("when to abstain (default: never)")
+    target = group.add_mutually_exclusive_group()
+    target.add_argument("--risk", type=share, metavar="SHARE", help="at most this share of the answers is wrong: 0.05")
+    target.add_argument("--coverage", type=share, metavar="SHARE", help="at least this share is answered: 0.9")
+    target.add_argument("--tpr", type=share, metavar="SHARE", help="this share of --ood-data is refused: 0.95")
+    group.add_argument(
+        "--confidence",
+        type=share,
+        metavar="SHARE",
+        help="promise it for new rows in this share of all calibrations: 0.95",
+    )
+    group.add_argument(
+        "--ood-data", metavar="NAME_OR_FOLDER", help="rows from elsewhere, for --tpr, or to see their share"
+    )
+    group.add_argument(
+        "--detector",
+        choices=[name for name in DETECTORS if name != "vim"],
+        default="msp",
+        metavar="NAME",
+        help=f"the score by which it abstains, of {', '.join(name for name in DETECTORS if name != 'vim')} "
+        "(default: %(default)s)",
+    )
+    group.add_argument(
+        "--training-data",
+        metavar="NAME_OR_FOLDER",
+        help="what a detector that needs a fit learns (default: half of --data)",
+    )
+    group = parser.add_argument_group("prediction sets")
+    group.add_argument(
+        "--alpha",
+        type=share,
+        default=0.1,
+        metavar="SHARE",
+        help="how many may miss the right class (default: %(default)s)",
+    )
+    group.add_argument("--sets", choices=SETS, default="lac", help="their kind (default: %(default)s)")
+    add_batch_size(parser, 32)
+    add_device(parser)
+    add_output(parser, "gets the calibrated model with its code, processor and circuits")
+
+
+def calibrate(arguments: argparse.Namespace) -> None:
+    check_is_new(arguments.output)
+    check_takes_files(arguments.output)
+    target = _target(arguments)
+    device = device_of(arguments)
+    config = load_config(arguments.model)
+    check_is_hydra(config, arguments.model)
+    if auto_class_of(config.model_type) == ZERO_SHOT:
+        raise CommandError(
+            f"{arguments.model} has no classes of its own but those of each call's prompts: calibrate a ZeroShotClassifier of "
+            "it in Python"
+        )
+    folder = Path(arguments.model)
+    if folder.is_dir():
+        circuits_of(folder, [config])  # refuses those that a card could not be made of
+    processor = load_processor(arguments.processor or arguments.model, config)
+    data = read_data(arguments, config, processor, split=arguments.split, part=arguments.part)
+    if str(data.split).startswith("train") and arguments.part in (None, "training"):
+        print(
+            f"note: these rows are of the split {data.split}: where the model was trained on them, nothing promised holds",
+            file=sys.stderr,
+        )
+    others = {
+        name: read_data(arguments, config, processor, source, labelled=labelled, prefer=prefer)
+        for name, source, labelled, prefer in (
+            ("ood", arguments.ood_data, False, ("test", "validation", "train")),
+            ("training_data", arguments.training_data, True, ("train",)),
+        )
+        if source is not None
+    }
+    model = load_model(arguments.model, device)
+    calibration = fit(
+        model,
+        WithProgress(data, arguments.batch_size, arguments.data),
+        target=target,
+        confidence=arguments.confidence,
+        detector=arguments.detector,
+        alpha=None if arguments.sets == "none" else arguments.alpha,
+        sets=arguments.sets,
+        **{name: WithProgress(rows, arguments.batch_size, name) for name, rows in others.items()},
+    )
+    with written_whole(arguments.output) as unfinished:
+        calibration.model.save_pretrained(unfinished)
+        processor.save_pretrained(unfinished)
+        if (folder / FUSE_SETTINGS).exists():
+            shutil.copy(folder / FUSE_SETTINGS, unfinished)
+        copy_circuits(folder, unfinished)
+    print(calibration)
+    print(f"The calibrated model is in {arguments.output}. Next: hydra-transformers predict {arguments.output} ...")
+
+
+def _target(arguments: argparse.Namespace) -> dict[str, float] | None:
+    """What to abstain by; refuses what would have no effect, or could not be fitted."""
+    target = {name: getattr(arguments, name) for name in TARGETS if getattr(arguments, name) is not None}
+    if arguments.tpr is not None and arguments.ood_data is None:
+        raise CommandError("--tpr is a share of rows from elsewhere: name them with --ood-data")
+    for name in ("confidence", "ood_data"):
+        if not target and getattr(arguments, name) is not None:
+            raise CommandError(
+                f"--{name.replace('_', '-')} is about when to abstain: pass --risk, --coverage or --tpr, too"
+            )
+    if arguments.ood_data is not None and is_same_source(arguments.ood_data, arguments.data):
+        raise CommandError(f"--ood-data is the data itself, {arguments.data}: name rows from elsewhere")
+    if arguments.training_data is not None and not detector_by_name(arguments.detector).needs_fit:
+        raise CommandError(
+            f"the detector {arguments.detector} learns nothing: leave --training-data out, or name another"
+        )
+    return target or None
+
+
+# predict
+
+
+def add_predict(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model", metavar="MODEL", help="the output of `calibrate` or `fuse`, or any classifier or CLIP model"
+    )
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        metavar="INPUT",
+        help="texts, or image files or URLs; - reads them from stdin, one per line",
+    )
+    parser.add_argument("--json", action="store_true", help="one line of JSON per input, in place of a table")
+    parser.add_argument("--labels", nargs="+", metavar="LABEL", help="for CLIP: the classes to choose from")
+    parser.add_argument(
+        "--top-k", type=positive, default=5, metavar="N", help="scores per input (default: %(default)s)"
+    )
+    parser.add_argument("--processor", metavar="NAME_OR_FOLDER", help="default: the one saved with the model")
+    add_batch_size(parser, 8)
+    add_device(parser)
+
+
+def predict(arguments: argparse.Namespace) -> None:
+    device = device_of(arguments)
+    config = load_config(arguments.model)
+    task = auto_class_of(config.model_type)
+    parameters: dict[str, Any] = {"top_k": arguments.top_k}
+    if (task == ZERO_SHOT) != (arguments.labels is not None):
+        raise CommandError(
+            "CLIP chooses among classes that you name: pass --labels"
+            if task == ZERO_SHOT
+            else f"--labels is for CLIP, {arguments.model} has classes of its own: leave it out"
+        )
+    if arguments.labels is not None:
+        parameters["candidate_labels"] = arguments.labels
+    processor = load_processor(arguments.processor or arguments.model, config)
+    model = load_model(arguments.model, device)
+    if getattr(config, "decision", None) is None:
+        print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
+    if not arguments.json:
+        print(_row("input", "answer", "score", "total", "epistemic", "may be"))
+    unread = count = 0
+    names = _names(arguments.inputs)
+    while group := list(islice(names, arguments.batch_size)):
+        inputs = dict(enumerate(group)) if task == "AutoModelForSequenceClassification" else _images(group)
+        count, unread = count + len(group), unread + len(group) - len(inputs)
+        answers = answers_of(model, list(inputs.values()), processor, arguments.batch_size, **parameters)
+        for place, answer in zip(inputs, answers, strict=True):
+            print(
+                json.dumps({"input": group[place], **answer}) if arguments.json else _told(group[place], answer),
+                flush=True,
+            )
+    if unread:
+        raise CommandError(f"{unread} of {count} images could not be read, the others are answered")
+    if count == 0:
+        raise CommandError("stdin has no lines: pass a text or an image file on each")
+
+
+def _names(inputs: Sequence[str]) -> Iterator[str]:
+    for each in inputs:
+        yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip()) if each == "-" else [each]
+
+
+def _images(names: Sequence[str]) -> dict[int, Any]:
+    """Those that can be read, by their place; tells of the others."""
+    from PIL import Image
+    from transformers.image_utils import load_image
+
+    found = {}
+    for place, name in enumerate(names):
+        try:
+            if name.startswith(("http://", "https://")):
+                found[place] = load_image(name)
+            else:
+                with Image.open(name) as image:
+                    found[place] = image.convert("RGB")
+        except Exception as error:  # whatever a broken file makes a decoder raise
+            reason = "there is no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
+            print(f"{name} cannot be read as an image: {reason or type(error).__name__}", file=sys.stderr)
+    return found
+
+
+def _told(name: str, answer: dict[str, Any]) -> str:
+    label = f"I don't know ({answer['label']}?)" if answer["abstain"] else answer["label"]
+    chosen = answer["prediction_set"]
+    return _row(
+        name,
+        label,
+        f"{answer['score']:.3f}",
+        f"{answer['uncertainty']:.3f}",
+        f"{answer['epistemic']:.3f}",
+        "" if chosen is None else ", ".join(chosen) or "none of the classes",
+    )
+
+
+def _row(name: str, label: str, score: str, total: str, epistemic: str, chosen: str) -> str:
+    name = " ".join(name.split())
+    name = name if len(name) <= 40 else f"{name[:18]}...{name[-19:]}"
+    return f"{name:<40}  {label:<28}  {score:>5}  {total:>6}  {epistemic:>9}  {chosen}".rstrip()

@@ -1,0 +1,148 @@
+"""Pipelines that say how sure they are: per input one dict, with what a calibrated model decides."""
+
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoImageProcessor, AutoTokenizer
+from transformers.pipelines import (
+    ImageClassificationPipeline,
+    Pipeline,
+    TextClassificationPipeline,
+    ZeroShotImageClassificationPipeline,
+)
+
+
+class AnswersMixin:
+    """Answers each input with
+
+    label, score: the likeliest class and its probability
+    uncertainty, aleatoric, epistemic: the entropy of the mean probability, the mean of the members' own entropies, and
+        their difference, in nats; of a multi-label model summed over the labels
+    abstain: whether the model should rather not answer; None where it was not calibrated for that
+    prediction_set: the classes that it may be, the likeliest first; None likewise
+    scores: the `top_k` likeliest labels with their scores (5; None for all)
+    """
+
+    every_score: dict[str, Any] = {}  # how Transformers' own pipeline is asked for all of them
+
+    def check_model_type(self, supported_models: Any) -> None:
+        # Any classifier will do, also one that came with its repository.
+        if getattr(self.model.config, "problem_type", None) == "regression":
+            raise ValueError(
+                "this model is made for regression, and these pipelines choose among classes: pass a classifier"
+            )
+
+    def _sanitize_parameters(self, top_k: int | str | None = "", **parameters):
+        found = super()._sanitize_parameters(**parameters)
+        if top_k != "":
+            found[2]["top_k"] = top_k
+        return found
+
+    def postprocess(self, model_outputs: dict, top_k: int | None = 5, **parameters) -> dict[str, Any]:
+        logits = model_outputs["logits"][0]
+        names = model_outputs.get("candidate_labels") or self.model.config.id2label
+        scores = super().postprocess(model_outputs, **self.every_score, **parameters)
+        member_logits, abstain, chosen = (
+            model_outputs.get(name) for name in ("member_logits", "abstain", "prediction_set")
+        )
+        is_multi_label = getattr(self.model.config, "problem_type", None) == "multi_label_classification"
+        order = logits.argsort(descending=True, stable=True).tolist()
+        return {
+            **scores[0],
+            **entropies(
+                logits[None] if member_logits is None else member_logits[0], is_multi_label or len(order) == 1
+            ),
+            "abstain": None if abstain is None else abstain[0].item(),
+            "prediction_set": None if chosen is None else [names[index] for index in order if chosen[0, index]],
+            "scores": scores[:top_k],
+        }
+
+
+def entropies(member_logits: Tensor, is_multi_label: bool = False) -> dict[str, float]:
+    """The parts of the uncertainty, of logits (members, classes)."""
+    member_logits = member_logits.double()
+    if is_multi_label:
+        probabilities = torch.stack([member_logits.sigmoid(), (-member_logits).sigmoid()], dim=-1).flatten(1)
+    else:
+        probabilities = member_logits.softmax(dim=-1)
+    total = torch.special.entr(probabilities.mean(dim=0)).sum().item()
+    aleatoric = torch.special.entr(probabilities).sum(dim=-1).mean().item()
+    epistemic = max(total - aleatoric, 0.0) if len(member_logits) > 1 else 0.0
+    return {"uncertainty": total, "aleatoric": aleatoric, "epistemic": epistemic}
+
+
+class HydraImageClassificationPipeline(AnswersMixin, ImageClassificationPipeline):
+    every_score = {"top_k": sys.maxsize}
+
+
+class HydraTextClassificationPipeline(AnswersMixin, TextClassificationPipeline):
+    every_score = {"top_k": None, "_legacy": False}
+
+    def __call__(self, inputs: Any, **parameters):
+        return Pipeline.__call__(self, inputs, **parameters)  # one dict for one text, no list of one
+
+
+class HydraZeroShotImageClassificationPipeline(AnswersMixin, ZeroShotImageClassificationPipeline):
+    def _forward(self, model_inputs: dict) -> dict[str, Any]:
+        labels, [texts, *_] = model_inputs.pop("candidate_labels"), model_inputs.pop("text_inputs")
+        texts = texts[0] if isinstance(texts, list) else texts  # a batch has them once per image
+        outputs = self.model(**texts, **model_inputs)
+        decided = {name: outputs[name] for name in ("member_logits", "abstain", "prediction_set") if name in outputs}
+        return {"candidate_labels": labels, "logits": outputs.logits_per_image, **decided}
+
+
+def predict(
+    model: nn.Module, inputs: Iterable[Any], processor: Any = None, batch_size: int = 1, **parameters: Any
+) -> list[dict[str, Any]]:
+    """What the pipelines answer to raw inputs, a dict each: see `AnswersMixin`.
+
+    model: a Hydra, or any classifier or CLIP of Transformers; it runs in eval mode, on its device
+    inputs: texts, PIL images, or paths or URLs of images
+    processor: the tokenizer, image processor or both in one; by default those saved with the model
+    parameters: of the pipeline: `top_k`, and for CLIP `candidate_labels`
+    """
+    if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Iterable):
+        raise TypeError(
+            f"inputs is a {type(inputs).__name__}: pass a list of texts or images, [{type(inputs).__name__}]"
+        )
+    inputs = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in inputs]
+    if hasattr(model.config, "vision_config"):
+        found = HydraZeroShotImageClassificationPipeline
+        if not parameters.get("candidate_labels"):
+            raise ValueError("candidate_labels is missing: CLIP chooses among labels that you name")
+    elif model.main_input_name == "pixel_values":
+        found = HydraImageClassificationPipeline
+    else:
+        found = HydraTextClassificationPipeline
+    readers = {
+        name: processor_of(model, auto_class) if processor is None else getattr(processor, name, processor)
+        for name, auto_class in {"tokenizer": AutoTokenizer, "image_processor": AutoImageProcessor}.items()
+        if getattr(found, f"_load_{name}")
+    }
+    if found is HydraTextClassificationPipeline:
+        most = min(readers["tokenizer"].model_max_length, model.config.max_position_embeddings)
+        parameters = {"truncation": True, "max_length": most, **parameters}
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        answer = found(model=model, device=model.device, **readers)
+        return answer(inputs, batch_size=batch_size, **parameters) if inputs else []
+    finally:
+        for module, is_training in modes.items():
+            module.training = is_training
+
+
+def processor_of(model: nn.Module, auto_class: type) -> Any:
+    name = model.config.name_or_path
+    try:
+        return auto_class.from_pretrained(name)
+    except (OSError, ValueError, ImportError) as error:
+        where = f"none could be loaded from {name}" if name else "the model was not loaded from anywhere"
+        what = auto_class.__name__.removeprefix("Auto")
+        raise ValueError(
+            f"processor is missing, and {where}: pass the {what} that the model was trained with"
+        ) from error

@@ -1,0 +1,56 @@
+"""Raw inputs in, answers with their uncertainty out: for any classifier, as `hydra.predict` for a Hydra."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..models.pipeline_hydra import predict
+from ..prediction import accepted_inputs, device_of
+
+
+def predict_decisions(
+    model: nn.Module, inputs: Iterable[Any], processor: Any = None, batch_size: int = 1, **parameters: Any
+) -> list[dict[str, Any]]:
+    """A dict for each input: label, score, uncertainty with its aleatoric and epistemic part (nats), abstain, prediction_set
+    and scores, as the pipeline "hydra-image-classification" and its like give them.
+
+    Args:
+        model: a Hydra, a classifier or CLIP model of Transformers, a baseline, or what `calibrate` made of one. `abstain` and
+            `prediction_set` are None where it was not calibrated for them.
+        inputs: texts, PIL images, or paths or URLs of images.
+        processor: the tokenizer, image processor or both in one; by default those saved with the model.
+        batch_size: inputs per forward.
+        parameters: `top_k`, how many scores (5; None for all), and for CLIP `candidate_labels`.
+    """
+    return predict(
+        model if isinstance(model, PreTrainedModel) else _Wrapped(model), inputs, processor, batch_size, **parameters
+    )
+
+
+class _Wrapped(nn.Module):
+    """What the pipelines ask of a model, for one that has a model of Transformers inside."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        inside = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), None)
+        if inside is None:
+            raise TypeError(
+                f"model is a {type(model).__name__} without a model of Transformers inside: pass one with it"
+            )
+        if hasattr(inside.config, "vision_config"):
+            raise TypeError(
+                f"model is a {type(model).__name__} of CLIP, whose classes have no names here: pass the CLIP model itself, with "
+                "candidate_labels="
+            )
+        self.model, self.config = model, inside.config
+        self.main_input_name, self.dtype = inside.main_input_name, inside.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self.model)
+
+    def forward(self, **inputs: Any) -> Any:
+        return self.model(**accepted_inputs(self.model, inputs))

@@ -1,0 +1,189 @@
+"""`calibrate` and `predict` on the command line."""
+
+import io
+import json
+import shutil
+
+import pytest
+from transformers import AutoModelForImageClassification, ViTImageProcessorPil
+
+from hydra_transformers.cli import main
+from hydra_transformers.models.auto import load_trained
+from tests.tiny_data import CLASSES, grey_rows, picture_rows, pictures, save_bert, save_clip, save_vit
+
+
+def run(*words) -> None:
+    assert main([str(word) for word in words]) == 0
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workplace")
+    save_vit(folder / "vit")
+    save_bert(folder / "bert")
+    save_clip(folder / "clip")
+    picture_rows(60).save_to_disk(folder / "pictures")
+    picture_rows(24, names=["blue", "red", "green"]).save_to_disk(folder / "fewer-pictures")
+    grey_rows(20).save_to_disk(folder / "grey")
+    grey_rows(10).save_to_disk(folder / "fewer-grey")
+    data = ["--data", folder / "fewer-pictures", "--ood-data", folder / "fewer-grey"]
+    run("prune", folder / "vit", *data, "--budget", 3, "--output", folder / "pruned")
+    run("fuse", folder / "pruned", "--output", folder / "hydra")
+    for number, image in enumerate(pictures([0, 1, 2], seed=4)):
+        image.save(folder / f"{number}.png")
+    (folder / "broken.png").write_bytes((folder / "0.png").read_bytes()[:60])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def calibrated(workplace):
+    data = ["--data", workplace / "pictures", "--coverage", 0.5, "--alpha", 0.2]
+    run("calibrate", workplace / "hydra", *data, "--output", workplace / "calibrated")
+    return workplace / "calibrated"
+
+
+# calibrate
+
+
+def test_calibrate_writes_the_model_with_all_that_belongs_to_it(workplace, calibrated, tmp_path, capsys):
+    names = {path.name for path in calibrated.iterdir()}
+    assert {"config.json", "model.safetensors", "preprocessor_config.json", "fuse.json", "circuits"} <= names
+    assert {path.name for path in (workplace / "hydra").iterdir()} <= names
+    model = AutoModelForImageClassification.from_pretrained(calibrated).eval()
+    assert model.is_deciding and model.config.decision["sets"]["method"] == "lac"
+    assert load_trained(workplace / "hydra").config.decision is None  # the input stays as it was
+    data = ["--data", workplace / "pictures", "--ood-data", workplace / "grey", "--tpr", 0.5]
+    more = ["--detector", "mahalanobis", "--training-data", workplace / "pictures", "--sets", "none"]
+    run("calibrate", workplace / "hydra", *data, *more, "--output", tmp_path / "other")
+    told = capsys.readouterr().out
+    decision = load_trained(tmp_path / "other").config.decision
+    assert decision["detector"]["name"] == "mahalanobis" and decision["sets"] is None
+    assert all(sentence in told for sentence in decision["sentences"]) and len(decision["sentences"]) == 2
+    run("calibrate", calibrated, "--data", workplace / "pictures", "--output", tmp_path / "again")
+    assert load_trained(tmp_path / "again").config.decision["threshold"] is None  # calibrated anew
+
+
+def test_a_calibration_that_fails_leaves_nothing(workplace, tmp_path, capsys):
+    command = ["calibrate", workplace / "hydra", "--data", workplace / "pictures", "--limit", 10]
+    assert main([*map(str, command), "--output", str(tmp_path / "out")]) == 1
+    assert "data has 10 rows: pass at least 20" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+# predict
+
+
+def answers(capsys) -> list[dict]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_predict_prints_the_pipelines_answers(workplace, calibrated, capsys):
+    paths = [workplace / f"{number}.png" for number in range(3)]
+    capsys.readouterr()
+    run("predict", calibrated, *paths, "--json", "--batch-size", 2, "--top-k", 1)
+    found = answers(capsys)
+    assert [each.pop("input") for each in found] == [str(path) for path in paths]
+    expected = load_trained(calibrated).predict(paths, ViTImageProcessorPil.from_pretrained(calibrated), top_k=1)
+    for one, other in zip(found, expected, strict=True):
+        assert one["label"] == other["label"] and one["abstain"] is other["abstain"]
+        assert one["prediction_set"] == other["prediction_set"] and len(one["scores"]) == 1
+        assert one["uncertainty"] == pytest.approx(other["uncertainty"], abs=1e-5)
+    run("predict", calibrated, *paths)
+    header, *rows = capsys.readouterr().out.splitlines()
+    assert header.split() == ["input", "answer", "score", "total", "epistemic", "may", "be"] and len(rows) == 3
+    for row, answer in zip(rows, expected, strict=True):
+        assert ("I don't know" in row) is answer["abstain"] and row.endswith(", ".join(answer["prediction_set"]))
+
+
+def test_texts_come_from_stdin_too(workplace, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("a bad film\n\na film of joy\r\n"))
+    run("predict", workplace / "bert", "good", "-", "--json")
+    captured = capsys.readouterr()
+    assert [json.loads(line)["input"] for line in captured.out.splitlines()] == ["good", "a bad film", "a film of joy"]
+    assert captured.err.strip() == "note: this model was not calibrated, so it never abstains and has no sets"
+
+
+def test_clip_chooses_among_labels(workplace, capsys):
+    run("predict", workplace / "clip", workplace / "0.png", "--labels", *CLASSES, "--json")
+    [answer] = answers(capsys)
+    assert answer["label"] in CLASSES and answer["abstain"] is None and answer["epistemic"] == 0
+
+
+def test_a_broken_image_is_named_and_the_others_are_answered(workplace, calibrated, capsys):
+    capsys.readouterr()
+    names = ["0.png", "broken.png", "nowhere.png", "1.png"]
+    assert main(["predict", str(calibrated), *(str(workplace / name) for name in names), "--json"]) == 1
+    captured = capsys.readouterr()
+    assert [json.loads(line)["input"][-5:] for line in captured.out.splitlines()] == ["0.png", "1.png"]
+    first, second, last = captured.err.splitlines()
+    assert first.startswith(f"{workplace / 'broken.png'} cannot be read as an image: ")
+    assert second == f"{workplace / 'nowhere.png'} cannot be read as an image: there is no such file"
+    assert last == "hydra-transformers predict: 2 of 4 images could not be read, the others are answered"
+
+
+def test_other_commands_take_a_calibrated_model(workplace, calibrated, tmp_path, capsys):
+    data = ["--data", workplace / "pictures", "--far", f"grey={workplace / 'grey'}"]
+    run("evaluate", calibrated, *data, "--output", tmp_path / "evaluation")
+    run("info", calibrated)
+    run("card", shutil.copytree(calibrated, tmp_path / "copy"))
+    assert "### Decision" in (tmp_path / "copy" / "README.md").read_text()
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["calibrate", "./nowhere", "--data", "pictures"], "there is no folder ./nowhere"),
+        (["calibrate", "vit", "--data", "pictures"], "vit is a plain vit: pass a Hydra"),
+        (["calibrate", "hydra", "--data", "grey"], "grey has no label column"),
+        (["calibrate", "hydra", "--data", "pictures", "--tpr", "0.9"], "name them with --ood-data"),
+        (["calibrate", "hydra", "--data", "pictures", "--confidence", "0.9"], "pass --risk, --coverage or --tpr, too"),
+        (["calibrate", "hydra", "--data", "pictures", "--ood-data", "grey"], "pass --risk, --coverage or --tpr, too"),
+        (
+            ["calibrate", "hydra", "--data", "pictures", "--risk", "0.1", "--ood-data", "pictures"],
+            "is the data itself",
+        ),
+        (["calibrate", "hydra", "--data", "pictures", "--training-data", "pictures"], "msp learns nothing"),
+        (["calibrate", "hydra-clip", "--data", "pictures"], "calibrate a ZeroShotClassifier of it in Python"),
+        (["predict", "./nowhere", "text"], "there is no folder ./nowhere"),
+        (["predict", "clip", "0.png"], "CLIP chooses among classes that you name: pass --labels"),
+        (["predict", "vit", "0.png", "--labels", "red"], "--labels is for CLIP, vit has classes of its own"),
+        (["predict", "bare", "0.png"], "bare has no ImageProcessor saved with it"),
+    ],
+)
+def test_it_is_told_in_one_sentence(words, sentence, workplace, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(workplace)
+    if "hydra-clip" in words and not (workplace / "hydra-clip").exists():
+        run("fuse", "clip", "clip", "--allow-equal", "--output", "hydra-clip")
+    if "bare" in words:
+        shutil.copytree(workplace / "vit", workplace / "bare")
+        (workplace / "bare" / "preprocessor_config.json").unlink()
+    capsys.readouterr()
+    output = ["--output", str(tmp_path / "out")] if words[0] == "calibrate" else []
+    assert main([*words, *output]) == 1
+    error = capsys.readouterr().err.strip()
+    assert sentence in error and len(error.splitlines()) == 1
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--risk", "0.1", "--coverage", "0.9"], "argument --coverage: not allowed with argument --risk"),
+        (["--risk", "5"], "5 is no share between 0 and 1: pass 0.05 for 5 %"),
+        (["--alpha", "ten"], "ten is no share between 0 and 1"),
+        (["--detector", "vim"], "invalid choice: 'vim'"),
+    ],
+)
+def test_wrong_calls_end_at_once(words, sentence, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["calibrate", "hydra", "--data", "pictures", "--output", "out", *words])
+    assert stopped.value.code == 2 and sentence in capsys.readouterr().err
+
+
+def test_empty_stdin_is_told(workplace, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    assert main(["predict", str(workplace / "bert"), "-"]) == 1
+    assert "stdin has no lines: pass a text or an image file on each" in capsys.readouterr().err

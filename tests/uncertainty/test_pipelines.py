@@ -1,0 +1,322 @@
+"""Pipelines and `predict` that say how sure they are, against plain computations."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoProcessor, AutoTokenizer, ViTImageProcessorPil, pipeline
+
+from hydra_transformers import AutoHydra
+from hydra_transformers.baselines import DeepEnsemble
+from hydra_transformers.models.auto import load_trained
+from hydra_transformers.models.pipeline_hydra import HydraTextClassificationPipeline
+from hydra_transformers.prediction import ZeroShotClassifier
+from hydra_transformers.uncertainty import calibrate, decompose, predict_decisions
+from tests.tiny_data import CLASSES, picture_rows, pictures, save_bert, save_clip, save_vit
+
+
+TEXTS = ["a film of joy", "a bad film", "good", "a bad bad film of joy"]
+IMAGES = pictures([0, 1, 2, 0, 1], seed=3)
+LABELS = ["red", "green", "blue"]
+PARTS = {"uncertainty": "total", "aleatoric": "aleatoric", "epistemic": "epistemic"}
+
+
+def save_hydra(backbone_folder, folder, processor, heads=lambda pruned: pruned):
+    """Three members with different heads cut out, and the backbone's processor."""
+    backbone = load_trained(backbone_folder)
+    members = [AutoHydra.from_backbone(backbone, heads({0: [head], 1: [head + 1]})) for head in range(3)]
+    AutoHydra.from_pruned_members(members, shared=()).save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    vit, bert, clip = save_vit(folder / "vit"), save_bert(folder / "bert"), save_clip(folder / "clip")
+    save_hydra(vit, folder / "images", ViTImageProcessorPil.from_pretrained(vit))
+    save_hydra(bert, folder / "texts", AutoTokenizer.from_pretrained(bert))
+    save_hydra(
+        clip,
+        folder / "zero-shot",
+        AutoProcessor.from_pretrained(clip),
+        lambda pruned: {"vision": pruned, "text": pruned},
+    )
+    calibrated = load_trained(folder / "images")
+    calibrated.calibrate(batches_of(folder / "images", picture_rows(60)), target={"coverage": 0.5}, alpha=0.3)
+    calibrated.save_pretrained(folder / "calibrated")
+    ViTImageProcessorPil.from_pretrained(vit).save_pretrained(folder / "calibrated")
+    return folder
+
+
+def processor_for(folder):
+    """Named, and not found: older versions of Transformers ask for torchvision even where Pillow would do."""
+    kinds = {"texts": AutoTokenizer, "zero-shot": AutoProcessor}
+    return kinds.get(folder.name, ViTImageProcessorPil).from_pretrained(folder)
+
+
+def pipeline_in(folder, task, **options):
+    processor = processor_for(folder)
+    names = {"texts": ["tokenizer"], "zero-shot": ["image_processor", "tokenizer"]}.get(
+        folder.name, ["image_processor"]
+    )
+    return pipeline(
+        task, model=str(folder), **{name: getattr(processor, name, processor) for name in names}, **options
+    )
+
+
+def batches_of(folder, rows) -> list[dict]:
+    pixel_values = ViTImageProcessorPil.from_pretrained(folder)(list(rows["image"]), return_tensors="pt")[
+        "pixel_values"
+    ]
+    return [{"pixel_values": pixel_values, "labels": torch.tensor(list(rows["label"]))}]
+
+
+@torch.no_grad()
+def outputs_of(folder, inputs):
+    """What the model gives for all inputs at once, and the names of its classes."""
+    model = load_trained(folder)
+    if folder.name == "zero-shot":
+        prompts = [f"This is a photo of {label}." for label in LABELS]
+        return model(
+            **AutoProcessor.from_pretrained(folder)(text=prompts, images=inputs, return_tensors="pt", padding=True)
+        ), LABELS
+    names = list(model.config.id2label.values())
+    if folder.name == "texts":
+        return model(**AutoTokenizer.from_pretrained(folder)(inputs, return_tensors="pt", padding=True)), names
+    return model(**ViTImageProcessorPil.from_pretrained(folder)(inputs, return_tensors="pt")), names
+
+
+CASES = {
+    "images": ("hydra-image-classification", IMAGES, {}),
+    "texts": ("hydra-text-classification", TEXTS, {}),
+    "zero-shot": ("hydra-zero-shot-image-classification", IMAGES, {"candidate_labels": LABELS}),
+    "calibrated": ("hydra-image-classification", IMAGES, {}),
+}
+
+
+@pytest.fixture(params=CASES)
+def case(request, folders):
+    return (folders / request.param, *CASES[request.param])
+
+
+def assert_same(ours: list[dict], theirs: list[dict]) -> None:
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.keys() == other.keys()
+        for name in ("label", "abstain", "prediction_set"):
+            assert one[name] == other[name], name
+        for name in ("score", *PARTS):
+            assert one[name] == pytest.approx(other[name], abs=1e-5), name
+        assert [each["label"] for each in one["scores"]] == [each["label"] for each in other["scores"]]
+
+
+def test_they_answer_what_the_model_gives(case):
+    folder, task, inputs, options = case
+    outputs, names = outputs_of(folder, inputs)
+    logits = outputs.logits_per_image if folder.name == "zero-shot" else outputs.logits
+    parts = decompose(outputs.member_logits)
+    answers = pipeline_in(folder, task)(inputs, top_k=2, **options)
+    assert len(answers) == len(inputs)
+    for row, answer in enumerate(answers):
+        probabilities = logits[row].softmax(-1)
+        best = probabilities.argsort(descending=True).tolist()
+        assert answer["label"] == names[best[0]] and answer["score"] == pytest.approx(
+            probabilities.max().item(), abs=1e-5
+        )
+        assert [each["label"] for each in answer["scores"]] == [names[index] for index in best[:2]]
+        for name, part in PARTS.items():
+            assert answer[name] == pytest.approx(getattr(parts, part)[row].item(), abs=1e-5)
+        assert answer["epistemic"] > 0
+        if folder.name == "calibrated":
+            assert answer["abstain"] is outputs.abstain[row].item()
+            in_set = [names[index] for index in best if outputs.prediction_set[row, index]]
+            assert answer["prediction_set"] == in_set != []
+        else:
+            assert answer["abstain"] is None and answer["prediction_set"] is None
+    if folder.name == "calibrated":
+        assert len({answer["abstain"] for answer in answers}) == 2
+
+
+def test_batches_streams_and_single_inputs_are_answered_alike(case):
+    folder, task, inputs, options = case
+    answer = pipeline_in(folder, task)
+    one_by_one = [answer(each, **options) for each in inputs]
+    assert all(isinstance(each, dict) for each in one_by_one)
+    assert_same(answer(inputs, batch_size=3, **options), one_by_one)
+    stream = answer((each for each in inputs), batch_size=2, **options)
+    assert not isinstance(stream, list)
+    assert_same(list(stream), one_by_one)
+
+
+def test_predict_is_the_pipeline_on_raw_inputs(case):
+    folder, task, inputs, options = case
+    hydra = load_trained(folder).train()
+    expected = pipeline_in(folder, task)(inputs, **options)
+    assert_same(hydra.predict(inputs, processor_for(folder), batch_size=2, **options), expected)
+    assert all(module.training for module in hydra.modules())
+    assert hydra.predict([], processor_for(folder), **options) == []
+
+
+def test_no_trust_is_needed_and_none_is_used_where_the_package_is_installed(folders):
+    for trust in (None, True):
+        answer = pipeline("hydra-text-classification", model=str(folders / "texts"), trust_remote_code=trust)
+        assert type(answer) is HydraTextClassificationPipeline
+
+
+def test_images_come_as_paths_too(folders, tmp_path):
+    IMAGES[0].save(tmp_path / "one.png")
+    hydra = load_trained(folders / "images")
+    [from_path] = hydra.predict([tmp_path / "one.png"], processor_for(folders / "images"))
+    assert_same([from_path], hydra.predict([IMAGES[0]], processor_for(folders / "images")))
+    assert_same(
+        [pipeline_in(folders / "images", "hydra-image-classification")(str(tmp_path / "one.png"))], [from_path]
+    )
+
+
+def test_all_scores_on_request(folders):
+    [answer] = load_trained(folders / "images").predict(IMAGES[:1], processor_for(folders / "images"), top_k=None)
+    assert sorted(each["label"] for each in answer["scores"]) == sorted(CLASSES)
+    assert sum(each["score"] for each in answer["scores"]) == pytest.approx(1, abs=1e-5)
+    [answer] = load_trained(folders / "images").predict(IMAGES[:1], processor_for(folders / "images"), top_k=0)
+    assert answer["scores"] == [] and answer["label"] in CLASSES
+
+
+def test_long_texts_are_cut_to_what_the_model_reads(folders):
+    [long, short] = load_trained(folders / "texts").predict(["good film " * 40, "good film " * 7])
+    assert long["score"] == pytest.approx(short["score"], abs=1e-5)
+
+
+def test_a_multi_label_model_has_the_uncertainty_of_all_its_labels(folders):
+    hydra = load_trained(folders / "images")
+    hydra.config.problem_type = "multi_label_classification"
+    [answer] = hydra.predict(IMAGES[:1], processor_for(folders / "images"))
+    with torch.no_grad():
+        outputs = hydra(
+            ViTImageProcessorPil.from_pretrained(folders / "images")(IMAGES[0], return_tensors="pt")["pixel_values"]
+        )
+    parts = decompose(outputs.member_logits, "multi_label_classification")
+    for name, part in PARTS.items():
+        assert answer[name] == pytest.approx(getattr(parts, part).sum().item(), abs=1e-5)
+    assert answer["score"] == pytest.approx(outputs.logits.sigmoid().max().item(), abs=1e-5)
+
+
+def test_the_standard_pipelines_stay_as_they_are(folders):
+    answers = pipeline_in(folders / "calibrated", "image-classification")(IMAGES[0], top_k=2)
+    assert [set(each) for each in answers] == [{"label", "score"}] * 2
+    [answer] = pipeline_in(folders / "texts", "text-classification")(TEXTS[0])
+    assert set(answer) == {"label", "score"}
+
+
+def test_a_saved_model_names_its_pipeline_and_takes_it_along(folders, tmp_path):
+    for name, (task, _, _) in CASES.items():
+        config = json.loads((folders / name / "config.json").read_text())
+        assert list(config["custom_pipelines"]) == [task]
+        module, _, class_name = config["custom_pipelines"][task]["impl"].partition(".")
+        assert f"class {class_name}(" in (folders / name / f"{module}.py").read_text()
+    answer = pipeline_in(folders / "calibrated", "hydra-image-classification")
+    answer.save_pretrained(tmp_path / "again")
+    assert (tmp_path / "again" / "config.json").read_text() == (folders / "calibrated" / "config.json").read_text()
+    again = pipeline_in(tmp_path / "again", "hydra-image-classification")
+    assert_same(again(IMAGES), answer(IMAGES))
+
+
+WITHOUT_THE_PACKAGE = """
+import sys
+sys.modules["hydra_transformers"] = None
+import json
+from PIL import Image
+from transformers import AutoModelForImageClassification, AutoProcessor, ViTImageProcessorPil, pipeline
+folder = sys.argv[1]
+image = Image.open(f"{folder}/image.png")
+pixels, both = ViTImageProcessorPil.from_pretrained(f"{folder}/calibrated"), AutoProcessor.from_pretrained(f"{folder}/zero-shot")
+task, of_images = "hydra-image-classification", {"image_processor": pixels, "trust_remote_code": True}
+of_both = {"image_processor": both.image_processor, "tokenizer": both.tokenizer, "trust_remote_code": True}
+answer = pipeline(task, model=f"{folder}/calibrated", **of_images)
+repr(answer.model.config)
+answers = [answer(image)]
+model = AutoModelForImageClassification.from_pretrained(f"{folder}/calibrated", trust_remote_code=True)
+answers += model.predict([image], pixels)
+model.save_pretrained(f"{folder}/again")
+answer.save_pretrained(f"{folder}/again")
+answers += [pipeline(task, model=f"{folder}/again", **of_images)(image)]
+text = pipeline("hydra-text-classification", model=f"{folder}/texts", trust_remote_code=True)
+zero_shot = pipeline("hydra-zero-shot-image-classification", model=f"{folder}/zero-shot", **of_both)
+others = [text("a bad film"), zero_shot(image, candidate_labels=["red", "green", "blue"])]
+print(json.dumps([answers, others]))
+"""
+
+
+@pytest.mark.slow
+def test_a_process_without_the_package_answers_alike(folders, tmp_path):
+    IMAGES[0].save(folders / "image.png")
+    environment = {"PATH": "", "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", WITHOUT_THE_PACKAGE, str(folders)]
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "is not supported for" not in result.stderr  # as check_model_type would say
+    answers, others = json.loads(result.stdout.splitlines()[-1])
+    with Image.open(folders / "image.png") as image:
+        assert_same(
+            answers, load_trained(folders / "calibrated").predict([image], processor_for(folders / "calibrated")) * 3
+        )
+        expected = load_trained(folders / "texts").predict(["a bad film"])
+        expected += load_trained(folders / "zero-shot").predict(
+            [image], processor_for(folders / "zero-shot"), candidate_labels=LABELS
+        )
+    assert_same(others, expected)
+
+
+# Any classifier
+
+
+def test_any_classifier_answers_with_its_uncertainty(folders):
+    vit, processor = load_trained(folders / "vit"), ViTImageProcessorPil.from_pretrained(folders / "vit")
+    for answer in predict_decisions(vit, IMAGES, processor):
+        assert (
+            answer["epistemic"] == 0 and answer["uncertainty"] == answer["aleatoric"] > 0 and answer["abstain"] is None
+        )
+    hydra = load_trained(folders / "images")
+    ensemble = DeepEnsemble([hydra.member(index) for index in range(3)])
+    assert_same(predict_decisions(ensemble, IMAGES, processor, batch_size=2), hydra.predict(IMAGES, processor))
+    options = {"target": {"coverage": 0.5}, "alpha": 0.3}
+    deciding = calibrate(ensemble, batches_of(folders / "vit", picture_rows(60)), **options).model
+    answers = predict_decisions(deciding, IMAGES, processor)
+    assert_same(answers, load_trained(folders / "calibrated").predict(IMAGES, processor))
+    assert {answer["abstain"] for answer in answers} == {True, False}
+
+
+def test_what_has_no_names_for_its_classes_is_refused(folders):
+    clip = load_trained(folders / "clip")
+    prompts = AutoTokenizer.from_pretrained(folders / "clip")(LABELS, padding=True, return_tensors="pt")
+    with pytest.raises(TypeError, match="pass the CLIP model itself, with candidate_labels="):
+        predict_decisions(ZeroShotClassifier(clip, prompts), IMAGES)
+    with pytest.raises(TypeError, match="Linear without a model of Transformers inside"):
+        predict_decisions(torch.nn.Linear(2, 2), IMAGES)
+    assert len(predict_decisions(clip, IMAGES, processor_for(folders / "zero-shot"), candidate_labels=LABELS)) == len(
+        IMAGES
+    )
+
+
+# What goes wrong
+
+
+def test_what_cannot_be_answered_is_told(folders):
+    images, clip = load_trained(folders / "images"), load_trained(folders / "zero-shot")
+    with pytest.raises(TypeError, match="inputs is a str: pass a list of texts or images"):
+        images.predict("one.png")
+    with pytest.raises(ValueError, match="candidate_labels is missing"):
+        clip.predict(IMAGES)
+    images.config.name_or_path = ""
+    with pytest.raises(ValueError, match="the model was not loaded from anywhere: pass the ImageProcessor"):
+        images.predict(IMAGES)
+    images.config.name_or_path = str(folders / "nowhere")
+    with pytest.raises(ValueError, match=r"none could be loaded from .*nowhere: pass the ImageProcessor"):
+        images.predict(IMAGES)
+    assert len(images.predict(IMAGES, ViTImageProcessorPil.from_pretrained(folders / "images"))) == len(IMAGES)
+    images.config.problem_type = "regression"
+    with pytest.raises(ValueError, match="made for regression, and these pipelines choose among classes"):
+        images.predict(IMAGES, ViTImageProcessorPil.from_pretrained(folders / "images"))
