@@ -143,9 +143,9 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
 def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     VIT.hydra.from_backbone(VIT.backbone()).save_pretrained(tmp_path)
     lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")}
-    decides = {name: lines.pop(name) for name in ("decision.py", "detection.py")}
+    decides = {name: lines.pop(name) for name in ("decision.py", "detection.py", "pipeline_hydra.py")}
     assert sum(lines.values()) <= 2_030, lines
-    assert sum(decides.values()) <= 420, decides
+    assert sum(decides.values()) <= 580, decides
 
 
 def test_building_without_the_package_gets_a_sentence(family, monkeypatch):
