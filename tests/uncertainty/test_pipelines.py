@@ -232,7 +232,8 @@ from PIL import Image
 from transformers import AutoModelForImageClassification, AutoProcessor, ViTImageProcessorPil, pipeline
 folder = sys.argv[1]
 image = Image.open(f"{folder}/image.png")
-pixels, both = ViTImageProcessorPil.from_pretrained(f"{folder}/calibrated"), AutoProcessor.from_pretrained(f"{folder}/zero-shot")
+pixels = ViTImageProcessorPil.from_pretrained(f"{folder}/calibrated")
+both = AutoProcessor.from_pretrained(f"{folder}/zero-shot", trust_remote_code=True)
 task, of_images = "hydra-image-classification", {"image_processor": pixels, "trust_remote_code": True}
 of_both = {"image_processor": both.image_processor, "tokenizer": both.tokenizer, "trust_remote_code": True}
 answer = pipeline(task, model=f"{folder}/calibrated", **of_images)
