@@ -142,7 +142,7 @@ def test_the_card_shows_the_report_the_heads_and_the_cost(hydra, report):
     for line in report.to_markdown().splitlines():
         shown = f"#{line}" if line.startswith("##") else line
         assert f"\n{shown}\n" in text
-    assert "Ensembling Pruned Attention Heads for Uncertainty-Aware Efficient Transformers" in text
+    assert "Ensembling Pruned Attention Heads For Uncertainty-Aware Efficient Transformers" in text
 
 
 def test_what_is_not_known_is_marked_and_what_is_known_is_not(hydra, report):

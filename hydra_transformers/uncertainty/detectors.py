@@ -353,7 +353,7 @@ class Detector:
         made_of = parse_json(header["__metadata__"]["detector"].encode())
         detector = cls(made_of["name"], made_of["by"], made_of["multi_label"], made_of["settings"])
         if set(tensors) != set(detector.method.state):
-            raise ValueError(f"its tensors are {', '.join(tensors) or 'none'}")
+            raise ValueError(f"its tensors are {', '.join(sorted(tensors)) or 'none'}")
         for name, tensor in tensors.items():
             if not tensor.is_floating_point() or not tensor.isfinite().all():
                 raise ValueError(f"its {name} is not made of finite numbers")

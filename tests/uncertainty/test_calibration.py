@@ -23,7 +23,8 @@ from hydra_transformers.uncertainty import (
 from tests.families import FAMILIES
 
 
-CLASSIFIERS = [family for family in FAMILIES if family.name != "clip"]
+# One for each kind of head: on a token, on a pooler, of two maps in one module or two, on tokens and their mean.
+CLASSIFIERS = [family for family in FAMILIES if family.name in ("vit", "bert", "roberta", "distilbert", "dinov2")]
 BY_NAME = {family.name: family for family in FAMILIES}
 ROWS = 48
 
@@ -183,7 +184,7 @@ torch.save([out.uncertainty, out.abstain, out.prediction_set], {str(tmp_path / "
     for own, there in zip(
         (ours.uncertainty, ours.abstain, ours.prediction_set), torch.load(tmp_path / "out.pt"), strict=True
     ):
-        assert torch.equal(own, there)
+        torch.testing.assert_close(own, there, rtol=1e-4, atol=1e-4)  # there with more threads
 
 
 @pytest.mark.parametrize("detector", ["msp", "energy", "gen", "knn", "kl_matching"])
