@@ -136,7 +136,10 @@ def _score_histograms(report: "UncertaintyReport") -> Figure:
         panel.stairs(histograms["id"], edges, fill=True, color=ID_COLOUR, label="In distribution")
         for number, (data_set, shares) in enumerate(histograms["ood"].items()):
             panel.plot(centres, shares, label=data_set, **_line(number))
-        panel.set(xlabel=SCORE_LABELS.get(report.score, f"OOD score: {report.score}"), ylabel="Share of the data set's samples")
+        panel.set(
+            xlabel=SCORE_LABELS.get(report.score, f"OOD score: {report.score}"),
+            ylabel="Share of the data set's samples",
+        )
         panel.set_ylim(bottom=0)
         _finish(panel, name)
     _legend_below(figure, panels[0], columns)
