@@ -50,7 +50,7 @@ def fitted_detector(name: str, reader: AnswerReader, members: int, classes: int,
     if not detector.needs_fit:
         return detector
     generator = torch.Generator().manual_seed(0)
-    rows = 10_000 if dim > 100 else 400
+    rows = detector.settings["bank_size"] if name == "knn" else 2 * max(dim, classes, 200)
     labels = torch.arange(rows) % classes
     logits = torch.randn(rows, members, classes, generator=generator)
     logits[torch.arange(rows), :, labels] += 10
@@ -59,12 +59,13 @@ def fitted_detector(name: str, reader: AnswerReader, members: int, classes: int,
     return detector.fit_answers(logits.to(device), features.to(device), labels.to(device), heads=heads)
 
 
-def timed(call: Callable, device: str) -> tuple[float, object]:
-    synchronise(device)
-    start = time.perf_counter()
+def timed(call: Callable, args: argparse.Namespace) -> tuple[float, object]:
+    clock = time.process_time if args.cpu_time else time.perf_counter
+    synchronise(args.device)
+    start = clock()
     result = call()
-    synchronise(device)
-    return 1000 * (time.perf_counter() - start), result
+    synchronise(args.device)
+    return 1000 * (clock() - start), result
 
 
 def measure(saved: SavedModels, family: str, batch: int, args: argparse.Namespace) -> list[Row]:
@@ -83,11 +84,11 @@ def measure(saved: SavedModels, family: str, batch: int, args: argparse.Namespac
     times: dict[str, list[float]] = {what: [] for what in ("forward", READING, *detectors)}
     for number in range(args.rounds):
         given = inputs[number % len(inputs)]
-        times["forward"].append(timed(lambda: plain(given), args.device)[0])  # noqa: B023
-        milliseconds, (member_logits, features) = timed(lambda: with_features(given), args.device)  # noqa: B023
+        times["forward"].append(timed(lambda: plain(given), args)[0])  # noqa: B023
+        milliseconds, (member_logits, features) = timed(lambda: with_features(given), args)  # noqa: B023
         times[READING].append(milliseconds)
         for name, detector in detectors.items():
-            run = [timed(lambda: detector(member_logits, features), args.device)[0] for _ in range(3)]  # noqa: B023
+            run = [timed(lambda: detector(member_logits, features), args)[0] for _ in range(3)]  # noqa: B023
             times[name].append(statistics.median(run))
     rows = [Row(family, batch, "forward", statistics.median(times["forward"]))]
     for what in (READING, *detectors):
@@ -123,7 +124,9 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", type=int, default=[32])
     parser.add_argument("--detectors", nargs="+", default=list(DETECTORS), choices=list(DETECTORS))
     parser.add_argument("--rounds", type=int, default=20, help="each times everything once")
-    parser.add_argument("--note", help="goes into the results, on a machine that is not idle for example")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="processor time, for a CPU that runs other work; best with one thread"
+    )
     parser.add_argument("--output", type=Path, help="folder for detectors.md and detectors.json")
     parser.add_argument("--models", type=Path, help="folder for the saved models; a temporary one otherwise")
     parser.add_argument(
@@ -132,7 +135,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.smallest:
         args.batches, args.rounds = [2], 2
-    machine = where_it_ran(args.device) | {"rounds": str(args.rounds)} | ({"note": args.note} if args.note else {})
+    if args.cpu_time and args.device != "cpu":
+        parser.error("--cpu-time is for --device cpu: a GPU's time is none of the processor's")
+    clock = "processor time, on a machine that ran other work" if args.cpu_time else "elapsed time"
+    machine = where_it_ran(args.device) | {"measured": f"{clock}, {args.rounds} rounds"}
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
         for name in args.families:

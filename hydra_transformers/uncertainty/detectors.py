@@ -184,11 +184,15 @@ class Detector:
         if self.name == "vim" and heads is None:
             raise ValueError("vim needs heads: pass each member's last linear map as (weight, bias)")
         self._check_labelled(labels)
-        count = math.ceil(len(member_logits) / ROWS_PER_PASS)
-        parts = (
-            [None] * count if each is None else as_tensor(each).split(ROWS_PER_PASS)
-            for each in (member_logits, member_features, labels)
-        )
+        given = {"member_logits": member_logits, "member_features": member_features, "labels": labels}
+        tensors = {name: as_tensor(each) for name, each in given.items() if each is not None}
+        lengths = {name: len(tensor) for name, tensor in tensors.items()}
+        if len(set(lengths.values())) > 1:
+            told = ", ".join(f"{name} has {length} rows" for name, length in lengths.items())
+            raise ValueError(f"{told}: pass one of each for every row")
+        in_parts = {name: tensor.split(ROWS_PER_PASS) for name, tensor in tensors.items()}
+        nothing = [None] * len(in_parts["member_logits"])
+        parts = (in_parts.get(name, nothing) for name in given)
         return self._fit(zip(*parts, strict=True), _GivenHeads([Head(*head) for head in heads or ()]))
 
     def _fit(self, answers: Iterable[tuple], reader: Any) -> "Detector":
@@ -364,7 +368,9 @@ class Detector:
 
     def _check_state(self) -> None:
         """Refuses tensors that do not fit each other, by scoring one made-up answer."""
-        sizes = {name: self.fitted_on[name] for name in ("members", "classes", "dim")}
+        sizes, head = {name: self.fitted_on[name] for name in ("members", "classes", "dim")}, self.fitted_on["head"]
+        if head is not None and {type(head[name]) for name in ("dtype", "digest")} != {str}:
+            raise ValueError("its fingerprint of a head is none")
         try:
             logits = torch.zeros(1, sizes["members"], sizes["classes"], device="cpu")
             features = None if sizes["dim"] is None else torch.zeros(1, sizes["members"], sizes["dim"], device="cpu")

@@ -5,11 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import detectors
 import inference_cost
 import pytest
 import torch
 
 import provenance
+from hydra_transformers.models.detection import DETECTORS
 from tests.pages import ROOT
 
 
@@ -97,3 +99,17 @@ def test_figures_name_the_commit_and_what_was_changed_since(tmp_path, monkeypatc
     # a copy of a commit may lie over the repository of an older one
     monkeypatch.setenv("GIT_COMMIT", "of another machine")
     assert provenance.commit(tmp_path) == "of another machine"
+
+
+# What detectors cost
+
+
+def test_the_cost_of_every_detector_is_measured(tmp_path, monkeypatch):
+    call(detectors, monkeypatch, "--output", str(tmp_path))
+    report = json.loads((tmp_path / "detectors.json").read_text())
+    measured = {(row["family"], row["what"]) for row in report["rows"]}
+    assert measured == {
+        (family, what) for family in ("vit", "bert") for what in ("forward", detectors.READING, *DETECTORS)
+    }
+    page = (tmp_path / "detectors.md").read_text()
+    assert all(f"{key}: {report['machine'][key]}" in page for key in ("machine", "versions", "date", "commit"))

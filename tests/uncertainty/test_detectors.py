@@ -670,6 +670,11 @@ def broken(tmp_path, change):
         (lambda tensors, made_of: made_of.update(by="both"), "by is 'both'"),
         (lambda tensors, made_of: made_of.pop("fitted_on"), "fitted_on"),
         (lambda tensors, made_of: made_of["fitted_on"].update(dim=7), "features of 7 dimensions"),
+        (lambda tensors, made_of: made_of["fitted_on"].update(head={"dtype": 3}), "digest"),
+        (
+            lambda tensors, made_of: made_of["fitted_on"].update(head={"dtype": 3, "digest": 4}),
+            "fingerprint of a head",
+        ),
         (lambda tensors, made_of: made_of["fitted_on"].update(members="many"), "many|size"),
         (lambda tensors, made_of: made_of.update(settings={"gamma": 3}), "mahalanobis has no setting 'gamma'"),
     ],
@@ -757,6 +762,11 @@ def test_another_model_is_refused(tmp_path):
         ),
         (lambda: detector_by_name("knn").fit_answers(*(each[:20] for each in TRAIN)), "k is 50, data has 20 rows"),
         (lambda: detector_by_name("knn").fit_answers(*(each[:0] for each in TRAIN)), "data has no rows"),
+        (lambda: detector_by_name("kl_matching").fit_answers(TRAIN[0][:0]), "data has no rows"),
+        (
+            lambda: detector_by_name("knn").fit_answers(TRAIN[0], TRAIN[1][:9]),
+            "member_logits has 240 rows, member_features has 9 rows: pass one of each for every row",
+        ),
         (lambda: fitted("knn")(TEST[0]), "knn reads features: pass member_features"),
         (lambda: fitted("knn")(TEST[0], TEST[1][:, :2]), r"member_features has shape \(30, 2, 6\), member_logits"),
         (
