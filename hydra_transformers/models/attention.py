@@ -45,9 +45,9 @@ class HydraAttention(nn.Module):
 
     def __init__(self, config: PreTrainedConfig, layer: int):
         super().__init__()
-        anatomy, kept_heads = config.anatomy, config.kept_heads[layer]
+        anatomy, kept_heads = config.anatomy, config.kept_heads[layer][: config.members_in(layer)]
         self.config, self.layer, self.kept_heads = config, layer, kept_heads
-        self.num_members = len(kept_heads)
+        self.num_members, self.is_trunk = len(kept_heads), layer < config.trunk_layers
         # The softmax keeps the scale of the backbone's heads, however many are left.
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.scaling = self.head_dim**-0.5
@@ -59,10 +59,6 @@ class HydraAttention(nn.Module):
         self.qkv_proj = GroupedLinear(config.hidden_size, [3 * width for width in self.widths], anatomy.qkv_bias)
         self.o_proj = GroupedOutput(self.widths, config.hidden_size)
         self.register_buffer("kept_heads_mask", mask_of(kept_heads, config.num_attention_heads))
-
-    @property
-    def is_uniform(self) -> bool:
-        return len(set(self.widths)) == 1
 
     @property
     def has_no_head(self) -> bool:
@@ -113,8 +109,8 @@ class HydraAttention(nn.Module):
             return hidden_states.new_zeros(self.num_members, batch, queries, 0), weights
         if first_token_only:
             attention_mask = mask_of_first_token(attention_mask)
-        on_batch_axis = self.is_uniform and has_rows(attention_mask) and not is_eager
-        if isinstance(attention_mask, torch.Tensor) and not on_batch_axis:
+        on_batch_axis = self.o_proj.is_uniform and has_rows(attention_mask) and not is_eager
+        if isinstance(attention_mask, torch.Tensor) and (self.is_trunk or not on_batch_axis):
             attention_mask = attention_mask[:batch]
 
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -128,19 +124,17 @@ class HydraAttention(nn.Module):
         if on_batch_axis:
             return output.reshape(self.num_members, -1, output.shape[1], self.widths[0]), weights
         output = output.flatten(2)
-        if self.is_uniform:
+        if self.o_proj.is_uniform:
             output = output.unflatten(-1, (self.num_members, -1)).movedim(-2, 0)
         return output, weights
 
     def _project(
         self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Query, key and value, (rows, heads, tokens, head_dim) each; of the first token alone the query where only it
-        asks."""
+        """Query (of the first token, where only it asks), key and value, (rows, heads, tokens, head_dim) each."""
 
         def heads(projected, projections: int) -> tuple[torch.Tensor, ...]:
-            """(members, batch, tokens, projections * width), or a tuple over members -> per projection (rows, heads,
-            tokens, head_dim)"""
+            """(members, batch, tokens, projections * width), or a tuple over members -> `projections` of them"""
             if on_batch_axis:
                 return split_heads(projected.flatten(0, 1), projections, self.head_dim)
             by_member = [of_member.unflatten(-1, (projections, -1, self.head_dim)) for of_member in projected]

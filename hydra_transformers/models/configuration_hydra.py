@@ -9,6 +9,7 @@ OUTPUTS_OF_HYDRAS = ("member_logits", "uncertainty", "abstain", "prediction_set"
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 
 KeptHeads = list[list[list[int]]]
+TrunkLayers = int | dict[str, int] | None  # of all towers, or by tower
 
 # More layers, members or heads than any model has; a config that asks for them is broken, or means harm.
 MOST = 1_000
@@ -88,13 +89,14 @@ class HydraConfigMixin(ShippedPipelines):
             default one member that keeps all heads.
         shared (`list[str]`, *optional*, defaults to `["embeddings", "layernorm", "mlp"]`):
             The parts that exist once for all members. An empty list makes members independent of each other.
+        trunk_layers (`int`, *optional*, defaults to 0):
+            How many leading layers are one for all members, which keep the same heads there, and run once.
         ensemble_loss (`str`, *optional*, defaults to `"members"`):
             `"members"` for the mean of the members' losses, `"ensemble"` for the loss of the ensemble's answer.
         problem_type (`str`, *optional*):
             `"single_label_classification"`, `"multi_label_classification"` or `"regression"`: what `logits` mean and
-            which loss they get. By default one label of several, or regression where there is a single output; it
-            is settled here and saved, and labels of another kind are refused. A single output that is a probability
-            is `"multi_label_classification"`.
+            which loss they get; labels of another kind are refused. By default one label of several, or regression where
+            there is a single output. A single output that is a probability is `"multi_label_classification"`.
         fast_inference (`bool`, *optional*, defaults to `True`):
             Whether layers may run without module calls where that gives the same result.
 
@@ -103,6 +105,7 @@ class HydraConfigMixin(ShippedPipelines):
 
     kept_heads: list | None = None  # of lists of lists of int, which is checked with sentences
     shared: list[str] | tuple[str, ...] = SHARED_PARTS
+    trunk_layers: int = 0
     ensemble_loss: str = "members"
     fast_inference: bool = True
     decision: dict | None = None
@@ -121,6 +124,7 @@ class HydraConfigMixin(ShippedPipelines):
         self.shared = list(self.shared)
         check_shared(self.shared)
         check_num_members(num_members, self)
+        settle_trunk(self)
         settle_problem_type(self)
         check_ensemble_loss(self.ensemble_loss)
 
@@ -133,13 +137,16 @@ class HydraConfigMixin(ShippedPipelines):
     def num_members(self) -> int:
         return len(self.kept_heads[0])
 
+    def members_in(self, layer: int) -> int:
+        """How many members a layer has weights for: one in the trunk, and all of them behind it."""
+        return 1 if layer < self.trunk_layers else self.num_members
+
 
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:
     """Refuses, with a sentence, a `kept_heads[layer][member]` that no model can have."""
     if len(kept_heads) != num_layers:
         raise ValueError(
-            f"kept_heads has {len(kept_heads)} layers, num_hidden_layers is {num_layers}: "
-            "give one list of members per layer"
+            f"kept_heads has {len(kept_heads)} layers, num_hidden_layers is {num_layers}: give a list for each"
         )
     for layer, members in enumerate(kept_heads):
         if not isinstance(members, list):
@@ -184,9 +191,20 @@ def check_num_members(given: int | None, config) -> None:
     """Refuses a number of members beside `kept_heads` that says something else."""
     if given is not None and given != config.num_members:
         raise ValueError(
-            f"num_members is {given}, kept_heads has {config.num_members}: give kept_heads[layer][member] for each of "
-            "them and leave num_members out"
+            f"num_members is {given}, kept_heads has {config.num_members}: give kept_heads[layer][member]"
         )
+
+
+def settle_trunk(config) -> None:
+    """Refuses a trunk that members cannot have in common; a single member has none."""
+    trunk, kept_heads = config.trunk_layers, config.kept_heads
+    same = next((at for at, kept in enumerate(kept_heads) if any(kept[0] != each for each in kept)), len(kept_heads))
+    if not 0 <= trunk <= same:
+        raise ValueError(f"trunk_layers is {trunk}: pass 0 to {same}, so many first layers have the same heads")
+    if config.num_members == 1:
+        config.trunk_layers = 0
+    elif trunk and "embeddings" not in config.shared:
+        raise ValueError(f"trunk_layers is {trunk}: members enter a trunk as one, so shared has to name 'embeddings'")
 
 
 def settle_problem_type(config) -> None:
@@ -197,10 +215,7 @@ def settle_problem_type(config) -> None:
 
 def check_ensemble_loss(ensemble_loss: str) -> None:
     if ensemble_loss not in ("members", "ensemble"):
-        raise ValueError(
-            f"ensemble_loss is {ensemble_loss!r}: use 'members' (mean of the members' losses) "
-            "or 'ensemble' (loss of the ensemble's answer)"
-        )
+        raise ValueError(f"ensemble_loss is {ensemble_loss!r}: use 'members' (the mean of their losses) or 'ensemble'")
 
 
 def check_model_type(config_dict: dict, config_class: type) -> None:
