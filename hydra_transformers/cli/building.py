@@ -28,6 +28,7 @@ from .arguments import (
     check_can_be_learnt_from,
     check_named_once,
     class_prompts,
+    count,
     device_of,
     learning_rate,
     positive,
@@ -416,6 +417,13 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-steps", type=positive, metavar="N", help="train for N steps instead of the recipe's length"
     )
+    parser.add_argument(
+        "--trunk-layers",
+        type=count,
+        default=0,
+        metavar="N",
+        help="do not train the first N layers, nor the embeddings: fused members run them once (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=seed, default=0, help="member i trains with seed + i (default: %(default)s)")
     add_batch_size(parser, 32)
     add_data(parser, "train")
@@ -429,6 +437,8 @@ def finetune(arguments: argparse.Namespace) -> None:
     name = arguments.model if is_pretrained else str(folders[0])
     config = load_config(name)
     recipe = shortened(RECIPES[arguments.recipe or default_recipe(config, is_pretrained)], arguments.max_steps)
+    check_trunk(arguments.trunk_layers, name, config)
+    recipe = replace(recipe, trunk_layers=arguments.trunk_layers)
     learning_rates = _learning_rates(arguments.learning_rates, recipe)
     check_trainable(arguments.model, config, is_pretrained)
     _check_finetuning(arguments, is_pretrained)
@@ -481,6 +491,13 @@ def check_trainable(name: str, config: PreTrainedConfig, is_pretrained: bool = T
         raise CommandError(
             f"{name} is a single Hydra: pass a pre-trained model of Transformers, or a folder of members"
         )
+
+
+def check_trunk(trunk_layers: int | None, name: str, config: PreTrainedConfig) -> None:
+    """Refuses more layers than a model, or one of its towers, has."""
+    layers = min(each.num_hidden_layers for each in tower_configs(config).values())
+    if trunk_layers is not None and trunk_layers > layers:
+        raise CommandError(f"--trunk-layers is {trunk_layers}, {name} has {layers} layers: pass 0 to {layers}")
 
 
 def _check_finetuning(arguments: argparse.Namespace, is_pretrained: bool) -> None:
@@ -586,12 +603,21 @@ def add_fuse(parser: argparse.ArgumentParser) -> None:
         help=f"what becomes the mean over the members, of {', '.join(SHARED_PARTS)} (default: all; none for a Deep Ensemble "
         "in one forward)",
     )
+    parser.add_argument(
+        "--trunk-layers",
+        type=count,
+        metavar="N",
+        help="merge the first N layers whole, attention too, so that they run once for all members; 0 for none (default: those "
+        "that are equal in all members, which changes no answer)",
+    )
     parser.add_argument("--allow-equal", action="store_true", help="fuse members although they are the same model")
     parser.add_argument("--processor", metavar="NAME_OR_FOLDER", help="default: the one saved with the first member")
     add_output(parser, "gets the Hydra with its code and processor, ready for the Hub")
 
 
 def fuse(arguments: argparse.Namespace) -> None:
+    from ..hub.kept_heads_map import trunk_sentence
+
     folder = Path(arguments.members[0]) if len(arguments.members) == 1 else None
     names = arguments.members if folder is None else [str(path) for path in members_in(folder)]
     check_is_new(arguments.output)
@@ -602,19 +628,21 @@ def fuse(arguments: argparse.Namespace) -> None:
     processor = load_processor(arguments.processor or names[0], configs[0])
     if arguments.processor is None:
         check_same_processors(names, configs, processor)
+    check_trunk(arguments.trunk_layers, names[0], configs[0])
     members = [load_model(name) for name in names]
     check_can_be_fused(members, "members")
     if not arguments.allow_equal:
         _refuse_equal(members, names)
     with written_whole(arguments.output) as unfinished:
-        hydra = AutoHydra.from_pruned_members(members, shared=arguments.shared)
+        hydra = AutoHydra.from_pruned_members(members, arguments.shared, arguments.trunk_layers)
         hydra.save_pretrained(unfinished)
         processor.save_pretrained(unfinished)
         record = {"made_of": digest_of_names(names), "fine_tunings": _are_fine_tunings(folder, names, configs)}
         write_atomically(unfinished / FUSE_SETTINGS, json.dumps(record, indent=1) + "\n")
         if folder is not None:
             copy_circuits(folder, unfinished)
-    print(f"{hydra.num_members} members are one model in {arguments.output}.")
+    once = trunk_sentence(hydra.config)
+    print(f"{hydra.num_members} members are one model in {arguments.output}{f'; {once}' if once else ''}.")
     print(f"Next: hydra-transformers evaluate {arguments.output} --data ...")
 
 

@@ -61,6 +61,10 @@ class HydraAttention(nn.Module):
         self.register_buffer("kept_heads_mask", mask_of(kept_heads, config.num_attention_heads))
 
     @property
+    def is_uniform(self) -> bool:
+        return len(set(self.widths)) == 1
+
+    @property
     def has_no_head(self) -> bool:
         return not any(self.widths)
 
@@ -109,7 +113,7 @@ class HydraAttention(nn.Module):
             return hidden_states.new_zeros(self.num_members, batch, queries, 0), weights
         if first_token_only:
             attention_mask = mask_of_first_token(attention_mask)
-        on_batch_axis = self.o_proj.is_uniform and has_rows(attention_mask) and not is_eager
+        on_batch_axis = self.is_uniform and has_rows(attention_mask) and not is_eager
         if isinstance(attention_mask, torch.Tensor) and (self.is_trunk or not on_batch_axis):
             attention_mask = attention_mask[:batch]
 
@@ -124,7 +128,7 @@ class HydraAttention(nn.Module):
         if on_batch_axis:
             return output.reshape(self.num_members, -1, output.shape[1], self.widths[0]), weights
         output = output.flatten(2)
-        if self.o_proj.is_uniform:
+        if self.is_uniform:
             output = output.unflatten(-1, (self.num_members, -1)).movedim(-2, 0)
         return output, weights
 
