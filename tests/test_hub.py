@@ -222,7 +222,7 @@ def test_the_card_tells_of_a_trunk():
     assert "Of this model the first 2 layers run once for all members." in text
     none = create_model_card(VIT.hydra.from_pruned_members(members, trunk_layers=0)).text
     assert f"{own}\n<!-- end -->" in none and "run once" not in none
-    towers = [CLIP.hydra.from_backbone(CLIP.backbone(), CLIP.in_every_tower({1: [head]})) for head in (0, 1)]
+    towers = [CLIP.hydra.from_backbone(CLIP.backbone().float(), CLIP.in_every_tower({1: [head]})) for head in (0, 1)]
     text = create_model_card(CLIP.hydra.from_pruned_members(towers)).text
     once = "the first layer runs once for all members"
     assert f"- Trunk: in the vision tower {once}; in the text tower {once}" in text
