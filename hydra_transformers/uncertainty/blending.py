@@ -37,8 +37,13 @@ def blended(members: Sequence[PreTrainedModel], parts: Collection[str], t: float
 
 
 def souped(members: Sequence[PreTrainedModel]) -> PreTrainedModel:
-    """One model whose weights are all the mean of the members'."""
-    return blended(members, PARTS).member(0)
+    """One model whose weights are all the mean of the members', which keep the same heads."""
+    hydra = blended(members, PARTS)
+    if not has_equal_heads(hydra):
+        raise ValueError(
+            "members keep different heads, so their attention has no mean: pass members with the same heads"
+        )
+    return hydra.member(0)
 
 
 def has_equal_heads(hydra: PreTrainedModel) -> bool:

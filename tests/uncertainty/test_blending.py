@@ -1,3 +1,4 @@
+import copy
 import itertools
 
 import pytest
@@ -54,7 +55,18 @@ def test_a_soup_is_the_model_of_the_mean_weights(family):
     mean = AutoHydra.from_backbone(members[0])
     states = [AutoHydra.from_backbone(member).state_dict() for member in members]
     mean.load_state_dict({name: sum(state[name] for state in states) / 3 for name in states[0]})
-    torch.testing.assert_close(member_logits(souped(members), family), member_logits(mean, family))
+    before = [copy.deepcopy(member.state_dict()) for member in members]
+    soup = souped(members)
+    torch.testing.assert_close(soup.state_dict(), mean.state_dict())
+    torch.testing.assert_close(member_logits(soup, family), member_logits(mean, family))
+    for member, state in zip(members, before, strict=True):
+        torch.testing.assert_close(member.state_dict(), state, rtol=0, atol=0)
+
+
+def test_members_with_different_heads_have_no_soup():
+    members = [VIT.hydra.from_backbone(VIT.backbone(seed), {0: [seed]}) for seed in range(2)]
+    with pytest.raises(ValueError, match="members keep different heads, so their attention has no mean"):
+        souped(members)
 
 
 def test_a_soup_of_plain_models_is_the_plain_mean():
