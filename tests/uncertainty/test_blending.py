@@ -10,6 +10,7 @@ from hydra_transformers.uncertainty.blending import (
     blended,
     difference_cosines,
     has_equal_heads,
+    moved,
     souped,
     weight_cosines,
     weights_of,
@@ -88,6 +89,21 @@ def test_on_the_way_each_member_keeps_a_share_of_its_own():
     for part in set(PARTS) - {"mlp"}:
         for name, tensors in own[part].items():
             assert all(map(torch.equal, tensors, mean[part][name]))
+
+
+@classifiers
+def test_weights_are_moved_for_a_while(family):
+    members = [family.backbone(seed) for seed in range(3)]
+    hydra = AutoHydra.from_pruned_members(members, shared=())
+    before, own = copy.deepcopy(hydra.state_dict()), member_logits(hydra, family)
+    for t in (0.5, 1.0):
+        with pytest.raises(InterruptedError), moved([weights_of(hydra, part) for part in ("layernorm", "mlp")], t):
+            there = blended(members, ("layernorm", "mlp"), t)
+            torch.testing.assert_close(hydra.state_dict(), there.state_dict(), rtol=0, atol=0)
+            assert torch.equal(member_logits(hydra, family), member_logits(there, family))
+            raise InterruptedError
+        torch.testing.assert_close(hydra.state_dict(), before, rtol=0, atol=0)
+        assert torch.equal(member_logits(hydra, family), own)
 
 
 def test_members_with_other_heads_have_no_mean_attention():
