@@ -1,11 +1,12 @@
 """The results of fine-tunings of pre-trained models as markdown tables, and the choice that is made on validation rows."""
 
+import re
 from collections.abc import Callable, Mapping
 from statistics import mean
 from typing import Any
 
 from .setting import Setting
-from .table import Column, Run, Seeds, cell, table
+from .table import Column, Run, Seeds, cell, set_columns, table
 
 
 SCORES = {"msp": "MSP", "energy": "energy", "mutual_information": "MI"}
@@ -236,20 +237,26 @@ def sharing_rows() -> dict[str, str]:
     return rows
 
 
-def scores_columns(seeds: Seeds) -> list[Column]:
+def trunk_rows(seeds: Seeds, setting: Setting) -> dict[str, str]:
+    """Layers merged whole at the front, by their number."""
+    rows = {"soup": "Soup of the three (all layers merged)"}
+    for name, title in (("whole", "nothing pruned"), ("zero-shot", f"of {setting.heads_to_prune} heads those behind")):
+        prefix = f"tunings-{name}-trunk-"
+        depths = {
+            int(each.removeprefix(prefix))
+            for each in next(iter(seeds.values()))
+            if re.fullmatch(prefix + r"\d+", each)
+        }
+        rows[f"tunings-{name}"] = f"{title}: none"
+        rows |= {f"{prefix}{depth}": f"{title}: {depth}" for depth in sorted(depths)}
+    return rows
+
+
+def scores_columns() -> list[Column]:
     return [
         (f"{title}, {group}", auroc(score, group), ".1f")
         for score, title in SCORES.items()
         for group in ("near", "far")
-    ]
-
-
-def set_columns(seeds: Seeds) -> list[Column]:
-    example = next(iter(next(iter(seeds.values())).values()))
-    return [
-        (f"{name} ({group})", lambda run, group=group, name=name: 100 * run["ood"]["msp"][group][name]["auroc"], ".1f")
-        for group, sets in example["ood"]["msp"].items()
-        for name in sets
     ]
 
 
@@ -298,7 +305,8 @@ def render(name: str, content: dict[str, Any], setting: Setting, above_single: f
         "temperature": table(seeds, with_temperatures(quality_rows(setting)), (ECE, NLL, NEAR, FAR)),
         "members": table(seeds, member_rows(setting), (*QUALITY, MULTIPLY_ADDS)),
         "sharing": table(seeds, sharing_rows(), QUALITY),
-        "scores": table(seeds, quality_rows(setting), scores_columns(seeds)),
+        "trunk": table(seeds, trunk_rows(seeds, setting), QUALITY),
+        "scores": table(seeds, quality_rows(setting), scores_columns()),
         "sets": table(seeds, quality_rows(setting), set_columns(seeds)),
         "cost": table(seeds, quality_rows(setting), (PARAMETERS, MULTIPLY_ADDS)),
         "why": fusion_table(content.get("fusion", {})),

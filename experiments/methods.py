@@ -3,8 +3,8 @@
 A unit writes into its own folder or file below the setting's; one that was cut off goes on where it was.
 """
 
-import copy
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +30,7 @@ from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, p
 from hydra_transformers.pruning.members import sample_heads
 from hydra_transformers.training import Recipe, finetune_members
 from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty, fusion_report
+from hydra_transformers.uncertainty.blending import souped
 
 from .rows import LengthBatches, TensorRows
 from .setting import Setting
@@ -290,7 +291,7 @@ class Comparison:
         def members(name: str, count: int = 3) -> Iterator[PreTrainedModel]:
             return (self.once(self.pruned_member, index, name) for index in self.ensemble(seed, count))
 
-        yield "soup", lambda: soup(members("single"))
+        yield "soup", lambda: souped(list(members("single")))
         yield "tunings-whole", lambda: fused(members("single"))
         for count in (2, 5):
             if count <= self.backbones:
@@ -312,6 +313,25 @@ class Comparison:
                 yield f"tunings-of-{count}", lambda count=count: fused(self.tuned_members(seed, "circ-avg", count))
         budget = self.setting.budgets[0]
         yield f"tunings-{budget}-heads", lambda: fused(self.tuned_members(seed, f"circ-avg-{budget}"))
+
+    def trunk(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+        """The same, with a quarter, half or three quarters of the layers merged whole: one trunk for all members."""
+        backbones = [self.once(self.backbone, index) for index in self.ensemble(seed)]
+        circuits = [self.once(self.circuit, index, "avg") for index in self.ensemble(seed)]
+        layers = backbones[0].config.num_hidden_layers
+        for depth in sorted({layers // 4, layers // 2, 3 * layers // 4} - {0}):
+
+            def members(budget: int, depth: int = depth) -> Iterator[PreTrainedModel]:
+                for backbone, circuit in zip(backbones, circuits, strict=True):
+                    pruned = circuit.heads_to_prune(budget)
+                    behind = {layer: heads for layer, heads in pruned.items() if layer >= depth}
+                    yield prune_heads(backbone, behind)
+
+            for name, budget in (("whole", 0), ("zero-shot", self.setting.heads_to_prune)):
+                yield (
+                    f"tunings-{name}-trunk-{depth}",
+                    lambda depth=depth, members=members, budget=budget: fused(merged(members(budget), depth)),
+                )
 
     def tuned_members(self, seed: int, name: str, count: int = 3) -> list[PreTrainedModel]:
         """One member of each of several fine-tunings, fine-tuned after pruning."""
@@ -417,11 +437,17 @@ def fused(members: Iterable[PreTrainedModel], **options) -> PreTrainedModel:
     return type(members[0]).from_pruned_members(members, **options)
 
 
-def soup(members: Iterable[PreTrainedModel]) -> PreTrainedModel:
-    """One model, every weight of which is the mean over members with the same heads."""
+def merged(members: Iterable[PreTrainedModel], depth: int) -> list[PreTrainedModel]:
+    """Members, all of whose weights in the first `depth` layers are the members' mean."""
     members = list(members)
-    mean = copy.deepcopy(members[0])
+    in_trunk = re.compile(r"(?:^|\.)layers\.(\d+)\.")
     with torch.no_grad():
-        for parameter, *others in zip(mean.parameters(), *(member.parameters() for member in members), strict=True):
-            parameter.copy_(torch.stack(others).mean(dim=0))
-    return mean
+        for (name, _), *together in zip(
+            members[0].named_parameters(), *(member.parameters() for member in members), strict=True
+        ):
+            layer = in_trunk.search(name)
+            if layer and int(layer[1]) < depth:
+                mean = torch.stack([each.detach() for each in together]).mean(dim=0)
+                for each in together:
+                    each.copy_(mean)
+    return members

@@ -31,7 +31,7 @@ from .setting import Setting, finetuned
 from .splits import CIRCUIT_ROWS, Splits
 
 
-GROUPS = ("untuned", "tuned", "budgets", "fine-tunings", "fine-tunings-tuned", "sharing", "why")
+GROUPS = ("untuned", "tuned", "budgets", "fine-tunings", "fine-tunings-tuned", "trunk", "sharing", "why")
 QUICK = {"eval_strategy": "no", "save_strategy": "no"}  # a training takes seconds
 
 # Tiny ImageNet: 100 of its classes to learn, 50 for circuits and the choice between recipes, 50 as near OOD.

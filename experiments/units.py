@@ -35,6 +35,7 @@ GROUPS = {
     "untuned": "methods on one backbone that train nothing more, and Deep Ensembles",
     "fine-tunings": "members of several fine-tunings, each with its own circuit or none, not trained further",
     "fine-tunings-tuned": "the same, fine-tuned after pruning",
+    "trunk": "the same, with whole layers merged at the front",
     "why": "a report on what fusing does to them",
     "tuned": "the paper's methods with their fine-tuning, and LoRA ensembles",
     "sharing": "which parts members of several fine-tunings share",
@@ -155,7 +156,7 @@ def judged_units(group: str, seed: int, setting: Setting, seeds: int, backbones:
         yield from (unit for sources in SOURCES for unit in varied_members(seed, sources))
     elif group == "budgets":
         yield from (own(name) for budget in setting.budgets for name in with_budget(CIRC, budget))
-    elif group in ("fine-tunings", "why"):
+    elif group in ("fine-tunings", "trunk", "why"):
         yield from (Unit("circuit", index, "avg") for index in all_indices)
     elif group == "fine-tunings-tuned":
         yield from (Unit("member", index, "circ-avg") for index in all_indices)
@@ -186,7 +187,7 @@ def missing_packages(unit: Unit) -> list[str]:
     """What a unit needs besides Transformers and is not installed: the Trainer wants accelerate, LoRA wants peft."""
     packages = []
     if unit.kind in ("member", "lora") or (
-        unit.kind == "judge" and unit.name not in ("untuned", "fine-tunings", "why")
+        unit.kind == "judge" and unit.name not in ("untuned", "fine-tunings", "trunk", "why")
     ):
         packages.append("accelerate")
     if unit.kind == "lora" or (unit.kind == "judge" and unit.name == "tuned"):
