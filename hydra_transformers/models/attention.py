@@ -166,13 +166,9 @@ def split_heads(joint: torch.Tensor, projections: int, head_dim: int) -> tuple[t
 
 
 def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_mask):
-    """What an encoder's attention reads of its `attention_mask`, for embeddings (1 or members, batch, tokens, hidden).
-
-    Without a mask none is made: under `torch.compile` older versions of Transformers make one that masks nothing, which
-    keeps the attention from its fastest kernels.
-    """
+    """What an encoder's attention reads of its `attention_mask`, for embeddings (1 or members, batch, tokens, hidden)."""
     if attention_mask is None:
-        return None
+        return None  # and not one that masks nothing, which would keep the attention from its fastest kernels
     mask = create_bidirectional_mask(config=config, inputs_embeds=embeddings[0], attention_mask=attention_mask)
     return members_mask(mask, embeddings.shape[1], config.num_members)
 

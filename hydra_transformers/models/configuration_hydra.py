@@ -81,7 +81,7 @@ class ShippedPipelines:
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
 class HydraConfigMixin(ShippedPipelines):
     r"""
-    The fields of every Hydra config:
+    The fields of every Hydra config, to which a family's adds `auto_classes` and `anatomy`:
 
     Args:
         kept_heads (`list[list[list[int]]]`, *optional*):
@@ -99,8 +99,6 @@ class HydraConfigMixin(ShippedPipelines):
             there is a single output. A single output that is a probability is `"multi_label_classification"`.
         fast_inference (`bool`, *optional*, defaults to `True`):
             Whether layers may run without module calls where that gives the same result.
-
-    A family's config adds `auto_classes` and `anatomy`.
     """
 
     kept_heads: list | None = None  # of lists of lists of int, which is checked with sentences
@@ -152,10 +150,8 @@ def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> 
         if not isinstance(members, list):
             raise ValueError(f"kept_heads[{layer}] is {members!r}: give a list of kept heads for each member")
     num_members = len(kept_heads[0])
-    if num_members == 0:
-        raise ValueError("kept_heads[0] has no member: give at least one list of kept heads per layer")
-    if num_members > MOST:
-        raise ValueError(f"kept_heads[0] has {num_members:,} members: a Hydra has at most {MOST:,}")
+    if not 1 <= num_members <= MOST:
+        raise ValueError(f"kept_heads[0] has {num_members:,} members: a Hydra has at most {MOST:,}, and at least one")
     for layer, members in enumerate(kept_heads):
         if len(members) != num_members:
             raise ValueError(
@@ -191,7 +187,8 @@ def check_num_members(given: int | None, config) -> None:
     """Refuses a number of members beside `kept_heads` that says something else."""
     if given is not None and given != config.num_members:
         raise ValueError(
-            f"num_members is {given}, kept_heads has {config.num_members}: give kept_heads[layer][member]"
+            f"num_members is {given}, kept_heads has {config.num_members}: give kept_heads[layer][member] for each of "
+            "them and leave num_members out"
         )
 
 
@@ -201,9 +198,8 @@ def settle_trunk(config) -> None:
     same = next((at for at, kept in enumerate(kept_heads) if any(kept[0] != each for each in kept)), len(kept_heads))
     if not 0 <= trunk <= same:
         raise ValueError(f"trunk_layers is {trunk}: pass 0 to {same}, so many first layers have the same heads")
-    if config.num_members == 1:
-        config.trunk_layers = 0
-    elif trunk and "embeddings" not in config.shared:
+    config.trunk_layers = trunk if config.num_members > 1 else 0
+    if config.trunk_layers and "embeddings" not in config.shared:
         raise ValueError(f"trunk_layers is {trunk}: members enter a trunk as one, so shared has to name 'embeddings'")
 
 
