@@ -14,10 +14,17 @@ def trunks_of(cls: type, members: list[Member], shared: Sequence[str], trunk_lay
     nothing as many as are equal already."""
     towers = tower_configs(members[0].config)
     wanted = _by_tower(trunk_layers, list(towers))
+    # The classes may be those of a repository whose code is from before there were trunks.
+    is_known = all(hasattr(config, "members_in") for config in towers.values())
     for tower, count in wanted.items():
+        if count and not is_known:
+            raise ValueError(
+                f"trunk_layers is {count}, which the code that {cls.__name__} was loaded with does not know: load the members "
+                "with the classes of hydra_transformers"
+            )
         if count:
             _check_same_heads(members, tower, count)
-    is_detected = len(members) > 1 and set(SHARED_PARTS) <= set(shared)
+    is_detected = is_known and len(members) > 1 and set(SHARED_PARTS) <= set(shared)
     found = equal_layers(cls, members) if is_detected and None in wanted.values() else dict.fromkeys(towers, 0)
     return {tower: found[tower] if count is None else count for tower, count in wanted.items()}
 

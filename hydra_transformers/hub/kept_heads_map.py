@@ -41,15 +41,19 @@ def _map_of_tower(config: PreTrainedConfig) -> str:
     widths = [max(map(len, column)) for column in columns]
     rows = zip(*columns, strict=True)
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines + ([_first_layers(config)] if config.trunk_layers else []))
+    return "\n".join(lines + ([_first_layers(config)] if _trunk_layers(config) else []))
 
 
 def trunk_sentence(config: PreTrainedConfig) -> str:
     """As in "the first 6 layers run once for all members", for CLIP by tower; nothing where each layer runs for each member."""
-    towers = {tower: each for tower, each in tower_configs(config).items() if each.trunk_layers}
+    towers = {tower: each for tower, each in tower_configs(config).items() if _trunk_layers(each)}
     return "; ".join(
         (f"in the {tower} tower " if tower else "") + _first_layers(each) for tower, each in towers.items()
     )
+
+
+def _trunk_layers(config: PreTrainedConfig) -> int:
+    return getattr(config, "trunk_layers", 0)  # code that came with an older repository has none
 
 
 def _first_layers(config: PreTrainedConfig) -> str:

@@ -1,10 +1,12 @@
 """The trunk: leading layers that are one for all members run once, and nobody sees a difference."""
 
 import copy
+import json
 from functools import cache
 
 import pytest
 import torch
+from peft import get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -12,7 +14,9 @@ from hydra_transformers import AutoHydra, HydraCLIPConfig, HydraViTConfig
 from hydra_transformers.cost import count_multiply_adds, count_parameters, multiply_adds_of
 from hydra_transformers.fusion import attention_names, slots, tower_configs, without_weights
 from hydra_transformers.fusion.reading import read_members
-from hydra_transformers.fusion.trunk import equal_layers
+from hydra_transformers.fusion.trunk import equal_layers, trunks_of
+from hydra_transformers.models.configuration_hydra import SHARED_PARTS, HydraConfigMixin
+from hydra_transformers.training import lora_config
 from hydra_transformers.training.parameter_groups import places
 from tests.families import BERT, CLIP, SIZES, VIT, Family
 from tests.models.test_hub import auto_class_of, run_second_process
@@ -330,6 +334,42 @@ def test_saved_is_loaded(family, tmp_path):
     loaded = family.hydra.from_pretrained(tmp_path)
     assert trunk_layers(loaded) == {TRUNK} and loaded.state_dict().keys() == hydra.state_dict().keys()
     assert torch.equal(loaded(**family.inputs()).member_logits, hydra(**family.inputs()).member_logits)
+
+
+def test_another_number_of_layers_in_the_config_is_not_loaded(tmp_path):
+    with_and_without(VIT)[0].save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"trunk_layers": 1}))
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        VIT.hydra.from_pretrained(tmp_path)
+
+
+def test_code_from_before_there_were_trunks_gets_none(monkeypatch):
+    read = [next(read_members(VIT.hydra, member, "member")) for member in _members(VIT, TRUNK)]
+    assert trunks_of(VIT.hydra, read, SHARED_PARTS, None) == {"": TRUNK}
+    monkeypatch.delattr(HydraConfigMixin, "members_in")
+    assert trunks_of(VIT.hydra, read, SHARED_PARTS, None) == {"": 0}
+    with pytest.raises(
+        ValueError, match=r"trunk_layers is 1, which the code that HydraViT.* was loaded with does not know"
+    ):
+        trunks_of(VIT.hydra, read, SHARED_PARTS, 1)
+
+
+def test_adapters_on_a_trunk():
+    hydra = with_and_without(VIT)[0].float()
+    inputs = {"pixel_values": VIT.inputs()["pixel_values"].float()}
+    expected = hydra(**inputs).member_logits
+    adapted = get_peft_model(hydra, lora_config(hydra, r=2, targets=("q", "k", "v", "o")))
+    torch.testing.assert_close(adapted(**inputs).member_logits, expected)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    changed = adapted(**inputs).member_logits
+    assert (changed - expected).abs().min() > 0
+    merged = adapted.merge_and_unload()
+    torch.testing.assert_close(merged(**inputs).member_logits, changed, atol=1e-4, rtol=1e-4)
+    assert AutoHydra.from_pruned_members([merged]).config.trunk_layers == TRUNK
 
 
 @pytest.mark.slow
