@@ -6,7 +6,7 @@ from statistics import mean
 from typing import Any
 
 from .setting import Setting
-from .table import Column, Run, Seeds, cell, table
+from .table import Column, Run, Seeds, cell, set_columns, table
 
 
 SCORES = {"msp": "MSP", "energy": "energy", "mutual_information": "MI"}
@@ -252,20 +252,11 @@ def trunk_rows(seeds: Seeds, setting: Setting) -> dict[str, str]:
     return rows
 
 
-def scores_columns(seeds: Seeds) -> list[Column]:
+def scores_columns() -> list[Column]:
     return [
         (f"{title}, {group}", auroc(score, group), ".1f")
         for score, title in SCORES.items()
         for group in ("near", "far")
-    ]
-
-
-def set_columns(seeds: Seeds) -> list[Column]:
-    example = next(iter(next(iter(seeds.values())).values()))
-    return [
-        (f"{name} ({group})", lambda run, group=group, name=name: 100 * run["ood"]["msp"][group][name]["auroc"], ".1f")
-        for group, sets in example["ood"]["msp"].items()
-        for name in sets
     ]
 
 
@@ -315,7 +306,7 @@ def render(name: str, content: dict[str, Any], setting: Setting, above_single: f
         "members": table(seeds, member_rows(setting), (*QUALITY, MULTIPLY_ADDS)),
         "sharing": table(seeds, sharing_rows(), QUALITY),
         "trunk": table(seeds, trunk_rows(seeds, setting), QUALITY),
-        "scores": table(seeds, quality_rows(setting), scores_columns(seeds)),
+        "scores": table(seeds, quality_rows(setting), scores_columns()),
         "sets": table(seeds, quality_rows(setting), set_columns(seeds)),
         "cost": table(seeds, quality_rows(setting), (PARAMETERS, MULTIPLY_ADDS)),
         "why": fusion_table(content.get("fusion", {})),

@@ -3,7 +3,6 @@
 A unit writes into its own folder or file below the setting's; one that was cut off goes on where it was.
 """
 
-import copy
 import json
 import re
 import time
@@ -31,6 +30,7 @@ from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, p
 from hydra_transformers.pruning.members import sample_heads
 from hydra_transformers.training import Recipe, finetune_members
 from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty, fusion_report
+from hydra_transformers.uncertainty.blending import souped
 
 from .rows import LengthBatches, TensorRows
 from .setting import Setting
@@ -291,7 +291,7 @@ class Comparison:
         def members(name: str, count: int = 3) -> Iterator[PreTrainedModel]:
             return (self.once(self.pruned_member, index, name) for index in self.ensemble(seed, count))
 
-        yield "soup", lambda: soup(members("single"))
+        yield "soup", lambda: souped(list(members("single")))
         yield "tunings-whole", lambda: fused(members("single"))
         for count in (2, 5):
             if count <= self.backbones:
@@ -451,13 +451,3 @@ def merged(members: Iterable[PreTrainedModel], depth: int) -> list[PreTrainedMod
                 for each in together:
                     each.copy_(mean)
     return members
-
-
-def soup(members: Iterable[PreTrainedModel]) -> PreTrainedModel:
-    """One model, every weight of which is the mean over members with the same heads."""
-    members = list(members)
-    mean = copy.deepcopy(members[0])
-    with torch.no_grad():
-        for parameter, *others in zip(mean.parameters(), *(member.parameters() for member in members), strict=True):
-            parameter.copy_(torch.stack(others).mean(dim=0))
-    return mean

@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from .splits import LIKE_CIRCUITS
+
 
 Run = dict[str, Any]  # what one method reached with one seed
 Seeds = Mapping[str, Mapping[str, Run]]
@@ -26,3 +28,17 @@ def cell(values: list[float], form: str) -> str:
     spread = stdev(values) if len(values) > 1 else 0.0
     text = f"{mean(values):{form}}" + (f" ± {spread:{form}}" if spread else "")
     return f"{text} {unit}".rstrip()
+
+
+def set_columns(seeds: Seeds) -> list[Column]:
+    """AUROC on each data set."""
+    example = next(iter(next(iter(seeds.values())).values()))
+    return [
+        (
+            "more of the circuits' own" if group == LIKE_CIRCUITS else f"{name} ({group})",
+            lambda run, group=group, name=name: 100 * run["ood"]["msp"][group][name]["auroc"],
+            ".1f",
+        )
+        for group, sets in example["ood"]["msp"].items()
+        for name in sets
+    ]

@@ -14,7 +14,7 @@ from .results import read_results
 from .setting import Setting
 from .settings import SETTINGS
 from .splits import LIKE_CIRCUITS
-from .table import Column, Run, cell, table
+from .table import Column, Run, cell, set_columns, table
 
 
 COMPARED = {
@@ -99,20 +99,6 @@ DIVERSITY_COLUMNS: tuple[Column, ...] = (
     ("OOD MI", lambda run: ood_mean("mutual_information")(run), ".3f"),
     ("OOD disagreement", lambda run: ood_mean("disagreement")(run), ".3f"),
 )
-
-
-def set_columns(seeds: dict[str, dict[str, Run]]) -> list[Column]:
-    """AUROC on each data set."""
-    example = next(iter(next(iter(seeds.values())).values()))
-    return [
-        (
-            "more of the circuits' own" if group == LIKE_CIRCUITS else f"{name} ({group})",
-            lambda run, group=group, name=name: 100 * run["ood"]["msp"][group][name]["auroc"],
-            ".1f",
-        )
-        for group, sets in example["ood"]["msp"].items()
-        for name in sets
-    ]
 
 
 OBJECTIVES = {"acc": "accuracy", "ood": "OOD AUROC", "avg": "average of both"}

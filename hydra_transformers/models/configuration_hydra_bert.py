@@ -1,9 +1,21 @@
 """HydraBert configuration."""
 
 from huggingface_hub.dataclasses import strict
-from transformers import BertConfig
+from transformers import BertConfig, ElectraConfig, RobertaConfig
 
 from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
+
+
+def bert_anatomy(config: BertConfig | ElectraConfig | RobertaConfig) -> Anatomy:
+    return Anatomy(
+        inner_size=config.intermediate_size,
+        activation=config.hidden_act,
+        norm_eps=config.layer_norm_eps,
+        norm_first=False,
+        float32_softmax=False,
+        dropout=config.hidden_dropout_prob,
+        attention_dropout=config.attention_probs_dropout_prob,
+    )
 
 
 @strict
@@ -30,15 +42,7 @@ class HydraBertConfig(HydraConfigMixin, BertConfig):
 
     @property
     def anatomy(self) -> Anatomy:
-        return Anatomy(
-            inner_size=self.intermediate_size,
-            activation=self.hidden_act,
-            norm_eps=self.layer_norm_eps,
-            norm_first=False,
-            float32_softmax=False,
-            dropout=self.hidden_dropout_prob,
-            attention_dropout=self.attention_probs_dropout_prob,
-        )
+        return bert_anatomy(self)
 
 
 __all__ = ["HydraBertConfig"]

@@ -4,6 +4,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import DeiTConfig
 
 from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
+from .configuration_hydra_vit import vit_anatomy
 
 
 @strict
@@ -30,14 +31,7 @@ class HydraDeiTConfig(HydraConfigMixin, DeiTConfig):
 
     @property
     def anatomy(self) -> Anatomy:
-        return Anatomy(
-            inner_size=self.intermediate_size,
-            activation=self.hidden_act,
-            norm_eps=self.layer_norm_eps,
-            qkv_bias=self.qkv_bias,
-            dropout=self.hidden_dropout_prob,
-            attention_dropout=self.attention_probs_dropout_prob,
-        )
+        return vit_anatomy(self)
 
 
 __all__ = ["HydraDeiTConfig"]

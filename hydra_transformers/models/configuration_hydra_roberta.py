@@ -4,6 +4,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import RobertaConfig
 
 from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
+from .configuration_hydra_bert import bert_anatomy
 
 
 @strict
@@ -30,15 +31,7 @@ class HydraRobertaConfig(HydraConfigMixin, RobertaConfig):
 
     @property
     def anatomy(self) -> Anatomy:
-        return Anatomy(
-            inner_size=self.intermediate_size,
-            activation=self.hidden_act,
-            norm_eps=self.layer_norm_eps,
-            norm_first=False,
-            float32_softmax=False,
-            dropout=self.hidden_dropout_prob,
-            attention_dropout=self.attention_probs_dropout_prob,
-        )
+        return bert_anatomy(self)
 
 
 __all__ = ["HydraRobertaConfig"]

@@ -1,9 +1,20 @@
 """HydraViT configuration."""
 
 from huggingface_hub.dataclasses import strict
-from transformers import ViTConfig
+from transformers import DeiTConfig, ViTConfig
 
 from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
+
+
+def vit_anatomy(config: DeiTConfig | ViTConfig) -> Anatomy:
+    return Anatomy(
+        inner_size=config.intermediate_size,
+        activation=config.hidden_act,
+        norm_eps=config.layer_norm_eps,
+        qkv_bias=config.qkv_bias,
+        dropout=config.hidden_dropout_prob,
+        attention_dropout=config.attention_probs_dropout_prob,
+    )
 
 
 @strict
@@ -41,14 +52,7 @@ class HydraViTConfig(HydraConfigMixin, ViTConfig):
 
     @property
     def anatomy(self) -> Anatomy:
-        return Anatomy(
-            inner_size=self.intermediate_size,
-            activation=self.hidden_act,
-            norm_eps=self.layer_norm_eps,
-            qkv_bias=self.qkv_bias,
-            dropout=self.hidden_dropout_prob,
-            attention_dropout=self.attention_probs_dropout_prob,
-        )
+        return vit_anatomy(self)
 
 
 __all__ = ["HydraViTConfig"]

@@ -21,8 +21,9 @@ from ..prediction import check_class_prompts
 from .heads import Head, chosen_towers, has_two_towers, heads_of, tower_and_place
 
 
-# (heads turned off, logits (heads, batch, classes)); at last ([], logits (1, batch, classes)) of the network as it is.
-Ablated = tuple[list[Head], Tensor]
+# From a batch's inputs to logits (candidates, batch, classes), part by part in the order of the candidates; at last those
+# of the network as it is, (1, batch, classes).
+Ablate = Callable[[Mapping[str, Tensor]], Iterator[Tensor]]
 
 PROMPTS_PER_PASS = 256
 GIB = 2**30
@@ -53,8 +54,8 @@ class Tower:
 
     def sweep(
         self, inputs: Mapping[str, Tensor], candidates: Mapping[int, list[int]], memory: int
-    ) -> Iterator[tuple[list[tuple[int, int]], Tensor]]:
-        """Features with one head turned off: ([(layer, head), ...], (candidates, rows, features)), in order.
+    ) -> Iterator[tuple[list[int], Tensor]]:
+        """Features with one head of a layer turned off: ([head, ...], (candidates, rows, features)), in order.
 
         candidates: the heads to turn off, by layer
         memory: bytes that the states of the candidates that run together may take
@@ -70,7 +71,7 @@ class Tower:
                 # (1, candidates, rows, tokens, hidden): what candidates have in common is not repeated
                 ablated = layer.complete(states.unsqueeze(1), self._without(heads, index, part), only_first)
                 rest = self._finish(layers[index + 1 :], ablated.flatten(1, 2), mask, for_layers, len(part), inputs)
-                yield [(index, head) for head in part], rest
+                yield part, rest
             states = layer.complete(states, heads, only_first)
         yield [], self._finish([], states, mask, for_layers, 1, inputs)
 
@@ -116,35 +117,61 @@ def _even_parts(heads: list[int], most: int) -> list[list[int]]:
     return [heads[len(heads) * part // count : len(heads) * (part + 1) // count] for part in range(count)]
 
 
-class ClassifierAblation:
-    """Heads of an image or text classifier turned off one by one."""
+class Ablation:
+    """Heads of a model's towers turned off one by one."""
 
-    def __init__(self, model: PreTrainedModel, memory: int):
-        self.tower = Tower(model.base_model, model.read, model.reads_first_token)
-        self.classify = model.classify
-        self.num_classes = model.config.num_labels
-        self.memory = memory
-        self.input_names = self.tower.input_names
-        self.heads = heads_of(model)
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        chosen: Sequence[str] | None,
+        towers: Mapping[str, Tower],
+        classes: int,
+        memory: int,
+    ):
+        """
+        chosen: the towers whose heads are candidates; None for all
+        towers: by name, that which reads the data first
+        """
+        self.towers, self.num_classes, self.memory = towers, classes, memory
+        self.input_names = next(iter(towers.values())).input_names
+        self.heads = heads_of(model, chosen)
 
     def remove(self, head: Head) -> None:
         """Cuts a head out for good."""
-        self.tower.remove(*head)
+        tower, layer, number = tower_and_place(head)
+        self.towers[tower].remove(layer, number)
         self.heads = [left for left in self.heads if left != head]
 
-    def over(self, candidates: Sequence[Head]) -> Callable[[Mapping[str, Tensor]], Iterator[Ablated]]:
+    def over(self, candidates: Sequence[Head]) -> Ablate:
         """A function from a batch's inputs to the logits with each of `candidates` (in order) turned off."""
-        by_layer = _by_layer(candidates)[""]
+        by_tower: dict[str, dict[int, list[int]]] = {tower: {} for tower in self.towers}
+        for tower, layer, head in map(tower_and_place, candidates):
+            by_tower[tower].setdefault(layer, []).append(head)
+        return self._over(by_tower)
 
-        def ablate(inputs: Mapping[str, Tensor]) -> Iterator[Ablated]:
-            for heads, features in self.tower.sweep(inputs, by_layer, self.memory):
+    def _over(self, candidates: Mapping[str, Mapping[int, list[int]]]) -> Ablate:
+        """The same for candidates by tower and layer."""
+        raise NotImplementedError
+
+
+class ClassifierAblation(Ablation):
+    """Heads of an image or text classifier turned off one by one."""
+
+    def __init__(self, model: PreTrainedModel, memory: int):
+        towers = {"": Tower(model.base_model, model.read, model.reads_first_token)}
+        super().__init__(model, None, towers, model.config.num_labels, memory)
+        self.classify = model.classify
+
+    def _over(self, candidates: Mapping[str, Mapping[int, list[int]]]) -> Ablate:
+        def ablate(inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
+            for _, features in self.towers[""].sweep(inputs, candidates[""], self.memory):
                 logits = self.classify(features.flatten(0, 1).unsqueeze(0))
-                yield heads, logits[0].unflatten(0, features.shape[:2])
+                yield logits[0].unflatten(0, features.shape[:2])
 
         return ablate
 
 
-class ZeroShotAblation:
+class ZeroShotAblation(Ablation):
     """Heads of two towers turned off one by one, in zero-shot classification with fixed class prompts.
 
     Candidates of the vision tower share the prompts' features; those of the text tower, which need no image to be
@@ -152,47 +179,34 @@ class ZeroShotAblation:
     """
 
     def __init__(
-        self, model: PreTrainedModel, memory: int, class_prompts: Mapping[str, Tensor], towers: Sequence[str]
+        self, model: PreTrainedModel, memory: int, class_prompts: Mapping[str, Tensor], chosen: Sequence[str] | None
     ):
         def features(projection: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
             return lambda _, pooled: nn.functional.normalize(projection(pooled), dim=-1)
 
-        self.towers = {
+        towers = {
             "vision": Tower(model.vision_model, features(model.visual_projection), first_token_only=True),
             "text": Tower(model.text_model, features(model.text_projection), first_token_only=False),
         }
-        self.input_names = self.towers["vision"].input_names
+        super().__init__(model, chosen, towers, len(class_prompts["input_ids"]), memory)
         self.logit_scale = model.logit_scale.exp()
-        self.num_classes = len(class_prompts["input_ids"])
-        self.memory = memory
-        names = self.towers["text"].input_names
+        names = towers["text"].input_names
         self.prompts = {name: value.to(model.device) for name, value in class_prompts.items() if name in names}
-        self.heads = heads_of(model, towers)
 
-    def remove(self, head: Head) -> None:
-        """Cuts a head out for good."""
-        tower, layer, number = head
-        self.towers[tower].remove(layer, number)
-        self.heads = [left for left in self.heads if left != head]
+    def _over(self, candidates: Mapping[str, Mapping[int, list[int]]]) -> Ablate:
+        *ablated_prompts, prompts = self._text_features(candidates["text"])
 
-    def over(self, candidates: Sequence[Head]) -> Callable[[Mapping[str, Tensor]], Iterator[Ablated]]:
-        """A function from a batch's images to the logits with each of `candidates` (in order) turned off."""
-        by_layer = _by_layer(candidates)
-        texts = list(self._text_features(by_layer["text"]))
-        prompts = texts[-1][1]
-
-        def ablate(inputs: Mapping[str, Tensor]) -> Iterator[Ablated]:
-            for heads, images in self.towers["vision"].sweep(inputs, by_layer["vision"], self.memory):
+        def ablate(inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
+            for heads, images in self.towers["vision"].sweep(inputs, candidates["vision"], self.memory):
                 if heads:
-                    yield [("vision", *head) for head in heads], self._logits(images, prompts)
-            for heads, ablated_prompts in texts[:-1]:
-                yield [("text", *head) for head in heads], self._logits(images, ablated_prompts)
-            yield [], self._logits(images, prompts)
+                    yield self._logits(images, prompts)
+            for texts in (*ablated_prompts, prompts):
+                yield self._logits(images, texts)
 
         return ablate
 
-    def _text_features(self, candidates: Mapping[int, list[int]]) -> Iterator[tuple[list, Tensor]]:
-        """Like `Tower.sweep`, with the prompts taken a part at a time: (candidates, classes, features)."""
+    def _text_features(self, candidates: Mapping[int, list[int]]) -> Iterator[Tensor]:
+        """The features of `Tower.sweep`, with the prompts taken a part at a time: (candidates, classes, features)."""
         parts = [
             {name: value[start : start + PROMPTS_PER_PASS] for name, value in self.prompts.items()}
             for start in range(0, self.num_classes, PROMPTS_PER_PASS)
@@ -200,18 +214,11 @@ class ZeroShotAblation:
         # One candidate at a time where there are several parts, so that the parts agree on who runs together.
         memory = self.memory if len(parts) == 1 else 0
         for swept in zip(*(self.towers["text"].sweep(part, candidates, memory) for part in parts), strict=True):
-            yield swept[0][0], torch.cat([features for _, features in swept], dim=1)
+            yield torch.cat([features for _, features in swept], dim=1)
 
     def _logits(self, images: Tensor, prompts: Tensor) -> Tensor:
         """(candidates or 1, batch, features), (candidates or 1, classes, features) -> (candidates, batch, classes)"""
         return images @ prompts.transpose(1, 2) * self.logit_scale
-
-
-def _by_layer(candidates: Sequence[Head]) -> dict[str, dict[int, list[int]]]:
-    by_layer: dict[str, dict[int, list[int]]] = {"": {}, "vision": {}, "text": {}}
-    for tower, layer, head in map(tower_and_place, candidates):
-        by_layer[tower].setdefault(layer, []).append(head)
-    return by_layer
 
 
 def ablation_of(
@@ -219,7 +226,7 @@ def ablation_of(
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
     memory: int = GIB,
-) -> ClassifierAblation | ZeroShotAblation:
+) -> Ablation:
     """The engine for a one-member Hydra.
 
     model: the engine's own copy, with the weights it runs on and with its attention backend

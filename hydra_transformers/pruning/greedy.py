@@ -12,7 +12,7 @@ from tqdm.auto import tqdm
 
 from ..files import parse_json, write_atomically
 from ..processes import from_first_process, gather_samples, rank_and_world_size
-from .ablation import ClassifierAblation, ZeroShotAblation
+from .ablation import Ablate, Ablation
 from .circuits import Circuit
 from .evaluation_data import EvaluationData
 from .heads import Head
@@ -27,7 +27,7 @@ class GreedySearch:
 
     def __init__(
         self,
-        engine: ClassifierAblation | ZeroShotAblation,
+        engine: Ablation,
         id_set: EvaluationData,
         ood_set: EvaluationData | None,
         circuit: Circuit,
@@ -107,12 +107,12 @@ class GreedySearch:
         scores = objective_scores(self.circuit.objective, id_values, ood_values)
         return dict(zip(candidates, scores[:-1], strict=True)), scores[-1]
 
-    def _sample_values(self, ablate, data: EvaluationData, candidates: Sequence[Head]) -> SampleValues:
+    def _sample_values(self, ablate: Ablate, data: EvaluationData, candidates: Sequence[Head]) -> SampleValues:
         """The values of all samples (candidates + 1, samples); the last row is the model as it is."""
         batches = []
         for inputs, labels in zip(data.inputs, data.labels, strict=True):
             score = self.circuit.made_from.get("score") or "msp"
-            of_batch = zip(*(sample_values(logits, labels, score) for _, logits in ablate(inputs)), strict=True)
+            of_batch = zip(*(sample_values(logits, labels, score) for logits in ablate(inputs)), strict=True)
             batches.append([None if parts[0] is None else torch.cat(parts) for parts in of_batch])
         if not batches:
             empty = torch.zeros(len(candidates) + 1, 0, device="cpu")

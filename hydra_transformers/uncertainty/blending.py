@@ -3,7 +3,8 @@
 import copy
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -28,17 +29,48 @@ def blended(members: Sequence[PreTrainedModel], parts: Collection[str], t: float
     With t = 1 it answers as `from_pruned_members(members, shared=parts)` does; with no parts it is the members as they are.
     """
     hydra = AutoHydra.from_pruned_members(members, shared=())
-    for part in parts:
-        for of_members in weights_of(hydra, part).values():
-            mean = sum(widened(tensor) for tensor in of_members) / len(of_members)
-            for tensor in of_members:
-                tensor.copy_(torch.lerp(widened(tensor), mean, t))
+    _move(_together(weights_of(hydra, part) for part in parts), t)
     return hydra
 
 
+@contextmanager
+def moved(weights: Iterable[Weights], t: float = 1.0) -> Iterator[None]:
+    """Members' weights at (1 - t) · own + t · mean for a while; then they are again what they were, bit for bit.
+
+    weights: as `weights_of` gives them
+    """
+    moving = _together(weights)
+    own = [[tensor.clone() for tensor in of_members] for of_members in moving]
+    with torch.no_grad():
+        _move(moving, t)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for of_members, before in zip(moving, own, strict=True):
+                for tensor, was in zip(of_members, before, strict=True):
+                    tensor.copy_(was)
+
+
+def _together(weights: Iterable[Weights]) -> list[list[Tensor]]:
+    return [of_members for of_part in weights for of_members in of_part.values()]
+
+
+def _move(weights: Iterable[list[Tensor]], t: float) -> None:
+    for of_members in weights:
+        mean = sum(widened(tensor) for tensor in of_members) / len(of_members)
+        for tensor in of_members:
+            tensor.copy_(torch.lerp(widened(tensor), mean, t))
+
+
 def souped(members: Sequence[PreTrainedModel]) -> PreTrainedModel:
-    """One model whose weights are all the mean of the members'."""
-    return blended(members, PARTS).member(0)
+    """One model whose weights are all the mean of the members', which keep the same heads."""
+    hydra = blended(members, PARTS)
+    if not has_equal_heads(hydra):
+        raise ValueError(
+            "members keep different heads, so their attention has no mean: pass members with the same heads"
+        )
+    return hydra.member(0)
 
 
 def has_equal_heads(hydra: PreTrainedModel) -> bool:

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..fingerprints import fingerprints_of_rows
-from ..models.auto import hydra_class
+from ..models.auto import AutoHydra, hydra_class
 from ..models.configuration_hydra import SHARED_PARTS
 from ..prediction import batches, check_chooses_one_class, device_of, predict, split_labels
-from .blending import blended, difference_cosines, has_equal_heads, souped, weight_cosines
+from .blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
 from .fusion_tables import fusion_tables
 from .fusion_verdict import decide
 from .metrics import exact_mean, expected_calibration_error, ood_metrics
@@ -172,7 +173,8 @@ def fusion_report(
             they have learned since.
         batch_size: rows per batch, where data comes in rows.
 
-    Beside the members, one Hydra that holds all of them is in memory at a time, on the device of the first.
+    Beside the members, a Hydra that holds all of them is in memory, on the device of the first, and the weights that are
+    shared at the moment once more.
 
     The verdict. Fused and not fused, the members answer the same rows, so every change is a mean over rows with a 95 %
     interval. A change is sure where all of its interval lies beyond what is tolerated:
@@ -202,22 +204,30 @@ def fusion_report(
     learned = None if pretrained is None else difference_cosines(hydra, pretrained)
     apart = _run(hydra, known, foreign)
     _warn_of_known_rows(known, foreign)
-    equal_heads = has_equal_heads(hydra)
-    del hydra
+    weights = {part: weights_of(hydra, part) for part in PARTS}
+
+    def at_mean(*parts: str, t: float = 1.0) -> AbstractContextManager[None]:
+        return moved([weights[part] for part in parts], t)
 
     def share(*parts: str) -> Fused:
-        return _compared(parts, apart, _run(blended(members, parts), known, foreign))
+        with at_mean(*parts):
+            return _compared(parts, apart, _run(hydra, known, foreign))
+
+    def step(t: float) -> Step:
+        with at_mean(*SHARED_PARTS, t=t):
+            return _step(t, _run(hydra, known, {}).judged_members())
 
     fused = share(*SHARED_PARTS)
-    between = [_step(t, _run(blended(members, SHARED_PARTS, t), known, {}).judged_members()) for t in STEPS]
+    between = [step(t) for t in STEPS]
     parts = [share(part) for part in SHARED_PARTS]
     parts += [share(*(part for part in SHARED_PARTS if part != left_out)) for left_out in SHARED_PARTS]
     diversity = {"not fused": _diversity(apart.judged()), "attention": _diversity(fused.ensemble)}
     soup = None
-    if equal_heads:
-        but_mlp = [part for part in (*SHARED_PARTS, "attention") if part != "mlp"]
-        diversity["mlp"] = _diversity(_run(blended(members, but_mlp), known, {}).judged())
-        soup = _run(souped(members), known, foreign).judged()
+    if has_equal_heads(hydra):
+        with at_mean(*(part for part in (*SHARED_PARTS, "attention") if part != "mlp")):
+            diversity["mlp"] = _diversity(_run(hydra, known, {}).judged())
+        with at_mean(*PARTS):
+            soup = _run(hydra.member(0), known, foreign).judged()
     path = [_step(0.0, apart.judged_members()), *between, _step(1.0, fused.members)]
     guess = _guess(known.labels)
     return FusionReport(
@@ -251,7 +261,7 @@ def _checked_members(members: Sequence[PreTrainedModel]) -> PreTrainedModel:
                 "with a classification head; CLIP's two towers are compared with evaluate_uncertainty, fused and not"
             )
         check_chooses_one_class(member, name)
-    hydra = blended(members, parts=())
+    hydra = AutoHydra.from_pruned_members(members, shared=())
     if hydra.num_members < 2:
         raise ValueError("members has one member: pass two or more, there is nothing to fuse")
     check_chooses_one_class(hydra, "members")  # whose problem type is settled where a backbone's is left open

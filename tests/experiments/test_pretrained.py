@@ -14,10 +14,7 @@ from experiments import fine_tuning_tables as tables
 from experiments import pretrained
 from experiments.augmentation import resized_crop_and_flip
 from experiments.made_up_sets import drawings, mixed_words, noise, spliced
-from experiments.methods import soup
 from experiments.rows import PrepareImages
-from experiments.smallest import new_backbone
-from hydra_transformers import AutoHydra
 from hydra_transformers.cli.data import DataSource
 
 
@@ -172,16 +169,6 @@ def test_images_are_brought_to_a_size():
 
 
 # Methods and tables
-
-
-def test_a_soup_is_the_mean_of_all_weights():
-    torch.manual_seed(0)
-    members = [AutoHydra.from_backbone(new_backbone()) for _ in range(3)]
-    before = [parameter.clone() for parameter in members[0].parameters()]
-    mean = soup(iter(members))
-    for own, *others in zip(mean.parameters(), *(member.parameters() for member in members), strict=True):
-        torch.testing.assert_close(own, sum(others) / 3)
-    assert all(torch.equal(*pair) for pair in zip(before, members[0].parameters(), strict=True))
 
 
 SETTING = pretrained.TINYIMAGENET_DINOV2

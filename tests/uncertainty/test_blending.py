@@ -1,3 +1,4 @@
+import copy
 import itertools
 
 import pytest
@@ -9,6 +10,7 @@ from hydra_transformers.uncertainty.blending import (
     blended,
     difference_cosines,
     has_equal_heads,
+    moved,
     souped,
     weight_cosines,
     weights_of,
@@ -54,7 +56,18 @@ def test_a_soup_is_the_model_of_the_mean_weights(family):
     mean = AutoHydra.from_backbone(members[0])
     states = [AutoHydra.from_backbone(member).state_dict() for member in members]
     mean.load_state_dict({name: sum(state[name] for state in states) / 3 for name in states[0]})
-    torch.testing.assert_close(member_logits(souped(members), family), member_logits(mean, family))
+    before = [copy.deepcopy(member.state_dict()) for member in members]
+    soup = souped(members)
+    torch.testing.assert_close(soup.state_dict(), mean.state_dict())
+    torch.testing.assert_close(member_logits(soup, family), member_logits(mean, family))
+    for member, state in zip(members, before, strict=True):
+        torch.testing.assert_close(member.state_dict(), state, rtol=0, atol=0)
+
+
+def test_members_with_different_heads_have_no_soup():
+    members = [VIT.hydra.from_backbone(VIT.backbone(seed), {0: [seed]}) for seed in range(2)]
+    with pytest.raises(ValueError, match="members keep different heads, so their attention has no mean"):
+        souped(members)
 
 
 def test_a_soup_of_plain_models_is_the_plain_mean():
@@ -76,6 +89,21 @@ def test_on_the_way_each_member_keeps_a_share_of_its_own():
     for part in set(PARTS) - {"mlp"}:
         for name, tensors in own[part].items():
             assert all(map(torch.equal, tensors, mean[part][name]))
+
+
+@classifiers
+def test_weights_are_moved_for_a_while(family):
+    members = [family.backbone(seed) for seed in range(3)]
+    hydra = AutoHydra.from_pruned_members(members, shared=())
+    before, own = copy.deepcopy(hydra.state_dict()), member_logits(hydra, family)
+    for t in (0.5, 1.0):
+        with pytest.raises(InterruptedError), moved([weights_of(hydra, part) for part in ("layernorm", "mlp")], t):
+            there = blended(members, ("layernorm", "mlp"), t)
+            torch.testing.assert_close(hydra.state_dict(), there.state_dict(), rtol=0, atol=0)
+            assert torch.equal(member_logits(hydra, family), member_logits(there, family))
+            raise InterruptedError
+        torch.testing.assert_close(hydra.state_dict(), before, rtol=0, atol=0)
+        assert torch.equal(member_logits(hydra, family), own)
 
 
 def test_members_with_other_heads_have_no_mean_attention():
