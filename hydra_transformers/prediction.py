@@ -94,12 +94,17 @@ def _entries(batch: Mapping[str, Any]) -> str:
     )
 
 
-def _raw_batches(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[Any]:
+def check_is_data(data: Any, name: str = "data") -> None:
+    """Refuses what `batches` cannot read, without reading anything."""
     if isinstance(data, (Mapping, str, bytes, Tensor)) or not (_holds_rows(data) or isinstance(data, Iterable)):
         raise TypeError(
-            f"data is a {type(data).__name__}: pass a DataLoader, a list of dict batches ([batch] for a single one) "
+            f"{name} is a {type(data).__name__}: pass a DataLoader, a list of dict batches ([batch] for a single one) "
             "or a Dataset or list of dict rows"
         )
+
+
+def _raw_batches(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[Any]:
+    check_is_data(data)
     if not _holds_rows(data):
         yield from islice(data, rank, None, world_size)
         return

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,20 @@ from safetensors.torch import save as format_tensors
 from torch import Tensor, nn
 
 from ..files import parse_json, write_atomically
-from ..models.decision import Decision, sample_of
+from ..models.decision import Decision, sample_of, undecided
 from ..models.ensembling import HydraClassifierOutput
-from ..prediction import answer_of, check_chooses_one_class, device_of
-from .abstention import Abstention
-from .conformal import ConformalSets
+from ..prediction import (
+    ZeroShotClassifier,
+    answer_of,
+    batches,
+    check_chooses_one_class,
+    check_is_data,
+    config_of,
+    device_of,
+)
+from .abstention import Abstention, check_share, check_target
+from .conformal import ConformalSets, check_method
+from .decomposition import decompose
 from .detectors import OF_SCORE, Detector, detector_by_name
 from .features import AnswerReader, collect_answers
 from .temperature import TemperatureScaling
@@ -46,7 +56,7 @@ class Calibration:
 
     @property
     def sentences(self) -> list[str]:
-        found = [f"Logits are divided by {self.temperature:.3g}; uncertainty is {self.detector.description}."]
+        found = [f"Logits are divided by {self.temperature:.3g}; the detector is {self.detector.description}."]
         return found + [each.sentence for each in (self.abstention, self.sets) if each is not None]
 
     def __str__(self) -> str:
@@ -87,45 +97,39 @@ def calibrate(
         temperature: whether to fit one; otherwise it is 1.
         seed: of the halves.
     """
-    check_chooses_one_class(model, "calibrate()")
     chosen = _chosen(detector)
     inner = model.model if isinstance(model, DecidingClassifier) else model
+    _check_model(inner, chosen, sets if alpha is not None else None)
+    _check_fit(chosen, target, confidence, alpha, {"data": data, "ood": ood, "training_data": training_data})
     hydra = inner if hasattr(type(inner), "backbone_rules") else None
-    if hydra is not None:
-        hydra.decision = hydra.config.decision = None
-    logits, features, labels = collect_answers(inner, data, batch_size, with_features=chosen.reads_features)
-    if labels is None:
-        raise ValueError("data has no labels: calibrate on rows whose right class is known, add a column labels")
-    if len(labels) < LEAST_ROWS:
-        raise ValueError(f"data has {len(labels)} rows: pass at least {LEAST_ROWS}, better 1,000")
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    first, second = order[: len(order) // 2], order[len(order) // 2 :]
-    scaling = TemperatureScaling.fit(logits[first], labels[first]) if temperature else TemperatureScaling(1.0)
-    [value] = scaling.temperature
-    _fit_detector(
-        chosen, inner, training_data, scaling, logits[first], _part(features, first), labels[first], batch_size
-    )
-    decision = Decision(_settings(chosen, value, inner))
-    for name, tensor in (chosen.state or {}).items():
-        getattr(decision, name).copy_(tensor)
-    scores = decision(logits[second], _part(features, second)).uncertainty
-    elsewhere = None
-    if ood is not None:
-        others = collect_answers(inner, ood, batch_size, with_features=chosen.reads_features)
-        elsewhere = decision(others[0], others[1]).uncertainty
+    # An earlier decision is left out meanwhile, and stays the model's own should anything go wrong.
+    with nullcontext() if hydra is None else undecided(hydra):
+        logits, features, labels = collect_answers(inner, data, batch_size, with_features=chosen.reads_features)
+        if labels is None:
+            raise ValueError("data has no labels: calibrate on rows whose right class is known, add a column labels")
+        if len(labels) < LEAST_ROWS:
+            raise ValueError(f"data has {len(labels)} rows: pass at least {LEAST_ROWS}, better 1,000")
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+        first, second = order[: len(order) // 2], order[len(order) // 2 :]
+        scaling = TemperatureScaling.fit(logits[first], labels[first]) if temperature else TemperatureScaling(1.0)
+        if chosen.needs_fit and training_data is not None:
+            chosen.fit(scaling.wrap(inner), training_data, batch_size)
+        elif chosen.needs_fit:
+            chosen.fit_answers(scaling(logits[first]), _part(features, first), labels[first])
+        [value] = scaling.temperature
+        decision = Decision(_settings(chosen, value, inner))
+        for name, tensor in (chosen.state or {}).items():
+            getattr(decision, name).copy_(tensor)
+        elsewhere = None if ood is None else _scores(decision, inner, ood, batch_size)
     scaled = scaling(logits[second])
     abstention = conformal = None
     if target is not None:
-        right = ensemble_answer(scaled) == labels[second]
+        scores = decision(logits[second], _part(features, second)).uncertainty
+        right = decompose(scaled).prediction == labels[second]
         abstention = Abstention.fit(scores, right, elsewhere, **target, confidence=confidence, score=chosen.name)
     if alpha is not None:
         conformal = ConformalSets.fit(scaled, labels[second], alpha, sets)
     return _calibrated(model, hydra, decision, chosen, value, abstention, conformal)
-
-
-def ensemble_answer(member_logits: Tensor) -> Tensor:
-    """The class of the highest mean probability, (batch,), of logits (batch, members, classes)."""
-    return member_logits.softmax(dim=-1).mean(dim=1).argmax(dim=-1)
 
 
 def _chosen(detector: str | Detector) -> Detector:
@@ -134,32 +138,64 @@ def _chosen(detector: str | Detector) -> Detector:
     return detector_by_name(detector)
 
 
-def _part(features: Tensor | None, rows: Tensor) -> Tensor | None:
-    return None if features is None else features[rows]
-
-
-def _fit_detector(
-    detector: Detector,
-    model: nn.Module,
-    training_data: Any,
-    scaling: TemperatureScaling,
-    logits: Tensor,
-    features: Tensor | None,
-    labels: Tensor,
-    batch_size: int,
-) -> None:
-    if not detector.needs_fit:
-        return
-    heads = None
-    if training_data is not None:
-        logits, features, labels = collect_answers(
-            model, training_data, batch_size, with_features=detector.reads_features
+def _check_model(model: nn.Module, detector: Detector, sets: str | None) -> None:
+    """Refuses a model that does not choose one of several classes, and what cannot be fitted for its number of them."""
+    check_chooses_one_class(model, "calibrate()")
+    zero_shot = next((each for each in model.modules() if isinstance(each, ZeroShotClassifier)), None)
+    config = config_of(model)
+    if zero_shot is None and hasattr(config, "vision_config"):
+        raise ValueError(
+            f"model is a {type(model).__name__}, which has no classes but those of each call's prompts: calibrate a "
+            "ZeroShotClassifier of it"
         )
+    if detector.multi_label:
+        raise ValueError("detector is made for multi-label models, this is about one class: leave out multi_label")
+    if sets is not None:
+        check_method(sets, getattr(config, "num_labels", None) if zero_shot is None else len(zero_shot.text_features))
+
+
+def _check_fit(
+    detector: Detector,
+    target: Mapping[str, float] | None,
+    confidence: float | None,
+    alpha: float | None,
+    data_sets: Mapping[str, Any],
+) -> None:
+    """Refuses what cannot be fitted, or would have no effect: before anything is predicted, which may take hours."""
     if detector.name == "vim":
         raise ValueError(
             "vim adds the energy of the logits as they are to a distance: calibrate by another detector, or use it by itself"
         )
-    detector.fit_answers(scaling(logits), features, labels, heads)
+    if target is not None:
+        check_target(target)
+        if "tpr" in target and data_sets["ood"] is None:
+            raise ValueError("ood is missing: a tpr is the share of rows from elsewhere that is refused, pass some")
+    for name, value in {"confidence": confidence, "ood": data_sets["ood"]}.items():
+        if target is None and value is not None:
+            raise ValueError(f"{name} is about when to abstain: pass a target, too, such as {{'risk': 0.05}}")
+    if confidence is not None:
+        check_share(confidence, "confidence")
+    if alpha is not None:
+        check_share(alpha, "alpha")
+    if data_sets["training_data"] is not None and not detector.needs_fit:
+        raise ValueError(f"training_data is for detectors that learn, {detector.name} does not: leave it out")
+    for name, data in data_sets.items():
+        if name == "data" or data is not None:
+            check_is_data(data, name)
+
+
+def _part(features: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if features is None else features[rows]
+
+
+def _scores(decision: Decision, model: nn.Module, data: Any, batch_size: int) -> Tensor:
+    """The detector's scores (samples,) of a data set, on the CPU; no answers are held."""
+    reader, scores = AnswerReader(model, decision.reads_features), []
+    for batch in batches(data, batch_size, reader.device):
+        scores.append(decision(*(None if part is None else part.cpu() for part in reader(batch))).uncertainty)
+    if not scores:
+        raise ValueError("ood has no batches: pass at least one sample")
+    return torch.cat(scores)
 
 
 def _settings(detector: Detector, temperature: float, model: nn.Module) -> dict[str, Any]:

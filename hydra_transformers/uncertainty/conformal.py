@@ -246,8 +246,13 @@ def summarize_sets(counts: list[tuple[int, int, int, int]]) -> dict[str, float]:
     return {"coverage": covered / rows, "mean_size": sizes / rows, "single_class": singles / rows}
 
 
+def check_method(method: str, num_classes: int | None) -> None:
+    """Refuses a method that is none, or whose usual settings are not for so many classes (None where nobody knows)."""
+    _settings(method, math.inf if num_classes is None else num_classes, False, None, None)
+
+
 def _settings(
-    method: str, num_classes: int, randomised: bool, k_reg: int | None, penalty: float | None
+    method: str, num_classes: float, randomised: bool, k_reg: int | None, penalty: float | None
 ) -> tuple[int | None, float | None]:
     """k_reg and penalty, checked; None unless the method has them."""
     if method not in METHODS:

@@ -231,13 +231,126 @@ def test_sets_are_those_of_the_package(method, by_class, allow_empty):
     [
         (rows_for("vit", labelled=False), {}, "data has no labels: calibrate on rows whose right class is known"),
         (rows_for("vit", count=8), {}, "data has 8 rows: pass at least 20"),
-        (rows_for("vit"), {"target": {"tpr": 0.9}}, "ood_scores is missing"),
-        (rows_for("vit"), {"detector": "vim"}, "calibrate by another detector"),
+        (rows_for("vit"), {"target": {"tpr": 0.9}, "ood": []}, "ood has no batches"),
     ],
 )
 def test_what_cannot_be_calibrated_is_told(data, options, message):
     with pytest.raises(ValueError, match=message):
         calibrate(hydra_of("vit"), data, **options)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"target": {"recall": 0.9}}, r"target is \{'recall': 0.9\}: pass a dict with one of risk, coverage, tpr"),
+        ({"target": "risk"}, "target is 'risk': pass a dict"),
+        ({"target": {"risk": 0.1, "coverage": 0.9}}, "got risk, coverage: pass exactly one"),
+        ({"target": {}}, "got none: pass exactly one"),
+        ({"target": {"risk": 5}}, "risk is 5: pass a share between 0 and 1"),
+        ({"target": {"coverage": True}}, "coverage is True: pass a share"),
+        ({"target": {"tpr": 0.9}}, "ood is missing: a tpr is the share of rows from elsewhere"),
+        ({"target": {"risk": 0.1}, "confidence": 1.0}, "confidence is 1.0: pass a share"),
+        ({"confidence": 0.9}, "confidence is about when to abstain: pass a target, too"),
+        ({"ood": [{}]}, "ood is about when to abstain: pass a target, too"),
+        ({"alpha": 1.5}, "alpha is 1.5: pass a share"),
+        ({"sets": "best"}, "unknown method 'best': choose one of lac, aps, raps"),
+        ({"sets": "raps"}, "k_reg is 5, there are 5 classes"),
+        ({"detector": "vim"}, "calibrate by another detector"),
+        ({"detector": "best"}, "unknown detector 'best'"),
+        ({"detector": detector_by_name("msp", multi_label=True)}, "detector is made for multi-label models"),
+        ({"training_data": [{}]}, "training_data is for detectors that learn, msp does not"),
+        ({"detector": "knn", "training_data": "cifar100"}, "training_data is a str: pass a DataLoader"),
+        ({"target": {"tpr": 0.9}, "ood": torch.zeros(3)}, "ood is a Tensor: pass a DataLoader"),
+        ({"data": None}, "data is a NoneType: pass a DataLoader"),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_predicted(options, message, monkeypatch):
+    hydra = hydra_of("vit")
+    monkeypatch.setattr(type(hydra), "forward", unreachable)
+    with pytest.raises((ValueError, TypeError), match=message):
+        hydra.calibrate(**{"data": rows_for("vit"), **options})
+
+
+def unreachable(self, pixel_values):
+    raise AssertionError("it was asked to predict")
+
+
+def test_clip_is_calibrated_with_its_prompts_alone(monkeypatch):
+    hydra = hydra_of("clip")
+    monkeypatch.setattr(type(hydra), "forward", unreachable)
+    with pytest.raises(
+        ValueError, match="has no classes but those of each call's prompts: calibrate a ZeroShotClassif"
+    ):
+        hydra.calibrate([{"pixel_values": torch.zeros(20, 3, 8, 8)}])
+
+
+def stops_midway(rows: list[dict], error: BaseException):
+    yield from rows
+    raise error
+
+
+@pytest.mark.parametrize(
+    "data, options, error",
+    [
+        (lambda: stops_midway(rows_for("vit"), OSError("the disk is gone")), {}, OSError),
+        (lambda: stops_midway(rows_for("vit"), KeyboardInterrupt()), {}, KeyboardInterrupt),
+        (lambda: rows_for("vit"), {"target": {"recall": 0.9}}, ValueError),
+        (lambda: rows_for("vit"), {"target": {"risk": 0.001}, "confidence": 0.999}, ValueError),  # fails at the end
+        (
+            lambda: rows_for("vit"),
+            {"target": {"tpr": 0.5}, "ood": stops_midway(rows_for("vit", 2), OSError("the disk is gone"))},
+            OSError,
+        ),
+    ],
+    ids=["data", "interrupted", "target", "out of reach", "ood"],
+)
+def test_a_calibration_that_fails_leaves_the_earlier_one(data, options, error):
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
+    decision, settings = hydra.decision, hydra.config.decision
+    [batch] = rows_for("vit", seed=1, labelled=False)
+    with torch.no_grad():
+        before = hydra(**batch)
+    with pytest.raises(error):
+        hydra.calibrate(data(), **options)
+    assert hydra.decision is decision and hydra.config.decision is settings and hydra.is_deciding
+    with torch.no_grad():
+        after = hydra(**batch)
+    assert torch.equal(before.logits, after.logits) and torch.equal(before.abstain, after.abstain)
+
+
+@pytest.mark.parametrize("detector", ["mahalanobis", "kl_matching"])
+def test_calibrating_again_is_as_calibrating_at_first(detector):
+    """What is fitted is fitted on the answers without the earlier temperature, the training data's, too."""
+    first, again = hydra_of("vit"), hydra_of("vit")
+    again.load_state_dict(first.state_dict())
+    again.calibrate(rows_for("vit", seed=5), target={"coverage": 0.9})
+    data = {"data": rows_for("vit"), "training_data": rows_for("vit", 2), "ood": rows_for("vit", 3, labelled=False)}
+    for hydra in (first, again):
+        hydra.calibrate(**data, target={"tpr": 0.5}, detector=detector)
+    assert first.config.decision == again.config.decision
+    for name, tensor in first.decision.state_dict().items():
+        assert torch.equal(tensor, again.decision.get_buffer(name)), name
+
+
+@pytest.mark.parametrize("name", ["mahalanobis", "kl_matching"])
+def test_training_data_is_read_in_one_pass_and_batch_by_batch(name):
+    hydra, data, training = hydra_of("vit"), rows_for("vit"), rows_for("vit", seed=2)
+    seen = []
+
+    def batches():
+        for start in range(0, ROWS, 12):
+            seen.append(start)
+            yield {key: value[start : start + 12] for key, value in training[0].items()}
+
+    calibration = hydra.calibrate(data, target={"coverage": 0.5}, detector=name, training_data=batches())
+    assert seen == [0, 12, 24, 36]
+    with hydra.undecided():
+        logits, features, labels = collect_answers(hydra, training)
+    expected = detector_by_name(name)
+    expected.fit_answers(TemperatureScaling(calibration.temperature)(logits), features, labels)
+    for key, tensor in expected.state.items():
+        torch.testing.assert_close(hydra.decision.get_buffer(key), tensor, rtol=1e-3, atol=1e-4)
 
 
 def test_a_config_with_a_decision_goes_through_auto_classes(tmp_path):
