@@ -124,7 +124,7 @@ def calibrate(
     scaled = scaling(logits[second])
     abstention = conformal = None
     if target is not None:
-        scores = decision(logits[second], _part(features, second)).uncertainty
+        scores = decision(logits[second], _part(features, second)).detector_score
         right = decompose(scaled).prediction == labels[second]
         abstention = Abstention.fit(scores, right, elsewhere, **target, confidence=confidence, score=chosen.name)
     if alpha is not None:
@@ -192,7 +192,7 @@ def _scores(decision: Decision, model: nn.Module, data: Any, batch_size: int) ->
     """The detector's scores (samples,) of a data set, on the CPU; no answers are held."""
     reader, scores = AnswerReader(model, decision.reads_features), []
     for batch in batches(data, batch_size, reader.device):
-        scores.append(decision(*(None if part is None else part.cpu() for part in reader(batch))).uncertainty)
+        scores.append(decision(*(None if part is None else part.cpu() for part in reader(batch))).detector_score)
     if not scores:
         raise ValueError("ood has no batches: pass at least one sample")
     return torch.cat(scores)
@@ -244,7 +244,7 @@ def _calibrated(
 
 class DecidingClassifier(nn.Module):
     """Any classifier or baseline with a decision: its outputs have `logits` and `member_logits` divided by the temperature,
-    `uncertainty`, `abstain` and `prediction_set`. `calibrate` makes one."""
+    `detector_score`, `abstain` and `prediction_set`. `calibrate` makes one."""
 
     def __init__(self, model: nn.Module, decision: Decision):
         super().__init__()

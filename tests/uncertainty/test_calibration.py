@@ -76,8 +76,8 @@ def test_it_is_applied_to_answers_and_can_be_left_out():
         out = hydra(**batch)
     torch.testing.assert_close(out.member_logits, raw.member_logits / calibration.temperature)
     confidence = out.logits.softmax(dim=-1).amax(dim=-1)
-    torch.testing.assert_close(out.uncertainty, 1 - confidence)
-    assert torch.equal(out.abstain, out.uncertainty > calibration.abstention.threshold)
+    torch.testing.assert_close(out.detector_score, 1 - confidence)
+    assert torch.equal(out.abstain, out.detector_score > calibration.abstention.threshold)
     assert torch.equal(out.prediction_set, calibration.sets.sets(out.member_logits))
     assert 0 < out.abstain.sum() < len(out.abstain)
     with torch.no_grad(), hydra.undecided():
@@ -95,7 +95,7 @@ def test_saved_is_loaded_with_features_of_every_head(family, tmp_path):
     loaded = type(hydra).from_pretrained(tmp_path).eval()
     with torch.no_grad():
         ours, theirs = hydra(**batch), loaded(**batch)
-    for name in ("logits", "member_logits", "uncertainty", "abstain", "prediction_set"):
+    for name in ("logits", "member_logits", "detector_score", "abstain", "prediction_set"):
         assert torch.equal(ours[name], theirs[name]), name
     # the features are those that a detector by itself reads
     detector = detector_by_name("mahalanobis")
@@ -103,7 +103,7 @@ def test_saved_is_loaded_with_features_of_every_head(family, tmp_path):
         logits, features, _ = collect_answers(hydra, [batch])
     state = {name: getattr(hydra.decision, name) for name in hydra.config.decision["state"]}
     detector.state, detector.fitted_on = state, {}
-    torch.testing.assert_close(ours.uncertainty.double(), detector(logits, features), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours.detector_score.double(), detector(logits, features), rtol=1e-4, atol=1e-4)
 
 
 def test_half_precision_keeps_what_was_fitted(tmp_path):
@@ -175,14 +175,14 @@ from transformers import AutoModelForImageClassification
 model = AutoModelForImageClassification.from_pretrained({str(tmp_path / "hydra")!r}, trust_remote_code=True).eval()
 with torch.no_grad():
     out = model(pixel_values=torch.load({str(tmp_path / "images.pt")!r}))
-torch.save([out.uncertainty, out.abstain, out.prediction_set], {str(tmp_path / "out.pt")!r})
+torch.save([out.detector_score, out.abstain, out.prediction_set], {str(tmp_path / "out.pt")!r})
 """
     environment = {"PATH": "", "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, "-c", script], check=True, env=environment, cwd=tmp_path)
     with torch.no_grad():
         ours = hydra(**batch)
     for own, there in zip(
-        (ours.uncertainty, ours.abstain, ours.prediction_set), torch.load(tmp_path / "out.pt"), strict=True
+        (ours.detector_score, ours.abstain, ours.prediction_set), torch.load(tmp_path / "out.pt"), strict=True
     ):
         torch.testing.assert_close(own, there, rtol=1e-4, atol=1e-4)  # there with more threads
 
@@ -203,7 +203,7 @@ def test_any_classifier_can_decide(detector, tmp_path):
         deciding.save(tmp_path)
         with torch.no_grad():
             again = DecidingClassifier.load(model, tmp_path).eval()(**batch)
-        assert torch.equal(out.uncertainty, again.uncertainty) and torch.equal(
+        assert torch.equal(out.detector_score, again.detector_score) and torch.equal(
             out.prediction_set, again.prediction_set
         )
 
