@@ -43,6 +43,7 @@ class Decision(nn.Module):
         detector: None, or {"name", "by", "multi_label", "settings"}, see `detection.score`
         threshold: None, or the highest score that is answered
         sets: None, or {"method": "lac" | "aps" | "raps", "thresholds", "by_class", "k_reg", "penalty", "allow_empty"}
+        alpha: the share of the sets that may miss the right class
         state: {name: shape} of the detector's tensors, and weights: how many numbers the weights are known by
         sentences: what was fitted on what, and what it promises
     """

@@ -210,6 +210,7 @@ def _settings(detector: Detector, temperature: float, model: nn.Module) -> dict[
         },
         "threshold": None,
         "sets": None,
+        "alpha": None,
         "state": {name: list(tensor.shape) for name, tensor in (detector.state or {}).items()},
         "weights": len(sample_of(list(model.parameters()))),
         "sentences": [],
@@ -231,6 +232,7 @@ def _calibrated(
     if sets is not None:
         kept = ("method", "thresholds", "by_class", "k_reg", "penalty", "allow_empty")
         settings["sets"] = {name: sets.to_dict()[name] for name in kept}
+        settings["alpha"] = sets.alpha
     inner = hydra or (model.model if isinstance(model, DecidingClassifier) else model)
     decision.remember(inner)
     decision.to(device_of(inner))

@@ -162,10 +162,7 @@ class ConformalSets:
 
     def counts(self, member_logits: Any, labels: Any) -> tuple[int, int, int, int]:
         """Of a batch: rows, sets that hold the right class, classes in all sets, sets of one class; see `summarize_sets`."""
-        sets = self.sets(member_logits)
-        labels = as_labels(labels, len(sets), self.num_classes).to(sets.device)
-        sizes = sets.sum(dim=1)
-        return len(sets), int(sets.gather(1, labels.unsqueeze(1)).sum()), int(sizes.sum()), int((sizes == 1).sum())
+        return count_sets(self.sets(member_logits), labels)
 
     @property
     def guarantee(self) -> str:
@@ -236,6 +233,13 @@ class ConformalSets:
             ranks = torch.arange(1, self.num_classes + 1, dtype=torch.float64, device=scores.device)
             scores = scores + self.penalty * (ranks - self.k_reg).clamp(min=0)
         return torch.empty_like(scores).scatter(1, order, scores)
+
+
+def count_sets(sets: Tensor, labels: Any) -> tuple[int, int, int, int]:
+    """`ConformalSets.counts` of sets at hand: bool, (batch, classes)."""
+    labels = as_labels(labels, *sets.shape).to(sets.device)
+    sizes = sets.sum(dim=1)
+    return len(sets), int(sets.gather(1, labels.unsqueeze(1)).sum()), int(sizes.sum()), int((sizes == 1).sum())
 
 
 def summarize_sets(counts: list[tuple[int, int, int, int]]) -> dict[str, float]:

@@ -13,12 +13,14 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.models.decision import prediction_sets
 from hydra_transformers.uncertainty import (
+    Abstention,
     ConformalSets,
     DecidingClassifier,
     TemperatureScaling,
     calibrate,
     collect_answers,
     detector_by_name,
+    evaluate_uncertainty,
 )
 from tests.families import FAMILIES
 
@@ -351,6 +353,40 @@ def test_training_data_is_read_in_one_pass_and_batch_by_batch(name):
     expected.fit_answers(TemperatureScaling(calibration.temperature)(logits), features, labels)
     for key, tensor in expected.state.items():
         torch.testing.assert_close(hydra.decision.get_buffer(key), tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("detector", ["msp", "mahalanobis"])
+@pytest.mark.parametrize("kind", ["hydra", "wrapped"])
+@pytest.mark.parametrize("score", ["entropy", "knn"])
+def test_a_report_tells_what_a_calibrated_model_decides(detector, kind, score):
+    model = hydra_of("vit") if kind == "hydra" else BY_NAME["vit"].backbone().float().eval()
+    fitted = calibrate(model, rows_for("vit"), target={"coverage": 0.6}, detector=detector, alpha=0.3).model.eval()
+    test, far = rows_for("vit", seed=1), rows_for("vit", seed=2, labelled=False)
+    far[0]["pixel_values"] *= 3
+    reported_score = score
+    if score == "knn":  # reads features, which a decided answer is not the map of
+        reported_score = detector_by_name("knn", k=3).fit(fitted, rows_for("vit"))
+    report = evaluate_uncertainty({"it": fitted}, test, {"far": {"loud": far}}, score=reported_score)
+    told, labels = report.models["it"], test[0]["labels"]
+    with torch.no_grad():
+        here, there = fitted(pixel_values=test[0]["pixel_values"]), fitted(**far[0])
+    answered = ~here.abstain
+    assert 0 < answered.sum() < ROWS and there.abstain.sum() > 0
+    assert told.abstaining["coverage"] == pytest.approx(answered.float().mean().item())
+    wrong = (here.logits.argmax(-1) != labels)[answered]
+    assert told.abstaining["risk"] == pytest.approx(wrong.float().mean().item())
+    assert told.abstaining["threshold"] == fitted.decision.settings["threshold"]
+    assert told.ood["far"]["loud"]["refused"] == pytest.approx(there.abstain.float().mean().item())
+    holds = here.prediction_set[torch.arange(ROWS), labels].float().mean().item()
+    sizes = here.prediction_set.sum(-1).float().mean().item()
+    assert told.sets["alpha"] == 0.3 and told.sets["coverage"] == pytest.approx(holds)
+    assert told.sets["mean_size"] == pytest.approx(sizes)
+    markdown = report.to_markdown()
+    assert "threshold: loud refused" in markdown and "## Prediction sets" in markdown
+    # a threshold that was asked for is judged in its place
+    rule = Abstention.fit([0.0, 1.0], coverage=0.9)
+    asked = evaluate_uncertainty({"it": fitted}, test, score=reported_score, abstention=rule).models["it"]
+    assert asked.abstaining["threshold"] == 1.0
 
 
 def test_a_config_with_a_decision_goes_through_auto_classes(tmp_path):
