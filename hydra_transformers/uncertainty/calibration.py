@@ -1,5 +1,6 @@
 """From a model and held-out data to a decision: temperature, detector, threshold and prediction sets, fitted once."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -12,18 +13,19 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as format_tensors
 from torch import Tensor, nn
+from transformers.utils import cached_file
 
 from ..files import parse_json, write_atomically
 from ..models.decision import Decision, sample_of, undecided
 from ..models.ensembling import HydraClassifierOutput
 from ..prediction import (
-    ZeroShotClassifier,
     answer_of,
     batches,
     check_chooses_one_class,
     check_is_data,
     config_of,
     device_of,
+    zero_shot_in,
 )
 from .abstention import Abstention, check_share, check_target
 from .conformal import ConformalSets, check_method
@@ -141,8 +143,7 @@ def _chosen(detector: str | Detector) -> Detector:
 def _check_model(model: nn.Module, detector: Detector, sets: str | None) -> None:
     """Refuses a model that does not choose one of several classes, and what cannot be fitted for its number of them."""
     check_chooses_one_class(model, "calibrate()")
-    zero_shot = next((each for each in model.modules() if isinstance(each, ZeroShotClassifier)), None)
-    config = config_of(model)
+    zero_shot, config = zero_shot_in(model), config_of(model)
     if zero_shot is None and hasattr(config, "vision_config"):
         raise ValueError(
             f"model is a {type(model).__name__}, which has no classes but those of each call's prompts: calibrate a "
@@ -214,7 +215,19 @@ def _settings(detector: Detector, temperature: float, model: nn.Module) -> dict[
         "state": {name: list(tensor.shape) for name, tensor in (detector.state or {}).items()},
         "weights": len(sample_of(list(model.parameters()))),
         "sentences": [],
+        **_prompts_of(model),
     }
+
+
+def _prompts_of(model: nn.Module) -> dict[str, Any]:
+    """By which the classes of a zero-shot classifier are known again: their names, and a digest of the prompts' tokens."""
+    zero_shot = zero_shot_in(model)
+    if zero_shot is None:
+        return {}
+    tokens = zero_shot.class_prompts["input_ids"]
+    is_padding = zero_shot.class_prompts.get("attention_mask", torch.ones_like(tokens)) == 0
+    kept = [row[~padded].tolist() for row, padded in zip(tokens, is_padding, strict=True)]
+    return {"classes": zero_shot.class_names, "prompts": hashlib.sha256(json.dumps(kept).encode()).hexdigest()}
 
 
 def _calibrated(
@@ -244,12 +257,26 @@ def _calibrated(
     return calibration
 
 
+class OtherClassesError(ValueError):
+    """A decision about the classes of other prompts than the model's."""
+
+    def __init__(self, classes: list[str] | None):
+        named = (
+            "those of other prompts" if classes is None else ", ".join(classes[:10]) + (", ..." * (len(classes) > 10))
+        )
+        super().__init__(
+            f"the decision is about other classes ({named}): pass a model with these, or calibrate it anew"
+        )
+
+
 class DecidingClassifier(nn.Module):
     """Any classifier or baseline with a decision: its outputs have `logits` and `member_logits` divided by the temperature,
     `detector_score`, `abstain` and `prediction_set`. `calibrate` makes one."""
 
     def __init__(self, model: nn.Module, decision: Decision):
         super().__init__()
+        if _prompts_of(model).get("prompts") != decision.settings.get("prompts"):
+            raise OtherClassesError(decision.settings.get("classes"))
         self.model, self.decision = model, decision
         self.reader = [AnswerReader(model, decision.reads_features)]  # not a part: it has a twin of the model
 
@@ -273,15 +300,44 @@ class DecidingClassifier(nn.Module):
         write_atomically(Path(folder) / STATE_FILE, format_tensors(tensors, metadata={"format": "pt"}))
         write_atomically(Path(folder) / SETTINGS_FILE, json.dumps(self.decision.settings, indent=1) + "\n")
 
+    @staticmethod
+    def is_saved_in(folder: str | os.PathLike) -> bool:
+        """Whether a folder, or a repository of the Hub, holds a decision beside its model."""
+        return _saved(folder, SETTINGS_FILE) is not None
+
+    @staticmethod
+    def classes_saved_in(folder: str | os.PathLike) -> list[str] | None:
+        """The names of the classes that a saved decision is about; None where they are the model's own."""
+        return _read_settings(folder).get("classes")
+
     @classmethod
     def load(cls, model: nn.Module, folder: str | os.PathLike) -> "DecidingClassifier":
-        """The model with the decision that was saved in `folder`."""
-        path = Path(folder) / SETTINGS_FILE
-        if not path.is_file():
-            raise FileNotFoundError(f"{folder} has no {SETTINGS_FILE}: save a DecidingClassifier there first")
+        """The model with the decision that was saved in `folder`, or in a repository of the Hub."""
+        settings = _read_settings(folder)
         try:
-            decision = Decision(parse_json(path.read_bytes()))
-            decision.load_state_dict(load_file(Path(folder) / STATE_FILE))
+            decision = Decision(settings)
+            decision.load_state_dict(load_file(_saved(folder, STATE_FILE)))
         except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
-            raise ValueError(f"{folder} holds no whole decision ({error}): save it again") from error
+            raise _not_whole(folder, error) from error
         return cls(model, decision.to(device_of(model)))
+
+
+def _saved(folder: str | os.PathLike, file: str) -> Path | None:
+    if Path(folder).is_dir():
+        return Path(folder) / file if (Path(folder) / file).is_file() else None
+    found = cached_file(str(folder), file, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)
+
+
+def _read_settings(folder: str | os.PathLike) -> dict[str, Any]:
+    path = _saved(folder, SETTINGS_FILE)
+    if path is None:
+        raise FileNotFoundError(f"{folder} has no {SETTINGS_FILE}: save a DecidingClassifier there first")
+    try:
+        return dict(parse_json(path.read_bytes()))
+    except (ValueError, TypeError, OSError) as error:
+        raise _not_whole(folder, error) from error
+
+
+def _not_whole(folder: str | os.PathLike, error: Exception) -> ValueError:
+    return ValueError(f"{folder} holds no whole decision ({error}): save it again")
