@@ -104,7 +104,7 @@ TITLES = (
     (1.66, "1. Three fine-tunings\nof one model"),
     (5.0, "2. Each loses other\nattention heads"),
     (9.1, "3. Fused:\none model, one pass"),
-    (14.0, "4. An answer,\nor “I don’t know”"),
+    (14.0, "4. An answer,\nor “I don't know”"),
 )
 
 
@@ -135,7 +135,7 @@ def draw() -> Figure:
     text(panel, 12.1, 4.83, "an input like the training data", size=9, ha="left")
     answer(panel, 12.2, 3.5, "known", "they agree", f"“{CLASSES[0]}”")
     text(panel, 12.1, 2.55, "an input unlike it", size=9, ha="left")
-    answer(panel, 12.2, 1.3, "unknown", "they disagree", "“I don’t know”")
+    answer(panel, 12.2, 1.3, "unknown", "they disagree", "“I don't know”")
     text(panel, 12.1, 0.7, "bars: each member; black: the mean", size=9, ha="left")
     return figure
 

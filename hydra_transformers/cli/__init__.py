@@ -48,7 +48,7 @@ COMMANDS = {
     "calibrate": Command(
         "deciding",
         "fit when a model says that it does not know, and which classes it may be; saved with the model",
-        "hydra-transformers calibrate my-hydra --data cifar100 --split test --risk 0.05 --output my-calibrated-hydra",
+        "hydra-transformers calibrate my-hydra --data cifar100 --split 'test[:5000]' --risk 0.05 --output my-calibrated-hydra",
     ),
     "predict": Command(
         "deciding",
