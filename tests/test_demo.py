@@ -20,7 +20,7 @@ from hydra_transformers.demo.backbone import (
     shipped_settings,
     train_backbone,
 )
-from hydra_transformers.demo.deciding import Answer, Example, draw, examples_of, judgement
+from hydra_transformers.demo.deciding import Answer, Example, examples_of, judgement, picture
 from hydra_transformers.demo.deciding import told as told_line
 from hydra_transformers.demo.digits import EXTRACTION_DIGIT, JUDGED_DIGITS, KNOWN_DIGITS, load_data
 from hydra_transformers.uncertainty import UncertaintyReport
@@ -178,21 +178,29 @@ def shares_answered(model, images) -> float:
 @pytest.mark.parametrize(
     ("label", "said", "abstain", "sentence"),
     [
-        ("3", "3", False, 'It says "3" of it.png, and is right: it shows a 3.'),
-        ("3", "5", False, 'It says "5" of it.png, and is wrong: it shows a 3.'),
-        ("3", "3", True, 'It says "I don\'t know" of it.png, and is wrong: it shows a 3.'),
-        (None, "3", True, 'It says "I don\'t know" of it.png, and is right: it shows nothing that it learned.'),
-        (None, "3", False, 'It says "3" of it.png, and is wrong: it shows nothing that it learned.'),
+        ("3", "3", False, 'It says "3" of photo-patch.png, and is right: it shows a 3.'),
+        ("3", "5", False, 'It says "5" of photo-patch.png, and is wrong: it shows a 3.'),
+        ("3", "3", True, 'It says "I don\'t know" of photo-patch.png, and is wrong: it shows a 3.'),
+        (
+            None,
+            "3",
+            True,
+            'It says "I don\'t know" of photo-patch.png, and is right: it shows nothing that it learned.',
+        ),
+        (None, "3", False, 'It says "3" of photo-patch.png, and is wrong: it shows nothing that it learned.'),
     ],
 )
 def test_the_demo_says_whether_the_model_is_right(label, said, abstain, sentence, tmp_path):
-    example = Example("it", np.zeros((8, 8), dtype=np.uint8), label)
+    example = Example("photo-patch", np.zeros((8, 8), dtype=np.uint8), label)
     answer = Answer(said, abstain, [{"3": 0.4, "5": 0.6}, {"3": 0.8, "5": 0.2}], total=0.67, epistemic=0.1)
     assert judgement(example, answer) == sentence
     line = told_line(example, answer)
     assert ("I don't know (its guess: " in line) is abstain and line.endswith("disagree: 5 (60%), 3 (80%)")
-    draw([example], [answer], tmp_path / "it.png")
-    assert (tmp_path / "it.png").stat().st_size > 1000
+    figure = picture([example], [answer])
+    figure.savefig(tmp_path / "it.png")
+    title = figure.axes[1]._left_title
+    assert title.get_text().replace("\n", " ") == sentence
+    assert title.get_window_extent().x1 < figure.bbox.x1 and title.get_window_extent().y1 <= figure.bbox.y1
 
 
 def test_the_report_has_the_accuracy_of_the_shipped_backbone(told, data):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from transformers import PreTrainedModel
@@ -10,6 +11,9 @@ from transformers import PreTrainedModel
 from ..uncertainty import Calibration, ModelResult
 from .digits import DemoData
 
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Of all detectors, the one that refuses most of the images that circuits are extracted with.
 DETECTOR, TARGET = "gen", {"coverage": 0.95}
@@ -89,6 +93,10 @@ def judgement(example: Example, answer: Answer) -> str:
 
 
 def draw(examples: Sequence[Example], answers: Sequence[Answer], path: Path) -> None:
+    picture(examples, answers).savefig(path, metadata={"Software": None})
+
+
+def picture(examples: Sequence[Example], answers: Sequence[Answer]) -> "Figure":
     """Each image, beside it the members' probabilities and their mean, above what the model says."""
     from matplotlib.figure import Figure
 
@@ -103,7 +111,8 @@ def draw(examples: Sequence[Example], answers: Sequence[Answer], path: Path) -> 
         for place, share in enumerate(answer.mean.values()):
             bars.plot([place - 0.36, place + 0.36], [share, share], color="black", linewidth=1.6)
         bars.set(xticks=range(len(answer.mean)), xticklabels=list(answer.mean), ylim=(0, 1.02), ylabel="probability")
-        bars.set_title(judgement(example, answer), loc="left", fontsize=10, fontweight="bold")
+        sentence = judgement(example, answer).replace(", and is", ",\nand is")
+        bars.set_title(sentence, loc="left", fontsize=10, fontweight="bold")
         bars.spines[["top", "right"]].set_visible(False)
     panels[-1][1].set_xlabel("bars: each member; black: their mean")
-    figure.savefig(path, metadata={"Software": None})
+    return figure

@@ -110,7 +110,7 @@ def taken_apart(model: nn.Module) -> tuple[nn.Module, Decision | None]:
 
     A Hydra's part is a twin, so that the Hydra itself goes on deciding meanwhile.
     """
-    decision = getattr(model, "decision", None)
+    decision = dict(model.named_children()).get("decision")  # its own: wrappers such as PEFT's pass attributes on
     if not isinstance(decision, Decision) or not decision.is_on:
         return model, None
     if isinstance(model, PreTrainedModel):

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from transformers import AutoModelForImageClassification, AutoTokenizer, CLIPProcessor, ViTImageProcessorPil
+from transformers.utils import logging
 
 from hydra_transformers.cli import main
 from hydra_transformers.models.auto import load_trained
@@ -144,6 +145,7 @@ def test_a_decision_beside_other_weights_is_told_and_left_out(workplace, tmp_pat
     with torch.no_grad():
         model.classifier.weight.add_(0.1)
     model.save_pretrained(tmp_path / "decided")
+    logging.get_logger().warning_once.cache_clear()  # whatever was told before
     run("predict", tmp_path / "decided", workplace / "0.png", "--json")
     captured = capsys.readouterr()
     assert json.loads(captured.out.splitlines()[-1])["abstain"] is None
