@@ -26,11 +26,12 @@ APART = replace(SMALLEST, backbones_together=False)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """All units of one seed, each as a worker of its own would do it."""
+    """All units of one seed, done by two workers: one makes models, the other reads and judges them."""
     runs = tmp_path_factory.mktemp("runs")
     data = splits()
+    makes, judges = (Comparison(SMALLEST, data, runs / SMALLEST.name, "cpu", seeds=1, backbones=3) for _ in range(2))
     for unit in units_of(SMALLEST, seeds=1, backbones=3):
-        Comparison(SMALLEST, data, runs / SMALLEST.name, "cpu", seeds=1, backbones=3).run(unit)
+        (judges if unit.kind == "judge" else makes).run(unit)
     return runs
 
 
