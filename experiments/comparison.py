@@ -38,7 +38,13 @@ from .units import Queue, Unit, missing_packages, units_of
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
-PAGES = [HERE.parent / "docs" / "results.md", HERE.parent / "README.md"]
+DOCS = HERE.parent / "docs"
+PAGES = [
+    DOCS / "results.md",
+    *sorted((DOCS / "results").glob("*.md")),
+    DOCS / "fine-tunings.md",
+    HERE.parent / "README.md",
+]
 PRETRAINED = ("tinyimagenet-dinov2", "sst2-gte")
 SMALL = ("cifar10-vit", "sst2-minilm")
 
@@ -197,6 +203,6 @@ def main() -> None:
         if problems:
             sys.exit("\n".join(problems))
     try:
-        write_tables(args.results, args.pages)
+        write_tables(args.results, args.pages, pictures=DOCS / "images" if args.pages == PAGES else None)
     except ValueError as error:
         sys.exit(f"{error}; pass --pages without any to print the tables of {args.results}")

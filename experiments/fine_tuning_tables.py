@@ -46,7 +46,7 @@ BOTH: Column = ("AUROC ↑", auroc(), ".1f")
 DISAGREEMENT: Column = (
     "disagreement",
     lambda run: mean(each["disagreement"] for each in run["ood"]["msp"]["near"].values()),
-    ".2f",
+    ".3f",
 )
 PARAMETERS: Column = ("Parameters", lambda run: run["parameters"] / 1e6, ".1f M")
 MULTIPLY_ADDS: Column = ("Multiply-adds", lambda run: run["multiply_adds"] / 1e9, ".2f G")
@@ -237,19 +237,19 @@ def sharing_rows() -> dict[str, str]:
     return rows
 
 
+def trunk_depths(seeds: Seeds, kind: str) -> list[int]:
+    """How many layers were merged whole at the front, of members that are "whole" or pruned "zero-shot"."""
+    pattern = re.compile(rf"tunings-{kind}-trunk-(\d+)")
+    return sorted(int(found[1]) for name in next(iter(seeds.values())) if (found := pattern.fullmatch(name)))
+
+
 def trunk_rows(seeds: Seeds, setting: Setting) -> dict[str, str]:
     """Layers merged whole at the front, by their number."""
-    rows = {"soup": "Soup of the three (all layers merged)"}
-    for name, title in (("whole", "nothing pruned"), ("zero-shot", f"of {setting.heads_to_prune} heads those behind")):
-        prefix = f"tunings-{name}-trunk-"
-        depths = {
-            int(each.removeprefix(prefix))
-            for each in next(iter(seeds.values()))
-            if re.fullmatch(prefix + r"\d+", each)
-        }
-        rows[f"tunings-{name}"] = f"{title}: none"
-        rows |= {f"{prefix}{depth}": f"{title}: {depth}" for depth in sorted(depths)}
-    return rows
+    rows = {}
+    for kind, title in (("whole", "nothing pruned"), ("zero-shot", f"of {setting.heads_to_prune} heads those behind")):
+        rows[f"tunings-{kind}"] = f"{title}: no layer"
+        rows |= {f"tunings-{kind}-trunk-{n}": f"{title}: {n} layers" for n in trunk_depths(seeds, kind)}
+    return rows | {"soup": "all layers, classifiers too (soup)"}
 
 
 def scores_columns() -> list[Column]:
@@ -305,7 +305,7 @@ def render(name: str, content: dict[str, Any], setting: Setting, above_single: f
         "temperature": table(seeds, with_temperatures(quality_rows(setting)), (ECE, NLL, NEAR, FAR)),
         "members": table(seeds, member_rows(setting), (*QUALITY, MULTIPLY_ADDS)),
         "sharing": table(seeds, sharing_rows(), QUALITY),
-        "trunk": table(seeds, trunk_rows(seeds, setting), QUALITY),
+        "trunk": table(seeds, trunk_rows(seeds, setting), (*QUALITY, MULTIPLY_ADDS)),
         "scores": table(seeds, quality_rows(setting), scores_columns()),
         "sets": table(seeds, quality_rows(setting), set_columns(seeds)),
         "cost": table(seeds, quality_rows(setting), (PARAMETERS, MULTIPLY_ADDS)),

@@ -19,7 +19,8 @@ def table(seeds: Seeds, methods: Mapping[str, str], columns: Sequence[Column]) -
         runs = [methods_of_seed[method] for methods_of_seed in seeds.values() if method in methods_of_seed]
         if runs:
             cells = [cell([value(run) for run in runs], form) for _, value, form in columns]
-            lines.append(f"| {title} | " + " | ".join(cells) + " |")
+            some = "" if len(runs) == len(seeds) else f" ({len(runs)} of {len(seeds)} seeds)"
+            lines.append(f"| {title}{some} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

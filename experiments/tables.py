@@ -9,7 +9,7 @@ from typing import Any
 from hydra_transformers.files import write_atomically
 from hydra_transformers.pruning import Circuit
 
-from . import fine_tuning_tables
+from . import fine_tuning_tables, overview
 from .results import read_results
 from .setting import Setting
 from .settings import SETTINGS
@@ -232,7 +232,14 @@ def render(results: dict[str, Any], settings: Mapping[str, Setting] = SETTINGS) 
             ("budgets", by_budget(settings[name]), trade_offs),
         ):
             tables[f"{name}/{label}"] = table(seeds, methods, columns)
+    if of_fine_tunings := pretrained_only(results, settings):
+        tables["overview"] = overview.table_of_all(of_fine_tunings, settings)
     return tables
+
+
+def pretrained_only(results: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """The results of settings with several fine-tunings, in the order of the settings."""
+    return {name: results[name] for name in settings if name in results and settings[name].above_single is not None}
 
 
 MARKED = re.compile(r"<!-- table: (?P<name>[^ ]+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -249,8 +256,14 @@ def with_tables(page: str, tables: dict[str, str]) -> str:
     return MARKED.sub(renewed, page)
 
 
-def write_tables(results: Path, pages: Sequence[Path], settings: Mapping[str, Setting] = SETTINGS) -> None:
-    tables = render(read_results(results), settings)
+def write_tables(
+    results: Path, pages: Sequence[Path], settings: Mapping[str, Setting] = SETTINGS, pictures: Path | None = None
+) -> None:
+    """Renews the tables of the pages, or prints all of them where there are none; draws the picture into a folder."""
+    found = read_results(results)
+    tables = render(found, settings)
+    if pictures and (of_fine_tunings := pretrained_only(found, settings)):
+        overview.draw(of_fine_tunings, settings, pictures)
     if not pages:
         print("\n\n".join(f"{name}\n{text}" for name, text in tables.items()))
     for page in pages:

@@ -94,12 +94,17 @@ def _entries(batch: Mapping[str, Any]) -> str:
     )
 
 
-def _raw_batches(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[Any]:
+def check_is_data(data: Any, name: str = "data") -> None:
+    """Refuses what `batches` cannot read, without reading anything."""
     if isinstance(data, (Mapping, str, bytes, Tensor)) or not (_holds_rows(data) or isinstance(data, Iterable)):
         raise TypeError(
-            f"data is a {type(data).__name__}: pass a DataLoader, a list of dict batches ([batch] for a single one) "
+            f"{name} is a {type(data).__name__}: pass a DataLoader, a list of dict batches ([batch] for a single one) "
             "or a Dataset or list of dict rows"
         )
+
+
+def _raw_batches(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[Any]:
+    check_is_data(data)
     if not _holds_rows(data):
         yield from islice(data, rank, None, world_size)
         return
@@ -347,15 +352,24 @@ class ZeroShotClassifier(nn.Module):
         clip_model: a `HydraCLIPModel` or a Hugging Face `CLIPModel`.
         class_prompts: the tokenizer's output for one prompt per class, for example
             `tokenizer([f"A photo of a {label}." for label in labels], padding=True, return_tensors="pt")`.
+        class_names: what the classes are called in answers to raw images, one per prompt.
 
     The prompts' features are computed once, here; after changing the model's weights, call `refresh()`.
     """
 
     prompts_per_pass = 256  # bounds the memory of the text tower for thousands of classes
 
-    def __init__(self, clip_model: nn.Module, class_prompts: Mapping[str, Tensor]):
+    def __init__(
+        self, clip_model: nn.Module, class_prompts: Mapping[str, Tensor], class_names: Sequence[str] | None = None
+    ):
         super().__init__()
         check_class_prompts(class_prompts)
+        if class_names is not None and len(class_names) != len(class_prompts["input_ids"]):
+            raise ValueError(
+                f"class_names has {len(class_names)} names, class_prompts {len(class_prompts['input_ids'])} prompts: pass one "
+                "name per prompt"
+            )
+        self.class_names = None if class_names is None else list(class_names)
         prompts = {name: value for name, value in class_prompts.items() if isinstance(value, Tensor)}
         self.model = clip_model
         self.class_prompts = prompts
@@ -384,6 +398,11 @@ class ZeroShotClassifier(nn.Module):
         scale = at_least_float32(self.model.logit_scale).exp()
         member_logits = self.similarity(image_features, text_features, scale)
         return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
+
+
+def zero_shot_in(model: nn.Module) -> ZeroShotClassifier | None:
+    """The model itself, or the one inside it."""
+    return next((each for each in model.modules() if isinstance(each, ZeroShotClassifier)), None)
 
 
 class PromptSimilarity(nn.Module):

@@ -10,9 +10,12 @@ import os
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
+from jupyter_client import KernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -23,14 +26,28 @@ ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHON
 SECONDS_PER_CELL = 300
 
 
-def execute(path: Path) -> nbformat.NotebookNode:
-    """The notebook with the outputs of a fresh run; raises `CellExecutionError` where a cell fails."""
-    notebook = nbformat.read(path, as_version=4)
+@contextmanager
+def started_kernel() -> Iterator[KernelManager]:
+    """A process for notebooks to run in, one after the other."""
     with tempfile.TemporaryDirectory() as folder:  # whatever a notebook writes goes there
-        client = NotebookClient(
-            notebook, timeout=SECONDS_PER_CELL, kernel_name="python3", resources={"metadata": {"path": folder}}
-        )
-        client.execute(env={**os.environ, **ENVIRONMENT})
+        kernel = KernelManager(kernel_name="python3")
+        kernel.start_kernel(env={**os.environ, **ENVIRONMENT}, cwd=folder)
+        try:
+            yield kernel
+        finally:
+            kernel.shutdown_kernel(now=True)
+
+
+def execute(path: Path, kernel: KernelManager) -> nbformat.NotebookNode:
+    """The notebook with the outputs of a run without a variable; raises `CellExecutionError` where a cell fails."""
+    forget = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("%reset -f")])
+    notebook = nbformat.read(path, as_version=4)
+    for each in (forget, notebook):
+        client = NotebookClient(each, timeout=SECONDS_PER_CELL, km=kernel)
+        try:
+            client.execute()
+        finally:
+            client.kc.stop_channels()
     return notebook
 
 
@@ -53,7 +70,8 @@ def main() -> int:
     for path in [FOLDER / name for name in arguments.notebooks] or sorted(FOLDER.glob("*.ipynb")):
         start = time.perf_counter()
         try:
-            notebook = execute(path)
+            with started_kernel() as kernel:
+                notebook = execute(path, kernel)
         except CellExecutionError as error:
             print(f"{path.name} failed:\n{error}", file=sys.stderr)
             return 1

@@ -20,6 +20,8 @@ from hydra_transformers.demo.backbone import (
     shipped_settings,
     train_backbone,
 )
+from hydra_transformers.demo.deciding import Answer, Example, examples_of, judgement, picture
+from hydra_transformers.demo.deciding import told as told_line
 from hydra_transformers.demo.digits import EXTRACTION_DIGIT, JUDGED_DIGITS, KNOWN_DIGITS, load_data
 from hydra_transformers.uncertainty import UncertaintyReport
 
@@ -49,7 +51,8 @@ def rows_of(images) -> set[bytes]:
 
 
 def test_no_image_is_used_for_two_purposes(data):
-    sets = [data.train, data.validation, data.test, data.extraction, *data.near.values(), *data.far.values()]
+    known = [data.train, data.validation, data.calibration, data.test]
+    sets = [*known, data.extraction, *data.near.values(), *data.far.values()]
     assert len(set.union(*map(rows_of, sets))) == sum(map(len, map(rows_of, sets)))
 
 
@@ -69,7 +72,7 @@ def test_labels_are_the_digits_shown(data):
         np.round(image * (255 / 16)).astype(np.uint8).tobytes(): digit
         for image, digit in zip(levels, digits, strict=True)
     }
-    for images in (data.train, data.validation, data.test):
+    for images in (data.train, data.validation, data.calibration, data.test):
         assert [shown[image.tobytes()] for image in images.pixels] == images.labels.tolist()
 
 
@@ -113,8 +116,8 @@ def test_training_again_gives_the_same_backbone(data):
 
 def test_the_demo_tells_every_step(told):
     _, text = told
-    for step in range(1, 9):
-        assert f"[{step}/8]" in text
+    for step in range(1, 10):
+        assert f"[{step}/9]" in text
     for name in ("Single", "Deep Ensemble", "Pruned member", "Hydra"):
         assert f"| {name}" in text
     assert "digit-" in text and "photo-patch.png" in text
@@ -145,8 +148,59 @@ def test_the_saved_folder_is_a_model_for_pipelines_with_card_and_code(told, data
     assert torch.allclose(pixels, data.test.pixel_values[:1], atol=1e-6)
     with torch.no_grad():
         expected = model(pixels).logits.softmax(-1).max()
+    assert model.is_deciding and "### Decision" in (folder / "README.md").read_text()
     answer = pipeline("image-classification", model=model, image_processor=processor)(image)[0]
     assert answer["score"] == pytest.approx(expected.item(), abs=1e-5)
+
+
+def test_the_demo_ends_with_what_the_saved_model_says_of_a_digit_and_of_a_photo(told, data):
+    output, text = told
+    examples = examples_of(data)
+    assert [example.label is None for example in examples] == [False, True]
+    model = AutoModelForImageClassification.from_pretrained(output / "hydra-vit-digits").eval()
+    images = [Image.open(output / "examples" / f"{example.name}.png") for example in examples]
+    answers = model.predict(images, ViTImageProcessorPil.from_pretrained(output / "hydra-vit-digits"))
+    for example, image, answer in zip(examples, images, answers, strict=True):
+        assert np.array_equal(np.asarray(image), example.pixels)
+        says = "I don't know" if answer["abstain"] else answer["label"]
+        right = answer["abstain"] if example.label is None else says == example.label
+        assert f'It says "{says}" of {example.name}.png, and is {"right" if right else "wrong"}: it shows' in text
+    assert Image.open(output / "decision.png").size[0] > 500
+    assert f"it answers {shares_answered(model, data.test):.1%} of the digits" in text
+    assert f"{1 - shares_answered(model, data.far['photo patches']):.0%} of photo patches" in text
+
+
+def shares_answered(model, images) -> float:
+    with torch.no_grad():
+        return 1 - model(images.pixel_values).abstain.double().mean().item()
+
+
+@pytest.mark.parametrize(
+    ("label", "said", "abstain", "sentence"),
+    [
+        ("3", "3", False, 'It says "3" of photo-patch.png, and is right: it shows a 3.'),
+        ("3", "5", False, 'It says "5" of photo-patch.png, and is wrong: it shows a 3.'),
+        ("3", "3", True, 'It says "I don\'t know" of photo-patch.png, and is wrong: it shows a 3.'),
+        (
+            None,
+            "3",
+            True,
+            'It says "I don\'t know" of photo-patch.png, and is right: it shows nothing that it learned.',
+        ),
+        (None, "3", False, 'It says "3" of photo-patch.png, and is wrong: it shows nothing that it learned.'),
+    ],
+)
+def test_the_demo_says_whether_the_model_is_right(label, said, abstain, sentence, tmp_path):
+    example = Example("photo-patch", np.zeros((8, 8), dtype=np.uint8), label)
+    answer = Answer(said, abstain, [{"3": 0.4, "5": 0.6}, {"3": 0.8, "5": 0.2}], total=0.67, epistemic=0.1)
+    assert judgement(example, answer) == sentence
+    line = told_line(example, answer)
+    assert ("I don't know (its guess: " in line) is abstain and line.endswith("disagree: 5 (60%), 3 (80%)")
+    figure = picture([example], [answer])
+    figure.savefig(tmp_path / "it.png")
+    title = figure.axes[1]._left_title
+    assert title.get_text().replace("\n", " ") == sentence
+    assert title.get_window_extent().x1 < figure.bbox.x1 and title.get_window_extent().y1 <= figure.bbox.y1
 
 
 def test_the_report_has_the_accuracy_of_the_shipped_backbone(told, data):

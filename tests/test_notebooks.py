@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, offline, and are kept as they ran. About 35 s each on one slow core."""
+"""The notebooks run from top to bottom, offline, and are kept as they ran. About 20 s each on one slow core."""
 
 import ast
 import importlib.util
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from nbclient.exceptions import CellExecutionError
 
 
 pytestmark = pytest.mark.slow
@@ -35,9 +36,29 @@ def test_there_is_a_notebook_for_every_model_family():
     assert [path.stem for path in NOTEBOOKS] == sorted(CHECKPOINTS)
 
 
+@pytest.fixture(scope="module")
+def kernel():
+    """One for all notebooks: what they import is imported once."""
+    with build_notebooks.started_kernel() as kernel:
+        yield kernel
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_the_notebook_runs_offline_and_ends_with_a_picture(path):
-    assert pictures(build_notebooks.execute(path))
+def test_the_notebook_runs_offline_and_ends_with_a_picture(path, kernel):
+    assert pictures(build_notebooks.execute(path, kernel))
+
+
+def test_a_notebook_knows_nothing_of_those_before_it(kernel, tmp_path):
+    path = tmp_path / "some.ipynb"
+    for code in ("known = 1", "known"):
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+        path.write_text(nbformat.writes(notebook))
+        if code == "known":
+            with pytest.raises(CellExecutionError, match="name 'known' is not defined"):
+                build_notebooks.execute(path, kernel)
+        else:
+            [cell] = build_notebooks.execute(path, kernel).cells
+            assert (cell.source, cell.execution_count) == (code, 1)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

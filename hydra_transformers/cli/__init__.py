@@ -47,8 +47,8 @@ COMMANDS = {
     ),
     "calibrate": Command(
         "deciding",
-        "fit when a Hydra says that it does not know, and which classes it may be, as a part of the model",
-        "hydra-transformers calibrate my-hydra --data cifar100 --split test --risk 0.05 --output my-calibrated-hydra",
+        "fit when a model says that it does not know, and which classes it may be; saved with the model",
+        "hydra-transformers calibrate my-hydra --data cifar100 --split 'test[:5000]' --risk 0.05 --output my-calibrated-hydra",
     ),
     "predict": Command(
         "deciding",

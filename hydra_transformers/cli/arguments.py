@@ -194,5 +194,10 @@ def class_prompts(config: PreTrainedConfig, processor: Any, data: PreparedData) 
     """For CLIP the tokenized prompts of the data's classes; for classifiers nothing."""
     if not hasattr(config, "vision_config"):
         return None
-    prompts = [f"A photo of a {name}." for name in data.class_names]
+    return prompts_for(processor, data.class_names)
+
+
+def prompts_for(processor: Any, class_names: Sequence[str]) -> dict:
+    """What CLIP reads of classes."""
+    prompts = [f"A photo of a {name}." for name in class_names]
     return dict(processor(text=prompts, padding=True, truncation=True, return_tensors="pt"))

@@ -12,10 +12,21 @@ from typing import Any
 from ..files import written_whole
 from ..models.auto import auto_class_of
 from ..models.detection import DETECTORS
-from ..models.pipeline_hydra import predict as answers_of
+from ..prediction import ZeroShotClassifier
+from ..uncertainty import DecidingClassifier, detector_by_name, predict_decisions
 from ..uncertainty import calibrate as fit
-from ..uncertainty import detector_by_name
-from .arguments import add_batch_size, add_data, add_device, add_output, device_of, positive, read_data, share
+from .arguments import (
+    add_batch_size,
+    add_data,
+    add_device,
+    add_output,
+    class_prompts,
+    device_of,
+    positive,
+    prompts_for,
+    read_data,
+    share,
+)
 from .data import is_same_source
 from .folders import (
     FUSE_SETTINGS,
@@ -27,7 +38,7 @@ from .folders import (
     load_model,
     load_processor,
 )
-from .judging import WithProgress, check_is_hydra
+from .judging import WithProgress
 from .problems import CommandError
 
 
@@ -40,7 +51,7 @@ SETS = ("lac", "aps", "raps", "none")
 
 
 def add_calibrate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a Hydra classifier, the output of `fuse`, or a Hub name")
+    parser.add_argument("model", metavar="MODEL", help="the output of `fuse`, or any classifier or CLIP model")
     add_data(parser, "validation, test or train, whichever comes first; best rows that the model was not trained on")
     group = parser.add_argument_group("when to abstain (default: never)")
     target = group.add_mutually_exclusive_group()
@@ -89,12 +100,6 @@ def calibrate(arguments: argparse.Namespace) -> None:
     target = _target(arguments)
     device = device_of(arguments)
     config = load_config(arguments.model)
-    check_is_hydra(config, arguments.model)
-    if auto_class_of(config.model_type) == ZERO_SHOT:
-        raise CommandError(
-            f"{arguments.model} has no classes of its own but those of each call's prompts: calibrate a ZeroShotClassifier of "
-            "it in Python"
-        )
     folder = Path(arguments.model)
     if folder.is_dir():
         circuits_of(folder, [config])  # refuses those that a card could not be made of
@@ -113,9 +118,14 @@ def calibrate(arguments: argparse.Namespace) -> None:
         )
         if source is not None
     }
+    prompts = class_prompts(config, processor, data)
+    if prompts is not None and "training_data" in others and others["training_data"].class_names != data.class_names:
+        raise CommandError(
+            f"{arguments.training_data} has other classes than {arguments.data}: let the detector learn from the same"
+        )
     model = load_model(arguments.model, device)
     calibration = fit(
-        model,
+        model if prompts is None else ZeroShotClassifier(model, prompts, data.class_names),
         WithProgress(data, arguments.batch_size, arguments.data),
         target=target,
         confidence=arguments.confidence,
@@ -125,7 +135,9 @@ def calibrate(arguments: argparse.Namespace) -> None:
         **{name: WithProgress(rows, arguments.batch_size, name) for name, rows in others.items()},
     )
     with written_whole(arguments.output) as unfinished:
-        calibration.model.save_pretrained(unfinished)
+        model.save_pretrained(unfinished)
+        if isinstance(calibration.model, DecidingClassifier):  # a Hydra classifier's decision is a part of it
+            calibration.model.save(unfinished)
         processor.save_pretrained(unfinished)
         if (folder / FUSE_SETTINGS).exists():
             shutil.copy(folder / FUSE_SETTINGS, unfinished)
@@ -167,7 +179,12 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
         help="texts, or image files or URLs; - reads them from stdin, one per line",
     )
     parser.add_argument("--json", action="store_true", help="one line of JSON per input, in place of a table")
-    parser.add_argument("--labels", nargs="+", metavar="LABEL", help="for CLIP: the classes to choose from")
+    parser.add_argument(
+        "--labels",
+        nargs="+",
+        metavar="LABEL",
+        help="for CLIP: the classes to choose from (default: those it was calibrated for)",
+    )
     parser.add_argument(
         "--top-k", type=positive, default=5, metavar="N", help="scores per input (default: %(default)s)"
     )
@@ -180,18 +197,16 @@ def predict(arguments: argparse.Namespace) -> None:
     device = device_of(arguments)
     config = load_config(arguments.model)
     task = auto_class_of(config.model_type)
-    parameters: dict[str, Any] = {"top_k": arguments.top_k}
-    if (task == ZERO_SHOT) != (arguments.labels is not None):
-        raise CommandError(
-            "CLIP chooses among classes that you name: pass --labels"
-            if task == ZERO_SHOT
-            else f"--labels is for CLIP, {arguments.model} has classes of its own: leave it out"
-        )
-    if arguments.labels is not None:
-        parameters["candidate_labels"] = arguments.labels
+    decided = DecidingClassifier.is_saved_in(arguments.model)
+    classes = DecidingClassifier.classes_saved_in(arguments.model) if decided else None
+    parameters = _parameters(arguments, task, classes)
     processor = load_processor(arguments.processor or arguments.model, config)
     model = load_model(arguments.model, device)
-    if getattr(config, "decision", None) is None:
+    if classes is not None:
+        model = ZeroShotClassifier(model, prompts_for(processor, classes), classes)
+    if decided:
+        model = DecidingClassifier.load(model, arguments.model).eval()
+    elif getattr(config, "decision", None) is None:
         print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
     if not arguments.json:
         print(_row("input", "answer", "score", "total", "epistemic", "may be"))
@@ -200,7 +215,7 @@ def predict(arguments: argparse.Namespace) -> None:
     while group := list(islice(names, arguments.batch_size)):
         inputs = dict(enumerate(group)) if task == "AutoModelForSequenceClassification" else _images(group)
         count, unread = count + len(group), unread + len(group) - len(inputs)
-        answers = answers_of(model, list(inputs.values()), processor, arguments.batch_size, **parameters)
+        answers = predict_decisions(model, list(inputs.values()), processor, arguments.batch_size, **parameters)
         for place, answer in zip(inputs, answers, strict=True):
             print(
                 json.dumps({"input": group[place], **answer}) if arguments.json else _told(group[place], answer),
@@ -210,6 +225,25 @@ def predict(arguments: argparse.Namespace) -> None:
         raise CommandError(f"{unread} of {count} images could not be read, the others are answered")
     if count == 0:
         raise CommandError("stdin has no lines: pass a text or an image file on each")
+
+
+def _parameters(arguments: argparse.Namespace, task: str, classes: list[str] | None) -> dict[str, Any]:
+    """Of the pipeline. classes: of CLIP, those that it was calibrated for"""
+    parameters = {"top_k": arguments.top_k}
+    if task != ZERO_SHOT:
+        if arguments.labels is not None:
+            raise CommandError(f"--labels is for CLIP, {arguments.model} has classes of its own: leave it out")
+        return parameters
+    if classes is not None:
+        if arguments.labels not in (None, classes):
+            raise CommandError(
+                f"{arguments.model} was calibrated for {', '.join(classes[:10])}{', ...' * (len(classes) > 10)}: leave --labels "
+                "out, or pass the model from before its calibration"
+            )
+        return parameters
+    if arguments.labels is None:
+        raise CommandError("CLIP chooses among classes that you name: pass --labels")
+    return parameters | {"candidate_labels": arguments.labels}
 
 
 def _names(inputs: Sequence[str]) -> Iterator[str]:

@@ -24,7 +24,8 @@ from ..fusion import without_weights
 from ..models.auto import HEADS
 from ..models.detection import DETECTORS
 from ..prediction import ZeroShotClassifier
-from ..uncertainty import UncertaintyReport, detector_by_name, evaluate_uncertainty
+from ..uncertainty import DecidingClassifier, UncertaintyReport, detector_by_name, evaluate_uncertainty
+from ..uncertainty.calibration import OtherClassesError
 from .arguments import (
     add_batch_size,
     add_data,
@@ -124,7 +125,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     for place, (name, model) in enumerate(models.items()):
         labelled, ood = data[name]
         prompts = class_prompts(configs[name], processors[name], labelled)
-        model = model if prompts is None else ZeroShotClassifier(model, prompts)
+        model = model if prompts is None else ZeroShotClassifier(model, prompts, labelled.class_names)
+        model = _with_saved_decision(model, sources[name])
         detector = detector_by_name(arguments.score)
         if detector.needs_fit:
             detector.fit(model, WithProgress(fit_data[name], arguments.batch_size, f"{name}: fit of {detector.name}"))
@@ -155,6 +157,17 @@ def evaluate(arguments: argparse.Namespace) -> None:
     print(f"{written} are in {output}.")
     own_name = f" --report-model {next(iter(models))}" if arguments.compare else ""
     print(f"Next: hydra-transformers card {arguments.model} --report {output / 'report.json'}{own_name} --dataset ...")
+
+
+def _with_saved_decision(model: nn.Module, source: str) -> nn.Module:
+    """With the decision that `calibrate` saved beside the model, where there is one: a Hydra classifier's is a part of it."""
+    if not DecidingClassifier.is_saved_in(source):
+        return model
+    try:
+        return DecidingClassifier.load(model, source).eval()
+    except OtherClassesError as error:
+        print(f"note: {source} is judged without its decision: {error}", file=sys.stderr)
+        return model
 
 
 def _models_by_name(arguments: argparse.Namespace) -> dict[str, str]:

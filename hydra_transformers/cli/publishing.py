@@ -8,7 +8,7 @@ from pathlib import Path
 from huggingface_hub import ModelCard
 from transformers import PreTrainedConfig
 
-from ..uncertainty import UncertaintyReport
+from ..uncertainty import DecidingClassifier, UncertaintyReport
 from .folders import are_fine_tunings, circuits_of, load_config, load_model, load_processor
 from .judging import check_is_hydra
 from .problems import CommandError
@@ -111,6 +111,10 @@ def push(arguments: argparse.Namespace) -> None:
     config = load_config(str(arguments.folder))
     check_is_hydra(config, str(arguments.folder))
     report, fields = _card_fields(arguments, config)
+    if DecidingClassifier.is_saved_in(arguments.folder):
+        print(
+            "note: CLIP is published without its decision, which is about the classes of one data set", file=sys.stderr
+        )
     card = arguments.folder / "README.md"
     if card.exists():
         # The card in the folder is the one its owner has read and may have edited.

@@ -14,7 +14,7 @@ from torch import Tensor
 KNOWN_DIGITS = range(7)
 EXTRACTION_DIGIT, JUDGED_DIGITS = 7, (8, 9)
 EXTRACTION_PHOTO, JUDGED_PHOTO = "china.jpg", "flower.jpg"
-TRAIN_ROWS, VALIDATION_ROWS = 650, 250
+TRAIN_ROWS, VALIDATION_ROWS, CALIBRATION_ROWS = 650, 250, 164
 PATCH_PIXELS = 32  # of the photo, which become the 8 pixels of a digit
 
 
@@ -55,10 +55,12 @@ class Images:
 
 @dataclass(frozen=True)
 class DemoData:
-    """train, validation, test: known digits; extraction: unlike them, for circuits; near, far: unlike them, for judging."""
+    """train, validation, calibration, test: known digits; extraction: unlike them, for circuits; near, far: unlike them, for
+    judging."""
 
     train: Images
     validation: Images
+    calibration: Images
     test: Images
     extraction: Images
     near: dict[str, Images]
@@ -69,7 +71,7 @@ def load_data() -> DemoData:
     levels, digits = _digits()
     known = np.flatnonzero(np.isin(digits, KNOWN_DIGITS))
     order = known[torch.randperm(len(known), generator=torch.Generator().manual_seed(0)).numpy()]
-    train, validation, test = np.split(order, [TRAIN_ROWS, TRAIN_ROWS + VALIDATION_ROWS])
+    train, validation, calibration, test = np.split(order, np.cumsum([TRAIN_ROWS, VALIDATION_ROWS, CALIBRATION_ROWS]))
 
     def known_digits(rows: np.ndarray) -> Images:
         return Images(levels[rows], torch.from_numpy(digits[rows]).long())
@@ -78,6 +80,7 @@ def load_data() -> DemoData:
     return DemoData(
         train=known_digits(train),
         validation=known_digits(validation),
+        calibration=known_digits(calibration),
         test=known_digits(test),
         extraction=Images(unseen),
         near={f"digit {digit}": Images(levels[digits == digit]) for digit in JUDGED_DIGITS},

@@ -1,8 +1,10 @@
 """Loads a saved Hydra the way anyone would from the Hub, and predicts images: second_process.py MODEL IMAGE [IMAGE ...]
 
-Run as a script, it imports nothing of hydra_transformers: the model brings its own code.
+Run as a script, it imports nothing of hydra_transformers: the model brings its own code, and its decision. Prints a line of JSON
+for each image.
 """
 
+import json
 import sys
 
 import torch
@@ -13,22 +15,22 @@ from transformers import AutoModelForImageClassification, ViTImageProcessorPil
 def main(folder: str, *images: str) -> None:
     processor = ViTImageProcessorPil.from_pretrained(folder)
     model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).eval()
+    names = list(model.config.id2label.values())
     for path in images:
         inputs = processor(Image.open(path).convert("RGB"), return_tensors="pt")
         with torch.no_grad():
-            members = model(**inputs).member_logits[0].softmax(-1)  # (members, classes)
-        mean = members.mean(0)
-        total = torch.special.entr(mean).sum()
+            answer = model(**inputs)
+        members = answer.member_logits[0].softmax(-1)  # (members, classes)
+        total = torch.special.entr(members.mean(0)).sum()
         epistemic = total - torch.special.entr(members).sum(-1).mean()
-        votes = ", ".join(
-            f"{model.config.id2label[vote]} ({members[m, vote]:.0%})"
-            for m, vote in enumerate(members.argmax(-1).tolist())
-        )
-        name = path.replace("\\", "/").split("/")[-1]
-        print(
-            f"      {name}: {model.config.id2label[mean.argmax().item()]} with {mean.max():.0%} confidence;", end=" "
-        )
-        print(f"uncertainty {total:.2f} nats, {epistemic:.2f} of it because the members disagree: {votes}")
+        answered = {
+            "label": names[answer.logits[0].argmax()],
+            "abstain": answer.abstain[0].item(),
+            "members": [dict(zip(names, member, strict=True)) for member in members.tolist()],
+            "total": total.item(),
+            "epistemic": epistemic.item(),
+        }
+        print(json.dumps(answered))
     assert "hydra_transformers" not in sys.modules
 
 

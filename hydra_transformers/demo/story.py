@@ -1,4 +1,4 @@
-"""The story: one trained ViT becomes three pruned members, and these one Hydra that knows when it does not know."""
+"""The story: one trained ViT becomes three pruned members, and these one Hydra that says when it does not know."""
 
 import contextlib
 import io
@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel, ViTForImageClassification
 
 from ..baselines import DeepEnsemble
-from ..cost import Cost, compare_costs
+from ..cost import compare_costs
 from ..files import written_whole
 from ..hub import create_model_card, kept_heads_map
 from ..models import AutoHydra
@@ -24,6 +24,7 @@ from ..pruning import Circuit, draw_members, extract_circuit
 from ..training import Recipe, finetune_members
 from ..uncertainty import UncertaintyReport, evaluate_uncertainty
 from .backbone import SETTINGS, accuracy, load_shipped_backbone, train_backbone
+from .deciding import Answer, Example, calibrate, draw, examples_of, judgement, reached, told
 from .digits import DemoData, load_data
 from .table import comparison_table, verdict
 
@@ -31,7 +32,7 @@ from .table import comparison_table, verdict
 OBJECTIVES = {"acc": "accuracy", "ood": "separation of the unknown", "avg": "the mean of both"}
 MODEL_FOLDER, MARKER = "hydra-vit-digits", "demo.json"
 BATCH_SIZE = 64
-STEPS = 8
+STEPS = 9
 
 RECIPE = Recipe(
     name="demo",
@@ -94,7 +95,10 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
         "Data",
         "Digits 0 to 6 are what the model learns. Unknown: 7 and a photo to choose heads by, 8, 9 and another to judge.",
     )
-    narrator.say(f"{len(data.train)} images to train, {len(data.validation)} to choose by, {len(data.test)} to judge.")
+    narrator.say(
+        f"{len(data.train)} images to train, {len(data.validation)} to choose by, {len(data.calibration)} to learn when not to "
+        f"answer, {len(data.test)} to judge."
+    )
 
     narrator.begin("Backbone", "A small Vision Transformer: 4 layers of 8 attention heads.")
     backbone = train_backbone(data.train) if train else load_shipped_backbone()
@@ -130,17 +134,38 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
 
         narrator.begin("Judging", "On digits and photos that no step above has seen.")
         models = {"Single": backbone, "Deep Ensemble": ensemble, "Pruned member": members[0], "Hydra": hydra}
-        report, costs = judge(models, data, pace)
+        report, costs = judge(models, data), compare_costs(models, (BATCH_SIZE,), pace.seconds)
         table = comparison_table(report, costs, BATCH_SIZE)
         print(table)
         narrator.say(verdict(report, costs))
-        write_results(folder, report, table, hydra, circuits, data)
+
+        narrator.begin(
+            "Deciding", "When should it rather not answer? Fitted on digits of their own, a part of the model."
+        )
+        for sentence in calibrate(hydra, data, BATCH_SIZE).sentences:
+            narrator.say(sentence)
+        decided = judge({"Hydra": hydra}, data)
+        narrator.say(reached(decided.models["Hydra"]))
+        examples = examples_of(data)
+        write_results(folder, report, table, examples)
+        save_for_the_hub(folder / MODEL_FOLDER, decided, hydra, circuits)
 
     narrator.begin(
         "Loading", "Another process loads the saved model as anyone would from the Hub, without this package."
     )
-    print(predict_in_second_process(output / MODEL_FOLDER, output / "examples"), end="")
-    print(f"\nDone in {narrator.seconds:.0f} s. Results are in {output}: table.md, report.md, plots/, {MODEL_FOLDER}/")
+    answers = answers_of_second_process(
+        output / MODEL_FOLDER, [output / "examples" / f"{each.name}.png" for each in examples]
+    )
+    for example, answer in zip(examples, answers, strict=True):
+        narrator.say(told(example, answer))
+    for example, answer in zip(examples, answers, strict=True):
+        narrator.say(judgement(example, answer))
+    with contextlib.suppress(ImportError):
+        draw(examples, answers, output / "decision.png")
+    print(
+        f"\nDone in {narrator.seconds:.0f} s. Results are in {output}: table.md, report.md, plots/, decision.png, "
+        f"{MODEL_FOLDER}/"
+    )
 
 
 def check_output(output: Path) -> None:
@@ -187,30 +212,25 @@ def finetuned(members: list[PreTrainedModel], data: DemoData, pace: Pace, folder
     return trained
 
 
-def judge(models: Mapping[str, nn.Module], data: DemoData, pace: Pace) -> tuple[UncertaintyReport, dict[str, Cost]]:
+def judge(models: Mapping[str, nn.Module], data: DemoData) -> UncertaintyReport:
     ood = {
         group: {name: images.batches(BATCH_SIZE) for name, images in data_sets.items()}
         for group, data_sets in (("near", data.near), ("far", data.far))
     }
-    report = evaluate_uncertainty(models, data.test.batches(BATCH_SIZE), ood)
-    return report, compare_costs(models, (BATCH_SIZE,), pace.seconds)
+    return evaluate_uncertainty(models, data.test.batches(BATCH_SIZE), ood)
 
 
-def write_results(
-    folder: Path,
-    report: UncertaintyReport,
-    table: str,
-    hydra: PreTrainedModel,
-    circuits: list[Circuit],
-    data: DemoData,
-) -> None:
+def write_results(folder: Path, report: UncertaintyReport, table: str, examples: Sequence[Example]) -> None:
+    from PIL import Image
+
     (folder / "table.md").write_text(table + "\n")
     (folder / "report.md").write_text(report.to_markdown())
     report.to_json(folder / "report.json")
     with contextlib.suppress(ImportError):  # without matplotlib there are no plots, and all else
         report.plot(folder / "plots")
-    save_for_the_hub(folder / MODEL_FOLDER, report, hydra, circuits)
-    save_examples(folder / "examples", data)
+    (folder / "examples").mkdir()
+    for example in examples:
+        Image.fromarray(example.pixels).save(folder / "examples" / f"{example.name}.png")
     (folder / MARKER).write_text(json.dumps({"model": MODEL_FOLDER}) + "\n")
 
 
@@ -234,24 +254,13 @@ def save_for_the_hub(folder: Path, report: UncertaintyReport, hydra: PreTrainedM
     card.save(folder / "README.md")
 
 
-def save_examples(folder: Path, data: DemoData) -> None:
-    """A digit from the test set and the middle patch of the judged photo, as image files."""
-    from PIL import Image
-
-    folder.mkdir()
-    photo = data.far["photo patches"]
-    Image.fromarray(data.test.pixels[0]).save(folder / f"digit-{int(data.test.labels[0])}.png")
-    Image.fromarray(photo.pixels[len(photo) // 2]).save(folder / "photo-patch.png")
-
-
-def predict_in_second_process(model: Path, examples: Path) -> str:
-    """What `second_process.py` prints: a process of its own, which never imports this package."""
+def answers_of_second_process(model: Path, images: Sequence[Path]) -> list[Answer]:
+    """What `second_process.py` says: a process of its own, which never imports this package."""
     script = Path(__file__).with_name("second_process.py")
-    images = sorted(map(str, examples.glob("*.png")))
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, str(script), str(model), *images], env=environment, capture_output=True, text=True
+        [sys.executable, str(script), str(model), *map(str, images)], env=environment, capture_output=True, text=True
     )
     if done.returncode != 0:
         raise RuntimeError(f"the second process could not load {model}: {done.stderr.strip().splitlines()[-1]}")
-    return done.stdout
+    return [Answer(**json.loads(line)) for line in done.stdout.splitlines()]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 # What a Hydra gives beside logits; Trainer does not gather it.
-OUTPUTS_OF_HYDRAS = ("member_logits", "uncertainty", "abstain", "prediction_set")
+OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_set")
 # What members may share: the mean over the members stands in for each of them.
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 

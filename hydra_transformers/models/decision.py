@@ -24,13 +24,13 @@ VALUES_PER_WEIGHT = 4  # by which weights are known again
 class Decided:
     """
     member_logits: (batch, members, classes), divided by the temperature
-    uncertainty: (batch,), the detector's score, higher is less sure; None without a detector
+    detector_score: (batch,), higher is less sure; None without a detector
     abstain: (batch,) bool, whether the score is above the threshold, or no number; None without a threshold
     prediction_set: (batch, classes) bool, the classes that it may be; None without sets
     """
 
     member_logits: Tensor
-    uncertainty: Tensor | None = None
+    detector_score: Tensor | None = None
     abstain: Tensor | None = None
     prediction_set: Tensor | None = None
 
@@ -43,6 +43,7 @@ class Decision(nn.Module):
         detector: None, or {"name", "by", "multi_label", "settings"}, see `detection.score`
         threshold: None, or the highest score that is answered
         sets: None, or {"method": "lac" | "aps" | "raps", "thresholds", "by_class", "k_reg", "penalty", "allow_empty"}
+        alpha: the share of the sets that may miss the right class
         state: {name: shape} of the detector's tensors, and weights: how many numbers the weights are known by
         sentences: what was fitted on what, and what it promises
     """
@@ -66,16 +67,16 @@ class Decision(nn.Module):
         """member_logits: (batch, members, classes); member_features: (batch, members, dim), where `reads_features`"""
         member_logits = at_least_float32(member_logits) / self.settings["temperature"]
         detector, threshold, sets = (self.settings[name] for name in ("detector", "threshold", "sets"))
-        uncertainty = None
+        detector_score = None
         if detector is not None:
             state = {name: getattr(self, name) for name in self.settings["state"]}
             by, multi_label = detector["by"], detector["multi_label"]
             options = detector["settings"]
-            uncertainty = score(detector["name"], member_logits, member_features, state, by, multi_label, **options)
+            detector_score = score(detector["name"], member_logits, member_features, state, by, multi_label, **options)
         return Decided(
             member_logits,
-            uncertainty,
-            None if threshold is None else ~(uncertainty <= float(threshold)),
+            detector_score,
+            None if threshold is None else ~(detector_score <= float(threshold)),
             None if sets is None else prediction_sets(log_mean_probability(member_logits).exp(), **sets),
         )
 

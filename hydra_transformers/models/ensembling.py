@@ -44,8 +44,8 @@ class HydraClassifierOutput(ModelOutput):
     member_logits: (batch, members, classes)
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
     attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
-    uncertainty, abstain, prediction_set: what a calibrated model decides, see `decision.Decided`; its logits are divided by
-        its temperature
+    detector_score, abstain, prediction_set: what a calibrated model decides, see `decision.Decided`; its logits are
+        divided by its temperature
     """
 
     loss: torch.FloatTensor | None = None
@@ -53,7 +53,7 @@ class HydraClassifierOutput(ModelOutput):
     member_logits: torch.FloatTensor | None = None
     hidden_states: tuple[torch.FloatTensor, ...] | None = None
     attentions: tuple[torch.FloatTensor, ...] | None = None
-    uncertainty: torch.FloatTensor | None = None
+    detector_score: torch.FloatTensor | None = None
     abstain: torch.BoolTensor | None = None
     prediction_set: torch.BoolTensor | None = None
 

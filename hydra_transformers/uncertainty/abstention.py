@@ -97,9 +97,9 @@ class Abstention:
             >>> rule.abstain([0.25, 0.31])
             tensor([False,  True])
         """
-        target, value = _one_target({"risk": risk, "coverage": coverage, "tpr": tpr})
+        target, value = check_target({"risk": risk, "coverage": coverage, "tpr": tpr})
         if confidence is not None:
-            confidence = _checked_share(confidence, "confidence")
+            confidence = check_share(confidence, "confidence")
         if score is not None and not isinstance(score, str):
             raise TypeError(f"score is a {type(score).__name__}: pass the score's name, and the scores first")
         scores, correct, ood_scores = _checked(scores, correct, ood_scores)
@@ -321,17 +321,22 @@ def _refuse_guaranteed_risk(wrong: list[bool], ends: list[int], risk: float, con
     )
 
 
-def _one_target(targets: Mapping[str, float | None]) -> tuple[str, float]:
-    given = {name: value for name, value in targets.items() if value is not None}
+def check_target(target: Mapping[str, float | None]) -> tuple[str, float]:
+    """The name and value of the one target there is; refuses several, none, and values that are no shares."""
+    if not isinstance(target, Mapping) or set(target) - set(TARGETS):
+        raise ValueError(
+            f"target is {target!r}: pass a dict with one of {', '.join(TARGETS)}, such as {{'risk': 0.05}}"
+        )
+    given = {name: value for name, value in target.items() if value is not None}
     if len(given) != 1:
         found = ", ".join(given) if given else "none"
         raise ValueError(f"the target must be one of risk=, coverage= and tpr=, got {found}: pass exactly one")
     ((name, value),) = given.items()
-    return name, _checked_share(value, name)
+    return name, check_share(value, name)
 
 
-def _checked_share(value: Any, name: str) -> float:
-    if not isinstance(value, Real) or not 0 < value < 1:
+def check_share(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < 1:
         raise ValueError(f"{name} is {value!r}: pass a share between 0 and 1, such as 0.05 or 0.95")
     return float(value)
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..models.pipeline_hydra import predict
-from ..prediction import accepted_inputs, device_of
+from ..prediction import accepted_inputs, device_of, zero_shot_in
 
 
 def predict_decisions(
@@ -18,8 +18,8 @@ def predict_decisions(
     and scores, as the pipeline "hydra-image-classification" and its like give them.
 
     Args:
-        model: a Hydra, a classifier or CLIP model of Transformers, a baseline, or what `calibrate` made of one. `abstain` and
-            `prediction_set` are None where it was not calibrated for them.
+        model: a Hydra, a classifier or CLIP model of Transformers, a `ZeroShotClassifier` with `class_names`, a baseline, or
+            what `calibrate` made of one. `abstain` and `prediction_set` are None where it was not calibrated for them.
         inputs: texts, PIL images, or paths or URLs of images.
         processor: the tokenizer, image processor or both in one; by default those saved with the model.
         batch_size: inputs per forward.
@@ -40,13 +40,19 @@ class _Wrapped(nn.Module):
             raise TypeError(
                 f"model is a {type(model).__name__} without a model of Transformers inside: pass one with it"
             )
-        if hasattr(inside.config, "vision_config"):
-            raise TypeError(
-                f"model is a {type(model).__name__} of CLIP, whose classes have no names here: pass the CLIP model itself, with "
-                "candidate_labels="
-            )
         self.model, self.config = model, inside.config
         self.main_input_name, self.dtype = inside.main_input_name, inside.dtype
+        if hasattr(inside.config, "vision_config"):
+            zero_shot = zero_shot_in(model)
+            if zero_shot is None or zero_shot.class_names is None:
+                raise TypeError(
+                    f"model is a {type(model).__name__} of CLIP, whose classes have no names here: pass the CLIP model itself, "
+                    "with candidate_labels=, or a ZeroShotClassifier with class_names="
+                )
+            self.config = PreTrainedConfig(
+                id2label=dict(enumerate(zero_shot.class_names)), name_or_path=inside.config.name_or_path
+            )
+            self.main_input_name = "pixel_values"
 
     @property
     def device(self) -> torch.device:

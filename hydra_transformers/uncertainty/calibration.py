@@ -1,8 +1,10 @@
 """From a model and held-out data to a decision: temperature, detector, threshold and prediction sets, fitted once."""
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,23 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as format_tensors
 from torch import Tensor, nn
+from transformers.utils import cached_file
 
 from ..files import parse_json, write_atomically
-from ..models.decision import Decision, sample_of
+from ..models.decision import Decision, sample_of, undecided
 from ..models.ensembling import HydraClassifierOutput
-from ..prediction import answer_of, check_chooses_one_class, device_of
-from .abstention import Abstention
-from .conformal import ConformalSets
+from ..prediction import (
+    answer_of,
+    batches,
+    check_chooses_one_class,
+    check_is_data,
+    config_of,
+    device_of,
+    zero_shot_in,
+)
+from .abstention import Abstention, check_share, check_target
+from .conformal import ConformalSets, check_method
+from .decomposition import decompose
 from .detectors import OF_SCORE, Detector, detector_by_name
 from .features import AnswerReader, collect_answers
 from .temperature import TemperatureScaling
@@ -46,7 +58,7 @@ class Calibration:
 
     @property
     def sentences(self) -> list[str]:
-        found = [f"Logits are divided by {self.temperature:.3g}; uncertainty is {self.detector.description}."]
+        found = [f"Logits are divided by {self.temperature:.3g}; the detector is {self.detector.description}."]
         return found + [each.sentence for each in (self.abstention, self.sets) if each is not None]
 
     def __str__(self) -> str:
@@ -87,45 +99,39 @@ def calibrate(
         temperature: whether to fit one; otherwise it is 1.
         seed: of the halves.
     """
-    check_chooses_one_class(model, "calibrate()")
     chosen = _chosen(detector)
     inner = model.model if isinstance(model, DecidingClassifier) else model
+    _check_model(inner, chosen, sets if alpha is not None else None)
+    _check_fit(chosen, target, confidence, alpha, {"data": data, "ood": ood, "training_data": training_data})
     hydra = inner if hasattr(type(inner), "backbone_rules") else None
-    if hydra is not None:
-        hydra.decision = hydra.config.decision = None
-    logits, features, labels = collect_answers(inner, data, batch_size, with_features=chosen.reads_features)
-    if labels is None:
-        raise ValueError("data has no labels: calibrate on rows whose right class is known, add a column labels")
-    if len(labels) < LEAST_ROWS:
-        raise ValueError(f"data has {len(labels)} rows: pass at least {LEAST_ROWS}, better 1,000")
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    first, second = order[: len(order) // 2], order[len(order) // 2 :]
-    scaling = TemperatureScaling.fit(logits[first], labels[first]) if temperature else TemperatureScaling(1.0)
-    [value] = scaling.temperature
-    _fit_detector(
-        chosen, inner, training_data, scaling, logits[first], _part(features, first), labels[first], batch_size
-    )
-    decision = Decision(_settings(chosen, value, inner))
-    for name, tensor in (chosen.state or {}).items():
-        getattr(decision, name).copy_(tensor)
-    scores = decision(logits[second], _part(features, second)).uncertainty
-    elsewhere = None
-    if ood is not None:
-        others = collect_answers(inner, ood, batch_size, with_features=chosen.reads_features)
-        elsewhere = decision(others[0], others[1]).uncertainty
+    # An earlier decision is left out meanwhile, and stays the model's own should anything go wrong.
+    with nullcontext() if hydra is None else undecided(hydra):
+        logits, features, labels = collect_answers(inner, data, batch_size, with_features=chosen.reads_features)
+        if labels is None:
+            raise ValueError("data has no labels: calibrate on rows whose right class is known, add a column labels")
+        if len(labels) < LEAST_ROWS:
+            raise ValueError(f"data has {len(labels)} rows: pass at least {LEAST_ROWS}, better 1,000")
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+        first, second = order[: len(order) // 2], order[len(order) // 2 :]
+        scaling = TemperatureScaling.fit(logits[first], labels[first]) if temperature else TemperatureScaling(1.0)
+        if chosen.needs_fit and training_data is not None:
+            chosen.fit(scaling.wrap(inner), training_data, batch_size)
+        elif chosen.needs_fit:
+            chosen.fit_answers(scaling(logits[first]), _part(features, first), labels[first])
+        [value] = scaling.temperature
+        decision = Decision(_settings(chosen, value, inner))
+        for name, tensor in (chosen.state or {}).items():
+            getattr(decision, name).copy_(tensor)
+        elsewhere = None if ood is None else _scores(decision, inner, ood, batch_size)
     scaled = scaling(logits[second])
     abstention = conformal = None
     if target is not None:
-        right = ensemble_answer(scaled) == labels[second]
+        scores = decision(logits[second], _part(features, second)).detector_score
+        right = decompose(scaled).prediction == labels[second]
         abstention = Abstention.fit(scores, right, elsewhere, **target, confidence=confidence, score=chosen.name)
     if alpha is not None:
         conformal = ConformalSets.fit(scaled, labels[second], alpha, sets)
     return _calibrated(model, hydra, decision, chosen, value, abstention, conformal)
-
-
-def ensemble_answer(member_logits: Tensor) -> Tensor:
-    """The class of the highest mean probability, (batch,), of logits (batch, members, classes)."""
-    return member_logits.softmax(dim=-1).mean(dim=1).argmax(dim=-1)
 
 
 def _chosen(detector: str | Detector) -> Detector:
@@ -134,32 +140,63 @@ def _chosen(detector: str | Detector) -> Detector:
     return detector_by_name(detector)
 
 
-def _part(features: Tensor | None, rows: Tensor) -> Tensor | None:
-    return None if features is None else features[rows]
-
-
-def _fit_detector(
-    detector: Detector,
-    model: nn.Module,
-    training_data: Any,
-    scaling: TemperatureScaling,
-    logits: Tensor,
-    features: Tensor | None,
-    labels: Tensor,
-    batch_size: int,
-) -> None:
-    if not detector.needs_fit:
-        return
-    heads = None
-    if training_data is not None:
-        logits, features, labels = collect_answers(
-            model, training_data, batch_size, with_features=detector.reads_features
+def _check_model(model: nn.Module, detector: Detector, sets: str | None) -> None:
+    """Refuses a model that does not choose one of several classes, and what cannot be fitted for its number of them."""
+    check_chooses_one_class(model, "calibrate()")
+    zero_shot, config = zero_shot_in(model), config_of(model)
+    if zero_shot is None and hasattr(config, "vision_config"):
+        raise ValueError(
+            f"model is a {type(model).__name__}, which has no classes but those of each call's prompts: calibrate a "
+            "ZeroShotClassifier of it"
         )
+    if detector.multi_label:
+        raise ValueError("detector is made for multi-label models, this is about one class: leave out multi_label")
+    if sets is not None:
+        check_method(sets, getattr(config, "num_labels", None) if zero_shot is None else len(zero_shot.text_features))
+
+
+def _check_fit(
+    detector: Detector,
+    target: Mapping[str, float] | None,
+    confidence: float | None,
+    alpha: float | None,
+    data_sets: Mapping[str, Any],
+) -> None:
+    """Refuses what cannot be fitted, or would have no effect: before anything is predicted, which may take hours."""
     if detector.name == "vim":
         raise ValueError(
             "vim adds the energy of the logits as they are to a distance: calibrate by another detector, or use it by itself"
         )
-    detector.fit_answers(scaling(logits), features, labels, heads)
+    if target is not None:
+        check_target(target)
+        if "tpr" in target and data_sets["ood"] is None:
+            raise ValueError("ood is missing: a tpr is the share of rows from elsewhere that is refused, pass some")
+    for name, value in {"confidence": confidence, "ood": data_sets["ood"]}.items():
+        if target is None and value is not None:
+            raise ValueError(f"{name} is about when to abstain: pass a target, too, such as {{'risk': 0.05}}")
+    if confidence is not None:
+        check_share(confidence, "confidence")
+    if alpha is not None:
+        check_share(alpha, "alpha")
+    if data_sets["training_data"] is not None and not detector.needs_fit:
+        raise ValueError(f"training_data is for detectors that learn, {detector.name} does not: leave it out")
+    for name, data in data_sets.items():
+        if name == "data" or data is not None:
+            check_is_data(data, name)
+
+
+def _part(features: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if features is None else features[rows]
+
+
+def _scores(decision: Decision, model: nn.Module, data: Any, batch_size: int) -> Tensor:
+    """The detector's scores (samples,) of a data set, on the CPU; no answers are held."""
+    reader, scores = AnswerReader(model, decision.reads_features), []
+    for batch in batches(data, batch_size, reader.device):
+        scores.append(decision(*(None if part is None else part.cpu() for part in reader(batch))).detector_score)
+    if not scores:
+        raise ValueError("ood has no batches: pass at least one sample")
+    return torch.cat(scores)
 
 
 def _settings(detector: Detector, temperature: float, model: nn.Module) -> dict[str, Any]:
@@ -174,10 +211,23 @@ def _settings(detector: Detector, temperature: float, model: nn.Module) -> dict[
         },
         "threshold": None,
         "sets": None,
+        "alpha": None,
         "state": {name: list(tensor.shape) for name, tensor in (detector.state or {}).items()},
         "weights": len(sample_of(list(model.parameters()))),
         "sentences": [],
+        **_prompts_of(model),
     }
+
+
+def _prompts_of(model: nn.Module) -> dict[str, Any]:
+    """By which the classes of a zero-shot classifier are known again: their names, and a digest of the prompts' tokens."""
+    zero_shot = zero_shot_in(model)
+    if zero_shot is None:
+        return {}
+    tokens = zero_shot.class_prompts["input_ids"]
+    is_padding = zero_shot.class_prompts.get("attention_mask", torch.ones_like(tokens)) == 0
+    kept = [row[~padded].tolist() for row, padded in zip(tokens, is_padding, strict=True)]
+    return {"classes": zero_shot.class_names, "prompts": hashlib.sha256(json.dumps(kept).encode()).hexdigest()}
 
 
 def _calibrated(
@@ -195,6 +245,7 @@ def _calibrated(
     if sets is not None:
         kept = ("method", "thresholds", "by_class", "k_reg", "penalty", "allow_empty")
         settings["sets"] = {name: sets.to_dict()[name] for name in kept}
+        settings["alpha"] = sets.alpha
     inner = hydra or (model.model if isinstance(model, DecidingClassifier) else model)
     decision.remember(inner)
     decision.to(device_of(inner))
@@ -206,12 +257,26 @@ def _calibrated(
     return calibration
 
 
+class OtherClassesError(ValueError):
+    """A decision about the classes of other prompts than the model's."""
+
+    def __init__(self, classes: list[str] | None):
+        named = (
+            "those of other prompts" if classes is None else ", ".join(classes[:10]) + (", ..." * (len(classes) > 10))
+        )
+        super().__init__(
+            f"the decision is about other classes ({named}): pass a model with these, or calibrate it anew"
+        )
+
+
 class DecidingClassifier(nn.Module):
     """Any classifier or baseline with a decision: its outputs have `logits` and `member_logits` divided by the temperature,
-    `uncertainty`, `abstain` and `prediction_set`. `calibrate` makes one."""
+    `detector_score`, `abstain` and `prediction_set`. `calibrate` makes one."""
 
     def __init__(self, model: nn.Module, decision: Decision):
         super().__init__()
+        if _prompts_of(model).get("prompts") != decision.settings.get("prompts"):
+            raise OtherClassesError(decision.settings.get("classes"))
         self.model, self.decision = model, decision
         self.reader = [AnswerReader(model, decision.reads_features)]  # not a part: it has a twin of the model
 
@@ -235,15 +300,44 @@ class DecidingClassifier(nn.Module):
         write_atomically(Path(folder) / STATE_FILE, format_tensors(tensors, metadata={"format": "pt"}))
         write_atomically(Path(folder) / SETTINGS_FILE, json.dumps(self.decision.settings, indent=1) + "\n")
 
+    @staticmethod
+    def is_saved_in(folder: str | os.PathLike) -> bool:
+        """Whether a folder, or a repository of the Hub, holds a decision beside its model."""
+        return _saved(folder, SETTINGS_FILE) is not None
+
+    @staticmethod
+    def classes_saved_in(folder: str | os.PathLike) -> list[str] | None:
+        """The names of the classes that a saved decision is about; None where they are the model's own."""
+        return _read_settings(folder).get("classes")
+
     @classmethod
     def load(cls, model: nn.Module, folder: str | os.PathLike) -> "DecidingClassifier":
-        """The model with the decision that was saved in `folder`."""
-        path = Path(folder) / SETTINGS_FILE
-        if not path.is_file():
-            raise FileNotFoundError(f"{folder} has no {SETTINGS_FILE}: save a DecidingClassifier there first")
+        """The model with the decision that was saved in `folder`, or in a repository of the Hub."""
+        settings = _read_settings(folder)
         try:
-            decision = Decision(parse_json(path.read_bytes()))
-            decision.load_state_dict(load_file(Path(folder) / STATE_FILE))
+            decision = Decision(settings)
+            decision.load_state_dict(load_file(_saved(folder, STATE_FILE)))
         except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
-            raise ValueError(f"{folder} holds no whole decision ({error}): save it again") from error
+            raise _not_whole(folder, error) from error
         return cls(model, decision.to(device_of(model)))
+
+
+def _saved(folder: str | os.PathLike, file: str) -> Path | None:
+    if Path(folder).is_dir():
+        return Path(folder) / file if (Path(folder) / file).is_file() else None
+    found = cached_file(str(folder), file, _raise_exceptions_for_missing_entries=False)
+    return None if found is None else Path(found)
+
+
+def _read_settings(folder: str | os.PathLike) -> dict[str, Any]:
+    path = _saved(folder, SETTINGS_FILE)
+    if path is None:
+        raise FileNotFoundError(f"{folder} has no {SETTINGS_FILE}: save a DecidingClassifier there first")
+    try:
+        return dict(parse_json(path.read_bytes()))
+    except (ValueError, TypeError, OSError) as error:
+        raise _not_whole(folder, error) from error
+
+
+def _not_whole(folder: str | os.PathLike, error: Exception) -> ValueError:
+    return ValueError(f"{folder} holds no whole decision ({error}): save it again")

@@ -162,10 +162,7 @@ class ConformalSets:
 
     def counts(self, member_logits: Any, labels: Any) -> tuple[int, int, int, int]:
         """Of a batch: rows, sets that hold the right class, classes in all sets, sets of one class; see `summarize_sets`."""
-        sets = self.sets(member_logits)
-        labels = as_labels(labels, len(sets), self.num_classes).to(sets.device)
-        sizes = sets.sum(dim=1)
-        return len(sets), int(sets.gather(1, labels.unsqueeze(1)).sum()), int(sizes.sum()), int((sizes == 1).sum())
+        return count_sets(self.sets(member_logits), labels)
 
     @property
     def guarantee(self) -> str:
@@ -238,6 +235,13 @@ class ConformalSets:
         return torch.empty_like(scores).scatter(1, order, scores)
 
 
+def count_sets(sets: Tensor, labels: Any) -> tuple[int, int, int, int]:
+    """`ConformalSets.counts` of sets at hand: bool, (batch, classes)."""
+    labels = as_labels(labels, *sets.shape).to(sets.device)
+    sizes = sets.sum(dim=1)
+    return len(sets), int(sets.gather(1, labels.unsqueeze(1)).sum()), int(sizes.sum()), int((sizes == 1).sum())
+
+
 def summarize_sets(counts: list[tuple[int, int, int, int]]) -> dict[str, float]:
     """`ConformalSets.coverage_and_size` from the counts of batches."""
     rows, covered, sizes, singles = (sum(column) for column in zip(*counts, strict=True))
@@ -246,8 +250,13 @@ def summarize_sets(counts: list[tuple[int, int, int, int]]) -> dict[str, float]:
     return {"coverage": covered / rows, "mean_size": sizes / rows, "single_class": singles / rows}
 
 
+def check_method(method: str, num_classes: int | None) -> None:
+    """Refuses a method that is none, or whose usual settings are not for so many classes (None where nobody knows)."""
+    _settings(method, math.inf if num_classes is None else num_classes, False, None, None)
+
+
 def _settings(
-    method: str, num_classes: int, randomised: bool, k_reg: int | None, penalty: float | None
+    method: str, num_classes: float, randomised: bool, k_reg: int | None, penalty: float | None
 ) -> tuple[int | None, float | None]:
     """k_reg and penalty, checked; None unless the method has them."""
     if method not in METHODS:

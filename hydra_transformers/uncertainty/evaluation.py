@@ -2,19 +2,21 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..models.decision import Decided, Decision
 from ..prediction import ZeroShotClassifier, batches, check_chooses_one_class, split_labels
 from ..processes import check_can_be_shared, gather, rank_and_world_size
 from .abstention import Abstention
-from .conformal import ConformalSets, summarize_sets
+from .conformal import ConformalSets, count_sets, summarize_sets
 from .curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
+from .decomposition import decompose
 from .detectors import Detector
-from .features import AnswerReader
+from .features import AnswerReader, taken_apart
 from .metrics import exact_mean, ood_metrics
 from .ood import check_score
 from .report import Metrics, ModelResult, UncertaintyReport
@@ -48,8 +50,9 @@ def evaluate_uncertainty(
         temperature: applied to the member logits; one for all models, or `{name: temperature}` for those that have one. A
             detector that was fitted on logits is fitted on `temperature.wrap(model)`, and that is passed as the model.
         abstention: fitted on other rows, on the same `score`: the report tells what its threshold buys on these. One for all
-            models, or by name as above.
+            models, or by name as above. By default the threshold that a calibrated model has itself.
         conformal: fitted on other rows: the report tells how often the sets hold the right class, and how large they are.
+            By default those that a calibrated model has itself.
         batch_size: rows per batch, where data comes in rows.
 
     With `torch.distributed` initialised, the processes share the batches of each data set: give every process the whole
@@ -82,17 +85,48 @@ def evaluate_uncertainty(
     results = {}
     for name, model in models.items():
         model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model
-        reader = AnswerReader(model, getattr(scores[name], "reads_features", False))
-        judge = _Judge(reader, scalings[name], abstentions[name], conformals[name], scores[name], batch_size)
+        model, decision = taken_apart(model)
+        reads_features = getattr(scores[name], "reads_features", False) or bool(decision and decision.reads_features)
+        judge = _Judge(
+            AnswerReader(model, reads_features),
+            decision,
+            scalings[name],
+            abstentions[name],
+            conformals[name],
+            scores[name],
+            batch_size,
+        )
         results[name] = judge.result(id_data, ood, corruptions)
     return UncertaintyReport(score=described(next(iter(scores.values()))), models=results)
 
 
+@dataclass
+class _Counts:
+    """What was decided, batch by batch: rows, answered rows, wrong ones among these; and see `ConformalSets.counts`."""
+
+    answers: list[tuple[int, int, int]] = field(default_factory=list)
+    sets: list[tuple[int, int, int, int]] = field(default_factory=list)
+
+    def gather(self) -> None:
+        """Those of all processes."""
+        self.answers, self.sets = (
+            [each for of_process in gather(counts) for each in of_process] for counts in (self.answers, self.sets)
+        )
+
+    def coverage_and_risk(self) -> tuple[float, float | None]:
+        rows, answered, wrong = (sum(column) for column in zip(*self.answers, strict=True))
+        return answered / rows, wrong / answered if answered else None
+
+
 @dataclass(frozen=True)
 class _Judge:
-    """One model with the settings it is judged under."""
+    """One model with the settings it is judged under.
+
+    decision: the model's own, which `reader` does not apply
+    """
 
     reader: AnswerReader
+    decision: Decision | None
     scaling: TemperatureScaling | None
     abstention: Abstention | None
     conformal: ConformalSets | None
@@ -100,19 +134,22 @@ class _Judge:
     batch_size: int
 
     def result(self, id_data: Any, ood: Mapping, corruptions: Mapping) -> ModelResult:
-        counts: list[tuple[int, int, int, int]] = []
+        counts = _Counts()
         judged = self.run("id_data", id_data, labelled=True, counts=counts)
         id_values = judged.values()
         ood_metrics_by_group, ood_scores = {}, {}
         for group, data_sets in ood.items():
             ood_metrics_by_group[group] = {}
             for name, data in data_sets.items():
-                judged_ood = self.run(f"ood[{group!r}][{name!r}]", data, labelled=False)
+                of_ood = _Counts()
+                judged_ood = self.run(f"ood[{group!r}][{name!r}]", data, labelled=False, counts=of_ood)
                 _warn_of_same_data(f"ood[{group!r}][{name!r}]", id_values, judged_ood.values())
                 scores = judged_ood.values()["score"]
                 detection = ood_metrics(id_values["score"], scores)
                 if self.abstention is not None:
                     detection["refused"] = exact_mean(self.abstention.abstain(scores).double())
+                elif of_ood.answers:
+                    detection["refused"] = 1 - of_ood.coverage_and_risk()[0]
                 ood_metrics_by_group[group][name] = detection | _uncertainty(judged_ood)
                 ood_scores[f"{name} ({group})"] = scores
         return ModelResult(
@@ -126,8 +163,8 @@ class _Judge:
                 }
                 for corruption, sweep in corruptions.items()
             },
-            abstaining=self.abstaining(id_values),
-            sets={} if self.conformal is None else {"alpha": self.conformal.alpha} | summarize_sets(counts),
+            abstaining=self.abstaining(id_values, counts),
+            sets={"alpha": self.alpha} | summarize_sets(counts.sets) if counts.sets else {},
             curves={
                 "reliability": reliability_curve(id_values["confidence"], id_values["correct"]),
                 "risk_coverage": risk_curve(id_values["confidence"], id_values["correct"]),
@@ -136,37 +173,46 @@ class _Judge:
             },
         )
 
-    def abstaining(self, id_values: Mapping[str, Tensor]) -> dict[str, float | None]:
-        risks = risk_at_coverages(id_values["confidence"], id_values["correct"])
-        if self.abstention is None:
-            return risks
-        measured = self.abstention.measure(id_values["score"], id_values["correct"])
-        return risks | {
-            "threshold": self.abstention.threshold,
-            "coverage": measured["coverage"],
-            "risk": measured["risk"],
-        }
+    @property
+    def alpha(self) -> float:
+        return self.decision.settings["alpha"] if self.conformal is None else self.conformal.alpha
 
-    def run(self, name: str, data: Any, labelled: bool, counts: list | None = None) -> UncertaintyAccumulator:
-        """All of one data set, gathered from all processes; the counts of its prediction sets go into `counts`."""
+    def abstaining(self, id_values: Mapping[str, Tensor], counts: _Counts) -> dict[str, float | None]:
+        risks = risk_at_coverages(id_values["confidence"], id_values["correct"])
+        if self.abstention is not None:
+            measured = self.abstention.measure(id_values["score"], id_values["correct"])
+            threshold, coverage, risk = self.abstention.threshold, measured["coverage"], measured["risk"]
+        elif counts.answers:
+            threshold, (coverage, risk) = float(self.decision.settings["threshold"]), counts.coverage_and_risk()
+        else:
+            return risks
+        return risks | {"threshold": threshold, "coverage": coverage, "risk": risk}
+
+    def run(self, name: str, data: Any, labelled: bool, counts: _Counts | None = None) -> UncertaintyAccumulator:
+        """All of one data set, gathered from all processes; what is decided on it goes into `counts`."""
         accumulator, classes = UncertaintyAccumulator(self.score), set()
         rank, world_size = rank_and_world_size()
         for batch in batches(data, self.batch_size, self.reader.device, rank, world_size):
             member_logits, member_features = self.reader(batch)
             if isinstance(self.score, Detector) and len(accumulator) == 0:
                 self.score.check_heads(self.reader)
-            if self.scaling is not None:
-                member_logits = self.scaling(member_logits)
             labels = split_labels(batch)[1] if labelled else None
             if labelled and labels is None:
                 raise ValueError(f"{name} has no labels: add a column labels (or label) with class indices")
+            if self.decision is not None:
+                decided = self.decision(member_logits, member_features)
+                member_logits = decided.member_logits
+                if counts is not None:
+                    self.count(counts, decided, labels)
+            if self.scaling is not None:
+                member_logits = self.scaling(member_logits)
             accumulator.update(member_logits, labels, member_features=member_features)
-            if counts is not None and self.conformal is not None:
-                counts.append(self.conformal.counts(member_logits, labels))
+            if counts is not None and self.conformal is not None and labelled:
+                counts.sets.append(self.conformal.counts(member_logits, labels))
             classes |= set() if labels is None else set(labels.tolist())
         gathered = accumulator.gather()
         if counts is not None:
-            counts[:] = [each for of_process in gather(counts) for each in of_process]
+            counts.gather()
         classes = set().union(*gather(classes)) if labelled else classes
         if len(classes) == 1 and len(gathered) > 1:
             warnings.warn(
@@ -176,6 +222,18 @@ class _Judge:
         if len(gathered) == 0:
             raise ValueError(f"{name} is empty: pass at least one sample")
         return gathered
+
+    def count(self, counts: _Counts, decided: Decided, labels: Tensor | None) -> None:
+        """Adds what the model itself decides on a batch, where nothing else was asked for."""
+        if decided.abstain is not None and self.abstention is None:
+            answered = ~decided.abstain
+            is_wrong = torch.zeros_like(answered)
+            if labels is not None:
+                is_wrong = decompose(decided.member_logits).prediction.to(labels.device) != labels
+            wrong = answered & is_wrong.to(answered.device)
+            counts.answers.append((len(answered), int(answered.sum()), int(wrong.sum())))
+        if decided.prediction_set is not None and self.conformal is None and labels is not None:
+            counts.sets.append(count_sets(decided.prediction_set, labels))
 
 
 def _warn_of_same_data(name: str, id_values: Mapping[str, Tensor], ood_values: Mapping[str, Tensor]) -> None:

@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from ..models.decision import Decision
 from ..models.grouped import GroupedLinear
 from ..prediction import PromptSimilarity, batches, config_of, device_of, predict, split_labels
 from ..threads import twin_of
-from .temperature import TemperatureScaledClassifier
+from .temperature import TemperatureScaledClassifier, TemperatureScaling
 
 
 class Head(NamedTuple):
@@ -43,9 +45,11 @@ class AnswerReader:
     def __init__(self, model: nn.Module, with_features: bool = True):
         self.name, self.with_features = type(model).__name__, with_features
         self.scalings, self.calls, self.heads = [], [], []
-        while with_features and isinstance(model, TemperatureScaledClassifier):
-            self.scalings.insert(0, model.scaling)
-            model = model.model
+        while with_features:
+            inside, scaling = _without_temperature(model)
+            if inside is model:
+                break
+            model, self.scalings = inside, [scaling, *self.scalings]
         self.model = twin_of(model) if with_features else model
         self.device = device_of(model)
         if with_features:
@@ -99,6 +103,30 @@ class AnswerReader:
             )
         self.heads = heads
         return torch.cat(features, dim=1)
+
+
+def taken_apart(model: nn.Module) -> tuple[nn.Module, Decision | None]:
+    """A calibrated model as it answers before its decision, and the decision; None where it decides nothing.
+
+    A Hydra's part is a twin, so that the Hydra itself goes on deciding meanwhile.
+    """
+    decision = dict(model.named_children()).get("decision")  # its own: wrappers such as PEFT's pass attributes on
+    if not isinstance(decision, Decision) or not decision.is_on:
+        return model, None
+    if isinstance(model, PreTrainedModel):
+        inside = twin_of(model)
+        inside.decision.is_on = False
+    else:
+        inside = model.model
+    return inside, decision if decision.is_current(inside) else None
+
+
+def _without_temperature(model: nn.Module) -> tuple[nn.Module, TemperatureScaling]:
+    """A model whose logits are its linear map's outputs, and what they are divided by afterwards."""
+    if isinstance(model, TemperatureScaledClassifier):
+        return model.model, model.scaling
+    inside, decision = taken_apart(model)
+    return inside, TemperatureScaling(1.0 if decision is None else decision.settings["temperature"])
 
 
 def _linear_maps(model: nn.Module) -> list[nn.Module]:

@@ -28,9 +28,10 @@ class ModelResult:
         ood: group (near, far) -> data set -> auroc, fpr95, aupr, mutual_information, disagreement, total, aleatoric.
         corruptions: corruption -> severity -> metrics on that data.
         abstaining: `risk_at_100`, `risk_at_95`, `risk_at_90`: error rate among that share of the in-distribution rows, the
-            most confident first. With a fitted `Abstention` also its `threshold`, and `coverage` and `risk` there; each OOD
-            data set then has `refused`, the share of its rows above the threshold.
-        sets: `alpha`, `coverage`, `mean_size` and `single_class` of fitted `ConformalSets`; else empty.
+            most confident first. With a fitted `Abstention`, or of a calibrated model, also its `threshold`, and `coverage`
+            and `risk` there; each OOD data set then has `refused`, the share of its rows above the threshold.
+        sets: `alpha`, `coverage`, `mean_size` and `single_class` of fitted `ConformalSets`, or of a calibrated model's
+            sets; else empty.
         curves: what `plot` draws: at most a few hundred points each, no samples.
     """
 

@@ -94,7 +94,9 @@ def _decision_tables(report: "UncertaintyReport") -> list[str]:
         places = [("", ABSTAINING, lambda result: result.abstaining)]
         if any("threshold" in result.abstaining for result in results):
             places.append(("threshold:", ("coverage", "risk"), lambda result: result.abstaining))
-            if any(result.ood for result in results):
+            sets = [(group, name) for group, found in next(iter(results)).ood.items() for name in found]
+            places += [(f"threshold: {name}", ("refused",), _data_set(group, name)) for group, name in sets]
+            if len(sets) > 1:
                 places.append(("threshold: OOD avg", ("refused",), lambda result: result.ood_average()))
         told = (
             "Risk: error rate among the answers. At 90 %: where only the most confident 90 % of the rows are answered."

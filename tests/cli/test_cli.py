@@ -1,9 +1,9 @@
 """The command line from a backbone to a published Hydra: each step's output folder is the next step's input."""
 
 import json
+import os
 import shutil
-import subprocess
-import sys
+import signal
 
 import pytest
 import torch
@@ -15,9 +15,11 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
+from hydra_transformers import HydraViTForImageClassification
 from hydra_transformers.cli import COMMANDS, building, main
 from hydra_transformers.pruning import Circuit, draw_members
 from hydra_transformers.uncertainty import Detector, UncertaintyReport
+from tests.processes import exit_code, start
 from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_clip, save_vit
 
 
@@ -166,25 +168,25 @@ def test_taylor_keeps_the_same_number_of_heads_in_every_layer(workplace, tmp_pat
 # What was cut off
 
 
+def killed_at_the_second_member(words: list[str]) -> None:
+    save = HydraViTForImageClassification.save_pretrained
+
+    def deadly(model, folder, *words, **named):
+        save(model, folder, *words, **named)
+        if "member-1" in str(folder):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    HydraViTForImageClassification.save_pretrained = deadly
+    main(words)
+
+
 @pytest.mark.slow
 def test_members_of_a_prune_that_was_killed_are_no_ensemble(workplace, tmp_path, capsys):
     """`kill -9` while the second member is written."""
     out = tmp_path / "out"
     words = ["prune", workplace / "vit", "--data", workplace / "pictures", "--budget", 2, "--output", out]
     words = [str(word) for word in words]
-    script = """
-import os, signal, sys
-from hydra_transformers import HydraViTForImageClassification as Hydra
-from hydra_transformers.cli import main
-save = Hydra.save_pretrained
-def killed(model, folder, *words, **named):
-    save(model, folder, *words, **named)
-    if "member-1" in str(folder):
-        os.kill(os.getpid(), signal.SIGKILL)
-Hydra.save_pretrained = killed
-main(sys.argv[1:])
-"""
-    assert subprocess.run([sys.executable, "-c", script, *words], check=False).returncode == -9
+    assert exit_code(start(tmp_path / "log", killed_at_the_second_member, words)) == -signal.SIGKILL
     assert [path.name for path in out.glob("member-*")] == ["member-0"]
     assert list(out.glob(".member-1.*.tmp"))
     data = ["--data", workplace / "pictures"]

@@ -5,11 +5,15 @@ import json
 import shutil
 
 import pytest
-from transformers import AutoModelForImageClassification, ViTImageProcessorPil
+import torch
+from transformers import AutoModelForImageClassification, AutoTokenizer, CLIPProcessor, ViTImageProcessorPil
+from transformers.utils import logging
 
 from hydra_transformers.cli import main
 from hydra_transformers.models.auto import load_trained
-from tests.tiny_data import CLASSES, grey_rows, picture_rows, pictures, save_bert, save_clip, save_vit
+from hydra_transformers.prediction import ZeroShotClassifier
+from hydra_transformers.uncertainty import DecidingClassifier, UncertaintyReport, predict_decisions
+from tests.tiny_data import CLASSES, grey_rows, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
 
 
 def run(*words) -> None:
@@ -61,6 +65,91 @@ def test_calibrate_writes_the_model_with_all_that_belongs_to_it(workplace, calib
     assert all(sentence in told for sentence in decision["sentences"]) and len(decision["sentences"]) == 2
     run("calibrate", calibrated, "--data", workplace / "pictures", "--output", tmp_path / "again")
     assert load_trained(tmp_path / "again").config.decision["threshold"] is None  # calibrated anew
+
+
+@pytest.mark.parametrize("kind", ["vit", "bert"])
+def test_a_plain_classifier_is_saved_with_its_decision_beside_it(kind, workplace, tmp_path, capsys):
+    if kind == "bert":
+        review_rows(60).save_to_disk(tmp_path / "reviews")
+    data = ["--data", workplace / "pictures" if kind == "vit" else tmp_path / "reviews", "--alpha", 0.2]
+    rule = ["--coverage", 0.5, "--detector", "mahalanobis" if kind == "vit" else "gen"]
+    order = ["--labels-in-order"] if kind == "bert" else []
+    run("calibrate", workplace / kind, *data, *rule, *order, "--output", tmp_path / "decided")
+    names = {path.name for path in (tmp_path / "decided").iterdir()}
+    assert {path.name for path in (workplace / kind).iterdir()} | {"decision.json", "decision.safetensors"} == names
+    assert load_trained(tmp_path / "decided").config.model_type == kind  # whoever knows nothing of it loads it as ever
+    capsys.readouterr()
+    inputs = [workplace / f"{number}.png" for number in range(3)] if kind == "vit" else ["a good film", "bad", "joy"]
+    run("predict", tmp_path / "decided", *inputs, "--json")
+    captured = capsys.readouterr()
+    found = [json.loads(line) for line in captured.out.splitlines()]
+    model = DecidingClassifier.load(load_trained(tmp_path / "decided"), tmp_path / "decided")
+    processor = (ViTImageProcessorPil if kind == "vit" else AutoTokenizer).from_pretrained(workplace / kind)
+    expected = predict_decisions(model, inputs, processor)
+    assert [each["abstain"] for each in found] == [each["abstain"] for each in expected]
+    assert None not in [each["abstain"] for each in found] and "not calibrated" not in captured.err
+    assert [each["prediction_set"] for each in found] == [each["prediction_set"] for each in expected]
+    run("evaluate", tmp_path / "decided", *data[:2], *order, "--output", tmp_path / "evaluation")
+    result = UncertaintyReport.from_json(tmp_path / "evaluation" / "report.json").models["decided"]
+    assert "coverage" in result.abstaining and result.sets["alpha"] == 0.2
+
+
+@pytest.mark.parametrize("kind", ["clip", "hydra-clip"])
+def test_clip_is_calibrated_for_the_classes_of_the_data(kind, workplace, tmp_path, capsys):
+    if kind == "hydra-clip" and not (workplace / kind).exists():
+        run("fuse", workplace / "clip", workplace / "clip", "--allow-equal", "--output", workplace / kind)
+    data = ["--data", workplace / "pictures"]
+    run("calibrate", workplace / kind, *data, "--coverage", 0.5, "--sets", "aps", "--output", tmp_path / "decided")
+    capsys.readouterr()
+    paths = [workplace / f"{number}.png" for number in range(3)]
+    run("predict", tmp_path / "decided", *paths, "--json")
+    found = answers(capsys)
+    run("predict", tmp_path / "decided", *paths, "--json", "--labels", *CLASSES)
+    assert answers(capsys) == found and all(each["label"] in CLASSES for each in found)
+    assert all(isinstance(each["abstain"], bool) and each["prediction_set"] for each in found)
+    # as in Python, by the same prompts
+    clip, processor = load_trained(tmp_path / "decided"), CLIPProcessor.from_pretrained(workplace / "clip")
+    prompts = processor(text=[f"A photo of a {name}." for name in CLASSES], padding=True, return_tensors="pt")
+    classifier = DecidingClassifier.load(ZeroShotClassifier(clip, prompts, CLASSES), tmp_path / "decided")
+    for one, other in zip(found, predict_decisions(classifier, paths, processor), strict=True):
+        assert (one["label"], one["abstain"], one["prediction_set"]) == (
+            other["label"],
+            other["abstain"],
+            other["prediction_set"],
+        )
+        assert one["score"] == pytest.approx(other["score"], abs=1e-5)
+    with pytest.raises(ValueError, match=r"the decision is about other classes \(red, green, blue\)"):
+        DecidingClassifier.load(clip, tmp_path / "decided")
+    assert main(["predict", str(tmp_path / "decided"), str(paths[0]), "--labels", "red", "blue"]) == 1
+    assert "was calibrated for red, green, blue: leave --labels out" in capsys.readouterr().err
+    run("evaluate", tmp_path / "decided", *data, "--output", tmp_path / "evaluation")
+    result = UncertaintyReport.from_json(tmp_path / "evaluation" / "report.json").models["decided"]
+    assert 0 < result.abstaining["coverage"] < 1 and result.sets["alpha"] == 0.1
+    other = ["--data", workplace / "fewer-pictures"]  # the same names in another order
+    capsys.readouterr()
+    run("evaluate", tmp_path / "decided", *other, "--output", tmp_path / "without")
+    assert "is judged without its decision: the decision is about other classes (red, green, blue)" in (
+        capsys.readouterr().err
+    )
+    result = UncertaintyReport.from_json(tmp_path / "without" / "report.json").models["decided"]
+    assert "threshold" not in result.abstaining and not result.sets
+    if kind == "hydra-clip":
+        assert main(["push", str(tmp_path / "decided"), "me/decided"]) == 1  # there is no Hub here
+        assert "note: CLIP is published without its decision" in capsys.readouterr().err
+
+
+def test_a_decision_beside_other_weights_is_told_and_left_out(workplace, tmp_path, capsys):
+    data = ["--data", workplace / "pictures", "--coverage", 0.5]
+    run("calibrate", workplace / "vit", *data, "--output", tmp_path / "decided")
+    model = load_trained(tmp_path / "decided")
+    with torch.no_grad():
+        model.classifier.weight.add_(0.1)
+    model.save_pretrained(tmp_path / "decided")
+    logging.get_logger().warning_once.cache_clear()  # whatever was told before
+    run("predict", tmp_path / "decided", workplace / "0.png", "--json")
+    captured = capsys.readouterr()
+    assert json.loads(captured.out.splitlines()[-1])["abstain"] is None
+    assert "the weights have changed since this model was calibrated" in captured.err
 
 
 def test_a_calibration_that_fails_leaves_nothing(workplace, tmp_path, capsys):
@@ -124,6 +213,11 @@ def test_a_broken_image_is_named_and_the_others_are_answered(workplace, calibrat
 def test_other_commands_take_a_calibrated_model(workplace, calibrated, tmp_path, capsys):
     data = ["--data", workplace / "pictures", "--far", f"grey={workplace / 'grey'}"]
     run("evaluate", calibrated, *data, "--output", tmp_path / "evaluation")
+    result = UncertaintyReport.from_json(tmp_path / "evaluation" / "report.json").models["calibrated"]
+    assert 0.5 <= result.abstaining["coverage"] < 1 and 0 <= result.ood["far"]["grey"]["refused"] <= 1
+    assert result.sets["alpha"] == 0.2 and result.sets["coverage"] >= 0.7 and result.sets["mean_size"] >= 1
+    told = (tmp_path / "evaluation" / "report.md").read_text()
+    assert "threshold: grey refused" in told and "at the threshold, " in told and "## Prediction sets" in told
     run("info", calibrated)
     run("card", shutil.copytree(calibrated, tmp_path / "copy"))
     assert "### Decision" in (tmp_path / "copy" / "README.md").read_text()
@@ -136,7 +230,6 @@ def test_other_commands_take_a_calibrated_model(workplace, calibrated, tmp_path,
     ("words", "sentence"),
     [
         (["calibrate", "./nowhere", "--data", "pictures"], "there is no folder ./nowhere"),
-        (["calibrate", "vit", "--data", "pictures"], "vit is a plain vit: pass a Hydra"),
         (["calibrate", "hydra", "--data", "grey"], "grey has no label column"),
         (["calibrate", "hydra", "--data", "pictures", "--tpr", "0.9"], "name them with --ood-data"),
         (["calibrate", "hydra", "--data", "pictures", "--confidence", "0.9"], "pass --risk, --coverage or --tpr, too"),
@@ -146,7 +239,11 @@ def test_other_commands_take_a_calibrated_model(workplace, calibrated, tmp_path,
             "is the data itself",
         ),
         (["calibrate", "hydra", "--data", "pictures", "--training-data", "pictures"], "msp learns nothing"),
-        (["calibrate", "hydra-clip", "--data", "pictures"], "calibrate a ZeroShotClassifier of it in Python"),
+        (
+            ["calibrate", "clip", "--data", "pictures", "--detector", "she", "--training-data", "fewer-pictures"],
+            "fewer-pictures has other classes than pictures: let the detector learn from the same",
+        ),
+        (["calibrate", "vit", "--data", "pictures", "--sets", "raps"], "k_reg is 5, there are 3 classes"),
         (["predict", "./nowhere", "text"], "there is no folder ./nowhere"),
         (["predict", "clip", "0.png"], "CLIP chooses among classes that you name: pass --labels"),
         (["predict", "vit", "0.png", "--labels", "red"], "--labels is for CLIP, vit has classes of its own"),
@@ -155,8 +252,6 @@ def test_other_commands_take_a_calibrated_model(workplace, calibrated, tmp_path,
 )
 def test_it_is_told_in_one_sentence(words, sentence, workplace, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(workplace)
-    if "hydra-clip" in words and not (workplace / "hydra-clip").exists():
-        run("fuse", "clip", "clip", "--allow-equal", "--output", "hydra-clip")
     if "bare" in words:
         shutil.copytree(workplace / "vit", workplace / "bare")
         (workplace / "bare" / "preprocessor_config.json").unlink()

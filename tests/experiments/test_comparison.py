@@ -12,8 +12,8 @@ import torch
 
 from experiments import cifar10_member_recipes as recipes
 from experiments import fine_tuning_tables as own
-from experiments import tables
-from experiments.comparison import PAGES, RESULTS, check_numbers, main
+from experiments import overview, tables
+from experiments.comparison import DOCS, PAGES, RESULTS, check_numbers, main
 from experiments.methods import Comparison
 from experiments.results import gather, read_results, write_results
 from experiments.settings import SETTINGS
@@ -26,11 +26,12 @@ APART = replace(SMALLEST, backbones_together=False)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """All units of one seed, each as a worker of its own would do it."""
+    """All units of one seed, done by two workers: one makes models, the other reads and judges them."""
     runs = tmp_path_factory.mktemp("runs")
     data = splits()
+    makes, judges = (Comparison(SMALLEST, data, runs / SMALLEST.name, "cpu", seeds=1, backbones=3) for _ in range(2))
     for unit in units_of(SMALLEST, seeds=1, backbones=3):
-        Comparison(SMALLEST, data, runs / SMALLEST.name, "cpu", seeds=1, backbones=3).run(unit)
+        (judges if unit.kind == "judge" else makes).run(unit)
     return runs
 
 
@@ -195,6 +196,38 @@ def test_cells_are_means_with_standard_deviations_over_the_seeds():
     assert line == "| Single | 2.0 ± 1.0 |"
 
 
+def test_a_row_says_of_how_few_seeds_it_is():
+    seeds = {"0": {"single": {"value": 1.0}, "other": {"value": 1.0}}, "1": {"single": {"value": 2.0}}}
+    shown = tables.table(seeds, {"single": "A", "other": "B"}, [("Value", lambda run: run["value"], ".1f")])
+    assert "| A | 1.5 ± 0.7 |" in shown and "| B (1 of 2 seeds) | 1.0 |" in shown
+
+
+def test_the_overview_has_every_setting_side_by_side_and_costs_against_one_model():
+    found = tables.pretrained_only(read_results(RESULTS), SETTINGS)
+    assert list(found) == ["tinyimagenet-dinov2", "sst2-gte"]
+    lines = overview.table_of_all(found, SETTINGS).splitlines()
+    rows = {line.split(" | ")[0]: line.split(" | ")[1:] for line in lines[2:]}
+    assert {float(rows["| One model"][index]) for index in (0, 4)} == {1.0}
+    seeds = found["sst2-gte"]["seeds"].values()
+    accuracy = mean(100 * methods["deep-ensembles"]["id"]["accuracy"] for methods in seeds)
+    assert rows["| Deep Ensemble of 3 fine-tunings"][5] == f"{accuracy:.2f}"
+    assert set(overview.LOOKS) | {overview.NOT_DRAWN} == set(
+        overview.methods(found["sst2-gte"]["seeds"], SETTINGS["sst2-gte"])
+    )
+
+
+def test_the_picture_is_drawn_from_the_results(tmp_path):
+    found = tables.pretrained_only(read_results(RESULTS), SETTINGS)
+    assert overview.draw(found, SETTINGS, tmp_path).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_layers_merged_at_the_front_are_judged(methods):
+    """All of a trunk's weights are the members' mean: the members of such a Hydra differ behind it alone."""
+    assert own.trunk_depths({"0": methods}, "whole") == own.trunk_depths({"0": methods}, "zero-shot") == [1]
+    assert methods["tunings-whole-trunk-1"]["id"] != methods["tunings-whole"]["id"]
+
+
 def test_aims_are_held_or_not_by_the_means():
     def run(ece, auroc):
         ood = {"far": {"noise": {"auroc": auroc, "mutual_information": 0.1, "disagreement": 0.1}}}
@@ -245,7 +278,7 @@ def test_the_pages_show_the_results_file(page):
 def test_the_six_backbones_of_two_runs_differ_as_the_page_says():
     earlier = read_results(RESULTS / "earlier")["cifar10-vit"]["seeds"]
     now = read_results(RESULTS)["cifar10-vit"]["seeds"]
-    page = PAGES[0].read_text()
+    page = (DOCS / "results" / "cifar10-vit.md").read_text()
     for other in ("single", "deep-ensembles", "hydra-circ-zero-shot-8"):
         differences = [
             100

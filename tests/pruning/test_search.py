@@ -1,11 +1,7 @@
 """A long run is safe: checkpoints, the marked fast mode, and nothing that goes wrong silently."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,11 +11,10 @@ from hydra_transformers import HydraViTModel
 from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads
 from hydra_transformers.pruning.ablation import Tower
 from hydra_transformers.pruning.greedy import GreedySearch
+from tests.processes import exit_code, start
+from tests.pruning import worker
 from tests.pruning.backbones import CLASSES, class_prompts, family, images, vit
 from tests.pruning.reference import judge, restore_slice, zero_slice
-
-
-FOLDER = Path(__file__).parent
 
 
 def extract(model, id_batches, ood_batches, objective="avg", budget=5, **arguments) -> Circuit:
@@ -63,10 +58,8 @@ def test_a_stopped_run_resumes_and_ends_with_the_same_circuit(tmp_path, monkeypa
 @pytest.mark.slow
 def test_a_killed_process_leaves_a_checkpoint_that_another_finishes(tmp_path):
     path = tmp_path / "run.json"
-    worker = subprocess.run(
-        [sys.executable, FOLDER / "worker.py", "kill", str(path), "3"], env=os.environ, capture_output=True
-    )
-    assert worker.returncode == -signal.SIGKILL, worker.stderr.decode()
+    log = tmp_path / "log"
+    assert exit_code(start(log, worker.kill, path, 3)) == -signal.SIGKILL, log.read_text()
     assert len(json.loads(path.read_text())["circuit"]["ranking"]) == 2
     model, id_batches, ood_batches, _ = family("vit")
     resumed = extract(model, id_batches, ood_batches, checkpoint=path)
@@ -75,16 +68,9 @@ def test_a_killed_process_leaves_a_checkpoint_that_another_finishes(tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_end_with_the_circuit_of_one(tmp_path):
-    workers = [
-        subprocess.Popen(
-            [sys.executable, FOLDER / "worker.py", "join", str(tmp_path), str(rank)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        for rank in range(2)
-    ]
-    outputs = [worker.communicate(timeout=120) for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], b"\n".join(error for _, error in outputs).decode()
+    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
+    workers = [start(log, worker.join, tmp_path, rank) for rank, log in enumerate(logs)]
+    assert [exit_code(each) for each in workers] == [0, 0], "\n".join(log.read_text() for log in logs)
     for name in ("vit", "clip"):
         model, id_batches, ood_batches, prompts = family(name)
         expected = extract(model, id_batches, ood_batches, budget=3, class_prompts=prompts)
@@ -97,7 +83,7 @@ def test_two_processes_end_with_the_circuit_of_one(tmp_path):
         assert "its sampler is a SubsetRandomSampler" in (tmp_path / f"subset-{rank}.txt").read_text()
         assert "already split between the processes" in (tmp_path / f"split-{rank}.txt").read_text()
     # Only the first process shows a progress bar.
-    assert b"circuit (avg)" in outputs[0][1] and b"circuit (avg)" not in outputs[1][1]
+    assert ["circuit (avg)" in log.read_text() for log in logs] == [True, False]
 
 
 def test_a_finished_checkpoint_gives_shorter_and_longer_circuits(tmp_path):

@@ -1,14 +1,9 @@
-"""Runs in a process of its own: `kill PATH N` dies in the Nth evaluation, `join FOLDER RANK` is one of two processes."""
+"""What runs in a process of its own: `kill` dies in an evaluation, `join` is one of two processes."""
 
 import os
 import signal
-import sys
 from pathlib import Path
 
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
-import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
@@ -17,12 +12,13 @@ from hydra_transformers.pruning.greedy import GreedySearch
 from tests.pruning.backbones import family
 
 
-def kill(path: str, number: str) -> None:
+def kill(path: Path, number: int) -> None:
+    """Dies in the evaluation with this number."""
     evaluate, calls = GreedySearch.evaluate, []
 
     def deadly(self, candidates):
         calls.append(candidates)
-        if len(calls) == int(number):
+        if len(calls) == number:
             os.kill(os.getpid(), signal.SIGKILL)
         return evaluate(self, candidates)
 
@@ -31,8 +27,8 @@ def kill(path: str, number: str) -> None:
     extract_circuit(model, id_batches, ood_batches, "avg", budget=5, checkpoint=path, progress=False)
 
 
-def join(folder: str, rank: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=int(rank), world_size=2)
+def join(folder: Path, rank: int) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     for name in ("vit", "clip"):
         model, id_batches, ood_batches, prompts = family(name)
         circuit = extract_circuit(
@@ -58,8 +54,3 @@ def join(folder: str, rank: str) -> None:
         except ValueError as error:
             Path(f"{folder}/{file}-{rank}.txt").write_text(str(error))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    {"kill": kill, "join": join}[sys.argv[1]](*sys.argv[2:])

@@ -1,9 +1,8 @@
-"""What the processes do that test_processes.py starts: `python -m tests.training.child FOLDER`."""
+"""What the processes do that test_processes.py starts."""
 
 import dataclasses
 import os
 import signal
-import sys
 from pathlib import Path
 
 import torch
@@ -97,6 +96,6 @@ def main(folder: Path) -> None:
         train_members(folder / "killed", GLOBAL_BATCH, Deadly(tiny_dataset("vit", ROWS)))
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    main(Path(sys.argv[1]))
+def stall(folder: Path) -> None:
+    """Begins to train and gets no further."""
+    train_members(folder, GLOBAL_BATCH, Stalling(tiny_dataset("vit", ROWS)))

@@ -1,17 +1,15 @@
 """Training in other processes: two that share the work, and one that is killed."""
 
-import os
 import signal
 import socket
-import subprocess
-import sys
-from pathlib import Path
+import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.training.child import GLOBAL_BATCH, GROUP, train_fused, train_members
+from tests.processes import exit_code, start
+from tests.training.child import GLOBAL_BATCH, GROUP, main, stall, train_fused, train_members
 
 
 pytestmark = pytest.mark.slow
@@ -24,8 +22,11 @@ def folder(tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    ranks = [start(folder, ("127.0.0.1", port, "2", "2", str(rank), str(rank))) for rank in range(2)]
-    codes = [process.wait(timeout=300) for process in ranks]
+    ranks = []
+    for rank in "01":
+        group = dict(zip(GROUP, ("127.0.0.1", port, "2", "2", rank, rank), strict=True))
+        ranks.append(start(folder / f"{rank}.log", main, folder, environment=group))
+    codes = [exit_code(process) for process in ranks]
     logs = "".join(f"--- {log.name}\n{log.read_text()}" for log in sorted(folder.glob("*.log")))
     assert codes == [-signal.SIGKILL, 0], logs
     return folder
@@ -41,14 +42,6 @@ def fused_alone(tmp_path_factory) -> dict[str, torch.Tensor]:
 def alone(tmp_path_factory) -> list[dict[str, torch.Tensor]]:
     """The weights of members that one process trained, without a break."""
     return train_members(tmp_path_factory.mktemp("alone"), GLOBAL_BATCH)
-
-
-def start(folder: Path, group: tuple[str, ...]) -> subprocess.Popen:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"} | dict(zip(GROUP, group, strict=True))
-    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    command = [sys.executable, "-m", "tests.training.child", str(folder)]
-    with (folder / f"{group[-1]}.log").open("w") as log:
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
 
 
 def assert_close(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -77,24 +70,17 @@ def test_a_killed_run_resumes_to_the_weights_of_an_unbroken_one(folder, alone, c
             torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)
 
 
-STALLED = """
-import sys
-from pathlib import Path
-from tests.training.child import GLOBAL_BATCH, ROWS, Stalling, train_members
-from tests.training.tiny import tiny_dataset
-
-train_members(Path(sys.argv[1]), GLOBAL_BATCH, Stalling(tiny_dataset("vit", ROWS)))
-"""
-
-
 def test_a_folder_in_which_another_process_trains_is_refused_until_that_is_gone(alone, tmp_path):
-    shared = tmp_path / "shared"
-    with subprocess.Popen([sys.executable, "-c", STALLED, str(shared)], stdout=subprocess.PIPE, text=True) as other:
-        try:
-            assert any(line.strip() == "training" for line in other.stdout)
-            with pytest.raises(RuntimeError, match=f"shared is being written by process {other.pid} on "):
-                train_members(shared, GLOBAL_BATCH)
-        finally:
-            other.kill()
+    shared, log = tmp_path / "shared", tmp_path / "log"
+    other = start(log, stall, shared)
+    try:
+        while not (log.exists() and "training\n" in log.read_text().splitlines(keepends=True)):
+            assert other.is_alive(), log.read_text()
+            time.sleep(0.05)
+        with pytest.raises(RuntimeError, match=f"shared is being written by process {other.pid} on "):
+            train_members(shared, GLOBAL_BATCH)
+    finally:
+        other.kill()
+        assert exit_code(other) == -signal.SIGKILL
     for expected, found in zip(alone, train_members(shared, GLOBAL_BATCH), strict=True):
         assert_close(found, expected)

@@ -13,12 +13,14 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.models.decision import prediction_sets
 from hydra_transformers.uncertainty import (
+    Abstention,
     ConformalSets,
     DecidingClassifier,
     TemperatureScaling,
     calibrate,
     collect_answers,
     detector_by_name,
+    evaluate_uncertainty,
 )
 from tests.families import FAMILIES
 
@@ -76,8 +78,8 @@ def test_it_is_applied_to_answers_and_can_be_left_out():
         out = hydra(**batch)
     torch.testing.assert_close(out.member_logits, raw.member_logits / calibration.temperature)
     confidence = out.logits.softmax(dim=-1).amax(dim=-1)
-    torch.testing.assert_close(out.uncertainty, 1 - confidence)
-    assert torch.equal(out.abstain, out.uncertainty > calibration.abstention.threshold)
+    torch.testing.assert_close(out.detector_score, 1 - confidence)
+    assert torch.equal(out.abstain, out.detector_score > calibration.abstention.threshold)
     assert torch.equal(out.prediction_set, calibration.sets.sets(out.member_logits))
     assert 0 < out.abstain.sum() < len(out.abstain)
     with torch.no_grad(), hydra.undecided():
@@ -95,7 +97,7 @@ def test_saved_is_loaded_with_features_of_every_head(family, tmp_path):
     loaded = type(hydra).from_pretrained(tmp_path).eval()
     with torch.no_grad():
         ours, theirs = hydra(**batch), loaded(**batch)
-    for name in ("logits", "member_logits", "uncertainty", "abstain", "prediction_set"):
+    for name in ("logits", "member_logits", "detector_score", "abstain", "prediction_set"):
         assert torch.equal(ours[name], theirs[name]), name
     # the features are those that a detector by itself reads
     detector = detector_by_name("mahalanobis")
@@ -103,7 +105,7 @@ def test_saved_is_loaded_with_features_of_every_head(family, tmp_path):
         logits, features, _ = collect_answers(hydra, [batch])
     state = {name: getattr(hydra.decision, name) for name in hydra.config.decision["state"]}
     detector.state, detector.fitted_on = state, {}
-    torch.testing.assert_close(ours.uncertainty.double(), detector(logits, features), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours.detector_score.double(), detector(logits, features), rtol=1e-4, atol=1e-4)
 
 
 def test_half_precision_keeps_what_was_fitted(tmp_path):
@@ -175,14 +177,14 @@ from transformers import AutoModelForImageClassification
 model = AutoModelForImageClassification.from_pretrained({str(tmp_path / "hydra")!r}, trust_remote_code=True).eval()
 with torch.no_grad():
     out = model(pixel_values=torch.load({str(tmp_path / "images.pt")!r}))
-torch.save([out.uncertainty, out.abstain, out.prediction_set], {str(tmp_path / "out.pt")!r})
+torch.save([out.detector_score, out.abstain, out.prediction_set], {str(tmp_path / "out.pt")!r})
 """
     environment = {"PATH": "", "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     subprocess.run([sys.executable, "-c", script], check=True, env=environment, cwd=tmp_path)
     with torch.no_grad():
         ours = hydra(**batch)
     for own, there in zip(
-        (ours.uncertainty, ours.abstain, ours.prediction_set), torch.load(tmp_path / "out.pt"), strict=True
+        (ours.detector_score, ours.abstain, ours.prediction_set), torch.load(tmp_path / "out.pt"), strict=True
     ):
         torch.testing.assert_close(own, there, rtol=1e-4, atol=1e-4)  # there with more threads
 
@@ -203,7 +205,7 @@ def test_any_classifier_can_decide(detector, tmp_path):
         deciding.save(tmp_path)
         with torch.no_grad():
             again = DecidingClassifier.load(model, tmp_path).eval()(**batch)
-        assert torch.equal(out.uncertainty, again.uncertainty) and torch.equal(
+        assert torch.equal(out.detector_score, again.detector_score) and torch.equal(
             out.prediction_set, again.prediction_set
         )
 
@@ -231,13 +233,160 @@ def test_sets_are_those_of_the_package(method, by_class, allow_empty):
     [
         (rows_for("vit", labelled=False), {}, "data has no labels: calibrate on rows whose right class is known"),
         (rows_for("vit", count=8), {}, "data has 8 rows: pass at least 20"),
-        (rows_for("vit"), {"target": {"tpr": 0.9}}, "ood_scores is missing"),
-        (rows_for("vit"), {"detector": "vim"}, "calibrate by another detector"),
+        (rows_for("vit"), {"target": {"tpr": 0.9}, "ood": []}, "ood has no batches"),
     ],
 )
 def test_what_cannot_be_calibrated_is_told(data, options, message):
     with pytest.raises(ValueError, match=message):
         calibrate(hydra_of("vit"), data, **options)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"target": {"recall": 0.9}}, r"target is \{'recall': 0.9\}: pass a dict with one of risk, coverage, tpr"),
+        ({"target": "risk"}, "target is 'risk': pass a dict"),
+        ({"target": {"risk": 0.1, "coverage": 0.9}}, "got risk, coverage: pass exactly one"),
+        ({"target": {}}, "got none: pass exactly one"),
+        ({"target": {"risk": 5}}, "risk is 5: pass a share between 0 and 1"),
+        ({"target": {"coverage": True}}, "coverage is True: pass a share"),
+        ({"target": {"tpr": 0.9}}, "ood is missing: a tpr is the share of rows from elsewhere"),
+        ({"target": {"risk": 0.1}, "confidence": 1.0}, "confidence is 1.0: pass a share"),
+        ({"confidence": 0.9}, "confidence is about when to abstain: pass a target, too"),
+        ({"ood": [{}]}, "ood is about when to abstain: pass a target, too"),
+        ({"alpha": 1.5}, "alpha is 1.5: pass a share"),
+        ({"sets": "best"}, "unknown method 'best': choose one of lac, aps, raps"),
+        ({"sets": "raps"}, "k_reg is 5, there are 5 classes"),
+        ({"detector": "vim"}, "calibrate by another detector"),
+        ({"detector": "best"}, "unknown detector 'best'"),
+        ({"detector": detector_by_name("msp", multi_label=True)}, "detector is made for multi-label models"),
+        ({"training_data": [{}]}, "training_data is for detectors that learn, msp does not"),
+        ({"detector": "knn", "training_data": "cifar100"}, "training_data is a str: pass a DataLoader"),
+        ({"target": {"tpr": 0.9}, "ood": torch.zeros(3)}, "ood is a Tensor: pass a DataLoader"),
+        ({"data": None}, "data is a NoneType: pass a DataLoader"),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_predicted(options, message, monkeypatch):
+    hydra = hydra_of("vit")
+    monkeypatch.setattr(type(hydra), "forward", unreachable)
+    with pytest.raises((ValueError, TypeError), match=message):
+        hydra.calibrate(**{"data": rows_for("vit"), **options})
+
+
+def unreachable(self, pixel_values):
+    raise AssertionError("it was asked to predict")
+
+
+def test_clip_is_calibrated_with_its_prompts_alone(monkeypatch):
+    hydra = hydra_of("clip")
+    monkeypatch.setattr(type(hydra), "forward", unreachable)
+    with pytest.raises(
+        ValueError, match="has no classes but those of each call's prompts: calibrate a ZeroShotClassif"
+    ):
+        hydra.calibrate([{"pixel_values": torch.zeros(20, 3, 8, 8)}])
+
+
+def stops_midway(rows: list[dict], error: BaseException):
+    yield from rows
+    raise error
+
+
+@pytest.mark.parametrize(
+    "data, options, error",
+    [
+        (lambda: stops_midway(rows_for("vit"), OSError("the disk is gone")), {}, OSError),
+        (lambda: stops_midway(rows_for("vit"), KeyboardInterrupt()), {}, KeyboardInterrupt),
+        (lambda: rows_for("vit"), {"target": {"recall": 0.9}}, ValueError),
+        (lambda: rows_for("vit"), {"target": {"risk": 0.001}, "confidence": 0.999}, ValueError),  # fails at the end
+        (
+            lambda: rows_for("vit"),
+            {"target": {"tpr": 0.5}, "ood": stops_midway(rows_for("vit", 2), OSError("the disk is gone"))},
+            OSError,
+        ),
+    ],
+    ids=["data", "interrupted", "target", "out of reach", "ood"],
+)
+def test_a_calibration_that_fails_leaves_the_earlier_one(data, options, error):
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
+    decision, settings = hydra.decision, hydra.config.decision
+    [batch] = rows_for("vit", seed=1, labelled=False)
+    with torch.no_grad():
+        before = hydra(**batch)
+    with pytest.raises(error):
+        hydra.calibrate(data(), **options)
+    assert hydra.decision is decision and hydra.config.decision is settings and hydra.is_deciding
+    with torch.no_grad():
+        after = hydra(**batch)
+    assert torch.equal(before.logits, after.logits) and torch.equal(before.abstain, after.abstain)
+
+
+@pytest.mark.parametrize("detector", ["mahalanobis", "kl_matching"])
+def test_calibrating_again_is_as_calibrating_at_first(detector):
+    """What is fitted is fitted on the answers without the earlier temperature, the training data's, too."""
+    first, again = hydra_of("vit"), hydra_of("vit")
+    again.load_state_dict(first.state_dict())
+    again.calibrate(rows_for("vit", seed=5), target={"coverage": 0.9})
+    data = {"data": rows_for("vit"), "training_data": rows_for("vit", 2), "ood": rows_for("vit", 3, labelled=False)}
+    for hydra in (first, again):
+        hydra.calibrate(**data, target={"tpr": 0.5}, detector=detector)
+    assert first.config.decision == again.config.decision
+    for name, tensor in first.decision.state_dict().items():
+        assert torch.equal(tensor, again.decision.get_buffer(name)), name
+
+
+@pytest.mark.parametrize("name", ["mahalanobis", "kl_matching"])
+def test_training_data_is_read_in_one_pass_and_batch_by_batch(name):
+    hydra, data, training = hydra_of("vit"), rows_for("vit"), rows_for("vit", seed=2)
+    seen = []
+
+    def batches():
+        for start in range(0, ROWS, 12):
+            seen.append(start)
+            yield {key: value[start : start + 12] for key, value in training[0].items()}
+
+    calibration = hydra.calibrate(data, target={"coverage": 0.5}, detector=name, training_data=batches())
+    assert seen == [0, 12, 24, 36]
+    with hydra.undecided():
+        logits, features, labels = collect_answers(hydra, training)
+    expected = detector_by_name(name)
+    expected.fit_answers(TemperatureScaling(calibration.temperature)(logits), features, labels)
+    for key, tensor in expected.state.items():
+        torch.testing.assert_close(hydra.decision.get_buffer(key), tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("detector", ["msp", "mahalanobis"])
+@pytest.mark.parametrize("kind", ["hydra", "wrapped"])
+@pytest.mark.parametrize("score", ["entropy", "knn"])
+def test_a_report_tells_what_a_calibrated_model_decides(detector, kind, score):
+    model = hydra_of("vit") if kind == "hydra" else BY_NAME["vit"].backbone().float().eval()
+    fitted = calibrate(model, rows_for("vit"), target={"coverage": 0.6}, detector=detector, alpha=0.3).model.eval()
+    test, far = rows_for("vit", seed=1), rows_for("vit", seed=2, labelled=False)
+    far[0]["pixel_values"] *= 3
+    reported_score = score
+    if score == "knn":  # reads features, which a decided answer is not the map of
+        reported_score = detector_by_name("knn", k=3).fit(fitted, rows_for("vit"))
+    report = evaluate_uncertainty({"it": fitted}, test, {"far": {"loud": far}}, score=reported_score)
+    told, labels = report.models["it"], test[0]["labels"]
+    with torch.no_grad():
+        here, there = fitted(pixel_values=test[0]["pixel_values"]), fitted(**far[0])
+    answered = ~here.abstain
+    assert 0 < answered.sum() < ROWS and there.abstain.sum() > 0
+    assert told.abstaining["coverage"] == pytest.approx(answered.float().mean().item())
+    wrong = (here.logits.argmax(-1) != labels)[answered]
+    assert told.abstaining["risk"] == pytest.approx(wrong.float().mean().item())
+    assert told.abstaining["threshold"] == fitted.decision.settings["threshold"]
+    assert told.ood["far"]["loud"]["refused"] == pytest.approx(there.abstain.float().mean().item())
+    holds = here.prediction_set[torch.arange(ROWS), labels].float().mean().item()
+    sizes = here.prediction_set.sum(-1).float().mean().item()
+    assert told.sets["alpha"] == 0.3 and told.sets["coverage"] == pytest.approx(holds)
+    assert told.sets["mean_size"] == pytest.approx(sizes)
+    markdown = report.to_markdown()
+    assert "threshold: loud refused" in markdown and "## Prediction sets" in markdown
+    # a threshold that was asked for is judged in its place
+    rule = Abstention.fit([0.0, 1.0], coverage=0.9)
+    asked = evaluate_uncertainty({"it": fitted}, test, score=reported_score, abstention=rule).models["it"]
+    assert asked.abstaining["threshold"] == 1.0
 
 
 def test_a_config_with_a_decision_goes_through_auto_classes(tmp_path):

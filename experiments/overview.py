@@ -1,0 +1,124 @@
+"""What to look at first: all methods on both pre-trained models, as one table and as one picture of quality against cost."""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from hydra_transformers.files import write_atomically
+
+from .fine_tuning_tables import ACCURACY, BOTH, ECE, chosen_hydra, trunk_depths
+from .setting import Setting
+from .table import Column, Run, Seeds, cell
+
+
+PICTURE = "quality-against-cost.png"
+# Colours by what a method trains: one model, several, Hydras (Okabe and Ito's).
+ONE, SEVERAL, HYDRA = "#7F7F7F", "#0072B2", "#D55E00"
+
+
+def methods(seeds: Seeds, setting: Setting) -> dict[str, str]:
+    """{title: method}, with the same titles for every setting."""
+    depths = trunk_depths(seeds, "whole")
+    return {
+        "One model": "single",
+        "MC Dropout, 10 passes": "mc-dropout",
+        "LoRA Ensemble of 3": "lora-ensembles",
+        "Deep Ensemble of 3 fine-tunings": "deep-ensembles",
+        "their soup, one model": "soup",
+        "Hydra as in the paper: 3 circuits of one fine-tuning, tuned": "hydra-circ",
+        "**Hydra of the 3 fine-tunings**, nothing pruned": "tunings-whole",
+        "**…** the first half of the layers merged": f"tunings-whole-trunk-{depths[len(depths) // 2]}",
+        "**…** the first three quarters merged": f"tunings-whole-trunk-{depths[-1]}",
+        "**…** each pruned by its own circuit and tuned": chosen_hydra(seeds, setting),
+    }
+
+
+def cost_of(single: Run) -> Column:
+    """Multiply-adds, one model's being 1."""
+    return ("cost", lambda run: run["multiply_adds"] / single["multiply_adds"], ".2f")
+
+
+def table_of_all(results: Mapping[str, Any], settings: Mapping[str, Setting]) -> str:
+    """Both settings side by side; without spreads, which the pages of the settings have."""
+    shown = [(settings[name], results[name]["seeds"]) for name in results]
+    heads = [
+        f"{column}, {short_name(setting)}" for setting, _ in shown for column in ("cost", "Acc ↑", "ECE ↓", "AUROC ↑")
+    ]
+    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
+    for title in methods(shown[0][1], shown[0][0]):
+        cells = []
+        for setting, seeds in shown:
+            method = methods(seeds, setting)[title]
+            tempered = "temperature" if method == "single" else f"{method}-temperature"
+
+            def over_seeds(column: Column, name: str, seeds: Seeds = seeds) -> str:
+                found = [column[1](of_seed[name]) for of_seed in seeds.values() if name in of_seed]
+                return cell([mean(found)], column[2])
+
+            single = next(iter(seeds.values()))["single"]
+            ece = f"{over_seeds(ECE, method)} ({over_seeds(ECE, tempered)})"
+            cells += [over_seeds(cost_of(single), method), over_seeds(ACCURACY, method), ece, over_seeds(BOTH, method)]
+        lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def short_name(setting: Setting) -> str:
+    return setting.title.split(",")[0].removeprefix("100 classes of ")
+
+
+# How a method is drawn: grey what is one model, blue several, orange Hydras.
+LOOKS = {
+    "One model": ("one model", "o", ONE),
+    "their soup, one model": ("soup of 3 fine-tunings", "s", ONE),
+    "LoRA Ensemble of 3": ("LoRA Ensemble of 3", "^", SEVERAL),
+    "Deep Ensemble of 3 fine-tunings": ("Deep Ensemble of 3 fine-tunings", "o", SEVERAL),
+    "Hydra as in the paper: 3 circuits of one fine-tuning, tuned": ("Hydra of one fine-tuning (paper)", "v", HYDRA),
+    "**Hydra of the 3 fine-tunings**, nothing pruned": ("Hydra of 3 fine-tunings", "D", HYDRA),
+    "**…** the first half of the layers merged": ("… first half merged", "<", HYDRA),
+    "**…** the first three quarters merged": ("… first three quarters merged", "P", HYDRA),
+    "**…** each pruned by its own circuit and tuned": ("… each pruned and tuned", "*", HYDRA),
+}
+NOT_DRAWN = "MC Dropout, 10 passes"  # far off in cost
+
+
+def draw(results: Mapping[str, Any], settings: Mapping[str, Setting], folder: Path) -> Path:
+    """Detection and accuracy against multiply-adds, a column per setting; bars are standard deviations over the seeds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 8), layout="constrained")
+    panels = figure.subplots(2, len(results), sharex=True, squeeze=False)
+    measures = ((BOTH, "AUROC, mean of near and far (%)"), (ACCURACY, "accuracy (%)"))
+    for column, name in enumerate(results):
+        seeds, setting = results[name]["seeds"], settings[name]
+        cost = cost_of(next(iter(seeds.values()))["single"])[1]
+        chosen = methods(seeds, setting)
+        panels[0, column].set_title(setting.title, fontsize=10)
+        panels[1, column].set_xlabel("multiply-adds, one model = 1")
+        for panel, ((_, value, _), label) in zip(panels[:, column], measures, strict=True):
+            for title, (short, marker, colour) in LOOKS.items():
+                runs = [of_seed[chosen[title]] for of_seed in seeds.values() if chosen[title] in of_seed]
+                values = [value(run) for run in runs]
+                panel.errorbar(
+                    mean(map(cost, runs)),
+                    mean(values),
+                    stdev(values) if len(values) > 1 else None,
+                    fmt=marker,
+                    color=colour,
+                    label=short,
+                    capsize=2,
+                    markersize=9 if marker in "*P" else 7,
+                )
+            panel.set_ylabel(label)
+            panel.grid(alpha=0.3)
+            panel.spines[["top", "right"]].set_visible(False)
+        away = mean(BOTH[1](of_seed[chosen[NOT_DRAWN]]) for of_seed in seeds.values())
+        panels[0, column].annotate(
+            f"not shown: MC Dropout, cost 10, AUROC {away:.1f}", (0.22, 0.03), xycoords="axes fraction", fontsize=8
+        )
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    content = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(content)
+    return write_atomically(folder / PICTURE, content.getvalue())
