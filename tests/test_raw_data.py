@@ -127,7 +127,7 @@ def test_what_cannot_be_prepared_is_told_in_a_sentence(bert):
     two = [{"first": "a", "second": "b"}]
     with pytest.raises(ValueError, match="data has texts in 'first', 'second': name the column as text="):
         prepare(two, tokenizer)
-    with pytest.raises(ValueError, match="data has no column of images, it has 'first', 'second': name .* image="):
+    with pytest.raises(ValueError, match=r"data has no column of images, it has 'first', 'second': name .* image="):
         prepare(two, processor)
     with pytest.raises(ValueError, match="data has no column 'sentence': it has 'first', 'second'"):
         prepare(two, tokenizer, text="sentence")

@@ -23,7 +23,7 @@ class HydraModelOutput(ModelOutput):
     last_hidden_state: (batch, tokens, hidden), the mean over the members
     pooler_output: (batch, pooled), the mean over the members; for CLIP's features (batch, projection)
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
-    attentions: one (batch, heads of all members, tokens, tokens) per layer, where asked for
+    attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
     member_last_hidden_state: (batch, members, tokens, hidden)
     member_pooler_output: (batch, members, pooled); for CLIP's features (batch, members, projection)
     """
@@ -43,7 +43,7 @@ class HydraClassifierOutput(ModelOutput):
     logits: (batch, classes), the log of the members' mean probability
     member_logits: (batch, members, classes)
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
-    attentions: one (batch, heads of all members, tokens, tokens) per layer, where asked for
+    attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
     detector_score, abstain, prediction_set: what a calibrated model decides, see `decision.Decided`; its logits are
         divided by its temperature
     """
@@ -212,6 +212,5 @@ def batch_first(hidden_states: torch.Tensor, num_members: int) -> torch.Tensor:
 
 def wants_every_token(config, kwargs: dict) -> bool:
     """Whether the caller asked for hidden states or attentions, which the last layer then owes for all tokens."""
-    return any(
-        kwargs.get(name, getattr(config, name, False)) for name in ("output_hidden_states", "output_attentions")
-    )
+    names = ("output_hidden_states", "output_attentions")
+    return any(kwargs.get(name, getattr(config, name, False)) for name in names)
