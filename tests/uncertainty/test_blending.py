@@ -94,7 +94,7 @@ def test_on_the_way_each_member_keeps_a_share_of_its_own():
             assert all(map(torch.equal, tensors, mean[part][name]))
 
 
-@classifiers
+@pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
 def test_weights_are_moved_for_a_while(family):
     members = [family.backbone(seed) for seed in range(3)]
     hydra = AutoHydra.from_pruned_members(members, shared=())
