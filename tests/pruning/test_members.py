@@ -47,7 +47,8 @@ def test_prune_heads_finds_the_hydra_of_a_model():
 
 def test_every_member_loses_as_many_heads_as_its_own_circuit_can_spare():
     scores = [[0.6, 0.8, 0.7, 0.1], [0.9, 0.8, 0.895, 0.2]]
-    circuits = [Circuit(RANKING[:4], each, 0.7, "avg") for each in scores]
+    rankings = RANKING[:4], RANKING[4:8]
+    circuits = [Circuit(ranking, each, 0.7, "avg") for ranking, each in zip(rankings, scores, strict=True)]
     assert [each.best_budget for each in circuits] == [each.largest_budget() for each in circuits] == [2, 1]
     members = draw_members(vit(), circuits=circuits, budget="best")
     assert [len(pruned_heads(member)) for member in members] == [2, 1]
@@ -63,7 +64,7 @@ def test_a_best_budget_that_means_nothing_is_refused():
     circuit = circuit_of(RANKING)
     with pytest.raises(ValueError, match=r"budget is 'best', which each of several circuits has: pass circuits=\[...\]"):
         draw_members(vit(), circuit=circuit, budget="best")
-    with pytest.raises(ValueError, match="budget is 'most': pass a whole number, 0 to 9"):
+    with pytest.raises(TypeError, match="budget is 'most': pass a whole number, 0 to 9"):
         draw_members(vit(), circuits=[circuit], budget="most")
     with pytest.raises(ValueError, match=r"tolerance is 0\.1, which goes with budget='best'"):
         draw_members(vit(), circuits=[circuit], budget=3, tolerance=0.1)
