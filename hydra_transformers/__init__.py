@@ -5,7 +5,11 @@ model that knows when it does not know. The subpackages: `pruning`, `training`, 
 """
 
 from .models import *  # noqa: F403
-from .models import __all__ as __all__
+from .models import __all__ as of_models
+from .raw_data import prepare
+
+
+__all__ = [*of_models, "prepare"]
 
 
 __version__ = "0.1.0"

@@ -21,6 +21,7 @@ from .models.ensembling import HydraClassifierOutput, at_least_float32, ensemble
 
 
 LABEL_NAMES = ("labels", "label")
+PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "special_tokens_mask")
 
 
 def batches(
@@ -40,7 +41,8 @@ def batches(
         rank, world_size: yield every `world_size`-th batch, starting with batch `rank`, so that processes share the work.
 
     Arrays and lists of numbers become tensors; entries that are no numbers (texts, file names) are dropped. Labels are
-    called `labels` or `label`.
+    called `labels` or `label`. Rows of tokens, as `dataset.map(tokenize)` makes them, are filled up to the longest of their
+    batch. For rows of images or texts as they are, see `prepare`.
     """
     for number, batch in enumerate(_raw_batches(data, batch_size, rank, world_size)):
         if not isinstance(batch, Mapping):
@@ -116,10 +118,12 @@ def _raw_batches(data: Any, batch_size: int, rank: int, world_size: int) -> Iter
                 f"a row of data (in batch {number}) is a {type(rows[0]).__name__}: each row must be a dict "
                 'such as {"pixel_values": ..., "labels": ...}'
             )
-        yield _collate(rows)
+        yield collate(rows)
 
 
-def _collate(rows: list[Mapping[str, Any]]) -> dict[str, Tensor]:
+def collate(rows: list[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Rows as one batch of tensors. Tokens of texts of different lengths are filled up at the end, with zeros that the
+    attention mask leaves out."""
     names = {name: name for row in rows for name, value in row.items() if _dim(value) is not None}
     # Under these names Transformers' collator makes whole numbers of all labels where the first is one.
     for name in ("label", "label_ids"):
@@ -128,7 +132,7 @@ def _collate(rows: list[Mapping[str, Any]]) -> dict[str, Tensor]:
     if not set(names) - set(LABEL_NAMES):
         raise TypeError(
             f"the rows of data have no numbers{' but the labels' if names else ''} (their entries: {_entries(rows[0])}): "
-            "tokenize the texts or run the images through the model's image processor first"
+            "pass prepare(data, processor), with the model's tokenizer or image processor"
         )
     for row in rows:
         for name in names.values():
@@ -137,11 +141,28 @@ def _collate(rows: list[Mapping[str, Any]]) -> dict[str, Tensor]:
                     f"a row of data has no numbers as its {name}, others of its batch have: give them to every row, or to none"
                 )
     try:
-        return default_data_collator([{name: row[source] for name, source in names.items()} for row in rows])
+        return default_data_collator(
+            _filled_up([{name: row[source] for name, source in names.items()} for row in rows])
+        )
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
             f"the rows of data cannot be stacked ({error}): pad them to one length, or pass a DataLoader that does"
         ) from error
+
+
+def _filled_up(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of tokens at the length of the longest; those that are no texts, or of one length, as they are."""
+    lengths = {len(row["input_ids"]) for row in rows if _dim(row.get("input_ids")) == 1}
+    if len(lengths) < 2:
+        return rows
+    filled = []
+    for row in rows:
+        length = len(row["input_ids"])
+        row = {"attention_mask": [1] * length} | row
+        zeros = [0] * (max(lengths) - length)
+        tokens = {name: value for name, value in row.items() if name in PER_TOKEN and len(value) == length}
+        filled.append(row | {name: [*map(int, value), *zeros] for name, value in tokens.items()})
+    return filled
 
 
 def _row_groups(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[list[Any]]:

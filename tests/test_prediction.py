@@ -117,9 +117,7 @@ def test_images_that_met_no_processor_are_refused_with_a_sentence():
     from datasets import Dataset
 
     image = Image.new("RGB", (8, 8))
-    sentence = (
-        r"image \(\w*Image\w*\), label\): tokenize the texts or run the images through the model's image processor"
-    )
+    sentence = r"image \(\w*Image\w*\), label\): pass prepare\(data, processor\)"
     for data in ([{"image": image, "label": 1}] * 3, Dataset.from_list([{"image": image, "label": 1}])):
         with pytest.raises(TypeError, match=sentence):
             list(batches(data))
@@ -160,9 +158,9 @@ def test_other_data_is_refused_with_a_sentence(data, message):
         list(batches(data))
 
 
-def test_rows_of_different_lengths_are_refused_with_a_sentence():
+def test_rows_of_different_sizes_are_refused_with_a_sentence():
     with pytest.raises(ValueError, match=r"cannot be stacked .*pad them to one length"):
-        list(batches(Rows([{"input_ids": [1, 2]}, {"input_ids": [1, 2, 3]}])))
+        list(batches(Rows([{"pixel_values": [1.0, 2.0]}, {"pixel_values": [1.0, 2.0, 3.0]}])))
     with pytest.raises(ValueError, match="batch_size is 0"):
         list(batches(Rows(ROWS), batch_size=0))
 

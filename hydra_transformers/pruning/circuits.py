@@ -65,6 +65,19 @@ class Circuit:
         scores = [self.dense_score, *self.scores]
         return max(range(len(scores)), key=lambda removed: (scores[removed], removed))
 
+    def largest_budget(self, tolerance: float = 0.0) -> int:
+        """After how many removals at most the score is within `tolerance` of the best; `best_budget` where it is 0."""
+        if not isinstance(tolerance, (int, float)) or not tolerance >= 0:
+            raise ValueError(f"tolerance is {tolerance!r}: pass how much of the score may be lost, such as 0.01")
+        scores = [self.dense_score, *self.scores]
+        return max(removed for removed, score in enumerate(scores) if score >= max(scores) - tolerance)
+
+    def plot(self, path: str | os.PathLike) -> Path:
+        """Draws the score after each removal, and where it is best, as a PNG file; returns its path."""
+        from .plots import draw_circuit
+
+        return draw_circuit(self, path)
+
     @property
     def agreement(self) -> float | None:
         """Share of the checked removals at which the short list held the exact choice; None where none was checked."""

@@ -17,7 +17,7 @@ from ..prediction import check_chooses_one_class
 from .ablation import GIB, ablation_of
 from .circuits import MODES, Circuit
 from .evaluation_data import EvaluationData, read_data
-from .greedy import GreedySearch
+from .greedy import GreedySearch, end_of
 from .heads import check_count, chosen_towers, heads_of, prune_heads
 from .scoring import MARGINS, OBJECTIVES, check_ood_score
 
@@ -43,6 +43,7 @@ def extract_circuit(
     batch_size: int = 32,
     dtype: torch.dtype | None = None,
     memory_gib: float | None = None,
+    tolerance: float | None = None,
     checkpoint: str | os.PathLike | Sequence[str | os.PathLike] | None = None,
     progress: bool = True,
 ) -> Circuit | list[Circuit]:
@@ -79,6 +80,8 @@ def extract_circuit(
         dtype: the dtype to evaluate in, e.g. `torch.bfloat16`; by default the model's.
         memory_gib: what the states of the candidates that run together may take; by default 4 on an accelerator and
             0.25 on a CPU. One candidate always runs, so a smaller batch is the way to take less than it needs.
+        tolerance: end before the budget is spent, with the first removal that leaves the score more than this below the best
+            so far: 0.02 for two points of accuracy, say. By default the whole budget is spent.
         checkpoint: a JSON file that is written after every removal, and from which a run that was stopped goes on. For
             several backbones a file each, or a folder that gets `circuit-0.json`, `circuit-1.json`, ...
         progress: whether to show a progress bar.
@@ -93,6 +96,8 @@ def extract_circuit(
         "shortlist": shortlist,
     }
     settings |= {"check_every": check_every, "batch_size": batch_size, "dtype": dtype, "memory_gib": memory_gib}
+    if tolerance is not None and (not isinstance(tolerance, (int, float)) or not tolerance >= 0):
+        raise ValueError(f"tolerance is {tolerance!r}: pass how far the score may fall, such as 0.02, or None")
     is_several = not isinstance(model, PreTrainedModel) and isinstance(model, Sequence)
     models = list(model) if is_several else [model]
     if is_several:
@@ -103,8 +108,8 @@ def extract_circuit(
         search = start_search(each, id_data, ood_data, objective, already_read=already_read, **settings)
         if path is not None:
             search.resume(path)
-        search.run(budget, path, progress)
-        circuits.append(search.circuit.first(budget))
+        search.run(budget, path, progress, tolerance)
+        circuits.append(search.circuit.first(end_of(search.circuit, budget, tolerance)))
     return circuits if is_several else circuits[0]
 
 

@@ -47,7 +47,10 @@ class GreedySearch:
         # What each head's removal did to the score when it was last evaluated; the short list is made from it.
         self.effects: dict[Head, Score] = {}
 
-    def run(self, budget: int, checkpoint: str | os.PathLike | None, progress: bool) -> None:
+    def run(
+        self, budget: int, checkpoint: str | os.PathLike | None, progress: bool, tolerance: float | None = None
+    ) -> None:
+        """Removes heads until there are `budget`, or the score has fallen by more than `tolerance`."""
         is_first_process = rank_and_world_size()[0] == 0
         done = min(len(self.circuit.ranking), budget)
         with tqdm(
@@ -57,7 +60,7 @@ class GreedySearch:
             unit="head",
             disable=not (progress and is_first_process),
         ) as bar:
-            while len(self.circuit.ranking) < budget:
+            while len(self.circuit.ranking) < end_of(self.circuit, budget, tolerance):
                 self.remove_one()
                 if checkpoint is not None and is_first_process:
                     write_atomically(checkpoint, self.state())
@@ -159,6 +162,19 @@ class GreedySearch:
         self.circuit, self.effects = circuit, effects
         for head in circuit.ranking:
             self.engine.remove(head)
+
+
+def end_of(circuit: Circuit, budget: int, tolerance: float | None) -> int:
+    """How many removals a run ends after, as far as the circuit tells: the budget, or the first removal that left the score
+    more than `tolerance` below the best before it."""
+    if tolerance is None:
+        return budget
+    best = circuit.dense_score
+    for removal, score in enumerate(circuit.scores[:budget], start=1):
+        if score < best - tolerance:
+            return removal
+        best = max(best, score)
+    return budget
 
 
 def _best(scores: Mapping[Head, Score]) -> Head:

@@ -4,7 +4,7 @@ or by calibration subset."""
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -35,7 +35,8 @@ def draw_members(
     circuits: Sequence[Circuit] | None = None,
     circuit: Circuit | None = None,
     dataloader: Any = None,
-    budget: int | None = None,
+    budget: int | Literal["best"] | None = None,
+    tolerance: float | None = None,
     out_of: int | None = None,
     heads_per_layer: int | None = None,
     num_members: int | None = None,
@@ -49,7 +50,8 @@ def draw_members(
     `model` is one backbone, or a list of several fine-tunings of one pre-trained model: then each makes one member.
     There are these ways, told apart by what is passed:
 
-    - `circuits`, `budget`: one member per circuit, without its first `budget` heads. Of several backbones, circuit i is that
+    - `circuits`, `budget`: one member per circuit, without its first `budget` heads; with `budget="best"` each without as many
+      as its own circuit scores best without, or with `tolerance=0.01` with as many as cost it at most that much of the score. Of several backbones, circuit i is that
       of backbone i. Of one backbone, Hydra (Circ) takes three circuits, for the objectives "acc", "ood" and "avg".
     - `circuit`, `budget`, `out_of`, `num_members`, `seed`: from one circuit of one backbone (B.5), each member loses `budget`
       heads that are sampled from the first `out_of` of its ranking (the paper: 48 out of 100).
@@ -75,14 +77,17 @@ def draw_members(
     if is_several:
         _check_backbones(model, given, num_members)
     way = _way(given, options, is_several)
+    _check_best(way, budget, tolerance)
     if way == "circuits":
         named = _named(circuits, len(model) if is_several else num_members, is_several)
         num_members = len(named)
     backbones = list(model) if is_several else [model] * (num_members or 3)
     if way == "circuits":
         _check_circuits(backbones, named)
-        head_sets = [each.heads_to_prune(budget) for each in circuits]
-        _check_trunk(named, budget, trunk_layers)
+        budgets = [each.largest_budget(tolerance or 0.0) if budget == "best" else budget for each in circuits]
+        head_sets = [each.heads_to_prune(own) for each, own in zip(circuits, budgets, strict=True)]
+        for (name, each), own in zip(named.items(), budgets, strict=True):
+            _check_trunk({name: each}, own, trunk_layers)
     elif way == "circuit":
         _check_circuits(backbones[:1], {"circuit": circuit})
         head_sets = []
@@ -127,6 +132,13 @@ def _way(given: Sequence[str], options: Mapping[str, int | None], is_several: bo
     if way == "dataloader" and options["heads_per_layer"] is None:
         raise ValueError("heads_per_layer is missing: say how many heads a layer keeps when drawing with a dataloader")
     return way
+
+
+def _check_best(way: str, budget: Any, tolerance: float | None) -> None:
+    if budget == "best" and way != "circuits":
+        raise ValueError("budget is 'best', which each of several circuits has: pass circuits=[...], or a whole number")
+    if tolerance is not None and budget != "best":
+        raise ValueError(f"tolerance is {tolerance!r}, which goes with budget='best': pass that, or leave it out")
 
 
 def sample_heads(circuit: Circuit, budget: int, out_of: int | None, seed: int, taken: Sequence[dict] = ()) -> dict:

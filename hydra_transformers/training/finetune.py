@@ -20,7 +20,9 @@ from transformers import PreTrainedModel, Trainer, TrainingArguments
 from ..files import write_atomically
 from ..fingerprints import fingerprint_of_data, fingerprint_of_weights
 from ..folder_lock import only_writer
+from ..prediction import collate
 from ..processes import gather
+from ..raw_data import PreparedRows
 from .callback import describe_trained
 from .divergence import DivergedError, FiniteTrainer, check_nothing_is_missing
 from .lora import adapter_settings, is_peft_model
@@ -87,7 +89,7 @@ def finetune_members(
         learning_rates: peak learning rates to choose from by validation, "grid" for the recipe's; by default the
             recipe's single `learning_rate`.
         compute_metrics: as in `Trainer`; must return the recipe's metric. By default `compute_accuracy`.
-        data_collator, processing_class: as in `Trainer`.
+        data_collator, processing_class: as in `Trainer`; what `prepare` made needs neither.
         training_arguments: arguments of `TrainingArguments` that win over the recipe's.
 
     Call it again with the same arguments and it goes on where it was: finished members are loaded, an interrupted one
@@ -102,6 +104,8 @@ def finetune_members(
     learning_rates = _learning_rates(recipe, learning_rates)
     _check_inputs(members, train_dataset, eval_dataset, training_arguments)
     data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+    if data_collator is None and isinstance(train_dataset, PreparedRows):
+        data_collator = collate
     data |= {"data_collator": data_collator, "processing_class": processing_class}
     if compute_metrics is None and recipe.metric == "accuracy":
         compute_metrics = compute_accuracy

@@ -45,6 +45,39 @@ def test_prune_heads_finds_the_hydra_of_a_model():
         prune_heads(torch.nn.Linear(2, 2))
 
 
+def test_every_member_loses_as_many_heads_as_its_own_circuit_can_spare():
+    scores = [[0.6, 0.8, 0.7, 0.1], [0.9, 0.8, 0.895, 0.2]]
+    rankings = RANKING[:4], RANKING[4:8]
+    circuits = [Circuit(ranking, each, 0.7, "avg") for ranking, each in zip(rankings, scores, strict=True)]
+    assert [each.best_budget for each in circuits] == [each.largest_budget() for each in circuits] == [2, 1]
+    members = draw_members(vit(), circuits=circuits, budget="best")
+    assert [len(pruned_heads(member)) for member in members] == [2, 1]
+    members = draw_members(vit(), circuits=circuits, budget="best", tolerance=0.11)
+    assert [len(pruned_heads(member)) for member in members] == [3, 3]
+    hydra = HydraViTForImageClassification.from_pruned_members(
+        draw_members(vit(), circuits=circuits, budget="best", trunk_layers=0)
+    )
+    assert hydra.num_members == 2
+
+
+def test_a_best_budget_that_means_nothing_is_refused():
+    circuit = circuit_of(RANKING)
+    with pytest.raises(ValueError, match=r"budget is 'best', which each of several circuits has: pass circuits=\[...\]"):
+        draw_members(vit(), circuit=circuit, budget="best")
+    with pytest.raises(TypeError, match="budget is 'most': pass a whole number, 0 to 9"):
+        draw_members(vit(), circuits=[circuit], budget="most")
+    with pytest.raises(ValueError, match=r"tolerance is 0\.1, which goes with budget='best'"):
+        draw_members(vit(), circuits=[circuit], budget=3, tolerance=0.1)
+    with pytest.raises(ValueError, match="tolerance is -1: pass how much of the score may be lost"):
+        circuit.largest_budget(-1)
+
+
+def test_a_circuit_is_drawn(tmp_path):
+    circuit = Circuit(RANKING[:3], [0.6, 0.8, 0.3], 0.7, "acc", chance_from=3)
+    path = circuit.plot(tmp_path / "circuit.png")
+    assert path.read_bytes().startswith(b"\x89PNG") and [each.name for each in tmp_path.iterdir()] == ["circuit.png"]
+
+
 def test_prune_heads_prunes_a_hydra_further():
     once = prune_heads(vit(), {0: [1]})
     assert prune_heads(once, {0: [0], 2: [2]}).config.kept_heads == [[[2]], [[0, 1, 2]], [[0, 1]]]

@@ -387,3 +387,20 @@ def test_several_backbones_that_do_not_fit_are_refused_before_the_first_removal(
     _, batches, _, _ = family("vit")
     with pytest.raises(ValueError, match=sentence):
         extract_circuit(models, batches, budget=3, progress=False, **arguments)
+
+
+def test_a_run_ends_once_the_score_has_fallen_too_far(tmp_path):
+    model, id_batches, ood_batches, _ = family("vit")
+    settings = {"objective": "ood", "budget": 8, "progress": False}
+    whole = extract_circuit(model, id_batches, ood_batches, checkpoint=tmp_path / "whole.json", **settings)
+    scores = [whole.dense_score, *whole.scores]
+    falls = [max(scores[:removal]) - scores[removal] for removal in range(1, 9)]
+    assert max(falls) > 0
+    first = falls.index(max(falls)) + 1
+    tolerance = (max(falls) + sorted({0.0, *falls})[-2]) / 2
+    for checkpoint in (None, tmp_path / "new.json", tmp_path / "whole.json"):  # the last knows more than is asked for
+        ended = extract_circuit(model, id_batches, ood_batches, tolerance=tolerance, checkpoint=checkpoint, **settings)
+        assert ended.ranking == whole.ranking[:first] and ended.scores == whole.scores[:first]
+    assert len(extract_circuit(model, id_batches, ood_batches, tolerance=1.0, **settings).ranking) == 8
+    with pytest.raises(ValueError, match=r"tolerance is -0\.1: pass how far the score may fall"):
+        extract_circuit(model, id_batches, ood_batches, tolerance=-0.1, **settings)

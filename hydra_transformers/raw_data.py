@@ -1,0 +1,123 @@
+"""Data sets as they come, with images or texts in their columns, as rows that a model reads."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from .prediction import LABEL_NAMES
+
+
+# The usual names of a column of texts, first choice first.
+TEXT_NAMES = ("text", "sentence", "content", "review", "question")
+
+
+class PreparedRows(torch.utils.data.Dataset):
+    """Rows `{"pixel_values": ...}` or `{"input_ids": ..., "attention_mask": ...}`, with `labels` where the data has any; made
+    when they are read. `prepare` makes one."""
+
+    def __init__(self, rows: Any, processor: Any, columns: tuple[str, ...], label: str | None, max_length: int | None):
+        self.rows, self.processor, self.columns = rows, processor, columns
+        self.label, self.max_length = label, max_length
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self.rows[index]
+        values = [row[column] for column in self.columns]
+        if isinstance(self.processor, PreTrainedTokenizerBase):
+            length = {} if self.max_length is None else {"max_length": self.max_length}
+            prepared = dict(self.processor(*values, truncation=True, **length))
+        else:
+            prepared = {"pixel_values": self._pixels(values[0], index)}
+        return prepared if self.label is None else prepared | {"labels": self._label(row[self.label], index)}
+
+    def _pixels(self, image: Any, index: int) -> Tensor:
+        if getattr(image, "mode", "RGB") not in ("RGB", "L"):  # of PIL: a palette, or transparent
+            image = image.convert("RGB")
+        try:
+            return self.processor(images=image, return_tensors="pt")["pixel_values"][0]
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ValueError(
+                f"row {index} of the data cannot be made pixel_values ({error}): pass images in {self.columns[0]!r}, or "
+                "name their column as image="
+            ) from error
+
+    def _label(self, label: Any, index: int) -> Any:
+        if isinstance(label, str):
+            raise ValueError(
+                f"the label of row {index} is {label!r}: pass class indices, as the model's config.label2id has them"
+            )
+        return label
+
+
+def prepare(
+    data: Any,
+    processor: Any,
+    *,
+    image: str | None = None,
+    text: str | Sequence[str] | None = None,
+    label: str | None = None,
+    max_length: int | None = None,
+) -> PreparedRows:
+    """A data set of images or texts as everything here takes it: circuits, fine-tuning, calibration, reports.
+
+    Args:
+        data: a `datasets` or `torch` Dataset, or a list, of dict rows.
+        processor: the model's image processor or tokenizer.
+        image: the column of images; by default the first that holds any.
+        text: the column of texts, or two columns of pairs; by default the usual name, or the only column of texts.
+        label: the column of class indices; by default `labels` or `label` where there is one.
+        max_length: tokens of a text; by default what the tokenizer is made for.
+
+    Images and texts are prepared when a row is read, and texts of a batch are filled up to the longest of them.
+
+        >>> data = prepare(load_dataset("glue", "mrpc", split="validation"), tokenizer, text=("sentence1", "sentence2"))
+    """
+    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, (Mapping, str)):
+        raise TypeError(f"data is a {type(data).__name__}: pass a Dataset or a list of dict rows")
+    if len(data) == 0:
+        raise ValueError("data has no rows: pass at least one")
+    row = data[0]
+    if not isinstance(row, Mapping):
+        raise TypeError(f"a row of data is a {type(row).__name__}: each row must be a dict of columns")
+    reads_texts = isinstance(processor, PreTrainedTokenizerBase)
+    other = image if reads_texts else text
+    if other is not None:
+        kind = "a tokenizer reads texts: pass text=" if reads_texts else "an image processor reads images: pass image="
+        raise ValueError(f"the column {other!r} does not go with a {type(processor).__name__}: {kind}")
+    columns = _text_columns(row, text) if reads_texts else (image or _image_column(row),)
+    label = label or next((name for name in LABEL_NAMES if name in row), None)
+    for name in (*columns, *(() if label is None else (label,))):
+        if name not in row:
+            raise ValueError(f"data has no column {name!r}: it has {', '.join(map(repr, row))}")
+    return PreparedRows(data, processor, columns, label, max_length)
+
+
+def _text_columns(row: Mapping[str, Any], text: str | Sequence[str] | None) -> tuple[str, ...]:
+    if text is not None:
+        columns = (text,) if isinstance(text, str) else tuple(text)
+        if not 1 <= len(columns) <= 2:
+            raise ValueError(f"text is {text!r}: pass one column, or two of pairs")
+        return columns
+    found = [name for name, value in row.items() if isinstance(value, str)]
+    usual = [name for name in TEXT_NAMES if name in found]
+    if usual or len(found) == 1:
+        return ((usual or found)[0],)
+    raise ValueError(_which("texts", found, row, "text"))
+
+
+def _image_column(row: Mapping[str, Any]) -> str:
+    found = [name for name, value in row.items() if hasattr(value, "convert") and hasattr(value, "size")]
+    if len(found) == 1:
+        return found[0]
+    raise ValueError(_which("images", found, row, "image"))
+
+
+def _which(kind: str, found: Sequence[str], row: Mapping[str, Any], option: str) -> str:
+    if found:
+        return f"data has {kind} in {', '.join(map(repr, found))}: name the column as {option}="
+    return f"data has no column of {kind}, it has {', '.join(map(repr, row))}: name the column as {option}="
