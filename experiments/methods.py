@@ -4,7 +4,6 @@ A unit writes into its own folder or file below the setting's; one that was cut 
 """
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -330,7 +329,7 @@ class Comparison:
             for name, budget in (("whole", 0), ("zero-shot", self.setting.heads_to_prune)):
                 yield (
                     f"tunings-{name}-trunk-{depth}",
-                    lambda depth=depth, members=members, budget=budget: fused(merged(members(budget), depth)),
+                    lambda depth=depth, members=members, budget=budget: fused(members(budget), trunk_layers=depth),
                 )
 
     def tuned_members(self, seed: int, name: str, count: int = 3) -> list[PreTrainedModel]:
@@ -435,19 +434,3 @@ def with_temperature(method: str) -> str:
 def fused(members: Iterable[PreTrainedModel], **options) -> PreTrainedModel:
     members = list(members)
     return type(members[0]).from_pruned_members(members, **options)
-
-
-def merged(members: Iterable[PreTrainedModel], depth: int) -> list[PreTrainedModel]:
-    """Members, all of whose weights in the first `depth` layers are the members' mean."""
-    members = list(members)
-    in_trunk = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-    with torch.no_grad():
-        for (name, _), *together in zip(
-            members[0].named_parameters(), *(member.parameters() for member in members), strict=True
-        ):
-            layer = in_trunk.search(name)
-            if layer and int(layer[1]) < depth:
-                mean = torch.stack([each.detach() for each in together]).mean(dim=0)
-                for each in together:
-                    each.copy_(mean)
-    return members

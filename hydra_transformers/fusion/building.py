@@ -9,14 +9,14 @@ from transformers.initialization import no_init_weights
 
 from ..models.configuration_hydra import SHARED_PARTS
 from .reading import Member
-from .structure import Slot, attention_names, hydra_config, slots, tower_configs, without_weights
+from .structure import Slot, attention_names, hydra_config, outline, slots, tower_configs
 
 
 def prune(cls: type, member: Member, heads_to_prune: dict | None) -> Member:
     """The member with heads cut out: q, k, v and o lose the heads' rows, the config their numbers."""
     heads_to_prune = _by_tower(member.config, heads_to_prune or {})
     tensors, kept = dict(member.tensors), {}
-    empty = without_weights(cls, member.config)
+    empty = outline(cls, member.config)
     for tower, names in attention_names(empty).items():
         before = [layer[0] for layer in tower_configs(member.config)[tower].kept_heads]
         after = keep_after_pruning(before, heads_to_prune.get(tower))

@@ -12,7 +12,7 @@ from transformers.utils import logging
 from ..models.auto import check_has_no_adapters
 from ..models.configuration_hydra import SHARED_PARTS
 from ..models.modeling_hydra import Rule
-from .structure import attention_names, hydra_config, slots, tower_configs, without_weights
+from .structure import attention_names, hydra_config, outline, slots, tower_configs
 
 
 # Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.
@@ -94,7 +94,7 @@ def _read_hydra(cls: type, model: PreTrainedModel, name: str) -> Iterator[Member
 def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
     parameters = {key: tensor.detach() for key, tensor in model.named_parameters()}
     pooler = _has_pooler(cls, model)
-    dense = without_weights(cls, hydra_config(cls.config_class, model.config, None, SHARED_PARTS, **pooler))
+    dense = outline(cls, hydra_config(cls.config_class, model.config, None, SHARED_PARTS, **pooler))
     kept = {
         tower: [[_heads_left(cls, dense, model, parameters, tower, layer, name)] for layer in range(len(attentions))]
         for tower, attentions in attention_names(dense).items()
@@ -144,7 +144,7 @@ def _filled_in(pattern: str, places: tuple[str, ...]) -> str:
 def backbone_names(cls: type, model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
     """By name of a parameter of a `cls` made from `model`, the names of the backbone's parameters that it is made of."""
     pooler = _has_pooler(cls, model)
-    dense = without_weights(cls, hydra_config(cls.config_class, model.config, None, SHARED_PARTS, **pooler))
+    dense = outline(cls, hydra_config(cls.config_class, model.config, None, SHARED_PARTS, **pooler))
     theirs = dict(model.named_parameters())
     return {name: backbone_source(cls, name, theirs)[0] for name, _ in dense.named_parameters()}
 
@@ -183,7 +183,7 @@ def _has_pooler(cls: type, model: PreTrainedModel) -> dict[str, bool]:
 
 def _checked(cls: type, member: Member) -> Member:
     """A member whose tensors all have the shape its config asks for."""
-    expected = without_weights(cls, member.config)
+    expected = outline(cls, member.config)
     for name, parameter in expected.named_parameters():
         if name not in member.tensors:
             raise ValueError(

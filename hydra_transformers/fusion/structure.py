@@ -101,3 +101,19 @@ def without_weights(model_class: type, config: PreTrainedConfig) -> PreTrainedMo
     """A model on the meta device, to ask for names, shapes and counts and not to compute with."""
     with torch.device("meta"), no_init_weights():
         return model_class(copy.deepcopy(config)).eval()
+
+
+MOST_OUTLINES = 16
+_outlines: dict[tuple[type, str], PreTrainedModel] = {}
+
+
+def outline(model_class: type, config: PreTrainedConfig) -> PreTrainedModel:
+    """`without_weights`, made once for equal configs: to be read, never changed."""
+    key = model_class, config.to_json_string(use_diff=False)
+    found = _outlines.get(key)
+    if found is None:
+        found = without_weights(model_class, config)
+        for oldest in list(_outlines)[: len(_outlines) + 1 - MOST_OUTLINES]:
+            _outlines.pop(oldest, None)
+        _outlines[key] = found
+    return found

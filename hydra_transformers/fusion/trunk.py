@@ -6,7 +6,7 @@ import torch
 
 from ..models.configuration_hydra import SHARED_PARTS, TrunkLayers
 from .reading import Member
-from .structure import attention_names, tower_configs, without_weights
+from .structure import attention_names, outline, tower_configs
 
 
 def trunks_of(cls: type, members: list[Member], shared: Sequence[str], trunk_layers: TrunkLayers) -> dict[str, int]:
@@ -56,7 +56,7 @@ def equal_layers(cls: type, members: list[Member]) -> dict[str, int]:
     """By tower, how many leading layers have the same heads and bit for bit the same weights in all members, where these
     also agree on what comes before the first layer."""
     first, *others = members
-    dense = without_weights(cls, first.config)
+    dense = outline(cls, first.config)
     names = [name for name, _ in dense.named_parameters()]
 
     def are_equal(of_part: list[str]) -> bool:

@@ -136,7 +136,9 @@ def _way(given: Sequence[str], options: Mapping[str, int | None], is_several: bo
 
 def _check_best(way: str, budget: Any, tolerance: float | None) -> None:
     if budget == "best" and way != "circuits":
-        raise ValueError("budget is 'best', which each of several circuits has: pass circuits=[...], or a whole number")
+        raise ValueError(
+            "budget is 'best', which each of several circuits has: pass circuits=[...], or a whole number"
+        )
     if tolerance is not None and budget != "best":
         raise ValueError(f"tolerance is {tolerance!r}, which goes with budget='best': pass that, or leave it out")
 
