@@ -1,8 +1,9 @@
-"""The demo tells its whole story, on data that its steps share fairly, from a backbone that is worth pruning."""
+"""The demo tells its whole story, on data that its steps share fairly, from a pre-trained model that is worth fine-tuning."""
 
 import contextlib
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,17 +13,24 @@ from sklearn.datasets import load_digits
 from transformers import AutoModelForImageClassification, ViTImageProcessorPil, pipeline
 
 from hydra_transformers.cli import main
-from hydra_transformers.demo.backbone import (
-    SETTINGS,
-    SHIPPED,
-    BackboneSettings,
-    load_shipped_backbone,
-    shipped_settings,
-    train_backbone,
-)
+from hydra_transformers.cost import Cost
 from hydra_transformers.demo.deciding import Answer, Example, examples_of, judgement, picture
 from hydra_transformers.demo.deciding import told as told_line
-from hydra_transformers.demo.digits import EXTRACTION_DIGIT, JUDGED_DIGITS, KNOWN_DIGITS, load_data
+from hydra_transformers.demo.digits import CHOOSING_DIGIT, JUDGED_DIGITS, KNOWN_DIGITS, Images, load_data
+from hydra_transformers.demo.pretraining import (
+    SETTINGS,
+    SHIPPED,
+    TURNS,
+    PretrainingSettings,
+    accuracy_on_turns,
+    load_shipped_model,
+    moved,
+    pretrain,
+    shipped_settings,
+    turned,
+)
+from hydra_transformers.demo.story import FULL, finetuned
+from hydra_transformers.demo.table import verdict
 from hydra_transformers.uncertainty import UncertaintyReport
 
 
@@ -52,16 +60,18 @@ def rows_of(images) -> set[bytes]:
 
 def test_no_image_is_used_for_two_purposes(data):
     known = [data.train, data.validation, data.calibration, data.test]
-    sets = [*known, data.extraction, *data.near.values(), *data.far.values()]
+    choosing = [images for group in data.choosing.values() for images in group.values()]
+    sets = [*known, *choosing, *data.near.values(), *data.far.values()]
     assert len(set.union(*map(rows_of, sets))) == sum(map(len, map(rows_of, sets)))
 
 
-def test_unknown_digits_are_other_digits_and_others_for_extraction_than_for_judging(data):
+def test_unknown_digits_are_other_digits_and_others_to_choose_by_than_to_judge(data):
     levels, digits = load_digits(return_X_y=True)
     levels = np.round(levels.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    assert set(KNOWN_DIGITS).isdisjoint({EXTRACTION_DIGIT, *JUDGED_DIGITS})
-    assert EXTRACTION_DIGIT not in JUDGED_DIGITS
-    assert rows_of(data.extraction) & {image.tobytes() for image in levels[digits == EXTRACTION_DIGIT]}
+    assert set(KNOWN_DIGITS).isdisjoint({CHOOSING_DIGIT, *JUDGED_DIGITS})
+    assert CHOOSING_DIGIT not in JUDGED_DIGITS
+    sevens = {image.tobytes() for image in levels[digits == CHOOSING_DIGIT]}
+    assert rows_of(data.choosing["near"][f"digit {CHOOSING_DIGIT}"]) < sevens
     for digit in JUDGED_DIGITS:
         assert rows_of(data.near[f"digit {digit}"]) == {image.tobytes() for image in levels[digits == digit]}
 
@@ -86,29 +96,67 @@ def test_a_patch_is_the_mean_of_its_pixels(data):
     assert np.abs(data.far["photo patches"].pixels[0] - np.array(first)).max() <= 0.5
 
 
-# Backbone
+# Pre-training
 
 
-def test_the_shipped_backbone_is_right_on_95_percent_of_unseen_digits(data):
-    with torch.no_grad():
-        answers = load_shipped_backbone()(data.test.pixel_values).logits.argmax(-1)
-    assert (answers == data.test.labels).float().mean() >= 0.95
+def test_the_shipped_model_knows_how_85_percent_of_unseen_images_are_turned(data):
+    """Of three ways; a zero looks the same in all of them."""
+    assert accuracy_on_turns(load_shipped_model(), data.test) >= 0.85
 
 
-def test_the_shipped_backbone_is_small_and_made_with_the_settings_in_the_code():
+def test_the_shipped_model_is_small_and_made_with_the_settings_in_the_code():
     assert sum(path.stat().st_size for path in SHIPPED.iterdir()) < 1_000_000
     assert shipped_settings() == SETTINGS
-    config = load_shipped_backbone().config
+    config = load_shipped_model().config
     for name in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size"):
         assert getattr(config, name) == getattr(SETTINGS, name)
+    assert list(config.id2label.values()) == list(TURNS)
 
 
-def test_training_again_gives_the_same_backbone(data):
-    settings = BackboneSettings(
-        epochs=1, hidden_size=16, num_attention_heads=2, intermediate_size=16, num_hidden_layers=1
-    )
-    first, second = (train_backbone(data.train, settings, progress=False).state_dict() for _ in range(2))
+SMALL = PretrainingSettings(epochs=1, hidden_size=16, num_attention_heads=2, intermediate_size=16, num_hidden_layers=1)
+
+
+def test_pretraining_again_gives_the_same_model(data):
+    first, second = (pretrain(data.train, SMALL, progress=False).state_dict() for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_pretraining_reads_no_label(data):
+    with_labels, without = (
+        pretrain(images, SMALL, progress=False).state_dict() for images in (data.train, Images(data.train.pixels))
+    )
+    assert all(torch.equal(with_labels[name], without[name]) for name in with_labels)
+
+
+def test_images_are_turned_as_they_are_labelled_and_never_upside_down(data):
+    images = data.train.pixel_values[:60]
+    inputs, turns = turned(images, torch.Generator().manual_seed(0))
+    assert set(turns.tolist()) == set(range(len(TURNS)))
+    for image, result, turn in zip(images, inputs, turns.tolist(), strict=True):
+        back = {"upright": 0, "turned left": -1, "turned right": 1}[list(TURNS)[turn]]
+        assert torch.equal(result.rot90(back, (1, 2)), image)
+    assert all(quarters % 4 != 2 for quarters in TURNS.values())
+
+
+def test_images_are_moved_by_at_most_a_pixel():
+    dot = torch.full((200, 3, 8, 8), -1.0)
+    dot[:, :, 4, 4] = 1.0
+    places = moved(dot, torch.Generator().manual_seed(0))[:, 0].flatten(1).argmax(1)
+    assert set(places.tolist()) == {8 * row + column for row in (3, 4, 5) for column in (3, 4, 5)}
+
+
+@pytest.fixture(scope="module")
+def fine_tunings(data, tmp_path_factory):
+    return finetuned(load_shipped_model(), data, FULL, tmp_path_factory.mktemp("demo") / "fine-tuning")
+
+
+def test_a_fine_tuning_is_right_on_95_percent_of_unseen_digits_and_each_is_another(data, fine_tunings):
+    with torch.no_grad():
+        logits = [model(data.test.pixel_values).logits for model in fine_tunings]
+    assert len(logits) == 3
+    for each in logits:
+        assert (each.argmax(-1) == data.test.labels).float().mean() >= 0.95
+    assert not torch.allclose(logits[0], logits[1], atol=0.1) and not torch.allclose(logits[1], logits[2], atol=0.1)
 
 
 # Story
@@ -118,15 +166,17 @@ def test_the_demo_tells_every_step(told):
     _, text = told
     for step in range(1, 10):
         assert f"[{step}/9]" in text
-    for name in ("Single", "Deep Ensemble", "Pruned member", "Hydra"):
-        assert f"| {name}" in text
+    for name in ("Single", "Deep Ensemble", "Hydra", "Hydra, pruned"):
+        assert f"| {name}  " in text or f"| {name} |" in text
+    assert any(said in text for said in ("Fuse: ", "Fuse without ", "Do not fuse: ", "Cannot tell: "))
+    assert "Hydra against Deep Ensemble" in text and "Hydra against Single" in text
     assert "digit-" in text and "photo-patch.png" in text
 
 
 def test_the_demo_leaves_table_reports_and_plots(told):
     output, text = told
     report = UncertaintyReport.from_json(output / "report.json")
-    assert [result.num_members for result in report.models.values()] == [1, 3, 1, 3]
+    assert [result.num_members for result in report.models.values()] == [1, 3, 3, 3]
     assert set(report.models["Hydra"].ood["near"]) == {"digit 8", "digit 9"}
     table = (output / "table.md").read_text()
     assert table.strip() in text
@@ -203,11 +253,40 @@ def test_the_demo_says_whether_the_model_is_right(label, said, abstain, sentence
     assert title.get_window_extent().x1 < figure.bbox.x1 and title.get_window_extent().y1 <= figure.bbox.y1
 
 
-def test_the_report_has_the_accuracy_of_the_shipped_backbone(told, data):
+RESULTS = {"accuracy": 0.97, "ece": 0.03, "near": 0.95, "far": 0.98}
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({}, "equal in accuracy, ECE, near AUROC, far AUROC"),
+        ({"accuracy": 0.96}, "worse in accuracy (-1.0); equal in ECE, near AUROC, far AUROC"),
+        (
+            {"ece": 0.05, "near": 0.97},
+            "better in near AUROC (+2.0); worse in ECE (+2.0); equal in accuracy, far AUROC",
+        ),
+        ({"ece": 0.01, "far": 0.9}, "better in ECE (-2.0); worse in far AUROC (-8.0); equal in accuracy, near AUROC"),
+    ],
+)
+def test_the_verdict_says_what_is_gained_and_lost_and_for_what_price(change, sentence):
+    report = SimpleNamespace(models={"Apart": result_of(RESULTS), "Fused": result_of(RESULTS | change)})
+    costs = {"Apart": Cost(300, 3000, {64: 30.0}), "Fused": Cost(120, 2700, {64: 33.0})}
+    price = "0.40 times the parameters, 0.90 times the multiply-adds, 1.10 times the time"
+    said = verdict(report, costs, "Fused", "Apart", 64)
+    assert said == f"Fused against Apart, in points of percent: {sentence}. Price: {price}."
+
+
+def result_of(values) -> SimpleNamespace:
+    known = {name: values[name] for name in ("accuracy", "ece")}
+    return SimpleNamespace(id=known, ood_average=lambda group: {"auroc": values[group]})
+
+
+def test_the_report_has_the_accuracy_that_the_saved_hydra_has(told, data):
+    model = AutoModelForImageClassification.from_pretrained(told[0] / "hydra-vit-digits").eval()
     with torch.no_grad():
-        answers = load_shipped_backbone()(data.test.pixel_values).logits.argmax(-1)
-    single = json.loads((told[0] / "report.json").read_text())["models"]["Single"]
-    assert single["id"]["accuracy"] == pytest.approx((answers == data.test.labels).double().mean().item())
+        answers = model(data.test.pixel_values).logits.argmax(-1)
+    hydra = json.loads((told[0] / "report.json").read_text())["models"]["Hydra"]
+    assert hydra["id"]["accuracy"] == pytest.approx((answers == data.test.labels).double().mean().item())
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""The notebooks run from top to bottom, offline, and are kept as they ran. About 20 s each on one slow core."""
+"""The notebooks run from top to bottom, offline, and are kept as they ran. Half a minute to a minute each on one slow core."""
 
 import ast
 import importlib.util
@@ -75,6 +75,38 @@ def test_the_notebook_is_kept_executed_and_small(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_notebook_ends_with_the_lines_for_a_real_checkpoint(path):
     last = nbformat.read(path, as_version=4).cells[-1]
-    code = last.source.split("```python\n")[1].split("```")[0]
+    code = "\n".join(code_blocks(last))
     ast.parse(code)
     assert CHECKPOINTS[path.stem] in code and "push_hydra_to_hub" in code
+
+
+def test_the_lines_for_a_real_checkpoint_define_what_the_cells_that_stay_use():
+    cells = nbformat.read(ROOT / "notebooks" / "images.ipynb", as_version=4).cells
+    titles = {cell.source.splitlines()[0]: place for place, cell in enumerate(cells) if cell.cell_type == "markdown"}
+    first, end = titles["## Data"], titles["## Three fine-tunings"]
+    gone, stay = (
+        [each.source for each in some if each.cell_type == "code"] for some in (cells[first:end], cells[end:])
+    )
+    used = read_in([*stay, cells[1].source])
+    needed = defined_in(gone) & used
+    assert {"images", "labels", "train", "choosing", "test", "pretrained", "settings", "near", "far"} <= needed
+    assert needed <= defined_in(code_blocks(cells[-1])[:1])
+
+
+def code_blocks(cell) -> list[str]:
+    return [part.split("```")[0] for part in cell.source.split("```python\n")[1:]]
+
+
+def read_in(sources) -> set[str]:
+    nodes = [node for tree in map(parsed, sources) for node in ast.walk(tree)]
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+
+
+def defined_in(sources) -> set[str]:
+    """Names that the lines themselves give a value, not what comprehensions and functions have inside."""
+    lines = [line for tree in map(parsed, sources) for line in tree.body if isinstance(line, ast.Assign)]
+    return {node.id for line in lines for target in line.targets for node in ast.walk(target) if hasattr(node, "id")}
+
+
+def parsed(source: str) -> ast.Module:
+    return ast.parse("\n".join(line for line in source.splitlines() if not line.startswith("%")))

@@ -10,7 +10,7 @@ from ..cli import quiet_libraries
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder for the results")
-    parser.add_argument("--train", action="store_true", help="train the backbone, too, instead of loading it")
+    parser.add_argument("--train", action="store_true", help="pre-train the model, too, instead of loading it")
     parser.add_argument("--fast", action="store_true", help="a few steps of everything: quick, and worth nothing else")
 
 

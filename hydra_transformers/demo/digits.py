@@ -1,9 +1,10 @@
 """The demo's data, all of it inside scikit-learn: handwritten digits, and patches of two photos.
 
-Known are the digits 0 to 6. What circuits are extracted with (the digit 7, patches of one photo) is never judged on; what
-is judged on (the digits 8 and 9, patches of the other photo) is never seen before.
+Known are the digits 0 to 6. The unknown that is chosen by (the digit 7, patches of one photo: whether to fuse, which heads to
+prune) is never judged on; what is judged on (the digits 8 and 9, patches of the other photo) is never seen before.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +13,8 @@ from torch import Tensor
 
 
 KNOWN_DIGITS = range(7)
-EXTRACTION_DIGIT, JUDGED_DIGITS = 7, (8, 9)
-EXTRACTION_PHOTO, JUDGED_PHOTO = "china.jpg", "flower.jpg"
+CHOOSING_DIGIT, JUDGED_DIGITS = 7, (8, 9)
+CHOOSING_PHOTO, JUDGED_PHOTO = "china.jpg", "flower.jpg"
 TRAIN_ROWS, VALIDATION_ROWS, CALIBRATION_ROWS = 650, 250, 164
 PATCH_PIXELS = 32  # of the photo, which become the 8 pixels of a digit
 
@@ -39,6 +40,11 @@ class Images:
         rows = np.linspace(0, len(self) - 1, min(count, len(self))).round().astype(int)
         return Images(self.pixels[rows], None if self.labels is None else self.labels[torch.from_numpy(rows)])
 
+    @staticmethod
+    def together(several: Iterable["Images"]) -> "Images":
+        """All images one after the other, without labels."""
+        return Images(np.concatenate([images.pixels for images in several]))
+
     def batches(self, size: int = 64) -> list[dict[str, Tensor]]:
         columns = {"pixel_values": self.pixel_values.split(size)}
         if self.labels is not None:
@@ -55,14 +61,14 @@ class Images:
 
 @dataclass(frozen=True)
 class DemoData:
-    """train, validation, calibration, test: known digits; extraction: unlike them, for circuits; near, far: unlike them, for
-    judging."""
+    """train, validation, calibration, test: known digits; choosing: unlike them, near and far, to choose by; near, far: unlike
+    them, for judging."""
 
     train: Images
     validation: Images
     calibration: Images
     test: Images
-    extraction: Images
+    choosing: dict[str, dict[str, Images]]
     near: dict[str, Images]
     far: dict[str, Images]
 
@@ -76,13 +82,15 @@ def load_data() -> DemoData:
     def known_digits(rows: np.ndarray) -> Images:
         return Images(levels[rows], torch.from_numpy(digits[rows]).long())
 
-    unseen = np.concatenate([levels[digits == EXTRACTION_DIGIT][:100], photo_patches(EXTRACTION_PHOTO)[::2][:100]])
     return DemoData(
         train=known_digits(train),
         validation=known_digits(validation),
         calibration=known_digits(calibration),
         test=known_digits(test),
-        extraction=Images(unseen),
+        choosing={
+            "near": {f"digit {CHOOSING_DIGIT}": Images(levels[digits == CHOOSING_DIGIT][:100])},
+            "far": {"photo patches": Images(photo_patches(CHOOSING_PHOTO)[::2][:100])},
+        },
         near={f"digit {digit}": Images(levels[digits == digit]) for digit in JUDGED_DIGITS},
         far={"photo patches": Images(photo_patches(JUDGED_PHOTO))},
     )

@@ -1,4 +1,4 @@
-"""The story: one trained ViT becomes three pruned members, and these one Hydra that says when it does not know."""
+"""The story: three fine-tunings of one pre-trained ViT become one Hydra that says when it does not know."""
 
 import contextlib
 import io
@@ -13,23 +13,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import nn
-from transformers import PreTrainedModel, ViTForImageClassification
+from transformers import PreTrainedModel
 
 from ..baselines import DeepEnsemble
 from ..cost import compare_costs
 from ..files import written_whole
 from ..hub import create_model_card, kept_heads_map
 from ..models import AutoHydra
-from ..pruning import Circuit, draw_members, extract_circuit
-from ..training import Recipe, finetune_members
-from ..uncertainty import UncertaintyReport, evaluate_uncertainty
-from .backbone import SETTINGS, accuracy, load_shipped_backbone, train_backbone
+from ..pruning import draw_members, extract_circuit
+from ..training import Recipe, finetune_from_pretrained
+from ..uncertainty import FusionReport, UncertaintyReport, evaluate_uncertainty, fusion_report
 from .deciding import Answer, Example, calibrate, draw, examples_of, judgement, reached, told
-from .digits import DemoData, load_data
+from .digits import KNOWN_DIGITS, DemoData, Images, load_data
+from .pretraining import accuracy, accuracy_on_turns, load_shipped_model, pretrain
 from .table import comparison_table, verdict
 
 
-OBJECTIVES = {"acc": "accuracy", "ood": "separation of the unknown", "avg": "the mean of both"}
 MODEL_FOLDER, MARKER = "hydra-vit-digits", "demo.json"
 BATCH_SIZE = 64
 STEPS = 9
@@ -37,12 +36,14 @@ STEPS = 9
 RECIPE = Recipe(
     name="demo",
     optimizer="adamw",
-    learning_rate=5e-4,
+    learning_rate=2e-3,
+    classifier_learning_rate=1e-2,
     weight_decay=0.05,
     max_grad_norm=1.0,
-    warmup_steps=0.1,
-    max_steps=60,
-    trainable=("attention", "mlp", "layernorm", "classifier"),
+    warmup_steps=0.2,
+    max_steps=88,
+    trainable=("embeddings", "attention", "mlp", "layernorm", "classifier"),
+    reset_classifier=True,  # three random ones would pull so small a model in three directions, too far apart to be fused
 )
 
 
@@ -50,22 +51,20 @@ RECIPE = Recipe(
 class Pace:
     """How much work each step does.
 
-    epochs: of the two further backbones of the Deep Ensemble
-    budget: heads that each member loses, of 32
+    finetuning_steps: per fine-tuning
+    budget: heads that each pruned member loses, of 32
     rows: known and unknown images each that circuits are extracted with
-    finetuning_steps: per member
     seconds: of timing
     """
 
-    epochs: int = SETTINGS.epochs
-    budget: int = 11
-    rows: int = 200
     finetuning_steps: int = RECIPE.max_steps
+    budget: int = 5
+    rows: int = 120
     seconds: float = 5.0
 
 
 FULL = Pace()
-FAST = Pace(epochs=2, budget=4, rows=32, finetuning_steps=4, seconds=0.0)
+FAST = Pace(finetuning_steps=6, budget=2, rows=32, seconds=0.0)
 
 
 class Narrator:
@@ -93,51 +92,58 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
     data = load_data()
     narrator.begin(
         "Data",
-        "Digits 0 to 6 are what the model learns. Unknown: 7 and a photo to choose heads by, 8, 9 and another to judge.",
+        "Digits 0 to 6 are what the model learns. Unknown: 7 and a photo to choose by, 8, 9 and another to judge.",
     )
     narrator.say(
         f"{len(data.train)} images to train, {len(data.validation)} to choose by, {len(data.calibration)} to learn when not to "
         f"answer, {len(data.test)} to judge."
     )
 
-    narrator.begin("Backbone", "A small Vision Transformer: 4 layers of 8 attention heads.")
-    backbone = train_backbone(data.train) if train else load_shipped_backbone()
-    origin = "Trained" if train else "Loaded, trained beforehand (--train does it here)"
-    narrator.say(f"{origin}: right on {accuracy(backbone, data.test):.1%} of the digits.")
-
-    narrator.begin("Deep Ensemble", "The usual way to know what a model does not know: train it three times.")
-    ensemble = deep_ensemble(backbone, data, pace)
+    narrator.begin(
+        "Pre-trained model", "A small Vision Transformer that learned which way images are turned, and no digit."
+    )
+    pretrained = pretrain(data.train) if train else load_shipped_model()
+    origin = "Pre-trained" if train else "Loaded, pre-trained beforehand (--train does it here)"
+    narrator.say(
+        f"{origin}: 4 layers of 8 attention heads, right on {accuracy_on_turns(pretrained, data.test):.1%} of turned images."
+    )
 
     with written_whole(output) as folder:
-        narrator.begin("Circuits", f"Which {pace.budget} of 32 heads can go? Three answers, by three goals.")
-        circuits = extract_circuits(backbone, data, pace, folder / "circuits")
-        for circuit in circuits:
-            goal = OBJECTIVES[circuit.objective]
-            narrator.say(
-                f"{circuit.objective}: {goal} {circuit.dense_score:.3f} before, {circuit.scores[-1]:.3f} after."
-            )
+        narrator.begin(
+            "Fine-tuning",
+            "It learns the digits three times, in another order each time: apart, the three are a Deep Ensemble.",
+        )
+        fine_tunings = finetuned(pretrained, data, pace, folder / "fine-tuning")
+        right = ", ".join(f"{accuracy(each, data.validation):.1%}" for each in fine_tunings)
+        narrator.say(f"Right on {right} of the images to choose by.")
 
-        narrator.begin("Fine-tuning", "Each pruned member trains a little to get over its loss.")
-        # Two goals may choose the same heads of so small a model; each member's own training makes them differ.
-        pruned = draw_members(backbone, circuits=circuits, budget=pace.budget, allow_equal=True)
-        members = finetuned(pruned, data, pace, folder / "fine-tuning")
-        for circuit, before, after in zip(circuits, pruned, members, strict=True):
-            right = [f"{accuracy(member, data.validation):.1%}" for member in (before, after)]
-            narrator.say(
-                f"member for {circuit.objective}: right on {right[0]} after pruning, {right[1]} after training."
-            )
-        narrator.say("(On the images that chose the heads, which flatters the members before training.)")
+        narrator.begin("Before fusing", "May they be fused? Asked on images to choose by.")
+        narrator.say(str(may_be_fused(fine_tunings, data)))
 
-        narrator.begin("Fusing", "The three members become one network: own heads side by side, all else shared.")
-        hydra = AutoHydra.from_pruned_members(members)
-        print(kept_heads_map(hydra.config))
+        narrator.begin(
+            "Fusing", "Three fine-tunings in, one model out: own attention side by side, the mean of all else."
+        )
+        hydra = AutoHydra.from_pruned_members(fine_tunings)
+        narrator.say("hydra = AutoHydra.from_pruned_members(fine_tunings)")
+        apart, fused = sum(each.num_parameters() for each in fine_tunings), hydra.num_parameters()
+        narrator.say(f"{fused:,} parameters instead of {apart:,}.")
+
+        narrator.begin("Pruning", f"Or each first loses the {pace.budget} of its 32 heads that its own circuit names.")
+        pruned = AutoHydra.from_pruned_members(pruned_members(fine_tunings, data, pace, folder / "circuits"))
+        print(kept_heads_map(pruned.config))
 
         narrator.begin("Judging", "On digits and photos that no step above has seen.")
-        models = {"Single": backbone, "Deep Ensemble": ensemble, "Pruned member": members[0], "Hydra": hydra}
+        models = {
+            "Single": fine_tunings[0],
+            "Deep Ensemble": DeepEnsemble(fine_tunings),
+            "Hydra": hydra,
+            "Hydra, pruned": pruned,
+        }
         report, costs = judge(models, data), compare_costs(models, (BATCH_SIZE,), pace.seconds)
         table = comparison_table(report, costs, BATCH_SIZE)
         print(table)
-        narrator.say(verdict(report, costs))
+        for other in ("Deep Ensemble", "Single"):
+            narrator.say(verdict(report, costs, "Hydra", other, BATCH_SIZE))
 
         narrator.begin(
             "Deciding", "When should it rather not answer? Fitted on digits of their own, a part of the model."
@@ -148,7 +154,7 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
         narrator.say(reached(decided.models["Hydra"]))
         examples = examples_of(data)
         write_results(folder, report, table, examples)
-        save_for_the_hub(folder / MODEL_FOLDER, decided, hydra, circuits)
+        save_for_the_hub(folder / MODEL_FOLDER, decided, hydra, pace)
 
     narrator.begin(
         "Loading", "Another process loads the saved model as anyone would from the Hub, without this package."
@@ -173,33 +179,18 @@ def check_output(output: Path) -> None:
         raise ValueError(f"{output} holds something else than a demo: pass another --output, or remove it")
 
 
-def deep_ensemble(backbone: ViTForImageClassification, data: DemoData, pace: Pace) -> DeepEnsemble:
-    """The backbone and two more, each from its own random start."""
-    others = [
-        train_backbone(data.train, replace(SETTINGS, seed=seed, epochs=pace.epochs), f"model {seed + 1} of 3")
-        for seed in (1, 2)
-    ]
-    return DeepEnsemble([backbone, *others])
-
-
-def extract_circuits(backbone: ViTForImageClassification, data: DemoData, pace: Pace, folder: Path) -> list[Circuit]:
-    known, unknown = data.validation.spread(pace.rows), data.extraction.spread(pace.rows)
-    circuits = []
-    for objective in OBJECTIVES:
-        circuit = extract_circuit(backbone, known.batches(), unknown.batches(), objective, budget=pace.budget)
-        circuit.save(folder / f"{objective}.json")
-        circuits.append(circuit)
-    return circuits
-
-
-def finetuned(members: list[PreTrainedModel], data: DemoData, pace: Pace, folder: Path) -> list[PreTrainedModel]:
+def finetuned(pretrained: PreTrainedModel, data: DemoData, pace: Pace, folder: Path) -> list[PreTrainedModel]:
+    """Three fine-tunings, each with a new classifier and an order of the images of its own."""
     with contextlib.redirect_stdout(io.StringIO()):  # Trainer's own words; its progress bars go to stderr
-        trained = finetune_members(
-            members,
+        trained = finetune_from_pretrained(
+            pretrained,
+            3,
             replace(RECIPE, max_steps=pace.finetuning_steps),
             data.train.rows(),
             data.validation.rows(),
             folder,
+            class_names=[str(digit) for digit in KNOWN_DIGITS],
+            seed=1,
             per_device_train_batch_size=BATCH_SIZE,
             per_device_eval_batch_size=BATCH_SIZE,
             eval_strategy="no",
@@ -212,12 +203,31 @@ def finetuned(members: list[PreTrainedModel], data: DemoData, pace: Pace, folder
     return trained
 
 
+def may_be_fused(fine_tunings: Sequence[PreTrainedModel], data: DemoData) -> FusionReport:
+    return fusion_report(fine_tunings, data.validation.batches(BATCH_SIZE), batches_of(data.choosing))
+
+
+def pruned_members(
+    fine_tunings: Sequence[PreTrainedModel], data: DemoData, pace: Pace, folder: Path
+) -> list[PreTrainedModel]:
+    """Each fine-tuning without the first heads of its own circuit; nothing is trained afterwards."""
+    unknown = Images.together(images for group in data.choosing.values() for images in group.values())
+    known, unknown = data.validation.spread(pace.rows), unknown.spread(pace.rows)
+    circuits = extract_circuit(fine_tunings, known.batches(), unknown.batches(), "avg", budget=pace.budget)
+    for number, circuit in enumerate(circuits):
+        circuit.save(folder / f"member-{number}.json")
+    return draw_members(fine_tunings, circuits=circuits, budget=pace.budget)
+
+
 def judge(models: Mapping[str, nn.Module], data: DemoData) -> UncertaintyReport:
-    ood = {
-        group: {name: images.batches(BATCH_SIZE) for name, images in data_sets.items()}
-        for group, data_sets in (("near", data.near), ("far", data.far))
-    }
+    ood = batches_of({"near": data.near, "far": data.far})
     return evaluate_uncertainty(models, data.test.batches(BATCH_SIZE), ood)
+
+
+def batches_of(groups: Mapping[str, Mapping[str, Images]]) -> dict[str, dict[str, list]]:
+    return {
+        group: {name: images.batches(BATCH_SIZE) for name, images in sets.items()} for group, sets in groups.items()
+    }
 
 
 def write_results(folder: Path, report: UncertaintyReport, table: str, examples: Sequence[Example]) -> None:
@@ -234,7 +244,7 @@ def write_results(folder: Path, report: UncertaintyReport, table: str, examples:
     (folder / MARKER).write_text(json.dumps({"model": MODEL_FOLDER}) + "\n")
 
 
-def save_for_the_hub(folder: Path, report: UncertaintyReport, hydra: PreTrainedModel, circuits: list[Circuit]) -> None:
+def save_for_the_hub(folder: Path, report: UncertaintyReport, hydra: PreTrainedModel, pace: Pace) -> None:
     """Weights, config, code, image processor and card: a folder that can be uploaded as it is."""
     from transformers import ViTImageProcessorPil
 
@@ -246,9 +256,9 @@ def save_for_the_hub(folder: Path, report: UncertaintyReport, hydra: PreTrainedM
         report,
         repo_id=f"me/{MODEL_FOLDER}",
         dataset="sklearn-digits",
-        circuits=circuits,
-        fine_tuning=f"Each member by itself, {RECIPE.max_steps} steps of AdamW at a peak learning rate of "
-        f"{RECIPE.learning_rate:g}.",
+        fine_tuning=f"Each member by itself, from one model that learned which way digits are turned: {pace.finetuning_steps} "
+        f"steps of AdamW at a peak learning rate of {RECIPE.learning_rate:g}, its new classifier at "
+        f"{RECIPE.classifier_learning_rate:g}.",
         report_model="Hydra",
     )
     card.save(folder / "README.md")

@@ -20,15 +20,30 @@ def comparison_table(report: UncertaintyReport, costs: Mapping[str, Cost], batch
     return "\n".join("| " + " | ".join(_aligned(row, widths)) + " |" for row in rows)
 
 
-def verdict(report: UncertaintyReport, costs: Mapping[str, Cost]) -> str:
-    """The table in a sentence: how often unknown digits pass for known ones, and at what price in multiply-adds."""
+def verdict(report: UncertaintyReport, costs: Mapping[str, Cost], name: str, other: str, batch_size: int) -> str:
+    """The table in a sentence: what one model gains and loses against another, as far as the table shows it, and its price."""
+    changes = {"better": [], "worse": [], "equal": []}
+    theirs = _percentages(report.models[other])
+    for metric, value in _percentages(report.models[name]).items():
+        change = round(value - theirs[metric], 1)
+        is_better = change < 0 if metric == "ECE" else change > 0
+        told = f"{metric} ({change:+.1f})" if change else metric
+        changes["equal" if change == 0 else "better" if is_better else "worse"].append(told)
+    judged = "; ".join(f"{word} in {', '.join(metrics)}" for word, metrics in changes.items() if metrics)
+    mine, theirs = costs[name], costs[other]
+    prices = (
+        f"{mine.parameters / theirs.parameters:.2f} times the parameters",
+        f"{mine.multiply_adds / theirs.multiply_adds:.2f} times the multiply-adds",
+        f"{mine.milliseconds[batch_size] / theirs.milliseconds[batch_size]:.2f} times the time",
+    )
+    return f"{name} against {other}, in points of percent: {judged}. Price: {', '.join(prices)}."
 
-    def part(name: str) -> str:
-        missed = report.models[name].ood_average("near")["fpr95"]
-        return f"{name} {missed:.0%} at {costs[name].multiply_adds / costs['Single'].multiply_adds:.1f}x the work"
 
-    parts = ", ".join(part(name) for name in ("Single", "Hydra", "Deep Ensemble"))
-    return f"Known digits refused where 95 % of unknown digits are caught: {parts}."
+def _percentages(result: ModelResult) -> dict[str, float]:
+    """What models are compared by, as precisely as the table says it."""
+    values = {"accuracy": result.id["accuracy"], "ECE": result.id["ece"]}
+    values |= {f"{group} AUROC": result.ood_average(group)["auroc"] for group in ("near", "far")}
+    return {metric: round(100 * value, 1) for metric, value in values.items()}
 
 
 def _metrics(result: ModelResult) -> list[str]:
