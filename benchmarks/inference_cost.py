@@ -8,7 +8,8 @@
 Compared, with random weights: the Transformers model with sdpa (= 1); that model pruned to 8 heads per layer (a
 one-member Hydra); three Transformers models one after the other; `torch.func.vmap` over three models; a Hydra of
 3 members x 8 heads, one of 5 x 8, and one of 3 members that keep as many heads in all but not in each layer, as circuits
-do. Each is saved once and loaded by `from_pretrained`, as its users get it. All run in one process, in turns, on inputs
+do; and the first and the last of these three with a trunk, the first half of the layers, which keep all heads and run once for
+all members. Each is saved once and loaded by `from_pretrained`, as its users get it. All run in one process, in turns, on inputs
 they have not seen.
 """
 
@@ -46,7 +47,9 @@ from provenance import where_it_ran
 SINGLE = "single"
 IN_SEQUENCE = "3 models in sequence"
 VMAP = "vmap over 3 models"
+HALF_TRUNK = ", half trunk"
 METHODS = [SINGLE, "pruned to 8 heads", IN_SEQUENCE, VMAP, "Hydra 3 x 8", "Hydra 3, ragged", "Hydra 5 x 8"]
+METHODS += [f"Hydra 3 x 8{HALF_TRUNK}", f"Hydra 3, ragged{HALF_TRUNK}"]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -165,15 +168,17 @@ def logits(outputs) -> torch.Tensor:
     return outputs["logits_per_image"] if "logits_per_image" in outputs else outputs["logits"]
 
 
-def pruned(family: Family, model: nn.Module, member: int, ragged: bool = False) -> nn.Module:
-    """A member without one in three heads (8 of 12 stay), or one in six: of each layer, or ragged, of all layers together."""
+def pruned(family: Family, model: nn.Module, member: int, ragged: bool = False, trunk_layers: int = 0) -> nn.Module:
+    """A member without one in three heads (8 of 12 stay), or one in six, behind the trunk: of each layer, or ragged, of all
+    layers together."""
 
     def heads(config) -> dict[int, list[int]]:
-        count, layers = config.num_attention_heads, config.num_hidden_layers
+        count, layers = config.num_attention_heads, range(trunk_layers, config.num_hidden_layers)
         if not ragged:
-            return {layer: [(4 * member + i) % count for i in range(count // family.cut)] for layer in range(layers)}
-        drawn = random.Random(member).sample(range(layers * count), layers * (count // family.cut))
-        return {layer: [head % count for head in drawn if head // count == layer] for layer in range(layers)}
+            return {layer: [(4 * member + i) % count for i in range(count // family.cut)] for layer in layers}
+        competing = range(trunk_layers * count, config.num_hidden_layers * count)
+        drawn = random.Random(member).sample(competing, len(layers) * (count // family.cut))
+        return {layer: [head % count for head in drawn if head // count == layer] for layer in layers}
 
     if hasattr(model.config, "vision_config"):
         towers = {"vision": heads(model.config.vision_config), "text": heads(model.config.text_config)}
@@ -207,9 +212,11 @@ class SavedModels:
         backbone = self._load("backbone-0", torch.float32, "cpu")
         if name == "pruned to 8 heads":
             return pruned(self.family, backbone, 0)
-        count, ragged = 5 if name == "Hydra 5 x 8" else 3, name == "Hydra 3, ragged"
-        members = [pruned(self.family, backbone, member, ragged) for member in range(count)]
-        return self.family.hydra.from_pruned_members(members)
+        count, ragged, trunk_layers = 5 if name == "Hydra 5 x 8" else 3, "ragged" in name, 0
+        if name.endswith(HALF_TRUNK):
+            trunk_layers = getattr(self.config, "vision_config", self.config).num_hidden_layers // 2
+        members = [pruned(self.family, backbone, member, ragged, trunk_layers) for member in range(count)]
+        return self.family.hydra.from_pruned_members(members, trunk_layers=trunk_layers)
 
 
 @dataclass

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 FIELDS_OF_HYDRAS = (
     "kept_heads",
     "shared",
+    "trunk_layers",
     "ensemble_loss",
     "fast_inference",
     "decision",

@@ -212,6 +212,22 @@ def test_the_card_of_a_calibrated_model_tells_what_it_decides(hydra):
     assert "### Decision" not in renewed(str(card), plain).text
 
 
+def test_the_card_tells_of_a_trunk():
+    backbone = VIT.backbone().float()
+    members = [VIT.hydra.from_backbone(backbone, {2: [head]}) for head in (0, 1)]
+    text = create_model_card(VIT.hydra.from_pruned_members(members)).text
+    own = "- Own to each member: attention (query, key, value, output), classifier"
+    assert f"{own}\n- Trunk: the first 2 layers run once for all members, their attention included\n" in text
+    assert "kept of 12  11        11\nthe first 2 layers run once for all members\n```" in text
+    assert "Of this model the first 2 layers run once for all members." in text
+    none = create_model_card(VIT.hydra.from_pruned_members(members, trunk_layers=0)).text
+    assert f"{own}\n<!-- end -->" in none and "run once" not in none
+    towers = [CLIP.hydra.from_backbone(CLIP.backbone().float(), CLIP.in_every_tower({1: [head]})) for head in (0, 1)]
+    text = create_model_card(CLIP.hydra.from_pruned_members(towers)).text
+    once = "the first layer runs once for all members"
+    assert f"- Trunk: in the vision tower {once}; in the text tower {once}" in text
+
+
 def test_a_circuit_is_not_ascribed_to_another_member():
     hydra = VIT.hydra.from_pruned_members(draw_members(VIT.backbone().float(), circuits=[ACC, OOD], budget=3))
     with pytest.raises(ValueError, match=r"circuits\[0\] \(objective 'ood'\) is not the one by which member 0 lost"):

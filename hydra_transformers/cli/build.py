@@ -21,7 +21,7 @@ from .arguments import (
     read_data,
     seed,
 )
-from .building import check_heads, check_trainable, objectives_of, overlap
+from .building import check_heads, check_trainable, check_trunk, objectives_of, overlap
 from .data import is_same_source
 from .folders import (
     FUSE_SETTINGS,
@@ -61,6 +61,18 @@ def add_build(parser: argparse.ArgumentParser) -> None:
         "--circuit-rows", type=positive, default=1_000, metavar="N", help="rows of each set (default: %(default)s)"
     )
     parser.add_argument("--tune", action="store_true", help="fine-tune again after pruning")
+    parser.add_argument(
+        "--trunk-layers",
+        type=count,
+        metavar="N",
+        help="merge the first N layers whole, from which nothing is pruned: they run once for all members",
+    )
+    parser.add_argument(
+        "--freeze-trunk",
+        action="store_true",
+        default=None,
+        help="do not train the layers of the trunk nor the embeddings, so that merging them changes nothing",
+    )
     parser.add_argument("--max-steps", type=positive, metavar="N", help="of each training, to try it out")
     parser.add_argument("--test-data", metavar="NAME_OR_FOLDER", help="default: a tenth of the data, not trained on")
     parser.add_argument("--test-split", help="a split of --test-data, or of --data")
@@ -119,6 +131,8 @@ def steps_of(arguments: argparse.Namespace) -> list[list[str]]:
     work, data = work_folder(arguments), ["--data", arguments.data, *_given(arguments, "split", *OF_DATA)]
     common = ["--batch-size", arguments.batch_size]
     training = [*_given(arguments, "limit", "max_steps"), "--seed", arguments.seed, *common]
+    trunk = _given(arguments, "trunk_layers")
+    training += trunk if arguments.freeze_trunk else []
     device = _given(arguments, "device")
     steps, members = [], work / "finetuned"
     steps.append(["finetune", arguments.pretrained, "--members", arguments.members, *data, "--part", "training"])
@@ -126,14 +140,14 @@ def steps_of(arguments: argparse.Namespace) -> list[list[str]]:
     objective = arguments.objective or ("avg" if arguments.ood_data else None)
     if objective is not None and arguments.budget != 0:
         steps.append(["prune", members, *data, "--part", "validation", "--objectives", objective])
-        steps[-1] += _given(arguments, "ood_data", "ood_split", "budget", "mode")
+        steps[-1] += [*_given(arguments, "ood_data", "ood_split", "budget", "mode"), *trunk]
         steps[-1] += ["--limit", arguments.circuit_rows, "--seed", arguments.seed, *common, *device]
         members = work / "pruned"
         steps[-1] += ["--output", members]
     if arguments.tune:
         steps.append(["finetune", members, *data, "--part", "training", *training, "--output", work / "tuned"])
         members = work / "tuned"
-    steps.append(["fuse", members, "--output", arguments.output])
+    steps.append(["fuse", members, *trunk, "--output", arguments.output])
     test = [*data, "--part", "test"]
     if arguments.test_data is not None or arguments.test_split is not None:
         test = ["--data", arguments.test_data or arguments.data, *_given(arguments, *OF_DATA)]
@@ -179,6 +193,8 @@ def _check(arguments: argparse.Namespace, steps: list[list[str]]) -> None:
         raise CommandError("--budget is for pruning: pass --ood-data, by which heads are chosen, or --objective acc")
     if not is_pruned and arguments.tune:
         raise CommandError("--tune is for pruned members, and nothing is pruned: pass --ood-data or --objective acc")
+    if arguments.freeze_trunk and not arguments.trunk_layers:
+        raise CommandError("--freeze-trunk is for a trunk, and there is none: pass --trunk-layers, too")
     for group in ("near", "far"):
         check_named_once([name for name, _ in getattr(arguments, group)], f"--{group}")
     if arguments.output.resolve().name == "single":
@@ -187,6 +203,7 @@ def _check(arguments: argparse.Namespace, steps: list[list[str]]) -> None:
     device_of(arguments)
     config = load_config(arguments.pretrained)
     check_trainable(arguments.pretrained, config)
+    check_trunk(arguments.trunk_layers, arguments.pretrained, config)
     if is_pruned:
         _check_pruning(arguments, config, next(words for words in steps if words[0] == "prune"))
     _check_data(arguments, config)

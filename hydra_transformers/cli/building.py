@@ -28,6 +28,7 @@ from .arguments import (
     check_can_be_learnt_from,
     check_named_once,
     class_prompts,
+    count,
     device_of,
     learning_rate,
     positive,
@@ -77,7 +78,10 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", choices=("taylor", "circuits"), default="circuits", help="default: %(default)s")
     parser.add_argument("--members", type=positive, default=None, metavar="M", help="how many members (default: 3)")
     parser.add_argument(
-        "--budget", type=positive, metavar="N", help="circuits: heads each member loses (default: a sixth of all)"
+        "--budget",
+        type=positive,
+        metavar="N",
+        help="circuits: heads each member loses (default: a sixth of those that compete)",
     )
     parser.add_argument(
         "--heads-per-layer", type=positive, metavar="N", help="taylor: heads each layer keeps (default: two thirds)"
@@ -96,6 +100,13 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="circuits, with a single objective: the first N heads of its ranking are those to sample from (default: twice "
         "the budget)",
+    )
+    parser.add_argument(
+        "--trunk-layers",
+        type=count,
+        default=0,
+        metavar="N",
+        help="cut nothing out of the first N layers, for members that run them once when fused (default: %(default)s)",
     )
     parser.add_argument("--mode", choices=("exact", "shortlist"), default="exact", help="default: %(default)s")
     parser.add_argument("--ood-data", metavar="NAME_OR_FOLDER", help="out-of-distribution data for ood and avg")
@@ -181,9 +192,9 @@ def _settings(arguments: argparse.Namespace, models: list[str], objectives: list
     settings = {"model": models[0] if len(models) == 1 else models}
     settings |= {name: getattr(arguments, name) for name in names}
     settings |= {"objectives": objectives, "members": members}
-    return settings | {
-        "score": None if arguments.score == "msp" else arguments.score
-    }  # none where it was not known yet
+    # None where they were not known yet.
+    settings |= {"score": None if arguments.score == "msp" else arguments.score}
+    return settings | {"trunk_layers": arguments.trunk_layers or None}
 
 
 def objectives_of(arguments: argparse.Namespace, models: int) -> list[str]:
@@ -244,15 +255,21 @@ def check_heads(
     """Refuses numbers that the model's heads do not allow."""
     if getattr(config, "num_members", 1) > 1:
         raise CommandError(f"{name} is a Hydra of {config.num_members} members: pass the backbone, or one member")
+    layers = min(each.num_hidden_layers for each in tower_configs(config).values())
+    if arguments.trunk_layers >= layers:
+        raise CommandError(
+            f"--trunk-layers is {arguments.trunk_layers}, {name} has {layers} layers: pass 0 to {layers - 1}, or there is "
+            "nothing to prune"
+        )
     if arguments.method == "taylor":
-        most = _most_heads_in_a_layer(config)
+        most = _most_heads_in_a_layer(config, arguments.trunk_layers)
         if _heads_per_layer(arguments, config) >= most:
             raise CommandError(
                 f"--heads-per-layer is {_heads_per_layer(arguments, config)}, of at most {most} heads in a layer: that cuts "
                 + (f"nothing, pass 1 to {most - 1}" if most > 1 else "nothing, and there is none to spare")
             )
         return
-    every = _num_heads(config)
+    every = _num_heads(config, arguments.trunk_layers)
     budget, out_of = _budget(arguments, config), _out_of(arguments, config, objectives, members)
     if not 1 <= budget < every:
         raise CommandError(f"--budget is {budget}: {every} heads compete, so pass 1 to {every - 1}")
@@ -270,19 +287,19 @@ def check_heads(
 
 
 def _heads_per_layer(arguments: argparse.Namespace, config: PreTrainedConfig) -> int:
-    return arguments.heads_per_layer or max(1, round(_most_heads_in_a_layer(config) * 2 / 3))
+    return arguments.heads_per_layer or max(1, round(_most_heads_in_a_layer(config, arguments.trunk_layers) * 2 / 3))
 
 
-def _most_heads_in_a_layer(config: PreTrainedConfig) -> int:
-    """In the tower that Taylor pruning looks at, for CLIP that of images."""
+def _most_heads_in_a_layer(config: PreTrainedConfig, trunk_layers: int) -> int:
+    """Behind the trunk, in the tower that Taylor pruning looks at, for CLIP that of images."""
     tower = next(iter(tower_configs(config).values()))
     if hasattr(tower, "kept_heads"):
-        return max(len(layer[0]) for layer in tower.kept_heads)
+        return max(len(layer[0]) for layer in tower.kept_heads[trunk_layers:])
     return tower.num_attention_heads
 
 
 def _budget(arguments: argparse.Namespace, config: PreTrainedConfig) -> int:
-    return arguments.budget or max(1, _num_heads(config) // 6)
+    return arguments.budget or max(1, _num_heads(config, arguments.trunk_layers) // 6)
 
 
 def _out_of(arguments: argparse.Namespace, config: PreTrainedConfig, objectives: list[str], members: int) -> int:
@@ -291,7 +308,7 @@ def _out_of(arguments: argparse.Namespace, config: PreTrainedConfig, objectives:
     if len(objectives) > 1:
         return budget
     enough = max(2 * budget, budget + members - 1)  # so that members can differ
-    return arguments.out_of or max(budget, min(enough, _num_heads(config) - 1))
+    return arguments.out_of or max(budget, min(enough, _num_heads(config, arguments.trunk_layers) - 1))
 
 
 def _taylor_members(arguments, models: list[PreTrainedModel], data: Any, members: int, prompts: dict | None) -> list:
@@ -304,6 +321,7 @@ def _taylor_members(arguments, models: list[PreTrainedModel], data: Any, members
         num_members=members,
         seed=arguments.seed,
         class_prompts=prompts,
+        trunk_layers=arguments.trunk_layers,
         allow_equal=arguments.allow_equal,
     )
 
@@ -318,6 +336,7 @@ def _members_of_several(arguments, models: list[PreTrainedModel], data, unknown,
         objective,
         budget=budget,
         class_prompts=prompts,
+        trunk_layers=arguments.trunk_layers,
         mode=arguments.mode,
         batch_size=arguments.batch_size,
         checkpoint=[folder / f"member-{index}.checkpoint" for index in range(len(models))],
@@ -348,6 +367,7 @@ def _circuit_members(arguments, model, data, unknown, objectives: list[str], mem
             budget=out_of,
             score=arguments.score,
             class_prompts=prompts,
+            trunk_layers=arguments.trunk_layers,
             mode=arguments.mode,
             batch_size=arguments.batch_size,
             checkpoint=arguments.output / CIRCUITS / f"{objective}.checkpoint",
@@ -368,12 +388,12 @@ def _circuit_members(arguments, model, data, unknown, objectives: list[str], mem
     )
 
 
-def _num_heads(config: PreTrainedConfig) -> int:
-    """How many heads a backbone or a member has, in all layers of all towers."""
+def _num_heads(config: PreTrainedConfig, trunk_layers: int = 0) -> int:
+    """How many heads a backbone or a member has, in all layers of all towers behind the first `trunk_layers`."""
     towers = tower_configs(config).values()
     if all(hasattr(config, "kept_heads") for config in towers):
-        return sum(len(layer[0]) for config in towers for layer in config.kept_heads)
-    return sum(config.num_hidden_layers * config.num_attention_heads for config in towers)
+        return sum(len(layer[0]) for config in towers for layer in config.kept_heads[trunk_layers:])
+    return sum((config.num_hidden_layers - trunk_layers) * config.num_attention_heads for config in towers)
 
 
 def _save_member(folder: Path, member: PreTrainedModel, processor: Any) -> None:
@@ -416,6 +436,13 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-steps", type=positive, metavar="N", help="train for N steps instead of the recipe's length"
     )
+    parser.add_argument(
+        "--trunk-layers",
+        type=count,
+        default=0,
+        metavar="N",
+        help="do not train the first N layers, nor the embeddings: fused members run them once (default: %(default)s)",
+    )
     parser.add_argument("--seed", type=seed, default=0, help="member i trains with seed + i (default: %(default)s)")
     add_batch_size(parser, 32)
     add_data(parser, "train")
@@ -429,6 +456,8 @@ def finetune(arguments: argparse.Namespace) -> None:
     name = arguments.model if is_pretrained else str(folders[0])
     config = load_config(name)
     recipe = shortened(RECIPES[arguments.recipe or default_recipe(config, is_pretrained)], arguments.max_steps)
+    check_trunk(arguments.trunk_layers, name, config)
+    recipe = replace(recipe, trunk_layers=arguments.trunk_layers)
     learning_rates = _learning_rates(arguments.learning_rates, recipe)
     check_trainable(arguments.model, config, is_pretrained)
     _check_finetuning(arguments, is_pretrained)
@@ -481,6 +510,13 @@ def check_trainable(name: str, config: PreTrainedConfig, is_pretrained: bool = T
         raise CommandError(
             f"{name} is a single Hydra: pass a pre-trained model of Transformers, or a folder of members"
         )
+
+
+def check_trunk(trunk_layers: int | None, name: str, config: PreTrainedConfig) -> None:
+    """Refuses more layers than a model, or one of its towers, has."""
+    layers = min(each.num_hidden_layers for each in tower_configs(config).values())
+    if trunk_layers is not None and trunk_layers > layers:
+        raise CommandError(f"--trunk-layers is {trunk_layers}, {name} has {layers} layers: pass 0 to {layers}")
 
 
 def _check_finetuning(arguments: argparse.Namespace, is_pretrained: bool) -> None:
@@ -586,12 +622,21 @@ def add_fuse(parser: argparse.ArgumentParser) -> None:
         help=f"what becomes the mean over the members, of {', '.join(SHARED_PARTS)} (default: all; none for a Deep Ensemble "
         "in one forward)",
     )
+    parser.add_argument(
+        "--trunk-layers",
+        type=count,
+        metavar="N",
+        help="merge the first N layers whole, attention too, so that they run once for all members; 0 for none (default: those "
+        "that are equal in all members, which changes no answer)",
+    )
     parser.add_argument("--allow-equal", action="store_true", help="fuse members although they are the same model")
     parser.add_argument("--processor", metavar="NAME_OR_FOLDER", help="default: the one saved with the first member")
     add_output(parser, "gets the Hydra with its code and processor, ready for the Hub")
 
 
 def fuse(arguments: argparse.Namespace) -> None:
+    from ..hub.kept_heads_map import trunk_sentence
+
     folder = Path(arguments.members[0]) if len(arguments.members) == 1 else None
     names = arguments.members if folder is None else [str(path) for path in members_in(folder)]
     check_is_new(arguments.output)
@@ -602,19 +647,21 @@ def fuse(arguments: argparse.Namespace) -> None:
     processor = load_processor(arguments.processor or names[0], configs[0])
     if arguments.processor is None:
         check_same_processors(names, configs, processor)
+    check_trunk(arguments.trunk_layers, names[0], configs[0])
     members = [load_model(name) for name in names]
     check_can_be_fused(members, "members")
     if not arguments.allow_equal:
         _refuse_equal(members, names)
     with written_whole(arguments.output) as unfinished:
-        hydra = AutoHydra.from_pruned_members(members, shared=arguments.shared)
+        hydra = AutoHydra.from_pruned_members(members, arguments.shared, arguments.trunk_layers)
         hydra.save_pretrained(unfinished)
         processor.save_pretrained(unfinished)
         record = {"made_of": digest_of_names(names), "fine_tunings": _are_fine_tunings(folder, names, configs)}
         write_atomically(unfinished / FUSE_SETTINGS, json.dumps(record, indent=1) + "\n")
         if folder is not None:
             copy_circuits(folder, unfinished)
-    print(f"{hydra.num_members} members are one model in {arguments.output}.")
+    once = trunk_sentence(hydra.config)
+    print(f"{hydra.num_members} members are one model in {arguments.output}{f'; {once}' if once else ''}.")
     print(f"Next: hydra-transformers evaluate {arguments.output} --data ...")
 
 

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.configuration_hydra import SHARED_PARTS, check_shared
+from ..models.configuration_hydra import SHARED_PARTS, TrunkLayers, check_shared
 from .agreement import check_agrees, check_can_be_fused, check_finite, warn_of_strangers
 from .building import build, heads_at, prune
 from .reading import backbone_names, projection_names, read_members
 from .structure import attention_names, hydra_config, slots, tower_configs, without_weights
+from .trunk import trunks_of
 
 
 def from_backbone(cls: type, model: PreTrainedModel, heads_to_prune: dict | None) -> PreTrainedModel:
@@ -24,7 +25,9 @@ def from_backbone(cls: type, model: PreTrainedModel, heads_to_prune: dict | None
     return build(cls, [prune(cls, members[0], heads_to_prune)], SHARED_PARTS)
 
 
-def from_pruned_members(cls: type, members: Sequence[PreTrainedModel], shared: Sequence[str]) -> PreTrainedModel:
+def from_pruned_members(
+    cls: type, members: Sequence[PreTrainedModel], shared: Sequence[str], trunk_layers: TrunkLayers = None
+) -> PreTrainedModel:
     """`cls.from_pruned_members`"""
     if isinstance(members, nn.Module):
         raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
@@ -37,7 +40,7 @@ def from_pruned_members(cls: type, members: Sequence[PreTrainedModel], shared: S
     for member in read:
         check_agrees(member, read[0])
         check_finite(member)
-    hydra = build(cls, read, shared)
+    hydra = build(cls, read, shared, trunks_of(cls, read, shared, trunk_layers))
     warn_of_strangers(hydra, read)
     return hydra
 

@@ -24,6 +24,7 @@ OWN_FIELDS = {
     "encoder_stride",
     "kept_heads",
     "shared",
+    "trunk_layers",
     "ensemble_loss",
     "fast_inference",
     "decision",

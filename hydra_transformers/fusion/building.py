@@ -77,8 +77,13 @@ def heads_at(tensor: torch.Tensor, positions: Sequence[int], head_dim: int, proj
     return tensor.unflatten(0, (projections, -1, head_dim)).index_select(1, index).flatten(0, 2)
 
 
-def build(cls: type, members: list[Member], shared: Sequence[str]) -> PreTrainedModel:
-    """A `cls` that holds the members: packed where each has its own rows, averaged where they share."""
+def build(
+    cls: type, members: list[Member], shared: Sequence[str], trunks: dict[str, int] | None = None
+) -> PreTrainedModel:
+    """A `cls` that holds the members: packed where each has its own rows, averaged where they share.
+
+    trunks: by tower, how many leading layers are one for all members
+    """
     towers = tower_configs(members[0].config)
     kept = {}
     for tower in towers:
@@ -89,7 +94,7 @@ def build(cls: type, members: list[Member], shared: Sequence[str]) -> PreTrained
         kept["text"] = [layer[:1] for layer in kept["text"]]
 
     reference = next(iter(members[0].tensors.values()))
-    config = hydra_config(cls.config_class, members[0].config, kept, shared)
+    config = hydra_config(cls.config_class, members[0].config, kept, shared, trunks)
     for part in (config, *tower_configs(config).values()):
         part.dtype = reference.dtype
     with torch.device(reference.device), no_init_weights(), default_dtype(reference.dtype):

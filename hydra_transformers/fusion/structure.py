@@ -46,7 +46,7 @@ class Slot:
     name: the parameter's name in a one-member Hydra
     member: the only member it belongs to, for a part that is not shared
     rows: how many rows each member owns, for a packed parameter
-    A slot with neither belongs to all members: it is shared.
+    A slot with neither belongs to all members: it is shared, or of the trunk.
     """
 
     name: str
@@ -65,7 +65,8 @@ def slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
             index, _, rest = name.removeprefix(f"{part}.").partition(".")
             yield name, Slot(f"{part}.{rest}", member=int(index))
         elif is_a(modules[owner], Grouped):
-            yield name, Slot(name, rows=modules[owner].member_rows(parameter))
+            rows = modules[owner].member_rows(parameter)
+            yield name, Slot(name, rows=rows if len(rows) == model.num_members else None)
         elif name in model.per_member_parameters:
             yield name, Slot(name, rows=[1] * model.num_members)
         else:
@@ -73,15 +74,22 @@ def slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
 
 
 def hydra_config(
-    config_class: type, config: PreTrainedConfig, kept: dict | None, shared: Sequence[str], **others
+    config_class: type,
+    config: PreTrainedConfig,
+    kept: dict | None,
+    shared: Sequence[str],
+    trunks: dict[str, int] | None = None,
+    **others,
 ) -> PreTrainedConfig:
-    """A backbone's or a Hydra's config as a `config_class` with these kept heads by tower (None: all of them)."""
+    """A backbone's or a Hydra's config as a `config_class` with these kept heads by tower (None: all of them), and by tower
+    this many leading layers that are one for all members (None: not any)."""
     fields = config.to_dict() | others
     for tower in tower_configs(config):
         part = fields[f"{tower}_config"] if tower else fields
         part.pop("model_type", None)
         part["kept_heads"] = None if kept is None else kept[tower]
         part["shared"] = list(shared)
+        part["trunk_layers"] = 0 if trunks is None else trunks[tower]
     for name in ("model_type", "architectures", "auto_map", "pruned_heads", "decision"):
         fields.pop(name, None)
     result = config_class(**fields)

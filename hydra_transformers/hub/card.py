@@ -17,7 +17,7 @@ from ..pruning import Circuit
 from ..uncertainty import TemperatureScaling, UncertaintyReport
 from .card_sections import sealed, to_fill_in
 from .cost_table import card_cost_table
-from .kept_heads_map import kept_heads_map
+from .kept_heads_map import kept_heads_map, trunk_sentence
 from .licenses import warn_of_unknown_license
 from .member_circuits import has_led_to, heads_of_backbone, kept_by, lost_by
 from .tasks import TASKS, Task
@@ -109,6 +109,7 @@ def card_fields(
         if shared
         else "nothing, they are independent models",
         "own_sentence": _own_parts(model),
+        "trunk_sentence": trunk_sentence(config),
         "pruning": _pruning_sentences(model, circuits, fine_tunings),
         "kept_heads_map": kept_heads_map(config),
         "cost": card_cost_table(model),

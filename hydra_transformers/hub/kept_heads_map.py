@@ -19,6 +19,8 @@ def kept_heads_map(config: PreTrainedConfig) -> str:
         layer 0    ■■··  2   ···■  1
         layer 1    ····  0   ■■■■  4
         kept of 8  2         5
+
+    The last line tells how many layers run once for all members, where there are any.
     """
     return "\n\n".join(
         (f"{tower} tower\n" if tower else "") + _map_of_tower(tower_config)
@@ -38,6 +40,18 @@ def _map_of_tower(config: PreTrainedConfig) -> str:
         columns.append([f"member {member}", *lines, str(sum(map(len, kept)))])
     widths = [max(map(len, column)) for column in columns]
     rows = zip(*columns, strict=True)
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines + ([_first_layers(config)] if config.trunk_layers else []))
+
+
+def trunk_sentence(config: PreTrainedConfig) -> str:
+    """As in "the first 6 layers run once for all members", for CLIP by tower; nothing where each layer runs for each member."""
+    towers = {tower: each for tower, each in tower_configs(config).items() if each.trunk_layers}
+    return "; ".join(
+        (f"in the {tower} tower " if tower else "") + _first_layers(each) for tower, each in towers.items()
     )
+
+
+def _first_layers(config: PreTrainedConfig) -> str:
+    trunk = config.trunk_layers
+    return f"the first {f'{trunk} layers run' if trunk > 1 else 'layer runs'} once for all members"

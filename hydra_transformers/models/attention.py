@@ -45,9 +45,9 @@ class HydraAttention(nn.Module):
 
     def __init__(self, config: PreTrainedConfig, layer: int):
         super().__init__()
-        anatomy, kept_heads = config.anatomy, config.kept_heads[layer]
+        anatomy, kept_heads = config.anatomy, config.kept_heads[layer][: config.members_in(layer)]
         self.config, self.layer, self.kept_heads = config, layer, kept_heads
-        self.num_members = len(kept_heads)
+        self.num_members, self.is_trunk = len(kept_heads), layer < config.trunk_layers
         # The softmax keeps the scale of the backbone's heads, however many are left.
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.scaling = self.head_dim**-0.5
@@ -114,7 +114,7 @@ class HydraAttention(nn.Module):
         if first_token_only:
             attention_mask = mask_of_first_token(attention_mask)
         on_batch_axis = self.is_uniform and has_rows(attention_mask) and not is_eager
-        if isinstance(attention_mask, torch.Tensor) and not on_batch_axis:
+        if isinstance(attention_mask, torch.Tensor) and (self.is_trunk or not on_batch_axis):
             attention_mask = attention_mask[:batch]
 
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -135,12 +135,10 @@ class HydraAttention(nn.Module):
     def _project(
         self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Query, key and value, (rows, heads, tokens, head_dim) each; of the first token alone the query where only it
-        asks."""
+        """Query (of the first token, where only it asks), key and value, (rows, heads, tokens, head_dim) each."""
 
         def heads(projected, projections: int) -> tuple[torch.Tensor, ...]:
-            """(members, batch, tokens, projections * width), or a tuple over members -> per projection (rows, heads,
-            tokens, head_dim)"""
+            """(members, batch, tokens, projections * width), or a tuple over members -> `projections` of them"""
             if on_batch_axis:
                 return split_heads(projected.flatten(0, 1), projections, self.head_dim)
             by_member = [of_member.unflatten(-1, (projections, -1, self.head_dim)) for of_member in projected]
@@ -168,13 +166,9 @@ def split_heads(joint: torch.Tensor, projections: int, head_dim: int) -> tuple[t
 
 
 def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_mask):
-    """What an encoder's attention reads of its `attention_mask`, for embeddings (1 or members, batch, tokens, hidden).
-
-    Without a mask none is made: under `torch.compile` older versions of Transformers make one that masks nothing, which
-    keeps the attention from its fastest kernels.
-    """
+    """What an encoder's attention reads of its `attention_mask`, for embeddings (1 or members, batch, tokens, hidden)."""
     if attention_mask is None:
-        return None
+        return None  # and not one that masks nothing, which would keep the attention from its fastest kernels
     mask = create_bidirectional_mask(config=config, inputs_embeds=embeddings[0], attention_mask=attention_mask)
     return members_mask(mask, embeddings.shape[1], config.num_members)
 

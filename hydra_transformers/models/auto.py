@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from . import pipeline_hydra
-from .configuration_hydra import PIPELINES, SHARED_PARTS
+from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers
 from .configuration_hydra_bert import HydraBertConfig
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
 from .configuration_hydra_deit import HydraDeiTConfig
@@ -55,13 +55,16 @@ class AutoHydra:
 
     @staticmethod
     def from_pruned_members(
-        members: Sequence[PreTrainedModel | str | os.PathLike], shared: Sequence[str] = SHARED_PARTS
+        members: Sequence[PreTrainedModel | str | os.PathLike],
+        shared: Sequence[str] = SHARED_PARTS,
+        trunk_layers: TrunkLayers = None,
     ) -> PreTrainedModel:
         """One Hydra of `members`, fine-tuned from one pre-trained model for example; they are left as they are.
 
         members: one-member Hydras, Hydras, or supported models of Transformers; the models themselves, or the folders or
             Hub names from which they are loaded. All of one architecture, for the same classes
         shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"
+        trunk_layers: how many leading layers become one for all members and run once; by default those that are equal
         """
         if isinstance(members, (PreTrainedModel, str, os.PathLike)):
             raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
@@ -70,7 +73,7 @@ class AutoHydra:
         loaded = [load_trained(each) if isinstance(each, (str, os.PathLike)) else each for each in members]
         found = hydra_class(loaded[0], "members[0]")
         check_classes(loaded, found, "members")
-        return found.from_pruned_members(loaded, shared)
+        return found.from_pruned_members(loaded, shared, trunk_layers)
 
     @staticmethod
     def supported() -> dict[str, str]:

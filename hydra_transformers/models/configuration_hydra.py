@@ -9,6 +9,7 @@ OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_s
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 
 KeptHeads = list[list[list[int]]]
+TrunkLayers = int | dict[str, int] | None  # of all towers, or by tower
 
 # More layers, members or heads than any model has; a config that asks for them is broken, or means harm.
 MOST = 1_000
@@ -80,7 +81,7 @@ class ShippedPipelines:
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
 class HydraConfigMixin(ShippedPipelines):
     r"""
-    The fields of every Hydra config:
+    The fields of every Hydra config, to which a family's adds `auto_classes` and `anatomy`:
 
     Args:
         kept_heads (`list[list[list[int]]]`, *optional*):
@@ -88,21 +89,21 @@ class HydraConfigMixin(ShippedPipelines):
             default one member that keeps all heads.
         shared (`list[str]`, *optional*, defaults to `["embeddings", "layernorm", "mlp"]`):
             The parts that exist once for all members. An empty list makes members independent of each other.
+        trunk_layers (`int`, *optional*, defaults to 0):
+            How many leading layers are one for all members, which keep the same heads there, and run once.
         ensemble_loss (`str`, *optional*, defaults to `"members"`):
             `"members"` for the mean of the members' losses, `"ensemble"` for the loss of the ensemble's answer.
         problem_type (`str`, *optional*):
             `"single_label_classification"`, `"multi_label_classification"` or `"regression"`: what `logits` mean and
-            which loss they get. By default one label of several, or regression where there is a single output; it
-            is settled here and saved, and labels of another kind are refused. A single output that is a probability
-            is `"multi_label_classification"`.
+            which loss they get; labels of another kind are refused. By default one label of several, or regression where
+            there is a single output. A single output that is a probability is `"multi_label_classification"`.
         fast_inference (`bool`, *optional*, defaults to `True`):
             Whether layers may run without module calls where that gives the same result.
-
-    A family's config adds `auto_classes` and `anatomy`.
     """
 
     kept_heads: list | None = None  # of lists of lists of int, which is checked with sentences
     shared: list[str] | tuple[str, ...] = SHARED_PARTS
+    trunk_layers: int = 0
     ensemble_loss: str = "members"
     fast_inference: bool = True
     decision: dict | None = None
@@ -121,6 +122,7 @@ class HydraConfigMixin(ShippedPipelines):
         self.shared = list(self.shared)
         check_shared(self.shared)
         check_num_members(num_members, self)
+        settle_trunk(self)
         settle_problem_type(self)
         check_ensemble_loss(self.ensemble_loss)
 
@@ -133,22 +135,23 @@ class HydraConfigMixin(ShippedPipelines):
     def num_members(self) -> int:
         return len(self.kept_heads[0])
 
+    def members_in(self, layer: int) -> int:
+        """How many members a layer has weights for: one in the trunk, and all of them behind it."""
+        return 1 if layer < self.trunk_layers else self.num_members
+
 
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:
     """Refuses, with a sentence, a `kept_heads[layer][member]` that no model can have."""
     if len(kept_heads) != num_layers:
         raise ValueError(
-            f"kept_heads has {len(kept_heads)} layers, num_hidden_layers is {num_layers}: "
-            "give one list of members per layer"
+            f"kept_heads has {len(kept_heads)} layers, num_hidden_layers is {num_layers}: give a list for each"
         )
     for layer, members in enumerate(kept_heads):
         if not isinstance(members, list):
             raise ValueError(f"kept_heads[{layer}] is {members!r}: give a list of kept heads for each member")
     num_members = len(kept_heads[0])
-    if num_members == 0:
-        raise ValueError("kept_heads[0] has no member: give at least one list of kept heads per layer")
-    if num_members > MOST:
-        raise ValueError(f"kept_heads[0] has {num_members:,} members: a Hydra has at most {MOST:,}")
+    if not 1 <= num_members <= MOST:
+        raise ValueError(f"kept_heads[0] has {num_members:,} members: a Hydra has at most {MOST:,}, and at least one")
     for layer, members in enumerate(kept_heads):
         if len(members) != num_members:
             raise ValueError(
@@ -189,6 +192,17 @@ def check_num_members(given: int | None, config) -> None:
         )
 
 
+def settle_trunk(config) -> None:
+    """Refuses a trunk that members cannot have in common; a single member has none."""
+    trunk, kept_heads = config.trunk_layers, config.kept_heads
+    same = next((at for at, kept in enumerate(kept_heads) if any(kept[0] != each for each in kept)), len(kept_heads))
+    if not 0 <= trunk <= same:
+        raise ValueError(f"trunk_layers is {trunk}: pass 0 to {same}, so many first layers have the same heads")
+    config.trunk_layers = trunk if config.num_members > 1 else 0
+    if config.trunk_layers and "embeddings" not in config.shared:
+        raise ValueError(f"trunk_layers is {trunk}: members enter a trunk as one, so shared has to name 'embeddings'")
+
+
 def settle_problem_type(config) -> None:
     """Says once what the labels are, as Transformers' loss would: what `logits` mean never changes after that."""
     if config.problem_type is None:
@@ -197,10 +211,7 @@ def settle_problem_type(config) -> None:
 
 def check_ensemble_loss(ensemble_loss: str) -> None:
     if ensemble_loss not in ("members", "ensemble"):
-        raise ValueError(
-            f"ensemble_loss is {ensemble_loss!r}: use 'members' (mean of the members' losses) "
-            "or 'ensemble' (loss of the ensemble's answer)"
-        )
+        raise ValueError(f"ensemble_loss is {ensemble_loss!r}: use 'members' (the mean of their losses) or 'ensemble'")
 
 
 def check_model_type(config_dict: dict, config_class: type) -> None:

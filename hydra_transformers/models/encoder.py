@@ -59,14 +59,14 @@ class HydraEncoderMixin:
     def _run_and_show(self, states, mask, wanted: bool | Collection[int], **kwargs):
         """The layers one by one, with the states between them as (batch, members, tokens, hidden).
 
-        Each layer reads the very tensor that is shown, so that gradients can be asked of it.
+        Each layer reads the very tensor that is shown (a trunk's the first member's part), which gradients can be asked of.
         """
         shown, members = [], self.num_members
         for index, layer in enumerate(self.layers):
             if index == 0 and wanted is True:
                 shown.append(batch_first(states, members))
                 states = shown[0].transpose(0, 1)
-            states = batch_first(layer(states, mask, **kwargs), members)
+            states = batch_first(layer(states[: self.config.members_in(index)], mask, **kwargs), members)
             shown.append(states if wanted is True or index in wanted else None)
             states = states.transpose(0, 1)
         return states, tuple(shown)

@@ -212,6 +212,5 @@ def batch_first(hidden_states: torch.Tensor, num_members: int) -> torch.Tensor:
 
 def wants_every_token(config, kwargs: dict) -> bool:
     """Whether the caller asked for hidden states or attentions, which the last layer then owes for all tokens."""
-    return any(
-        kwargs.get(name, getattr(config, name, False)) for name in ("output_hidden_states", "output_attentions")
-    )
+    names = ("output_hidden_states", "output_attentions")
+    return any(kwargs.get(name, getattr(config, name, False)) for name in names)

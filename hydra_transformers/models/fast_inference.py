@@ -11,9 +11,8 @@ memory do. The fast way therefore
 - takes elementwise work of large batches in one pass (`fast_kernels`).
 
 A layer is taken only where a call of it could mean nothing else: it and its children are of the very classes known here,
-with no other child, without hooks, adapters, offloaded or quantised weights, parts that members do not share, other
-attention backends, training. All other layers are called. `HYDRA_FAST_INFERENCE=0` in the environment, or
-`fast_inference=False` in the config, switches the fast way off.
+without hooks, adapters, offloaded or quantised weights, parts that members do not share, other attention backends, training.
+`HYDRA_FAST_INFERENCE=0` in the environment, or `fast_inference=False` in the config, switches the fast way off.
 
 States are (members or 1, rows, hidden) on the fast way; a row is a token of the batch.
 """

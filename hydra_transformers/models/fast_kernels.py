@@ -56,9 +56,8 @@ def add_and_layer_norm(
     rows, block_rows = like.numel() // columns, 4
     sizes = {"BLOCK_ROWS": block_rows, "BLOCK_COLUMNS": triton.next_power_of_2(columns), "num_warps": 4}
     tensors = (hidden_states, like, total, normed, norm.weight, norm.bias)
-    _layer_norm_kernel[(triton.cdiv(rows, block_rows),)](
-        *tensors, rows, columns, norm.eps, HAS_BRANCH=has_branch, **sizes
-    )
+    grid = (triton.cdiv(rows, block_rows),)
+    _layer_norm_kernel[grid](*tensors, rows, columns, norm.eps, HAS_BRANCH=has_branch, **sizes)
     return total, normed
 
 

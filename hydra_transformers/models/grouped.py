@@ -195,12 +195,13 @@ class DropoutPerMember(nn.Dropout):
         return super().forward(hidden_states)
 
 
-def of_members(config: PreTrainedConfig, part: str, build: Callable[[], nn.Module]) -> nn.Module:
-    """What `build` gives, once for all members where they share `part` (or are alone), once for each where they do not."""
-    if part not in config.shared and config.num_members > 1:
-        return PerMember(build() for _ in range(config.num_members))
+def of_members(config: PreTrainedConfig, part: str, build: Callable[[], nn.Module], layer: int | None = None):
+    """What `build` gives, once for all members where they share `part` (or are alone, or in the trunk), else for each."""
+    members = config.num_members if layer is None else config.members_in(layer)
+    if part not in config.shared and members > 1:
+        return PerMember(build() for _ in range(members))
     module = build()
-    if part == "embeddings" and isinstance(getattr(module, "dropout", None), nn.Dropout):
+    if part == "embeddings" and not config.trunk_layers and isinstance(getattr(module, "dropout", None), nn.Dropout):
         module.dropout = DropoutPerMember(module.dropout.p, config.num_members)
     return module
 

@@ -44,10 +44,8 @@ class HydraImageEncoderMixin(HydraEncoderMixin):
         """
         if kwargs.pop("bool_masked_pos", None) is not None:
             raise ValueError("bool_masked_pos is for masked image modelling, which a Hydra does not do: leave it out")
-        for_embeddings = (
-            {} if interpolate_pos_encoding is None else {"interpolate_pos_encoding": interpolate_pos_encoding}
-        )
-        states, mask, for_layers = self.start(pixel_values, attention_mask, **for_embeddings)
+        asked = {} if interpolate_pos_encoding is None else {"interpolate_pos_encoding": interpolate_pos_encoding}
+        states, mask, for_layers = self.start(pixel_values, attention_mask, **asked)
         return self.encode(states, mask, first_token_only, members_only, **for_layers, **kwargs)
 
 

@@ -1,8 +1,9 @@
 """The fused Transformer layer, the same for every family: its anatomy says what it is made of.
 
-The states are (members, batch, tokens, hidden) throughout: the paper's reshapes between MT x d and T x Md are views of
-that, and the attention sees all members' heads at once.
+The states are (members, batch, tokens, hidden) throughout: the paper's reshapes between MT x d and T x Md are its views.
 """
+
+from functools import partial
 
 import torch
 from torch import nn
@@ -39,23 +40,19 @@ class HydraMLP(nn.Module):
 
 
 class HydraLayer(GradientCheckpointingLayer):
-    """One Transformer layer of all members: `heads`, then `complete`."""
+    """One Transformer layer of all members, or of one in the trunk: `heads`, then `complete`."""
 
     def __init__(self, config: PreTrainedConfig, layer: int):
         super().__init__()
         anatomy = config.anatomy
         self.norm_first, self.drop_path = anatomy.norm_first, anatomy.drop_path
 
-        def norm() -> nn.Module:
-            return nn.LayerNorm(config.hidden_size, eps=anatomy.norm_eps)
-
-        def mlp() -> nn.Module:
-            return HydraMLP(config.hidden_size, anatomy.inner_size, anatomy.activation, anatomy.gated_mlp)
-
-        self.attention_norm = of_members(config, "layernorm", norm)
+        norm = partial(nn.LayerNorm, config.hidden_size, eps=anatomy.norm_eps)
+        mlp = partial(HydraMLP, config.hidden_size, anatomy.inner_size, anatomy.activation, anatomy.gated_mlp)
+        self.attention_norm = of_members(config, "layernorm", norm, layer)
         self.attention = HydraAttention(config, layer)
-        self.mlp_norm = of_members(config, "layernorm", norm)
-        self.mlp = of_members(config, "mlp", mlp)
+        self.mlp_norm = of_members(config, "layernorm", norm, layer)
+        self.mlp = of_members(config, "mlp", mlp, layer)
         self.dropout = None if anatomy.dropout is None else nn.Dropout(anatomy.dropout)
 
     def forward(

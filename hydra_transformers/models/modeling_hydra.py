@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .attention import HydraAttention, mask_of
-from .configuration_hydra import SHARED_PARTS
+from .configuration_hydra import SHARED_PARTS, TrunkLayers
 from .decision import Decision, undecided
 from .grouped import Grouped
 
@@ -101,7 +101,7 @@ class HydraModelMixin:
 
     @classmethod
     def from_pruned_members(
-        cls, members: Sequence[PreTrainedModel], shared: Sequence[str] = SHARED_PARTS
+        cls, members: Sequence[PreTrainedModel], shared: Sequence[str] = SHARED_PARTS, trunk_layers: TrunkLayers = None
     ) -> PreTrainedModel:
         """Fuses members into one Hydra.
 
@@ -109,8 +109,10 @@ class HydraModelMixin:
             their q, k, v and output projections sliced; all from one backbone. They are left as they are
         shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()`
             nothing is merged and the Hydra is exactly the ensemble of the members
+        trunk_layers: how many leading layers become the mean over the members, attention too, and run once; by default as
+            many as are equal, which changes no answer. For CLIP of both towers, or `{"vision": 6, "text": 0}`
         """
-        return package("fusion").from_pruned_members(cls, members, shared)
+        return package("fusion").from_pruned_members(cls, members, shared, trunk_layers)
 
     def member(self, index: int) -> PreTrainedModel:
         """Member `index` as a one-member Hydra of its own; shared parts are copied into it."""

@@ -159,7 +159,7 @@ class HydraCLIPVisionModel(HydraEncoderMixin, HydraCLIPPreTrainedModel):
     def __init__(self, config: HydraCLIPVisionConfig):
         super().__init__(config)
         self.embeddings = of_members(config, "embeddings", lambda: HydraCLIPVisionEmbeddings(config))
-        self.pre_layernorm = of_members(config, "layernorm", lambda: _layer_norm(config))
+        self.pre_layernorm = of_members(config, "layernorm", lambda: _layer_norm(config), layer=0)
         self.layers = hydra_layers(config)
         self.post_layernorm = of_members(config, "layernorm", lambda: _layer_norm(config))
         self.post_init()

@@ -36,6 +36,7 @@ def extract_circuit(
     score: str = "msp",
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
+    trunk_layers: int = 0,
     mode: str = "exact",
     shortlist: int | None = None,
     check_every: int = 8,
@@ -67,6 +68,8 @@ def extract_circuit(
             refused: they would have to be fitted anew on each candidate.
         class_prompts: for CLIP, the tokenizer's output with one row per class.
         towers: for CLIP, the towers whose heads compete: both, or ("vision",) or ("text",).
+        trunk_layers: how many first layers keep all their heads (of each tower, where there are two): only heads behind them
+            compete. Members that have these layers in common run them once when they are fused.
         mode: "exact" evaluates every head that is left at every removal. "shortlist" does so at every `check_every`-th
             removal only; in between it evaluates the `shortlist` heads that cost the score least when last evaluated.
             `Circuit.checks` says how often the short list held the exact choice.
@@ -85,6 +88,7 @@ def extract_circuit(
         "score": score,
         "class_prompts": class_prompts,
         "towers": towers,
+        "trunk_layers": trunk_layers,
         "mode": mode,
         "shortlist": shortlist,
     }
@@ -92,7 +96,7 @@ def extract_circuit(
     is_several = not isinstance(model, PreTrainedModel) and isinstance(model, Sequence)
     models = list(model) if is_several else [model]
     if is_several:
-        _check_backbones(models, budget, towers)
+        _check_backbones(models, budget, towers, trunk_layers)
     checkpoints = _checkpoints(checkpoint, len(models)) if is_several else [checkpoint]
     circuits, already_read = [], {}
     for each, path in zip(models, checkpoints, strict=True):
@@ -104,13 +108,15 @@ def extract_circuit(
     return circuits if is_several else circuits[0]
 
 
-def _check_backbones(models: Sequence[PreTrainedModel], budget: int, towers: Sequence[str] | None) -> None:
+def _check_backbones(
+    models: Sequence[PreTrainedModel], budget: int, towers: Sequence[str] | None, trunk_layers: int
+) -> None:
     """Refuses, before the first extraction, what a later one would stop at."""
     if not models:
         raise ValueError("model is an empty list: pass at least one backbone")
     check_can_be_fused(models, "model")
     for place, model in enumerate(models):
-        heads = len(heads_of(prune_heads(model), towers))
+        heads = len(heads_of(prune_heads(model), towers, trunk_layers))
         check_count(budget, "budget", 1, heads - 1, f"{heads} heads of model[{place}] compete")
 
 
@@ -138,6 +144,7 @@ def start_search(
     score: str = "msp",
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
+    trunk_layers: int = 0,
     mode: str = "exact",
     shortlist: int | None = None,
     check_every: int = 8,
@@ -164,6 +171,7 @@ def start_search(
     engine = ablation_of(hydra, class_prompts, towers, int(memory_gib * GIB))
     if engine.num_classes < 2:
         raise ValueError("model has a single output, and this is about choosing one of several classes")
+    engine.heads = heads_of(hydra, towers, trunk_layers)
     num_heads = len(engine.heads)
     check_count(budget, "budget", 1, num_heads - 1, f"{num_heads} heads compete")
 
@@ -185,6 +193,7 @@ def start_search(
         "ood_data": None if ood_set is None else ood_set.description(),
         "class_prompts": None if class_prompts is None else fingerprint_of_rows(fingerprints_of_rows(engine.prompts)),
         "towers": None if class_prompts is None else chosen_towers(hydra, towers),
+        "trunk_layers": trunk_layers or None,
         "dtype": str(hydra.dtype).removeprefix("torch."),
         "shortlist": (shortlist or max(8, num_heads // 5)) if is_shortlist else None,
         "check_every": check_every if is_shortlist else None,

@@ -19,7 +19,18 @@ from .heads import Head
 from .scoring import SampleValues, Score, chance_score, objective_scores, sample_values
 
 
-SHORT_SETTINGS = ("objective", "mode", "model", "dtype", "towers", "shortlist", "check_every", "ties_by", "score")
+SHORT_SETTINGS = (
+    "objective",
+    "mode",
+    "model",
+    "dtype",
+    "towers",
+    "trunk_layers",
+    "shortlist",
+    "check_every",
+    "ties_by",
+    "score",
+)
 
 
 class GreedySearch:

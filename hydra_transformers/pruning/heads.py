@@ -34,14 +34,20 @@ def check_count(number: int, name: str, least: int, most: int, why: str) -> None
         raise ValueError(f"{name} is {number}: {why}, so pass {least} to {most}")
 
 
-def heads_of(model: PreTrainedModel, towers: Sequence[str] | None = None) -> list[Head]:
-    """The heads that a one-member Hydra has, in order; of CLIP's towers only those in `towers`."""
+def heads_of(model: PreTrainedModel, towers: Sequence[str] | None = None, trunk_layers: int = 0) -> list[Head]:
+    """The heads that a one-member Hydra has, in order; of CLIP's towers only those in `towers`, and none of the first
+    `trunk_layers` layers."""
     chosen = chosen_towers(model, towers)
+    layers = min(config.num_hidden_layers for tower, config in tower_configs(model.config).items() if tower in chosen)
+    check_count(
+        trunk_layers, "trunk_layers", 0, layers - 1, f"there are {layers} layers, and heads behind it to prune"
+    )
     return [
         head_at(tower, layer, head)
         for tower, config in tower_configs(model.config).items()
         if tower in chosen
         for layer, members in enumerate(config.kept_heads)
+        if layer >= trunk_layers
         for head in members[0]
     ]
 

@@ -14,7 +14,7 @@ from ..fingerprints import fingerprint_of_weights
 from ..fusion import check_can_be_fused
 from ..prediction import batches
 from .circuits import Circuit
-from .heads import as_heads, as_heads_to_prune, check_count, prune_heads
+from .heads import as_heads, as_heads_to_prune, check_count, prune_heads, tower_and_place
 from .taylor import taylor_prune
 
 
@@ -41,6 +41,7 @@ def draw_members(
     num_members: int | None = None,
     seed: int = 0,
     class_prompts: Mapping[str, Tensor] | None = None,
+    trunk_layers: int = 0,
     allow_equal: bool = False,
 ) -> list[PreTrainedModel]:
     """Different one-member Hydras, ready for `from_pruned_members` or for fine-tuning one by one.
@@ -55,6 +56,9 @@ def draw_members(
     - `dataloader`, `heads_per_layer`, `num_members`, `seed`: Hydra (Taylor), each member pruned with `taylor_prune` on its
       own random half of every calibration batch. CLIP also needs `class_prompts`; its vision tower is pruned.
     - several backbones and nothing else: each as it is, nothing pruned.
+
+    The first `trunk_layers` layers keep all their heads, so that fused members can run them once (`from_pruned_members` does,
+    where they are equal); circuits are to be extracted with the same `trunk_layers`.
 
     Of one backbone, three members are drawn where `num_members` is not given, member m with the seed `seed + m`. The backbones
     are left as they are. Members with the same heads and weights are refused, as an ensemble of them is one model:
@@ -78,11 +82,13 @@ def draw_members(
     if way == "circuits":
         _check_circuits(backbones, named)
         head_sets = [each.heads_to_prune(budget) for each in circuits]
+        _check_trunk(named, budget, trunk_layers)
     elif way == "circuit":
         _check_circuits(backbones[:1], {"circuit": circuit})
         head_sets = []
         for place in range(len(backbones)):
             head_sets.append(sample_heads(circuit, budget, out_of, seed + place, taken=head_sets))
+        _check_trunk({"circuit": circuit}, out_of, trunk_layers)
     elif way == "dataloader":
         calibration = list(batches(dataloader))
         head_sets = [
@@ -91,6 +97,7 @@ def draw_members(
                 half_of_each(calibration, seed + place),
                 heads_per_layer=heads_per_layer,
                 class_prompts=class_prompts,
+                trunk_layers=trunk_layers,
             ).heads_to_prune
             for place, backbone in enumerate(backbones)
         ]
@@ -189,6 +196,17 @@ def _check_circuits(backbones: Sequence[PreTrainedModel], circuits: Mapping[str,
             warnings.warn(
                 f"{name} was extracted from a model with other weights: its heads may not be the ones this model can spare",
                 stacklevel=3,
+            )
+
+
+def _check_trunk(circuits: Mapping[str, Circuit], first: int | None, trunk_layers: int) -> None:
+    """Refuses circuits by whose `first` heads (None: all) members would lose some of the trunk."""
+    for name, each in circuits.items():
+        lost = next((head for head in each.ranking[:first] if tower_and_place(head)[1] < trunk_layers), None)
+        if lost is not None:
+            raise ValueError(
+                f"{name} ranks head {lost}, which is in the first {trunk_layers} layers (trunk_layers): extract it with "
+                f"extract_circuit(..., trunk_layers={trunk_layers})"
             )
 
 

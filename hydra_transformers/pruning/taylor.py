@@ -101,6 +101,7 @@ def taylor_prune(
     scope: str = "layer",
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
+    trunk_layers: int = 0,
 ) -> TaylorPruning:
     """Chooses the heads with the lowest Taylor scores; `prune_heads(model, pruning.heads_to_prune)` cuts them out.
 
@@ -111,12 +112,14 @@ def taylor_prune(
             the heads of all layers together, once, and prunes as many as "layer" would; layers then keep
             `heads_per_layer` heads on average, and one may lose all of its heads.
 
+        trunk_layers: how many first layers keep all their heads, for members that have them in common.
+
     Ties go to the lower layer and head. A layer that has no more than `heads_per_layer` heads loses none.
     """
     if scope not in SCOPES:
         raise ValueError(f"scope is {scope!r}: pass one of {', '.join(map(repr, SCOPES))}")
     hydra = _working_copy(model)
-    heads = heads_of(hydra, _settled(hydra, towers))
+    heads = heads_of(hydra, _settled(hydra, towers), trunk_layers)
     most = max((len(of_layer) for of_layer in _by_layer(heads)), default=0)
     if not 1 <= heads_per_layer <= most:
         raise ValueError(f"heads_per_layer is {heads_per_layer}: it says how many heads to keep, pass 1 to {most}")

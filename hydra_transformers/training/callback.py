@@ -10,6 +10,7 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.utils import logging
 
+from ..fusion import tower_configs
 from .parameter_groups import PARTS, ids_of_classifier, layer_dropouts, places, without_effect
 
 
@@ -30,14 +31,16 @@ class PostPruningCallback(TrainerCallback):
             that follows the encoder (the classifier, BERT's pooler, CLIP's projections and logit scale).
         last_n_layers: of attention, MLPs and LayerNorms, train those of the last n layers only (of each tower, where
             there are two); LayerNorms behind the last layer count as part of it.
+        trunk_layers: of what trains, leave out the first n layers (of each tower, where there are two) and all that comes
+            before them. Members of one model then keep them in common, and run them once when they are fused.
         reset_classifier: set the classifier's weight and bias to zero before training; the pooler stays.
         dropout: the probability of the dropouts inside each layer, on the outputs of attention and MLP, in this
             training; the config, and with it a saved model, keeps its own.
         classifier_factor: how many times the learning rate of the rest the classifier shall have; it is the trainer that
             gives it (that of `finetune_members` does), and verified here.
 
-    On a model with adapters of PEFT, what trains is PEFT's choice, and `trainable` and `last_n_layers` do not count; the
-    classifier that is reset is the one saved with the adapter (`modules_to_save`).
+    On a model with adapters of PEFT, what trains is PEFT's choice: `trainable` and `last_n_layers` do not count, and
+    `trunk_layers` is refused; the classifier that is reset is the one saved with the adapter (`modules_to_save`).
 
     All this happens when the `Trainer` is built, the only moment that comes after the model is there and before the
     optimizer is made. A checkpoint that training resumes from is loaded later, so resetting never undoes it. Before
@@ -53,6 +56,7 @@ class PostPruningCallback(TrainerCallback):
         reset_classifier: bool = False,
         dropout: float | None = None,
         classifier_factor: float = 1.0,
+        trunk_layers: int = 0,
     ):
         trainable = (trainable,) if isinstance(trainable, str) else tuple(trainable)
         unknown = [part for part in trainable if part not in PARTS]
@@ -60,10 +64,13 @@ class PostPruningCallback(TrainerCallback):
             raise ValueError(f"trainable has {unknown or 'no part'}: choose from {', '.join(PARTS)}")
         if last_n_layers is not None and last_n_layers < 1:
             raise ValueError(f"last_n_layers is {last_n_layers}: pass at least 1, or None for all layers")
+        if trunk_layers < 0:
+            raise ValueError(f"trunk_layers is {trunk_layers}: pass 0 or more")
         if dropout is not None and not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}: pass a probability below 1, or None to leave it as it is")
         self.trainable = trainable
         self.last_n_layers = last_n_layers
+        self.trunk_layers = trunk_layers
         self.reset_classifier = reset_classifier
         self.dropout = dropout
         self.classifier_factor = classifier_factor
@@ -73,16 +80,20 @@ class PostPruningCallback(TrainerCallback):
         """For every parameter, by name, whether it trains."""
         if hasattr(model, "peft_config"):
             return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-        idle = without_effect(model)
+        idle, where = without_effect(model), places(model)
         deepest = self.last_n_layers or math.inf
+        first = self.trunk_layers or -math.inf
         return {
             name: place.part in self.trainable
             and (place.part not in PARTS_OF_LAYERS or place.layers_to_end <= deepest)
+            and place.layers_before >= first
             and name not in idle
-            for name, place in places(model).items()
+            for name, place in where.items()
         }
 
     def on_init_end(self, args, state, control, model: nn.Module | None = None, **kwargs):
+        if self.trunk_layers:
+            self._check_trunk(model)
         trains = self.trains(model)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(trains[name])
@@ -92,6 +103,16 @@ class PostPruningCallback(TrainerCallback):
             _set_dropout(model, self.dropout)
         self._prepared = weakref.ref(model)
         logger.info(f"{type(model).__name__}: {describe_trained(model)}")
+
+    def _check_trunk(self, model: nn.Module) -> None:
+        if hasattr(model, "peft_config"):
+            raise ValueError(
+                f"trunk_layers is {self.trunk_layers}, but which layers of a model with adapters train is PEFT's choice: pass "
+                "0, or members without adapters"
+            )
+        layers = min(config.num_hidden_layers for config in tower_configs(model.config).values())
+        if self.trunk_layers > layers:
+            raise ValueError(f"trunk_layers is {self.trunk_layers}: {type(model).__name__} has {layers} layers")
 
     def on_train_begin(self, args, state, control, model: nn.Module | None = None, optimizer=None, **kwargs):
         model = getattr(model, "module", model)  # FSDP hands over its wrapper

@@ -372,9 +372,12 @@ def _identity(
     }
     if is_peft_model(member):
         about_member["adapter"] = adapter_settings(member)  # its scale is in no weight
+    of_recipe = asdict(recipe)
+    if not recipe.trunk_layers:
+        of_recipe.pop("trunk_layers")  # as it was before recipes had it
     identity = {
         "member": about_member,
-        "recipe": asdict(recipe),
+        "recipe": of_recipe,
         "learning_rates": learning_rates,
         "arguments": lasting,
         "rows_per_step": process.train_batch_size * process.world_size * process.gradient_accumulation_steps,

@@ -32,10 +32,12 @@ class Place:
         projections and its logit scale
     layers_to_end: how many layers there are from here to the end of the tower, this one counted: 1 in the last layer,
         0 behind it (a final LayerNorm), infinite before the first
+    layers_before: how many layers there are before here: 0 in the first layer, infinite behind the last, -1 before the first
     """
 
     part: str
     layers_to_end: float
+    layers_before: float
 
 
 def places(model: nn.Module) -> dict[str, Place]:
@@ -68,10 +70,11 @@ def our_names(model: nn.Module) -> dict[str, str]:
 def _place(ours: str, depths: dict[str, int]) -> Place:
     part = next(part for part, pattern in PART_PATTERNS.items() if re.search(pattern, ours))
     if found := LAYER.match(ours):
-        return Place(part, depths[found["tower"]] - int(found["layer"]))
+        layer = int(found["layer"])
+        return Place(part, depths[found["tower"]] - layer, layer)
     # CLIP's vision tower also has a LayerNorm in front of its first layer.
     is_before = part == "embeddings" or re.search(r"(^|\.)pre_layernorm", ours)
-    return Place(part, math.inf if is_before else 0)
+    return Place(part, math.inf, -1) if is_before else Place(part, 0, math.inf)
 
 
 def set_classifier_rate(optimizer: torch.optim.Optimizer, model: nn.Module, factor: float) -> None:

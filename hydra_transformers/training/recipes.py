@@ -66,6 +66,9 @@ class Recipe:
         "the parts that train", default=("attention", "mlp", "layernorm", "classifier")
     )
     last_n_layers: int | None = _setting("train the last n layers only; None for all", default=None)
+    trunk_layers: int = _setting(
+        "leading layers that do not train, nor what comes before them: fused members run them once", default=0
+    )
     reset_classifier: bool = _setting("start from a classifier of zeros", default=False)
     train_transforms: tuple[tuple[str, dict], ...] = _setting(
         "(name, arguments) of what training inputs go through; image transforms are named as in torchvision, without a size "
@@ -87,6 +90,8 @@ class Recipe:
             check_learning_rate("classifier_learning_rate", self.classifier_learning_rate)
             if self.learning_rate == 0:
                 raise ValueError("classifier_learning_rate is in proportion to learning_rate: pass one above 0")
+        if type(self.trunk_layers) is not int or self.trunk_layers < 0:
+            raise ValueError(f"trunk_layers is {self.trunk_layers}: pass a number of layers, 0 or more")
         for name in NOT_NEGATIVE:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
@@ -162,7 +167,12 @@ class Recipe:
         """New callbacks for one `Trainer`: what trains, and early stopping where the recipe has it."""
         callbacks: list[TrainerCallback] = [
             PostPruningCallback(
-                self.trainable, self.last_n_layers, self.reset_classifier, self.dropout, self.classifier_factor
+                self.trainable,
+                self.last_n_layers,
+                self.reset_classifier,
+                self.dropout,
+                self.classifier_factor,
+                self.trunk_layers,
             )
         ]
         if self.early_stopping_patience is not None:

@@ -333,6 +333,19 @@ def test_pruned_members_are_fused_one_by_one_too(pruned, tmp_path):
     assert json.loads(record)["fine_tunings"] is True and str(tmp_path) not in record
 
 
+def test_layers_are_merged_whole(finetuned, pruned, fails, tmp_path):
+    run("fuse", finetuned, "--trunk-layers", 2, "--output", tmp_path / "hydra")
+    hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "hydra")
+    expected = AutoHydra.from_pruned_members([finetuned / f"member-{index}" for index in range(3)], trunk_layers=2)
+    assert hydra.config.trunk_layers == 2
+    assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in hydra.state_dict().items())
+    assert "--trunk-layers is 3" in fails("fuse", finetuned, "--trunk-layers", 3, "--output", tmp_path / "other")
+    sentence = fails("fuse", pruned, "--trunk-layers", 2, "--output", tmp_path / "other")
+    assert re.search(r"in layer \d members\[\d\] keeps the heads .*, members\[0\] keeps", sentence)
+    sentence = fails("fuse", finetuned, "--shared", "--trunk-layers", 1, "--output", tmp_path / "other")
+    assert "members enter a trunk as one, so shared has to name 'embeddings'" in sentence
+
+
 def test_the_card_knows_the_circuit_of_each_fine_tuning(workplace, pruned, tmp_path):
     data = ["--data", workplace / "pictures", "--part", "training", "--max-steps", 1]
     run("finetune", pruned, *data, "--output", tmp_path / "tuned")
@@ -424,6 +437,24 @@ def test_build_goes_all_the_way(workplace, tmp_path, capsys):
     assert "was made with another seed (0, now 1)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("freeze", [False, True], ids=["merged", "frozen"])
+def test_build_with_a_trunk(freeze, workplace, tmp_path, capsys):
+    """Frozen, its layers are equal before they are fused; merged, they are not."""
+    trunk = ["--trunk-layers", 1, *(["--freeze-trunk"] if freeze else [])]
+    run(*build_words(workplace, tmp_path / "hydra", "--members", 2, "--objective", "acc", "--budget", 1, *trunk))
+    hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "hydra")
+    assert hydra.config.trunk_layers == 1 and hydra.config.kept_heads[0] == [[0, 1, 2, 3]] * 2
+    assert (
+        "one model in" in (said := capsys.readouterr().out) and "; the first layer runs once for all members." in said
+    )
+    members = [tmp_path / "hydra-steps" / "pruned" / f"member-{index}" for index in range(2)]
+    assert AutoHydra.from_pruned_members(members).config.trunk_layers == (1 if freeze else 0)
+    merged = AutoHydra.from_pruned_members(members, trunk_layers=1).state_dict()
+    assert all(torch.equal(tensor, merged[name]) for name, tensor in hydra.state_dict().items())
+    run("info", tmp_path / "hydra")
+    assert "the first layer runs once for all members" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("step", ["finetune", "prune", "fuse", "evaluate"])
 def test_a_build_that_was_cut_off_anywhere_goes_on(step, workplace, tmp_path, monkeypatch, capsys):
     command = build_words(workplace, tmp_path / "hydra", "--members", 2, "--objective", "acc", "--budget", 1)
@@ -495,6 +526,10 @@ def test_build_tests_on_rows_that_nothing_was_trained_or_chosen_by(workplace, tm
         (["--near", "x=GREY", "--near", "x=GREY"], "--near has x twice"),
         (["--test-split", "train"], "--test-split train has rows that are trained on"),
         (["--members", 1], "--members is 1, which is no ensemble"),
+        (["--trunk-layers", 3], "--trunk-layers is 3, .*pretrained-vit has 2 layers: pass 0 to 2"),
+        (["--trunk-layers", 2, "--objective", "acc"], "has 2 layers: pass 0 to 1, or there is nothing to prune"),
+        (["--trunk-layers", 1, "--objective", "acc", "--budget", 4], "--budget is 4: 4 heads compete, so pass 1 to 3"),
+        (["--freeze-trunk"], "--freeze-trunk is for a trunk, and there is none"),
         (["--output", "FULL"], "full exists already"),
         (["--device", "nowhere"], "the device nowhere is not there"),
     ],

@@ -55,7 +55,7 @@ def test_without_kept_heads_a_config_is_one_member_with_all_heads(config_class):
         ({"kept_heads": [[[0], [1]], [[2, 2], [1]]]}, r"kept_heads\[1\]\[0\] names a head twice: \[2, 2\]"),
         ({"kept_heads": [[[0], [1]], [[2, 1], [1]]]}, r"kept_heads\[1\]\[0\] is \[2, 1\]: give .* ascending order"),
         ({"kept_heads": [[[0], [1]], [[0]]]}, r"kept_heads\[1\] has 1 members, kept_heads\[0\] has 2"),
-        ({"kept_heads": [[], []]}, r"kept_heads\[0\] has no member"),
+        ({"kept_heads": [[], []]}, r"kept_heads\[0\] has 0 members: .* at least one"),
         ({"kept_heads": [[0, 1], [1]]}, r"kept_heads\[0\]\[0\] is 0: give a list of head numbers"),
         ({"kept_heads": [[[0]], [["1"]]]}, r"kept_heads\[1\]\[0\] is \['1'\]: give a list of head numbers"),
         ({"kept_heads": [[[0]], 1]}, r"kept_heads\[1\] is 1: give a list of kept heads for each member"),

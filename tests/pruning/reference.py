@@ -95,11 +95,20 @@ def four_digits(mean: torch.Tensor) -> float:
 
 
 def algorithm_1(
-    model, id_batches, ood_batches, objective, budget, prompts=None, towers=("vision", "text"), score="msp"
+    model,
+    id_batches,
+    ood_batches,
+    objective,
+    budget,
+    prompts=None,
+    towers=("vision", "text"),
+    score="msp",
+    trunk_layers=0,
 ):
     """(ranking, scores)"""
     model = copy.deepcopy(model)
-    candidates, ranking, scores = all_heads(model, towers), [], []
+    candidates = [head for head in all_heads(model, towers) if head[-2] >= trunk_layers]
+    ranking, scores = [], []
     for _ in range(budget):
         best, best_head = (float("-inf"), float("-inf")), None
         for head in candidates:

@@ -100,6 +100,31 @@ def test_only_heads_of_the_named_tower_compete(tower):
     assert {head[0] for head in circuit.ranking} == {tower}
 
 
+@pytest.mark.parametrize("name", ["vit", "bert", "clip"])
+def test_only_heads_behind_the_trunk_compete(name):
+    model, id_batches, ood_batches, prompts = family(name)
+    ranking, scores = algorithm_1(model, id_batches, ood_batches, "avg", 3, prompts, trunk_layers=1)
+    settings = {"budget": 3, "class_prompts": prompts, "progress": False}
+    circuit = extract_circuit(model, id_batches, ood_batches, "avg", trunk_layers=1, **settings)
+    assert circuit.ranking == ranking and circuit.scores == pytest.approx(scores, abs=1e-11)
+    assert min(head[-2] for head in circuit.ranking) >= 1
+    assert circuit.made_from["trunk_layers"] == 1
+
+
+def test_a_trunk_leaves_heads_to_rank(tmp_path):
+    model, id_batches, _, _ = family("vit")
+    with pytest.raises(ValueError, match=r"trunk_layers is 3: there are 3 layers, .*, so pass 0 to 2"):
+        extract_circuit(model, id_batches, budget=1, trunk_layers=3, progress=False)
+    with pytest.raises(ValueError, match="budget is 3: 3 heads compete, so pass 1 to 2"):
+        extract_circuit(model, id_batches, budget=3, trunk_layers=2, progress=False)
+    with pytest.raises(ValueError, match=r"3 heads of model\[0\] compete"):
+        extract_circuit([model, model], id_batches, budget=3, trunk_layers=2, progress=False)
+    checkpoint = tmp_path / "checkpoint.json"
+    extract_circuit(model, id_batches, budget=1, trunk_layers=2, checkpoint=checkpoint, progress=False)
+    with pytest.raises(ValueError, match=r"with other trunk_layers \(2 there, None here\)"):
+        extract_circuit(model, id_batches, budget=1, checkpoint=checkpoint, progress=False)
+
+
 def test_layers_that_lost_every_head_are_no_obstacle():
     model, id_batches, ood_batches, _ = family("vit")
     ranking, _ = algorithm_1(model, id_batches, ood_batches, "ood", 8)

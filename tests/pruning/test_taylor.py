@@ -104,6 +104,18 @@ def test_the_global_scope_prunes_the_lowest_scores_of_the_whole_model():
     assert pruning.scores == scores
 
 
+def test_a_trunk_keeps_its_heads():
+    model, batches, _, _ = family("vit")
+    whole, pruning = taylor_scores(model, batches), taylor_prune(model, batches, heads_per_layer=1, trunk_layers=1)
+    assert sorted(pruning.heads_to_prune) == [1, 2]
+    assert {head: pruning.scores[head] for head in pruning.scores if head[0] == 1} == pytest.approx(
+        {head: whole[head] for head in whole if head[0] == 1}, rel=1e-9
+    )
+    together = taylor_prune(model, batches, heads_per_layer=1, scope="global", trunk_layers=1)
+    assert {layer for layer, _ in together.scores} == {1, 2}
+    assert sum(map(len, together.heads_to_prune.values())) == 4
+
+
 def test_keeping_every_head_prunes_none():
     model, batches, _, _ = family("vit")
     assert taylor_prune(model, batches, heads_per_layer=3).heads_to_prune == {}

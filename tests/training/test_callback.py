@@ -9,6 +9,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from hydra_transformers.training import PostPruningCallback
+from hydra_transformers.training.parameter_groups import PARTS, places
 from tests.training.tiny import FORMS, QUIET, changed, copy_of_weights, tiny_dataset, tiny_model, tiny_trainer
 
 
@@ -84,6 +85,18 @@ def test_the_last_layer_takes_the_final_layernorm_along():
     assert not any("pre_layernorm" in name or "layers.1." in name for name in clip)
     assert any("text_model.final_layer_norm" in name for name in clip)
     assert any("vision_model.layers.2." in name for name in clip)
+
+
+@pytest.mark.parametrize("form", ["backbone", "member", "fused"])
+@pytest.mark.parametrize("family", ["vit", "bert", "clip"])
+def test_a_trunk_does_not_train_nor_what_comes_before_it(family, form):
+    model = tiny_model(family, form)
+    everything = PostPruningCallback(PARTS).trains(model)
+    found, where = PostPruningCallback(PARTS, trunk_layers=2).trains(model), places(model)
+    frozen = {name for name in found if everything[name] and not found[name]}
+    assert frozen == {name for name in found if everything[name] and where[name].layers_to_end > 1}
+    assert any("embeddings" in name for name in frozen) and len({name for name in found if found[name]}) > 5
+    assert PostPruningCallback(PARTS, trunk_layers=0).trains(model) == everything
 
 
 def test_the_number_of_trained_parameters_is_logged(tmp_path, caplog, monkeypatch):
@@ -185,6 +198,7 @@ def test_an_optimizer_with_other_parameters_raises(tmp_path):
         ),
         ({"trainable": ()}, "trainable has no part"),
         ({"last_n_layers": 0}, "last_n_layers is 0: pass at least 1"),
+        ({"trunk_layers": -1}, "trunk_layers is -1: pass 0 or more"),
         ({"dropout": 1.0}, "dropout is 1.0: pass a probability"),
     ],
 )
@@ -198,6 +212,7 @@ def test_wrong_arguments_are_refused(arguments, message):
     [
         ({"reset_classifier": True}, "HydraCLIPModel has no classifier to reset"),
         ({"dropout": 0.1}, "HydraCLIPModel has no dropout inside its layers"),
+        ({"trunk_layers": 4}, "trunk_layers is 4: HydraCLIPModel has 3 layers"),
     ],
 )
 def test_what_a_model_does_not_have_is_refused(arguments, message, tmp_path):

@@ -56,6 +56,22 @@ def test_drawing_classifiers_leaves_no_trace_in_the_random_numbers():
     assert torch.equal(torch.rand(3), expected)
 
 
+def test_fine_tunings_with_a_trunk_are_fused_with_it(data, tmp_path):
+    pretrained, frozen = tiny_model("vit", "backbone"), dataclasses.replace(SHORT, epochs=1, trunk_layers=2)
+    tuned = finetune_from_pretrained(pretrained, 2, frozen, *data, output_dir=tmp_path, class_names=NAMES, **ARGUMENTS)
+    for each in tuned:
+        for name, parameter in each.base_model.named_parameters():
+            is_frozen = name.startswith(("embeddings.", "layers.0.", "layers.1."))
+            if "k_proj.bias" not in name:
+                assert torch.equal(parameter, pretrained.base_model.get_parameter(name)) == is_frozen, name
+    assert AutoHydra.from_pruned_members(tuned).config.trunk_layers == 2
+    again = finetune_from_pretrained(pretrained, 2, frozen, *data, output_dir=tmp_path, class_names=NAMES, **ARGUMENTS)
+    assert_same_weights(tuned[0], again[0])
+    with pytest.raises(ValueError, match=r"holds another fine-tuning \(other recipe"):
+        other = dataclasses.replace(frozen, trunk_layers=1)
+        finetune_from_pretrained(pretrained, 2, other, *data, output_dir=tmp_path, class_names=NAMES, **ARGUMENTS)
+
+
 def test_fine_tunings_differ_and_can_be_fused_and_pruned_each_by_its_own_circuit(data, tmp_path):
     pretrained = tiny_model("vit", "backbone").base_model
     tuned = finetune_from_pretrained(pretrained, 3, SHORT, *data, output_dir=tmp_path, class_names=NAMES, **ARGUMENTS)

@@ -99,6 +99,15 @@ def test_the_callback_leaves_to_peft_what_trains(form, tmp_path):
     assert moved == {name for name in before if "lora_" in name or "modules_to_save" in name}
 
 
+def test_the_callback_refuses_a_trunk_where_peft_decides_what_trains(tmp_path):
+    model = tiny_model("vit", "member")
+    adapted = get_peft_model(model, lora_config(model))
+    with pytest.raises(ValueError, match=r"trunk_layers is 1, but which layers .* is PEFT's choice"):
+        tiny_trainer(
+            "vit", adapted, TrainingArguments(tmp_path, **QUIET), callbacks=[PostPruningCallback(trunk_layers=1)]
+        )
+
+
 def test_the_callback_resets_the_classifier_of_the_adapter_and_sets_dropout(tmp_path):
     model = tiny_model("vit", "backbone")
     adapted = get_peft_model(model, lora_config(model, lora_dropout=0.3))

@@ -1,0 +1,374 @@
+"""The trunk: leading layers that are one for all members run once, and nobody sees a difference."""
+
+import copy
+from functools import cache
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from hydra_transformers import AutoHydra, HydraCLIPConfig, HydraViTConfig
+from hydra_transformers.cost import count_multiply_adds, count_parameters, multiply_adds_of
+from hydra_transformers.fusion import attention_names, slots, tower_configs, without_weights
+from hydra_transformers.fusion.reading import read_members
+from hydra_transformers.fusion.trunk import equal_layers
+from hydra_transformers.training.parameter_groups import places
+from tests.families import BERT, CLIP, SIZES, VIT, Family
+from tests.models.test_hub import auto_class_of, run_second_process
+
+
+LAYERS, TRUNK = 3, 2
+
+
+def in_trunk(model: nn.Module, layers: int) -> list[str]:
+    """The parameters of the first layers and of what comes before them."""
+    return [name for name, place in places(model).items() if place.layers_to_end > LAYERS - layers]
+
+
+@cache
+def _members(family: Family, layers: int):
+    prunings = [{0: [1], 2: lost} if layers < LAYERS else {0: [1]} for lost in ([0], [], [0, 1, 2, 3])]
+    members = [
+        family.hydra.from_backbone(family.backbone(seed), family.in_every_tower(pruned))
+        for seed, pruned in enumerate(prunings)
+    ]
+    with torch.no_grad():
+        for name in in_trunk(members[0], layers):
+            for member in members[1:]:
+                member.get_parameter(name).copy_(members[0].get_parameter(name))
+    return members
+
+
+def members_with_trunk(family: Family, layers: int = TRUNK):
+    """Members of different backbones but for what comes before and in the first layers; behind these with ragged heads."""
+    return copy.deepcopy(_members(family, layers))
+
+
+@cache
+def _pair(family: Family, layers: int):
+    members = _members(family, layers)
+    return family.hydra.from_pruned_members(members), family.hydra.from_pruned_members(members, trunk_layers=0)
+
+
+def with_and_without(family: Family, layers: int = TRUNK):
+    """The same members fused with a trunk, and without one."""
+    return copy.deepcopy(_pair(family, layers))
+
+
+def trunk_layers(hydra: nn.Module) -> set[int]:
+    return {config.trunk_layers for config in tower_configs(hydra.config).values()}
+
+
+def assert_close(found, expected) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+
+
+def runs_of_layers(hydra: nn.Module, inputs: dict) -> list[int]:
+    """How many members each layer computes."""
+    seen = []
+    hooks = [
+        hydra.get_submodule(name.removesuffix(".attention")).register_forward_hook(
+            lambda module, given, states: seen.append(states.shape[0])
+        )
+        for names in attention_names(hydra).values()
+        for name in names
+    ]
+    hydra(**inputs)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+# What it computes
+
+
+@pytest.mark.parametrize("layers", [1, TRUNK, LAYERS])
+@pytest.mark.parametrize("gradients", [False, True], ids=["fast", "plain"])
+def test_a_trunk_changes_no_answer(family, layers, gradients):
+    hydra, whole = with_and_without(family, layers)
+    assert trunk_layers(hydra) == {layers} and trunk_layers(whole) == {0}
+    with torch.set_grad_enabled(gradients):
+        for inputs in (family.inputs(), {key: value[:3] for key, value in family.inputs().items()}):
+            found, expected = hydra(**inputs), whole(**inputs)
+            assert_close(found.member_logits, expected.member_logits)
+            assert_close(family.ensemble_logits(found), family.ensemble_logits(expected))
+
+
+@torch.no_grad()
+def test_with_many_rows_and_one_member_after_the_other(family, monkeypatch):
+    monkeypatch.setattr("hydra_transformers.models.grouped.ROWS_FOR_ONE_PRODUCT_PER_MEMBER", 1)
+    hydra, whole = with_and_without(family)
+    assert_close(hydra(**family.inputs()).member_logits, whole(**family.inputs()).member_logits)
+
+
+def test_a_layer_of_the_trunk_runs_once(family):
+    found = runs_of_layers(with_and_without(family)[0], family.inputs())
+    assert found == [1, 1, 3] * len(family.outputs)
+    found = runs_of_layers(with_and_without(family, LAYERS)[0], family.inputs())
+    assert found == [1, 1, 1] * len(family.outputs)
+
+
+@torch.no_grad()
+def test_states_between_the_layers_are_those_of_every_member(family):
+    hydra, whole = with_and_without(family)
+    for encoder, other in zip(encoders(family, hydra), encoders(family, whole), strict=True):
+        inputs = inputs_of(encoder, family)
+        found, expected = (each(**inputs, output_hidden_states=True) for each in (encoder, other))
+        for mine, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
+            assert_close(mine, theirs)
+        assert_close(found.member_last_hidden_state, expected.member_last_hidden_state)
+        assert_close(encoder(**inputs).last_hidden_state, expected.last_hidden_state)
+
+
+def encoders(family: Family, hydra: nn.Module) -> list[nn.Module]:
+    return [hydra.vision_model, hydra.text_model] if family.has_towers else [hydra.base_model]
+
+
+def inputs_of(encoder: nn.Module, family: Family) -> dict:
+    reads_images = encoder.main_input_name == "pixel_values"
+    return {key: value for key, value in family.inputs().items() if (key == "pixel_values") == reads_images}
+
+
+def test_gradients_of_states_are_those_of_all_members_together(family):
+    hydra, whole = with_and_without(family)
+    for encoder, other in zip(encoders(family, hydra), encoders(family, whole), strict=True):
+        gradients = []
+        for each in (encoder, other):
+            outputs = each(**inputs_of(each, family), output_hidden_states=True)
+            states = outputs.hidden_states[:-1]
+            loss = outputs.member_last_hidden_state.square().sum()
+            gradients.append(torch.autograd.grad(loss, states))
+        for layer, (mine, theirs) in enumerate(zip(*gradients, strict=True)):
+            assert_close(mine.sum(dim=1), theirs.sum(dim=1))
+            if layer >= TRUNK:
+                assert_close(mine, theirs)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", [VIT, BERT, CLIP], ids=lambda family: family.name)
+def test_every_backend_masks_the_trunk_too(family):
+    hydra, whole = with_and_without(family)
+    for each in (hydra, whole):
+        each.set_attn_implementation("eager")
+    outputs = hydra(**family.inputs(), output_attentions=True)
+    assert_close(outputs.member_logits, whole(**family.inputs()).member_logits)
+    attentions = outputs.vision_model_output.attentions if family.has_towers else outputs.attentions
+    assert [weights.shape[:2] for weights in attentions] == [(4, 3), (4, 4), (4, 7)]
+    for each in (hydra, whole):
+        each.float().requires_grad_(False).set_attn_implementation("flex_attention")
+    inputs = {key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()}
+    with torch.compiler.set_stance("force_eager"):
+        found, expected = hydra(**inputs).member_logits, whole(**inputs).member_logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+# Training
+
+
+def test_the_trunk_gets_the_sum_of_what_members_would(family):
+    hydra, whole = with_and_without(family)
+    for each in (hydra, whole):
+        each(**family.inputs()).member_logits.square().sum().backward()
+    for name, slot in slots(whole):
+        mine, theirs = hydra.get_parameter(name).grad, whole.get_parameter(name).grad
+        if slot.rows is not None and name in in_trunk(hydra, TRUNK):
+            theirs = torch.stack(theirs.split(slot.rows)).sum(0)
+        # Where the trunk's states enter the products, their gradients are sums of those of three members.
+        torch.testing.assert_close(mine, theirs, atol=1e-10, rtol=1e-10)
+
+
+def test_gradient_checkpointing_gives_the_same_gradients(family):
+    gradients = []
+    for enabled in (False, True):
+        hydra = with_and_without(family)[0].train()
+        if enabled:
+            hydra.gradient_checkpointing_enable()
+        for module in hydra.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.0
+        hydra(**family.inputs()).member_logits.square().sum().backward()
+        gradients.append([parameter.grad for parameter in hydra.parameters()])
+    assert_close(*gradients)
+
+
+def test_members_train_through_the_trunk_as_one(family):
+    """With dropouts switched on, those of the embeddings included."""
+    fields = {} if family.has_towers else family.dropout
+    member = family.hydra.from_backbone(family.backbone(**fields))
+    hydra = family.hydra.from_pruned_members([member, member], trunk_layers=TRUNK).train()
+    assert runs_of_layers(hydra, family.inputs()) == [1, 1, 2] * len(family.outputs)
+
+
+# Which layers
+
+
+def test_the_longest_run_of_equal_layers_is_found(family):
+    read = [next(read_members(family.hydra, member, "member")) for member in members_with_trunk(family, LAYERS)]
+    towers = list(family.outputs)
+    assert equal_layers(family.hydra, read) == dict.fromkeys(towers, LAYERS)
+    for name, place in places(_members(family, LAYERS)[0]).items():
+        expected = LAYERS - min(place.layers_to_end, LAYERS)
+        if place.layers_to_end == 0 or "mask_token" in name:
+            continue
+        tensor = read[2].tensors[name]
+        read[2].tensors[name] = tensor.clone()
+        read[2].tensors[name].view(-1)[-1] += 1e-6
+        changed = "text" if name.startswith("text_") else towers[0]
+        assert equal_layers(family.hydra, read) == dict.fromkeys(towers, LAYERS) | {changed: expected}, name
+        read[2].tensors[name] = tensor
+
+
+def test_equal_weights_of_other_heads_are_no_trunk():
+    backbone = VIT.backbone()
+    for name, parameter in backbone.named_parameters():  # every head is the same
+        if ".attention." in name:
+            parameter.data.fill_(0.1)
+    members = [VIT.hydra.from_backbone(backbone, {1: [head]}) for head in (0, 1)]
+    assert torch.equal(*(member.vit.layers[1].attention.qkv_proj.weight for member in members))
+    assert VIT.hydra.from_pruned_members(members).config.trunk_layers == 1
+
+
+def test_found_only_where_all_that_can_be_shared_is(family):
+    members = members_with_trunk(family)
+    for shared in ((), ("embeddings",), ("embeddings", "mlp")):
+        assert trunk_layers(family.hydra.from_pruned_members(members, shared=shared)) == {0}
+    assert trunk_layers(family.hydra.from_pruned_members(members[:1])) == {0}
+    assert trunk_layers(family.hydra.from_backbone(members[0])) == {0}
+
+
+def test_the_towers_are_looked_at_one_by_one():
+    members = members_with_trunk(CLIP)
+    trunk = CLIP.hydra.from_pruned_members(members, trunk_layers={"vision": 1}).config
+    assert (trunk.vision_config.trunk_layers, trunk.text_config.trunk_layers) == (1, TRUNK)
+    backbone = CLIP.backbone()
+    of_vision = [CLIP.hydra.from_backbone(backbone, {"vision": {2: [head]}}) for head in (0, 1)]
+    config = CLIP.hydra.from_pruned_members(of_vision).config
+    assert (config.vision_config.trunk_layers, config.text_config.trunk_layers) == (2, 0)
+    assert config.text_config.num_members == 1
+
+
+# Layers merged whole
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shared", [("embeddings", "layernorm", "mlp"), ("embeddings",)], ids=len)
+def test_merged_layers_are_the_mean_of_the_members(family, shared):
+    prunings = [{0: [1], 2: lost} for lost in ([0], [1, 2], [])]
+    members = [
+        family.hydra.from_backbone(family.backbone(seed), family.in_every_tower(pruned))
+        for seed, pruned in enumerate(prunings)
+    ]
+    hydra = family.hydra.from_pruned_members(members, shared=shared, trunk_layers=TRUNK)
+    averaged = set(in_trunk(members[0], TRUNK))
+    averaged |= {name for name, place in places(members[0]).items() if place.part in shared}
+    for name in averaged:
+        mean = torch.stack([member.get_parameter(name) for member in members]).mean(0)
+        for member in members:
+            member.get_parameter(name).copy_(mean)
+    for index, member in enumerate(members):
+        expected = member(**family.inputs()).member_logits
+        assert_close(hydra(**family.inputs()).member_logits[:, index : index + 1], expected)
+        assert_close(hydra.member(index)(**family.inputs()).member_logits, expected)
+
+
+def test_what_cannot_be_one_is_refused():
+    members = members_with_trunk(VIT)
+    with pytest.raises(
+        ValueError, match=r"in layer 2 members\[1\] keeps the heads \[0, 1, 2, 3\], members\[0\] keeps"
+    ):
+        VIT.hydra.from_pruned_members(members, trunk_layers=3)
+    for wrong in (4, -1):
+        with pytest.raises(ValueError, match=rf"trunk_layers is {wrong}: pass 0 to 3, so many first layers"):
+            VIT.hydra.from_pruned_members([members[1]] * 2, trunk_layers=wrong)
+    for shared in ((), ("mlp", "layernorm")):
+        with pytest.raises(ValueError, match="members enter a trunk as one, so shared has to name 'embeddings'"):
+            AutoHydra.from_pruned_members(members, shared=shared, trunk_layers=1)
+    with pytest.raises(TypeError, match=r"trunk_layers is 1\.5: pass a number of layers"):
+        VIT.hydra.from_pruned_members(members, trunk_layers=1.5)
+    with pytest.raises(ValueError, match="trunk_layers names 'vision': pass a number"):
+        VIT.hydra.from_pruned_members(members, trunk_layers={"vision": 1})
+    with pytest.raises(ValueError, match="in layer 2 of the vision tower"):
+        CLIP.hydra.from_pruned_members(members_with_trunk(CLIP), trunk_layers=3)
+
+
+def test_a_config_says_why_it_is_refused():
+    kept = [[[0], [0]], [[1], [1, 2]], [[], []]]
+    assert HydraViTConfig(kept_heads=kept, trunk_layers=1, **SIZES).members_in(0) == 1
+    with pytest.raises(ValueError, match="trunk_layers is 2: pass 0 to 1, so many first layers have the same heads"):
+        HydraViTConfig(kept_heads=kept, trunk_layers=2, **SIZES)
+    with pytest.raises(ValueError, match="shared has to name 'embeddings'"):
+        HydraViTConfig(kept_heads=kept, shared=["mlp"], trunk_layers=1, **SIZES)
+    assert HydraViTConfig(trunk_layers=2, **SIZES).trunk_layers == 0, "one member is all trunk"
+    towers = HydraCLIPConfig(vision_config={"kept_heads": kept, "trunk_layers": 1, **SIZES})
+    assert towers.vision_config.trunk_layers == 1 and towers.text_config.trunk_layers == 0
+
+
+# Taken apart, saved, counted
+
+
+def test_members_of_a_trunk_are_whole(family):
+    members, hydra = members_with_trunk(family), with_and_without(family)[0]
+    own = set(in_trunk(members[0], TRUNK)) | {slot.name for _, slot in slots(hydra) if slot.rows is not None}
+    for index, member in enumerate(members):
+        apart = hydra.member(index)
+        assert apart.config.kept_heads == member.config.kept_heads and trunk_layers(apart) == {0}
+        for name in own:
+            torch.testing.assert_close(apart.get_parameter(name), member.get_parameter(name), atol=1e-16, rtol=1e-15)
+    for parts in ([hydra.member(index) for index in range(3)], [hydra]):
+        again = family.hydra.from_pruned_members(parts)
+        assert trunk_layers(again) == {TRUNK}
+        assert_close(again(**family.inputs()).member_logits, hydra(**family.inputs()).member_logits)
+
+
+@torch.no_grad()
+def test_saved_is_loaded(family, tmp_path):
+    hydra = with_and_without(family)[0]
+    hydra.save_pretrained(tmp_path)
+    loaded = family.hydra.from_pretrained(tmp_path)
+    assert trunk_layers(loaded) == {TRUNK} and loaded.state_dict().keys() == hydra.state_dict().keys()
+    assert torch.equal(loaded(**family.inputs()).member_logits, hydra(**family.inputs()).member_logits)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_loads_where_the_package_is_not_importable(tmp_path):
+    expected, arguments = {}, []
+    for family in (VIT, BERT, CLIP):
+        hydra, folder = with_and_without(family)[0].float(), tmp_path / family.name
+        inputs = {key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()}
+        hydra.save_pretrained(folder)
+        save_file(inputs, folder / "inputs.safetensors")
+        arguments += [folder, auto_class_of(hydra), tmp_path / "second" / family.name]
+        expected[family.name] = hydra(**inputs).member_logits
+    run_second_process(*arguments)
+    for name, logits in expected.items():
+        found = load_file(tmp_path / "second" / name / "outputs.safetensors")["member_logits"]
+        torch.testing.assert_close(found, logits, atol=1e-6, rtol=1e-5)
+
+
+def test_a_trunk_is_counted_once():
+    hydra, whole = with_and_without(VIT)
+    attention = sum(count_parameters(layer.attention) for layer in hydra.vit.layers[:TRUNK])
+    assert count_parameters(whole) - count_parameters(hydra) == 2 * attention
+    layers = without_weights(type(hydra), hydra.config).vit.layers[:TRUNK]
+    states = torch.empty(1, 1, VIT.tokens, SIZES["hidden_size"], device="meta", dtype=torch.float64)
+    of_trunk = sum(multiply_adds_of(layer.double(), hidden_states=states) for layer in layers)
+    once = count_multiply_adds(whole) - 2 * of_trunk
+    # Without a trunk, the first layer's queries, keys and values read the same states, but are products of their own.
+    assert count_multiply_adds(hydra) == once
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [VIT, BERT, CLIP], ids=lambda family: family.name)
+@torch.no_grad()
+def test_compiles_and_exports_as_one_graph(family):
+    hydra, inputs = with_and_without(family)[0], family.inputs()
+    expected = hydra(**inputs).member_logits
+    compiled = torch.compile(hydra, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(**inputs).member_logits, expected)
+    torch.compiler.reset()
+    program = torch.export.export(hydra, (), inputs, strict=False)
+    torch.testing.assert_close(program.module()(**inputs).member_logits, expected)
