@@ -1,13 +1,12 @@
 """One call from models and data to a finished Hydra: searched, calibrated, judged and written down."""
 
-import copy
 import importlib.util
 import json
 import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +143,8 @@ def hydrate(
     What is tried. Of several fine-tunings: fused whole, with what `fusion_report` says may be shared and the first quarter,
     half and three quarters of the layers merged; then each without a twelfth, a sixth and a third of its heads by a circuit of
     its own, with the best trunk and without. Of one model: copies without as many heads, by circuits for accuracy, detection
-    and both, with half of the layers common and with none; without OOD data by Taylor scores. With `train_data`, at last the
+    and both, with half of the layers common and with none; without OOD data by Taylor scores, or where these make equal
+    members by samples of a circuit for accuracy. With `train_data`, at last the
     two best of the pruned ones are tuned, where they are within two points of the front. A cost target leaves out what would
     be too slow before its circuits are extracted. Every candidate is calibrated as the chosen one will be.
 
@@ -262,10 +262,7 @@ def _estimate(
     source: Source, search: Search, recipes: tuple[Recipe, Recipe], settings: dict, train_data: Any, steps: Path
 ) -> Estimate:
     """How long it will take, from a short measurement; what is finished takes no time."""
-    if source.pretrained is not None:
-        search = copy.copy(search)
-        search.models = source.models * source.num_members
-    plan = search.plan()
+    plan = search.plan(is_one=source.is_one)
     rows, plan_of_training = 0, {}
     if train_data is not None:
         arguments = [each.training_arguments(steps / "unused", **settings) for each in recipes]
@@ -274,8 +271,7 @@ def _estimate(
         finished = len(list((steps / "finetuned").glob(f"member-*/{FINISHED}")))
         trainings = source.num_members - finished if source.pretrained is not None else 0
         plan_of_training = {"fine_tunings": trainings, "steps": counts[0], "tuning_steps": counts[1]}
-    plan = type(plan)(**vars(plan) | plan_of_training)
-    search.planned = plan.candidates
+    plan = replace(plan, **plan_of_training)
     speed = measure(source.models[0], search.data, bool(plan.extractions), train_data)
     return estimate(plan, speed, search.data, search.seconds, rows)
 
@@ -374,8 +370,8 @@ def _markdown(
 ) -> str:
     parts = ["# The choice", choice, "## Candidates", candidate_table(table, front, chosen)]
     parts.append(
-        "Costs are relative to one model; time and memory are measured on this machine. Every candidate is calibrated and "
-        "judged on rows that decided nothing else. ● marks the Pareto front of quality, time and memory."
+        "Costs are relative to one model; time and memory are measured on this machine. Every candidate is calibrated, and judged "
+        "on rows that nothing was fitted on. ● marks the Pareto front of quality, time and memory."
     )
     if alternatives:
         parts += [

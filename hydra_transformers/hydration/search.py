@@ -99,21 +99,27 @@ class Search:
     def config(self) -> Any:
         return self.models[0].config
 
-    def plan(self) -> Plan:
-        """The work ahead, as far as it is known: which trunk is best is not, so half of the layers stand for it."""
+    def plan(self, is_one: bool) -> Plan:
+        """The work ahead, as far as it is known: which trunk is best is not, so half of the layers stand for it.
+
+        is_one: whether members will be copies of one model; before a fine-tuning, the one that is there tells nothing of it
+        """
         layers = self.config.num_hidden_layers
-        depths = copies_trunks(layers) if self.is_one else sorted({0, layers // 2})
-        has_circuits = not self.is_one or self.has_ood_data
+        depths = copies_trunks(layers) if is_one else sorted({0, layers // 2})
+        has_circuits = not is_one or self.has_ood_data
         pruned = sum(len(budgets_of(self.config, depth)) for depth in depths)
         count = 1 + (pruned if has_circuits else len(taylor_budgets(self.config)))
-        if not self.is_one:
+        if not is_one:
             count += 2 + len(trunk_depths(layers)) + (self.verdict_if_known != "fuse")
         done = len(list((self.work.folder / "candidates").glob("*.report.json")))
+        self.planned = max(count, done)
         return Plan(
             self.num_members,
             max(0, count - done),
-            extractions=[self._extraction(depth) for depth in depths if has_circuits],
-            passes=0 if self.is_one or self.verdict_if_known else 13,
+            extractions=[
+                self._extraction(depth, is_one) for depth in depths if has_circuits and budgets_of(self.config, depth)
+            ],
+            passes=0 if is_one or self.verdict_if_known else 13,
             tuned=0 if self.tuning is None else MOST_TUNED * self.num_members,
         )
 
@@ -122,9 +128,9 @@ class Search:
         found = self.work.read("fusion")
         return None if found is None else found["verdict"]
 
-    def _extraction(self, depth: int) -> Extraction:
-        circuits = len(self.objectives) if self.is_one else self.num_members
-        removals, heads = self.removals(depth), heads_behind(self.config, depth)
+    def _extraction(self, depth: int, is_one: bool) -> Extraction:
+        circuits = len(self.objectives) if is_one else self.num_members
+        removals, heads = self.removals(depth, is_one), heads_behind(self.config, depth)
         is_done = len(list((self.work.folder / "circuits" / f"trunk-{depth}").glob("*.json"))) == circuits
         return Extraction(0 if is_done else circuits, heads, removals)
 
@@ -187,15 +193,20 @@ class Search:
 
     def judge_pruned_copies(self) -> None:
         """By circuits for accuracy, detection and both, behind half of the layers and behind none; without OOD data by
-        Taylor scores."""
+        Taylor scores, and where these make equal members by samples of a circuit for accuracy."""
         if not self.has_ood_data:
-            for lost in taylor_budgets(self.config):
-                self.judge_if_members_differ(Design(HYDRA, self.num_members, pruned_by="taylor", budget=lost))
+            design = Design(HYDRA, self.num_members, pruned_by="taylor")
+            judged = [
+                self.judge_if_members_differ(replace(design, budget=lost)) for lost in taylor_budgets(self.config)
+            ]
+            if not any(judged):  # halves of the data may tell the same of heads
+                for budget in self.budgets_that_can_win(0):
+                    self.judge_if_members_differ(replace(design, pruned_by="samples", budget=budget))
             return
         for depth in copies_trunks(self.config.num_hidden_layers):
             for budget in self.budgets_that_can_win(depth):
                 design = Design(HYDRA, self.num_members, depth, pruned_by="circuits", budget=budget)
-                if self.num_members == 3 and self.judge_if_members_differ(design):
+                if len(self.objectives) == 3 and self.judge_if_members_differ(design):
                     continue
                 self.judge_if_members_differ(replace(design, pruned_by="samples"))
 
@@ -230,7 +241,7 @@ class Search:
         return self._circuits[trunk_layers]
 
     def _extracted(self, trunk_layers: int) -> list[Circuit]:
-        budget = self.removals(trunk_layers)
+        budget = self.removals(trunk_layers, self.is_one)
         settings = {
             "budget": budget,
             "trunk_layers": trunk_layers,
@@ -250,12 +261,14 @@ class Search:
     @property
     def objectives(self) -> tuple[str, ...]:
         """Of one model's circuits."""
+        if not self.has_ood_data:
+            return ("acc",)
         return ("acc", "ood", "avg") if self.num_members == 3 else ("avg",)
 
-    def removals(self, trunk_layers: int) -> int:
+    def removals(self, trunk_layers: int, is_one: bool) -> int:
         """How many heads a circuit ranks: the largest budget; twice as many where members are sampled from it."""
         largest = budgets_of(self.config, trunk_layers)[-1]
-        if not self.is_one or self.num_members == 3:
+        if not is_one or len(self.objectives) == 3:
             return largest
         return min(max(2 * largest, largest + self.num_members - 1), heads_behind(self.config, trunk_layers) - 1)
 
