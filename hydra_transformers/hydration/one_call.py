@@ -190,7 +190,7 @@ def hydrate(
         )
         say(_estimate(source, search, recipes, settings, train_data, steps).sentence)
         if source.pretrained is not None:
-            search.models = finetune_from_pretrained(
+            fine_tunings = finetune_from_pretrained(
                 source.pretrained,
                 source.num_members,
                 recipes[0],
@@ -201,6 +201,7 @@ def hydrate(
                 seed=seed,
                 **_trainer(settings, processor),
             )
+            search.models = [each.to(source.models[0].device) for each in fine_tunings]
         search.notes.append(data.sentence)
         search.run()
         found = _finish(search, wanted, work, output, processor, dict(card or {}), source)

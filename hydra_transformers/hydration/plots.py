@@ -1,11 +1,12 @@
 """Quality against measured time and memory, as a PNG file."""
 
+import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..files import write_atomically
-from ..uncertainty.plots import COLOURS, Figure, _finish, _legend_below, _png
+from ..uncertainty.plots import COLOURS, Figure, FigureCanvasAgg
 from .candidates import DEEP_ENSEMBLE, HYDRA, ONE_MODEL, SOUP, Candidate
 
 
@@ -43,8 +44,13 @@ def draw_candidates(
             label="chosen",
         )
         panel.set_xlabel(f"measured {cost}, one model's being 1")
-        _finish(panel, "")
+        panel.grid(color="#DDDDDD", linewidth=0.6)
+        panel.set_axisbelow(True)
+        panel.spines[["top", "right"]].set_visible(False)
     measured = chosen.detection is not None
     panels[0].set_ylabel("quality: mean of accuracy and AUROC (%)" if measured else "quality: accuracy (%)")
-    _legend_below(figure, panels[0], 2)
-    return [write_atomically(Path(folder) / "quality_against_cost.png", _png(figure))]
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
+    content = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(content)
+    return [write_atomically(Path(folder) / "quality_against_cost.png", content.getvalue())]

@@ -74,14 +74,15 @@ def read_source(
         _check_kind(each, f"model_or_models[{place}]" if is_several else "model_or_models")
     if len(named) == 1:
         [only] = named
-        if finetune if finetune is not None else not _has_classifier(only):
+        if finetune if finetune is not None else not has_classifier(only):
             if not has_train_data:
                 raise ValueError(
                     f"{_called(only)} is a pre-trained model without a trained classifier, and there is no train_data to "
                     "fine-tune it on: pass train_data, or fine-tuned models"
                 )
             [first] = with_new_classifiers(only, 1, class_names, seed)
-            return Source([first], only, num_members)
+            place = only.device if isinstance(only, PreTrainedModel) else _place(device)
+            return Source([first.to(place)], only, num_members)
     elif finetune:
         raise ValueError(f"finetune is for one pre-trained model, and there are {len(named)} models: leave it out")
     if class_names is not None:
@@ -100,7 +101,11 @@ def read_source(
 def _loaded(model: Model, device: str | None) -> PreTrainedModel:
     if isinstance(model, PreTrainedModel):
         return model
-    return load_trained(model).to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return load_trained(model).to(_place(device))
+
+
+def _place(device: str | None) -> str:
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _check_kind(model: Any, name: str) -> None:
@@ -123,7 +128,7 @@ def _has_towers(model_type: str) -> bool:
     return "ZeroShot" in auto_class_of(model_type)
 
 
-def _has_classifier(model: Model) -> bool:
+def has_classifier(model: Model) -> bool:
     """Whether a model has a classifier that is trained, as far as its class or its config tells."""
     if isinstance(model, PreTrainedModel):
         return isinstance(model, HEADS[model.config.model_type])
