@@ -142,9 +142,9 @@ def hydrate(
 
     What is tried. Of several fine-tunings: fused whole, with what `fusion_report` says may be shared and the first quarter,
     half and three quarters of the layers merged; then each without a twelfth, a sixth and a third of its heads by a circuit of
-    its own, with the best trunk and without. Of one model: copies without as many heads, by circuits for accuracy, detection
-    and both, with half of the layers common and with none; without OOD data by Taylor scores, or where these make equal
-    members by samples of a circuit for accuracy. With `train_data`, at last the
+    its own, with the deepest trunk that costs less than half a point of quality and without any. Of one model: copies without
+    as many heads, by circuits for accuracy, detection and both, with half of the layers common and with none; without OOD data
+    by Taylor scores, or where these make equal members by samples of a circuit for accuracy. With `train_data`, at last the
     two best of the pruned ones are tuned, where they are within two points of the front. A cost target leaves out what would
     be too slow before its circuits are extracted. Every candidate is calibrated as the chosen one will be.
 
@@ -273,7 +273,7 @@ def _estimate(
         trainings = source.num_members - finished if source.pretrained is not None else 0
         plan_of_training = {"fine_tunings": trainings, "steps": counts[0], "tuning_steps": counts[1]}
     plan = replace(plan, **plan_of_training)
-    speed = measure(source.models[0], search.data, bool(plan.extractions), train_data)
+    speed = measure(source.models[0], search.data, bool(plan.extractions), train_data, search.batch_size)
     return estimate(plan, speed, search.data, search.seconds, rows)
 
 

@@ -20,7 +20,9 @@ from .held_out import Batch, HeldOut, first_batch, rows_in
 BUDGETS = (1 / 12, 1 / 6, 1 / 3)  # of the heads that compete
 TRUNKS = (1 / 4, 1 / 2, 3 / 4)  # of the layers
 MOST_TUNED = 2
-ROWS_TO_TIME = 8
+ROWS_TO_TIME = 8  # where a whole batch takes long
+HEADS_TO_TIME = 8
+LONG = 0.1  # seconds of a forward
 
 
 def trunk_depths(layers: int, equal: int = 0) -> list[int]:
@@ -130,30 +132,35 @@ def estimate(plan: Plan, speed: Speed, data: HeldOut, seconds: float, train_batc
     return Estimate({name: value for name, value in parts.items() if value > 0}, tuning)
 
 
-def measure(model: PreTrainedModel, data: HeldOut, extracts: bool, train_data: Any) -> Speed:
-    """A forward, a removal of a head and a training step, each of a few rows."""
-    batch = first_batch(data.search, ROWS_TO_TIME)
+def measure(model: PreTrainedModel, data: HeldOut, extracts: bool, train_data: Any, batch_size: int) -> Speed:
+    """A forward, the removal of some heads and a training step: of a batch, or of a few rows where that takes long."""
+    forward = _forward(model, batch := first_batch(data.search, ROWS_TO_TIME))
+    if forward * batch_size / ROWS_TO_TIME < LONG:
+        forward = _forward(model, batch := first_batch(data.search, batch_size))
     rows = len(batch["labels"])
-    on_device = {name: tensor.to(device_of(model)) for name, tensor in batch.items()}
-    inputs = accepted_inputs(model, {name: tensor for name, tensor in on_device.items() if name != "labels"})
-    with evaluation_mode(model), torch.inference_mode():
-        forward = _seconds(lambda: model(**inputs), device_of(model)) / rows
     removal = _removal(model, batch) if extracts and rows > 1 else 0.0
-    step = 0.0 if train_data is None else _step(model, train_data)
-    return Speed(forward, removal, step)
+    step = 0.0 if train_data is None else _step(model, train_data, rows)
+    return Speed(forward / rows, removal, step)
+
+
+def _forward(model: PreTrainedModel, batch: Batch) -> float:
+    device = device_of(model)
+    inputs = {name: tensor.to(device) for name, tensor in batch.items() if name != "labels"}
+    inputs = accepted_inputs(model, inputs)
+    with evaluation_mode(model), torch.inference_mode():
+        return _seconds(lambda: model(**inputs), device)
 
 
 def _removal(model: PreTrainedModel, batch: Batch) -> float:
-    """Of one candidate for one row; the first layers' heads take longest, so a whole round is measured."""
+    """Of one head for one row; the earlier its layer the longer it takes, so heads of all layers are measured."""
     search = start_search(model, [batch], None, "acc", budget=1)
-    return _seconds(lambda: search.evaluate(search.engine.heads), device_of(model)) / (
-        len(search.engine.heads) * len(batch["labels"])
-    )
+    heads = search.engine.heads[:: max(1, len(search.engine.heads) // HEADS_TO_TIME)]
+    return _seconds(lambda: search.evaluate(heads), device_of(model)) / (len(heads) * len(batch["labels"]))
 
 
-def _step(model: PreTrainedModel, train_data: Any) -> float:
+def _step(model: PreTrainedModel, train_data: Any, rows: int) -> float:
     """Of one row; the model itself stays as it is."""
-    count = min(ROWS_TO_TIME, len(train_data))
+    count = min(rows, len(train_data))
     [batch] = batches([train_data[row] for row in range(count)], count, device_of(model))
     trained = copy.deepcopy(model).train()
     optimizer = torch.optim.AdamW(trained.parameters(), lr=0.0)
@@ -170,15 +177,14 @@ def _step(model: PreTrainedModel, train_data: Any) -> float:
 
 
 def _seconds(act: Callable[[], Any], device: torch.device) -> float:
-    """Of the faster of two runs after a first one."""
-    found = []
-    for _ in range(3):
+    """Of the second of two runs."""
+    for _ in range(2):
         start = time.perf_counter()
         act()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        found.append(time.perf_counter() - start)
-    return min(found[1:])
+        seconds = time.perf_counter() - start
+    return seconds
 
 
 def in_words(seconds: float) -> str:

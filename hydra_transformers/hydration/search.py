@@ -29,7 +29,7 @@ from .candidates import DEEP_ENSEMBLE, HYDRA, ONE_MODEL, SOUP, Candidate, Design
 from .costs import Costs, machine_of
 from .held_out import HeldOut, rows_of
 from .plan import MOST_TUNED, Extraction, Plan, budgets_of, heads_behind, stand_in, taylor_budgets, trunk_depths
-from .targets import Target
+from .targets import POINTS, Target
 from .work import Work
 
 
@@ -165,11 +165,13 @@ class Search:
             self.notes.append("No layers were merged whole: not even everything else may be shared.")
 
     def judge_pruned_fine_tunings(self, whole: Sequence[Candidate]) -> None:
-        """Each without heads of its own circuit, without a trunk and with the best one."""
-        best_first = [each.design for each in better(whole)]
-        bases = best_first[:1]
-        bases += [each for each in best_first[1:] if bool(each.trunk_layers) != bool(bases[0].trunk_layers)][:1]
-        for base in sorted(bases, key=lambda each: -each.trunk_layers):
+        """Each without heads of its own circuit: with the deepest trunk that costs less than half a point, and without any."""
+        merged = better([each for each in whole if each.design.trunk_layers])
+        plain = better([each for each in whole if not each.design.trunk_layers])
+        good = [each for each in merged if each.quality >= merged[0].quality - POINTS / 100]
+        bases = [max((each.design for each in good), key=lambda each: each.trunk_layers)] if good else []
+        bases += [each.design for each in plain[:1]]
+        for base in bases:
             for budget in self.budgets_that_can_win(base.trunk_layers):
                 self.judge(replace(base, pruned_by="circuits", budget=budget))
 

@@ -103,12 +103,15 @@ def why(chosen: Candidate, candidates: Sequence[Candidate], target: Target) -> s
     if best is not chosen and target.kind != "accuracy_within":
         sentence += f"; the best quality has {best.name} ({described(best)})"
     rivals = [
-        each for each in candidates if not each.is_hydra and each.quality > chosen.quality and each.time <= chosen.time
+        each
+        for each in candidates
+        if not each.is_hydra and each.quality >= chosen.quality and each.time <= chosen.time
     ]
     if rivals:
         rival = better(rivals)[0]
         beside = ", which has no members to disagree," if rival.design.kind == SOUP else ""
-        sentence += f"; but {rival.name}{beside} is better and no slower ({described(rival)})"
+        how = "better" if rival.quality > chosen.quality else "as good"
+        sentence += f"; but {rival.name}{beside} is {how} and no slower ({described(rival)})"
     return f"{sentence}."
 
 

@@ -20,6 +20,7 @@ from hydra_transformers.uncertainty import UncertaintyReport
 from hydra_transformers.uncertainty.blending import souped
 from tests.families import clip_backbone
 from tests.hydration.tiny import FAST, TRAINING, everything, fine_tunings, id_rows, near_and_far, ood_rows
+from tests.pages import run_python_blocks
 from tests.training.tiny import tiny_dataset
 
 
@@ -389,3 +390,10 @@ def test_what_cannot_be_hydrated_is_refused_before_any_work(models, settings, se
     with pytest.raises((ValueError, TypeError, FileNotFoundError), match=sentence):
         hydrate(given, **{"id_data": id_rows("vit"), "output_dir": tmp_path / "hydra", **FAST} | settings)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_python_blocks_of_the_page_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = run_python_blocks("docs/choose-for-me.md", at_least=3)["found"]
+    assert found.hydra.num_members == 3 and (tmp_path / "my-hydra" / "config.json").exists()

@@ -64,6 +64,8 @@ def test_only_hydras_are_chosen_and_better_models_are_told_of():
         "soup, which has no members to disagree, is better and no slower (0.90 times one model's time, "
         "accuracy 80.0, AUROC 90.0)."
     )
+    same = candidate(71.9, 81.5, 0.9, SOUP)
+    assert "soup, which has no members to disagree, is as good" in why(POOR, [*ALL, same], target_of("balance", True))
     assert "of 4 Hydras" in sentence and "but" not in why(POOR, ALL, target_of("balance", True))
     with pytest.raises(ValueError, match="no Hydra could be made"):
         chosen("balance", [SINGLE, soup])
