@@ -17,13 +17,14 @@ from .. import __version__
 from ..files import parse_json, write_atomically, written_whole
 from ..fingerprints import fingerprint_of_data
 from ..folder_lock import only_writer
+from ..hub.card import check_names, create_model_card
 from ..training import Recipe, finetune_from_pretrained
-from ..training.finetune import FINISHED
+from ..training.finetune import FINISHED, SETTLED_ELSEWHERE
 from ..uncertainty import UncertaintyReport
 from .candidates import HYDRA, Candidate, pareto_front
 from .held_out import HeldOut, held_out, rows_of
 from .plan import Estimate, estimate, in_words, measure
-from .search import Search, Tuning
+from .search import Search, Tuning, told
 from .sources import (
     Model,
     Source,
@@ -40,6 +41,7 @@ from .work import Work
 
 logger = logging.get_logger(f"transformers.{__name__}")
 
+OF_CARD = ("repo_id", "base_model", "dataset", "license", "fine_tuning")
 RECORD, TABLE, REPORT_FOLDER, CIRCUITS = "candidates.json", "candidates.md", "evaluation", "circuits"
 
 
@@ -136,17 +138,18 @@ def hydrate(
         seed: of how data is divided, of fine-tunings and of samples.
         seconds: for which each candidate's time is measured.
         device: where models that are named run, by default cuda where there is one; others run where they lie.
-        card: arguments of `create_model_card`: base_model, dataset, license, repo_id. With `dataset`, the name of the data on
-            the Hub, results go into the card.
+        card: arguments of `create_model_card`: base_model, dataset, license, repo_id, fine_tuning. With `dataset`, the name of
+            the data on the Hub, results go into the card.
         progress: whether to say how long it will take, and how far it is.
 
     What is tried. Of several fine-tunings: fused whole, with what `fusion_report` says may be shared and the first quarter,
     half and three quarters of the layers merged; then each without a twelfth, a sixth and a third of its heads by a circuit of
-    its own, with the deepest trunk that costs less than half a point of quality and without any. Of one model: copies without
-    as many heads, by circuits for accuracy, detection and both, with half of the layers common and with none; without OOD data
-    by Taylor scores, or where these make equal members by samples of a circuit for accuracy. With `train_data`, at last the
-    two best of the pruned ones are tuned, where they are within two points of the front. A cost target leaves out what would
-    be too slow before its circuits are extracted. Every candidate is calibrated as the chosen one will be.
+    its own, with the deepest trunk that costs less than half a point of quality, and without any where that is better by half
+    a point or the target is the best detection. Of one model: copies without as many heads, by circuits for accuracy,
+    detection and both, with half of the layers common and with none; without OOD data by Taylor scores, or where these make
+    equal members by samples of a circuit for accuracy. With `train_data`, at last the two best of the pruned ones are tuned,
+    where they are within two points of the front. A cost target leaves out what would be too slow before its circuits are
+    extracted. Every candidate is calibrated as the chosen one will be.
 
     The judging rows choose among many, so the best of them is a little too good there: to know what the Hydra reaches, judge
     it once more on rows that you kept apart.
@@ -156,6 +159,7 @@ def hydrate(
     wanted = target_of(target, ood_data is not None)
     output, settings = Path(output_dir), dict(training_arguments or {})
     check_output(output)
+    _check_settings(batch_size, seconds, settings, processor, card)
     if train_data is not None:
         check_training_data(train_data)
     source = read_source(model_or_models, train_data is not None, finetune, num_members, class_names, seed, device)
@@ -190,23 +194,44 @@ def hydrate(
         )
         say(_estimate(source, search, recipes, settings, train_data, steps).sentence)
         if source.pretrained is not None:
-            fine_tunings = finetune_from_pretrained(
-                source.pretrained,
-                source.num_members,
-                recipes[0],
-                train_data,
-                list(rows_of(data.search)),
-                steps / "finetuned",
-                class_names=class_names,
-                seed=seed,
-                **_trainer(settings, processor),
-            )
+            with told(progress):
+                fine_tunings = finetune_from_pretrained(
+                    source.pretrained,
+                    source.num_members,
+                    recipes[0],
+                    train_data,
+                    list(rows_of(data.search)),
+                    steps / "finetuned",
+                    class_names=class_names,
+                    seed=seed,
+                    **_trainer(settings, processor),
+                )
             search.models = [each.to(source.models[0].device) for each in fine_tunings]
         search.notes.append(data.sentence)
         search.run()
         found = _finish(search, wanted, work, output, processor, dict(card or {}), source)
     say(f"{found.choice} It is in {found.folder}, after {in_words(time.perf_counter() - started)}.")
     return found
+
+
+def _check_settings(batch_size: int, seconds: float, training: Mapping, processor: Any, card: Mapping | None) -> None:
+    """Refuses, before any work, what would be refused after most of it."""
+    if type(batch_size) is not int or batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size!r}: pass at least 1")
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError(f"seconds is {seconds!r}: pass 0 or more")
+    settled = next((name for name in SETTLED_ELSEWHERE if name in training), None)
+    if settled is not None:
+        raise ValueError(
+            f"training_arguments has {settled}, which is not for it to say: leave it out, or pass a recipe and a tuning_recipe of "
+            "your own"
+        )
+    if processor is not None and not hasattr(processor, "save_pretrained"):
+        raise TypeError(f"processor is a {type(processor).__name__}: pass an image processor or a tokenizer, loaded")
+    unknown = [name for name in card or () if name not in OF_CARD]
+    if unknown:
+        raise ValueError(f"card has {unknown[0]!r}: pass some of {', '.join(OF_CARD)}")
+    check_names(**{name: value for name, value in (card or {}).items() if name in OF_CARD[:3]})
 
 
 def _divided(source: Source, train_data: Any, id_data: Any, seed: int) -> tuple[Any, Any]:
@@ -273,7 +298,9 @@ def _estimate(
         trainings = source.num_members - finished if source.pretrained is not None else 0
         plan_of_training = {"fine_tunings": trainings, "steps": counts[0], "tuning_steps": counts[1]}
     plan = replace(plan, **plan_of_training)
-    speed = measure(source.models[0], search.data, bool(plan.extractions), train_data, search.batch_size)
+    speed = measure(
+        source.models[0], search.data, bool(plan.extractions or plan.later_extractions), train_data, search.batch_size
+    )
     return estimate(plan, speed, search.data, search.seconds, rows)
 
 
@@ -320,8 +347,6 @@ def _write(
     card: dict[str, Any],
     source: Source,
 ) -> None:
-    from ..hub.card import create_model_card
-
     found.hydra.save_pretrained(folder)
     if processor is not None:
         processor.save_pretrained(folder)
@@ -339,6 +364,7 @@ def _write(
         plots = {"All candidates": f"{REPORT_FOLDER}/{path.name}"}
     write_atomically(folder / TABLE, found.to_markdown())
     has_results = "dataset" in card
+    card = {"fine_tuning": _fine_tuning(found.chosen, search, source), **card}
     create_model_card(
         found.hydra,
         found.report if has_results else None,
@@ -359,6 +385,17 @@ def _write(
         "notes": found.notes,
     }
     write_atomically(folder / RECORD, json.dumps(record, indent=1) + "\n")
+
+
+def _fine_tuning(chosen: Candidate, search: Search, source: Source) -> str | None:
+    """How members were trained here, for the card."""
+    trainings = []
+    if source.pretrained is not None:
+        trainings.append("Each member was fine-tuned from the pre-trained model with a seed of its own")
+    if chosen.design.tuned:
+        trainings.append(f"each was tuned after pruning (recipe {search.tuning.recipe.name})")
+    sentence = ", and ".join(trainings)
+    return f"{sentence[0].upper()}{sentence[1:]}." if trainings else None
 
 
 def _markdown(

@@ -66,6 +66,7 @@ class Plan:
 
     fine_tunings, steps: trainings, and optimizer steps of each
     extractions: of circuits
+    later_extractions: of circuits that may follow, where members without a trunk are better
     candidates: models to judge
     passes: over the search rows by all members at once, for the fusion report
     tuned, tuning_steps: trainings that may follow, where pruned members are near the front
@@ -77,6 +78,7 @@ class Plan:
     fine_tunings: int = 0
     steps: int = 0
     extractions: list[Extraction] = field(default_factory=list)
+    later_extractions: list[Extraction] = field(default_factory=list)
     passes: int = 0
     tuned: int = 0
     tuning_steps: int = 0
@@ -93,10 +95,10 @@ class Speed:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds, by kind of work."""
+    """Seconds, by kind of work; `may_follow` is for what is done where it can still win."""
 
     parts: dict[str, float]
-    may_follow: float
+    may_follow: dict[str, float]
 
     @property
     def seconds(self) -> float:
@@ -107,10 +109,9 @@ class Estimate:
         if not self.parts:
             return "Everything is finished already."
         parts = ", ".join(f"{name} {in_words(seconds)}" for name, seconds in self.parts.items())
-        more = (
-            f", and up to {in_words(self.may_follow)} more for tuning, where it can still win"
-            if self.may_follow
-            else ""
+        more = "".join(
+            f", and up to {in_words(seconds)} more for {name}, where it can still win"
+            for name, seconds in self.may_follow.items()
         )
         return f"About {in_words(self.seconds)} on this machine ({parts}){more}."
 
@@ -122,14 +123,21 @@ def estimate(plan: Plan, speed: Speed, data: HeldOut, seconds: float, train_batc
     judging = rows_in(data.calibration) + rows_in(data.judging)
     judging += sum(rows_in(each) for sets in data.ood.values() for each in sets.values())
     searching = rows_in(data.search) + (0 if data.ood_search is None else rows_in(data.ood_search))
+
+    def circuits(extractions: list[Extraction]) -> float:
+        return sum(each.candidates for each in extractions) * searching * speed.removal
+
     parts = {
         "fine-tuning": plan.fine_tunings * plan.steps * train_batch * speed.step,
-        "circuits": sum(each.candidates for each in plan.extractions) * searching * speed.removal,
+        "circuits": circuits(plan.extractions),
         "what to share": plan.passes * plan.members * searching * speed.forward,
         "judging": plan.candidates * (plan.members * judging * speed.forward + seconds),
     }
-    tuning = plan.tuned * (plan.tuning_steps * train_batch * speed.step)
-    return Estimate({name: value for name, value in parts.items() if value > 0}, tuning)
+    later = {
+        "pruning without a trunk": circuits(plan.later_extractions),
+        "tuning": plan.tuned * plan.tuning_steps * train_batch * speed.step,
+    }
+    return Estimate(*({name: value for name, value in each.items() if value > 0} for each in (parts, later)))
 
 
 def measure(model: PreTrainedModel, data: HeldOut, extracts: bool, train_data: Any, batch_size: int) -> Speed:

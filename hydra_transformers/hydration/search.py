@@ -1,8 +1,10 @@
 """The search: cheap candidates first, expensive ones where they can still win, each judged on rows that decided nothing else."""
 
+import io
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -107,7 +109,9 @@ class Search:
         layers = self.config.num_hidden_layers
         depths = copies_trunks(layers) if is_one else sorted({0, layers // 2})
         has_circuits = not is_one or self.has_ood_data
-        pruned = sum(len(budgets_of(self.config, depth)) for depth in depths)
+        circuits = [depth for depth in depths if has_circuits and budgets_of(self.config, depth)]
+        later = [] if is_one or self.target.kind == "accuracy_within" or len(depths) < 2 else [0]
+        pruned = sum(len(budgets_of(self.config, depth)) for depth in circuits if depth not in later)
         count = 1 + (pruned if has_circuits else len(taylor_budgets(self.config)))
         if not is_one:
             count += 2 + len(trunk_depths(layers)) + (self.verdict_if_known != "fuse")
@@ -165,12 +169,21 @@ class Search:
             self.notes.append("No layers were merged whole: not even everything else may be shared.")
 
     def judge_pruned_fine_tunings(self, whole: Sequence[Candidate]) -> None:
-        """Each without heads of its own circuit: with the deepest trunk that costs less than half a point, and without any."""
+        """Each without heads of its own circuit: with the deepest trunk that costs less than half a point, and without any
+        where that is better by half a point, or detection counts whatever it takes."""
         merged = better([each for each in whole if each.design.trunk_layers])
         plain = better([each for each in whole if not each.design.trunk_layers])
         good = [each for each in merged if each.quality >= merged[0].quality - POINTS / 100]
         bases = [max((each.design for each in good), key=lambda each: each.trunk_layers)] if good else []
-        bases += [each.design for each in plain[:1]]
+        if plain and (
+            not merged or self.target.kind == "accuracy_within" or plain[0].quality > merged[0].quality + POINTS / 100
+        ):
+            bases.append(plain[0].design)
+        elif plain:
+            self.notes.append(
+                f"No circuits were extracted for members without common layers, which are no more than {POINTS:g} points better and "
+                "slower."
+            )
         for base in bases:
             for budget in self.budgets_that_can_win(base.trunk_layers):
                 self.judge(replace(base, pruned_by="circuits", budget=budget))
@@ -310,15 +323,16 @@ class Search:
         recipe = self.tuning.recipe
         if self.is_one and design.trunk_layers:
             recipe = replace(recipe, trunk_layers=design.trunk_layers)  # what is common stays so
-        return finetune_members(
-            self.members_of(replace(design, tuned=False)),
-            recipe,
-            self.tuning.train_data,
-            list(rows_of(self.data.search)),
-            self.work.folder / "tuned" / design.key,
-            seed=self.seed,
-            **self.tuning.arguments,
-        )
+        with told(self.progress):
+            return finetune_members(
+                self.members_of(replace(design, tuned=False)),
+                recipe,
+                self.tuning.train_data,
+                list(rows_of(self.data.search)),
+                self.work.folder / "tuned" / design.key,
+                seed=self.seed,
+                **self.tuning.arguments,
+            )
 
     def model_of(self, design: Design) -> nn.Module:
         """The model that a design describes; whatever takes long is found in the work folder again."""
@@ -392,6 +406,11 @@ class Search:
             f"{len(self.candidates)} of about {max(self.planned, len(self.candidates))}: {candidate.name}: accuracy "
             f"{100 * candidate.accuracy:.1f}{detection}, {candidate.time:.2f} times one model's time"
         )
+
+
+def told(progress: bool) -> AbstractContextManager:
+    """Trainings print a line for each validation: here they do, or not."""
+    return nullcontext() if progress else redirect_stdout(io.StringIO())
 
 
 class SameMembersError(ValueError):

@@ -91,7 +91,13 @@ def read_source(
         )
     models = [_loaded(each, device) for each in named]
     for place, model in enumerate(models):
-        check_chooses_one_class(model, f"model_or_models[{place}]")
+        called = f"model_or_models[{place}]" if is_several else "model_or_models"
+        if not has_classifier(model):
+            raise ValueError(
+                f"{called} is a {type(model).__name__}, which has no classifier: pass fine-tuned classifiers, or one pre-trained "
+                "model with train_data"
+            )
+        check_chooses_one_class(model, called)
     if len(models) > 1:
         check_can_be_fused(models, "model_or_models")
         _refuse_twins(models)

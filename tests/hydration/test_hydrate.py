@@ -55,7 +55,7 @@ def test_several_fine_tunings_are_fused_pruned_and_tuned_and_compared_with_what_
     assert [each.tuned for each in designs].count(True) == 1
     single, soup = (next(each for each in finished.table if each.name == name) for name in ("one model", "soup"))
     assert single.time == single.memory == single.parameters == 1
-    assert soup.parameters == pytest.approx(1) and finished.chosen.is_hydra and finished.chosen in finished.front
+    assert soup.parameters == pytest.approx(1) and finished.chosen.is_hydra
     assert finished.choice == str(finished) and finished.chosen.name in finished.choice
     assert finished.chosen not in finished.alternatives and len(finished.alternatives) > 0
     for each in finished.table:
@@ -149,7 +149,7 @@ def test_nothing_is_done_twice_and_another_target_chooses_among_what_is_judged(f
     monkeypatch.setattr(search, "extract_circuit", known_circuits(search.extract_circuit))
     again = hydrate(two, output_dir=folder, **everything())
     assert again.table == finished.table and again.choice == finished.choice
-    other = hydrate(two, output_dir=folder, target={"accuracy_within": 0}, **everything())
+    other = hydrate(two, output_dir=folder, **everything() | {"target": {"accuracy_within": 0}})
     assert other.table == finished.table and other.chosen.accuracy == max(
         each.accuracy for each in other.table if each.is_hydra
     )
@@ -297,7 +297,7 @@ def test_a_cost_target_extracts_no_circuits_for_what_would_be_too_slow(finished,
     with pytest.raises(
         ValueError, match=r"no Hydra takes at most 0.001 times one model's time: the fastest, Hydra of 2"
     ):
-        hydrate(two, target={"cost": 0.001}, output_dir=folder, **everything())
+        hydrate(two, output_dir=folder, **everything() | {"target": {"cost": 0.001}})
     assert not folder.exists()
 
 
@@ -315,6 +315,16 @@ def test_copies_that_taylor_scores_make_equal_are_sampled_from_a_circuit(tmp_pat
     found = hydrate(model, id_data=id_rows("vit"), output_dir=tmp_path / "hydra", num_members=2, **FAST)
     assert found.chosen.design.pruned_by == "samples" and (found.folder / "circuits" / "acc.json").exists()
     assert sum("two members would lose the same heads" in note for note in found.notes) == 1
+
+
+def test_without_a_trunk_nothing_is_pruned_where_a_trunk_loses_nothing(finished, two, tmp_path, monkeypatch):
+    folder = copied(finished, tmp_path)
+    shutil.rmtree(tmp_path / "hydra-steps" / "circuits" / "trunk-0")
+    monkeypatch.setattr(search, "NEAR", -100)
+    monkeypatch.setattr(search, "POINTS", 100)
+    found = hydrate(two, output_dir=folder, **everything() | {"target": {"cost": 100}})
+    assert {each.design.trunk_layers for each in found.table if each.design.budget} == {1}
+    assert any("without common layers, which are no more than 100 points better" in note for note in found.notes)
 
 
 def test_only_what_is_near_the_front_is_tuned(finished, two, tmp_path, monkeypatch):
@@ -365,6 +375,13 @@ def test_memory_is_weights_and_what_lives_in_a_forward():
             {"id_data": None, "train_data": tiny_dataset("vit", 30)},
             "a fifth of the 30 rows of train_data are too few",
         ),
+        ("encoder", {"finetune": False}, "is a ViTModel, which has no classifier"),
+        ("one", {"batch_size": 0}, "batch_size is 0: pass at least 1"),
+        ("one", {"seconds": -1}, "seconds is -1: pass 0 or more"),
+        ("one", {"training_arguments": {"learning_rate": 1}}, "training_arguments has learning_rate"),
+        ("one", {"processor": "name"}, "processor is a str: pass an image processor or a tokenizer"),
+        ("one", {"card": {"author": "me"}}, "card has 'author': pass some of repo_id, base_model, dataset"),
+        ("one", {"card": {"dataset": "not a name!"}}, "dataset is 'not a name!'"),
         ("twins", {}, r"model_or_models\[0\] and \[1\] have the same weights"),
         ("two", {"finetune": True}, "finetune is for one pre-trained model, and there are 2"),
         ("none", {}, "model_or_models is an empty list"),

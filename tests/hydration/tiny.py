@@ -60,6 +60,7 @@ def everything() -> dict:
         "id_data": id_rows("vit"),
         "ood_data": near_and_far("vit"),
         "training_arguments": TRAINING,
+        "target": "quality",
         "card": {"dataset": "me/tiny", "base_model": "me/vit"},
         **FAST,
     }
