@@ -15,7 +15,8 @@ class Design:
     """How a candidate is made.
 
     kind: "one model", "Deep Ensemble", "soup" or "Hydra"
-    trunk_layers: how many first layers are merged whole, or for members of one model kept whole; equal ones count by themselves
+    trunk_layers: how many first layers are merged whole, or for members of one model kept whole; equal ones count by
+        themselves
     shared: the parts that members share
     pruned_by: "circuits" (one for each member), "samples" (of one circuit), "taylor", or None where nothing is pruned
     budget: heads that each member loses; with "taylor" heads that each layer loses
@@ -72,9 +73,10 @@ class Candidate:
         design: how it is made.
         accuracy, nll, ece: on the judging rows, with the temperature that was fitted on the calibration rows.
         temperature: what its logits are divided by.
-        auroc: group (near, far) -> AUROC of the maximum softmax probability, a mean over the group's sets; empty without OOD
-            data.
-        time, memory: measured on this machine, one model's being 1. Memory is weights and the most that is alive in a forward.
+        auroc: group (near, far) -> AUROC of the maximum softmax probability, a mean over the group's sets; empty
+            without OOD data.
+        time, memory: measured on this machine, one model's being 1. Memory is weights and the most that is alive in a
+            forward.
         multiply_adds, parameters: counted, one model's being 1.
         milliseconds, megabytes: of a batch, measured.
     """
@@ -128,7 +130,8 @@ def better(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """Those that no other beats: none is at least as good, as fast and as small, and better in one of these. Fastest first."""
+    """Those that no other beats, fastest first: none is at least as good, as fast and as small, and better in one of
+    these."""
     return sorted((each for each in candidates if not any(_beats(other, each) for other in candidates)), key=_by_time)
 
 

@@ -68,7 +68,8 @@ class Costs:
 def peak_bytes(model: nn.Module, inputs: Mapping[str, Tensor]) -> int:
     """Weights, and the most bytes of other tensors that are alive at once in a forward.
 
-    On a GPU as its allocator counts them; elsewhere, where no allocator does, those of the tensors that operations return.
+    On a GPU as its allocator counts them; elsewhere, where no allocator does, those of the tensors that operations
+    return.
     """
     device = device_of(model)
     inputs = {name: tensor.to(device) for name, tensor in inputs.items()}

@@ -110,49 +110,54 @@ def hydrate(
     """Searches for the Hydra that fits a target best, and leaves it calibrated, judged and described in a folder.
 
     Args:
-        model_or_models: one fine-tuned classifier, of which members are pruned copies; several fine-tunings of one pre-trained
-            model, a list; or one pre-trained model, which is fine-tuned on `train_data` first. Models, folders or Hub names.
-        train_data: a Dataset or list of dict rows, as Trainer takes it: to fine-tune a pre-trained model, and pruned members
-            where that can still win. Without it nothing is trained.
-        id_data: labelled rows that no model was trained on: a DataLoader that does not shuffle, a list of dict batches, or a
-            Dataset or list of dict rows. They are read once, held in memory, and divided at random: a third (at most 1,000)
-            to search with, a third (at most 2,000) to calibrate on, the rest to judge by. Where a pre-trained model is
-            fine-tuned it may be left out: then a fifth of `train_data` (at most 3,000 rows) is held out.
-        ood_data: rows from elsewhere: `{"near": {name: data}, "far": {name: data}}`, `{name: data}` or one data set. Half of
-            each (at most 1,000 rows in all) serves circuits, the rest judging. Without it detection is not measured.
-        target: "balance", the fastest Hydra at most half a point of quality below the best; {"cost": 1.3}, the best quality
-            for at most 1.3 times one model's measured time; {"accuracy_within": 0.5}, the best detection with an accuracy at
-            most half a point below the best, for which "quality" is another word. Quality is the mean of accuracy and AUROC
-            (a mean of near and far), or without OOD data the accuracy.
+        model_or_models: one fine-tuned classifier, of which members are pruned copies; several fine-tunings of one
+            pre-trained model, a list; or one pre-trained model, which is fine-tuned on `train_data` first. Models,
+            folders or Hub names.
+        train_data: a Dataset or list of dict rows, as Trainer takes it: to fine-tune a pre-trained model, and pruned
+            members where that can still win. Without it nothing is trained.
+        id_data: labelled rows that no model was trained on: a DataLoader that does not shuffle, a list of dict
+            batches, or a Dataset or list of dict rows. They are read once, held in memory, and divided at random: a
+            third (at most 1,000) to search with, a third (at most 2,000) to calibrate on, the rest to judge by. Where
+            a pre-trained model is fine-tuned it may be left out: then a fifth of `train_data` (at most 3,000 rows) is
+            held out.
+        ood_data: rows from elsewhere: `{"near": {name: data}, "far": {name: data}}`, `{name: data}` or one data set.
+            Half of each (at most 1,000 rows in all) serves circuits, the rest judging. Without it detection is not
+            measured.
+        target: "balance", the fastest Hydra at most half a point of quality below the best; {"cost": 1.3}, the best
+            quality for at most 1.3 times one model's measured time; {"accuracy_within": 0.5}, the best detection with
+            an accuracy at most half a point below the best, for which "quality" is another word. Quality is the mean
+            of accuracy and AUROC (a mean of near and far), or without OOD data the accuracy.
         output_dir: gets the Hydra, its processor, card, report, plots and the table of candidates, all at once.
-            `output_dir`-steps beside it gets every finished step; the same call goes on from there after a stop, and another
-            target chooses anew among what is judged already. Other models, data or settings are refused there.
+            `output_dir`-steps beside it gets every finished step; the same call goes on from there after a stop, and
+            another target chooses anew among what is judged already. Other models, data or settings are refused there.
         processor: the image processor or tokenizer, saved with the Hydra; a tokenizer also pads the rows of a training.
-        num_members: of a Hydra of one model, and how often a pre-trained model is fine-tuned; several fine-tunings make one each.
+        num_members: of a Hydra of one model, and how often a pre-trained model is fine-tuned; several fine-tunings
+            make one each.
         finetune: whether to fine-tune the one model first; by default where it has no classifier.
         class_names: for that, what the labels 0, 1, ... stand for.
-        recipe, tuning_recipe: for fine-tuning, and for members after pruning; by default "finetune-images" and "tune-images", or
-            those for texts.
+        recipe, tuning_recipe: for fine-tuning, and for members after pruning; by default "finetune-images" and
+            "tune-images", or those for texts.
         training_arguments: arguments of `TrainingArguments` that win over the recipes'.
         batch_size: rows per batch, also of trainings and of the measured times.
         seed: of how data is divided, of fine-tunings and of samples.
         seconds: for which each candidate's time is measured.
         device: where models that are named run, by default cuda where there is one; others run where they lie.
-        card: arguments of `create_model_card`: base_model, dataset, license, repo_id, fine_tuning. With `dataset`, the name of
-            the data on the Hub, results go into the card.
+        card: arguments of `create_model_card`: base_model, dataset, license, repo_id, fine_tuning. With `dataset`, the
+            name of the data on the Hub, results go into the card.
         progress: whether to say how long it will take, and how far it is.
 
-    What is tried. Of several fine-tunings: fused whole, with what `fusion_report` says may be shared and the first quarter,
-    half and three quarters of the layers merged; then each without a twelfth, a sixth and a third of its heads by a circuit of
-    its own, with the deepest trunk that costs less than half a point of quality, and without any where that is better by half
-    a point or the target is the best detection. Of one model: copies without as many heads, by circuits for accuracy,
-    detection and both, with half of the layers common and with none; without OOD data by Taylor scores, or where these make
-    equal members by samples of a circuit for accuracy. With `train_data`, at last the two best of the pruned ones are tuned,
-    where they are within two points of the front. A cost target leaves out what would be too slow before its circuits are
-    extracted. Every candidate is calibrated as the chosen one will be.
+    What is tried. Of several fine-tunings: fused whole, with what `fusion_report` says may be shared and the first
+    quarter, half and three quarters of the layers merged; then each without a twelfth, a sixth and a third of its
+    heads by a circuit of its own, with the deepest trunk that costs less than half a point of quality, and without any
+    where that is better by half a point or the target is the best detection. Of one model: copies without as many
+    heads, by circuits for accuracy, detection and both, with half of the layers common and with none; without OOD data
+    by Taylor scores, or where these make equal members by samples of a circuit for accuracy. With `train_data`, at
+    last the two best of the pruned ones are tuned, where they are within two points of the front. A cost target leaves
+    out what would be too slow before its circuits are extracted. Every candidate is calibrated as the chosen one will
+    be.
 
-    The judging rows choose among many, so the best of them is a little too good there: to know what the Hydra reaches, judge
-    it once more on rows that you kept apart.
+    The judging rows choose among many, so the best of them is a little too good there: to know what the Hydra reaches,
+    judge it once more on rows that you kept apart.
     """
     say = (lambda line: print(line, flush=True)) if progress else (lambda line: None)
     started = time.perf_counter()

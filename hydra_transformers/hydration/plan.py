@@ -48,16 +48,20 @@ def taylor_budgets(config: PreTrainedConfig) -> list[int]:
 
 @dataclass(frozen=True)
 class Extraction:
-    """Circuits to extract: how many, how many heads compete, and how many are removed."""
+    """Circuits to extract: how many, how many heads compete, and how many are removed.
+
+    share: of the layers, those that run anew for a head on average, against the same without a trunk
+    """
 
     circuits: int
     heads: int
     removals: int
+    share: float = 1.0
 
     @property
-    def candidates(self) -> int:
-        """Evaluations of one head's removal, in all."""
-        return self.circuits * sum(self.heads - removal for removal in range(self.removals))
+    def candidates(self) -> float:
+        """Evaluations of one head's removal, in all; those behind a trunk count for what they take."""
+        return self.share * self.circuits * sum(self.heads - removal for removal in range(self.removals))
 
 
 @dataclass(frozen=True)
@@ -203,7 +207,7 @@ def in_words(seconds: float) -> str:
 
 
 def stand_in(model: PreTrainedModel, members: int, trunk_layers: int, budget: int) -> nn.Module:
-    """A Hydra as large as one whose members lose `budget` heads behind the trunk; which heads makes no difference to its time."""
+    """A Hydra as large as one whose members lose `budget` heads behind the trunk: its time does not depend on which."""
     config = model.config
     places = [
         (layer, head)

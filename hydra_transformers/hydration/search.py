@@ -1,4 +1,5 @@
-"""The search: cheap candidates first, expensive ones where they can still win, each judged on rows that decided nothing else."""
+"""The search: cheap candidates first, expensive ones where they can still win, all judged on rows that nothing was fitted
+on."""
 
 import io
 import math
@@ -104,7 +105,8 @@ class Search:
     def plan(self, is_one: bool) -> Plan:
         """The work ahead, as far as it is known: which trunk is best is not, so half of the layers stand for it.
 
-        is_one: whether members will be copies of one model; before a fine-tuning, the one that is there tells nothing of it
+        is_one: whether members will be copies of one model; before a fine-tuning, the one that is there tells nothing
+            of it
         """
         layers = self.config.num_hidden_layers
         depths = copies_trunks(layers) if is_one else sorted({0, layers // 2})
@@ -120,9 +122,8 @@ class Search:
         return Plan(
             self.num_members,
             max(0, count - done),
-            extractions=[
-                self._extraction(depth, is_one) for depth in depths if has_circuits and budgets_of(self.config, depth)
-            ],
+            extractions=[self._extraction(depth, is_one) for depth in circuits if depth not in later],
+            later_extractions=[self._extraction(depth, is_one) for depth in circuits if depth in later],
             passes=0 if is_one or self.verdict_if_known else 13,
             tuned=0 if self.tuning is None else MOST_TUNED * self.num_members,
         )
@@ -136,7 +137,8 @@ class Search:
         circuits = len(self.objectives) if is_one else self.num_members
         removals, heads = self.removals(depth, is_one), heads_behind(self.config, depth)
         is_done = len(list((self.work.folder / "circuits" / f"trunk-{depth}").glob("*.json"))) == circuits
-        return Extraction(0 if is_done else circuits, heads, removals)
+        layers = self.config.num_hidden_layers
+        return Extraction(0 if is_done else circuits, heads, removals, share=(layers - depth) / layers)
 
     # Several fine-tunings
 
@@ -156,7 +158,7 @@ class Search:
         return AutoHydra.from_pruned_members(self.models).config.trunk_layers
 
     def whole_designs(self) -> Iterator[Design]:
-        """All members with all heads: what is shared as the fusion report says, and trunks where everything is shared."""
+        """All members with all heads, sharing what the fusion report says; trunks where everything is shared."""
         verdict = self.verdict["verdict"]
         self.notes.append(f"May they be fused? {self.verdict['sentence']}")
         hydra = Design(HYDRA, self.num_members)
@@ -169,8 +171,8 @@ class Search:
             self.notes.append("No layers were merged whole: not even everything else may be shared.")
 
     def judge_pruned_fine_tunings(self, whole: Sequence[Candidate]) -> None:
-        """Each without heads of its own circuit: with the deepest trunk that costs less than half a point, and without any
-        where that is better by half a point, or detection counts whatever it takes."""
+        """Each without heads of its own circuit: with the deepest trunk that costs less than half a point, and without
+        any where that is better by half a point, or detection counts whatever it takes."""
         merged = better([each for each in whole if each.design.trunk_layers])
         plain = better([each for each in whole if not each.design.trunk_layers])
         good = [each for each in merged if each.quality >= merged[0].quality - POINTS / 100]
@@ -372,8 +374,8 @@ class Search:
         return Costs(self.models[0], self.batch_size, self.seconds)
 
     def calibrated(self, model: nn.Module) -> Calibration:
-        """As the chosen one will be. Where all answers are right, the smaller a temperature the better, down to one at which
-        every answer is sure: then there is none."""
+        """As the chosen one will be. Where all answers are right, the smaller a temperature the better, down to one at
+        which every answer is sure: then there is none."""
         settings = {"batch_size": self.batch_size, "seed": self.seed}
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="the best temperature lies at the edge")

@@ -123,6 +123,7 @@ def test_a_pre_trained_model_is_fine_tuned_first_and_its_data_divided(tmp_path, 
     found = hydrate(encoder, tiny_dataset("bert", 300), output_dir=tmp_path / "hydra", **settings | {"progress": True})
     said = capsys.readouterr().out
     assert "About " in said and "fine-tuning" in said and "more for tuning, where it can still win" in said
+    assert "more for pruning without a trunk, where it can still win" in said
     assert "20 rows of id_data are for the search" in said, "a fifth of 300 rows, in three parts"
     assert "1 of about" in said and found.choice in said
     hydra = AutoModelForSequenceClassification.from_pretrained(found.folder)

@@ -8,7 +8,7 @@ import torch
 from hydra_transformers.hydration import Candidate, Design, choose, pareto_front, target_of
 from hydra_transformers.hydration.candidates import HYDRA, ONE_MODEL, SOUP, near_front
 from hydra_transformers.hydration.held_out import divided, held_out, rows_in, rows_of, select
-from hydra_transformers.hydration.plan import Extraction, budgets_of, in_words, trunk_depths
+from hydra_transformers.hydration.plan import Extraction, Plan, Speed, budgets_of, estimate, in_words, trunk_depths
 from hydra_transformers.hydration.tables import candidate_table
 from hydra_transformers.hydration.targets import next_best, why
 from tests.families import vit_backbone
@@ -187,4 +187,25 @@ def test_what_is_tried_follows_from_layers_and_heads():
     config = vit_backbone(num_hidden_layers=12).config
     assert budgets_of(config, 0) == [4, 8, 16] and budgets_of(config, 9) == [1, 2, 4]
     assert Extraction(2, 10, 3).candidates == 2 * (10 + 9 + 8)
+    assert Extraction(2, 10, 3, share=0.5).candidates == 10 + 9 + 8
     assert [in_words(seconds) for seconds in (0.2, 40, 200, 9000)] == ["1 s", "40 s", "3 min", "2.5 h"]
+
+
+def test_the_estimate_is_work_times_speed_and_tells_what_may_follow():
+    data = held_out(rows(90), {"one": rows(20)}, 3, batch_size=8, seed=0)
+    plan = Plan(3, 5, 2, 100, [Extraction(3, 10, 1)], [Extraction(3, 20, 1)], passes=13, tuned=6, tuning_steps=10)
+    found = estimate(plan, Speed(forward=0.01, removal=0.1, step=0.05), data, seconds=2, train_batch=8)
+    assert found.parts == {
+        "fine-tuning": pytest.approx(2 * 100 * 8 * 0.05),
+        "circuits": pytest.approx(30 * 40 * 0.1),
+        "what to share": pytest.approx(13 * 3 * 40 * 0.01),
+        "judging": pytest.approx(5 * (3 * 70 * 0.01 + 2)),
+    }
+    later = {"pruning without a trunk": pytest.approx(60 * 40 * 0.1), "tuning": pytest.approx(6 * 10 * 8 * 0.05)}
+    assert found.may_follow == later and found.seconds == pytest.approx(236.1)
+    assert found.sentence == (
+        "About 4 min on this machine (fine-tuning 80 s, circuits 2 min, what to share 16 s, judging 21 s), and up to 4 min "
+        "more for pruning without a trunk, where it can still win, and up to 24 s more for tuning, where it can still win."
+    )
+    nothing = estimate(Plan(3, 0), Speed(0.01, 0.1, 0.05), data, seconds=2, train_batch=8)
+    assert nothing.sentence == "Everything is finished already."
