@@ -1,8 +1,11 @@
 """Hydra Ensembles for Hugging Face Transformers.
 
 Take one trained transformer, cut different attention heads out of several copies, and run the copies fused as a single
-model that knows when it does not know. The subpackages: `pruning`, `training`, `uncertainty`, `baselines`, `hub`.
+model that knows when it does not know. The subpackages: `pruning`, `training`, `uncertainty`, `baselines`, `hub`, and
+`hydration`, whose `hydrate` does everything in one call.
 """
+
+from typing import Any
 
 from .models import *  # noqa: F403
 from .models import __all__ as of_models
@@ -13,3 +16,12 @@ __all__ = [*of_models, "prepare"]
 
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`hydrate` and what it returns come when they are asked for: they need all the other subpackages."""
+    if name in ("hydrate", "Hydrated"):
+        from . import hydration
+
+        return getattr(hydration, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

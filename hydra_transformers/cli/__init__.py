@@ -26,7 +26,7 @@ COMMANDS = {
     "demo": Command("demo", "the whole story on digits, without a download", "hydra-transformers demo"),
     "build": Command(
         "build",
-        "from a pre-trained model and data to a Hydra: fine-tune several times, prune, fuse, evaluate",
+        "from a pre-trained model and data to a Hydra: fine-tune several times, prune, fuse, evaluate; or choose for me (--target)",
         "hydra-transformers build facebook/dinov2-small --data cifar100 --ood-data svhn:cropped_digits --output my-hydra",
     ),
     "finetune": Command(

@@ -22,6 +22,7 @@ from .arguments import (
     seed,
 )
 from .building import check_heads, check_trainable, check_trunk, objectives_of, overlap
+from .choosing import build_for_target, target
 from .data import is_same_source
 from .folders import (
     FUSE_SETTINGS,
@@ -36,12 +37,29 @@ from .problems import CommandError
 
 
 BUILD_SETTINGS = "build.json"
+# What changes nothing, or is for --target alone.
+NO_SETTINGS = ("command", "debug", "device", "others", "target")
 # What a step takes over as it is given here, where it is.
 OF_DATA = ("image_column", "text_column", "label_column", "processor")
 
 
 def add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("pretrained", metavar="PRETRAINED", help="a pre-trained model, by folder or Hub name")
+    parser.add_argument(
+        "others",
+        nargs="*",
+        metavar="MODEL",
+        help="with --target: where the first is a fine-tuned classifier, others of the same pre-trained model; then nothing is "
+        "fine-tuned, and --data is rows that none of them was trained on",
+    )
+    parser.add_argument(
+        "--target",
+        type=target,
+        metavar="TARGET",
+        help="choose for me: try budgets, trunks, what to share and tuning, and take what fits: balance (the fastest Hydra at "
+        "most half a point below the best), quality (the best detection at most half a point of accuracy below the best), "
+        "cost=1.3 (the best within 1.3 times one model's time, measured here) or accuracy_within=1",
+    )
     parser.add_argument("--members", type=positive, default=3, metavar="M", help="fine-tunings (default: %(default)s)")
     parser.add_argument("--recipe", choices=sorted(RECIPES), help="default: finetune-images or finetune-texts")
     parser.add_argument(
@@ -93,10 +111,16 @@ def add_build(parser: argparse.ArgumentParser) -> None:
 
 
 def build(arguments: argparse.Namespace) -> None:
+    if arguments.target is not None:
+        return build_for_target(arguments)
+    if arguments.others:
+        raise CommandError(
+            "several models are for --target, such as --target balance; to fuse them as they are, use `fuse`"
+        )
     steps = steps_of(arguments)
     _check(arguments, steps)
     work = work_folder(arguments)
-    settings = {name: value for name, value in vars(arguments).items() if name not in ("command", "debug", "device")}
+    settings = {name: value for name, value in vars(arguments).items() if name not in NO_SETTINGS}
     claim(
         work,
         BUILD_SETTINGS,

@@ -467,7 +467,7 @@ def finetune(arguments: argparse.Namespace) -> None:
     processor = load_processor(arguments.processor or name, config)
     classes = None
     if is_pretrained:
-        classes = _classes(arguments)
+        classes = classes_of_data(arguments)
         config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
         print(f"{members} fine-tunings of {name} with new classifiers for {len(classes)} classes")
     train, validation = _train_and_validation(arguments, config, processor, recipe)
@@ -526,7 +526,7 @@ def _check_finetuning(arguments: argparse.Namespace, is_pretrained: bool) -> Non
         raise CommandError(f"--part {arguments.part} is held out from training: pass --part training, or leave it out")
 
 
-def _classes(arguments: argparse.Namespace) -> list[str]:
+def classes_of_data(arguments: argparse.Namespace) -> list[str]:
     with access_to(arguments.data, "data set"):
         return classes_in(source_of(arguments, split=arguments.split, part=arguments.part), SPLITS_FOR_PARTS)
 
@@ -536,7 +536,7 @@ def _train_and_validation(
 ) -> tuple[Any, Any]:
     rows = read_data(arguments, config, processor, split=arguments.split, prefer=("train",), part=arguments.part)
     check_can_be_learnt_from(rows, arguments.data, "to learn")
-    changed = replace(rows, change=_change(rows, recipe))
+    changed = replace(rows, change=change_by(rows, recipe))
     if arguments.validation_split is not None:
         validation = read_data(arguments, config, processor, split=arguments.validation_split)
         if overlap(rows.split, validation.split):
@@ -555,7 +555,7 @@ def _train_and_validation(
     return train, validation
 
 
-def _change(rows: PreparedData, recipe: Recipe) -> Callable[[Any], Any] | None:
+def change_by(rows: PreparedData, recipe: Recipe) -> Callable[[Any], Any] | None:
     """What training images go through by the recipe; says what is left out."""
     if rows.image_column is None:
         return None

@@ -1,0 +1,123 @@
+"""What a user cares about, and which candidate that makes the choice."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .candidates import SOUP, Candidate, better
+
+
+POINTS = 0.5  # what "balance" gives for time, and "quality" of accuracy for detection
+FORMS = '"balance", "quality", {"cost": 1.3} or {"accuracy_within": 0.5}'
+
+
+@dataclass(frozen=True)
+class Target:
+    """
+    kind: "balance": the fastest Hydra whose quality is at most half a point below the best Hydra's.
+        "cost": the best quality of those that take at most `value` times one model's time.
+        "accuracy_within": the best detection of those whose accuracy is at most `value` points below the best Hydra's;
+        "quality" is the same with half a point.
+    """
+
+    kind: str
+    value: float
+
+    def __str__(self) -> str:
+        if self.kind == "balance":
+            return "balance"
+        return f"{self.kind} {self.value:g}"
+
+
+def target_of(target: Any, has_ood_data: bool) -> Target:
+    """The target in the words that users pass it in; refuses others, and those that cannot be met without OOD data."""
+    if target == "balance":
+        return Target("balance", POINTS)
+    found = {"accuracy_within": POINTS} if target == "quality" else target
+    if not isinstance(found, Mapping) or len(found) != 1 or next(iter(found)) not in ("cost", "accuracy_within"):
+        raise ValueError(f"target is {target!r}: pass {FORMS}")
+    [(kind, value)] = found.items()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        raise ValueError(f"target has {kind} {value!r}: pass a number, such as {FORMS}")
+    if kind == "cost" and value == 0:
+        raise ValueError("target has cost 0, which nothing meets: pass a multiple of one model's time, such as 1.3")
+    if kind == "accuracy_within" and not has_ood_data:
+        raise ValueError(
+            f"target is {target!r}, which is about the best detection, and without ood_data that is not measured: pass "
+            'ood_data, or the target "balance"'
+        )
+    return Target(kind, float(value))
+
+
+def in_order(candidates: Sequence[Candidate], target: Target) -> list[Candidate]:
+    """The Hydras that meet the target, the choice first."""
+    hydras = better([each for each in candidates if each.is_hydra])
+    if not hydras:
+        return []
+    if target.kind == "cost":
+        return [each for each in hydras if each.time <= target.value]
+    if target.kind == "balance":
+        least = hydras[0].quality - target.value / 100
+        return sorted((each for each in hydras if each.quality >= least), key=lambda each: each.time)
+    least = max(each.accuracy for each in hydras) - target.value / 100
+    return sorted((each for each in hydras if each.accuracy >= least), key=lambda each: -each.detection)
+
+
+def choose(candidates: Sequence[Candidate], target: Target) -> Candidate:
+    """The candidate that the target makes the choice."""
+    found = in_order(candidates, target)
+    if found:
+        return found[0]
+    hydras = [each for each in candidates if each.is_hydra]
+    if not hydras:
+        raise ValueError(
+            "no Hydra could be made of these models: pass several fine-tunings, or more data for circuits"
+        )
+    fastest = min(hydras, key=lambda each: each.time)
+    raise ValueError(
+        f"no Hydra takes at most {target.value:g} times one model's time: the fastest, {fastest.name}, takes "
+        f"{fastest.time:.2f}, so pass a higher cost; what was measured is kept"
+    )
+
+
+def next_best(candidates: Sequence[Candidate], target: Target, count: int = 3) -> list[Candidate]:
+    """What the choice would be without the first, and without that one, and so on."""
+    found: list[Candidate] = []
+    for _ in range(count + 1):
+        left = in_order([each for each in candidates if each not in found], target)
+        found += left[:1]
+    return found[1:]
+
+
+def why(chosen: Candidate, candidates: Sequence[Candidate], target: Target) -> str:
+    """What was chosen and why, in one sentence."""
+    hydras = [each for each in candidates if each.is_hydra]
+    reasons = {
+        "balance": f"the fastest of those at most {target.value:g} points of quality below the best",
+        "cost": f"the best quality within {target.value:g} times one model's time",
+        "accuracy_within": f"the best detection with an accuracy at most {target.value:g} points below the best",
+    }
+    sentence = f"{chosen.name} ({described(chosen)}) is {reasons[target.kind]}, of {len(hydras)} Hydras"
+    best = better(hydras)[0]
+    if best is not chosen and target.kind != "accuracy_within":
+        sentence += f"; the best quality has {best.name} ({described(best)})"
+    rivals = [
+        each
+        for each in candidates
+        if not each.is_hydra and each.quality >= chosen.quality and each.time <= chosen.time
+    ]
+    if rivals:
+        rival = better(rivals)[0]
+        beside = ", which has no members to disagree," if rival.design.kind == SOUP else ""
+        how = "better" if rival.quality > chosen.quality else "as good"
+        sentence += f"; but {rival.name}{beside} is {how} and no slower ({described(rival)})"
+    return f"{sentence}."
+
+
+def described(candidate: Candidate) -> str:
+    """Its numbers in a few words."""
+    words = [f"{candidate.time:.2f} times one model's time", f"accuracy {100 * candidate.accuracy:.1f}"]
+    if candidate.detection is not None:
+        words.append(f"AUROC {100 * candidate.detection:.1f}")
+    return ", ".join(words)
