@@ -131,7 +131,9 @@ def test_no_other_file_names_a_family():
     kinds = {
         name for config in CONFIG_CLASSES for name in (config.model_type, config.model_type.removeprefix("hydra_"))
     }
-    classes = {backbone.__name__ for backbone in HYDRA_CLASSES} | set(hydra_transformers.models.__all__) - {"AutoHydra"}
+    classes = {backbone.__name__ for backbone in HYDRA_CLASSES} | set(hydra_transformers.models.__all__) - {
+        "AutoHydra"
+    }
     names = re.compile(rf"\b({'|'.join(sorted(classes))})\b|[\"']({'|'.join(sorted(kinds))})[\"']")
     own = re.compile(r"models/(auto|(configuration|modeling)_hydra_\w+)\.py|demo/\w+\.py")
     for path in ROOT.rglob("*.py"):

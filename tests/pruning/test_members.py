@@ -62,7 +62,9 @@ def test_every_member_loses_as_many_heads_as_its_own_circuit_can_spare():
 
 def test_a_best_budget_that_means_nothing_is_refused():
     circuit = circuit_of(RANKING)
-    with pytest.raises(ValueError, match=r"budget is 'best', which each of several circuits has: pass circuits=\[...\]"):
+    with pytest.raises(
+        ValueError, match=r"budget is 'best', which each of several circuits has: pass circuits=\[...\]"
+    ):
         draw_members(vit(), circuit=circuit, budget="best")
     with pytest.raises(TypeError, match="budget is 'most': pass a whole number, 0 to 9"):
         draw_members(vit(), circuits=[circuit], budget="most")
