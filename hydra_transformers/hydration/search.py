@@ -2,7 +2,6 @@
 on."""
 
 import io
-import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
@@ -27,7 +26,6 @@ from ..uncertainty import (
     fusion_report,
 )
 from ..uncertainty.blending import souped
-from ..uncertainty.temperature import LOG_RANGE
 from .candidates import DEEP_ENSEMBLE, HYDRA, ONE_MODEL, SOUP, Candidate, Design, better, near_front
 from .costs import Costs, machine_of
 from .held_out import HeldOut, rows_of
@@ -374,15 +372,12 @@ class Search:
         return Costs(self.models[0], self.batch_size, self.seconds)
 
     def calibrated(self, model: nn.Module) -> Calibration:
-        """As the chosen one will be. Where all answers are right, the smaller a temperature the better, down to one at
-        which every answer is sure: then there is none."""
-        settings = {"batch_size": self.batch_size, "seed": self.seed}
+        """As the chosen one will be."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="the best temperature lies at the edge")
-            calibration = calibrate(model, self.data.calibration, **settings)
-        if any(math.isclose(calibration.temperature, math.exp(edge)) for edge in LOG_RANGE):
-            calibration = calibrate(model, self.data.calibration, temperature=False, **settings)
-        return calibration
+            warnings.filterwarnings(
+                "ignore", message="all answers to the .* rows that a temperature was to be fitted on"
+            )
+            return calibrate(model, self.data.calibration, batch_size=self.batch_size, seed=self.seed)
 
     def _judged(self, design: Design, model: nn.Module, path: Any) -> Candidate:
         costs = self.costs.of(model)  # first: what a decision adds is no part of a model's price

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import math
 import os
+import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -32,7 +34,7 @@ from .conformal import ConformalSets, check_method
 from .decomposition import decompose
 from .detectors import OF_SCORE, Detector, detector_by_name
 from .features import AnswerReader, collect_answers
-from .temperature import TemperatureScaling
+from .temperature import LOG_RANGE, TemperatureScaling
 
 
 SETTINGS_FILE, STATE_FILE = "decision.json", "decision.safetensors"
@@ -113,7 +115,7 @@ def calibrate(
             raise ValueError(f"data has {len(labels)} rows: pass at least {LEAST_ROWS}, better 1,000")
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
         first, second = order[: len(order) // 2], order[len(order) // 2 :]
-        scaling = TemperatureScaling.fit(logits[first], labels[first]) if temperature else TemperatureScaling(1.0)
+        scaling = _scaling(logits[first], labels[first]) if temperature else TemperatureScaling(1.0)
         if chosen.needs_fit and training_data is not None:
             chosen.fit(scaling.wrap(inner), training_data, batch_size)
         elif chosen.needs_fit:
@@ -217,6 +219,25 @@ def _settings(detector: Detector, temperature: float, model: nn.Module) -> dict[
         "sentences": [],
         **_prompts_of(model),
     }
+
+
+def _scaling(logits: Tensor, labels: Tensor) -> TemperatureScaling:
+    """The best temperature for these rows; 1 where all answers are right: then the smaller the better, down to one at which
+    every answer is sure and no score tells them apart."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        scaling = TemperatureScaling.fit(logits, labels)
+    [value] = scaling.temperature
+    if math.isclose(value, math.exp(LOG_RANGE[0])):
+        warnings.warn(
+            f"all answers to the {len(labels)} rows that a temperature was to be fitted on are right, which fits none: logits "
+            "stay as they are, calibrate on more rows or harder ones",
+            stacklevel=3,
+        )
+        return TemperatureScaling(1.0)
+    for each in told:
+        warnings.warn(each.message, each.category, stacklevel=3)
+    return scaling
 
 
 def _prompts_of(model: nn.Module) -> dict[str, Any]:

@@ -214,7 +214,8 @@ def test_other_commands_take_a_calibrated_model(workplace, calibrated, tmp_path,
     data = ["--data", workplace / "pictures", "--far", f"grey={workplace / 'grey'}"]
     run("evaluate", calibrated, *data, "--output", tmp_path / "evaluation")
     result = UncertaintyReport.from_json(tmp_path / "evaluation" / "report.json").models["calibrated"]
-    assert 0.5 <= result.abstaining["coverage"] < 1 and 0 <= result.ood["far"]["grey"]["refused"] <= 1
+    # At least half were answered of the rows that the threshold was fitted on, which are half of these.
+    assert 0.25 <= result.abstaining["coverage"] < 1 and 0 <= result.ood["far"]["grey"]["refused"] <= 1
     assert result.sets["alpha"] == 0.2 and result.sets["coverage"] >= 0.7 and result.sets["mean_size"] >= 1
     told = (tmp_path / "evaluation" / "report.md").read_text()
     assert "threshold: grey refused" in told and "at the threshold, " in told and "## Prediction sets" in told

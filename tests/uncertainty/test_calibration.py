@@ -52,6 +52,19 @@ def rows_for(name: str, seed: int = 0, labelled: bool = True, count: int = ROWS)
     return [batch | ({"labels": labels} if labelled else {})]
 
 
+def test_rows_that_are_all_answered_rightly_fit_no_temperature():
+    """The smallest temperature would be best, at which every answer is sure: no score could tell answers apart."""
+    hydra = hydra_of("vit")
+    [batch] = rows_for("vit")
+    with torch.no_grad():
+        batch["labels"] = hydra(batch["pixel_values"]).logits.argmax(dim=1)
+    with pytest.warns(UserWarning, match="all answers to the 24 rows .* are right, which fits none"):
+        calibration = hydra.calibrate([batch], target={"coverage": 0.75})
+    assert calibration.temperature == 1.0
+    with torch.no_grad():
+        assert len(hydra(batch["pixel_values"]).detector_score.unique()) > ROWS / 2
+
+
 def test_everything_is_fitted_on_rows_of_its_own():
     hydra = hydra_of("vit")
     data = rows_for("vit")
