@@ -648,6 +648,7 @@ def test_the_page_on_model_families_names_files_that_exist():
         assert any((folder / name).exists() for folder in folders), name
 
 
+@pytest.mark.slow
 def test_the_cards_in_the_repository_are_up_to_date():
     script = script_of("build_model_cards")
     for path, content in script.files().items():

@@ -94,6 +94,7 @@ def test_models_of_other_classes_do_not_join():
         ensemble(**VIT.inputs())
 
 
+@pytest.mark.slow
 def test_every_family_is_timed_and_counted_in_turn():
     for family in FAMILIES:
         model = family.backbone()

@@ -362,6 +362,7 @@ def hydra_ensemble() -> LoRAEnsemble:
     return LoRAEnsemble(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["backbone", "hydra"])
 def test_threads_get_the_answers_that_one_alone_gets(kind, folder):
     ensembles = [

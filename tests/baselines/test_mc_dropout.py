@@ -220,6 +220,7 @@ def in_threads(count: int, calls: int, ask) -> list:
     return answers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
 def test_threads_get_the_samples_that_one_alone_gets(family):
     """While others use the very same model, and draw random numbers of their own."""

@@ -39,6 +39,7 @@ def words(workplace, output, *more, models=("encoder",)):
     return [str(part) for part in parts]
 
 
+@pytest.mark.slow
 def test_a_pre_trained_model_and_a_target(workplace, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(hydration, "hydrate", partial(hydration.hydrate, seconds=0.0))
     command = words(workplace, tmp_path / "hydra", "--target", "balance", "--members", 2, "--max-steps", 2)

@@ -23,6 +23,9 @@ from tests.processes import exit_code, start
 from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_clip, save_vit
 
 
+pytestmark = pytest.mark.slow  # whole commands one after the other; what they refuse is in test_cli_errors.py
+
+
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     """A backbone of each family, and data."""
@@ -180,7 +183,6 @@ def killed_at_the_second_member(words: list[str]) -> None:
     main(words)
 
 
-@pytest.mark.slow
 def test_members_of_a_prune_that_was_killed_are_no_ensemble(workplace, tmp_path, capsys):
     """`kill -9` while the second member is written."""
     out = tmp_path / "out"

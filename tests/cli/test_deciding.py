@@ -94,6 +94,7 @@ def test_a_plain_classifier_is_saved_with_its_decision_beside_it(kind, workplace
     assert "coverage" in result.abstaining and result.sets["alpha"] == 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["clip", "hydra-clip"])
 def test_clip_is_calibrated_for_the_classes_of_the_data(kind, workplace, tmp_path, capsys):
     if kind == "hydra-clip" and not (workplace / kind).exists():

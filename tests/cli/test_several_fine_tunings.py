@@ -409,6 +409,7 @@ def build_words(workplace, output, *more, pretrained="pretrained-vit", data="pic
     return words("build", workplace / pretrained, *data, "--output", output, *more)
 
 
+@pytest.mark.slow
 def test_build_goes_all_the_way(workplace, tmp_path, capsys):
     ood = ["--ood-data", workplace / "grey", "--budget", 2, "--tune", "--near", f"grey={workplace / 'grey'}"]
     command = build_words(workplace, tmp_path / "hydra", *ood)
@@ -437,6 +438,7 @@ def test_build_goes_all_the_way(workplace, tmp_path, capsys):
     assert "was made with another seed (0, now 1)" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("freeze", [False, True], ids=["merged", "frozen"])
 def test_build_with_a_trunk(freeze, workplace, tmp_path, capsys):
     """Frozen, its layers are equal before they are fused; merged, they are not."""
@@ -455,6 +457,7 @@ def test_build_with_a_trunk(freeze, workplace, tmp_path, capsys):
     assert "the first layer runs once for all members" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["finetune", "prune", "fuse", "evaluate"])
 def test_a_build_that_was_cut_off_anywhere_goes_on(step, workplace, tmp_path, monkeypatch, capsys):
     command = build_words(workplace, tmp_path / "hydra", "--members", 2, "--objective", "acc", "--budget", 1)

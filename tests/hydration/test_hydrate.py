@@ -47,6 +47,7 @@ def finished(two, tmp_path_factory):
         return hydrate(two, output_dir=folder, **everything(), processor=ViTImageProcessorPil())
 
 
+@pytest.mark.slow
 def test_several_fine_tunings_are_fused_pruned_and_tuned_and_compared_with_what_they_are_made_of(finished, two):
     assert {each.name for each in finished.table} >= {"one model", "Deep Ensemble of 2", "soup", "Hydra of 2"}
     designs = [each.design for each in finished.table]
@@ -99,6 +100,7 @@ def test_what_is_chosen_answers_as_its_row_of_the_table_says(finished, two):
     assert row.auroc == {group: pytest.approx(result.ood_average(group)["auroc"]) for group in ("near", "far")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "bert"])
 def test_copies_of_one_model(name, tmp_path):
     """By circuits with OOD data, by Taylor scores without."""
@@ -115,6 +117,7 @@ def test_copies_of_one_model(name, tmp_path):
     assert "copies of one backbone" in (found.folder / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_pre_trained_model_is_fine_tuned_first_and_its_data_divided(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(search, "NEAR", -100)  # nothing is tuned, which takes its time
     monkeypatch.setattr(search, "budgets_of", lambda config, trunk_layers: [1])
@@ -177,6 +180,7 @@ def copied(finished, tmp_path):
 STEPS = ("evaluate_uncertainty", "fusion_report", "extract_circuit", "finetune_members", "_write")
 
 
+@pytest.mark.slow
 def test_a_hydration_that_was_stopped_at_every_step_ends_as_if_it_had_not_been(finished, two, tmp_path, monkeypatch):
     folder, steps = copied(finished, tmp_path), tmp_path / "hydra-steps"
     monkeypatch.setattr(search, "NEAR", 100)

@@ -149,6 +149,7 @@ def test_finished_members_are_not_trained_again(members, data, tmp_path, capsys)
     assert "member-0: already finished" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupt_after", [6, 12 + 9, 2 * 12 + 1])
 def test_an_interrupted_run_goes_on_to_the_weights_of_an_unbroken_one(
     interrupt_after, unbroken, members, data, tmp_path, capsys

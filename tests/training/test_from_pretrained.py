@@ -72,6 +72,7 @@ def test_fine_tunings_with_a_trunk_are_fused_with_it(data, tmp_path):
         finetune_from_pretrained(pretrained, 2, other, *data, output_dir=tmp_path, class_names=NAMES, **ARGUMENTS)
 
 
+@pytest.mark.slow
 def test_fine_tunings_differ_and_can_be_fused_and_pruned_each_by_its_own_circuit(data, tmp_path):
     pretrained = tiny_model("vit", "backbone").base_model
     tuned = finetune_from_pretrained(pretrained, 3, SHORT, *data, output_dir=tmp_path, class_names=NAMES, **ARGUMENTS)
@@ -106,6 +107,7 @@ def unbroken(tmp_path_factory):
     return finetune_from_pretrained(tiny_model("vit", "backbone"), 2, SHORT, *rows, **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interrupt_after", [6, 12 + 9, 2 * 12 + 1])
 def test_a_run_that_was_cut_off_goes_on(interrupt_after, unbroken, data, tmp_path):
     pretrained = tiny_model("vit", "backbone")

@@ -158,6 +158,7 @@ def populations():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [None, 8])
 @pytest.mark.parametrize("name", populations())
 def test_a_guaranteed_risk_holds_over_many_fits(name, steps):

@@ -122,6 +122,7 @@ def test_coverage_holds_over_many_splits(name):
     assert np.std(covered) == pytest.approx(law.std(), rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 def test_coverage_by_class_holds_for_each_class_over_many_splits(name):
     rows, tests, alpha, splits = 300, 200, 0.2, 100

@@ -187,6 +187,7 @@ def test_equal_members_lose_nothing():
 # Verdicts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["vit", "bert"])
 def test_fine_tunings_of_one_model_may_be_fused(family, request):
     made = request.getfixturevalue(family)

@@ -36,6 +36,7 @@ def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
     run_python_blocks("docs/uncertainty.md", at_least=9)
 
 
+@pytest.mark.slow
 def test_the_page_on_fine_tunings_tells_what_its_example_prints(capsys):
     names = run_python_blocks("docs/fine-tunings.md", at_least=3)
     verdicts = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
