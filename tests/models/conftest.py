@@ -23,4 +23,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         families = [family for family in FAMILIES if family not in VARIANTS]
     elif not metafunc.module.__name__.endswith(READ_SAVE_LOAD):
         families = [family for family in FAMILIES if family not in ALIASES]
-    metafunc.parametrize("family", families, ids=[family.name for family in families])
+    rows = [
+        pytest.param(family, id=family.name, marks=[pytest.mark.slow] if family in ALIASES else [])
+        for family in families
+    ]
+    metafunc.parametrize("family", rows)
