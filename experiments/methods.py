@@ -51,6 +51,7 @@ from .units import (
 
 
 SCORES = ("msp", "mutual_information", "energy")
+DETECTION = ("auroc", "aupr", "fpr95")
 EVALUATION_BATCH = 500
 PARTS_SHARED = [parts for count in (1, 2) for parts in combinations(SHARED_PARTS, count)]
 
@@ -423,7 +424,17 @@ def metrics_of(
     return {
         "num_members": results["msp"].num_members,
         "id": results["msp"].id,
-        "ood": {score: result.ood for score, result in results.items()},
+        "ood": {
+            score: result.ood if score == "msp" else detection_of(result.ood) for score, result in results.items()
+        },
+    }
+
+
+def detection_of(ood: Mapping[str, Mapping[str, dict[str, float]]]) -> dict[str, dict[str, dict[str, float]]]:
+    """What differs from score to score."""
+    return {
+        group: {name: {metric: of_set[metric] for metric in DETECTION} for name, of_set in sets.items()}
+        for group, sets in ood.items()
     }
 
 

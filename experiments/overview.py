@@ -1,12 +1,9 @@
 """What to look at first: all methods on both pre-trained models, as one table and as one picture of quality against cost."""
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
-
-from hydra_transformers.files import write_atomically
 
 from .fine_tuning_tables import ACCURACY, BOTH, ECE, chosen_hydra, trunk_depths
 from .setting import Setting
@@ -85,8 +82,7 @@ NOT_DRAWN = "MC Dropout, 10 passes"  # far off in cost
 
 def draw(results: Mapping[str, Any], settings: Mapping[str, Setting], folder: Path) -> Path:
     """Detection and accuracy against multiply-adds, a column per setting; bars are standard deviations over the seeds."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    from hydra_transformers.pictures import Figure, write_png
 
     figure = Figure(figsize=(10, 8), layout="constrained")
     panels = figure.subplots(2, len(results), sharex=True, squeeze=False)
@@ -119,6 +115,4 @@ def draw(results: Mapping[str, Any], settings: Mapping[str, Setting], folder: Pa
             f"not shown: MC Dropout, cost 10, AUROC {away:.1f}", (0.22, 0.03), xycoords="axes fraction", fontsize=8
         )
     figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
-    content = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(content)
-    return write_atomically(folder / PICTURE, content.getvalue())
+    return write_png(figure, folder / PICTURE)

@@ -42,7 +42,14 @@ def results_file(folder: Path, setting: str) -> Path:
 def write_results(results: dict[str, Any], path: Path) -> None:
     """Where nothing was judged, what is there stays."""
     if results["seeds"]:
-        write_atomically(path, json.dumps(results, indent=1) + "\n")
+        write_atomically(path, in_lines(results, depth=3) + "\n")
+
+
+def in_lines(value: Any, depth: int) -> str:
+    """JSON with a line for each entry down to `depth`: one for what a method reached with a seed."""
+    if depth == 0 or not isinstance(value, dict) or not value:
+        return json.dumps(value, separators=(",", ":"))
+    return "{\n" + ",\n".join(f"{json.dumps(key)}: {in_lines(each, depth - 1)}" for key, each in value.items()) + "\n}"
 
 
 def read_results(folder: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Hydra Ensembles for Hugging Face Transformers.
 
-Take one trained transformer, cut different attention heads out of several copies, and run the copies fused as a single
-model that knows when it does not know. The subpackages: `pruning`, `training`, `uncertainty`, `baselines`, `hub`, and
+Several fine-tunings of one pre-trained transformer, or copies of a trained one with different attention heads cut out, run
+fused as a single model that knows when it does not know. The subpackages: `pruning`, `training`, `uncertainty`, `baselines`, `hub`, and
 `hydration`, whose `hydrate` does everything in one call.
 """
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ..cost import TEXT_TOKENS
+from ..raw_data import TEXT_NAMES
 
 
-TEXT_NAMES = ("text", "sentence", "content", "review", "question")
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "class")
 FILE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 PARTS = ("training", "validation", "test")

@@ -1,6 +1,6 @@
 """Held-out data: read once, and divided into rows to search with, to calibrate on and to judge by."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ..fingerprints import fingerprint_of_rows, fingerprints_of_rows
 from ..prediction import batches, check_is_data, split_labels
+from ..pruning.evaluation_data import check_label_range
+from ..uncertainty.ood import ood_groups
 
 
 Batch = dict[str, Tensor]
@@ -68,7 +70,7 @@ def held_out(id_data: Any, ood_data: Any, num_classes: int, batch_size: int, see
     fingerprints = {"id_data": _fingerprint(known)}
     sizes = [min(MOST_SEARCH_ROWS, count // 3), min(MOST_CALIBRATION_ROWS, count // 3)]
     parts = [select(known, rows, batch_size) for rows in divided(count, sizes, seed)]
-    foreign = _groups(ood_data)
+    foreign = ood_groups(ood_data)
     if not foreign:
         return HeldOut(*parts, fingerprints=fingerprints)
     ood, search = {}, []
@@ -156,28 +158,8 @@ def _check_labels(data: list[Batch], num_classes: int) -> None:
             raise ValueError(
                 f"the labels of id_data are {labels.dtype} of shape {tuple(labels.shape)}: pass one class index per row"
             )
-        outside = labels[(labels < 0) | (labels >= num_classes)]
-        if len(outside):
-            raise ValueError(f"id_data has the label {int(outside[0])}: the classes are 0 to {num_classes - 1}")
+        check_label_range(labels, "id_data", num_classes)
 
 
 def _fingerprint(data: list[Batch]) -> str:
     return fingerprint_of_rows([digest for batch in data for digest in fingerprints_of_rows(batch)])
-
-
-def _groups(ood_data: Any) -> dict[str, dict[str, Any]]:
-    """Group -> name -> data, from any of the forms that ood_data comes in."""
-    if ood_data is None:
-        return {}
-    if not isinstance(ood_data, Mapping):
-        return {"OOD": {"ood_data": ood_data}}
-    nested = [isinstance(inner, Mapping) for inner in ood_data.values()]
-    if any(nested) and not all(nested):
-        raise TypeError(
-            'ood_data has data sets beside groups of them: pass {"near": {name: data}, "far": {name: data}}'
-        )
-    groups = dict(ood_data) if any(nested) else {"OOD": dict(ood_data)}
-    for group, sets in groups.items():
-        if not sets:
-            raise ValueError(f"ood_data has no data sets ({group}): pass at least one, or leave it out")
-    return groups

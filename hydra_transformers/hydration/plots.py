@@ -1,12 +1,10 @@
 """Quality against measured time and memory, as a PNG file."""
 
-import io
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..files import write_atomically
-from ..uncertainty.plots import COLOURS, Figure, FigureCanvasAgg
+from ..pictures import COLOURS, Figure, write_png
 from .candidates import DEEP_ENSEMBLE, HYDRA, ONE_MODEL, SOUP, Candidate
 
 
@@ -51,6 +49,4 @@ def draw_candidates(
     panels[0].set_ylabel("quality: mean of accuracy and AUROC (%)" if measured else "quality: accuracy (%)")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, fontsize=9)
-    content = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(content)
-    return [write_atomically(Path(folder) / "quality_against_cost.png", content.getvalue())]
+    return [write_png(figure, Path(folder) / "quality_against_cost.png")]

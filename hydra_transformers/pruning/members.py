@@ -51,8 +51,9 @@ def draw_members(
     There are these ways, told apart by what is passed:
 
     - `circuits`, `budget`: one member per circuit, without its first `budget` heads; with `budget="best"` each without as many
-      as its own circuit scores best without, or with `tolerance=0.01` with as many as cost it at most that much of the score. Of several backbones, circuit i is that
-      of backbone i. Of one backbone, Hydra (Circ) takes three circuits, for the objectives "acc", "ood" and "avg".
+      as its own circuit scores best without, or with `tolerance=0.01` as many as cost it at most that much of the score. Of
+      several backbones, circuit i is that of backbone i. Of one backbone, Hydra (Circ) takes three circuits, for the
+      objectives "acc", "ood" and "avg".
     - `circuit`, `budget`, `out_of`, `num_members`, `seed`: from one circuit of one backbone (B.5), each member loses `budget`
       heads that are sampled from the first `out_of` of its ranking (the paper: 48 out of 100).
     - `dataloader`, `heads_per_layer`, `num_members`, `seed`: Hydra (Taylor), each member pruned with `taylor_prune` on its
@@ -87,13 +88,13 @@ def draw_members(
         budgets = [each.largest_budget(tolerance or 0.0) if budget == "best" else budget for each in circuits]
         head_sets = [each.heads_to_prune(own) for each, own in zip(circuits, budgets, strict=True)]
         for (name, each), own in zip(named.items(), budgets, strict=True):
-            _check_trunk({name: each}, own, trunk_layers)
+            _check_trunk(name, each, own, trunk_layers)
     elif way == "circuit":
         _check_circuits(backbones[:1], {"circuit": circuit})
         head_sets = []
         for place in range(len(backbones)):
             head_sets.append(sample_heads(circuit, budget, out_of, seed + place, taken=head_sets))
-        _check_trunk({"circuit": circuit}, out_of, trunk_layers)
+        _check_trunk("circuit", circuit, out_of, trunk_layers)
     elif way == "dataloader":
         calibration = list(batches(dataloader))
         head_sets = [
@@ -213,15 +214,14 @@ def _check_circuits(backbones: Sequence[PreTrainedModel], circuits: Mapping[str,
             )
 
 
-def _check_trunk(circuits: Mapping[str, Circuit], first: int | None, trunk_layers: int) -> None:
-    """Refuses circuits by whose `first` heads (None: all) members would lose some of the trunk."""
-    for name, each in circuits.items():
-        lost = next((head for head in each.ranking[:first] if tower_and_place(head)[1] < trunk_layers), None)
-        if lost is not None:
-            raise ValueError(
-                f"{name} ranks head {lost}, which is in the first {trunk_layers} layers (trunk_layers): extract it with "
-                f"extract_circuit(..., trunk_layers={trunk_layers})"
-            )
+def _check_trunk(name: str, circuit: Circuit, first: int | None, trunk_layers: int) -> None:
+    """Refuses a circuit by whose `first` heads (None: all) members would lose some of the trunk."""
+    lost = next((head for head in circuit.ranking[:first] if tower_and_place(head)[1] < trunk_layers), None)
+    if lost is not None:
+        raise ValueError(
+            f"{name} ranks head {lost}, which is in the first {trunk_layers} layers (trunk_layers): extract it with "
+            f"extract_circuit(..., trunk_layers={trunk_layers})"
+        )
 
 
 class _Weights:

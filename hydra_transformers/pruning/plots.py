@@ -1,18 +1,11 @@
-"""A circuit as a picture. Drawn without pyplot: no window, no global state, nothing of the caller's figures is touched."""
+"""A circuit as a picture."""
 
-import io
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..files import write_atomically
+from ..pictures import COLOURS, Figure, write_png
 
-
-try:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("plot() needs matplotlib: pip install matplotlib") from error
 
 if TYPE_CHECKING:
     from .circuits import Circuit
@@ -25,15 +18,13 @@ def draw_circuit(circuit: "Circuit", path: str | os.PathLike) -> Path:
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.subplots()
     scores = [circuit.dense_score, *circuit.scores]
-    axes.plot(range(len(scores)), scores, "-o", color="#0072B2", markersize=3)
-    axes.axhline(circuit.dense_score, color="#7F7F7F", linestyle=":", label=f"all heads: {circuit.dense_score:.3f}")
+    axes.plot(range(len(scores)), scores, "-o", color=COLOURS[0], markersize=3)
+    axes.axhline(circuit.dense_score, color=COLOURS[7], linestyle=":", label=f"all heads: {circuit.dense_score:.3f}")
     best = circuit.best_budget
-    axes.plot(best, scores[best], "D", color="#D55E00", label=f"best: {scores[best]:.3f} without {best}")
+    axes.plot(best, scores[best], "D", color=COLOURS[1], label=f"best: {scores[best]:.3f} without {best}")
     if circuit.chance_from is not None:
-        axes.axvspan(circuit.chance_from, len(scores) - 1, color="#7F7F7F", alpha=0.2, label="no better than chance")
+        axes.axvspan(circuit.chance_from, len(scores) - 1, color=COLOURS[7], alpha=0.2, label="no better than chance")
     axes.set(xlabel="heads removed", ylabel=SCORES[circuit.objective])
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    content = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(content)
-    return write_atomically(path, content.getvalue())
+    return write_png(figure, path)

@@ -20,6 +20,7 @@ from .blending import PARTS, difference_cosines, has_equal_heads, moved, weight_
 from .fusion_tables import fusion_tables
 from .fusion_verdict import decide
 from .metrics import exact_mean, expected_calibration_error, ood_metrics
+from .ood import ood_groups
 from .paired import Change, accuracy_change, auroc_change, mean_change
 from .streaming import UncertaintyAccumulator
 
@@ -194,7 +195,7 @@ def fusion_report(
     another kind, may do otherwise.
     """
     hydra = _checked_members(members)
-    groups = _groups(ood_data)
+    groups = ood_groups(ood_data)
     known = _DataSet("data", data, True, batch_size)
     foreign = {
         group: {name: _DataSet(_place(group, name), each, False, batch_size) for name, each in sets.items()}
@@ -266,24 +267,6 @@ def _checked_members(members: Sequence[PreTrainedModel]) -> PreTrainedModel:
         raise ValueError("members has one member: pass two or more, there is nothing to fuse")
     check_chooses_one_class(hydra, "members")  # whose problem type is settled where a backbone's is left open
     return hydra
-
-
-def _groups(ood_data: Any) -> dict[str, dict[str, Any]]:
-    """Group -> name -> data, from any of the forms that `fusion_report` takes."""
-    if ood_data is None:
-        return {}
-    if not isinstance(ood_data, Mapping):
-        return {"OOD": {"ood_data": ood_data}}
-    nested = [isinstance(inner, Mapping) for inner in ood_data.values()]
-    if any(nested) and not all(nested):
-        raise TypeError(
-            'ood_data has data sets beside groups of them: pass {"near": {name: data}, "far": {name: data}}'
-        )
-    groups = dict(ood_data) if any(nested) else {"OOD": dict(ood_data)}
-    for group, sets in groups.items():
-        if not sets:
-            raise ValueError(f"ood_data has no data sets ({group}): pass at least one, or leave it out")
-    return groups
 
 
 class _DataSet:

@@ -1,5 +1,6 @@
 """Scores that tell inputs unlike the training data from those like it."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -69,3 +70,21 @@ def score_of(member_logits: Tensor, parts: Decomposition, method: str) -> Tensor
     if method == "msp":
         return 1 - parts.confidence
     return getattr(parts, PARTS[method]) if method in PARTS else detection.score(method, widened(member_logits))
+
+
+def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:
+    """Group -> name -> data, from one data set, data sets by name, or groups of these."""
+    if ood_data is None:
+        return {}
+    if not isinstance(ood_data, Mapping):
+        return {"OOD": {"ood_data": ood_data}}
+    nested = [isinstance(inner, Mapping) for inner in ood_data.values()]
+    if any(nested) and not all(nested):
+        raise TypeError(
+            'ood_data has data sets beside groups of them: pass {"near": {name: data}, "far": {name: data}}'
+        )
+    groups = dict(ood_data) if any(nested) else {"OOD": dict(ood_data)}
+    for group, sets in groups.items():
+        if not sets:
+            raise ValueError(f"ood_data has no data sets ({group}): pass at least one, or leave it out")
+    return groups

@@ -1,20 +1,13 @@
-"""A report as PNG files. Drawn without pyplot: no window, no global state, nothing of the caller's figures is touched."""
+"""A report as PNG files."""
 
-import io
 import itertools
 import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import write_atomically
+from ..pictures import COLOURS, Figure, write_png
 
-
-try:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError("plot() needs matplotlib: pip install matplotlib") from error
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,8 +15,7 @@ if TYPE_CHECKING:
     from .fusion_report import FusionReport
     from .report import ModelResult, UncertaintyReport
 
-# Okabe and Ito's colours, told apart by colour-blind readers too; line styles repeat the distinction in grey.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+# They repeat in grey what colours tell apart.
 LINE_STYLES = ("-", "--", "-.", ":")
 ID_COLOUR = "#BBBBBB"
 PANELS_PER_ROW = 3
@@ -48,19 +40,13 @@ def draw_report(report: "UncertaintyReport", folder: str | os.PathLike) -> list[
     if any(result.ood for result in report.models.values()):
         figures["score_histograms"] = _score_histograms(report)
         figures["roc"] = _roc(report)
-    return [write_atomically(Path(folder) / f"{name}.png", _png(figure)) for name, figure in figures.items()]
+    return [write_png(figure, Path(folder) / f"{name}.png") for name, figure in figures.items()]
 
 
 def draw_fusion_report(report: "FusionReport", folder: str | os.PathLike) -> list[Path]:
     """Write the plots of a fusion report, and return their paths."""
     figures = {"way_to_the_mean": _way_to_the_mean(report), "cost_of_sharing": _cost_of_sharing(report)}
-    return [write_atomically(Path(folder) / f"{name}.png", _png(figure)) for name, figure in figures.items()]
-
-
-def _png(figure: Figure) -> bytes:
-    content = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(content)
-    return content.getvalue()
+    return [write_png(figure, Path(folder) / f"{name}.png") for name, figure in figures.items()]
 
 
 def _grid(models: int, width: float = 4.6, height: float = 4.2, **shared: Any) -> tuple[Figure, list["Axes"], int]:

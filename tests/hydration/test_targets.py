@@ -170,7 +170,7 @@ def test_rows_of_batches_of_different_lengths_stay_in_batches_of_one_length():
         (rows(70), {"near": rows(9), "far": {"x": rows(9)}}, "data sets beside groups"),
         (rows(70), {"near": {}}, "no data sets"),
         (rows(70), {"x": rows(3)}, r"ood_data\['x'\] has 3 rows"),
-        ([row | {"labels": 4} for row in rows(70)], None, "has the label 4: the classes are 0 to 2"),
+        ([row | {"labels": 4} for row in rows(70)], None, "has the label 4: the model's classes are 0 to 2"),
         ({"pixel_values": torch.zeros(3)}, None, "id_data is a dict"),
     ],
 )
