@@ -77,6 +77,8 @@ def prepare(
 
         >>> data = prepare(load_dataset("glue", "mrpc", split="validation"), tokenizer, text=("sentence1", "sentence2"))
     """
+    if not callable(processor):
+        raise TypeError(f"processor is a {type(processor).__name__}: pass the model's tokenizer or image processor")
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, (Mapping, str)):
         raise TypeError(f"data is a {type(data).__name__}: pass a Dataset or a list of dict rows")
     if len(data) == 0:

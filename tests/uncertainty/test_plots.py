@@ -90,7 +90,8 @@ def test_plotting_leaves_pyplot_alone(tmp_path):
 
 def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch):
     results = report(ood=False)
-    monkeypatch.delitem(sys.modules, "hydra_transformers.uncertainty.plots", raising=False)
+    for name in ("hydra_transformers.uncertainty.plots", "hydra_transformers.pictures"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"plot\(\) needs matplotlib: pip install matplotlib"):
         results.plot(tmp_path)
