@@ -33,11 +33,20 @@ def is_watched() -> bool:
 
 
 def quickly_launched_attention() -> Callable | None:
-    """The attention kernel that takes least time to launch, which is not the one that torch would choose; its arguments
-    are (query, key, value, mask, wants_logsumexp, dropout, is_causal, scale=...), its first result the output.
+    """The attention kernel that takes least time to launch, which is not the one that torch would choose: (query, key, value,
+    is_causal, scaling) -> output, (rows, tokens, heads, head_dim) each.
 
     None where the user has switched it off (`torch.nn.attention.sdpa_kernel`), or where it is not NVIDIA's.
     """
     if torch.version.hip is not None or not torch.backends.cuda.mem_efficient_sdp_enabled():
         return None
-    return getattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", None)
+    return None if EFFICIENT_ATTENTION is None else efficient_attention
+
+
+EFFICIENT_ATTENTION = getattr(getattr(torch.ops.aten, "_efficient_attention_forward", None), "default", None)
+
+
+def efficient_attention(query, key, value, is_causal: bool, scaling: float) -> torch.Tensor:
+    # No bias, one length for all, no dropout; a causal mask is number 1; no log-sum-exp.
+    given = (None, None, None, None, None, 0.0, int(is_causal), False)
+    return EFFICIENT_ATTENTION(query, key, value, *given, scale=scaling)[0]

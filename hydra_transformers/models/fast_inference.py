@@ -4,7 +4,8 @@ without a call of any module.
 At small batches calling modules and launching kernels takes longer than computing, and at large ones passes over the
 memory do. The fast way therefore
 
-- adds the output projection onto the residual sum where that lies, without a pass of its own;
+- adds what a branch ends in onto the residual sum where that lies, without a pass of its own, and of large batches runs
+  the MLP of one member after the other, which needs the memory of one;
 - where launches decide, runs in inference mode, which takes a tenth off every call, and copies only the result out of it;
 - runs members that keep different numbers of heads side by side all the same: on a GPU, unless rows are many, heads of
   zeros fill up those that keep fewer. Otherwise one member runs after the other, which copies nothing between them;
@@ -27,16 +28,22 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from .attention import HydraAttention, has_rows, mask_of_first_token, split_heads
+from .attention import HydraAttention, has_rows, mask_of_first_token
 from .compat import has_global_hooks, is_exporting, is_watched, quickly_launched_attention
-from .fast_kernels import activate, add_and_layer_norm, layer_norm
-from .grouped import GroupedLinear, GroupedOutput, are_few, grouped_product
+from .fast_kernels import activate, add_and_layer_norm, is_worth_a_kernel, layer_norm
+from .grouped import GroupedLinear, GroupedOutput, are_few
 from .layer import HydraLayer, HydraMLP
 
 
 # From this many rows per member on, a GPU is busy for longer with heads of zeros than it takes to launch kernels for one
 # member after the other.
 ROWS_TO_FILL_UP = {torch.float16: 8192, torch.bfloat16: 8192, torch.float32: 2048}
+
+# From this many rows per member on, a GPU is busy for long enough to be given the members one after the other.
+ROWS_FOR_ONE_MEMBER_AFTER_THE_OTHER = 16384
+
+# Where launches take longest, the weights of this many layers are filled up at once.
+LAYERS_TO_FILL_UP = 4
 
 # What callers pass on to layers that these have no use for.
 WITHOUT_EFFECT = {"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict", "use_cache"}
@@ -91,12 +98,13 @@ def can_run_fast(
 class FastLayer(NamedTuple):
     """What a layer computes with.
 
-    qkv, o: where members have one width (members, 3 * width, hidden) and (members, 1, 3 * width), and (members, width,
-        hidden) and (members, 1, hidden); otherwise packed, as the modules have them
+    qkv, o: where members have one width (members, hidden, 3 * width) and (members, 1, 3 * width), and (members, width,
+        hidden) and (members, hidden); otherwise packed, as the modules have them
     """
 
     attention: HydraAttention
     widths: tuple[int, ...]
+    is_uniform: bool
     qkv: WeightAndBias
     o: WeightAndBias
     fc1: WeightAndBias
@@ -106,14 +114,10 @@ class FastLayer(NamedTuple):
     attention_norm: nn.LayerNorm
     mlp_norm: nn.LayerNorm
 
-    @property
-    def is_uniform(self) -> bool:
-        return len(set(self.widths)) == 1
-
 
 def fast_layer(layer: nn.Module) -> FastLayer | None:
     """The parts of a layer, if it is made of them and nothing else."""
-    if not is_plain(layer, (HydraLayer, PARTS)):
+    if not is_plain(layer, LAYER):
         return None
     # The modules' own dictionaries: attribute access on modules takes a search through three of them each time.
     parts = layer._modules
@@ -128,10 +132,10 @@ def fast_layer(layer: nn.Module) -> FastLayer | None:
     widths = tuple(o.widths)
     if None in parameters or not any(widths):
         return None
-    maps = parameters[:4]
-    if len(set(widths)) == 1:
-        maps[:2] = [side_by_side(*each, len(widths)) for each in maps[:2]]
-    return FastLayer(attention, widths, *maps, activation, mlp.has_gate, *norms)
+    maps, is_uniform = parameters[:4], len(set(widths)) == 1
+    if is_uniform:
+        maps[:2] = side_by_side(*maps[:2], len(widths))
+    return FastLayer(attention, widths, is_uniform, *maps, activation, mlp.has_gate, *norms)
 
 
 # What a layer is made of: (class, children), where an activation may be of any class and `dropout` may be missing.
@@ -139,6 +143,7 @@ NORM, LINEAR = (nn.LayerNorm, {}), (nn.Linear, {})
 ATTENTION = (HydraAttention, {"qkv_proj": (GroupedLinear, {}), "o_proj": (GroupedOutput, {})})
 MLP = (HydraMLP, {"fc1": LINEAR, "activation_fn": (None, {}), "fc2": LINEAR})
 PARTS = {"attention_norm": NORM, "attention": ATTENTION, "mlp_norm": NORM, "mlp": MLP, "dropout": (nn.Dropout, {})}
+LAYER = (HydraLayer, PARTS)
 # What an instance may have been given in place of its class's methods, or in front of them.
 OWN_METHODS = frozenset({"forward", "heads", "complete", "__call__", "_compiled_call_impl", "_is_replica"})
 
@@ -153,11 +158,12 @@ def is_plain(module: nn.Module, kind: tuple[type | None, dict[str, Any]]) -> boo
     if state["_forward_hooks"] or state["_forward_pre_hooks"] or not OWN_METHODS.isdisjoint(state):
         return False
     children = state["_modules"]
-    if not children and not known:
-        return True
-    if children.keys() != known.keys() and children.keys() != known.keys() - {"dropout"}:
+    if len(children) != len(known) and children.keys() != known.keys() - {"dropout"}:
         return False
-    return all(is_plain(child, known[name]) for name, child in children.items())
+    for name, child in children.items():  # noqa: SIM110 - a generator takes longer, for every part of every layer and call
+        if name not in known or not is_plain(child, known[name]):
+            return False
+    return True
 
 
 def weight_and_bias(module: nn.Module) -> WeightAndBias | None:
@@ -170,9 +176,12 @@ def weight_and_bias(module: nn.Module) -> WeightAndBias | None:
     return (weight, bias) if bias is None or bias.__class__ is nn.Parameter else None
 
 
-def side_by_side(weight: torch.Tensor, bias: torch.Tensor | None, members: int) -> WeightAndBias:
+def side_by_side(qkv: WeightAndBias, o: WeightAndBias, members: int) -> tuple[WeightAndBias, WeightAndBias]:
     """Packed parameters of members of one width, with an axis for the members."""
-    return weight.view(members, -1, weight.shape[1]), None if bias is None else bias.view(members, 1, -1)
+    (weight, bias), (output_weight, output_bias) = qkv, o
+    weight = weight.view(members, -1, weight.shape[1]).transpose(1, 2)
+    bias = None if bias is None else bias.view(members, 1, -1)
+    return (weight, bias), (output_weight.view(members, -1, output_weight.shape[1]), output_bias)
 
 
 # The loop
@@ -185,8 +194,9 @@ class Batch(NamedTuple):
     tokens: int
     mask: torch.Tensor | None  # (members * batch, ...), what `encoder_mask` or `members_mask` returns
     is_causal: bool
-    has_few_rows: bool
+    has_few_rows: bool  # so that one product for all members is better than one for each
     is_launch_bound: bool
+    is_large: bool = False  # so that elementwise work should be one pass
     first_token_only: bool = False  # let only the first token ask
 
 
@@ -196,26 +206,34 @@ def _run_fast(
     _, size, tokens, hidden = hidden_states.shape
     states = hidden_states.view(-1, size * tokens, hidden)
     few, is_causal = are_few(size * tokens), kwargs.get("is_causal") or False
-    batch = Batch(size, tokens, attention_mask, is_causal, few, few and launches_take_longest(states))
+    batch = Batch(
+        size, tokens, attention_mask, is_causal, few or has_few(states), few and launches_take_longest(states)
+    )
     parts = [fast_layer(layer) for layer in layers]
     # A layer that is called may keep what it is given: that has to be of the caller's mode.
     in_inference_mode = batch.is_launch_bound and None not in parts and not torch.is_inference_mode_enabled()
     with torch.inference_mode() if in_inference_mode else nullcontext():
-        biases = filled_up_biases(parts) if zeros_cost_little(states) else {}
-        for index, (layer, part) in enumerate(zip(layers, parts, strict=True)):
-            only_first = first_token_only and index == len(layers) - 1
+        if zeros_cost_little(states):
+            parts = FilledUp(parts, LAYERS_TO_FILL_UP if batch.is_launch_bound else 1)
+        for index, layer in enumerate(layers):
+            part, only_first = parts[index], first_token_only and index == len(layers) - 1
             if part is None:
                 states = states.view(-1, batch.size, batch.tokens, hidden)
                 states = layer(states, attention_mask, only_first, **kwargs)
                 batch = batch._replace(size=states.shape[1], tokens=states.shape[2])
                 states = states.flatten(1, 2)
                 continue
-            batch = batch._replace(first_token_only=only_first)
-            run = norm_first_layer if layer.norm_first else norm_last_layer
-            # What is filled up is made when it is needed, and gone before the next is made.
-            states = run(filled_up(part, biases[index]) if index in biases else part, states, batch)
+            is_large = is_worth_a_kernel(states, len(part.widths) * states.shape[1] * hidden)
+            if (is_large, only_first) != (batch.is_large, batch.first_token_only):
+                batch = batch._replace(is_large=is_large, first_token_only=only_first)
+            states = (norm_first_layer if layer.norm_first else norm_last_layer)(part, states, batch)
     states = states.clone() if in_inference_mode else states
     return states.view(states.shape[0], batch.size, -1, hidden)
+
+
+def has_few(states: torch.Tensor) -> bool:
+    """Whether a GPU is better given all members at once."""
+    return states.is_cuda and states.shape[1] < ROWS_FOR_ONE_MEMBER_AFTER_THE_OTHER
 
 
 def launches_take_longest(states: torch.Tensor) -> bool:
@@ -233,50 +251,37 @@ def zeros_cost_little(states: torch.Tensor) -> bool:
 
 def norm_first_layer(layer: FastLayer, states: torch.Tensor, batch: Batch) -> torch.Tensor:
     """(members or 1, rows, hidden) -> (members, rows or batch, hidden); equations 4 to 7."""
-    normed = _norm(layer.attention_norm, states, batch)
-    total, normed = _attend_add_norm(layer, layer.mlp_norm, normed, states, batch)
-    return _mlp(layer, normed, batch).add_(total)
+    heads = _attend(layer, _norm(layer.attention_norm, states, batch), batch)
+    total, normed = _project_add_norm(layer, layer.mlp_norm, heads, states, batch, after=layer.fc2[1])
+    return _add_mlp(layer, total, normed, batch)
 
 
 def norm_last_layer(layer: FastLayer, states: torch.Tensor, batch: Batch) -> torch.Tensor:
     """(members or 1, rows, hidden) -> (members, rows or batch, hidden); LayerNorms behind the sums."""
-    _, states = _attend_add_norm(layer, layer.attention_norm, states, states, batch)
-    return _add_norm(layer.mlp_norm, states, _mlp(layer, states, batch), batch)[1]
+    heads = _attend(layer, states, batch)
+    _, states = _project_add_norm(layer, layer.attention_norm, heads, states, batch)
+    return _norm(layer.mlp_norm, _add_mlp(layer, states, states, batch), batch, layer.fc2[1])
 
 
-def _attend_add_norm(
-    layer: FastLayer, norm: nn.LayerNorm, states: torch.Tensor, residual: torch.Tensor, batch: Batch
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`total = residual + attention(states)` and `norm(total)`: twice (members, rows or batch, hidden)."""
-    if batch.first_token_only:
-        residual = _first_tokens(residual, batch)
-    if states.shape[0] < len(layer.widths):
-        states = states.expand(len(layer.widths), -1, -1)
-    if not layer.is_uniform:
-        return _add_norm(norm, residual, _one_member_after_the_other(layer, states, batch), batch)
-    heads, (weight, bias) = _heads(layer.attention, *layer.qkv, states, batch), layer.o
-    if not batch.has_few_rows:
-        return _add_norm(norm, residual, _product(heads, weight, bias), batch)
-    total = (residual + bias).baddbmm_(heads, weight)
-    return total, _norm(norm, total, batch)
+Heads = torch.Tensor | list[torch.Tensor | None]
 
 
-def _one_member_after_the_other(layer: FastLayer, states: torch.Tensor, batch: Batch) -> torch.Tensor:
-    """The attention of members that keep different numbers of heads: (members, rows, hidden) -> (members, rows or batch,
-    hidden)"""
-    members, rows, hidden = states.shape
-    (weight, bias), (output_weight, output_biases) = layer.qkv, layer.o
-    joint_widths = [3 * width for width in layer.widths]
-    weights, output_weights = weight.split(joint_widths), output_weight.split(layer.widths)
-    biases = [None] * members if bias is None else bias.view(1, 1, -1).split(joint_widths, dim=2)
-    output = states.new_empty(members, batch.size if batch.first_token_only else rows, hidden)
-    for m, output_bias in enumerate(output_biases):
-        if layer.widths[m] == 0:
-            output[m] = output_bias
-            continue
-        heads = _heads(layer.attention, weights[m].unsqueeze(0), biases[m], states[m : m + 1], batch)
-        torch.addmm(output_bias, heads[0], output_weights[m], out=output[m])
-    return output
+def _attend(layer: FastLayer, states: torch.Tensor, batch: Batch) -> Heads:
+    """What the heads give: (members or 1, rows, hidden) -> (members, rows or batch, width), or where widths differ a (1, rows
+    or batch, width) for each member, None without a head."""
+    members = len(layer.widths)
+    if states.shape[0] < members:
+        states = states.expand(members, -1, -1)
+    if layer.is_uniform:
+        return _heads(layer.attention, *layer.qkv, states, batch)
+    weight, bias = layer.qkv
+    widths = [3 * width for width in layer.widths]
+    weights = weight.t().unsqueeze(0).split(widths, dim=2)
+    biases = [None] * members if bias is None else bias.view(1, 1, -1).split(widths, dim=2)
+    return [
+        _heads(layer.attention, weights[m], biases[m], states[m : m + 1], batch) if width else None
+        for m, width in enumerate(widths)
+    ]
 
 
 def _heads(
@@ -285,47 +290,99 @@ def _heads(
     """What the heads of members with equally many of them give: (members, rows, hidden) -> (members, rows or batch,
     width)
 
-    weight, bias: of q, k and v together, (members, 3 * width, hidden) and (members, 1, 3 * width)
+    weight, bias: of q, k and v together, (members, hidden, 3 * width) and (members, 1, 3 * width)
     """
-    members, mask, tokens = states.shape[0], batch.mask, batch.tokens
-    weight = weight.transpose(1, 2)
-
-    def split(projected: torch.Tensor, tokens: int, projections: int) -> tuple[torch.Tensor, ...]:
-        return split_heads(projected.view(members * batch.size, tokens, -1), projections, attention.head_dim)
-
+    members, mask, tokens, rows = states.shape[0], batch.mask, batch.tokens, states.shape[0] * batch.size
     if batch.first_token_only and not batch.is_launch_bound:
         q, kv = slice(weight.shape[2] // 3), slice(weight.shape[2] // 3, None)
-        query = _product(_first_tokens(states, batch), weight[..., q], None if bias is None else bias[..., q])
-        joint = _product(states, weight[..., kv], None if bias is None else bias[..., kv])
-        query, key, value = *split(query, 1, 1), *split(joint, tokens, 2)
+        query = _product(_first_tokens(states, batch), weight[..., q], None if bias is None else bias[..., q], batch)
+        joint = _product(states, weight[..., kv], None if bias is None else bias[..., kv], batch)
+        query = query.view(rows, 1, -1, attention.head_dim)
+        key, value = joint.view(rows, tokens, 2, -1, attention.head_dim).unbind(2)
     else:
-        query, key, value = split(_product(states, weight, bias), tokens, 3)
+        joint = _product(states, weight, bias, batch)
+        query, key, value = joint.view(rows, tokens, 3, -1, attention.head_dim).unbind(2)
     if mask is not None:
-        mask = mask[: members * batch.size]
+        mask = mask[:rows]
     if batch.first_token_only:
-        query, mask, tokens = query[:, :, :1], mask_of_first_token(mask), 1
-    output = _attend(query, key, value, mask, attention.scaling, batch)
-    return output.transpose(1, 2).reshape(members, batch.size * tokens, -1)
+        query, mask, tokens = query[:, :1], mask_of_first_token(mask), 1
+    is_causal = batch.is_causal and mask is None and tokens > 1
+    output = _scaled_dot_product(query, key, value, mask, is_causal, attention.scaling, batch)
+    return output.reshape(members, batch.size * tokens, -1)
 
 
-def _attend(query, key, value, mask, scaling: float, batch: Batch) -> torch.Tensor:
-    """(rows, heads, tokens, head_dim) each -> (rows, heads, query tokens, head_dim)"""
-    is_causal = batch.is_causal and mask is None and query.shape[2] > 1
+def _scaled_dot_product(query, key, value, mask, is_causal: bool, scaling: float, batch: Batch) -> torch.Tensor:
+    """(rows, tokens, heads, head_dim) each -> (rows, query tokens, heads, head_dim)"""
     quick = quickly_launched_attention() if batch.is_launch_bound and query.is_cuda and mask is None else None
     if quick is not None and query.shape[3] % 8 == 0:
-        return quick(query, key, value, None, False, 0.0, is_causal, scale=scaling)[0]
-    return scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, is_causal=is_causal)
+        return quick(query, key, value, is_causal, scaling)
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    output = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, is_causal=is_causal)
+    return output.transpose(1, 2)
 
 
-def _product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, batch: Batch) -> torch.Tensor:
     """`grouped_product`, written where it belongs: (members, rows, in) -> (members, rows, out)"""
     members, rows, _ = inputs.shape
-    if members == 1 or bias is None or are_few(rows):
-        return grouped_product(inputs, weight, bias)
+    if members == 1:
+        return linear(inputs, weight[0].t(), None if bias is None else bias.reshape(-1))
+    if bias is None:
+        return torch.bmm(inputs, weight)
+    if batch.has_few_rows:
+        return torch.baddbmm(bias, inputs, weight)
     products = inputs.new_empty(members, rows, weight.shape[-1])
-    for m in range(members):
-        torch.addmm(bias[m, 0], inputs[m], weight[m], out=products[m])
+    for own_bias, own_inputs, own_weight, product in zip(bias, inputs, weight, products, strict=True):
+        torch.addmm(own_bias[0], own_inputs, own_weight, out=product)
     return products
+
+
+def _project_add_norm(
+    layer: FastLayer,
+    norm: nn.LayerNorm,
+    heads: Heads,
+    residual: torch.Tensor,
+    batch: Batch,
+    after: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output projection and the sum: returns `total + after` and `norm(total)`, (members, rows or batch, hidden) each.
+
+    residual: (members or 1, rows, hidden); after: (hidden,)
+    """
+    if batch.first_token_only:
+        residual = _first_tokens(residual, batch)
+    weight, bias = layer.o
+    if layer.is_uniform and batch.is_large:
+        return add_and_layer_norm(norm, residual, torch.bmm(heads, weight), before=bias, after=after)
+    total = residual + bias.unsqueeze(1)
+    if layer.is_uniform and batch.has_few_rows:
+        total.baddbmm_(heads, weight)
+    else:
+        weights = weight if layer.is_uniform else weight.split(layer.widths)
+        for own_total, own_heads, own_weight in zip(total, heads, weights, strict=True):
+            if own_heads is not None:
+                own_total.addmm_(own_heads.view(-1, own_weight.shape[0]), own_weight)
+    normed = _norm(norm, total, batch)
+    return total if after is None else total.add_(after), normed
+
+
+def _add_mlp(layer: FastLayer, total: torch.Tensor, states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """`total + MLP(states)` but for the last bias, written over `total`: (members, rows, hidden) each."""
+    hidden, weight = total.shape[2], layer.fc2[0].t()
+    if batch.has_few_rows or batch.first_token_only:
+        total.view(-1, hidden).addmm_(_inner(layer, states.view(-1, hidden), batch), weight)
+        return total
+    for own_total, own_states in zip(total, states, strict=True):
+        own_total.addmm_(_inner(layer, own_states, batch), weight)
+    return total
+
+
+def _inner(layer: FastLayer, states: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The MLP before its last map: (rows, hidden) -> (rows, inner)"""
+    inner = linear(states, *layer.fc1)
+    if layer.has_gate:
+        gate, inner = inner.chunk(2, dim=-1)
+        return layer.activation.forward(gate) * inner
+    return layer.activation.forward(inner) if batch.is_launch_bound else activate(layer.activation, inner)
 
 
 def _first_tokens(states: torch.Tensor, batch: Batch) -> torch.Tensor:
@@ -333,55 +390,65 @@ def _first_tokens(states: torch.Tensor, batch: Batch) -> torch.Tensor:
     return states.view(-1, batch.size, batch.tokens, states.shape[-1])[:, :, 0]
 
 
-def _mlp(layer: FastLayer, states: torch.Tensor, batch: Batch) -> torch.Tensor:
-    inner = linear(states, *layer.fc1)
-    if layer.has_gate:
-        gate, inner = inner.chunk(2, dim=-1)
-        return linear(layer.activation.forward(gate) * inner, *layer.fc2)
-    inner = layer.activation.forward(inner) if batch.is_launch_bound else activate(layer.activation, inner)
-    return linear(inner, *layer.fc2)
-
-
-def _norm(norm: nn.LayerNorm, states: torch.Tensor, batch: Batch) -> torch.Tensor:
-    if not batch.is_launch_bound:
-        return layer_norm(norm, states)
+def _norm(norm: nn.LayerNorm, states: torch.Tensor, batch: Batch, before: torch.Tensor | None = None) -> torch.Tensor:
+    """`norm(states + before)`; `states` may be overwritten where there is a `before`, (hidden,)"""
+    if batch.is_large:
+        return layer_norm(norm, states, before)
+    states = states if before is None else states.add_(before)
     parameters = norm._parameters
     return torch.layer_norm(states, norm.normalized_shape, parameters["weight"], parameters["bias"], norm.eps)
-
-
-def _add_norm(
-    norm: nn.LayerNorm, residual: torch.Tensor, branch: torch.Tensor, batch: Batch
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """`total = residual + branch` and `norm(total)`"""
-    if not batch.has_few_rows:
-        return add_and_layer_norm(norm, residual, branch)
-    total = branch.add_(residual)
-    return total, _norm(norm, total, batch)
 
 
 # Members of different widths, filled up with heads of zeros to the widest
 
 
-def filled_up(layer: FastLayer, bias: torch.Tensor | None) -> FastLayer:
-    """A layer whose members have one width, with this bias of q, k and v."""
-    (qkv, _), (o, output_bias), members, widest = layer.qkv, layer.o, len(layer.widths), max(layer.widths)
-    stacked = torch.cat((qkv, o, _zeros(qkv.shape[1], qkv.dtype, qkv.device)))
-    rows = _filled_up_rows((layer.widths,), True, qkv.device)
-    qkv, o = stacked.index_select(0, rows).view(members, 4 * widest, -1).split((3 * widest, widest), dim=1)
-    return layer._replace(widths=(widest,) * members, qkv=(qkv, bias), o=(o, output_bias.unsqueeze(1)))
+class FilledUp:
+    """Layers by number, those whose members have different widths filled up: `at_once` of them when the first of these is
+    asked for, gone before the next are made."""
+
+    def __init__(self, layers: Sequence[FastLayer | None], at_once: int):
+        self.layers, self.at_once, self.made = layers, at_once, {}
+        self.ragged = [number for number, layer in enumerate(layers) if layer is not None and not layer.is_uniform]
+        self.biases = dict(zip(self.ragged, filled_up_biases([layers[n] for n in self.ragged]), strict=True))
+
+    def __getitem__(self, number: int) -> FastLayer | None:
+        if number not in self.biases:
+            return self.layers[number]
+        if number not in self.made:
+            self.made = {}
+            first = self.ragged.index(number)
+            numbers = self.ragged[first : first + self.at_once]
+            filled = filled_up([self.layers[n] for n in numbers], [self.biases[n] for n in numbers])
+            self.made = dict(zip(numbers, filled, strict=True))
+        return self.made.pop(number)
 
 
-def filled_up_biases(layers: Sequence[FastLayer | None]) -> dict[int, torch.Tensor | None]:
-    """By number of each layer that needs it, its bias of q, k and v, (members, 1, 3 * widest); of all layers at once."""
-    ragged = {index: layer for index, layer in enumerate(layers) if layer is not None and not layer.is_uniform}
-    biases = [layer.qkv[1] for layer in ragged.values()]
+def filled_up(layers: Sequence[FastLayer], biases: Sequence[torch.Tensor | None]) -> list[FastLayer]:
+    """Layers whose members have one width, with these biases of q, k and v."""
+    like, widths = layers[0].qkv[0], tuple(layer.widths for layer in layers)
+    weights = [weight for layer in layers for weight in (layer.qkv[0], layer.o[0])]
+    stacked = torch.cat([*weights, _zeros(like.shape[1], like.dtype, like.device)])
+    stacked = stacked.index_select(0, _filled_up_rows(widths, True, like.device))
+    filled = []
+    parts = stacked.split([4 * len(own) * max(own) for own in widths])
+    for layer, own, part, bias in zip(layers, widths, parts, biases, strict=True):
+        widest, members = max(own), len(own)
+        qkv, o = part.view(members, 4 * widest, -1).split((3 * widest, widest), dim=1)
+        qkv, o = (qkv.transpose(1, 2), bias), (o, layer.o[1])
+        filled.append(layer._replace(widths=(widest,) * members, is_uniform=True, qkv=qkv, o=o))
+    return filled
+
+
+def filled_up_biases(layers: Sequence[FastLayer]) -> list[torch.Tensor | None]:
+    """The bias of q, k and v, (members, 1, 3 * widest), of each layer; of all at once."""
+    biases = [layer.qkv[1] for layer in layers]
     if not biases or biases[0] is None:
-        return dict.fromkeys(ragged)
-    widths, like = tuple(layer.widths for layer in ragged.values()), biases[0]
+        return biases
+    widths, like = tuple(layer.widths for layer in layers), biases[0]
     stacked = torch.cat([*biases, _zeros(1, like.dtype, like.device)[0]])
     filled = stacked.index_select(0, _filled_up_rows(widths, False, like.device))
     filled = filled.split([3 * len(own) * max(own) for own in widths])
-    return {index: bias.view(len(own), 1, -1) for index, own, bias in zip(ragged, widths, filled, strict=True)}
+    return [bias.view(len(own), 1, -1) for own, bias in zip(widths, filled, strict=True)]
 
 
 @lru_cache(maxsize=128)

@@ -131,8 +131,10 @@ def test_modules_among_fast_inference_are_given_what_the_caller_may_keep(launch_
 
 
 @torch.no_grad()
-def test_filled_up_weights_are_gone_when_the_next_are_made(launch_bound, monkeypatch):
+@pytest.mark.parametrize("at_once, blocks", [(1, 2), (4, 1)])
+def test_filled_up_weights_are_gone_when_the_next_are_made(at_once, blocks, launch_bound, monkeypatch):
     hydra, made, join = VIT.fused(), [], torch.Tensor.index_select
+    monkeypatch.setattr(fast_inference, "LAYERS_TO_FILL_UP", at_once)
 
     def joined(tensor, *args):
         block = join(tensor, *args)
@@ -143,7 +145,7 @@ def test_filled_up_weights_are_gone_when_the_next_are_made(launch_bound, monkeyp
 
     monkeypatch.setattr(torch.Tensor, "index_select", joined)
     hydra(**VIT.inputs())
-    assert len(made) == 2  # the layer between has no heads
+    assert len(made) == blocks  # of two layers: the one between has no heads
 
 
 @torch.no_grad()

@@ -1,5 +1,7 @@
 """The one-pass kernels give what the plain modules give; on a machine without CUDA they are the plain modules."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -24,7 +26,7 @@ def every_size_is_worth_a_kernel(monkeypatch):
 
 
 def states(device, dtype, columns=768):
-    return torch.randn(3, 2, 5, columns, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    return torch.randn(3, 10, columns, generator=torch.Generator().manual_seed(0)).to(device, dtype)
 
 
 @torch.no_grad()
@@ -36,13 +38,18 @@ def test_layer_norms_equal_the_modules(device, dtype, tolerance, columns):
     norm.weight.normal_()
     norm.bias.normal_()
     x, branch = states(device, dtype, columns), states(device, dtype, columns).flip(0)
-    torch.testing.assert_close(kernels.layer_norm(norm, x), norm(x), atol=tolerance, rtol=tolerance)
-    total, normed = kernels.add_and_layer_norm(norm, x, branch)
-    torch.testing.assert_close(total, x + branch)
-    torch.testing.assert_close(normed, norm(x + branch), atol=tolerance, rtol=tolerance)
-    total, normed = kernels.add_and_layer_norm(norm, x[:1], branch)  # states that are still the same for all members
-    torch.testing.assert_close(total, x[:1] + branch)
-    torch.testing.assert_close(normed, norm(total), atol=tolerance, rtol=tolerance)
+    before, after = (1 + torch.rand(3, columns)).to(x), torch.rand(columns).to(x)
+    close = partial(torch.testing.assert_close, atol=tolerance, rtol=tolerance)
+    close(kernels.layer_norm(norm, x), norm(x))
+    close(kernels.layer_norm(norm, x, after), norm(x + after))
+    for residual in (x, x[:1]):  # or states that are still the same for all members
+        total, normed = kernels.add_and_layer_norm(norm, residual, branch.clone())
+        torch.testing.assert_close(total, residual + branch)
+        close(normed, norm(residual + branch))
+        total, normed = kernels.add_and_layer_norm(norm, residual, branch.clone(), before, after)
+        expected = residual + branch + before.unsqueeze(1)
+        close(total, expected + after)
+        close(normed, norm(expected))
 
 
 @torch.no_grad()
@@ -53,6 +60,16 @@ def test_activations_equal_the_modules(device, dtype, tolerance, name):
     x = states(device, dtype)
     expected = ACT2FN[name](x.clone())
     torch.testing.assert_close(kernels.activate(ACT2FN[name], x), expected, atol=tolerance, rtol=tolerance)
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gelu_of_16_bit_numbers_is_as_close_to_gelu_as_their_rounding():
+    x = torch.linspace(-12, 12, 100_001, device="cuda")
+    for dtype, rounding in ((torch.bfloat16, 2**-8), (torch.float16, 2**-11)):
+        exact = nn.functional.gelu(x.to(dtype).double())
+        error = (kernels.activate(ACT2FN["gelu"], x.to(dtype)).double() - exact).abs()
+        assert (error <= rounding * exact.abs() + 1.5e-6).all()
 
 
 @pytest.mark.parametrize("device", DEVICES)
