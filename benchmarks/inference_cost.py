@@ -39,6 +39,7 @@ from transformers import (
     ViTConfig,
     ViTForImageClassification,
 )
+from transformers.models.vit import modeling_vit
 
 from hydra_transformers import HydraBertForSequenceClassification, HydraCLIPModel, HydraViTForImageClassification
 from provenance import where_it_ran
@@ -371,6 +372,11 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", default=["eager"], choices=["eager", "compiled"])
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
     parser.add_argument("--compile-mode", default="default", help="mode of torch.compile, e.g. reduce-overhead")
+    parser.add_argument(
+        "--no-masks",
+        action="store_true",
+        help="keep Transformers' ViT from making a mask that masks nothing where it is compiled, as it does before 5.22",
+    )
     parser.add_argument("--seconds", type=float, default=4.0, help="time to spend per table row group")
     parser.add_argument("--output", type=Path, help="folder for inference_cost.md and inference_cost.json")
     parser.add_argument(
@@ -388,6 +394,8 @@ def main() -> None:
     args.dtypes = args.dtypes or (["float32"] if args.smallest and args.device == "cpu" else ["bfloat16", "float32"])
     if args.smallest:
         args.batches, args.seconds = [2], 0.0
+    if args.no_masks and hasattr(modeling_vit, "create_bidirectional_mask"):
+        modeling_vit.create_bidirectional_mask = lambda *_, **__: None
 
     with tempfile.TemporaryDirectory() as temporary:
         broken = measure_all(args, args.models or Path(temporary))

@@ -4,8 +4,8 @@ without a call of any module.
 At small batches calling modules and launching kernels takes longer than computing, and at large ones passes over the
 memory do. The fast way therefore
 
-- adds what a branch ends in onto the residual sum where that lies, without a pass of its own, and of large batches runs
-  the MLP of one member after the other, which needs the memory of one;
+- adds what a branch ends in onto the residual sum where that lies, without a pass of its own, and cuts large
+  batches into pieces inside of the MLP, which would need the most memory;
 - where launches decide, runs in inference mode, which takes a tenth off every call, and copies only the result out of it;
 - runs members that keep different numbers of heads side by side all the same: on a GPU, unless rows are many, heads of
   zeros fill up those that keep fewer. Otherwise one member runs after the other, which copies nothing between them;
@@ -39,14 +39,14 @@ from .layer import HydraLayer, HydraMLP
 # member after the other.
 ROWS_TO_FILL_UP = {torch.float16: 8192, torch.bfloat16: 8192, torch.float32: 2048}
 
-# From this many rows per member on, a GPU is busy for long enough to be given the members one after the other.
-ROWS_FOR_ONE_MEMBER_AFTER_THE_OTHER = 16384
+# At most this many rows go through an MLP at once: what is inside of it takes more memory than all the rest.
+ROWS_IN_AN_MLP = 2**17
 
 # Where launches take longest, the weights of this many layers are filled up at once.
 LAYERS_TO_FILL_UP = 4
 
-# What callers pass on to layers that these have no use for.
-WITHOUT_EFFECT = {"num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict", "use_cache"}
+# What callers pass on to layers: `is_causal`, and what these have no use for.
+KNOWN = {"is_causal", "num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict", "use_cache"}
 
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
 
@@ -78,10 +78,10 @@ def can_run_fast(
     config = layers[0].attention.config if layers and isinstance(layers[0], HydraLayer) else None
     return (
         config is not None
+        and not torch.is_grad_enabled()
         and config.fast_inference
         and os.environ.get("HYDRA_FAST_INFERENCE", "1") != "0"
         and config._attn_implementation == "sdpa"
-        and not torch.is_grad_enabled()
         and not states.is_meta
         and not torch.is_autocast_enabled(states.device.type)
         and not torch.compiler.is_compiling()
@@ -91,7 +91,7 @@ def can_run_fast(
         and states.is_contiguous()
         and states.numel() > 0
         and has_rows(attention_mask)
-        and all(value is None or name in WITHOUT_EFFECT | {"is_causal"} for name, value in kwargs.items())
+        and all(value is None or name in KNOWN for name, value in kwargs.items())
     )
 
 
@@ -206,9 +206,7 @@ def _run_fast(
     _, size, tokens, hidden = hidden_states.shape
     states = hidden_states.view(-1, size * tokens, hidden)
     few, is_causal = are_few(size * tokens), kwargs.get("is_causal") or False
-    batch = Batch(
-        size, tokens, attention_mask, is_causal, few or has_few(states), few and launches_take_longest(states)
-    )
+    batch = Batch(size, tokens, attention_mask, is_causal, few, few and launches_take_longest(states))
     parts = [fast_layer(layer) for layer in layers]
     # A layer that is called may keep what it is given: that has to be of the caller's mode.
     in_inference_mode = batch.is_launch_bound and None not in parts and not torch.is_inference_mode_enabled()
@@ -231,11 +229,6 @@ def _run_fast(
     return states.view(states.shape[0], batch.size, -1, hidden)
 
 
-def has_few(states: torch.Tensor) -> bool:
-    """Whether a GPU is better given all members at once."""
-    return states.is_cuda and states.shape[1] < ROWS_FOR_ONE_MEMBER_AFTER_THE_OTHER
-
-
 def launches_take_longest(states: torch.Tensor) -> bool:
     """Whether launching the kernels for a few rows takes longer than running them: a GPU with 16-bit numbers."""
     return states.is_cuda and states.element_size() == 2
@@ -253,14 +246,24 @@ def norm_first_layer(layer: FastLayer, states: torch.Tensor, batch: Batch) -> to
     """(members or 1, rows, hidden) -> (members, rows or batch, hidden); equations 4 to 7."""
     heads = _attend(layer, _norm(layer.attention_norm, states, batch), batch)
     total, normed = _project_add_norm(layer, layer.mlp_norm, heads, states, batch, after=layer.fc2[1])
-    return _add_mlp(layer, total, normed, batch)
+    return _add_mlp(layer, total, normed, batch.is_launch_bound)
 
 
 def norm_last_layer(layer: FastLayer, states: torch.Tensor, batch: Batch) -> torch.Tensor:
     """(members or 1, rows, hidden) -> (members, rows or batch, hidden); LayerNorms behind the sums."""
     heads = _attend(layer, states, batch)
     _, states = _project_add_norm(layer, layer.attention_norm, heads, states, batch)
-    return _norm(layer.mlp_norm, _add_mlp(layer, states, states, batch), batch, layer.fc2[1])
+    return _norm(layer.mlp_norm, _add_mlp(layer, states, states, batch.is_launch_bound), batch, layer.fc2[1])
+
+
+def complete_fast(layer: FastLayer, norm_first: bool, states: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+    """A layer of one member after its heads, with what they give in several forms: (1, rows, hidden) and (forms, rows,
+    width) -> (forms, rows, hidden)"""
+    (weight, bias), norm = layer.o, layer.mlp_norm if norm_first else layer.attention_norm
+    total, states = add_and_layer_norm(norm, states, heads @ weight[0], bias, layer.fc2[1] if norm_first else None)
+    if norm_first:
+        return _add_mlp(layer, total, states)
+    return layer_norm(layer.mlp_norm, _add_mlp(layer, states, states), layer.fc2[1])
 
 
 Heads = torch.Tensor | list[torch.Tensor | None]
@@ -365,24 +368,28 @@ def _project_add_norm(
     return total if after is None else total.add_(after), normed
 
 
-def _add_mlp(layer: FastLayer, total: torch.Tensor, states: torch.Tensor, batch: Batch) -> torch.Tensor:
+def _add_mlp(
+    layer: FastLayer, total: torch.Tensor, states: torch.Tensor, is_launch_bound: bool = False
+) -> torch.Tensor:
     """`total + MLP(states)` but for the last bias, written over `total`: (members, rows, hidden) each."""
-    hidden, weight = total.shape[2], layer.fc2[0].t()
-    if batch.has_few_rows or batch.first_token_only:
-        total.view(-1, hidden).addmm_(_inner(layer, states.view(-1, hidden), batch), weight)
+    weight, hidden = layer.fc2[0].t(), total.shape[2]
+    flat, states = total.view(-1, hidden), states.view(-1, hidden)
+    pieces = -(-flat.shape[0] // ROWS_IN_AN_MLP)
+    if pieces == 1:
+        flat.addmm_(_inner(layer, states, is_launch_bound), weight)
         return total
-    for own_total, own_states in zip(total, states, strict=True):
-        own_total.addmm_(_inner(layer, own_states, batch), weight)
+    for piece, states_of_piece in zip(flat.chunk(pieces), states.chunk(pieces), strict=True):
+        piece.addmm_(_inner(layer, states_of_piece), weight)
     return total
 
 
-def _inner(layer: FastLayer, states: torch.Tensor, batch: Batch) -> torch.Tensor:
+def _inner(layer: FastLayer, states: torch.Tensor, is_launch_bound: bool = False) -> torch.Tensor:
     """The MLP before its last map: (rows, hidden) -> (rows, inner)"""
     inner = linear(states, *layer.fc1)
     if layer.has_gate:
         gate, inner = inner.chunk(2, dim=-1)
         return layer.activation.forward(gate) * inner
-    return layer.activation.forward(inner) if batch.is_launch_bound else activate(layer.activation, inner)
+    return layer.activation.forward(inner) if is_launch_bound else activate(layer.activation, inner)
 
 
 def _first_tokens(states: torch.Tensor, batch: Batch) -> torch.Tensor:

@@ -19,7 +19,7 @@ except ImportError:
 
 # Below this many elements the launch of a Triton kernel takes longer than it saves. Products of float32 take long enough
 # to launch kernels meanwhile.
-ELEMENTS_WORTH_A_KERNEL = {torch.float16: 2**22, torch.bfloat16: 2**22, torch.float32: 2**20}
+ELEMENTS_WORTH_A_KERNEL = {torch.float16: 2**23, torch.bfloat16: 2**23, torch.float32: 2**20}
 # A row of states must fit one program.
 MOST_COLUMNS = 4096
 
@@ -113,7 +113,7 @@ def activate(activation: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor
         return torch.ops.aten.gelu_(hidden_states)
     if is_gelu or isinstance(activation, QuickGELUActivation):
         elements, kernel = hidden_states.numel(), _gelu_kernel if is_gelu else _quick_gelu_kernel
-        kernel[(triton.cdiv(elements, 2048),)](hidden_states, elements, BLOCK=2048, num_warps=8)
+        kernel[(triton.cdiv(elements, 8192),)](hidden_states, elements, BLOCK=8192, num_warps=8)
         return hidden_states
     return activation(hidden_states)
 

@@ -3,8 +3,8 @@
 A head of layer l changes nothing before l. So for a batch the states entering layer l are computed once, and so are the
 outputs of its heads; every candidate head of the layer is then these outputs with its slice zeroed, and all candidates go
 through the rest of the network together, on the batch axis. It all runs through the model's own layers, `heads` and
-`complete`. The last layer is computed for the first token alone where the classifier reads no other. Heads that were
-removed for good are cut out of the engine's own copy of the model.
+`complete`, or in the way of `fast_inference`. The last layer is computed for the first token alone where the classifier reads
+no other. Heads that were removed for good are cut out of the engine's own copy of the model.
 """
 
 import inspect
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ..fusion import heads_at, tower_configs
 from ..models.attention import HydraAttention
-from ..models.fast_inference import run_layers
+from ..models.fast_inference import can_run_fast, complete_fast, fast_layer, run_layers
 from ..prediction import check_class_prompts
 from .heads import Head, chosen_towers, has_two_towers, heads_of, tower_and_place
 
@@ -67,10 +67,16 @@ class Tower:
         for index, layer in enumerate(layers):
             only_first = self.first_token_only and index == len(layers) - 1
             heads = layer.heads(states, mask, only_first, **for_layers)
+            fast = fast_layer(layer) if can_run_fast([layer], states, mask, for_layers) else None
             for part in _even_parts(candidates.get(index, []), together):
-                # (1, candidates, rows, tokens, hidden): what candidates have in common is not repeated
-                ablated = layer.complete(states.unsqueeze(1), self._without(heads, index, part), only_first)
-                rest = self._finish(layers[index + 1 :], ablated.flatten(1, 2), mask, for_layers, len(part), inputs)
+                # (1, candidates, rows, tokens, width): what candidates have in common is not repeated
+                without, residual = self._without(heads, index, part), states[..., :1, :] if only_first else states
+                if fast is None:
+                    ablated = layer.complete(residual.unsqueeze(1), without).flatten(1, 2)
+                else:
+                    ablated = complete_fast(fast, layer.norm_first, residual.flatten(1, 2), without[0].flatten(1, 2))
+                    ablated = ablated.view(1, -1, *residual.shape[2:])
+                rest = self._finish(layers[index + 1 :], ablated, mask, for_layers, len(part), inputs)
                 yield part, rest
             states = layer.complete(states, heads, only_first)
         yield [], self._finish([], states, mask, for_layers, 1, inputs)
