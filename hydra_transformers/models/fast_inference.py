@@ -40,7 +40,7 @@ from .layer import HydraLayer, HydraMLP
 ROWS_TO_FILL_UP = {torch.float16: 8192, torch.bfloat16: 8192, torch.float32: 2048}
 
 # At most this many rows go through an MLP at once: what is inside of it takes more memory than all the rest.
-ROWS_IN_AN_MLP = 2**17
+ROWS_IN_AN_MLP = 2**16
 
 # Where launches take longest, the weights of this many layers are filled up at once.
 LAYERS_TO_FILL_UP = 4
@@ -98,8 +98,8 @@ def can_run_fast(
 class FastLayer(NamedTuple):
     """What a layer computes with.
 
-    qkv, o: where members have one width (members, hidden, 3 * width) and (members, 1, 3 * width), and (members, width,
-        hidden) and (members, hidden); otherwise packed, as the modules have them
+    qkv, o: where several members have one width (members, hidden, 3 * width) and (members, 1, 3 * width), and (members,
+        width, hidden) and (members, 1, hidden); otherwise packed, as the modules have them
     """
 
     attention: HydraAttention
@@ -133,7 +133,7 @@ def fast_layer(layer: nn.Module) -> FastLayer | None:
     if None in parameters or not any(widths):
         return None
     maps, is_uniform = parameters[:4], len(set(widths)) == 1
-    if is_uniform:
+    if is_uniform and len(widths) > 1:
         maps[:2] = side_by_side(*maps[:2], len(widths))
     return FastLayer(attention, widths, is_uniform, *maps, activation, mlp.has_gate, *norms)
 
@@ -155,7 +155,7 @@ def is_plain(module: nn.Module, kind: tuple[type | None, dict[str, Any]]) -> boo
     if own_class is not None and module.__class__ is not own_class:
         return False
     state = module.__dict__
-    if state["_forward_hooks"] or state["_forward_pre_hooks"] or not OWN_METHODS.isdisjoint(state):
+    if state["_forward_hooks"] or state["_forward_pre_hooks"] or not state.keys().isdisjoint(OWN_METHODS):
         return False
     children = state["_modules"]
     if len(children) != len(known) and children.keys() != known.keys() - {"dropout"}:
@@ -181,7 +181,7 @@ def side_by_side(qkv: WeightAndBias, o: WeightAndBias, members: int) -> tuple[We
     (weight, bias), (output_weight, output_bias) = qkv, o
     weight = weight.view(members, -1, weight.shape[1]).transpose(1, 2)
     bias = None if bias is None else bias.view(members, 1, -1)
-    return (weight, bias), (output_weight.view(members, -1, output_weight.shape[1]), output_bias)
+    return (weight, bias), (output_weight.view(members, -1, output_weight.shape[1]), output_bias.unsqueeze(1))
 
 
 # The loop
@@ -260,7 +260,7 @@ def complete_fast(layer: FastLayer, norm_first: bool, states: torch.Tensor, head
     """A layer of one member after its heads, with what they give in several forms: (1, rows, hidden) and (forms, rows,
     width) -> (forms, rows, hidden)"""
     (weight, bias), norm = layer.o, layer.mlp_norm if norm_first else layer.attention_norm
-    total, states = add_and_layer_norm(norm, states, heads @ weight[0], bias, layer.fc2[1] if norm_first else None)
+    total, states = add_and_layer_norm(norm, states, heads @ weight, bias, layer.fc2[1] if norm_first else None)
     if norm_first:
         return _add_mlp(layer, total, states)
     return layer_norm(layer.mlp_norm, _add_mlp(layer, states, states), layer.fc2[1])
@@ -279,8 +279,7 @@ def _attend(layer: FastLayer, states: torch.Tensor, batch: Batch) -> Heads:
         return _heads(layer.attention, *layer.qkv, states, batch)
     weight, bias = layer.qkv
     widths = [3 * width for width in layer.widths]
-    weights = weight.t().unsqueeze(0).split(widths, dim=2)
-    biases = [None] * members if bias is None else bias.view(1, 1, -1).split(widths, dim=2)
+    weights, biases = weight.split(widths), [None] * members if bias is None else bias.split(widths)
     return [
         _heads(layer.attention, weights[m], biases[m], states[m : m + 1], batch) if width else None
         for m, width in enumerate(widths)
@@ -293,13 +292,14 @@ def _heads(
     """What the heads of members with equally many of them give: (members, rows, hidden) -> (members, rows or batch,
     width)
 
-    weight, bias: of q, k and v together, (members, hidden, 3 * width) and (members, 1, 3 * width)
+    weight, bias: of q, k and v together, (members, hidden, 3 * width) and (members, 1, 3 * width); of one member (3 * width,
+        hidden) and (3 * width)
     """
     members, mask, tokens, rows = states.shape[0], batch.mask, batch.tokens, states.shape[0] * batch.size
     if batch.first_token_only and not batch.is_launch_bound:
-        q, kv = slice(weight.shape[2] // 3), slice(weight.shape[2] // 3, None)
-        query = _product(_first_tokens(states, batch), weight[..., q], None if bias is None else bias[..., q], batch)
-        joint = _product(states, weight[..., kv], None if bias is None else bias[..., kv], batch)
+        width = weight.shape[0 if weight.dim() == 2 else 2] // 3
+        query = _product(_first_tokens(states, batch), *_outputs(weight, bias, slice(width)), batch)
+        joint = _product(states, *_outputs(weight, bias, slice(width, None)), batch)
         query = query.view(rows, 1, -1, attention.head_dim)
         key, value = joint.view(rows, tokens, 2, -1, attention.head_dim).unbind(2)
     else:
@@ -314,6 +314,11 @@ def _heads(
     return output.reshape(members, batch.size * tokens, -1)
 
 
+def _outputs(weight: torch.Tensor, bias: torch.Tensor | None, part: slice) -> WeightAndBias:
+    """The part of a map that gives some of its outputs, in either form."""
+    return weight[part] if weight.dim() == 2 else weight[..., part], None if bias is None else bias[..., part]
+
+
 def _scaled_dot_product(query, key, value, mask, is_causal: bool, scaling: float, batch: Batch) -> torch.Tensor:
     """(rows, tokens, heads, head_dim) each -> (rows, query tokens, heads, head_dim)"""
     quick = quickly_launched_attention() if batch.is_launch_bound and query.is_cuda and mask is None else None
@@ -326,14 +331,13 @@ def _scaled_dot_product(query, key, value, mask, is_causal: bool, scaling: float
 
 def _product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, batch: Batch) -> torch.Tensor:
     """`grouped_product`, written where it belongs: (members, rows, in) -> (members, rows, out)"""
-    members, rows, _ = inputs.shape
-    if members == 1:
-        return linear(inputs, weight[0].t(), None if bias is None else bias.reshape(-1))
+    if weight.dim() == 2:
+        return linear(inputs, weight, bias)
     if bias is None:
         return torch.bmm(inputs, weight)
     if batch.has_few_rows:
         return torch.baddbmm(bias, inputs, weight)
-    products = inputs.new_empty(members, rows, weight.shape[-1])
+    products = inputs.new_empty(*inputs.shape[:2], weight.shape[2])
     for own_bias, own_inputs, own_weight, product in zip(bias, inputs, weight, products, strict=True):
         torch.addmm(own_bias[0], own_inputs, own_weight, out=product)
     return products
@@ -355,17 +359,32 @@ def _project_add_norm(
         residual = _first_tokens(residual, batch)
     weight, bias = layer.o
     if layer.is_uniform and batch.is_large:
-        return add_and_layer_norm(norm, residual, torch.bmm(heads, weight), before=bias, after=after)
-    total = residual + bias.unsqueeze(1)
-    if layer.is_uniform and batch.has_few_rows:
+        return add_and_layer_norm(norm, residual, heads @ weight, before=bias, after=after)
+    if not layer.is_uniform:
+        branch = _one_member_after_the_other(heads, weight.split(layer.widths))
+        return add_and_layer_norm(norm, residual, branch, before=bias, after=after)
+    total = residual + bias
+    if weight.dim() == 2:
+        total.view(-1, weight.shape[1]).addmm_(heads.view(-1, weight.shape[0]), weight)
+    elif batch.has_few_rows:
         total.baddbmm_(heads, weight)
     else:
-        weights = weight if layer.is_uniform else weight.split(layer.widths)
-        for own_total, own_heads, own_weight in zip(total, heads, weights, strict=True):
-            if own_heads is not None:
-                own_total.addmm_(own_heads.view(-1, own_weight.shape[0]), own_weight)
+        for own_total, own_heads, own_weight in zip(total, heads, weight, strict=True):
+            own_total.addmm_(own_heads, own_weight)
     normed = _norm(norm, total, batch)
     return total if after is None else total.add_(after), normed
+
+
+def _one_member_after_the_other(heads: list[torch.Tensor | None], weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The output projection of members of different widths, without its bias: (members, rows, hidden)"""
+    like, hidden = next(own_heads for own_heads in heads if own_heads is not None), weights[0].shape[1]
+    branch = like.new_empty(len(heads), like.shape[1], hidden)
+    for own_branch, own_heads, own_weight in zip(branch, heads, weights, strict=True):
+        if own_heads is None:
+            own_branch.zero_()
+        else:
+            torch.mm(own_heads[0], own_weight, out=own_branch)
+    return branch
 
 
 def _add_mlp(
@@ -441,7 +460,7 @@ def filled_up(layers: Sequence[FastLayer], biases: Sequence[torch.Tensor | None]
     for layer, own, part, bias in zip(layers, widths, parts, biases, strict=True):
         widest, members = max(own), len(own)
         qkv, o = part.view(members, 4 * widest, -1).split((3 * widest, widest), dim=1)
-        qkv, o = (qkv.transpose(1, 2), bias), (o, layer.o[1])
+        qkv, o = (qkv.transpose(1, 2), bias), (o, layer.o[1].unsqueeze(1))
         filled.append(layer._replace(widths=(widest,) * members, is_uniform=True, qkv=qkv, o=o))
     return filled
 

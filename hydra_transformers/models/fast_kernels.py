@@ -44,13 +44,13 @@ def add_and_layer_norm(
 
     residual: (members or 1, rows, hidden)
     branch: (members, rows, hidden); it may be overwritten
-    before: (members, hidden); after: (hidden,). What the products on either side leave out of their results: there, adding
+    before: (members, hidden) or (members, 1, hidden); after: (hidden,). What the products on either side leave out of their results: there, adding
         a bias to a batch of products takes a pass of its own
     """
     total, normed = _normed_in_one_pass(norm, branch, residual, before, after)
     if normed is None:
         total = branch.add_(residual)
-        total = total if before is None else total.add_(before.unsqueeze(1))
+        total = total if before is None else total.add_(before.view(-1, 1, before.shape[-1]))
         normed = norm(total)
         total = total if after is None else total.add_(after)
     return total, normed
