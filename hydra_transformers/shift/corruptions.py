@@ -1,5 +1,6 @@
 """The corruptions by name, how strong each is at its five severities, and `corrupt`."""
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -189,7 +190,7 @@ def _corrupted_tensor(data: Tensor, corruption: Corruption, strength: float, see
         )
     if not (data.is_floating_point() or data.dtype == torch.uint8):
         raise ValueError(f"images is of type {data.dtype}: pass uint8, or floats in [0, 1]")
-    rows = max(1, VALUES_AT_A_TIME // batch[0].numel())
+    rows = max(1, VALUES_AT_A_TIME // math.prod(batch.shape[1:]))
     changed = [_changed(part, corruption, strength, seed, scale) for part in batch.split(rows)]
     return torch.cat(changed).view(data.shape)
 
@@ -199,7 +200,7 @@ def _changed(batch: Tensor, corruption: Corruption, strength: float, seed: int, 
     if len(batch) == 0:
         return batch
     is_uint8 = batch.dtype == torch.uint8
-    unit = batch.float() / 255 if is_uint8 else scale.unscaled(batch)
+    unit = (batch.float() / 255 if is_uint8 else scale.unscaled(batch)).contiguous()
     keys = row_keys(unit, corruption.name, seed)
     changed = corruption.change(unit, strength, keys).clamp(0, 1)
     return (changed * 255).round().to(torch.uint8) if is_uint8 else scale.scaled(changed, batch.dtype)
