@@ -17,6 +17,7 @@ from hydra_transformers.shift.jpeg import as_jpeg
 from hydra_transformers.shift.pixel_scale import PixelScale
 from hydra_transformers.shift.random_numbers import normal, row_keys, uniform
 from hydra_transformers.shift.texts import KEYBOARD, NEIGHBOURS
+from tests.pages import ROOT
 
 
 ON_IMAGES = [name for name, corruption in CORRUPTIONS.items() if corruption.kind == "image"]
@@ -264,3 +265,16 @@ def test_names_groups_and_all_of_a_kind():
 def test_what_cannot_be_corrupted_is_refused_with_a_sentence(call, error, said):
     with pytest.raises(error, match=said):
         call()
+
+
+def test_the_page_has_the_table_of_corruptions():
+    assert corruption_table() in (ROOT / "docs/uncertainty.md").read_text()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_corrupts_as_a_cpu_does():
+    for name in ON_IMAGES:
+        there = corrupt(IMAGES.cuda(), name, 3)
+        assert there.is_cuda
+        # a coefficient or a count that lies between two steps may be rounded to the other
+        assert ((there.cpu() - corrupt(IMAGES, name, 3)).abs() > 1e-4).float().mean() < 0.01, name
