@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from statistics import mean
 from typing import Any
 
+from . import shift_tables
 from .setting import Setting
 from .table import Column, Run, Seeds, cell, set_columns, table
 
@@ -208,6 +209,13 @@ def quality_rows(setting: Setting) -> dict[str, str]:
     }
 
 
+def shift_rows(seeds: Seeds, setting: Setting) -> dict[str, str]:
+    """All methods, and those with layers merged whole."""
+    depths = trunk_depths(seeds, "whole")
+    merged = {f"tunings-whole-trunk-{n}": f"Fine-tunings, nothing pruned, {n} layers merged" for n in depths}
+    return quality_rows(setting) | merged
+
+
 def with_temperatures(rows: Mapping[str, str]) -> dict[str, str]:
     plain = {name: title for name, title in rows.items() if "temperature" not in name}
     return {"temperature" if name == "single" else f"{name}-temperature": title for name, title in plain.items()}
@@ -311,4 +319,6 @@ def render(name: str, content: dict[str, Any], setting: Setting, above_single: f
         "cost": table(seeds, quality_rows(setting), (PARAMETERS, MULTIPLY_ADDS)),
         "why": fusion_table(content.get("fusion", {})),
     }
+    under_shift = shift_rows(seeds, setting)
+    tables |= shift_tables.tables(seeds, under_shift, with_temperatures(under_shift))
     return {f"{name}/{label}": text for label, text in tables.items()}

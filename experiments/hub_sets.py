@@ -11,8 +11,11 @@ from transformers import AutoConfig
 
 from hydra_transformers.cli.data import DataSource, PreparedData, prepare_data
 from hydra_transformers.cli.folders import load_processor
+from hydra_transformers.raw_data import prepare
+from hydra_transformers.shift import corrupted_sets, load_standard_set
 from hydra_transformers.training import Recipe
 
+from .shifted_sets import IMAGE_CORRUPTIONS, ROWS, SEVERITIES, TEXT_CORRUPTIONS, Shifted
 from .splits import CIRCUIT_ROWS, Splits
 
 
@@ -36,6 +39,7 @@ class HubSets:
     ood: {"near": {name: source}, "far": {name: source}}
     num_labels: of the task
     held_out: how many training rows are for validation and circuits; 0 takes a hundredth of the test rows for both
+    standard: the standard corrupted set of such images, of `hydra_transformers.shift.STANDARD_SETS`; texts are corrupted here
     """
 
     train: DataSource
@@ -44,6 +48,7 @@ class HubSets:
     ood: Mapping[str, Mapping[str, Source]]
     num_labels: int
     held_out: int
+    standard: str | None = None
 
 
 IMAGENET1K = HubSets(
@@ -59,6 +64,7 @@ IMAGENET1K = HubSets(
     },
     num_labels=1000,
     held_out=0,
+    standard="imagenet-c",
 )
 
 CIFAR100 = HubSets(
@@ -76,6 +82,7 @@ CIFAR100 = HubSets(
     },
     num_labels=100,
     held_out=2 * CIRCUIT_ROWS,
+    standard="cifar100-c",
 )
 
 SST2 = HubSets(
@@ -123,7 +130,14 @@ def reader(sets: HubSets, recipe: Recipe) -> Callable[[Path | None, str], Splits
             group: {name: prepared(each) for name, each in group_sets.items()}
             for group, group_sets in sets.ood.items()
         }
-        return Splits(**parts, circuit_ood=prepared(sets.circuit_ood), ood=ood)
+
+        def shift(test: Any) -> Shifted:
+            if sets.standard is None:
+                return corrupted_sets(test, TEXT_CORRUPTIONS, SEVERITIES)
+            found = load_standard_set(sets.standard, IMAGE_CORRUPTIONS, SEVERITIES, limit=ROWS)
+            return {name: {n: prepare(rows, processor) for n, rows in sweep.items()} for name, sweep in found.items()}
+
+        return Splits(**parts, circuit_ood=prepared(sets.circuit_ood), ood=ood, shift=shift)
 
     return read
 

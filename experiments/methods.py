@@ -33,6 +33,7 @@ from hydra_transformers.uncertainty.blending import souped
 
 from .rows import LengthBatches, TensorRows
 from .setting import Setting
+from .shifted_sets import Shifted, shift_of
 from .splits import Splits
 from .units import (
     ALTERED,
@@ -370,10 +371,10 @@ class Comparison:
         return self.setting.new_backbone(self.setting.start).to(self.device).eval()
 
     def judge(self, seed: int, method: str, make: Callable[[], nn.Module]) -> None:
-        """Writes metrics in and out of distribution for each score, the members and the costs; and the same with a
-        temperature that is fitted on the validation rows."""
+        """Writes metrics in and out of distribution for each score and under shift, the members and the costs; and the same
+        with a temperature that is fitted on the validation rows."""
         paths = [self.folder / "results" / str(seed) / f"{name}.json" for name in (method, with_temperature(method))]
-        if all(path.exists() for path in paths):
+        if all(self.is_judged(path) for path in paths):
             return
         model = make()
         splits = self.splits
@@ -382,11 +383,15 @@ class Comparison:
             group: {name: self.answers(model, rows) for name, rows in sets.items()}
             for group, sets in splits.ood.items()
         }
+        shifted = {
+            name: {severity: self.answers(model, rows) for severity, rows in sweep.items()}
+            for name, sweep in self.once(self.shifted).items()
+        }
         held_out = {} if splits.validation_ood is None else {"": {"": self.answers(model, splits.validation_ood)}}
         costs = {"parameters": count_parameters(model), "multiply_adds": count_multiply_adds(model)}
         fitted = TemperatureScaling.fit(validation["member_logits"], validation["labels"])
         for path, scaling in zip(paths, (TemperatureScaling(1.0), fitted), strict=True):
-            results = metrics_of(test, ood, scaling)
+            results = metrics_of(test, ood, scaling, shifted)
             content = costs | {"temperature": scaling.temperature[0]} | results
             if held_out:
                 content["validation"] = metrics_of(validation, held_out, scaling)
@@ -398,6 +403,14 @@ class Comparison:
             }
             accuracy = 100 * results["id"]["accuracy"]
             print(f"seed {seed} {path.stem}: accuracy {accuracy:.2f}, AUROC {aurocs}", flush=True)
+
+    def shifted(self) -> Shifted:
+        """The test rows under shift, by corruption and severity; none where the setting has no such rows."""
+        return {} if self.splits.shift is None else self.splits.shift(self.splits.test)
+
+    def is_judged(self, path: Path) -> bool:
+        """Whether a results file is there, with what is under shift if the setting has that."""
+        return path.exists() and (self.splits.shift is None or "shift" in json.loads(path.read_text()))
 
     def answers(self, model: nn.Module, rows: Any) -> dict[str, torch.Tensor]:
         """A model's logits (rows, members, classes), and the labels where there are any."""
@@ -412,16 +425,25 @@ def metrics_of(
     answers: dict[str, torch.Tensor],
     ood: Mapping[str, Mapping[str, dict[str, torch.Tensor]]],
     scaling: TemperatureScaling,
+    shifted: Shifted | None = None,
 ) -> dict[str, Any]:
-    """{"num_members", "id": metrics, "ood": {score: {group: {set: metrics}}}} of a model's answers."""
+    """{"num_members", "id": metrics, "ood": {score: {group: {set: metrics}}}} of a model's answers; with answers under
+    shift also "shift", see `shift_of`."""
 
     def scaled(given: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
         return [{**given, "member_logits": scaling(given["member_logits"])}]
 
     sets = {group: {name: scaled(each) for name, each in of_group.items()} for group, of_group in ood.items()}
-    reports = {score: evaluate_uncertainty(SavedLogits(), scaled(answers), sets, score=score) for score in SCORES}
+    corruptions = {name: {n: scaled(each) for n, each in sweep.items()} for name, sweep in (shifted or {}).items()}
+    reports = {
+        score: evaluate_uncertainty(
+            SavedLogits(), scaled(answers), sets, score=score, corruptions=corruptions if score == "msp" else None
+        )
+        for score in SCORES
+    }
     results = {score: report.models["SavedLogits"] for score, report in reports.items()}
-    return {
+    found = {"shift": shift_of(results["msp"])} if corruptions else {}
+    return found | {
         "num_members": results["msp"].num_members,
         "id": results["msp"].id,
         "ood": {

@@ -28,6 +28,7 @@ from .local_files import read_images, read_strings, tokenized
 from .made_up_sets import drawings, mixed_words, noise, spliced
 from .rows import PrepareImages, TensorRows, as_it_is
 from .setting import Setting, finetuned
+from .shifted_sets import shifted_images, shifted_texts
 from .splits import CIRCUIT_ROWS, Splits
 
 
@@ -169,6 +170,7 @@ def read_tiny_imagenet(folder: Path | None, start: str | None) -> Splits:
             },
         },
         data_collator=as_it_is,
+        shift=shifted_images,
     )
 
 
@@ -257,6 +259,7 @@ def read_sst2(folder: Path | None, start: str | None) -> Splits:
             },
         },
         data_collator=as_it_is,
+        shift=shifted_texts(test, lambda texts: rows(texts, test_labels).sorted_by_length()),
     )
 
 

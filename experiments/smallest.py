@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from .altered_sets import altered_images
 from .from_scratch import Schedule, train_from_scratch
 from .rows import PrepareImages, TensorRows, as_it_is
 from .settings import CIFAR10_MEMBER, SETTINGS
+from .shifted_sets import shifted_images
 from .splits import LIKE_CIRCUITS, Splits
 from .units import GROUPS
 
@@ -38,6 +40,7 @@ def splits() -> Splits:
         data_collator=as_it_is,
         circuit_altered=altered_images(images(32, 3, labelled=False), seed=0),
         validation_ood=images(32, 7, labelled=False),
+        shift=partial(shifted_images, corruptions=("contrast",), severities=(5,)),
     )
 
 

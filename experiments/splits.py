@@ -23,6 +23,7 @@ class Splits:
     validation_ood: out of distribution, for choices between methods; none of it is judged on
     test, ood: what methods are judged on, `ood` as {"near": {name: rows}, "far": {name: rows}}; a further group holds
         more of the kind of `circuit_ood`, to see what carries over
+    shift: makes {corruption: {severity: rows}} of the test rows, on their device; judged on as well
     data_collator: what makes batches of the rows of `train` and `validation`
     """
 
@@ -35,6 +36,7 @@ class Splits:
     data_collator: Callable | None = None
     circuit_altered: Any = None
     validation_ood: Any = None
+    shift: Callable[[Any], Mapping[str, Mapping[int, Any]]] | None = None
 
     def to(self, device: torch.device | str) -> "Splits":
         """The same with all rows of tensors on a device."""

@@ -9,7 +9,8 @@ from .splits import LIKE_CIRCUITS
 
 Run = dict[str, Any]  # what one method reached with one seed
 Seeds = Mapping[str, Mapping[str, Run]]
-Column = tuple[str, Callable[[Run], float], str]  # heading, value, format
+Column = tuple[str, Callable[[Run], float | None], str]  # heading, value (None: not judged), format
+NOT_JUDGED = "-"
 
 
 def table(seeds: Seeds, methods: Mapping[str, str], columns: Sequence[Column]) -> str:
@@ -18,7 +19,11 @@ def table(seeds: Seeds, methods: Mapping[str, str], columns: Sequence[Column]) -
     for method, title in methods.items():
         runs = [methods_of_seed[method] for methods_of_seed in seeds.values() if method in methods_of_seed]
         if runs:
-            cells = [cell([value(run) for run in runs], form) for _, value, form in columns]
+            found = [[each for run in runs if (each := value(run)) is not None] for _, value, _ in columns]
+            cells = [
+                cell(values, form) if values else NOT_JUDGED
+                for values, (_, _, form) in zip(found, columns, strict=True)
+            ]
             some = "" if len(runs) == len(seeds) else f" ({len(runs)} of {len(seeds)} seeds)"
             lines.append(f"| {title}{some} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
