@@ -63,7 +63,13 @@ def add_build(parser: argparse.ArgumentParser) -> None:
         "most half a point below the best), quality (the best detection at most half a point of accuracy below the best), "
         "cost=1.3 (the best within 1.3 times one model's time, measured here) or accuracy_within=1",
     )
-    parser.add_argument("--members", type=positive, default=3, metavar="M", help="fine-tunings (default: %(default)s)")
+    parser.add_argument(
+        "--members",
+        type=positive,
+        default=3,
+        metavar="M",
+        help="fine-tunings (default: %(default)s); with --target the most members, fewer are tried too",
+    )
     parser.add_argument(
         "--recipe",
         choices=sorted(RECIPES),

@@ -131,8 +131,8 @@ def hydrate(
             `output_dir`-steps beside it gets every finished step; the same call goes on from there after a stop, and
             another target chooses anew among what is judged already. Other models, data or settings are refused there.
         processor: the image processor or tokenizer, saved with the Hydra; a tokenizer also pads the rows of a training.
-        num_members: of a Hydra of one model, and how often a pre-trained model is fine-tuned; several fine-tunings
-            make one each.
+        num_members: of a Hydra of one model at most, and how often a pre-trained model is fine-tuned; several fine-tunings
+            make one each. Fewer of them, the first two, three, ..., are tried too.
         finetune: whether to fine-tune the one model first; by default where it has no classifier.
         class_names: for that, what the labels 0, 1, ... stand for.
         recipe, tuning_recipe: for fine-tuning, and for members after pruning, a `Recipe` or the name of one; by default
@@ -141,7 +141,8 @@ def hydrate(
         batch_size: rows per batch, also of trainings and of the measured times.
         seed: of how data is divided, of fine-tunings and of samples.
         seconds: for which each candidate's time is measured.
-        device: where models that are named run, by default cuda where there is one; others run where they lie.
+        device: where models that are named run, by default cuda where there is one; others run where they lie. Trainings run
+            where `Trainer` puts them, and what they give comes back.
         card: arguments of `create_model_card`: base_model, dataset, license, repo_id, fine_tuning. With `dataset`, the
             name of the data on the Hub, results go into the card.
         progress: whether to say how long it will take, and how far it is.
@@ -151,10 +152,10 @@ def hydrate(
     heads by a circuit of its own, with the deepest trunk that costs less than half a point of quality, and without any
     where that is better by half a point or the target is the best detection. Of one model: copies without as many
     heads, by circuits for accuracy, detection and both, with half of the layers common and with none; without OOD data
-    by Taylor scores, or where these make equal members by samples of a circuit for accuracy. With `train_data`, at
-    last the two best of the pruned ones are tuned, where they are within two points of the front. A cost target leaves
-    out what would be too slow before its circuits are extracted. Every candidate is calibrated as the chosen one will
-    be.
+    by Taylor scores, or where these make equal members by samples of a circuit for accuracy. The three best Hydras that
+    no other beats, and what the target would choose, are then tried with fewer members. With `train_data`, at last the
+    two best of the pruned ones are tuned, where they are within two points of the front. A cost target leaves out what
+    would be too slow before its circuits are extracted. Every candidate is calibrated as the chosen one will be.
 
     The judging rows choose among many, so the best of them is a little too good there: to know what the Hydra reaches,
     judge it once more on rows that you kept apart.
