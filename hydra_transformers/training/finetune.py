@@ -22,7 +22,6 @@ from ..fingerprints import fingerprint_of_data, fingerprint_of_weights
 from ..folder_lock import only_writer
 from ..prediction import collate
 from ..processes import gather
-from ..raw_data import PreparedRows
 from .callback import describe_trained
 from .default_recipe import default_recipe
 from .divergence import DivergedError, FiniteTrainer, check_nothing_is_missing
@@ -90,7 +89,8 @@ def finetune_members(
         learning_rates: peak learning rates to choose from by validation, "grid" for the recipe's; by default the
             recipe's single `learning_rate`.
         compute_metrics: as in `Trainer`; must return the recipe's metric. By default `compute_accuracy`.
-        data_collator, processing_class: as in `Trainer`; what `prepare` made needs neither.
+        data_collator, processing_class: as in `Trainer`; without them rows are stacked, and those of tokens filled up to the
+            longest of their batch, as everywhere here.
         training_arguments: arguments of `TrainingArguments` that win over the recipe's.
 
     Call it again with the same arguments and it goes on where it was: finished members are loaded, an interrupted one
@@ -105,7 +105,7 @@ def finetune_members(
     recipe = _recipe(recipe, members, train_dataset)
     learning_rates = _learning_rates(recipe, learning_rates)
     data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
-    if data_collator is None and isinstance(train_dataset, PreparedRows):
+    if data_collator is None and processing_class is None:
         data_collator = collate
     data |= {"data_collator": data_collator, "processing_class": processing_class}
     if compute_metrics is None and recipe.metric == "accuracy":
