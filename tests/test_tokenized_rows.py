@@ -1,7 +1,5 @@
 """`dataset.map(tokenize)` goes wherever data go: as it is, or in a DataLoader with `DataCollatorWithPadding`."""
 
-import copy
-
 import pytest
 import torch
 from datasets import Dataset
@@ -17,7 +15,6 @@ from hydra_transformers.uncertainty import (
     calibrate,
     detector_by_name,
     evaluate_uncertainty,
-    fusion_report,
     predict_uncertainty,
 )
 from tests.tiny_data import save_bert
@@ -52,13 +49,6 @@ def forms(bert, tokenized):
     return {"by hand": by_hand, "rows": tokenized, "loader": DataLoader(numbers, batch_size=32, collate_fn=collator)}
 
 
-def members(model):
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        other.classifier.weight += 0.1
-    return [model, other]
-
-
 def judged(model, data):
     [result] = evaluate_uncertainty(model, data, {"far": {"same": data}}).models.values()
     return result.id | result.ood["far"]["same"]
@@ -76,15 +66,12 @@ READERS = {
         each.config.kept_heads
         for each in draw_members(model, dataloader=data, heads_per_layer=2, num_members=2, allow_equal=True)
     ],
-    "fusion_report": lambda model, data: fusion_report(members(model), data).to_dict()["fused"],
     "hydrate": lambda model, data: held_out(data, data, 2, 32, 0).fingerprints,
 }
 
 
 @pytest.mark.filterwarnings("ignore")  # tiny models know little
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name == "fusion_report" else []) for name in READERS]
-)
+@pytest.mark.parametrize("name", READERS)
 def test_rows_and_loaders_are_read_as_batches_filled_up_by_hand(name, bert, forms):
     expected, rows, loader = (READERS[name](bert[0], data) for data in forms.values())
     assert_alike(rows, expected)
@@ -115,7 +102,6 @@ def test_trainings_fill_up_rows_by_themselves_and_take_a_collator(bert, tokenize
     ways = {
         "rows": (tokenized, {}),
         "collator": (tokenized, {"data_collator": DataCollatorWithPadding(tokenizer)}),
-        "tokenizer": (tokenized, {"processing_class": tokenizer}),
         "prepared": (Subset(prepared, range(ROWS)), {}),
     }
     tuned = {}

@@ -131,7 +131,7 @@ def test_a_deep_ensemble_has_three_backbones_with_its_own_first(seeds, backbones
 
 
 def test_workers_share_units_and_wait_for_needs(tmp_path):
-    units = units_of(APART, seeds=1, backbones=3)
+    units = units_of(replace(APART, groups=("untuned", "tuned")), seeds=1, backbones=3)
     first, second = Queue(tmp_path, units), Queue(tmp_path, units)
     taken = [first.take(), second.take(), first.take()]
     assert taken == list(units)[:3] and second.take() is None
