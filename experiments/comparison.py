@@ -6,6 +6,7 @@
     python -m experiments --settings cifar10-vit sst2-minilm --backbones 4 --data DIR    # the small settings
     python -m experiments --settings sst2                                       # the paper's own, from the Hub
     python -m experiments --settings imagenet1k cifar100 --data OPENOOD         # and with OpenOOD's images
+    python -m experiments --settings tinyimagenet-dinov2 --groups trunk-ways    # one group more, beside the results that are there
     python -m experiments --tables                                              # tables from the results files
     python -m experiments --smallest                                            # does it run? made-up data
 
@@ -33,7 +34,7 @@ from .results import gather, results_file, write_results
 from .settings import SETTINGS, Setting
 from .smallest import SMALLEST
 from .tables import write_tables
-from .units import Queue, Unit, missing_packages, units_of
+from .units import GROUPS, Queue, Unit, missing_packages, units_of
 
 
 HERE = Path(__file__).parent
@@ -114,10 +115,13 @@ def check_numbers(folder: Path, numbers: dict[str, int]) -> None:
 
 
 def chosen_setting(name: str, args: argparse.Namespace) -> Setting:
+    """The setting, with what the arguments say in place of its own."""
     if args.smallest:
         return SMALLEST
+    setting = SETTINGS[name]
     given = dict(each.split("=", 1) for each in args.start)
-    return replace(SETTINGS[name], start=given[name]) if name in given else SETTINGS[name]
+    setting = replace(setting, start=given[name]) if name in given else setting
+    return setting if args.groups is None else replace(setting, groups=tuple(args.groups))
 
 
 def units_to_do(setting: Setting, args: argparse.Namespace) -> dict[Unit, list[Unit]]:
@@ -149,6 +153,12 @@ def run_smallest(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", nargs="+", default=list(PRETRAINED), choices=list(SETTINGS))
+    parser.add_argument(
+        "--groups",
+        nargs="+",
+        choices=list(GROUPS),
+        help="compare only these, and leave what the results files have of others (default: all of a setting)",
+    )
     parser.add_argument("--data", type=Path, help="the small settings' files, or OpenOOD's folder")
     parser.add_argument("--start", nargs="+", default=[], metavar="SETTING=MODEL", help="what backbones start from")
     parser.add_argument("--seeds", type=int, default=3, help="how many backbones are pruned and compared")
@@ -174,6 +184,12 @@ def main() -> None:
         args.settings, args.seeds, args.backbones = [SMALLEST.name], 1, 3
     if args.backbones < max(3, args.seeds):
         parser.error(f"--backbones is {args.backbones}: a Deep Ensemble has 3, and every seed has its own")
+    if args.smallest and args.groups:
+        parser.error("--groups: --smallest runs all of them, leave one of both out")
+    for name in args.settings:
+        strange = [group for group in args.groups or () if group not in SETTINGS[name].groups]
+        if strange:
+            parser.error(f"--groups: {name} has no {strange[0]}, pass some of {', '.join(SETTINGS[name].groups)}")
     unknown = [each for each in args.start if each.partition("=")[0] not in SETTINGS or "=" not in each]
     if unknown:
         parser.error(f"--start is {unknown[0]}: pass SETTING=MODEL, with a setting of {', '.join(SETTINGS)}")
@@ -199,7 +215,7 @@ def main() -> None:
     if not args.tables:
         problems = run_workers(args)
         for name in args.settings:
-            write_results(gather(args.runs / name, args.device), results_file(args.results, name))
+            write_results(gather(args.runs / name, args.device), results_file(args.results, name), args.groups)
         if problems:
             sys.exit("\n".join(problems))
     try:

@@ -260,6 +260,18 @@ def trunk_rows(seeds: Seeds, setting: Setting) -> dict[str, str]:
     return rows | {"soup": "all layers, classifiers too (soup)"}
 
 
+def trunk_way_rows(setting: Setting) -> dict[str, str]:
+    """Three ways to a common first half of the layers."""
+    lost = f"{setting.heads_behind_trunk} heads pruned behind it"
+    return {
+        "trunk-one-backbone": f"one backbone, {lost}, trained behind it",
+        "trunk-frozen": f"fine-tunings whose first half was frozen, {lost}",
+        "trunk-merged": f"fine-tunings merged in the first half, {lost}",
+        "trunk-frozen-whole": "fine-tunings whose first half was frozen, nothing pruned",
+        "trunk-merged-whole": "fine-tunings merged in the first half, nothing pruned",
+    }
+
+
 def scores_columns() -> list[Column]:
     return [
         (f"{title}, {group}", auroc(score, group), ".1f")
@@ -314,6 +326,7 @@ def render(name: str, content: dict[str, Any], setting: Setting, above_single: f
         "members": table(seeds, member_rows(setting), (*QUALITY, MULTIPLY_ADDS)),
         "sharing": table(seeds, sharing_rows(), QUALITY),
         "trunk": table(seeds, trunk_rows(seeds, setting), (*QUALITY, MULTIPLY_ADDS)),
+        "trunk-ways": table(seeds, trunk_way_rows(setting), (*QUALITY, MULTIPLY_ADDS)),
         "scores": table(seeds, quality_rows(setting), scores_columns()),
         "sets": table(seeds, quality_rows(setting), set_columns(seeds)),
         "cost": table(seeds, quality_rows(setting), (PARAMETERS, MULTIPLY_ADDS)),

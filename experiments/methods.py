@@ -28,6 +28,7 @@ from hydra_transformers.prediction import SavedLogits, collect_member_logits
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, prune_heads
 from hydra_transformers.pruning.members import sample_heads
 from hydra_transformers.training import Recipe, finetune_members
+from hydra_transformers.training.from_pretrained import with_new_classifiers
 from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty, fusion_report
 from hydra_transformers.uncertainty.blending import souped
 
@@ -37,7 +38,9 @@ from .shifted_sets import Shifted, shift_of
 from .splits import Splits
 from .units import (
     ALTERED,
+    BEHIND_TRUNK,
     CIRC,
+    OF_FROZEN,
     SAMPLED,
     SOURCES,
     TAYLOR,
@@ -81,6 +84,8 @@ class Comparison:
             self.backbone(unit.index)
         elif unit.kind == "backbones":
             self.trained_backbones(range(self.backbones))
+        elif unit.kind == "frozen":
+            self.frozen(unit.index)
         elif unit.kind == "circuit":
             self.circuit(unit.index, unit.name)
         elif unit.kind == "member":
@@ -107,6 +112,13 @@ class Comparison:
     def backbone(self, index: int) -> PreTrainedModel:
         [model] = self.trained_backbones([index])
         return model
+
+    def frozen(self, index: int) -> PreTrainedModel:
+        """A fine-tuning of what backbones start from, with a classifier of its own, whose first half of the layers stays."""
+        setting = self.setting
+        [model] = with_new_classifiers(self.once(self.start), 1, seed=index)
+        recipe = replace(setting.frozen_recipe, trunk_layers=half_of(model))
+        return self.finetune(model, self.folder / str(Unit("frozen", index)), recipe, setting.member_batch, index)
 
     def finetune(
         self, model: PreTrainedModel, folder: Path, recipe: Recipe, batch: int, seed: int, data_seed: int | None = None
@@ -146,11 +158,13 @@ class Comparison:
     def member(self, unit: Unit) -> PreTrainedModel:
         """A member after pruning and fine-tuning. Those of different circuits have different seeds; those sampled from
         one circuit have one, which the unit's order and noise shift."""
-        groups = (CIRC, TAYLOR, ALTERED, *(with_budget(CIRC, each) for each in self.setting.budgets))
+        groups = (CIRC, TAYLOR, ALTERED, BEHIND_TRUNK, *(with_budget(CIRC, each) for each in self.setting.budgets))
         place = next((group.index(unit.name) for group in groups if unit.name in group), 2)
         seed = 100 * unit.index + place
         pruned = self.once(self.pruned_member, unit.index, unit.name)
         recipe, batch = self.setting.member_recipe, self.setting.member_batch
+        if unit.name in BEHIND_TRUNK:
+            recipe = replace(recipe, trunk_layers=half_of(pruned))
         return self.finetune(pruned, self.folder / str(unit), recipe, batch, seed + unit.noise, seed + unit.order)
 
     def lora_ensemble(self, seed: int) -> LoRAEnsemble:
@@ -177,14 +191,18 @@ class Comparison:
         return self.batches(self.splits.circuit_id), self.batches(out_of_distribution)
 
     def circuit(self, seed: int, name: str) -> Circuit:
-        """A ranking of the heads; the average's is long enough to sample members from."""
-        setting = self.setting
+        """A ranking of the heads; the average's is long enough to sample members from, one behind a trunk as short as can
+        be."""
+        setting, (kind, _, objective) = self.setting, name.rpartition("-")
+        model = self.once(self.frozen if kind == "frozen" else self.backbone, seed)
         budget = setting.heads_to_rank if name == "avg" else max(setting.heads_to_prune, *setting.budgets)
+        has_trunk = kind in ("trunk", "frozen")
         return extract_circuit(
-            self.once(self.backbone, seed),
-            *self.once(self.circuit_data, name.startswith("altered-")),
-            name.removeprefix("altered-"),
-            budget=budget,
+            model,
+            *self.once(self.circuit_data, kind == "altered"),
+            objective,
+            budget=setting.heads_behind_trunk if has_trunk else budget,
+            trunk_layers=half_of(model) if has_trunk else 0,
             mode=self.setting.circuit_mode,
             dtype=self.setting.circuit_dtype if self.device == "cuda" else None,
             checkpoint=self.folder / f"{Unit('circuit', seed, name)}.json",
@@ -203,6 +221,10 @@ class Comparison:
         if name == "single":
             return prune_heads(backbone)
         circuit = self.once(self.circuit, seed, circuit_of(name))
+        if name == OF_FROZEN:
+            return prune_heads(self.once(self.frozen, seed), circuit.heads_to_prune())
+        if name in BEHIND_TRUNK:
+            return prune_heads(backbone, circuit.heads_to_prune())
         if name in SAMPLED:
             sampled = sample_heads(circuit, setting.heads_to_prune, None, 10 * seed + SAMPLED.index(name))
             return prune_heads(backbone, sampled)
@@ -334,6 +356,29 @@ class Comparison:
                     lambda depth=depth, members=members, budget=budget: fused(members(budget), trunk_layers=depth),
                 )
 
+    def trunk_ways(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+        """Three ways to a common first half of the layers; members of each lose as many heads behind it, so all cost the same.
+        Fine-tunings also whole."""
+        indices = self.ensemble(seed)
+
+        def late() -> Iterator[PreTrainedModel]:
+            return (self.once(self.member, Unit("member", seed, name)) for name in BEHIND_TRUNK)
+
+        def pruned(name: str) -> list[PreTrainedModel]:
+            return [self.once(self.pruned_member, index, name) for index in indices]
+
+        def frozen() -> Iterator[PreTrainedModel]:
+            return (prune_heads(self.once(self.frozen, index)) for index in indices)
+
+        def merged(members: list[PreTrainedModel]) -> PreTrainedModel:
+            return fused(members, trunk_layers=half_of(members[0]))
+
+        yield "trunk-one-backbone", lambda: fused(late())
+        yield "trunk-frozen", lambda: fused(pruned(OF_FROZEN))
+        yield "trunk-merged", lambda: merged(pruned("circ-trunk-avg"))
+        yield "trunk-frozen-whole", lambda: fused(frozen())
+        yield "trunk-merged-whole", lambda: merged(pruned("single"))
+
     def tuned_members(self, seed: int, name: str, count: int = 3) -> list[PreTrainedModel]:
         """One member of each of several fine-tunings, fine-tuned after pruning."""
         return [self.once(self.member, Unit("member", index, name)) for index in self.ensemble(seed, count)]
@@ -462,6 +507,11 @@ def detection_of(ood: Mapping[str, Mapping[str, dict[str, float]]]) -> dict[str,
 
 def with_temperature(method: str) -> str:
     return "temperature" if method == "single" else f"{method}-temperature"
+
+
+def half_of(model: PreTrainedModel) -> int:
+    """How many layers are common where half of them are."""
+    return model.config.num_hidden_layers // 2
 
 
 def fused(members: Iterable[PreTrainedModel], **options) -> PreTrainedModel:

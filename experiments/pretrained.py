@@ -32,7 +32,7 @@ from .shifted_sets import shifted_images, shifted_texts
 from .splits import CIRCUIT_ROWS, Splits
 
 
-GROUPS = ("untuned", "tuned", "budgets", "fine-tunings", "fine-tunings-tuned", "trunk", "sharing", "why")
+GROUPS = ("untuned", "tuned", "budgets", "fine-tunings", "fine-tunings-tuned", "trunk", "trunk-ways", "sharing", "why")
 QUICK = {"eval_strategy": "no", "save_strategy": "no"}  # a training takes seconds
 
 # Tiny ImageNet: 100 of its classes to learn, 50 for circuits and the choice between recipes, 50 as near OOD.
@@ -197,6 +197,7 @@ TINYIMAGENET_DINOV2 = Setting(
     lora_from_start=True,
     training_arguments=QUICK,
     above_single=2.5,
+    frozen_recipe=recipe("finetune-images"),
 )
 
 
@@ -286,4 +287,5 @@ SST2_GTE = Setting(
     lora_from_start=True,
     training_arguments=QUICK,
     above_single=1.0,
+    frozen_recipe=recipe("finetune-texts"),
 )

@@ -1,6 +1,7 @@
 """The results of a setting in one JSON file."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,27 @@ def results_file(folder: Path, setting: str) -> Path:
     return folder / f"{setting}.json"
 
 
-def write_results(results: dict[str, Any], path: Path) -> None:
-    """Where nothing was judged, what is there stays."""
-    if results["seeds"]:
-        write_atomically(path, in_lines(results, depth=3) + "\n")
+def write_results(results: dict[str, Any], path: Path, groups: Sequence[str] | None = None) -> None:
+    """Where nothing was judged, what is there stays.
+
+    groups: where only these were judged, the other methods stay, too; "added" then says where and when these were
+    """
+    if not results["seeds"]:
+        return
+    if groups is not None and path.exists():
+        results = joined(json.loads(path.read_text()), results, groups)
+    write_atomically(path, in_lines(results, depth=3) + "\n")
+
+
+def joined(found: dict[str, Any], new: dict[str, Any], groups: Sequence[str]) -> dict[str, Any]:
+    """Results with some more, which may have been made elsewhere."""
+    both = dict(found)
+    for part in ("seeds", "circuits"):
+        keys = [*found[part], *(key for key in new[part] if key not in found[part])]
+        both[part] = {key: found[part].get(key, {}) | new[part].get(key, {}) for key in keys}
+    both["fusion"] = found.get("fusion", {}) | new["fusion"]
+    about = {name: value for name, value in new.items() if name not in ("seeds", "circuits", "fusion", "added")}
+    return both | {"added": found.get("added", {}) | dict.fromkeys(groups, about)}
 
 
 def in_lines(value: Any, depth: int) -> str:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification
 from .altered_sets import altered_images
 from .from_scratch import Schedule, train_from_scratch
 from .rows import PrepareImages, TensorRows, as_it_is
+from .setting import ALL_PARTS
 from .settings import CIFAR10_MEMBER, SETTINGS
 from .shifted_sets import shifted_images
 from .splits import LIKE_CIRCUITS, Splits
@@ -71,4 +72,5 @@ SMALLEST = replace(
     budgets=(1,),
     member_batch=16,
     groups=tuple(GROUPS),
+    frozen_recipe=replace(CIFAR10_MEMBER, epochs=1, trainable=ALL_PARTS),
 )

@@ -17,8 +17,11 @@ CIRC = tuple(f"circ-{objective}" for objective in OBJECTIVES)
 # Extracted against the altered set; accuracy knows of no such set.
 ALTERED = ("circ-acc", "circ-altered-ood", "circ-altered-avg")
 TAYLOR = tuple(f"taylor-{index}" for index in range(3))
+# Extracted, and trained, behind the first half of the layers, of one backbone; the last also of fine-tunings that froze these.
+BEHIND_TRUNK = tuple(f"circ-trunk-{objective}" for objective in OBJECTIVES)
+OF_FROZEN = "circ-frozen-avg"
 SAMPLED = tuple(f"sampled-{index}" for index in range(3))
-CIRCUIT_MEMBER = re.compile(r"circ-(?P<circuit>acc|(altered-)?(ood|avg))(-(?P<budget>\d+))?")
+CIRCUIT_MEMBER = re.compile(r"circ-(?P<circuit>(trunk-)?acc|(altered-|trunk-|frozen-)?(ood|avg))(-(?P<budget>\d+))?")
 # What varies between members drawn from one circuit, in the order of the paper's table 9: heads, batch order, noise.
 SOURCES = (
     ("heads",),
@@ -36,6 +39,7 @@ GROUPS = {
     "fine-tunings": "members of several fine-tunings, each with its own circuit or none, not trained further",
     "fine-tunings-tuned": "the same, fine-tuned after pruning",
     "trunk": "the same, with whole layers merged at the front",
+    "trunk-ways": "three ways to a common first half of the layers, at the same cost",
     "why": "a report on what fusing does to them",
     "tuned": "the paper's methods with their fine-tuning, and LoRA ensembles",
     "sharing": "which parts members of several fine-tunings share",
@@ -50,9 +54,11 @@ GROUPS = {
 class Unit:
     """What one process does at a time.
 
-    kind: "backbone", "backbones" (all of them, side by side), "circuit", "lora", "member" or "judge"
+    kind: "backbone", "backbones" (all of them, side by side), "frozen" (a fine-tuning whose first half did not train),
+        "circuit", "lora", "member" or "judge"
     index: of the backbone; of what is judged, and of LoRA ensembles, the seed
-    name: the circuit (its objective, after "altered-" if extracted against the altered set), the member, or one of `GROUPS`
+    name: the circuit (its objective, after "altered-" if extracted against the altered set, "trunk-" if behind the first half
+        of the layers, "frozen-" if so of a frozen fine-tuning), the member, or one of `GROUPS`
     order, noise: of a member, shifts of the seeds of the batches' order and of all else that is random in training
     """
 
@@ -122,8 +128,10 @@ def needs(unit: Unit, setting: Setting, seeds: int, backbones: int) -> list[Unit
     def backbone(index: int) -> Unit:
         return ALL_BACKBONES if setting.backbones_together else Unit("backbone", index)
 
-    if unit.kind in BACKBONES:
+    if unit.kind in (*BACKBONES, "frozen"):
         return []
+    if unit.kind == "circuit" and unit.name.startswith("frozen-"):
+        return [Unit("frozen", unit.index)]
     if unit.kind == "lora" and setting.lora_from_start:
         return []
     if unit.kind != "judge":
@@ -158,6 +166,10 @@ def judged_units(group: str, seed: int, setting: Setting, seeds: int, backbones:
         yield from (own(name) for budget in setting.budgets for name in with_budget(CIRC, budget))
     elif group in ("fine-tunings", "trunk", "why"):
         yield from (Unit("circuit", index, "avg") for index in all_indices)
+    elif group == "trunk-ways":
+        yield from (own(name) for name in BEHIND_TRUNK)
+        yield from (Unit("circuit", index, name) for name in ("frozen-avg", "trunk-avg") for index in all_indices)
+        yield from (Unit("frozen", index) for index in all_indices)
     elif group == "fine-tunings-tuned":
         yield from (Unit("member", index, "circ-avg") for index in all_indices)
         three = ensemble(seed, seeds, backbones, 3)
@@ -186,7 +198,7 @@ def ensemble(seed: int, seeds: int, backbones: int, members: int = 3) -> list[in
 def missing_packages(unit: Unit) -> list[str]:
     """What a unit needs besides Transformers and is not installed: the Trainer wants accelerate, LoRA wants peft."""
     packages = []
-    if unit.kind in ("member", "lora") or (
+    if unit.kind in ("member", "lora", "frozen") or (
         unit.kind == "judge" and unit.name not in ("untuned", "fine-tunings", "trunk", "why")
     ):
         packages.append("accelerate")

@@ -123,14 +123,15 @@ def median_milliseconds(
 
 def _seconds_of_forward(model: nn.Module, inputs: Mapping[str, Tensor]) -> float:
     with evaluation_mode(model), torch.inference_mode():
-        _wait_for(device_of(model))
+        wait_for(device_of(model))
         start = time.perf_counter()
         model(**inputs)
-        _wait_for(device_of(model))
+        wait_for(device_of(model))
         return time.perf_counter() - start
 
 
-def _wait_for(device: torch.device) -> None:
+def wait_for(device: torch.device) -> None:
+    """Until a GPU has done what it was told: it takes work without doing it at once."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -2,13 +2,15 @@
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PreTrainedConfig
+from transformers.integrations import get_available_reporting_integrations
 
+from ..cost import TEXT_TOKENS
 from .data import PARTS, DataSource, PreparedData, prepare_data
 from .problems import CommandError, access_to
 
@@ -29,6 +31,16 @@ def count(text: str) -> int:
     if value < 0:
         raise argparse.ArgumentTypeError(f"{value} is negative: pass 0 or more")
     return value
+
+
+def or_best(number: Callable[[str], int]) -> Callable[[str], int | str]:
+    """A number as `number` reads it, or the word "best"."""
+
+    def read(text: str) -> int | str:
+        return text if text == "best" else number(text)
+
+    read.__name__ = "number of heads"  # as argparse calls it
+    return read
 
 
 def seed(text: str) -> int:
@@ -106,7 +118,14 @@ def add_data(parser: argparse.ArgumentParser, split: str, has_own_classes: bool 
     group.add_argument(
         "--text-column",
         metavar="NAME",
-        help='default: "text", "sentence", ... or the only one; "column.field" for a field of one',
+        help='default: "text", "sentence", ... or the only one; "column.field" for a field of one, "premise,hypothesis" for pairs '
+        "of texts in two columns",
+    )
+    group.add_argument(
+        "--max-length",
+        type=positive,
+        metavar="N",
+        help=f"tokens that texts are cut to, the same in all steps (default: {TEXT_TOKENS}, or fewer where the model reads fewer)",
     )
     group.add_argument("--label-column", metavar="NAME", help="default: the column whose classes fit the model")
     group.add_argument("--processor", metavar="NAME_OR_FOLDER", help="default: the one saved with the model")
@@ -122,6 +141,37 @@ def add_data(parser: argparse.ArgumentParser, split: str, has_own_classes: bool 
     group.add_argument(
         "--labels-in-order", action="store_true", help="take class indices as they are, though class names differ"
     )
+
+
+def add_training(parser: argparse.ArgumentParser, of: str) -> None:
+    """
+    of: what trainings --epochs is about
+    """
+    parser.add_argument(
+        "--epochs",
+        type=positive,
+        metavar="N",
+        help=f"passes over the data{of}, at most where a recipe ends early (default: the recipe's; without --recipe by the number of "
+        "rows, 1 to 30)",
+    )
+    parser.add_argument(
+        "--report-to",
+        default="none",
+        metavar="NAME",
+        help="where trainings are logged, as Trainer calls it: tensorboard, wandb, ... (default: %(default)s)",
+    )
+
+
+def check_training(arguments: argparse.Namespace) -> None:
+    """Refuses two lengths of a training, and reports to what is not installed."""
+    if arguments.epochs is not None and arguments.max_steps is not None:
+        raise CommandError("--epochs and --max-steps are both lengths of a training: pass one of them")
+    known = get_available_reporting_integrations()
+    if arguments.report_to not in ("none", "all", *known):
+        raise CommandError(
+            f"--report-to {arguments.report_to} is unknown or not installed: install it, or pass one of "
+            f"{', '.join(['none', *known])}"
+        )
 
 
 def add_batch_size(parser: argparse.ArgumentParser, default: int) -> None:
@@ -174,6 +224,7 @@ def source_of(
         limit=arguments.limit,
         image_column=arguments.image_column,
         text_column=arguments.text_column,
+        max_length=arguments.max_length,
         label_column=arguments.label_column,
         labels_in_order=arguments.labels_in_order,
     )

@@ -13,10 +13,13 @@ from .arguments import (
     add_data,
     add_device,
     add_output,
+    add_training,
     check_named_once,
+    check_training,
     count,
     device_of,
     named,
+    or_best,
     positive,
     read_data,
     seed,
@@ -38,9 +41,9 @@ from .problems import CommandError
 
 BUILD_SETTINGS = "build.json"
 # What changes nothing, or is for --target alone.
-NO_SETTINGS = ("command", "debug", "device", "others", "target")
+NO_SETTINGS = ("command", "debug", "device", "others", "report_to", "target")
 # What a step takes over as it is given here, where it is.
-OF_DATA = ("image_column", "text_column", "label_column", "processor")
+OF_DATA = ("image_column", "text_column", "max_length", "label_column", "processor")
 
 
 def add_build(parser: argparse.ArgumentParser) -> None:
@@ -60,10 +63,25 @@ def add_build(parser: argparse.ArgumentParser) -> None:
         "most half a point below the best), quality (the best detection at most half a point of accuracy below the best), "
         "cost=1.3 (the best within 1.3 times one model's time, measured here) or accuracy_within=1",
     )
-    parser.add_argument("--members", type=positive, default=3, metavar="M", help="fine-tunings (default: %(default)s)")
-    parser.add_argument("--recipe", choices=sorted(RECIPES), help="default: finetune-images or finetune-texts")
     parser.add_argument(
-        "--budget", type=count, metavar="N", help="heads each member loses; 0 prunes nothing (default: a sixth of all)"
+        "--members",
+        type=positive,
+        default=3,
+        metavar="M",
+        help="fine-tunings (default: %(default)s); with --target the most members, fewer are tried too",
+    )
+    parser.add_argument(
+        "--recipe",
+        choices=sorted(RECIPES),
+        help="default: as finetune-images or finetune-texts, with epochs by the number of rows and an early end",
+    )
+    add_training(parser, " of each fine-tuning, not of what --tune trains")
+    parser.add_argument(
+        "--budget",
+        type=or_best(count),
+        metavar="N",
+        help="heads each member loses; 0 prunes nothing; best: those that its own circuit scores best without, at most a third "
+        "(default: a sixth of all)",
     )
     parser.add_argument(
         "--ood-data", metavar="NAME_OR_FOLDER", help="out-of-distribution data, by which heads are chosen as well"
@@ -155,12 +173,13 @@ def steps_of(arguments: argparse.Namespace) -> list[list[str]]:
     work, data = work_folder(arguments), ["--data", arguments.data, *_given(arguments, "split", *OF_DATA)]
     common = ["--batch-size", arguments.batch_size]
     training = [*_given(arguments, "limit", "max_steps"), "--seed", arguments.seed, *common]
+    training += ["--report-to", arguments.report_to] if arguments.report_to != "none" else []
     trunk = _given(arguments, "trunk_layers")
     training += trunk if arguments.freeze_trunk else []
     device = _given(arguments, "device")
     steps, members = [], work / "finetuned"
     steps.append(["finetune", arguments.pretrained, "--members", arguments.members, *data, "--part", "training"])
-    steps[-1] += [*_given(arguments, "recipe"), *training, "--output", members]
+    steps[-1] += [*_given(arguments, "recipe", "epochs"), *training, "--output", members]
     objective = arguments.objective or ("avg" if arguments.ood_data else None)
     if objective is not None and arguments.budget != 0:
         steps.append(["prune", members, *data, "--part", "validation", "--objectives", objective])
@@ -217,6 +236,7 @@ def _check(arguments: argparse.Namespace, steps: list[list[str]]) -> None:
         raise CommandError("--budget is for pruning: pass --ood-data, by which heads are chosen, or --objective acc")
     if not is_pruned and arguments.tune:
         raise CommandError("--tune is for pruned members, and nothing is pruned: pass --ood-data or --objective acc")
+    check_training(arguments)
     if arguments.freeze_trunk and not arguments.trunk_layers:
         raise CommandError("--freeze-trunk is for a trunk, and there is none: pass --trunk-layers, too")
     for group in ("near", "far"):

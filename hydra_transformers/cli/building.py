@@ -18,19 +18,23 @@ from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
 from ..pruning import Circuit, draw_members, extract_circuit
 from ..pruning.scoring import OBJECTIVES, OOD_SCORES
-from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
+from ..training import RECIPES, Recipe, default_recipe, finetune_from_pretrained, finetune_members
+from ..training.default_recipe import base_recipe
 from .arguments import (
     SPLITS_FOR_PARTS,
     add_batch_size,
     add_data,
     add_device,
     add_output,
+    add_training,
     check_can_be_learnt_from,
     check_named_once,
+    check_training,
     class_prompts,
     count,
     device_of,
     learning_rate,
+    or_best,
     positive,
     read_data,
     seed,
@@ -79,9 +83,10 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--members", type=positive, default=None, metavar="M", help="how many members (default: 3)")
     parser.add_argument(
         "--budget",
-        type=positive,
+        type=or_best(positive),
         metavar="N",
-        help="circuits: heads each member loses (default: a sixth of those that compete)",
+        help="circuits: heads each member loses (default: a sixth of those that compete); best: those that its own circuit scores "
+        "best without, at most a third",
     )
     parser.add_argument(
         "--heads-per-layer", type=positive, metavar="N", help="taylor: heads each layer keeps (default: two thirds)"
@@ -193,7 +198,7 @@ def _settings(arguments: argparse.Namespace, models: list[str], objectives: list
     settings |= {name: getattr(arguments, name) for name in names}
     settings |= {"objectives": objectives, "members": members}
     # None where they were not known yet.
-    settings |= {"score": None if arguments.score == "msp" else arguments.score}
+    settings |= {"score": None if arguments.score == "msp" else arguments.score, "max_length": arguments.max_length}
     return settings | {"trunk_layers": arguments.trunk_layers or None}
 
 
@@ -269,6 +274,10 @@ def check_heads(
                 + (f"nothing, pass 1 to {most - 1}" if most > 1 else "nothing, and there is none to spare")
             )
         return
+    if arguments.budget == "best" and len(objectives) == 1 and not is_one_of_several:
+        raise CommandError(
+            "--budget best is for members with a circuit each: pass several --objectives or several models, or a number"
+        )
     every = _num_heads(config, arguments.trunk_layers)
     budget, out_of = _budget(arguments, config), _out_of(arguments, config, objectives, members)
     if not 1 <= budget < every:
@@ -299,7 +308,15 @@ def _most_heads_in_a_layer(config: PreTrainedConfig, trunk_layers: int) -> int:
 
 
 def _budget(arguments: argparse.Namespace, config: PreTrainedConfig) -> int:
+    """How many heads a member loses at most."""
+    if arguments.budget == "best":
+        return max(1, _num_heads(config, arguments.trunk_layers) // 3)
     return arguments.budget or max(1, _num_heads(config, arguments.trunk_layers) // 6)
+
+
+def _drawn(arguments: argparse.Namespace, config: PreTrainedConfig) -> int | str:
+    """How many heads each member loses, as `draw_members` takes it."""
+    return "best" if arguments.budget == "best" else _budget(arguments, config)
 
 
 def _out_of(arguments: argparse.Namespace, config: PreTrainedConfig, objectives: list[str], members: int) -> int:
@@ -344,7 +361,8 @@ def _members_of_several(arguments, models: list[PreTrainedModel], data, unknown,
     for index, circuit in enumerate(circuits):
         circuit.save(folder / f"member-{index}.json")
         _tell(circuit, f"circuit of member {index} for {objective}")
-    return draw_members(models, circuits=circuits, budget=budget, allow_equal=arguments.allow_equal)
+    lost = _drawn(arguments, models[0].config)
+    return draw_members(models, circuits=circuits, budget=lost, allow_equal=arguments.allow_equal)
 
 
 def _tell(circuit: Circuit, name: str) -> None:
@@ -376,7 +394,8 @@ def _circuit_members(arguments, model, data, unknown, objectives: list[str], mem
         _tell(circuit, f"circuit for {objective}")
         circuits.append(circuit)
     if len(circuits) > 1:
-        return draw_members(model, circuits=circuits, budget=budget, allow_equal=arguments.allow_equal)
+        lost = _drawn(arguments, model.config)
+        return draw_members(model, circuits=circuits, budget=lost, allow_equal=arguments.allow_equal)
     return draw_members(
         model,
         circuit=circuits[0],
@@ -415,8 +434,8 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recipe",
         choices=sorted(RECIPES),
-        help="how to train (default: finetune-images or finetune-texts from a pre-trained model, otherwise tune-images or "
-        "tune-texts; imagenet1k, cifar100 and sst2 are the paper's)",
+        help="how to train (default: as finetune-images or finetune-texts from a pre-trained model, otherwise as tune-images or "
+        "tune-texts, with epochs by the number of rows and an early end; imagenet1k, cifar100 and sst2 are the paper's)",
     )
     parser.add_argument(
         "--members", type=positive, metavar="M", help="how many fine-tunings of a pre-trained model (default: 3)"
@@ -433,6 +452,7 @@ def add_finetune(parser: argparse.ArgumentParser) -> None:
         metavar="LR",
         help='to choose from by validation, or "grid" for the recipe\'s',
     )
+    add_training(parser, "")
     parser.add_argument(
         "--max-steps", type=positive, metavar="N", help="train for N steps instead of the recipe's length"
     )
@@ -455,12 +475,11 @@ def finetune(arguments: argparse.Namespace) -> None:
     folders = [] if is_pretrained else members_in(source)
     name = arguments.model if is_pretrained else str(folders[0])
     config = load_config(name)
-    recipe = shortened(RECIPES[arguments.recipe or default_recipe(config, is_pretrained)], arguments.max_steps)
-    check_trunk(arguments.trunk_layers, name, config)
-    recipe = replace(recipe, trunk_layers=arguments.trunk_layers)
-    learning_rates = _learning_rates(arguments.learning_rates, recipe)
     check_trainable(arguments.model, config, is_pretrained)
+    check_trunk(arguments.trunk_layers, name, config)
     _check_finetuning(arguments, is_pretrained)
+    named = RECIPES[arguments.recipe or base_recipe(config, is_pretrained)]
+    learning_rates = _learning_rates(arguments.learning_rates, named)
     members = (arguments.members or 3) if is_pretrained else len(folders)
     is_several = is_pretrained or are_fine_tunings(source)
     claim_for_training(arguments.output, source, members, is_several)
@@ -470,13 +489,15 @@ def finetune(arguments: argparse.Namespace) -> None:
         classes = classes_of_data(arguments)
         config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
         print(f"{members} fine-tunings of {name} with new classifiers for {len(classes)} classes")
-    train, validation = _train_and_validation(arguments, config, processor, recipe)
+    train, validation = _train_and_validation(arguments, config, processor, named)
+    recipe = recipe_of(arguments.recipe, config, train, is_pretrained, arguments.epochs, arguments.max_steps)
+    recipe = replace(recipe, trunk_layers=arguments.trunk_layers)
     settings = {
         "seed": arguments.seed,
         "learning_rates": learning_rates,
         "per_device_train_batch_size": arguments.batch_size,
         "per_device_eval_batch_size": arguments.batch_size,
-        "report_to": "none",
+        "report_to": arguments.report_to,
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
     if is_pretrained:
@@ -493,11 +514,6 @@ def finetune(arguments: argparse.Namespace) -> None:
     print(f"Next: hydra-transformers {step} {arguments.output} {'--data ... ' if is_pretrained else ''}--output ...")
     if is_pretrained:
         print("(Or hydra-transformers fuse: fine-tunings make a Hydra without any pruning, too.)")
-
-
-def default_recipe(config: PreTrainedConfig, is_pretrained: bool) -> str:
-    """By what the model reads, and whether it is to be fine-tuned for the first time."""
-    return f"{'finetune' if is_pretrained else 'tune'}-{'images' if hasattr(config, 'image_size') else 'texts'}"
 
 
 def check_trainable(name: str, config: PreTrainedConfig, is_pretrained: bool = True) -> None:
@@ -520,6 +536,7 @@ def check_trunk(trunk_layers: int | None, name: str, config: PreTrainedConfig) -
 
 
 def _check_finetuning(arguments: argparse.Namespace, is_pretrained: bool) -> None:
+    check_training(arguments)
     if not is_pretrained and arguments.members is not None:
         raise CommandError(f"--members is for a pre-trained model, {arguments.model} holds its members: leave it out")
     if arguments.part not in (None, "training"):
@@ -573,12 +590,24 @@ def overlap(split: str | None, other: str | None) -> bool:
     return is_of_same and (split == other or "[" not in split or "[" not in other)
 
 
-def shortened(recipe: Recipe, max_steps: int | None) -> Recipe:
-    """The recipe with another number of steps; the warm-up keeps its share."""
-    if max_steps is None:
+def recipe_of(
+    name: str | None,
+    config: PreTrainedConfig,
+    train: Any,
+    is_pretrained: bool,
+    epochs: int | None = None,
+    max_steps: int | None = None,
+) -> Recipe:
+    """The recipe of that name, by default the one that fits the data, with another length where one is given; then the
+    warm-up keeps its share."""
+    if name is None:
+        recipe = default_recipe(config, train, is_pretrained, epochs)
+        return recipe if max_steps is None else replace(recipe, max_steps=max_steps, epochs=None)
+    recipe = RECIPES[name]
+    if epochs is None and max_steps is None:
         return recipe
     warmup = recipe.warmup_steps if recipe.warmup_steps < 1 else recipe.warmup_steps / recipe.max_steps
-    return replace(recipe, max_steps=max_steps, epochs=None, warmup_steps=warmup)
+    return replace(recipe, max_steps=max_steps, epochs=epochs, warmup_steps=warmup)
 
 
 def _held_out(rows: int, seed: int, takes_first: bool) -> tuple[Sequence[int], Sequence[int]]:

@@ -7,9 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..training import RECIPES
-from .arguments import check_can_be_learnt_from, check_named_once, device_of, read_data
-from .building import change_by, check_trainable, classes_of_data, default_recipe, shortened
+from .arguments import check_can_be_learnt_from, check_named_once, check_training, device_of, read_data
+from .building import change_by, check_trainable, classes_of_data, recipe_of
 from .folders import check_same_processors, check_takes_files, load_config, load_processor, models_named
 from .problems import CommandError
 
@@ -53,6 +52,7 @@ def build_for_target(arguments: argparse.Namespace) -> None:
             )
     for group in ("near", "far"):
         check_named_once([name for name, _ in getattr(arguments, group)], f"--{group}")
+    check_training(arguments)
     check_takes_files(arguments.output)
     names, device = models_named([arguments.pretrained, *arguments.others]), device_of(arguments)
     configs = [load_config(name) for name in names]
@@ -88,26 +88,26 @@ def _parts(arguments: argparse.Namespace, config: PreTrainedConfig, processor: A
     """For a pre-trained model: one part of the data to train on, one to choose by; that for tests is not touched."""
     classes = classes_of_data(arguments)
     config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
-    recipes = [RECIPES[arguments.recipe or default_recipe(config, True)], RECIPES[default_recipe(config, False)]]
-    recipes = [shortened(each, arguments.max_steps) for each in recipes]
     train, held_out = (
         read_data(arguments, config, processor, split=arguments.split, part=part)
         for part in ("training", "validation")
     )
     check_can_be_learnt_from(train, arguments.data, "to learn")
+    recipe = recipe_of(arguments.recipe, config, train, True, arguments.epochs, arguments.max_steps)
     return {
-        "train_data": replace(train, change=change_by(train, recipes[0])),
+        "train_data": replace(train, change=change_by(train, recipe)),
         "id_data": held_out,
         "class_names": classes,
-        "recipe": recipes[0],
-        "tuning_recipe": recipes[1],
+        "recipe": recipe,
+        "tuning_recipe": recipe_of(None, config, train, False, max_steps=arguments.max_steps),
+        "training_arguments": {"report_to": arguments.report_to},
     }
 
 
 def _held_out(arguments: argparse.Namespace, config: PreTrainedConfig, processor: Any) -> dict[str, Any]:
     """For fine-tuned models: rows to choose by; nothing is trained."""
-    for name in ("recipe", "max_steps"):
-        if getattr(arguments, name) is not None:
+    for name in ("recipe", "epochs", "max_steps", "report_to"):
+        if getattr(arguments, name) not in (None, "none"):
             raise CommandError(
                 f"--{name.replace('_', '-')} is for training, and {arguments.pretrained} is fine-tuned already: leave it out"
             )

@@ -35,7 +35,9 @@ class DataSource:
     split: by default the first that exists of those a command prefers; "train[:1000]" and "train[:10%]" are parts of one
     part: "training", "validation" or "test": a random part of the split, the same in every command, before any limit
     limit: at most this many rows, drawn at random with the seed 0, because many sets are sorted by class
-    image_column, text_column, label_column: guessed where not given; "translation.en" is a field of a text column
+    image_column, text_column, label_column: guessed where not given; "translation.en" is a field of a text column, and
+        "premise,hypothesis" are two columns of pairs
+    max_length: the tokens that texts, or both texts of a pair together, are cut to
     labels_in_order: take the data's class indices as they are, whatever the classes are called
     """
 
@@ -47,6 +49,12 @@ class DataSource:
     text_column: str | None = None
     label_column: str | None = None
     labels_in_order: bool = False
+    max_length: int | None = None
+
+    @property
+    def text_columns(self) -> tuple[str, ...]:
+        """The one or two columns that `text_column` names; none where it names none."""
+        return tuple(name.strip() for name in self.text_column.split(",")) if self.text_column else ()
 
 
 @dataclass
@@ -58,7 +66,7 @@ class PreparedData(torch.utils.data.Dataset):
     class_names: of the data's own classes, in order; None where labels were not asked for or have no names
     split: the one that was read; None where the data has none
     change: what an image goes through before it is processed, something random for example
-    text_column, max_tokens: of texts, where they are and at how many tokens they end
+    text_columns, max_tokens: of texts, or of pairs, where they are and at how many tokens they end
     """
 
     rows: Any
@@ -71,7 +79,7 @@ class PreparedData(torch.utils.data.Dataset):
     processor: Any = None
     split: str | None = None
     change: Callable[[Any], Any] | None = None
-    text_column: str | None = None
+    text_columns: tuple[str, ...] = ()
     max_tokens: int | None = None
 
     @property
@@ -80,8 +88,8 @@ class PreparedData(torch.utils.data.Dataset):
 
     def with_changed_texts(self, change: Callable[[str], str]) -> "PreparedData":
         """The same rows, their texts changed before they are tokenized."""
-        texts = [change(text) for text in self.rows[self.text_column]]
-        return replace(self, tokens=_tokenized(texts, self.max_tokens, self.processor))
+        columns = [[change(text) for text in self.rows[column]] for column in self.text_columns]
+        return replace(self, tokens=_tokenized(columns, self.max_tokens, self.processor))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -140,17 +148,34 @@ def prepare_data(
         prepared.processor = processor
         notes.append(f"images: column {prepared.image_column!r}")
     else:
-        column = find_text_column(rows.features, source)
-        _check_none_is_missing(rows, column, "text", source)
-        prepared.text_column, prepared.processor = column, processor
-        prepared.max_tokens = min(TEXT_TOKENS, config.max_position_embeddings)
-        prepared.tokens = _tokenized(rows[column], prepared.max_tokens, processor)
-        notes.append(f"texts: column {column!r}, {prepared.tokens['input_ids'].shape[1]} tokens")
+        columns = find_text_columns(rows.features, source)
+        for column in columns:
+            _check_none_is_missing(rows, column, "text", source)
+        prepared.text_columns, prepared.processor = columns, processor
+        prepared.max_tokens = _max_tokens(config, processor, source.max_length)
+        prepared.tokens = _tokenized([rows[column] for column in columns], prepared.max_tokens, processor)
+        named = (
+            f"column {columns[0]!r}"
+            if len(columns) == 1
+            else f"pairs of the columns {columns[0]!r} and {columns[1]!r}"
+        )
+        notes.append(f"texts: {named}, {prepared.tokens['input_ids'].shape[1]} tokens")
     return prepared
 
 
-def _tokenized(texts: Sequence[str], max_tokens: int, tokenizer: Any) -> dict[str, Tensor]:
-    return dict(tokenizer(list(texts), truncation=True, max_length=max_tokens, padding=True, return_tensors="pt"))
+def _max_tokens(config: PreTrainedConfig, tokenizer: Any, max_length: int | None) -> int:
+    most = min(config.max_position_embeddings, tokenizer.model_max_length)
+    if max_length is not None and max_length > most:
+        raise ValueError(f"--max-length is {max_length}: the model reads at most {most} tokens")
+    return min(TEXT_TOKENS, most) if max_length is None else max_length
+
+
+def _tokenized(columns: Sequence[Sequence[str]], max_tokens: int, tokenizer: Any) -> dict[str, Tensor]:
+    """
+    columns: the texts, or the first and the second ones of pairs
+    """
+    texts = [list(column) for column in columns]
+    return dict(tokenizer(*texts, truncation=True, max_length=max_tokens, padding=True, return_tensors="pt"))
 
 
 def classes_in(source: DataSource, prefer: Sequence[str]) -> list[str]:
@@ -230,7 +255,7 @@ def load_rows(source: DataSource, prefer: Sequence[str]) -> tuple[Any, str | Non
     if any(column.startswith("__index_level_") for column in rows.features):
         # where pandas puts what it takes for the names of the rows
         raise ValueError(f"rows of {source.name} have more cells than its first line: check separators and quotes")
-    if source.text_column and "." in source.text_column and source.text_column not in rows.features:
+    if any("." in column and column not in rows.features for column in source.text_columns):
         rows = rows.flatten()  # "translation.en" is a field of the column "translation"
     if source.part is not None:
         rows = rows.select(places_of_part(len(rows), source))
@@ -365,10 +390,19 @@ def find_image_column(features: Any, source: DataSource) -> str:
     return _one_column(features, source, "image", source.image_column, found, _is_image)
 
 
-def find_text_column(features: Any, source: DataSource) -> str:
-    found = [name for name in features if _is_text(features[name]) and name not in LABEL_NAMES]
+def find_text_columns(features: Any, source: DataSource) -> tuple[str, ...]:
+    """One column of texts, or where the source names two those of pairs."""
+    found = _columns_of_texts(features)
     preferred = [name for name in TEXT_NAMES if name in found]
-    return _one_column(features, source, "text", source.text_column, preferred[:1] or found, _is_text)
+    if len(source.text_columns) > 2:
+        raise ValueError(f"--text-column is {source.text_column!r}: name one column, or two of pairs")
+    named: Sequence[str | None] = source.text_columns or (None,)
+    columns = [_one_column(features, source, "text", name, preferred[:1] or found, _is_text) for name in named]
+    return tuple(columns)
+
+
+def _columns_of_texts(features: Any) -> list[str]:
+    return [name for name in features if _is_text(features[name]) and name not in LABEL_NAMES]
 
 
 def find_label_column(features: Any, source: DataSource, num_labels: int | None) -> str:
@@ -398,14 +432,33 @@ def _one_column(
         return chosen
     if len(found) != 1:
         problem = "no" if not found else "more than one"
-        raise ValueError(f"{source.name} has {problem} {kind} column among {columns}: name it with --{kind}-column")
+        pairs = ", or two of pairs as --text-column FIRST,SECOND" if kind == "text" and len(found) > 1 else ""
+        raise ValueError(
+            f"{source.name} has {problem} {kind} column among {columns}: name it with --{kind}-column{pairs}"
+        )
     return found[0]
 
 
 def _without_missing_columns(source: DataSource, features: Any) -> DataSource:
     """Columns are named for the labelled data: another set that has no such column is searched for its own."""
-    columns = {"image_column": source.image_column, "text_column": source.text_column}
-    return replace(source, **{name: column if column in features else None for name, column in columns.items()})
+    image = source.image_column if source.image_column in features else None
+    has_texts = all(column in features for column in source.text_columns)
+    text = source.text_column if has_texts else _pair_instead(source, features)
+    return replace(source, image_column=image, text_column=text)
+
+
+def _pair_instead(source: DataSource, features: Any) -> str | None:
+    """The two columns of texts of another set, where pairs are asked for: texts that are no pairs would be told from pairs
+    by their form alone."""
+    if len(source.text_columns) < 2:
+        return None
+    found = _columns_of_texts(features)
+    if len(found) != 2:
+        raise ValueError(
+            f"{source.name} has no columns {' and '.join(map(repr, source.text_columns))}, nor just two of texts, and is "
+            f"to be compared with pairs: rename two of its columns ({', '.join(features)})"
+        )
+    return ",".join(found)
 
 
 def _is_image(feature: Any) -> bool:

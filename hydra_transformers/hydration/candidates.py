@@ -36,7 +36,12 @@ class Design:
         """The name of its file."""
         if self.kind != HYDRA:
             return self.kind.lower().replace(" ", "-")
-        parts = ["hydra", f"trunk-{self.trunk_layers}", "shares-" + ("-".join(self.shared) or "nothing")]
+        parts = [
+            "hydra",
+            f"trunk-{self.trunk_layers}",
+            f"of-{self.members}",
+            "shares-" + ("-".join(self.shared) or "nothing"),
+        ]
         parts += [f"{self.pruned_by}-{self.budget}"] if self.pruned_by else []
         return "_".join([*parts, *(["tuned"] if self.tuned else [])])
 

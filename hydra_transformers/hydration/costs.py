@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..cost import count_multiply_adds, count_parameters, example_inputs, median_milliseconds
+from ..cost import count_multiply_adds, count_parameters, example_inputs, median_milliseconds, wait_for
 from ..prediction import config_of, device_of, evaluation_mode
 
 
@@ -76,11 +76,11 @@ def peak_bytes(model: nn.Module, inputs: Mapping[str, Tensor]) -> int:
     weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     with evaluation_mode(model), torch.inference_mode():
         if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            wait_for(device)
             before = torch.cuda.memory_allocated(device)
             torch.cuda.reset_peak_memory_stats(device)
             model(**inputs)
-            torch.cuda.synchronize(device)
+            wait_for(device)
             return weights + torch.cuda.max_memory_allocated(device) - before
         with _LivingTensors() as living:
             model(**inputs)

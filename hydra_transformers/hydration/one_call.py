@@ -131,17 +131,18 @@ def hydrate(
             `output_dir`-steps beside it gets every finished step; the same call goes on from there after a stop, and
             another target chooses anew among what is judged already. Other models, data or settings are refused there.
         processor: the image processor or tokenizer, saved with the Hydra; a tokenizer also pads the rows of a training.
-        num_members: of a Hydra of one model, and how often a pre-trained model is fine-tuned; several fine-tunings
-            make one each.
+        num_members: of a Hydra of one model at most, and how often a pre-trained model is fine-tuned; several fine-tunings
+            make one each. Fewer of them, the first two, three, ..., are tried too.
         finetune: whether to fine-tune the one model first; by default where it has no classifier.
         class_names: for that, what the labels 0, 1, ... stand for.
-        recipe, tuning_recipe: for fine-tuning, and for members after pruning; by default "finetune-images" and
-            "tune-images", or those for texts.
+        recipe, tuning_recipe: for fine-tuning, and for members after pruning, a `Recipe` or the name of one; by default
+            `default_recipe`, which chooses the epochs by the rows of `train_data` and ends early.
         training_arguments: arguments of `TrainingArguments` that win over the recipes'.
         batch_size: rows per batch, also of trainings and of the measured times.
         seed: of how data is divided, of fine-tunings and of samples.
         seconds: for which each candidate's time is measured.
-        device: where models that are named run, by default cuda where there is one; others run where they lie.
+        device: where models that are named run, by default cuda where there is one; others run where they lie. Trainings run
+            where `Trainer` puts them, and what they give comes back.
         card: arguments of `create_model_card`: base_model, dataset, license, repo_id, fine_tuning. With `dataset`, the
             name of the data on the Hub, results go into the card.
         progress: whether to say how long it will take, and how far it is.
@@ -151,10 +152,10 @@ def hydrate(
     heads by a circuit of its own, with the deepest trunk that costs less than half a point of quality, and without any
     where that is better by half a point or the target is the best detection. Of one model: copies without as many
     heads, by circuits for accuracy, detection and both, with half of the layers common and with none; without OOD data
-    by Taylor scores, or where these make equal members by samples of a circuit for accuracy. With `train_data`, at
-    last the two best of the pruned ones are tuned, where they are within two points of the front. A cost target leaves
-    out what would be too slow before its circuits are extracted. Every candidate is calibrated as the chosen one will
-    be.
+    by Taylor scores, or where these make equal members by samples of a circuit for accuracy. The three best Hydras that
+    no other beats, and what the target would choose, are then tried with fewer members. With `train_data`, at last the
+    two best of the pruned ones are tuned, where they are within two points of the front. A cost target leaves out what
+    would be too slow before its circuits are extracted. Every candidate is calibrated as the chosen one will be.
 
     The judging rows choose among many, so the best of them is a little too good there: to know what the Hydra reaches,
     judge it once more on rows that you kept apart.
@@ -170,7 +171,12 @@ def hydrate(
     source = read_source(model_or_models, train_data is not None, finetune, num_members, class_names, seed, device)
     train_data, id_data = _divided(source, train_data, id_data, seed)
     data = held_out(id_data, ood_data, source.config.num_labels, batch_size, seed)
-    recipes = recipe_of(recipe, source.config, "finetune"), recipe_of(tuning_recipe, source.config, "tune")
+    recipes = None
+    if train_data is not None:
+        recipes = (
+            recipe_of(recipe, source.config, train_data, is_pretrained=True),
+            recipe_of(tuning_recipe, source.config, train_data, is_pretrained=False),
+        )
     settings = {
         "per_device_train_batch_size": batch_size,
         "report_to": "none",
@@ -183,7 +189,7 @@ def hydrate(
         work = Work(steps, identity)
         _check_is_ours(output, work)
         say(data.sentence)
-        tuning = None if train_data is None else Tuning(recipes[1], train_data, _trainer(settings, processor))
+        tuning = None if recipes is None else Tuning(recipes[1], train_data, _trainer(settings, processor))
         search = Search(
             source.models,
             source.num_members,
@@ -253,7 +259,7 @@ def _identity(
     source: Source,
     data: HeldOut,
     train_data: Any,
-    recipes: tuple[Recipe, Recipe],
+    recipes: tuple[Recipe, Recipe] | None,
     settings: Mapping[str, Any],
     batch_size: int,
     seed: int,
@@ -266,7 +272,7 @@ def _identity(
         "is_fine_tuned_here": source.pretrained is not None,
         "data": data.fingerprints,
         "train_data": None if train_data is None else fingerprint_of_data(train_data),
-        "recipes": None if train_data is None else [asdict(each) for each in recipes],
+        "recipes": None if recipes is None else [asdict(each) for each in recipes],
         "training_arguments": {name: value for name, value in settings.items() if name not in cosmetic},
         "batch_size": batch_size,
         "seed": seed,
@@ -290,12 +296,12 @@ def _check_is_ours(output: Path, work: Work) -> None:
 
 
 def _estimate(
-    source: Source, search: Search, recipes: tuple[Recipe, Recipe], settings: dict, train_data: Any, steps: Path
+    source: Source, search: Search, recipes: tuple[Recipe, Recipe] | None, settings: dict, train_data: Any, steps: Path
 ) -> Estimate:
     """How long it will take, from a short measurement; what is finished takes no time."""
     plan = search.plan(is_one=source.is_one)
     rows, plan_of_training = 0, {}
-    if train_data is not None:
+    if recipes is not None:
         arguments = [each.training_arguments(steps / "unused", **settings) for each in recipes]
         rows = arguments[0].train_batch_size
         counts = [_steps(each, len(train_data)) for each in arguments]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..cost import wait_for
 from ..models.auto import AutoHydra
 from ..prediction import accepted_inputs, batches, device_of, evaluation_mode
 from ..pruning.extraction import start_search
@@ -20,6 +21,8 @@ from .held_out import Batch, HeldOut, first_batch, rows_in
 BUDGETS = (1 / 12, 1 / 6, 1 / 3)  # of the heads that compete
 TRUNKS = (1 / 4, 1 / 2, 3 / 4)  # of the layers
 MOST_TUNED = 2
+LEAST_MEMBERS = 2
+MOST_WITH_FEWER = 3  # candidates that are tried with fewer members
 ROWS_TO_TIME = 8  # where a whole batch takes long
 HEADS_TO_TIME = 8
 LONG = 0.1  # seconds of a forward
@@ -184,17 +187,19 @@ def _step(model: PreTrainedModel, train_data: Any, rows: int) -> float:
         optimizer.step()
         optimizer.zero_grad()
 
-    with torch.random.fork_rng(devices=[]):  # dropout would otherwise draw from everybody's numbers
-        return _seconds(step, device_of(model)) / count
+    device = device_of(model)
+    # Dropout would otherwise draw from everybody's numbers.
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        return _seconds(step, device) / count
 
 
 def _seconds(act: Callable[[], Any], device: torch.device) -> float:
     """Of the second of two runs."""
     for _ in range(2):
+        wait_for(device)  # for what was begun before
         start = time.perf_counter()
         act()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait_for(device)
         seconds = time.perf_counter() - start
     return seconds
 

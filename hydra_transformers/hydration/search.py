@@ -26,11 +26,22 @@ from ..uncertainty import (
     fusion_report,
 )
 from ..uncertainty.blending import souped
-from .candidates import DEEP_ENSEMBLE, HYDRA, ONE_MODEL, SOUP, Candidate, Design, better, near_front
+from .candidates import DEEP_ENSEMBLE, HYDRA, ONE_MODEL, SOUP, Candidate, Design, better, near_front, pareto_front
 from .costs import Costs, machine_of
 from .held_out import HeldOut, rows_of
-from .plan import MOST_TUNED, Extraction, Plan, budgets_of, heads_behind, stand_in, taylor_budgets, trunk_depths
-from .targets import POINTS, Target
+from .plan import (
+    LEAST_MEMBERS,
+    MOST_TUNED,
+    MOST_WITH_FEWER,
+    Extraction,
+    Plan,
+    budgets_of,
+    heads_behind,
+    stand_in,
+    taylor_budgets,
+    trunk_depths,
+)
+from .targets import POINTS, Target, in_order
 from .work import Work
 
 
@@ -52,7 +63,7 @@ class Search:
     """Candidates of some models, and what they reached.
 
     models: several fine-tunings, or one
-    num_members: of each Hydra
+    num_members: of a Hydra at most
     tuning: None where there is nothing to train with
     seconds: for which each candidate's time is measured
     say: shows a line of progress
@@ -85,6 +96,7 @@ class Search:
             self.judge(Design(SOUP, self.num_members))
             whole = [self.judge(design) for design in self.whole_designs()]
             self.judge_pruned_fine_tunings(whole)
+        self.judge_fewer_members()
         if self.tuning is not None:
             self.judge_tuned()
 
@@ -115,6 +127,7 @@ class Search:
         count = 1 + (pruned if has_circuits else len(taylor_budgets(self.config)))
         if not is_one:
             count += 2 + len(trunk_depths(layers)) + (self.verdict_if_known != "fuse")
+        count += min(MOST_WITH_FEWER, count) * (self.num_members - LEAST_MEMBERS)
         done = len(list((self.work.folder / "candidates").glob("*.report.json")))
         self.planned = max(count, done)
         return Plan(
@@ -189,18 +202,19 @@ class Search:
                 self.judge(replace(base, pruned_by="circuits", budget=budget))
 
     def budgets_that_can_win(self, trunk_layers: int) -> list[int]:
-        """The budgets to try; none, before any circuit is extracted, where all would be too slow for the target."""
+        """The budgets to try; none, before any circuit is extracted, where even the fewest members would be too slow for the
+        target."""
         budgets = budgets_of(self.config, trunk_layers)
         if self.target.kind != "cost" or not budgets:
             return budgets
-        fastest = stand_in(self.models[0], self.num_members, trunk_layers, budgets[-1])
+        fastest = stand_in(self.models[0], LEAST_MEMBERS, trunk_layers, budgets[-1])
         _, time = self.costs.milliseconds(fastest)
         if time <= self.target.value * SLACK:
             return budgets
         where = f"with {trunk_layers} common layers" if trunk_layers else "without common layers"
         self.notes.append(
-            f"No circuits were extracted for members {where}: with {budgets[-1]} heads pruned they take {time:.2f} times one "
-            f"model's time, and {self.target.value:g} is the most."
+            f"No circuits were extracted for members {where}: {LEAST_MEMBERS} with {budgets[-1]} heads pruned take {time:.2f} times "
+            f"one model's time, and {self.target.value:g} is the most."
         )
         return []
 
@@ -233,6 +247,18 @@ class Search:
             return False
         return True
 
+    # Fewer members
+
+    def judge_fewer_members(self) -> None:
+        """The best on the front, and the choice so far, with the first two, three, ... of their members: that takes no more than
+        judging them."""
+        hydras = [each for each in self.candidates.values() if each.is_hydra]
+        best = better(pareto_front(hydras))[:MOST_WITH_FEWER]
+        best += [each for each in in_order(hydras, self.target)[:1] if each not in best]
+        for candidate in best:
+            for members in range(LEAST_MEMBERS, candidate.design.members):
+                self.judge(replace(candidate.design, members=members))
+
     # Tuned members
 
     def judge_tuned(self) -> None:
@@ -242,9 +268,12 @@ class Search:
         near = [each for each in pruned if near_front(each, judged, NEAR)]
         if self.target.kind == "cost":
             near = [each for each in near if each.time <= self.target.value * SLACK]
-        if not near:
+        best: dict[Design, Candidate] = {}
+        for each in near:  # of those that differ in their number of members alone the best
+            best.setdefault(replace(each.design, members=0), each)
+        if not best:
             self.notes.append(f"Nothing was tuned: no pruned candidate is within {NEAR:g} points of the front.")
-        for candidate in near[:MOST_TUNED]:
+        for candidate in list(best.values())[:MOST_TUNED]:
             self.judge(replace(candidate.design, tuned=True))
 
     # Making models
@@ -294,13 +323,17 @@ class Search:
         circuits = self.circuits(design.trunk_layers)
         if design.pruned_by == "samples":
             return circuits[-1:]
-        return [circuit.first(design.budget) for circuit in circuits]
+        return [circuit.first(design.budget) for circuit in circuits[: design.members]]
 
     def members_of(self, design: Design) -> list[PreTrainedModel]:
+        """The design's members: the first ones of those that there are."""
         if design.pruned_by is None:
-            return self.models
+            return self.models[: design.members]
         if design.tuned:
             return self._tuned_members(design)
+        return self._pruned_members(replace(design, members=self.num_members))[: design.members]
+
+    def _pruned_members(self, design: Design) -> list[PreTrainedModel]:
         models: Any = self.models[0] if self.is_one else self.models
         settings: dict[str, Any] = {"trunk_layers": design.trunk_layers}
         circuits = self.circuits_of(design)

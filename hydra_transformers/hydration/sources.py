@@ -14,7 +14,7 @@ from ..fingerprints import fingerprint_of_weights
 from ..fusion import check_can_be_fused
 from ..models.auto import HEADS, auto_class_of, check_has_no_adapters, config_of, load_trained
 from ..prediction import check_chooses_one_class
-from ..training import Recipe
+from ..training import Recipe, default_recipe
 from ..training import recipe as recipe_by_name
 from ..training.from_pretrained import with_new_classifiers
 from .held_out import LEAST_ROWS, divided
@@ -160,13 +160,12 @@ def _refuse_twins(models: Sequence[PreTrainedModel]) -> None:
 # Training
 
 
-def recipe_of(recipe: Recipe | str | None, config: PreTrainedConfig, kind: str) -> Recipe:
+def recipe_of(recipe: Recipe | str | None, config: PreTrainedConfig, train_data: Any, is_pretrained: bool) -> Recipe:
     """
-    kind: "finetune" for a pre-trained model, "tune" for pruned members; where `recipe` is None, ours of that kind
+    is_pretrained: for a pre-trained model, and not for pruned members
     """
     if recipe is None:
-        of_images = auto_class_of(config.model_type) == "AutoModelForImageClassification"
-        recipe = f"{kind}-{'images' if of_images else 'texts'}"
+        return default_recipe(config, train_data, is_pretrained)
     return recipe_by_name(recipe) if isinstance(recipe, str) else recipe
 
 

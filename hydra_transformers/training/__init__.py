@@ -1,6 +1,7 @@
 """Fine-tuning before and after pruning, on the Hugging Face Trainer: one callback, recipes, losses, LoRA."""
 
 from .callback import PostPruningCallback
+from .default_recipe import default_recipe
 from .divergence import DivergedError
 from .finetune import compute_accuracy, finetune_members
 from .from_pretrained import finetune_from_pretrained
@@ -16,6 +17,7 @@ __all__ = [
     "PostPruningCallback",
     "Recipe",
     "compute_accuracy",
+    "default_recipe",
     "finetune_from_pretrained",
     "finetune_members",
     "lora_config",

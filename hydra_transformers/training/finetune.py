@@ -22,8 +22,8 @@ from ..fingerprints import fingerprint_of_data, fingerprint_of_weights
 from ..folder_lock import only_writer
 from ..prediction import collate
 from ..processes import gather
-from ..raw_data import PreparedRows
 from .callback import describe_trained
+from .default_recipe import default_recipe
 from .divergence import DivergedError, FiniteTrainer, check_nothing_is_missing
 from .lora import adapter_settings, is_peft_model
 from .recipes import Recipe, check_learning_rate
@@ -63,10 +63,10 @@ COSMETIC_ARGUMENTS = {
 
 def finetune_members(
     members: Sequence[PreTrainedModel],
-    recipe: Recipe | str,
-    train_dataset: Any,
-    eval_dataset: Any,
-    output_dir: str | os.PathLike,
+    recipe: Recipe | str | None = None,
+    train_dataset: Any = None,
+    eval_dataset: Any = None,
+    output_dir: str | os.PathLike | None = None,
     seed: int = 0,
     data_seed: int | None = None,
     learning_rates: str | Sequence[float] | None = None,
@@ -80,16 +80,17 @@ def finetune_members(
     Args:
         members: the pruned members, of one backbone or of several; plain models of Transformers; or a `PeftModel` each, of
             which the adapter trains and is saved.
-        recipe: a `Recipe`, or the name of one.
-        train_dataset, eval_dataset: what `Trainer` takes; `eval_dataset` is the validation set.
-        output_dir: gets one folder per member, `member-0`, `member-1`, ..., from which the member can be loaded with
+        recipe: a `Recipe`, or the name of one; None for `default_recipe`, of which a line tells what it is.
+        train_dataset, eval_dataset: what `Trainer` takes, both needed; `eval_dataset` is the validation set.
+        output_dir: needed; gets one folder per member, `member-0`, `member-1`, ..., from which the member can be loaded with
             `from_pretrained`. Below it lies one run folder per learning rate.
         seed: member i trains with `seed + i`: its own order of the data and its own dropout.
         data_seed: where the order of the data shall have a seed apart, `data_seed + i`.
         learning_rates: peak learning rates to choose from by validation, "grid" for the recipe's; by default the
             recipe's single `learning_rate`.
         compute_metrics: as in `Trainer`; must return the recipe's metric. By default `compute_accuracy`.
-        data_collator, processing_class: as in `Trainer`; what `prepare` made needs neither.
+        data_collator, processing_class: as in `Trainer`; without them rows are stacked, and those of tokens filled up to the
+            longest of their batch, as everywhere here.
         training_arguments: arguments of `TrainingArguments` that win over the recipe's.
 
     Call it again with the same arguments and it goes on where it was: finished members are loaded, an interrupted one
@@ -100,11 +101,11 @@ def finetune_members(
     A learning rate at which the loss or the weights stop being finite numbers is given up; where none is left, a
     `DivergedError` is raised and nothing is marked as finished.
     """
-    recipe = recipe_by_name(recipe) if isinstance(recipe, str) else recipe
+    _check_inputs(members, train_dataset, eval_dataset, output_dir, training_arguments)
+    recipe = _recipe(recipe, members, train_dataset)
     learning_rates = _learning_rates(recipe, learning_rates)
-    _check_inputs(members, train_dataset, eval_dataset, training_arguments)
     data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
-    if data_collator is None and isinstance(train_dataset, PreparedRows):
+    if data_collator is None and processing_class is None:
         data_collator = collate
     data |= {"data_collator": data_collator, "processing_class": processing_class}
     if compute_metrics is None and recipe.metric == "accuracy":
@@ -116,6 +117,7 @@ def finetune_members(
     with _only_writer(Path(output_dir), process):
         _where_written(process, lambda: _claim_members(Path(output_dir), len(members)))
         known_data = _where_written(process, lambda: _fingerprints(data, process))
+        _say(process, f"recipe {recipe.name}: {recipe.summary(process)}")
         for index, member in enumerate(members):
             folder = Path(output_dir) / f"member-{index}"
             order = seed if data_seed is None else data_seed
@@ -137,6 +139,16 @@ def compute_accuracy(prediction: Any) -> dict[str, float]:
     return {"accuracy": float(np.mean(np.argmax(logits, axis=-1) == prediction.label_ids))}
 
 
+def _recipe(recipe: Recipe | str | None, members: Sequence[PreTrainedModel], train_dataset: Any) -> Recipe:
+    if recipe is not None:
+        return recipe_by_name(recipe) if isinstance(recipe, str) else recipe
+    if any(map(is_peft_model, members)):
+        raise ValueError(
+            "there is no default recipe for members with adapters, which train at other rates: pass a recipe"
+        )
+    return default_recipe(members[0].config, train_dataset)
+
+
 def _learning_rates(recipe: Recipe, learning_rates: str | Sequence[float] | None) -> list[float]:
     if learning_rates is None:
         return [recipe.learning_rate]
@@ -150,7 +162,11 @@ def _learning_rates(recipe: Recipe, learning_rates: str | Sequence[float] | None
 
 
 def _check_inputs(
-    members: Sequence[PreTrainedModel], train_dataset: Any, eval_dataset: Any, training_arguments: dict
+    members: Sequence[PreTrainedModel],
+    train_dataset: Any,
+    eval_dataset: Any,
+    output_dir: str | os.PathLike | None,
+    training_arguments: dict,
 ) -> None:
     if isinstance(members, nn.Module):
         raise TypeError(f"members is a {type(members).__name__}: pass a list of pruned members")
@@ -161,6 +177,10 @@ def _check_inputs(
             _check_adapters(index, member)
         elif not isinstance(member, PreTrainedModel):
             raise TypeError(f"members[{index}] is a {type(member).__name__}: pass Transformers or Hydra models")
+    if train_dataset is None:
+        raise ValueError("train_dataset is None: pass the rows to train on")
+    if output_dir is None:
+        raise ValueError("output_dir is None: pass a folder for the members, from which an interrupted call goes on")
     if eval_dataset is None:
         raise ValueError("eval_dataset is None: pass a validation set, by which members are chosen and reported")
     for name, dataset in {"train_dataset": train_dataset, "eval_dataset": eval_dataset}.items():

@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..models.auto import HEADS, auto_class_of, config_of
+from .default_recipe import default_recipe
 from .finetune import finetune_members
 from .parameter_groups import places
 from .recipes import Recipe
@@ -17,10 +18,10 @@ from .recipes import Recipe
 def finetune_from_pretrained(
     pretrained: PreTrainedModel | str | os.PathLike,
     num_members: int,
-    recipe: Recipe | str,
-    train_dataset: Any,
-    eval_dataset: Any,
-    output_dir: str | os.PathLike,
+    recipe: Recipe | str | None = None,
+    train_dataset: Any = None,
+    eval_dataset: Any = None,
+    output_dir: str | os.PathLike | None = None,
     class_names: Sequence[str] | None = None,
     seed: int = 0,
     **arguments,
@@ -33,12 +34,15 @@ def finetune_from_pretrained(
         pretrained: a supported model of Transformers, with or without a head, its folder or its Hub name. It is left as it is.
             Whatever follows its encoder is not used: classifiers are drawn anew.
         num_members: how many fine-tunings.
-        recipe: a `Recipe`, or the name of one: "finetune-images" or "finetune-texts".
+        recipe: a `Recipe`, or the name of one: "finetune-images" or "finetune-texts"; None for `default_recipe`, which is one of
+            these with epochs by the data's size and an early end.
         class_names: what the labels 0, 1, ... stand for; by default the classes that the model's config has.
         seed: the classifier of member i is drawn with `seed + i`, and it trains with that seed.
         train_dataset, eval_dataset, output_dir, arguments: as for `finetune_members`; the same call goes on where it was.
     """
     members = with_new_classifiers(pretrained, num_members, class_names, seed)
+    if recipe is None and train_dataset is not None:
+        recipe = default_recipe(members[0].config, train_dataset, is_pretrained=True)
     return finetune_members(members, recipe, train_dataset, eval_dataset, output_dir, seed=seed, **arguments)
 
 

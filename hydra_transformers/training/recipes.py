@@ -31,7 +31,7 @@ class Recipe:
     """How to fine-tune a member. Every field says what it is in its metadata, `describe()` all at once.
 
     Those that are there come from `recipe(name)`. One of your own is `Recipe(...)`, or one of them with changes:
-    `dataclasses.replace(recipe("cifar100"), max_steps=2_000, warmup_steps=100)`.
+    `dataclasses.replace(recipe("cifar100"), max_steps=2_000, warmup_steps=100)`. Where none is named, it is `default_recipe`.
 
     The learning rate follows Transformers' schedules. They count from zero, the paper's from one, which makes a
     difference of one step: the first step runs at learning rate 0, the peak comes in step `warmup_steps + 1`, and the
@@ -182,6 +182,26 @@ class Recipe:
     def loss(self, kind: str = "members") -> EnsembleLoss:
         """The recipe's loss for `Trainer(compute_loss_func=...)`, which a fused Hydra needs for label smoothing."""
         return EnsembleLoss(kind, self.label_smoothing)
+
+    def summary(self, arguments: TrainingArguments) -> str:
+        """The course of a training in one line, without its learning rate.
+
+        arguments: those it trains with, in which something may win over the recipe
+        """
+        warmup = arguments.warmup_steps
+        count, unit = (
+            (arguments.max_steps, "step") if arguments.max_steps > 0 else (arguments.num_train_epochs, "epoch")
+        )
+        length = f"{count:,g} {unit}{'' if count == 1 else 's'}"
+        parts = [
+            {"adamw": "AdamW", "sgd": "SGD"}[self.optimizer],
+            f"{warmup:.0%} warm-up" if warmup < 1 else f"{warmup:,.0f} steps of warm-up",
+            f"{self.schedule} decay",
+        ]
+        if self.early_stopping_patience is not None:
+            metric = f"{'better' if self.greater_is_better else 'lower'} validation {self.metric}"
+            length = f"at most {length}, or until {self.early_stopping_patience} validations in turn bring no {metric}"
+        return ", ".join([*parts, length, *(["the best is kept"] if self.keep_best else [])])
 
     def describe(self) -> str:
         """One line per field: its value and what it is."""

@@ -418,4 +418,4 @@ def test_what_cannot_be_hydrated_is_refused_before_any_work(models, settings, se
 def test_the_python_blocks_of_the_page_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = run_python_blocks("docs/choose-for-me.md", at_least=3)["found"]
-    assert found.hydra.num_members == 3 and (tmp_path / "my-hydra" / "config.json").exists()
+    assert found.hydra.num_members == found.chosen.design.members and (tmp_path / "my-hydra" / "config.json").exists()

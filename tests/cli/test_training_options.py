@@ -1,0 +1,197 @@
+"""What `finetune` and `build` are told of trainings and texts reaches them: lengths, reports, pairs, `--budget best`."""
+
+import argparse
+import shlex
+import shutil
+
+import datasets
+import pytest
+import torch
+from transformers import BertConfig, BertModel, BertTokenizer
+
+from hydra_transformers.cli import building, main
+from hydra_transformers.cli.build import steps_of
+from hydra_transformers.cli.building import recipe_of
+from hydra_transformers.cli.data import DataSource, prepare_data
+from hydra_transformers.pruning import Circuit
+from hydra_transformers.training import RECIPES
+from hydra_transformers.training.default_recipe import epochs_for
+from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_vit
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workplace")
+    save_bert(folder / "bert")
+    save_vit(folder / "vit")
+    pretrained = shutil.copytree(folder / "bert", folder / "pretrained")
+    BertModel.from_pretrained(folder / "bert").save_pretrained(pretrained)
+    pairs(24).save_to_disk(folder / "pairs")
+    picture_rows(40).save_to_disk(folder / "pictures")
+    grey_rows(10).save_to_disk(folder / "grey")
+    return folder
+
+
+def pairs(count: int) -> datasets.Dataset:
+    features = datasets.Features(
+        {name: datasets.Value("string") for name in ("premise", "hypothesis")} | {"label": datasets.ClassLabel(2)}
+    )
+    texts = [["a film of joy", "a good film"], ["a bad film", "of joy"]]
+    rows = {
+        "premise": [texts[row % 2][0] for row in range(count)],
+        "hypothesis": [texts[row % 2][1] for row in range(count)],
+    }
+    return datasets.Dataset.from_dict(rows | {"label": [row % 2 for row in range(count)]}, features=features)
+
+
+def words(*parts) -> list[str]:
+    return [str(part) for part in parts]
+
+
+def trained_with(workplace, monkeypatch, tmp_path, *more) -> dict:
+    """What `finetune` passes on for three fine-tunings of a BERT on pairs."""
+    given = {}
+
+    def record(name, members, recipe, train, validation, output, **settings):
+        given.update(settings, recipe=recipe, train=train, validation=validation)
+
+    monkeypatch.setattr(building, "finetune_from_pretrained", record)
+    data = ["--data", workplace / "pairs", "--text-column", "premise,hypothesis"]
+    assert main(words("finetune", workplace / "pretrained", *data, "--output", tmp_path / "out", *more)) == 0
+    return given
+
+
+def test_without_a_recipe_the_rows_decide_and_nothing_is_reported(workplace, monkeypatch, tmp_path):
+    given = trained_with(workplace, monkeypatch, tmp_path)
+    assert given["recipe"].name == "default finetune-texts" and given["recipe"].keep_best
+    assert given["recipe"].epochs == epochs_for(22, 2) and given["report_to"] == "none"
+    assert (len(given["train"]), len(given["validation"])) == (22, 2)
+
+
+def test_epochs_reports_and_the_length_of_texts_are_passed_on(workplace, monkeypatch, tmp_path):
+    monkeypatch.setattr("hydra_transformers.cli.arguments.get_available_reporting_integrations", lambda: ["wandb"])
+    more = ["--epochs", 4, "--report-to", "wandb", "--max-length", 6, "--trunk-layers", 1]
+    given = trained_with(workplace, monkeypatch, tmp_path, *more)
+    assert given["recipe"].epochs == 4 and given["recipe"].trunk_layers == 1 and given["report_to"] == "wandb"
+    assert given["train"][0]["input_ids"].shape == (6,)
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [
+        ({}, (10_000, None, 500)),
+        ({"epochs": 3}, (None, 3, 0.05)),
+        ({"max_steps": 40}, (40, None, 0.05)),
+    ],
+)
+def test_another_length_of_a_named_recipe_keeps_the_share_of_the_warm_up(length, expected):
+    found = recipe_of("cifar100", BertConfig(), [], True, **length)
+    assert (found.max_steps, found.epochs, found.warmup_steps) == expected
+    assert found.learning_rate == RECIPES["cifar100"].learning_rate
+
+
+def test_pairs_are_read_as_the_tokenizer_reads_them(workplace, capsys):
+    tokenizer = BertTokenizer.from_pretrained(workplace / "bert")
+    config = BertConfig(max_position_embeddings=16, num_labels=2)
+    source = DataSource(str(workplace / "pairs"), text_column="premise, hypothesis", max_length=8)
+    data = prepare_data(source, config, tokenizer)
+    rows = pairs(24)
+    expected = tokenizer(
+        list(rows["premise"]),
+        list(rows["hypothesis"]),
+        truncation=True,
+        max_length=8,
+        padding=True,
+        return_tensors="pt",
+    )
+    assert all(torch.equal(data.tokens[name], expected[name]) for name in expected)
+    assert data.tokens["token_type_ids"].any() and data.tokens["input_ids"].shape == (24, 8)
+    assert "texts: pairs of the columns 'premise' and 'hypothesis', 8 tokens" in data.notes
+    with pytest.raises(ValueError, match="--max-length is 17: the model reads at most 16 tokens"):
+        prepare_data(DataSource(source.name, text_column=source.text_column, max_length=17), config, tokenizer)
+    with pytest.raises(ValueError, match="name one column, or two of pairs"):
+        prepare_data(DataSource(source.name, text_column="premise,hypothesis,label"), config, tokenizer)
+    with pytest.raises(ValueError, match="name it with --text-column, or two of pairs as --text-column FIRST,SECOND"):
+        prepare_data(DataSource(source.name), config, tokenizer)
+
+
+def test_foreign_texts_beside_pairs_are_pairs_too(workplace, tmp_path):
+    tokenizer, config = BertTokenizer.from_pretrained(workplace / "bert"), BertConfig(num_labels=2)
+    pairs(4).rename_columns({"premise": "one", "hypothesis": "two"}).save_to_disk(tmp_path / "renamed")
+    review_rows(4).save_to_disk(tmp_path / "single")
+
+    def read(name):
+        return prepare_data(
+            DataSource(str(tmp_path / name), text_column="premise,hypothesis"), config, tokenizer, labelled=False
+        )
+
+    assert read("renamed").tokens["token_type_ids"].any()
+    with pytest.raises(ValueError, match="single has no columns 'premise' and 'hypothesis', nor just two of texts"):
+        read("single")
+
+
+def test_build_hands_every_option_to_the_steps_that_know_it():
+    parser = argparse.ArgumentParser()
+    from hydra_transformers.cli.build import add_build
+
+    add_build(parser)
+    command = (
+        "bert --data pairs --text-column premise,hypothesis --max-length 64 --epochs 4 --report-to tensorboard --objective acc "
+        "--budget best --tune --output my-hydra"
+    )
+    steps = {tuple(step[:2]): step for step in steps_of(parser.parse_args(shlex.split(command)))}
+    first, prune, tuned, _, evaluate = (shlex.join(step) for step in steps.values())
+    assert "--epochs 4" in first and "--report-to tensorboard" in first and "--report-to tensorboard" in tuned
+    assert "--epochs" not in tuned and "--budget best" in prune
+    assert all("--text-column premise,hypothesis --max-length 64" in step for step in (first, prune, tuned, evaluate))
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--epochs", 2, "--max-steps", 2], "--epochs and --max-steps are both lengths of a training"),
+        (
+            ["--report-to", "nowhere"],
+            "--report-to nowhere is unknown or not installed: install it, or pass one of none",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", [["finetune"], ["build"], ["build", "--target", "balance"]])
+def test_two_lengths_and_unknown_reports_are_refused_at_once(command, more, sentence, workplace, tmp_path, capsys):
+    data = ["--data", workplace / "pairs", "--text-column", "premise,hypothesis", "--output", tmp_path / "out"]
+    assert main(words(command[0], workplace / "pretrained", *command[1:], *data, *more)) == 1
+    assert sentence in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+# --budget best
+
+
+def prune_words(workplace, output, *more):
+    return words("prune", workplace / "vit", "--data", workplace / "pictures", "--output", output, *more)
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--budget", "best"], "--budget best is for members with a circuit each"),
+        (["--budget", "best", "--method", "taylor"], "--budget is for --method circuits"),
+    ],
+)
+def test_best_needs_a_circuit_of_each_member(more, sentence, workplace, tmp_path, capsys):
+    assert main(prune_words(workplace, tmp_path / "out", *more)) == 1
+    assert sentence in capsys.readouterr().err
+
+
+def test_each_member_loses_as_many_heads_as_its_circuit_scores_best_without(workplace, tmp_path, capsys):
+    more = ["--budget", "best", "--objectives", "acc", "avg", "--ood-data", workplace / "grey", "--allow-equal"]
+    assert main(prune_words(workplace, tmp_path / "out", *more)) == 0
+    circuits = [Circuit.load(tmp_path / "out" / "circuits" / f"{name}.json") for name in ("acc", "avg")]
+    assert all(len(each.ranking) == 2 for each in circuits), "a third of the 8 heads"
+    kept = ", ".join(str(8 - each.best_budget) for each in circuits)
+    assert f"2 members with {kept} of 8 heads" in capsys.readouterr().out
+
+
+def test_a_number_or_the_word_best_and_nothing_else(workplace, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(prune_words(workplace, tmp_path / "out", "--budget", "most"))
+    assert "invalid number of heads value: 'most'" in capsys.readouterr().err

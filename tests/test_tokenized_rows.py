@@ -1,0 +1,114 @@
+"""`dataset.map(tokenize)` goes wherever data go: as it is, or in a DataLoader with `DataCollatorWithPadding`."""
+
+import pytest
+import torch
+from datasets import Dataset
+from torch.utils.data import DataLoader, Subset
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
+
+from hydra_transformers import AutoHydra, prepare
+from hydra_transformers.baselines import temperature_scaled
+from hydra_transformers.hydration.held_out import held_out
+from hydra_transformers.pruning import draw_members, extract_circuit, taylor_scores
+from hydra_transformers.training import finetune_members
+from hydra_transformers.uncertainty import (
+    calibrate,
+    detector_by_name,
+    evaluate_uncertainty,
+    predict_uncertainty,
+)
+from tests.tiny_data import save_bert
+
+
+TEXTS = ["a good film", "bad", "a film of joy", "a bad film of a bad film", "joy", "good good", "film", "of a bad joy"]
+ROWS = 64  # texts of different lengths in each batch
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    folder = save_bert(tmp_path_factory.mktemp("bert"))
+    return AutoModelForSequenceClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def tokenized(bert):
+    rows = {"text": [TEXTS[row * row % 8] for row in range(ROWS)], "label": [row % 3 % 2 for row in range(ROWS)]}
+    return Dataset.from_dict(rows).map(lambda row: bert[1](row["text"]))
+
+
+@pytest.fixture(scope="module")
+def forms(bert, tokenized):
+    """The same rows: filled up by hand, as `map` leaves them, and collated by Transformers."""
+    numbers = tokenized.remove_columns("text")
+    collator = DataCollatorWithPadding(bert[1])
+    by_hand = [
+        dict(bert[1](tokenized["text"][start : start + 32], padding=True, return_tensors="pt"))
+        | {"labels": torch.tensor(tokenized["label"][start : start + 32])}
+        for start in range(0, ROWS, 32)
+    ]
+    return {"by hand": by_hand, "rows": tokenized, "loader": DataLoader(numbers, batch_size=32, collate_fn=collator)}
+
+
+def judged(model, data):
+    [result] = evaluate_uncertainty(model, data, {"far": {"same": data}}).models.values()
+    return result.id | result.ood["far"]["same"]
+
+
+READERS = {
+    "predict_uncertainty": lambda model, data: predict_uncertainty(model, data).total.tolist(),
+    "evaluate_uncertainty": judged,
+    "calibrate": lambda model, data: calibrate(AutoHydra.from_backbone(model), data).temperature,
+    "temperature_scaled": lambda model, data: list(temperature_scaled(model, data).scaling.temperature),
+    "detectors": lambda model, data: detector_by_name("energy").score(model, data).tolist(),
+    "extract_circuit": lambda model, data: extract_circuit(model, data, data, "avg", budget=2, progress=False).scores,
+    "taylor_scores": lambda model, data: list(taylor_scores(model, data).values()),
+    "draw_members": lambda model, data: [
+        each.config.kept_heads
+        for each in draw_members(model, dataloader=data, heads_per_layer=2, num_members=2, allow_equal=True)
+    ],
+    "hydrate": lambda model, data: held_out(data, data, 2, 32, 0).fingerprints,
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # tiny models know little
+@pytest.mark.parametrize("name", READERS)
+def test_rows_and_loaders_are_read_as_batches_filled_up_by_hand(name, bert, forms):
+    expected, rows, loader = (READERS[name](bert[0], data) for data in forms.values())
+    assert_alike(rows, expected)
+    assert_alike(loader, expected)
+
+
+def assert_alike(found, expected):
+    """Equal, numbers but for rounding."""
+    if isinstance(expected, dict):
+        assert list(found) == list(expected)
+        for key in expected:
+            assert_alike(found[key], expected[key])
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            assert_alike(one, other)
+    elif isinstance(expected, float):
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6, nan_ok=True)
+    else:
+        assert found == expected
+
+
+@pytest.mark.slow
+def test_trainings_fill_up_rows_by_themselves_and_take_a_collator(bert, tokenized, tmp_path):
+    """Parts of what `prepare` made, too."""
+    model, tokenizer = bert
+    prepared = prepare(tokenized.select_columns(["text", "label"]), tokenizer)
+    ways = {
+        "rows": (tokenized, {}),
+        "collator": (tokenized, {"data_collator": DataCollatorWithPadding(tokenizer)}),
+        "prepared": (Subset(prepared, range(ROWS)), {}),
+    }
+    tuned = {}
+    for name, (rows, settings) in ways.items():
+        quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "per_device_train_batch_size": 16}
+        data = {"train_dataset": rows, "eval_dataset": rows, "output_dir": tmp_path / name}
+        [tuned[name]] = finetune_members([AutoHydra.from_backbone(model)], **data, max_steps=2, **quiet, **settings)
+    for each in tuned.values():
+        for name, parameter in tuned["rows"].named_parameters():
+            torch.testing.assert_close(each.get_parameter(name), parameter)
