@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..pictures import COLOURS, Figure, write_png
 from ..pruning.heads import Head
+from .sweep import PERCENT, TITLES
 
 
 if TYPE_CHECKING:
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
     from .comparison import HeadSetComparison
     from .proposition import PruningUnderNoise
     from .separation import HeadSeparation
+    from .sweep import BudgetSweep
+    from .towers import HeadScores
 
 DPI = 150
 NEUTRAL = "#555555"
 MAPS_PER_ROW = 4
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def _finish(panel: "Axes", title: str) -> None:
@@ -192,3 +196,58 @@ def _overlaps(result: "HeadSetComparison") -> Figure:
     panel.set_title("Overlap of pruned heads (by chance)", fontsize=11)
     panel.spines[:].set_visible(False)
     return figure
+
+
+def draw_sweep(result: "BudgetSweep", folder: str | os.PathLike) -> list[Path]:
+    """A panel for each metric: lines of orders over the number of heads that go, dashed before and solid after training; where
+    there are several draws their mean, and a band from the lowest to the highest."""
+    metrics = [metric for metric in ("accuracy", "auroc", "ece", "time") if metric in result.metrics]
+    columns = 2 if len(metrics) == 4 else len(metrics)
+    rows = len(metrics) // columns
+    figure = Figure(figsize=(0.6 + 3.8 * columns, 0.6 + 3.1 * rows), dpi=DPI, layout="constrained")
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for panel, metric in zip(panels, metrics, strict=True):
+        scale = 100 if metric in PERCENT else 1
+        dense = scale * getattr(result.dense, metric)
+        panel.axhline(dense, color=NEUTRAL, linestyle=":", linewidth=1, label="all heads")
+        for number, order in enumerate(result.orders):
+            look = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "markersize": 4}
+            for tuned in result.stages:
+                values = result.values(order, metric, tuned)
+                if not values:
+                    continue
+                budgets = [0, *values] if not tuned else list(values)
+                several = [[scale * each for each in of_budget] for of_budget in values.values()]
+                means = [math.fsum(each) / len(each) for each in several]
+                style = "-" if tuned or True not in result.stages else "--"
+                label = f"{order}, fine-tuned" if tuned else order
+                start = [] if tuned else [dense]
+                panel.plot(budgets, start + means, linestyle=style, linewidth=1.6, label=label, **look)
+                if max(map(len, several)) > 1:
+                    low, high = (start + [bound(each) for each in several] for bound in (min, max))
+                    panel.fill_between(budgets, low, high, color=look["color"], alpha=0.15, linewidth=0)
+        panel.set_xlabel(f"Heads that go, of {result.dense.kept}")
+        _finish(panel, TITLES[metric])
+    labels = panels[0].get_legend_handles_labels()[1]
+    _legend_below(figure, panels[0], min(len(labels), 2 * columns))
+    return [write_png(figure, Path(folder) / "budgets.png")]
+
+
+def draw_scores(result: "HeadScores", folder: str | os.PathLike) -> list[Path]:
+    """Every head's score, layer by layer and head by head, a line for each tower."""
+    figure = Figure(figsize=(7.2, 3.6), dpi=DPI, layout="constrained")
+    panel = figure.subplots()
+    for number, (tower, layers) in enumerate(result.by_layer().items()):
+        widest = max(map(len, layers.values()))
+        places = [layer + head / widest for layer, scores in layers.items() for head in range(len(scores))]
+        values = [score for scores in layers.values() for score in scores]
+        look = {"color": COLOURS[number], "marker": MARKERS[number], "markersize": 3, "linewidth": 1}
+        panel.plot(places, values, label=tower or "score", **look)
+    if min(result.scores.values()) > 0:
+        panel.set_yscale("log")
+    panel.set_xticks(sorted({layer for layers in result.by_layer().values() for layer in layers}))
+    panel.set(xlabel="Layer, and within it head by head", ylabel="Score")
+    _finish(panel, "Scores of heads")
+    if len(result.by_layer()) > 1:
+        panel.legend(frameon=False, fontsize=9)
+    return [write_png(figure, Path(folder) / "scores.png")]
