@@ -3,7 +3,9 @@ and pictures: Proposition 1, what heads see, who is pruned, how many can go."""
 
 from .comparison import HeadSetComparison, compare_head_sets
 from .head_sets import random_order
+from .noise import with_noise
 from .proposition import PruningUnderNoise, pruning_under_noise
+from .report import HeadReport, analyse_heads
 from .separation import HeadSeparation, head_separation
 from .sweep import BudgetSweep, sweep_budgets
 from .towers import HeadScores
@@ -11,13 +13,16 @@ from .towers import HeadScores
 
 __all__ = [
     "BudgetSweep",
+    "HeadReport",
     "HeadScores",
     "HeadSeparation",
     "HeadSetComparison",
     "PruningUnderNoise",
+    "analyse_heads",
     "compare_head_sets",
     "head_separation",
     "pruning_under_noise",
     "random_order",
     "sweep_budgets",
+    "with_noise",
 ]

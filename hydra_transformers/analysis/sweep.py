@@ -181,8 +181,8 @@ def sweep_budgets(
         id_data: in-distribution data with labels: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
         ood_data: foreign data, or several sets as `{name: data}`; without it nothing is said of detection.
         orders: name -> a `Circuit`, scores `{head: score}` (the lowest goes first) such as `taylor_scores` gives, a list of heads
-            such as `random_order` gives, or a function from a budget to the heads to cut out. Or a list of several of these,
-            of different seeds for example, which are then shown as one line with a band.
+            such as `random_order` gives, or a function from a budget to the heads to cut out (None where it has no answer). Or
+            a list of several of these, of different seeds for example, which are then shown as one line with a band.
         budgets: how many heads go. An order that ranks fewer is left out there.
         finetune: `(pruned model, name) -> fine-tuned model`; every pruned model is then judged before and after.
         score: the OOD score, see `hydra_transformers.uncertainty.ood_score`.
@@ -248,7 +248,10 @@ def _heads_that_go(order: Order, budget: int, name: str, heads: Sequence[Head]) 
     """None where the order ranks fewer."""
     if not callable(order):
         return order[:budget] if len(order) >= budget else None
-    chosen = as_head_set(order(budget), f"{name}({budget})", heads)
+    given = order(budget)
+    if given is None:
+        return None
+    chosen = as_head_set(given, f"{name}({budget})", heads)
     if len(chosen) != budget:
         raise ValueError(f"{name}({budget}) gives {len(chosen)} heads: give as many as the budget says")
     return chosen
@@ -288,14 +291,16 @@ class _Judge:
             **{name: result.id[name] for name in ("accuracy", "ece", "nll")},
             **{name: detection.get(name) for name in ("auroc", "fpr95")},
             aurocs={name: of["auroc"] for name, of in result.ood["ood"].items()} if self.ood else {},
-            time=self._time(model) if self.seconds and not tuned else None,
+            time=self._time(model, pruning) if self.seconds and not tuned else None,
         )
 
     def _classifier(self, network: PreTrainedModel) -> nn.Module:
         return network if self.class_prompts is None else ZeroShotClassifier(network, self.class_prompts)
 
-    def _time(self, model: nn.Module) -> float:
+    def _time(self, model: nn.Module, pruning: Pruning) -> float:
         """Both run in turns, so that whatever slows the machine slows both."""
+        if pruning.budget == 0:
+            return 1.0
         inputs = accepted_inputs(model, split_labels(self.id_data[0])[0])
         found = median_milliseconds({"whole": self.whole, "model": model}, inputs, self.seconds)
         return found["model"] / found["whole"]
