@@ -72,13 +72,15 @@ class HeadReport:
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        circuits = {objective: circuit.to_dict() for objective, circuit in self.circuits.items()}
-        results = {name: getattr(self, name).to_dict() for name in RESULT_NAMES}
-        return {"budget": self.budget, "circuits": circuits, **results}
+        """All results; the circuits are apart."""
+        return {"budget": self.budget, **{name: getattr(self, name).to_dict() for name in RESULT_NAMES}}
 
     def save(self, folder: str | os.PathLike) -> Path:
-        """Writes `report.md`, `results.json` and, where matplotlib is installed, pictures; returns the report's path."""
+        """Writes `report.md`, `results.json`, `circuits/` and, where matplotlib is installed, pictures; returns the report's
+        path."""
         folder = Path(folder)
+        for objective, circuit in self.circuits.items():
+            circuit.save(folder / "circuits" / f"{objective}.json")
         pictures: dict[str, list[Path]] = {}
         try:
             for title, result in self._parts():
