@@ -227,6 +227,7 @@ def draw_sweep(result: "BudgetSweep", folder: str | os.PathLike) -> list[Path]:
                     low, high = (start + [bound(each) for each in several] for bound in (min, max))
                     panel.fill_between(budgets, low, high, color=look["color"], alpha=0.15, linewidth=0)
         panel.set_xlabel(f"Heads that go, of {result.dense.kept}")
+        panel.xaxis.get_major_locator().set_params(integer=True)
         _finish(panel, TITLES[metric])
     labels = panels[0].get_legend_handles_labels()[1]
     _legend_below(figure, panels[0], min(len(labels), 2 * columns))
