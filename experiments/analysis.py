@@ -39,9 +39,14 @@ from .tables import with_tables
 
 
 JUDGED_ROWS, FOREIGN_ROWS = 2_000, 500  # of the test rows, and of each foreign set
+NOISE_ROWS = 1_000  # of the test rows, for second derivatives
 BATCH = 250
 BUDGETS = 6  # up to half of the heads, as many steps
-PICTURES = ("budgets.png", "heads_pca.png", "heads_auroc.png", "proposition.png", "kept_heads.png")
+PICTURES = {
+    "budgets.png": "Accuracy, AUROC, ECE and time over the number of heads that go",
+    "heads_pca.png": "Outputs of the heads that go last and first, of known and foreign data",
+    "proposition.png": "Expected and true change of the loss on clean and noisy data",
+}
 PRETRAINED = ("tinyimagenet-dinov2", "sst2-gte")
 
 
@@ -113,6 +118,7 @@ def analyse(setting: Setting, args: argparse.Namespace) -> tuple[HeadReport, dic
         budgets=budgets_of(setting, heads),
         other_head_sets=others,
         seconds=args.seconds,
+        noise_rows=NOISE_ROWS,
         circuit_options=options,
         tell=clock.tell,
     )
@@ -150,14 +156,18 @@ def write(report: HeadReport, more: Mapping[str, Any], folder: Path) -> None:
 
 
 def write_page(results: Path, page: Path, pictures: Path | None) -> None:
-    """Renews a page's tables from the results files, and copies the pictures that it shows."""
+    """Renews a page's tables from the results files, and copies the pictures that it shows to a folder beside it."""
     tables = {}
     for path in sorted(results.glob(f"*/{RESULTS}")):
         # A mark has no spaces in it.
         tables |= {name.replace(" ", "-"): text for name, text in parse_json(path.read_bytes())["tables"].items()}
-        for name in PICTURES if pictures is not None else ():
+        lines = []
+        for name, title in PICTURES.items() if pictures is not None else ():
             if (path.parent / name).exists():
-                shutil.copyfile(path.parent / name, pictures / f"{path.parent.name}-{name.replace('_', '-')}")
+                place = pictures / f"{path.parent.name}-{name.replace('_', '-')}"
+                shutil.copyfile(path.parent / name, place)
+                lines.append(f"![{title}]({place.resolve().relative_to(page.resolve().parent)})")
+        tables[f"{path.parent.name}/pictures"] = "\n\n".join(lines)
     write_atomically(page, with_tables(page.read_text(), tables))
 
 
@@ -174,7 +184,7 @@ def main() -> None:
     parser.add_argument(
         "--tuned-budgets", type=int, nargs="*", default=[], help="numbers of heads to fine-tune without"
     )
-    parser.add_argument("--seconds", type=float, default=0.2, help="to measure the time of each pruned model")
+    parser.add_argument("--seconds", type=float, default=0.1, help="to measure the time of each pruned model")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--page", type=Path, help="only renew the tables of this page, from the results")
     parser.add_argument("--pictures", type=Path, help="with --page, the folder that gets its pictures")

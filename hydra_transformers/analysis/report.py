@@ -105,6 +105,7 @@ def analyse_heads(
     finetune: FineTune | None = None,
     seconds: float = 0.0,
     random_orders: int = 3,
+    noise_rows: int = 500,
     class_prompts: Mapping[str, Tensor] | None = None,
     batch_size: int = 32,
     circuit_options: Mapping[str, Any] | None = None,
@@ -125,6 +126,8 @@ def analyse_heads(
         other_head_sets: name -> heads that are compared as well, those of another fine-tuning for example.
         finetune, seconds: see `sweep_budgets`.
         random_orders: how many random orders the sweep has for comparison.
+        noise_rows: how many of the rows the loss is looked at on under noise: second derivatives take as long as dozens of
+            answers.
         class_prompts: for CLIP, the tokenizer's output with one row per class.
         batch_size: rows per batch where data comes in rows.
         circuit_options: further options of `extract_circuit`, such as `{"mode": "shortlist"}`.
@@ -133,6 +136,7 @@ def analyse_heads(
     hydra = prune_heads(model)
     heads = heads_of(hydra)
     budget = max(1, len(heads) // 4) if budget is None else budget
+    check_count(noise_rows, "noise_rows", 1, 10**9, "the loss is looked at on rows")
     check_count(budget, "budget", 1, len(heads) - 1, f"the model has {len(heads)} heads")
     budgets = _usual_budgets(len(heads)) if budgets is None else sorted({*budgets})
     prompts = {} if class_prompts is None else {"class_prompts": class_prompts}
@@ -177,9 +181,17 @@ def analyse_heads(
     sets = {name: each for name, each in sets.items() if each is not None}
     comparison = compare_head_sets(model, {**sets, **(other_head_sets or {})})
     tell("whether pruning is worse under noise")
-    noisy_data = with_noise(id_data, batch_size=batch_size) if noisy_data is None else noisy_data
-    proposition = pruning_under_noise(model, id_data, noisy_data, sets, batch_size=batch_size, **prompts)
+    clean = spread(id_data, noise_rows)
+    noisy = with_noise(clean) if noisy_data is None else spread(list(batches(noisy_data, batch_size)), noise_rows)
+    proposition = pruning_under_noise(model, clean, noisy, sets, **prompts)
     return HeadReport(budget, circuits, proposition, separation, comparison, sweep, HeadScores(scores))
+
+
+def spread(data: Sequence[Mapping[str, Tensor]], rows: int) -> list[dict[str, Tensor]]:
+    """About `rows` rows of dict batches, evenly from all of them."""
+    total = sum(len(next(iter(batch.values()))) for batch in data)
+    step = max(1, round(total / rows))
+    return [{name: value[::step] for name, value in batch.items()} for batch in data]
 
 
 def _usual_budgets(heads: int) -> list[int]:

@@ -39,6 +39,7 @@ def test_one_call_answers_all_questions_and_says_so_in_a_folder(tmp_path):
         budget=3,
         budgets=[3],
         random_orders=1,
+        noise_rows=8,
         tell=steps.append,
     )
     assert {point.order for point in report.sweep.points} == {
@@ -56,6 +57,8 @@ def test_one_call_answers_all_questions_and_says_so_in_a_folder(tmp_path):
     )
     assert all(len(heads) == 3 for heads in report.comparison.head_sets.values())
     assert "circuit for 'avg'" in steps
+    changes = report.proposition.changes["Taylor"]
+    assert changes["clean"].rows == changes["noisy"].rows == 5 + 4  # every third of 13 and of 12
     path = report.save(tmp_path / "heads")
     assert path.read_text() == report.to_markdown(shown(path.read_text()))
     written = {path.name for path in (tmp_path / "heads").iterdir()}
@@ -135,9 +138,11 @@ def test_the_tables_of_a_page_come_from_results_files(tmp_path):
     (tmp_path / "one" / "results.json").write_text(json.dumps({"tables": {"one/sweep/Accuracy (%)": "| new |"}}))
     (tmp_path / "one" / "budgets.png").write_bytes(b"picture")
     page = tmp_path / "page.md"
-    page.write_text("Before\n<!-- table: one/sweep/Accuracy-(%) -->\n| old |\n<!-- end -->\nafter\n")
+    marks = "Before\n<!-- table: one/sweep/Accuracy-(%) -->\n{}\n<!-- end -->\n<!-- table: one/pictures -->\n{}\n<!-- end -->\n"
+    page.write_text(marks.format("| old |", ""))
     experiment.write_page(tmp_path, page, tmp_path)
-    assert page.read_text() == "Before\n<!-- table: one/sweep/Accuracy-(%) -->\n| new |\n<!-- end -->\nafter\n"
+    title = experiment.PICTURES["budgets.png"]
+    assert page.read_text() == marks.format("| new |", f"![{title}](one-budgets.png)")
     assert (tmp_path / "one-budgets.png").read_bytes() == b"picture"
 
 
