@@ -66,6 +66,7 @@ def draw_pruning_under_noise(result: "PruningUnderNoise", folder: str | os.PathL
         panel.axvline(0, color=NEUTRAL, linewidth=1)
         panel.set_yticks(list(places), names)
         panel.set_xlabel("Change of the loss (nats)")
+        panel.locator_params(axis="x", nbins=5)
         _finish(panel, data)
         panel.grid(visible=False, axis="y")
     panels[0].invert_yaxis()

@@ -3,6 +3,7 @@
 import math
 import random
 from itertools import combinations
+from xml.etree import ElementTree
 
 import pytest
 
@@ -92,6 +93,7 @@ def test_a_circuit_shows_itself_in_a_notebook():
 
 def test_the_darkest_cell_is_the_highest_and_names_are_not_taken_for_tags():
     page = HeadMap({"<b>": {(0, 0): 0.0, (0, 1): 2.0}})._repr_html_()
+    assert ElementTree.fromstring(page).tag == "div"
     assert "&lt;b&gt;" in page and 'fill="#EFF3F8"' in page and 'fill="#005AA0"' in page
 
 
