@@ -1,8 +1,8 @@
 """Hydra Ensembles for Hugging Face Transformers.
 
 Several fine-tunings of one pre-trained transformer, or copies of a trained one with different attention heads cut out, run
-fused as a single model that knows when it does not know. The subpackages: `pruning`, `training`, `uncertainty`, `baselines`, `hub`, and
-`hydration`, whose `hydrate` does everything in one call.
+fused as a single model that knows when it does not know. The subpackages: `pruning`, `training`, `uncertainty`, `baselines`, `analysis`,
+`hub`, and `hydration`, whose `hydrate` does everything in one call.
 """
 
 from typing import Any

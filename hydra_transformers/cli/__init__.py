@@ -60,6 +60,11 @@ COMMANDS = {
         "parameters, multiply-adds and time, against one model and a Deep Ensemble",
         "hydra-transformers benchmark my-hydra --batch-sizes 1 8 64",
     ),
+    "analyse": Command(
+        "analysing",
+        "which heads see what, who is pruned, how many can go: a folder with a report and pictures",
+        "hydra-transformers analyse finetuned/member-0 --data cifar100 --ood svhn=svhn:cropped_digits --output heads",
+    ),
     "info": Command("judging", "which heads each member keeps, sizes and cost", "hydra-transformers info my-hydra"),
     "card": Command(
         "publishing",
