@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..models.configuration_hydra import SHARED_PARTS, TrunkLayers, check_shared
 from .agreement import check_agrees, check_can_be_fused, check_finite, warn_of_strangers
-from .building import build, heads_at, prune
+from .building import build, heads_at, prune, remaining_heads
 from .reading import backbone_names, projection_names, read_members
 from .structure import attention_names, hydra_config, slots, tower_configs, without_weights
 from .trunk import trunks_of
@@ -63,6 +63,7 @@ __all__ = [
     "hydra_config",
     "member",
     "projection_names",
+    "remaining_heads",
     "slots",
     "tower_configs",
     "without_weights",

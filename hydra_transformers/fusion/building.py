@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ..models.configuration_hydra import SHARED_PARTS
@@ -14,22 +14,30 @@ from .structure import Slot, attention_names, hydra_config, outline, slots, towe
 
 def prune(cls: type, member: Member, heads_to_prune: dict | None) -> Member:
     """The member with heads cut out: q, k, v and o lose the heads' rows, the config their numbers."""
-    heads_to_prune = _by_tower(member.config, heads_to_prune or {})
     tensors, kept = dict(member.tensors), {}
     empty = outline(cls, member.config)
+    before = {
+        tower: [layer[0] for layer in config.kept_heads] for tower, config in tower_configs(member.config).items()
+    }
+    after = remaining_heads(before, heads_to_prune)
     for tower, names in attention_names(empty).items():
-        before = [layer[0] for layer in tower_configs(member.config)[tower].kept_heads]
-        after = keep_after_pruning(before, heads_to_prune.get(tower))
-        kept[tower] = [[heads] for heads in after]
+        kept[tower] = [[heads] for heads in after[tower]]
         for layer, name in enumerate(names):
-            if after[layer] != before[layer]:
-                positions = [before[layer].index(head) for head in after[layer]]
+            heads = before[tower][layer]
+            if after[tower][layer] != heads:
+                positions = [heads.index(head) for head in after[tower][layer]]
                 _keep_heads(tensors, name, positions, empty.get_submodule(name).head_dim)
     return Member(member.name, hydra_config(cls.config_class, member.config, kept, SHARED_PARTS), tensors)
 
 
-def _by_tower(config: PreTrainedConfig, heads_to_prune: dict) -> dict[str, dict]:
-    towers = list(tower_configs(config))
+def remaining_heads(kept: dict[str, list[list[int]]], heads_to_prune: dict | None) -> dict[str, list[list[int]]]:
+    """Heads that are left per tower and layer once `heads_to_prune` (`{layer: [heads]}`, of two towers by tower) are gone
+    from `kept`; `{"": ...}` where there are no towers."""
+    by_tower = _by_tower(list(kept), heads_to_prune or {})
+    return {tower: keep_after_pruning(layers, by_tower.get(tower)) for tower, layers in kept.items()}
+
+
+def _by_tower(towers: list[str], heads_to_prune: dict) -> dict[str, dict]:
     if towers == [""]:
         return {"": heads_to_prune}
     if not isinstance(heads_to_prune, dict):

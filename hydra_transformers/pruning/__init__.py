@@ -4,6 +4,7 @@ from .circuits import Circuit
 from .diversity import layer_divergence, overlap
 from .extraction import extract_circuit
 from .heads import prune_heads
+from .masking import ablated
 from .members import draw_members
 from .taylor import TaylorPruning, taylor_prune, taylor_scores
 
@@ -11,6 +12,7 @@ from .taylor import TaylorPruning, taylor_prune, taylor_scores
 __all__ = [
     "Circuit",
     "TaylorPruning",
+    "ablated",
     "draw_members",
     "extract_circuit",
     "layer_divergence",
