@@ -1,10 +1,11 @@
-"""Pruning: which heads go (Taylor scores, circuits), cutting them out, and drawing diverse members."""
+"""Pruning: which heads go (Taylor scores, OBA, circuits), cutting them out, and drawing diverse members."""
 
 from .circuits import Circuit
 from .diversity import layer_divergence, overlap
 from .extraction import extract_circuit
 from .heads import prune_heads
 from .members import draw_members
+from .oba import oba_prune, oba_scores
 from .taylor import TaylorPruning, taylor_prune, taylor_scores
 
 
@@ -14,6 +15,8 @@ __all__ = [
     "draw_members",
     "extract_circuit",
     "layer_divergence",
+    "oba_prune",
+    "oba_scores",
     "overlap",
     "prune_heads",
     "taylor_prune",
