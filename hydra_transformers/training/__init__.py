@@ -4,6 +4,7 @@ from .callback import PostPruningCallback
 from .divergence import DivergedError
 from .finetune import compute_accuracy, finetune_members
 from .from_pretrained import finetune_from_pretrained
+from .keep_zeros import KeepZerosCallback
 from .lora import lora_config
 from .losses import EnsembleLoss
 from .recipes import RECIPES, Recipe, recipe
@@ -13,6 +14,7 @@ __all__ = [
     "RECIPES",
     "DivergedError",
     "EnsembleLoss",
+    "KeepZerosCallback",
     "PostPruningCallback",
     "Recipe",
     "compute_accuracy",
