@@ -1,4 +1,4 @@
-"""Pruning: which heads go (Taylor scores, OBA, circuits), cutting them out, and drawing diverse members."""
+"""Pruning: which heads go (scores, circuits), cutting them out, and drawing diverse members."""
 
 from .circuits import Circuit
 from .diversity import layer_divergence, overlap
@@ -7,16 +7,20 @@ from .heads import prune_heads
 from .masking import ablated
 from .members import draw_members
 from .oba import oba_prune, oba_scores
+from .scores import HEAD_SCORES, head_scores, lowest_heads
 from .taylor import TaylorPruning, taylor_prune, taylor_scores
 
 
 __all__ = [
+    "HEAD_SCORES",
     "Circuit",
     "TaylorPruning",
     "ablated",
     "draw_members",
     "extract_circuit",
+    "head_scores",
     "layer_divergence",
+    "lowest_heads",
     "oba_prune",
     "oba_scores",
     "overlap",
