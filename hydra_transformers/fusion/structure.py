@@ -87,10 +87,11 @@ def hydra_config(
     for tower in tower_configs(config):
         part = fields[f"{tower}_config"] if tower else fields
         part.pop("model_type", None)
+        part.pop("pruned_heads", None)
         part["kept_heads"] = None if kept is None else kept[tower]
         part["shared"] = list(shared)
         part["trunk_layers"] = 0 if trunks is None else trunks[tower]
-    for name in ("model_type", "architectures", "auto_map", "pruned_heads", "decision"):
+    for name in ("model_type", "architectures", "auto_map", "decision"):
         fields.pop(name, None)
     result = config_class(**fields)
     result._attn_implementation = config._attn_implementation

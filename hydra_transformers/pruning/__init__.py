@@ -7,6 +7,7 @@ from .heads import prune_heads
 from .masking import ablated
 from .members import draw_members
 from .oba import oba_prune, oba_scores
+from .old_checkpoints import load_pruned
 from .scores import HEAD_SCORES, head_scores, lowest_heads
 from .taylor import TaylorPruning, taylor_prune, taylor_scores
 
@@ -20,6 +21,7 @@ __all__ = [
     "extract_circuit",
     "head_scores",
     "layer_divergence",
+    "load_pruned",
     "lowest_heads",
     "oba_prune",
     "oba_scores",
