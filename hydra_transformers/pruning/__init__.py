@@ -1,5 +1,6 @@
 """Pruning: which heads go (scores, circuits), cutting them out, and drawing diverse members."""
 
+from ..fusion import to_transformers
 from .circuits import Circuit
 from .diversity import layer_divergence, overlap
 from .extraction import extract_circuit
@@ -29,4 +30,5 @@ __all__ = [
     "prune_heads",
     "taylor_prune",
     "taylor_scores",
+    "to_transformers",
 ]
