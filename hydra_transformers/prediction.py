@@ -5,7 +5,7 @@ Whatever predicts (a Hydra, a plain Hugging Face classifier, CLIP with class pro
 
 import inspect
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
 from numbers import Number
@@ -22,6 +22,16 @@ from .models.ensembling import HydraClassifierOutput, at_least_float32, ensemble
 
 LABEL_NAMES = ("labels", "label")
 PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "special_tokens_mask")
+
+
+class ChangedBatches:
+    """Data whose batches go through `change` each time they are read, once they are on their device."""
+
+    def __init__(self, data: Any, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]):
+        self.data, self.change = data, change
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return batches(self)
 
 
 def batches(
@@ -44,6 +54,9 @@ def batches(
     called `labels` or `label`. Rows of tokens, as `dataset.map(tokenize)` makes them, are filled up to the longest of their
     batch. For rows of images or texts as they are, see `prepare`.
     """
+    if isinstance(data, ChangedBatches):
+        yield from map(data.change, batches(data.data, batch_size, device, rank, world_size))
+        return
     for number, batch in enumerate(_raw_batches(data, batch_size, rank, world_size)):
         if not isinstance(batch, Mapping):
             raise TypeError(

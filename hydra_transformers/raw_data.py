@@ -1,6 +1,6 @@
 """Data sets as they come, with images or texts in their columns, as rows that a model reads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,12 +28,21 @@ class PreparedRows(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.rows[index]
         values = [row[column] for column in self.columns]
-        if isinstance(self.processor, PreTrainedTokenizerBase):
+        if self.holds_texts:
             length = {} if self.max_length is None else {"max_length": self.max_length}
             prepared = dict(self.processor(*values, truncation=True, **length))
         else:
             prepared = {"pixel_values": self._pixels(values[0], index)}
         return prepared if self.label is None else prepared | {"labels": self._label(row[self.label], index)}
+
+    @property
+    def holds_texts(self) -> bool:
+        return isinstance(self.processor, PreTrainedTokenizerBase)
+
+    def with_changed_texts(self, change: Callable[[str], str]) -> "PreparedRows":
+        """The same rows, their texts changed before they are tokenized."""
+        rows = _ChangedTexts(self.rows, self.columns, change)
+        return PreparedRows(rows, self.processor, self.columns, self.label, self.max_length)
 
     def _pixels(self, image: Any, index: int) -> Tensor:
         if getattr(image, "mode", "RGB") not in ("RGB", "L"):  # of PIL: a palette, or transparent
@@ -52,6 +61,20 @@ class PreparedRows(torch.utils.data.Dataset):
                 f"the label of row {index} is {label!r}: pass class indices, as the model's config.label2id has them"
             )
         return label
+
+
+class _ChangedTexts:
+    """Rows whose texts are changed when they are read."""
+
+    def __init__(self, rows: Any, columns: tuple[str, ...], change: Callable[[str], str]):
+        self.rows, self.columns, self.change = rows, columns, change
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self.rows[index]
+        return {**row, **{column: self.change(row[column]) for column in self.columns}}
 
 
 def prepare(

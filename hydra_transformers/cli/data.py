@@ -58,6 +58,7 @@ class PreparedData(torch.utils.data.Dataset):
     class_names: of the data's own classes, in order; None where labels were not asked for or have no names
     split: the one that was read; None where the data has none
     change: what an image goes through before it is processed, something random for example
+    text_column, max_tokens: of texts, where they are and at how many tokens they end
     """
 
     rows: Any
@@ -70,6 +71,17 @@ class PreparedData(torch.utils.data.Dataset):
     processor: Any = None
     split: str | None = None
     change: Callable[[Any], Any] | None = None
+    text_column: str | None = None
+    max_tokens: int | None = None
+
+    @property
+    def holds_texts(self) -> bool:
+        return self.tokens is not None
+
+    def with_changed_texts(self, change: Callable[[str], str]) -> "PreparedData":
+        """The same rows, their texts changed before they are tokenized."""
+        texts = [change(text) for text in self.rows[self.text_column]]
+        return replace(self, tokens=_tokenized(texts, self.max_tokens, self.processor))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -130,14 +142,15 @@ def prepare_data(
     else:
         column = find_text_column(rows.features, source)
         _check_none_is_missing(rows, column, "text", source)
-        prepared.tokens = _tokenized(rows[column], config, processor)
+        prepared.text_column, prepared.processor = column, processor
+        prepared.max_tokens = min(TEXT_TOKENS, config.max_position_embeddings)
+        prepared.tokens = _tokenized(rows[column], prepared.max_tokens, processor)
         notes.append(f"texts: column {column!r}, {prepared.tokens['input_ids'].shape[1]} tokens")
     return prepared
 
 
-def _tokenized(texts: Sequence[str], config: PreTrainedConfig, tokenizer: Any) -> dict[str, Tensor]:
-    length = min(TEXT_TOKENS, config.max_position_embeddings)
-    return dict(tokenizer(list(texts), truncation=True, max_length=length, padding=True, return_tensors="pt"))
+def _tokenized(texts: Sequence[str], max_tokens: int, tokenizer: Any) -> dict[str, Tensor]:
+    return dict(tokenizer(list(texts), truncation=True, max_length=max_tokens, padding=True, return_tensors="pt"))
 
 
 def classes_in(source: DataSource, prefer: Sequence[str]) -> list[str]:

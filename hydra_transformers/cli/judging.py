@@ -23,7 +23,9 @@ from ..files import write_atomically
 from ..fusion import without_weights
 from ..models.auto import HEADS
 from ..models.detection import DETECTORS
-from ..prediction import ZeroShotClassifier
+from ..prediction import ChangedBatches, ZeroShotClassifier
+from ..shift import SEVERITIES, corrupted_sets
+from ..shift.corruptions import checked_severity
 from ..uncertainty import DecidingClassifier, UncertaintyReport, detector_by_name, evaluate_uncertainty
 from ..uncertainty.calibration import OtherClassesError
 from .arguments import (
@@ -83,12 +85,35 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         "--fit-data", metavar="NAME_OR_FOLDER", help="data to fit the score on (default: that of --data)"
     )
     parser.add_argument("--fit-split", help="default: train")
+    parser.add_argument(
+        "--corruptions",
+        type=_names,
+        metavar="NAMES",
+        help="judge on the corrupted data, too: names with commas between them, of corruptions (gaussian_noise, "
+        "jpeg_compression, typos, ...) or groups (noise, blur, colour, digital, characters, words), or all",
+    )
+    parser.add_argument(
+        "--severities", type=_severities, metavar="N,N", help="of the corruptions, of 1 to 5 (default: 1,2,3,4,5)"
+    )
     add_batch_size(parser, 32)
     add_device(parser)
     add_data(parser, "validation, test or train, whichever comes first")
     parser.add_argument(
         "--output", type=Path, metavar="DIR", help="gets report.md, report.json and plots (default: MODEL/evaluation)"
     )
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+def _severities(text: str) -> list[int]:
+    try:
+        return [checked_severity(int(severity)) for severity in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no list of severities: pass some of 1 to 5, as 1,3,5"
+        ) from error
 
 
 class WithProgress:
@@ -99,6 +124,13 @@ class WithProgress:
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         return iter(tqdm(self.loader, desc=self.name, unit="batch"))
+
+
+def _with_progress(data: Any, batch_size: int, name: str) -> Any:
+    """A bar on data that may be changed; the change is left to whoever reads it, who knows the device."""
+    if isinstance(data, ChangedBatches):
+        return ChangedBatches(WithProgress(data.data, batch_size, name), data.change)
+    return WithProgress(data, batch_size, name)
 
 
 def evaluate(arguments: argparse.Namespace) -> None:
@@ -120,6 +152,7 @@ def evaluate(arguments: argparse.Namespace) -> None:
         name: _fit_data(arguments, configs[name], processors[name], data[name][0], is_told=place == 0)
         for place, name in enumerate(sources)
     }
+    corruptions = {name: _corrupted(arguments, data[name][0], processors[name]) for name in sources}
     models = {name: load_model(source, device) for name, source in sources.items()}
     results = {}
     for place, (name, model) in enumerate(models.items()):
@@ -142,6 +175,13 @@ def evaluate(arguments: argparse.Namespace) -> None:
                 for group, sets in ood.items()
             },
             score=detector if detector.needs_fit else arguments.score,
+            corruptions={
+                corruption: {
+                    severity: _with_progress(rows, arguments.batch_size, f"{name}: {corruption} {severity}")
+                    for severity, rows in sweep.items()
+                }
+                for corruption, sweep in corruptions[name].items()
+            },
         )
         results |= report.models
     report = UncertaintyReport(score=arguments.score, models=results)
@@ -207,6 +247,19 @@ def _read_all(
         for group, sets in groups.items()
     }
     return data, ood
+
+
+def _corrupted(arguments: argparse.Namespace, data: PreparedData, processor: Any) -> dict[str, dict[int, Any]]:
+    """The corrupted data that were asked for, by corruption and severity."""
+    if arguments.corruptions is None:
+        if arguments.severities is not None:
+            raise CommandError("--severities is of --corruptions: name those, or all")
+        return {}
+    scale = {} if data.holds_texts else {"processor": processor}
+    try:
+        return corrupted_sets(data, arguments.corruptions, arguments.severities or SEVERITIES, **scale)
+    except ValueError as error:
+        raise CommandError(f"--corruptions: {error}") from error
 
 
 def _fit_data(

@@ -1,7 +1,8 @@
 """Run models over data, in and out of distribution, into an `UncertaintyReport`."""
 
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ..models.decision import Decided, Decision
-from ..prediction import ZeroShotClassifier, batches, check_chooses_one_class, split_labels
+from ..prediction import ChangedBatches, ZeroShotClassifier, batches, check_chooses_one_class, split_labels
 from ..processes import check_can_be_shared, gather, rank_and_world_size
+from ..shift import corrupted_sets
 from .abstention import Abstention
 from .conformal import ConformalSets, count_sets, summarize_sets
 from .curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
@@ -30,7 +32,7 @@ def evaluate_uncertainty(
     ood: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     score: str | Detector | Mapping[str, Detector] = "msp",
-    corruptions: Mapping[str, Mapping[Any, Any]] | None = None,
+    corruptions: str | Sequence[str] | Mapping[str, Mapping[Any, Any]] | None = None,
     class_prompts: Mapping[str, Tensor] | None = None,
     temperature: TemperatureScaling | Mapping[str, TemperatureScaling] | None = None,
     abstention: Abstention | Mapping[str, Abstention] | None = None,
@@ -45,7 +47,9 @@ def evaluate_uncertainty(
         ood: `{"near": {name: data}, "far": {name: data}}`; labels of this data are not read.
         score: the OOD score: a name, see `ood_score` (the paper's is `"msp"`), or a `Detector`. One that is fitted knows a
             single model: for several pass `{name: detector}`, the same detector fitted on each.
-        corruptions: `{corruption: {severity: data}}`, labelled, such as ImageNet-C's severities 1 to 5.
+        corruptions: names of `hydra_transformers.shift.CORRUPTIONS` or of their groups, one or several, or "all": `id_data`
+            is corrupted so at severities 1 to 5. Other choices, and `id_data` whose image processor is not known: pass what
+            `corrupted_sets` makes. Or other labelled data, such as ImageNet-C, as `{corruption: {severity: data}}`.
         class_prompts: for CLIP, the tokenizer's output with one prompt per class: makes it a zero-shot classifier.
         temperature: applied to the member logits; one for all models, or `{name: temperature}` for those that have one. A
             detector that was fitted on logits is fitted on `temperature.wrap(model)`, and that is passed as the model.
@@ -66,12 +70,15 @@ def evaluate_uncertainty(
             raise TypeError(f"{name} is no model: pass one model, or several as {{name: model}}")
         check_chooses_one_class(model, name)
     ood = {group: dict(data_sets) for group, data_sets in _groups(ood, "ood").items()}
+    by_name = corruptions is not None and not isinstance(corruptions, Mapping)
+    if by_name:
+        corruptions = corrupted_sets(id_data, corruptions)
     corruptions = {
         corruption: {str(severity): data for severity, data in sweep.items()}
         for corruption, sweep in _groups(corruptions, "corruptions").items()
     }
     for name, data in _all_data(id_data, ood, corruptions):
-        _check_data(name, data, read_often=len(models) > 1)
+        _check_data(name, data, read_often=len(models) > 1 or by_name)
     scalings = _by_model(temperature, "temperature", TemperatureScaling, models)
     scores = _scores(score, scalings)
     abstentions = _by_model(abstention, "abstention", Abstention, models)
@@ -158,7 +165,9 @@ class _Judge:
             ood=ood_metrics_by_group,
             corruptions={
                 corruption: {
-                    severity: self.run(f"corruptions[{corruption!r}][{severity!r}]", data, labelled=True).compute()
+                    severity: self.corrupted(
+                        f"corruptions[{corruption!r}][{severity!r}]", data, id_values["score"], ood_scores
+                    )
                     for severity, data in sweep.items()
                 }
                 for corruption, sweep in corruptions.items()
@@ -172,6 +181,16 @@ class _Judge:
                 "roc": {name: roc_curve(id_values["score"], scores) for name, scores in ood_scores.items()},
             },
         )
+
+    def corrupted(self, name: str, data: Any, id_scores: Tensor, ood_scores: Mapping[str, Tensor]) -> Metrics:
+        """The metrics on corrupted data; how well they are told from `id_data`, and foreign data from them."""
+        judged = self.run(name, data, labelled=True)
+        scores = judged.values()["score"]
+        found = judged.compute() | {"shift_auroc": ood_metrics(id_scores, scores)["auroc"]}
+        if ood_scores:
+            aurocs = [ood_metrics(scores, foreign)["auroc"] for foreign in ood_scores.values()]
+            found["ood_auroc"] = math.fsum(aurocs) / len(aurocs)
+        return found
 
     @property
     def alpha(self) -> float:
@@ -257,7 +276,11 @@ def _uncertainty(judged: UncertaintyAccumulator) -> Metrics:
 def _groups(nested: Mapping | None, name: str) -> dict[str, Mapping]:
     nested = nested if nested is not None else {}
     if not isinstance(nested, Mapping) or not all(isinstance(inner, Mapping) for inner in nested.values()):
-        form = '{"near": {name: data}, "far": {name: data}}' if name == "ood" else "{corruption: {severity: data}}"
+        form = (
+            '{"near": {name: data}, "far": {name: data}}'
+            if name == "ood"
+            else "{corruption: {severity: data}}, or names"
+        )
         raise TypeError(f"{name} must be a dict of dicts: pass {form}")
     for group, inner in nested.items():
         if not inner:
@@ -276,6 +299,7 @@ def _all_data(id_data: Any, ood: Mapping, corruptions: Mapping) -> list[tuple[st
 
 
 def _check_data(name: str, data: Any, read_often: bool) -> None:
+    data = data.data if isinstance(data, ChangedBatches) else data
     if read_often and hasattr(data, "__next__"):
         raise TypeError(f"{name} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
     check_can_be_shared(data, name)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..pictures import COLOURS, Figure, write_png
+from .tables import COLUMNS, clean
 
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ def draw_report(report: "UncertaintyReport", folder: str | os.PathLike) -> list[
     if any(result.ood for result in report.models.values()):
         figures["score_histograms"] = _score_histograms(report)
         figures["roc"] = _roc(report)
+    if any(result.corruptions for result in report.models.values()):
+        figures["severity_curves"] = _severity_curves(report)
+        figures["accuracy_by_corruption"] = _accuracy_by_corruption(report)
     return [write_png(figure, Path(folder) / f"{name}.png") for name, figure in figures.items()]
 
 
@@ -171,6 +175,50 @@ def _risk_coverage(report: "UncertaintyReport") -> Figure:
     _finish(panel, "Risk and coverage")
     _legend_below(figure, panel, columns=1)
     return figure
+
+
+def _severity_curves(report: "UncertaintyReport") -> Figure:
+    """All models by severity, 0 being the clean data: the mean over the corruptions of each metric."""
+    titles = {
+        "accuracy": "Accuracy (%)",
+        "nll": "NLL (nats)",
+        "ece": "ECE",
+        "brier": "Brier score",
+        "ood_auroc": "AUROC (%), OOD data against corrupted",
+        "shift_auroc": "AUROC (%), corrupted data against clean",
+    }
+    found = [result.corruption_average() for result in report.models.values()]
+    metrics = [metric for metric in titles if all(metric in of_model for of_model in found)]
+    figure, panels, columns = _grid(len(metrics), height=3.6)
+    for panel, metric in zip(panels, metrics, strict=True):
+        for number, (name, result) in enumerate(report.models.items()):
+            by_severity = {"0": clean(result) | {"shift_auroc": 0.5}} | result.severity_averages()
+            _sweep(panel, by_severity, metric, name, number)
+        if metric in ("nll", "ece", "brier"):
+            panel.set_ylim(bottom=0)
+        panel.set(xlabel="Severity")
+        _finish(panel, titles[metric])
+    _legend_below(figure, panels[0], columns)
+    return figure
+
+
+def _accuracy_by_corruption(report: "UncertaintyReport") -> Figure:
+    """A panel per corruption, all models by severity, 0 being the clean data."""
+    corruptions = next(iter(report.models.values())).corruptions
+    figure, panels, columns = _grid(len(corruptions), width=3.6, height=3, sharey=True)
+    for panel, corruption in zip(panels, corruptions, strict=True):
+        for number, (name, result) in enumerate(report.models.items()):
+            _sweep(panel, {"0": result.id} | result.corruptions[corruption], "accuracy", name, number)
+        panel.set(xlabel="Severity", ylabel="Accuracy (%)")
+        _finish(panel, corruption.replace("_", " "))
+    _legend_below(figure, panels[0], columns)
+    return figure
+
+
+def _sweep(panel: "Axes", by_severity: dict[str, dict], metric: str, name: str, number: int) -> None:
+    factor = 100 if COLUMNS[metric].percent else 1
+    values = [factor * metrics[metric] for metrics in by_severity.values()]
+    panel.plot(list(by_severity), values, marker="o", markersize=4, label=name, **_line(number))
 
 
 def _uncertainty_split(report: "UncertaintyReport") -> Figure:

@@ -26,7 +26,8 @@ class ModelResult:
         num_members: members of the ensemble; 1 for a plain model.
         id: metrics on the in-distribution data, and the means `total`, `aleatoric` of its uncertainty.
         ood: group (near, far) -> data set -> auroc, fpr95, aupr, mutual_information, disagreement, total, aleatoric.
-        corruptions: corruption -> severity -> metrics on that data.
+        corruptions: corruption -> severity -> metrics on that data; with `shift_auroc`, how well the score tells it from the
+            in-distribution data, and `ood_auroc`, how well it tells the OOD data from it, the mean over the OOD data sets.
         abstaining: `risk_at_100`, `risk_at_95`, `risk_at_90`: error rate among that share of the in-distribution rows, the
             most confident first. With a fitted `Abstention`, or of a calibrated model, also its `threshold`, and `coverage`
             and `risk` there; each OOD data set then has `refused`, the share of its rows above the threshold.
@@ -56,6 +57,14 @@ class ModelResult:
             severity: _mean_metrics([sweep[severity] for sweep in self.corruptions.values() if severity in sweep])
             for severity in severities
         }
+
+    def corruption_averages(self) -> dict[str, Metrics]:
+        """Corruption -> mean over its severities."""
+        return {corruption: _mean_metrics(list(sweep.values())) for corruption, sweep in self.corruptions.items()}
+
+    def corruption_average(self) -> Metrics:
+        """Mean over the severities of `severity_averages`, as in the paper's tables 13 and 14; empty without corruptions."""
+        return _mean_metrics(list(self.severity_averages().values()))
 
 
 @dataclass(frozen=True)
@@ -132,7 +141,8 @@ class UncertaintyReport:
     def plot(self, folder: str | os.PathLike) -> list[Path]:
         """Draw the report into PNG files in `folder`, and return their paths.
 
-        reliability_diagram, risk_coverage and uncertainty_split; with OOD data also score_histograms and roc.
+        reliability_diagram, risk_coverage and uncertainty_split; with OOD data also score_histograms and roc; with corrupted
+        data also severity_curves and accuracy_by_corruption.
         """
         from .plots import draw_report
 
@@ -165,7 +175,7 @@ def _mean_metrics(metrics: list[Metrics]) -> Metrics:
     return {
         name: math.fsum(entry[name] for entry in metrics) / len(metrics)
         for name in metrics[0]
-        if name != "num_samples"
+        if name != "num_samples" and all(name in entry for entry in metrics)
     }
 
 

@@ -1,6 +1,5 @@
 """A report as the paper's tables, in markdown."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -47,6 +46,9 @@ COLUMNS = {
     "risk_at_100": Column("risk at 100 %", higher_is_better=False, percent=True),
     "risk_at_95": Column("risk at 95 %", higher_is_better=False, percent=True),
     "risk_at_90": Column("risk at 90 %", higher_is_better=False, percent=True),
+    "ood_auroc": Column("OOD AUROC", higher_is_better=True, percent=True),
+    # Neither way is better: who still answers right has no reason to doubt.
+    "shift_auroc": Column("AUROC against clean", higher_is_better=None, percent=True),
     # Neither way is better: a threshold trades these for one another, and an alpha is chosen.
     "coverage": Column("coverage", higher_is_better=None, percent=True),
     "risk": Column("risk", higher_is_better=None, percent=True),
@@ -57,6 +59,7 @@ COLUMNS = {
 }
 CLASSIFICATION = ("accuracy", "brier", "nll", "ece", "aece", "aurc")
 DETECTION = ("auroc", "fpr95", "aupr")
+UNDER_CORRUPTION = (*CLASSIFICATION, "ood_auroc", "shift_auroc")
 DIVERSITY = ("mutual_information", "disagreement")
 ABSTAINING = ("risk_at_100", "risk_at_95", "risk_at_90")
 SETS = ("alpha", "coverage", "mean_size", "single_class")
@@ -124,11 +127,29 @@ def _corruption_tables(report: "UncertaintyReport") -> list[str]:
     if not severities:
         return []
     names = ", ".join(first.corruptions)
+    averages = first.corruption_average()
     parts = ["## Under corruption", f"Mean over the corruptions ({names}); average: mean over the severities."]
-    for metric in CLASSIFICATION:
-        places = [(f"sev{severity}", (metric,), _severity(severity)) for severity in severities]
-        parts.append(_table(report, [*places, ("average", (metric,), _over_severities)]))
+    if "ood_auroc" in averages:
+        parts[-1] += " OOD AUROC: the OOD data told from the corrupted data."
+    if "shift_auroc" in averages:
+        parts[-1] += " AUROC against clean: the corrupted data told from the in-distribution data."
+    for metric in (each for each in UNDER_CORRUPTION if each in averages):
+        places = [("clean", (metric,), clean)] if metric != "shift_auroc" else []
+        places += [(f"sev{severity}", (metric,), _severity(severity)) for severity in severities]
+        parts.append(_table(report, [*places, ("average", (metric,), lambda result: result.corruption_average())]))
+    if len(first.corruptions) > 1:
+        places = [(name, ("accuracy",), _corruption(name)) for name in first.corruptions]
+        parts += ["### By corruption, mean over the severities", _table(report, places)]
     return parts
+
+
+def clean(result: "ModelResult") -> dict[str, float]:
+    """Severity 0."""
+    return result.id | ({"ood_auroc": result.ood_average()["auroc"]} if result.ood else {})
+
+
+def _corruption(name: str) -> Callable:
+    return lambda result: result.corruption_averages()[name]
 
 
 def _group_average(group: str) -> Callable:
@@ -141,11 +162,6 @@ def _data_set(group: str, name: str) -> Callable:
 
 def _severity(severity: str) -> Callable:
     return lambda result: result.severity_averages()[severity]
-
-
-def _over_severities(result: "ModelResult") -> dict[str, float]:
-    averages = list(result.severity_averages().values())
-    return {metric: math.fsum(entry[metric] for entry in averages) / len(averages) for metric in CLASSIFICATION}
 
 
 def _diversity(read: Callable) -> Callable:

@@ -1,0 +1,264 @@
+"""The corruptions by name, how strong each is at its five severities, and `corrupt`."""
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import images, texts
+from .jpeg import as_jpeg
+from .pixel_scale import PixelScale
+from .random_numbers import key_of, row_keys
+
+
+SEVERITIES = (1, 2, 3, 4, 5)
+VALUES_AT_A_TIME = 2**24  # of a tensor of images: bounds the memory for random numbers
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """
+    name: as ImageNet-C has it, where it has it
+    kind: "image" or "text"; group: corruptions that are alike, which can be named together
+    measure: what the strengths are; strengths: one for each severity from 1 to 5
+    change: of images (rows, channels, height, width) in [0, 1], strength and keys, see `images`; or of a text, see `texts`
+    """
+
+    name: str
+    kind: str
+    group: str
+    measure: str
+    strengths: tuple[float, float, float, float, float]
+    change: Callable
+
+
+def _jpeg_compression(given: Tensor, quality: float, keys: Tensor) -> Tensor:
+    return as_jpeg(given, int(quality))
+
+
+# Noise, zoom, brightness, contrast, pixelate and JPEG have ImageNet-C's strengths; its blurs are given in pixels of images 224
+# wide, and it saturates in both directions.
+CORRUPTIONS: dict[str, Corruption] = {
+    each.name: each
+    for each in (
+        Corruption(
+            "gaussian_noise",
+            "image",
+            "noise",
+            "standard deviation of the noise",
+            (0.08, 0.12, 0.18, 0.26, 0.38),
+            images.gaussian_noise,
+        ),
+        Corruption("shot_noise", "image", "noise", "photons of a white pixel", (60, 25, 12, 5, 3), images.shot_noise),
+        Corruption(
+            "impulse_noise",
+            "image",
+            "noise",
+            "share of values made black or white",
+            (0.03, 0.06, 0.09, 0.17, 0.27),
+            images.impulse_noise,
+        ),
+        Corruption(
+            "speckle_noise",
+            "image",
+            "noise",
+            "standard deviation, times the value",
+            (0.15, 0.2, 0.35, 0.45, 0.6),
+            images.speckle_noise,
+        ),
+        Corruption(
+            "gaussian_blur",
+            "image",
+            "blur",
+            "standard deviation, of the shorter side",
+            (0.01, 0.015, 0.02, 0.025, 0.032),
+            images.gaussian_blur,
+        ),
+        Corruption(
+            "defocus_blur",
+            "image",
+            "blur",
+            "radius, of the shorter side",
+            (0.012, 0.018, 0.025, 0.033, 0.042),
+            images.defocus_blur,
+        ),
+        Corruption(
+            "motion_blur",
+            "image",
+            "blur",
+            "length, of the shorter side",
+            (0.04, 0.06, 0.08, 0.1, 0.13),
+            images.motion_blur,
+        ),
+        Corruption("zoom_blur", "image", "blur", "zoom beyond 1", (0.11, 0.16, 0.21, 0.26, 0.31), images.zoom_blur),
+        Corruption(
+            "brightness", "image", "colour", "added to the value (HSV)", (0.1, 0.2, 0.3, 0.4, 0.5), images.brightness
+        ),
+        Corruption("contrast", "image", "colour", "share that is left", (0.4, 0.3, 0.2, 0.1, 0.05), images.contrast),
+        Corruption("saturate", "image", "colour", "factor on saturation (HSV)", (1.5, 2, 3, 5, 20), images.saturate),
+        Corruption("pixelate", "image", "digital", "share of the sides", (0.6, 0.5, 0.4, 0.3, 0.25), images.pixelate),
+        Corruption("jpeg_compression", "image", "digital", "quality", (25, 18, 15, 10, 7), _jpeg_compression),
+        Corruption(
+            "typos", "text", "characters", "share of letters mistyped", (0.02, 0.05, 0.1, 0.15, 0.25), texts.typos
+        ),
+        Corruption(
+            "character_swaps",
+            "text",
+            "characters",
+            "share of letters moved",
+            (0.05, 0.1, 0.2, 0.3, 0.5),
+            texts.character_swaps,
+        ),
+        Corruption(
+            "character_drops",
+            "text",
+            "characters",
+            "share of letters dropped",
+            (0.02, 0.05, 0.1, 0.15, 0.25),
+            texts.character_drops,
+        ),
+        Corruption("word_swaps", "text", "words", "share of words moved", (0.1, 0.2, 0.4, 0.6, 0.9), texts.word_swaps),
+        Corruption(
+            "word_drops", "text", "words", "share of words dropped", (0.05, 0.1, 0.2, 0.3, 0.5), texts.word_drops
+        ),
+    )
+}
+GROUPS = tuple(dict.fromkeys(corruption.group for corruption in CORRUPTIONS.values()))
+
+
+def corrupt(
+    data: Any,
+    name: str,
+    severity: int,
+    seed: int = 0,
+    *,
+    processor: Any = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+) -> Any:
+    """Images or texts, corrupted; what is given stays as it is.
+
+    Args:
+        data: a tensor of images, (rows, channels, height, width) or (channels, height, width), with 1 or 3 channels: uint8,
+            floats in [0, 1], or what `processor`, or `mean` and `std`, made of such; an image of PIL; a text; or a list of
+            texts or of PIL's images.
+        name: one of `CORRUPTIONS`.
+        severity: 1 to 5.
+        seed: of what is random. It and an image or text alone decide what becomes of that, in any batch, order and place; the
+            severities of a corruption use the same random numbers.
+        processor, mean, std: how the images were scaled. They are scaled back, corrupted, cut to [0, 1] and scaled again.
+
+    Returns the kind that was given, on the same device, in the same dtype.
+    """
+    corruption = corruption_named(name)
+    strength = corruption.strengths[SEVERITIES.index(checked_severity(severity))]
+    scale = PixelScale.chosen(processor, mean, std)
+    if isinstance(data, (list, tuple)):
+        return [_corrupted(each, corruption, strength, seed, scale) for each in data]
+    return _corrupted(data, corruption, strength, seed, scale)
+
+
+def _corrupted(data: Any, corruption: Corruption, strength: float, seed: int, scale: PixelScale) -> Any:
+    is_picture = hasattr(data, "convert") and hasattr(data, "size")
+    if isinstance(data, str) if corruption.kind == "image" else isinstance(data, Tensor) or is_picture:
+        other = ", ".join(each.name for each in CORRUPTIONS.values() if each.kind != corruption.kind)
+        given = "a text" if isinstance(data, str) else "an image"
+        raise TypeError(f"{corruption.name} is for {corruption.kind}s, and data is {given}: pass one of {other}")
+    if isinstance(data, str):
+        return corruption.change(data, strength, random.Random(key_of(corruption.name, seed, data)))
+    if isinstance(data, Tensor):
+        return _corrupted_tensor(data, corruption, strength, seed, scale)
+    if is_picture:
+        return _corrupted_picture(data, corruption, strength, seed)
+    raise TypeError(
+        f"data is a {type(data).__name__}: pass a tensor of images, an image of PIL, a text, or a list of texts or PIL's "
+        "images; for data sets there is corrupted(data, ...)"
+    )
+
+
+def _corrupted_tensor(data: Tensor, corruption: Corruption, strength: float, seed: int, scale: PixelScale) -> Tensor:
+    batch = data if data.dim() == 4 else data.unsqueeze(0)
+    if batch.dim() != 4 or batch.shape[1] not in (1, 3) or 0 in batch.shape[1:]:
+        raise ValueError(
+            f"images has shape {tuple(data.shape)}: pass (rows, channels, height, width) or (channels, height, width), with 1 or "
+            "3 channels"
+        )
+    if not (data.is_floating_point() or data.dtype == torch.uint8):
+        raise ValueError(f"images is of type {data.dtype}: pass uint8, or floats in [0, 1]")
+    rows = max(1, VALUES_AT_A_TIME // math.prod(batch.shape[1:]))
+    changed = [_changed(part, corruption, strength, seed, scale) for part in batch.split(rows)]
+    return torch.cat(changed).view(data.shape)
+
+
+@torch.no_grad()
+def _changed(batch: Tensor, corruption: Corruption, strength: float, seed: int, scale: PixelScale) -> Tensor:
+    if len(batch) == 0:
+        return batch
+    is_uint8 = batch.dtype == torch.uint8
+    unit = (batch.float() / 255 if is_uint8 else scale.unscaled(batch)).contiguous()
+    keys = row_keys(unit, corruption.name, seed)
+    changed = corruption.change(unit, strength, keys).clamp(0, 1)
+    return (changed * 255).round().to(torch.uint8) if is_uint8 else scale.scaled(changed, batch.dtype)
+
+
+def _corrupted_picture(picture: Any, corruption: Corruption, strength: float, seed: int) -> Any:
+    """An image of PIL; one that is neither grey nor RGB comes back as RGB."""
+    import numpy as np
+    from PIL import Image
+
+    picture = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
+    pixels = torch.from_numpy(np.array(picture)).view(picture.height, picture.width, -1).permute(2, 0, 1)
+    changed = _corrupted_tensor(pixels, corruption, strength, seed, PixelScale())
+    array = changed.permute(1, 2, 0).numpy()
+    return Image.fromarray(array if array.shape[2] == 3 else array[..., 0])
+
+
+def corruption_named(name: str) -> Corruption:
+    if name in CORRUPTIONS:
+        return CORRUPTIONS[name]
+    near = [known for known in CORRUPTIONS if known.startswith(str(name))] or get_close_matches(
+        str(name), CORRUPTIONS, 1
+    )
+    hint = f"did you mean {near[0]}? There are" if near else "there are"
+    raise ValueError(f"no corruption is called {name!r}: {hint} {', '.join(CORRUPTIONS)}")
+
+
+def checked_severity(severity: int) -> int:
+    if severity not in SEVERITIES or isinstance(severity, bool):
+        raise ValueError(f"severity is {severity!r}: pass a whole number from 1 to 5")
+    return int(severity)
+
+
+def names_of(chosen: str | Sequence[str], kind: str) -> list[str]:
+    """Corruptions of a kind ("image", "text") by name, by group, or "all" of them; each once, in the order given."""
+    names: list[str] = []
+    for each in [chosen] if isinstance(chosen, str) else chosen:
+        if each == "all":
+            found = [name for name, corruption in CORRUPTIONS.items() if corruption.kind == kind]
+        elif each in GROUPS:
+            found = [name for name, corruption in CORRUPTIONS.items() if corruption.group == each]
+        else:
+            found = [corruption_named(each).name]
+        other = next((name for name in found if CORRUPTIONS[name].kind != kind), None)
+        if other is not None:
+            raise ValueError(
+                f"{other} is for {CORRUPTIONS[other].kind}s, and the data are {kind}s: choose others, or all"
+            )
+        names += found
+    if not names:
+        raise ValueError('corruptions is empty: name at least one, a group of them, or "all"')
+    return list(dict.fromkeys(names))
+
+
+def corruption_table() -> str:
+    """All corruptions with what they do at each severity, in markdown."""
+    lines = ["| name | for | group | strength | 1 | 2 | 3 | 4 | 5 |", "|---|---|---|---|--:|--:|--:|--:|--:|"]
+    for each in CORRUPTIONS.values():
+        strengths = " | ".join(f"{strength:g}" for strength in each.strengths)
+        lines.append(f"| `{each.name}` | {each.kind}s | {each.group} | {each.measure} | {strengths} |")
+    return "\n".join(lines)

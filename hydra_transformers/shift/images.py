@@ -1,0 +1,160 @@
+"""Image corruptions on tensors, where the tensors are.
+
+Each takes images (rows, channels, height, width) in [0, 1], a strength, and a key per row (`random_numbers`), and returns
+images of the same shape; what leaves [0, 1] is cut off by the caller. Lengths are shares of the shorter side, so that small
+and large images suffer alike. Sums run tap by tap: a row's result does not depend on the batch it is in.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample, pad
+
+from .random_numbers import normal, uniform
+
+
+DIRECTIONS = 8  # of motion, an eighth of half a turn apart
+
+
+# Noise
+
+
+def gaussian_noise(images: Tensor, strength: float, keys: Tensor) -> Tensor:
+    return images + strength * normal(keys, *images.shape[1:])
+
+
+def shot_noise(images: Tensor, photons: float, keys: Tensor) -> Tensor:
+    """Counts of Poisson distributions whose means are the values times `photons`, of images with 256 levels."""
+    levels = (images * 255).round().long()
+    most = math.ceil(photons + 8 * math.sqrt(photons) + 8)
+    means = torch.arange(256, device="cpu", dtype=torch.float64).unsqueeze(1) / 255 * photons
+    counts = torch.arange(most, device="cpu", dtype=torch.float64)
+    log_shares = torch.special.xlogy(counts, means) - means - torch.lgamma(counts + 1)
+    # One sorted list for all levels: the distribution of level n lies between n and n + 1.
+    limits = log_shares.exp().cumsum(dim=1).clamp(max=1) + torch.arange(256, device="cpu").unsqueeze(1)
+    wanted = levels.double() + uniform(keys, *images.shape[1:]).double()
+    found = torch.searchsorted(limits.flatten().to(images.device), wanted) - levels * most
+    return found.clamp(max=most).float() / photons
+
+
+def impulse_noise(images: Tensor, share: float, keys: Tensor) -> Tensor:
+    """A share of the values becomes black or white."""
+    extremes = (uniform(keys, *images.shape[1:], stream=1) < 0.5).float()
+    return torch.where(uniform(keys, *images.shape[1:]) < share, extremes, images)
+
+
+def speckle_noise(images: Tensor, strength: float, keys: Tensor) -> Tensor:
+    return images + images * strength * normal(keys, *images.shape[1:])
+
+
+# Blur
+
+
+def gaussian_blur(images: Tensor, share: float, keys: Tensor) -> Tensor:
+    sigma = share * min(images.shape[2:])
+    reach = math.ceil(4 * sigma)
+    weights = {place: math.exp(-0.5 * (place / sigma) ** 2) for place in range(-reach, reach + 1)}
+    across = _weighted(images, {(0, place): weight for place, weight in weights.items()})
+    return _weighted(across, {(place, 0): weight for place, weight in weights.items()})
+
+
+def defocus_blur(images: Tensor, share: float, keys: Tensor) -> Tensor:
+    """Every point becomes a disk; the edge of the disk is soft, over one pixel."""
+    radius = share * min(images.shape[2:])
+    reach = math.ceil(radius)
+    places = range(-reach, reach + 1)
+    weights = {(y, x): min(1.0, radius + 1 - math.hypot(y, x)) for y in places for x in places}
+    return _weighted(images, {place: weight for place, weight in weights.items() if weight > 0})
+
+
+def motion_blur(images: Tensor, share: float, keys: Tensor) -> Tensor:
+    """Every point becomes a line, each image in one of eight directions."""
+    length = share * min(images.shape[2:])
+    directions = (uniform(keys, 1)[:, 0] * DIRECTIONS).long()
+    blurred = images.clone()
+    for direction in directions.unique().tolist():
+        rows = directions == direction
+        blurred[rows] = _weighted(images[rows], _line(length, math.pi * direction / DIRECTIONS))
+    return blurred
+
+
+def zoom_blur(images: Tensor, zoom: float, keys: Tensor) -> Tensor:
+    """The mean of ever larger views of the middle, up to 1 + `zoom` times."""
+    steps = 2 + math.ceil(zoom * max(images.shape[2:]) / 2)  # so that the rim moves a pixel at a time
+    total = images
+    for step in range(1, steps):
+        scale = 1 / (1 + zoom * step / (steps - 1))
+        view = torch.tensor([[scale, 0, 0], [0, scale, 0]], device=images.device).expand(len(images), 2, 3)
+        grid = affine_grid(view, list(images.shape), align_corners=False)
+        total = total + grid_sample(images, grid, padding_mode="border", align_corners=False)
+    return total / steps
+
+
+# Colour
+
+
+def brightness(images: Tensor, amount: float, keys: Tensor) -> Tensor:
+    """The largest channel rises by `amount`, to 1 at most, and the others with it: hue and saturation stay."""
+    value = images.amax(dim=1, keepdim=True)
+    raised = (value + amount).clamp(max=1)
+    return torch.where(value > 0, images * (raised / value.clamp(min=1e-6)), raised)
+
+
+def contrast(images: Tensor, share: float, keys: Tensor) -> Tensor:
+    """Of the distance to each channel's mean, a share is left."""
+    mean = images.flatten(2).mean(dim=2)[..., None, None]
+    return mean + share * (images - mean)
+
+
+def saturate(images: Tensor, factor: float, keys: Tensor) -> Tensor:
+    """Saturation times `factor`, as far as it goes; grey stays grey."""
+    value = images.amax(dim=1, keepdim=True)
+    saturation = 1 - images.amin(dim=1, keepdim=True) / value.clamp(min=1e-6)
+    gain = (factor * saturation).clamp(max=1) / saturation.clamp(min=1e-6)
+    return value - (value - images) * gain
+
+
+# Digital
+
+
+def pixelate(images: Tensor, share: float, keys: Tensor) -> Tensor:
+    """Rectangles of one colour, their mean, as many a side as this share of its pixels."""
+    for dim in (2, 3):
+        side = images.shape[dim]
+        count = max(1, round(share * side))
+        edges = torch.tensor([side * block // count for block in range(count + 1)], device=images.device)
+        sums = pad(images.transpose(dim, 3).cumsum(dim=3), (1, 0)).index_select(3, edges)
+        means = sums.diff(dim=3) / edges.diff()
+        images = means.repeat_interleave(edges.diff(), dim=3).transpose(dim, 3)
+    return images
+
+
+def _weighted(images: Tensor, weights: Mapping[tuple[int, int], float]) -> Tensor:
+    """The mean of shifted images, by {(down, right): weight}; beyond the rim, the rim goes on."""
+    reach = max(max(abs(down), abs(right)) for down, right in weights)
+    padded = pad(images, (reach,) * 4, mode="replicate")
+    height, width = images.shape[2:]
+    total = torch.zeros_like(images)
+    whole = math.fsum(weights.values())
+    for (down, right), weight in weights.items():
+        top, left = reach + down, reach + right
+        total = total + padded[..., top : top + height, left : left + width] * (weight / whole)
+    return total
+
+
+def _line(length: float, angle: float) -> dict[tuple[int, int], float]:
+    """Weights of a line through the middle, each of its points shared out between the four pixels around it."""
+    points = 2 * math.ceil(4 * length) + 1
+    weights: dict[tuple[int, int], float] = defaultdict(float)
+    for point in range(points):
+        along = length * (point / (points - 1) - 0.5)
+        y, x = along * math.sin(angle), along * math.cos(angle)
+        top, left = math.floor(y), math.floor(x)
+        for down, right in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            weight = (1 - abs(y - top - down)) * (1 - abs(x - left - right))
+            if weight > 1e-6:
+                weights[top + down, left + right] += weight
+    return dict(weights)

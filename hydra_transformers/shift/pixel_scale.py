@@ -1,0 +1,80 @@
+"""Pixel values as an image processor scales them, and the way back to [0, 1]."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+TOLERANCE = 0.05  # resizing overshoots a little at edges
+
+
+@dataclass(frozen=True)
+class PixelScale:
+    """pixel_values = (images in [0, 1] - mean) / std, one number per channel or one for all."""
+
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+
+    @classmethod
+    def chosen(
+        cls,
+        processor: Any = None,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
+    ) -> "PixelScale":
+        """That of an image processor, or of a mean and a standard deviation; of none of these, [0, 1] as it is."""
+        if (mean is None) != (std is None):
+            raise ValueError(f"mean is {mean} and std is {std}: pass both, or the image processor that has them")
+        if processor is not None and mean is not None:
+            raise ValueError("both a processor and mean and std were passed: pass one of them")
+        if processor is not None:
+            return cls.of(processor)
+        if mean is None:
+            return cls()
+        scale = cls(_numbers(mean), _numbers(std))
+        if any(value <= 0 for value in scale.std):
+            raise ValueError(f"std is {std}: pass numbers above 0")
+        return scale
+
+    @classmethod
+    def of(cls, processor: Any) -> "PixelScale":
+        """What an image processor does to pixels after resizing, be it that of CLIP's processor of images and texts."""
+        processor = getattr(processor, "image_processor", processor)
+        if not hasattr(processor, "do_normalize"):
+            raise TypeError(f"processor is a {type(processor).__name__}: pass the model's image processor")
+        rescaled = 255 * processor.rescale_factor if getattr(processor, "do_rescale", True) else 255.0
+        mean, std = (0.0, 1.0) if not processor.do_normalize else (processor.image_mean, processor.image_std)
+        return cls(*(tuple(value / rescaled for value in _numbers(each)) for each in (mean, std)))
+
+    def unscaled(self, pixel_values: Tensor) -> Tensor:
+        """(rows, channels, height, width) -> float32 images in [0, 1]; refuses what is none."""
+        mean, std = self._constants(pixel_values)
+        # Two steps, each rounded by itself: a device that fuses them would get other last digits.
+        images = pixel_values.float() * std
+        images = images + mean
+        low, high = images.amin().item(), images.amax().item()
+        if not (low >= -TOLERANCE and high <= 1 + TOLERANCE):
+            raise ValueError(
+                f"the images hold values from {low:.3g} to {high:.3g}, not from 0 to 1: pass the image processor that made them "
+                "as processor=, or mean= and std="
+            )
+        return images.clamp(0, 1)
+
+    def scaled(self, images: Tensor, dtype: torch.dtype) -> Tensor:
+        mean, std = self._constants(images)
+        return ((images - mean) / std).to(dtype)
+
+    def _constants(self, images: Tensor) -> list[Tensor]:
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, images.shape[1]):
+                raise ValueError(
+                    f"{name} has {len(values)} numbers, the images {images.shape[1]} channels: pass one per channel"
+                )
+        return [torch.tensor(values, device=images.device).view(1, -1, 1, 1) for values in (self.mean, self.std)]
+
+
+def _numbers(value: float | Sequence[float]) -> tuple[float, ...]:
+    return tuple(map(float, value)) if isinstance(value, Sequence) else (float(value),)

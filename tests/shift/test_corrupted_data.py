@@ -1,0 +1,257 @@
+"""Corrupted data go wherever data go: reports, the command line, several forms; standard sets come by name."""
+
+import json
+
+import datasets
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+)
+
+from hydra_transformers import prepare
+from hydra_transformers.cli import main
+from hydra_transformers.prediction import batches
+from hydra_transformers.shift import CORRUPTIONS, STANDARD_SETS, corrupt, corrupted, corrupted_sets, load_standard_set
+from hydra_transformers.uncertainty import (
+    UncertaintyReport,
+    classification_metrics,
+    evaluate_uncertainty,
+    ood_metrics,
+    ood_score,
+)
+from tests.tiny_data import CLASSES, picture_rows, pictures, review_rows, save_bert, save_vit
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    folder = save_vit(tmp_path_factory.mktemp("vit"))
+    return ViTForImageClassification.from_pretrained(folder).eval(), ViTImageProcessorPil.from_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    folder = save_bert(tmp_path_factory.mktemp("bert"))
+    return AutoModelForSequenceClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Figures by the name of their file, as they are before pixels are made of them, which takes seconds."""
+    found = {}
+    monkeypatch.setattr(
+        "hydra_transformers.uncertainty.plots.write_png", lambda figure, path: found.setdefault(path.name, figure)
+    )
+    return found
+
+
+def pixels_of(data, batch_size=5):
+    return torch.cat([batch["pixel_values"] for batch in batches(data, batch_size)])
+
+
+def test_every_form_of_data_is_corrupted_alike(vit):
+    _, processor = vit
+    rows = prepare(picture_rows(12), processor)
+    loader = DataLoader(rows, batch_size=4)
+    expected = corrupt(pixels_of(rows), "impulse_noise", 2, processor=processor)
+    for data in (rows, loader, DataLoader(Subset(rows, range(12)), batch_size=3)):  # which know their processor
+        assert torch.equal(pixels_of(corrupted(data, "impulse_noise", 2)), expected)
+    plain = {"list of batches": list(loader), "list of rows": list(rows)}
+    for data in plain.values():
+        assert torch.equal(pixels_of(corrupted(data, "impulse_noise", 2, processor=processor)), expected)
+    scale = {"mean": processor.image_mean, "std": processor.image_std}
+    once = corrupted(plain["list of batches"], "impulse_noise", 2, **scale)
+    assert torch.equal(torch.cat([batch["pixel_values"] for batch in once]), expected)
+    assert torch.equal(torch.cat([batch["labels"] for batch in once]), torch.arange(12) % 3)
+    shared = [batch["pixel_values"] for rank in (0, 1) for batch in batches(once, rank=rank, world_size=2)]
+    assert torch.equal(torch.cat([shared[0], shared[2], shared[1]]), expected)
+
+
+def test_a_report_by_names_is_that_of_data_corrupted_by_hand(vit):
+    model, processor = vit
+    rows = prepare(picture_rows(24), processor)
+    foreign = [{"pixel_values": torch.randn(9, 3, 8, 8)}]
+    report = evaluate_uncertainty(model, rows, {"far": {"noise": foreign}}, corruptions=["noise", "contrast"])
+    result = report.models["ViTForImageClassification"]
+    assert list(result.corruptions) == [n for n in CORRUPTIONS if n.endswith("noise")] + ["contrast"]
+    clean, labels = pixels_of(rows), torch.arange(24) % 3
+    with torch.no_grad():
+        logits = {
+            "clean": model(clean).logits.unsqueeze(1),
+            "shot": model(corrupt(clean, "shot_noise", 4, processor=processor)).logits.unsqueeze(1),
+            "foreign": model(foreign[0]["pixel_values"]).logits.unsqueeze(1),
+        }
+    judged, by_hand = result.corruptions["shot_noise"]["4"], classification_metrics(logits["shot"], labels)
+    for metric in ("accuracy", "nll", "ece", "brier"):
+        assert judged[metric] == pytest.approx(by_hand[metric], abs=1e-5)
+    scores = {name: ood_score(each) for name, each in logits.items()}
+    assert judged["shift_auroc"] == pytest.approx(ood_metrics(scores["clean"], scores["shot"])["auroc"], abs=5e-3)
+    assert judged["ood_auroc"] == pytest.approx(ood_metrics(scores["shot"], scores["foreign"])["auroc"], abs=5e-3)
+    means = result.corruption_average()
+    by_name = result.corruption_averages()
+    assert means["nll"] == pytest.approx(sum(each["nll"] for each in by_name.values()) / 5)
+
+
+def test_a_report_tells_of_corruptions_in_tables_json_and_pictures(vit, tmp_path, figures):
+    model, processor = vit
+    rows = prepare(picture_rows(18), processor)
+    sets = corrupted_sets(rows, ["brightness", "pixelate"], severities=[2, 4], seed=3)
+    report = evaluate_uncertainty({"A": model, "B": model}, rows, corruptions=sets)
+    text = report.to_markdown()
+    assert "| Model | clean Acc ↑ | sev2 Acc ↑ | sev4 Acc ↑ | average Acc ↑ |" in text
+    assert "| Model | brightness Acc ↑ | pixelate Acc ↑ |" in text and "sev2 AUROC against clean |" in text
+    assert "OOD AUROC" not in text  # there is no such data
+    report.to_json(tmp_path / "report.json")
+    assert UncertaintyReport.from_json(tmp_path / "report.json") == report
+    report.plot(tmp_path)
+    panels = {axes.get_title(): axes for axes in figures["severity_curves.png"].axes}
+    assert len(panels) == 5 and all(len(axes.lines) == 2 for axes in panels.values())
+    result = report.models["A"]
+    drawn = panels["Accuracy (%)"].lines[0].get_ydata().tolist()
+    means = result.severity_averages()
+    assert drawn == [100 * each["accuracy"] for each in (result.id, means["2"], means["4"])]
+    titles = [axes.get_title() for axes in figures["accuracy_by_corruption.png"].axes if axes.get_visible()]
+    assert titles == ["brightness", "pixelate"]
+
+
+def test_reports_from_before_detection_under_corruption_still_have_tables(vit):
+    model, processor = vit
+    rows = prepare(picture_rows(18), processor)
+    report = evaluate_uncertainty(model, rows, corruptions="contrast")
+    for metrics in report.models["ViTForImageClassification"].corruptions["contrast"].values():
+        del metrics["shift_auroc"]
+    assert "sev1 Acc" in report.to_markdown() and "against clean" not in report.to_markdown()
+
+
+def test_texts_are_corrupted_before_they_are_tokenized(bert):
+    model, tokenizer = bert
+    rows = review_rows(16)
+    data = prepare(rows, tokenizer)
+    changed = corrupted(data, "word_drops", 5, seed=2)
+    column = data.columns[0]
+    texts = corrupt(list(rows[column]), "word_drops", 5, seed=2)
+    assert [row["input_ids"] for row in changed] == [tokenizer(text)["input_ids"] for text in texts]
+    assert [row["labels"] for row in changed] == [row["labels"] for row in data] and texts != list(rows[column])
+    report = evaluate_uncertainty(model, data, corruptions="all")
+    assert list(next(iter(report.models.values())).corruptions) == [
+        n for n, c in CORRUPTIONS.items() if c.kind == "text"
+    ]
+
+
+def test_data_that_cannot_be_corrupted_are_refused_before_anything_is_judged(vit, bert):
+    model, processor = vit
+    tokens = [{"input_ids": torch.ones(4, 3, dtype=torch.long), "labels": torch.zeros(4, dtype=torch.long)}]
+    with pytest.raises(ValueError, match="before they are tokenized"):
+        evaluate_uncertainty(bert[0], tokens, corruptions="typos")
+    rows = prepare(picture_rows(6), processor)
+    with pytest.raises(ValueError, match="typos is for texts, and the data are images"):
+        evaluate_uncertainty(model, rows, corruptions=["contrast", "typos"])
+    with pytest.raises(ValueError, match="pass the image processor that made them"):
+        list(corrupted([{"pixel_values": torch.randn(2, 3, 8, 8)}], "contrast", 1))
+    with pytest.raises(TypeError, match="is an iterator"):
+        evaluate_uncertainty(model, iter([{"pixel_values": torch.rand(2, 3, 8, 8)}]), corruptions="contrast")
+    with pytest.raises(ValueError, match="severities is empty"):
+        corrupted_sets(rows, severities=[])
+
+
+# The command line
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workplace")
+    save_vit(folder / "vit")
+    save_bert(folder / "bert")
+    picture_rows(18).save_to_disk(folder / "pictures")
+    review_rows(16).save_to_disk(folder / "reviews")
+    return folder
+
+
+@pytest.mark.slow
+def test_evaluate_corrupts_by_name(workplace, vit, tmp_path, figures):
+    words = ["evaluate", workplace / "vit", "--data", workplace / "pictures", "--output", tmp_path]
+    assert main([*map(str, words), "--corruptions", "gaussian_noise, digital", "--severities", "1,5"]) == 0
+    found = UncertaintyReport.from_json(tmp_path / "report.json").models["vit"].corruptions
+    model, processor = vit
+    rows = prepare(picture_rows(18), processor)
+    expected = evaluate_uncertainty(
+        {"vit": model}, rows, corruptions=corrupted_sets(rows, ["gaussian_noise", "digital"], [1, 5])
+    )
+    assert json.dumps(found) == json.dumps(expected.models["vit"].corruptions)
+    assert "severity_curves.png" in figures
+
+
+@pytest.mark.slow
+def test_evaluate_corrupts_texts_too(workplace, tmp_path, capsys, figures):
+    words = [*map(str, ["evaluate", workplace / "bert", "--data", workplace / "reviews", "--output", tmp_path])]
+    assert main([*words, "--corruptions", "words", "--severities", "5"]) == 0
+    assert "sev5 NLL" in (tmp_path / "report.md").read_text()
+    assert main([*words, "--corruptions", "jpeg_compression"]) == 1
+    assert "jpeg_compression is for images, and the data are texts" in capsys.readouterr().err
+    assert main([*words, "--severities", "1"]) == 1
+    assert "--severities is of --corruptions" in capsys.readouterr().err
+
+
+# Standard sets
+
+
+def fake_hub(repositories):
+    asked = []
+
+    def load_dataset(name, split):
+        asked.append((name, split))
+        return repositories(name)
+
+    return load_dataset, asked
+
+
+def test_a_standard_set_in_one_repository_is_cut_into_its_parts(monkeypatch):
+    kinds = [(name, level) for name in ("fog", "snow", "frost") for level in (1, 2, 3, 4, 5)]
+    labels = [index % 3 for index in range(30)]
+    rows = datasets.Dataset.from_dict(
+        {
+            "image": pictures(labels),
+            "label": labels,
+            "corruption_name": [kinds[index % 15][0] for index in range(30)],
+            "corruption_level": [kinds[index % 15][1] for index in range(30)],
+        }
+    ).cast_column("image", datasets.Image())
+    load_dataset, asked = fake_hub(lambda name: rows)
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    sets = load_standard_set("cifar10-c", ["snow", "fog"], severities=[2, 5], limit=1)
+    assert asked == [("robro/cifar10-c-parquet", "train")]
+    assert {name: list(sweep) for name, sweep in sets.items()} == {"snow": [2, 5], "fog": [2, 5]}
+    [row] = sets["snow"][5]
+    assert (row["corruption_name"], row["corruption_level"]) == ("snow", 5) and row["image"].size == (8, 8)
+    whole = load_standard_set("cifar10-c", ["fog"], severities=[2])["fog"][2]
+    assert list(whole["label"]) == [labels[1], labels[16]]
+    with pytest.raises(ValueError, match="no rows of 'spatter' at severity 1"):
+        load_standard_set("cifar10-c", ["spatter"])
+
+
+def test_a_standard_set_in_many_repositories_is_read_from_those_asked_for(monkeypatch, vit):
+    model, processor = vit
+    load_dataset, asked = fake_hub(lambda name: picture_rows(18, names=CLASSES))
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    sets = load_standard_set("imagenet-c", ["fog", "pixelate"], severities=[3])
+    assert asked == [
+        ("Tsomaros/ImageNet-C-fog-severity_3", "validation"),
+        ("Tsomaros/ImageNet-C-pixelate-severity_3", "validation"),
+    ]
+    ready = {name: {n: prepare(rows, processor) for n, rows in sweep.items()} for name, sweep in sets.items()}
+    report = evaluate_uncertainty(model, prepare(picture_rows(18), processor), corruptions=ready)
+    assert list(next(iter(report.models.values())).corruptions) == ["fog", "pixelate"]
+
+
+def test_unknown_sets_and_corruptions_are_refused_without_a_download(monkeypatch):
+    monkeypatch.setattr(datasets, "load_dataset", None)
+    with pytest.raises(ValueError, match=f"there are {', '.join(STANDARD_SETS)}"):
+        load_standard_set("mnist-c")
+    with pytest.raises(ValueError, match="imagenet-c has no 'saturate'"):
+        load_standard_set("imagenet-c", ["saturate"])
+    with pytest.raises(ValueError, match="from 1 to 5"):
+        load_standard_set("cifar10-c", severities=[0])

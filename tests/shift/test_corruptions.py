@@ -1,0 +1,266 @@
+"""Corruptions are seeded by what they corrupt, grow with severity, and are the same for every form of an image."""
+
+import difflib
+import io
+import statistics
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn.functional import interpolate
+from transformers import CLIPImageProcessorPil, ViTImageProcessorPil
+
+from hydra_transformers.shift import CORRUPTIONS, SEVERITIES, corrupt, corruption_table
+from hydra_transformers.shift.corruptions import VALUES_AT_A_TIME, names_of
+from hydra_transformers.shift.jpeg import as_jpeg
+from hydra_transformers.shift.pixel_scale import PixelScale
+from hydra_transformers.shift.random_numbers import normal, row_keys, uniform
+from hydra_transformers.shift.texts import KEYBOARD, NEIGHBOURS
+
+
+ON_IMAGES = [name for name, corruption in CORRUPTIONS.items() if corruption.kind == "image"]
+ON_TEXTS = [name for name, corruption in CORRUPTIONS.items() if corruption.kind == "text"]
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+TEXTS = [
+    "It is a charming and often affecting journey, if you let it.",
+    "unflinchingly bleak and desperate",
+    "The acting, costumes, music, cinematography and sound are all astounding given the locales of 1999.",
+    "a sometimes tedious film about nothing much that happens to nobody in particular",
+]
+
+
+def photos(rows: int = 6, side: int = 32, seed: int = 0) -> torch.Tensor:
+    """Soft blots with grain on them, in 256 levels: uint8 (rows, 3, side, side)."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.rand(rows, 3, 7, 7, generator=generator)
+    soft = interpolate(coarse, size=side, mode="bicubic").clamp(0, 1)
+    grain = torch.rand(rows, 3, side, side, generator=generator)
+    return ((0.8 * soft + 0.2 * grain) * 255).round().to(torch.uint8)
+
+
+IMAGES = photos().float() / 255
+
+
+@pytest.mark.parametrize("name", ON_IMAGES)
+def test_images_are_the_farther_from_the_clean_ones_the_higher_the_severity(name):
+    changed = [corrupt(IMAGES, name, severity) for severity in SEVERITIES]
+    distances = [0.0] + [(each - IMAGES).square().mean().item() for each in changed]
+    assert distances == sorted(set(distances))
+    assert all(each.shape == IMAGES.shape and each.min() >= 0 and each.max() <= 1 for each in changed)
+
+
+@pytest.mark.parametrize("name", ON_IMAGES)
+def test_an_image_is_corrupted_alike_in_any_batch_and_order(name):
+    together = corrupt(IMAGES, name, 3)
+    alone = torch.stack([corrupt(image, name, 3) for image in IMAGES])
+    order = torch.tensor([3, 1, 5])
+    assert torch.equal(together, alone)
+    assert torch.equal(corrupt(IMAGES[order], name, 3), together[order])
+
+
+def test_large_data_are_corrupted_part_by_part(monkeypatch):
+    whole = corrupt(IMAGES, "gaussian_noise", 2)
+    assert IMAGES.numel() < VALUES_AT_A_TIME
+    monkeypatch.setattr("hydra_transformers.shift.corruptions.VALUES_AT_A_TIME", 2 * IMAGES[0].numel())
+    assert torch.equal(corrupt(IMAGES, "gaussian_noise", 2), whole)
+
+
+def test_another_seed_gives_other_noise_and_the_same_seed_the_same():
+    first, again, other = (corrupt(IMAGES, "gaussian_noise", 1, seed=seed) for seed in (4, 4, 5))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    state = torch.get_rng_state()
+    corrupt(IMAGES, "motion_blur", 1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("name", ON_IMAGES)
+def test_tensors_bytes_pictures_and_pixel_values_are_corrupted_alike(name):
+    given = photos(rows=2)
+    as_bytes = corrupt(given, name, 3)
+    pictures = corrupt([Image.fromarray(each.permute(1, 2, 0).numpy()) for each in given], name, 3)
+    of_pictures = torch.stack([torch.from_numpy(np.array(picture)).permute(2, 0, 1) for picture in pictures])
+    as_floats = corrupt(given.float() / 255, name, 3)
+    mean, std = (torch.tensor(each).view(3, 1, 1) for each in (MEAN, STD))
+    normalised = corrupt((given.float() / 255 - mean) / std, name, 3, mean=MEAN, std=STD)
+    assert torch.equal(as_bytes, of_pictures)
+    assert ((as_floats * 255).round() - as_bytes.float()).abs().max() == 0
+    assert torch.allclose(normalised * std + mean, as_floats, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ON_IMAGES)
+def test_grey_images_of_any_size_are_images_too(name):
+    grey = photos(rows=1, side=40)[:, :1, :23, :]
+    assert corrupt(grey, name, 5).shape == grey.shape
+    picture = Image.fromarray(grey[0, 0].numpy())
+    assert corrupt(picture, name, 5).mode == "L" and corrupt(picture, name, 5).size == (40, 23)
+    assert corrupt(picture.convert("RGBA"), name, 1).mode == "RGB"
+
+
+def test_data_stay_as_they_are_and_keep_their_dtype():
+    given = IMAGES.to(torch.float64).requires_grad_()
+    changed = corrupt(given, "contrast", 5)
+    assert changed.dtype == torch.float64 and not changed.requires_grad
+    assert torch.equal(given.detach(), IMAGES.double())
+    assert corrupt(IMAGES[:0], "contrast", 5).shape == (0, 3, 32, 32)
+
+
+def test_noise_is_what_it_is_called():
+    grey = torch.full((1, 3, 128, 128), 0.5)
+    noise = corrupt(grey, "gaussian_noise", 1) - grey
+    assert abs(noise.mean()) < 0.002 and abs(noise.std() - 0.08) < 0.002
+    photons = corrupt(grey, "shot_noise", 2) * 25
+    assert torch.allclose(photons, photons.round(), atol=1e-4)
+    level = 128 / 255 * 25  # an image has 256 levels
+    assert abs(photons.mean() - level) < 0.1 and abs(photons.var() - level) < 0.35
+    hit = corrupt(grey, "impulse_noise", 5) != grey
+    assert abs(hit.float().mean() - 0.27) < 0.01
+    assert abs(corrupt(grey, "impulse_noise", 5)[hit].mean() - 0.5) < 0.02
+    assert torch.equal(corrupt(torch.zeros_like(grey), "speckle_noise", 5), torch.zeros_like(grey))
+
+
+@pytest.mark.parametrize("name", ["gaussian_blur", "defocus_blur", "motion_blur", "zoom_blur", "contrast", "pixelate"])
+def test_blurs_leave_a_plain_image_as_it_is(name):
+    plain = torch.tensor([0.2, 0.5, 0.7]).view(1, 3, 1, 1).expand(1, 3, 24, 24)
+    assert torch.allclose(corrupt(plain, name, 5), plain, atol=1e-5)
+
+
+def test_brightness_and_saturation_are_those_of_hsv():
+    import colorsys
+
+    pixel = torch.tensor([0.6, 0.3, 0.2])
+    hue, saturation, value = colorsys.rgb_to_hsv(*pixel.tolist())
+    brighter, colourful = (corrupt(pixel.view(3, 1, 1), name, 2).flatten() for name in ("brightness", "saturate"))
+    assert torch.allclose(brighter, torch.tensor(colorsys.hsv_to_rgb(hue, saturation, value + 0.2)), atol=1e-6)
+    assert torch.allclose(colourful, torch.tensor(colorsys.hsv_to_rgb(hue, min(1, 2 * saturation), value)), atol=1e-6)
+
+
+@pytest.mark.parametrize("quality", CORRUPTIONS["jpeg_compression"].strengths)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_jpeg_is_that_of_a_file(quality, channels):
+    given = photos(rows=1, side=48)[0, :channels, :45, :37]
+    file = io.BytesIO()
+    array = given.permute(1, 2, 0).numpy()
+    Image.fromarray(array if channels == 3 else array[..., 0]).save(file, "JPEG", quality=quality)
+    decoded = torch.from_numpy(np.array(Image.open(file))).view(45, 37, channels).permute(2, 0, 1).float()
+    ours = as_jpeg(given[None].float() / 255, quality)[0] * 255
+    assert (ours - decoded).abs().mean() < 0.1 * (given - decoded).abs().mean()
+    assert (ours.round() == decoded).float().mean() > 0.6
+
+
+def test_random_numbers_are_uniform_normal_and_of_their_own_row():
+    keys = row_keys(photos(rows=2).float() / 255, "name", 0)
+    numbers = uniform(keys, 3, 100, 100)
+    assert numbers.min() > 0 and numbers.max() < 1
+    assert abs(numbers.mean() - 0.5) < 0.005 and abs(numbers.var() - 1 / 12) < 0.002
+    assert abs(torch.corrcoef(numbers.flatten(1))[0, 1]) < 0.02
+    assert (
+        abs(torch.corrcoef(torch.stack([numbers[0], uniform(keys, 3, 100, 100, stream=1)[0]]).flatten(1))[0, 1]) < 0.02
+    )
+    bell = normal(keys, 3, 100, 100)
+    assert abs(bell.mean()) < 0.01 and abs(bell.std() - 1) < 0.01 and abs((bell > 1.645).float().mean() - 0.05) < 0.004
+
+
+@pytest.mark.parametrize(
+    ("processor", "value"),
+    [
+        (
+            ViTImageProcessorPil(
+                size={"height": 8, "width": 8}, image_mean=[0.1, 0.2, 0.3], image_std=[0.5, 0.6, 0.7]
+            ),
+            96,
+        ),
+        (ViTImageProcessorPil(size={"height": 8, "width": 8}, do_normalize=False), 96),
+        (
+            ViTImageProcessorPil(
+                size={"height": 8, "width": 8}, do_rescale=False, image_mean=[99] * 3, image_std=[5] * 3
+            ),
+            96,
+        ),
+        (CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}), 96),
+    ],
+)
+def test_a_processors_scale_is_undone(processor, value):
+    picture = Image.fromarray(np.full((8, 8, 3), value, dtype=np.uint8))
+    pixel_values = processor(picture, return_tensors="pt")["pixel_values"]
+    scale = PixelScale.of(processor)
+    assert torch.allclose(scale.unscaled(pixel_values), torch.full((1, 3, 8, 8), value / 255), atol=1e-5)
+    assert torch.allclose(scale.scaled(scale.unscaled(pixel_values), torch.float32), pixel_values, atol=1e-4)
+    assert torch.equal(
+        corrupt(pixel_values, "jpeg_compression", 1, processor=processor),
+        corrupt(pixel_values, "jpeg_compression", 1, mean=scale.mean, std=scale.std),
+    )
+
+
+# Texts
+
+
+@pytest.mark.parametrize("name", ON_TEXTS)
+def test_texts_are_the_less_like_the_clean_ones_the_higher_the_severity(name):
+    def likeness(severity):
+        changed = [corrupt(text, name, severity, seed=seed) for text in TEXTS for seed in range(3)]
+        clean = [text for text in TEXTS for _ in range(3)]
+        return statistics.mean(
+            difflib.SequenceMatcher(None, *pair, autojunk=False).ratio() for pair in zip(clean, changed, strict=True)
+        )
+
+    found = [likeness(severity) for severity in SEVERITIES]
+    assert found == sorted(found, reverse=True) and found[-1] < found[0] <= 1
+
+
+@pytest.mark.parametrize("name", ON_TEXTS)
+def test_a_text_is_corrupted_alike_alone_and_among_others(name):
+    together = corrupt(TEXTS, name, 4, seed=1)
+    assert together == [corrupt(text, name, 4, seed=1) for text in TEXTS]
+    assert together != corrupt(TEXTS, name, 4, seed=2)
+    assert corrupt(["", "a"], name, 5) == ["", "a"]  # of one letter or word, it stays
+
+
+def test_text_corruptions_do_what_they_are_called():
+    text = TEXTS[2]
+    mistyped = corrupt(text, "typos", 5)
+    changed = [(old, new) for old, new in zip(text, mistyped, strict=True) if old != new]
+    assert changed and all(
+        new.lower() in NEIGHBOURS[old.lower()] and old.isupper() == new.isupper() for old, new in changed
+    )
+    assert set(NEIGHBOURS) == set("".join(KEYBOARD)) and set(NEIGHBOURS["g"]) == set("fhtyvb")
+    assert sorted(corrupt(text, "character_swaps", 5)) == sorted(text)
+    assert sorted(corrupt(text, "word_swaps", 5).split()) == sorted(text.split())
+    words = corrupt(text, "word_drops", 5).split()
+    assert 0 < len(words) < len(text.split()) and set(words) <= set(text.split())
+    assert len(corrupt(text, "character_drops", 5)) < len(text)
+
+
+# Names, and what is refused
+
+
+def test_names_groups_and_all_of_a_kind():
+    assert names_of("all", "image") == ON_IMAGES and names_of("all", "text") == ON_TEXTS
+    assert names_of(["blur", "motion_blur", "contrast"], "image")[:4] == [n for n in ON_IMAGES if n.endswith("_blur")]
+    assert names_of(["blur", "motion_blur", "contrast"], "image")[4:] == ["contrast"]
+    assert all(name in corruption_table() for name in CORRUPTIONS)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "said"),
+    [
+        (lambda: corrupt(IMAGES, "jpeg", 1), ValueError, "did you mean jpeg_compression"),
+        (lambda: corrupt(IMAGES, "contrast", 6), ValueError, "from 1 to 5"),
+        (lambda: corrupt(IMAGES, "contrast", True), ValueError, "from 1 to 5"),
+        (lambda: corrupt("a text", "contrast", 1), TypeError, "contrast is for images"),
+        (lambda: corrupt(IMAGES, "typos", 1), TypeError, "typos is for texts"),
+        (lambda: corrupt({"pixel_values": IMAGES}, "contrast", 1), TypeError, r"corrupted\(data"),
+        (lambda: corrupt(IMAGES - 1, "contrast", 1), ValueError, "pass the image processor"),
+        (lambda: corrupt(IMAGES.long(), "contrast", 1), ValueError, "torch.int64"),
+        (lambda: corrupt(IMAGES[:, :2], "contrast", 1), ValueError, "1 or 3 channels"),
+        (lambda: corrupt(IMAGES, "contrast", 1, mean=0.5), ValueError, "pass both"),
+        (lambda: corrupt(IMAGES, "contrast", 1, mean=0.5, std=0), ValueError, "above 0"),
+        (lambda: corrupt(IMAGES, "contrast", 1, mean=[0.5] * 2, std=1), ValueError, "3 channels"),
+        (lambda: corrupt(IMAGES, "contrast", 1, processor=object()), TypeError, "image processor"),
+        (lambda: names_of("typos", "image"), ValueError, "the data are images"),
+        (lambda: names_of([], "image"), ValueError, "at least one"),
+    ],
+)
+def test_what_cannot_be_corrupted_is_refused_with_a_sentence(call, error, said):
+    with pytest.raises(error, match=said):
+        call()
