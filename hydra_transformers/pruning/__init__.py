@@ -2,8 +2,9 @@
 
 from ..fusion import to_transformers
 from .circuits import Circuit
-from .diversity import layer_divergence, overlap
+from .diversity import head_divergence, layer_divergence, overlap
 from .extraction import extract_circuit
+from .head_maps import HeadMap
 from .heads import prune_heads
 from .masking import ablated
 from .members import draw_members
@@ -16,10 +17,12 @@ from .taylor import TaylorPruning, taylor_prune, taylor_scores
 __all__ = [
     "HEAD_SCORES",
     "Circuit",
+    "HeadMap",
     "TaylorPruning",
     "ablated",
     "draw_members",
     "extract_circuit",
+    "head_divergence",
     "head_scores",
     "layer_divergence",
     "load_pruned",

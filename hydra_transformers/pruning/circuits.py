@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..files import parse_json, write_atomically
-from .heads import Head, as_heads_to_prune, check_count
+from .head_maps import HeadMap
+from .heads import Head, as_heads_to_prune, check_count, head_at
 from .scoring import METRIC, OBJECTIVES
 
 
@@ -77,6 +78,31 @@ class Circuit:
         from .plots import draw_circuit
 
         return draw_circuit(self, path)
+
+    def head_map(self) -> HeadMap:
+        """When each head goes, the darker the later; heads that are not ranked are darkest."""
+        last = len(self.ranking) + 1
+        removals = {head: removal for removal, head in enumerate(self.ranking, start=1)}
+        marks = {head: str(removal) for head, removal in removals.items()}
+        title = f"{self.objective}: order of {len(self.ranking)} removals"
+        everything = {head: removals.get(head, last) for head in [*self._heads(), *self.ranking]}
+        return HeadMap({title: everything}, low=0, high=last, marks={title: marks})
+
+    def _heads(self) -> list[Head]:
+        """Those of the model, where it is known."""
+        kept = self.made_from.get("kept_heads") or {}
+        towers = kept if isinstance(kept, dict) else {"": kept}
+        return [
+            head_at(tower, layer, head)
+            for tower, layers in towers.items()
+            for layer, members in enumerate(layers)
+            for head in members[0]
+        ]
+
+    def _repr_html_(self) -> str:
+        best = max([self.dense_score, *self.scores])
+        text = f"{self.dense_score:.3f} with all heads, {best:.3f} without the first {self.best_budget}"
+        return f"{self.head_map()._repr_html_()}<p>Score: {text}.</p>"
 
     @property
     def agreement(self) -> float | None:

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 from .heads import as_heads
 
@@ -29,15 +30,36 @@ def layer_divergence(heads_a: dict, heads_b: dict) -> float:
     >>> layer_divergence({0: [1]}, {0: [3]}), round(layer_divergence({0: [1]}, {5: [1]}), 4)
     (0.0, 0.6931)
     """
-    p, q = _layer_shares(heads_a, "heads_a"), _layer_shares(heads_b, "heads_b")
-    mean = {layer: (p.get(layer, 0.0) + q.get(layer, 0.0)) / 2 for layer in p | q}
-    return sum(
-        share * math.log(share / mean[layer]) / 2 for distribution in (p, q) for layer, share in distribution.items()
+    return _divergence(
+        *(_shares((head[:-1] for head in as_heads(each)), name) for name, each in _named(heads_a, heads_b))
     )
 
 
-def _layer_shares(heads_to_prune: dict, name: str) -> dict[tuple, float]:
-    counts = Counter(head[:-1] for head in as_heads(heads_to_prune))
+def head_divergence(heads_a: dict, heads_b: dict) -> float:
+    """Jensen–Shannon divergence, in nats, of two head sets, each head of a set counting the same.
+
+    Of sets of equal size that have the share f in common it is (1 - f) ln 2, so it says the same as `overlap`; which layers
+    they are in does not matter, as it does for `layer_divergence`.
+
+    >>> round(head_divergence({0: [1, 2]}, {0: [2], 3: [0]}), 4)
+    0.3466
+    """
+    return _divergence(*(_shares(as_heads(each), name) for name, each in _named(heads_a, heads_b)))
+
+
+def _named(heads_a: dict, heads_b: dict) -> list[tuple[str, dict]]:
+    return [("heads_a", heads_a), ("heads_b", heads_b)]
+
+
+def _divergence(p: dict[tuple, float], q: dict[tuple, float]) -> float:
+    mean = {place: (p.get(place, 0.0) + q.get(place, 0.0)) / 2 for place in p | q}
+    return sum(
+        share * math.log(share / mean[place]) / 2 for distribution in (p, q) for place, share in distribution.items()
+    )
+
+
+def _shares(places: Iterable[tuple], name: str) -> dict[tuple, float]:
+    counts = Counter(places)
     if not counts:
-        raise ValueError(f"{name} names no head: a set without heads has no spread over the layers")
-    return {layer: count / counts.total() for layer, count in counts.items()}
+        raise ValueError(f"{name} names no head: a set without heads has no spread")
+    return {place: count / counts.total() for place, count in counts.items()}

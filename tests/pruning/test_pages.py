@@ -22,7 +22,7 @@ def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
 
 def test_docstring_examples_are_true():
     results = doctest.testmod(diversity)
-    assert results.attempted == 2 and results.failed == 0
+    assert results.attempted == 3 and results.failed == 0
 
 
 @pytest.mark.slow

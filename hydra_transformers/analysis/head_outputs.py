@@ -1,0 +1,49 @@
+"""What heads give, before the output projection: read there, or changed."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..fusion import attention_names
+from ..pruning import prune_heads
+
+
+# From a tower ("" where there is one), a layer and what its heads give, (rows, tokens, heads, head_dim), to what the output
+# projection reads in its place; None leaves it.
+Watch = Callable[[str, int, Tensor], Tensor | None]
+
+
+def one_member(model: PreTrainedModel) -> PreTrainedModel:
+    """A one-member Hydra of its own, in at least float32 and without gradients of weights; `model` is left as it is."""
+    hydra = prune_heads(model)
+    hydra = hydra if hydra.dtype == torch.float64 else hydra.float()
+    return hydra.eval().requires_grad_(False)
+
+
+@contextmanager
+def watched_heads(hydra: PreTrainedModel, watch: Watch) -> Iterator[None]:
+    """Inside, `watch` is called with what the heads of each layer of a one-member Hydra give."""
+    handles = []
+    try:
+        for tower, names in attention_names(hydra).items():
+            for layer, name in enumerate(names):
+                attention = hydra.get_submodule(name)
+                if not attention.has_no_head:
+                    hook = _hook(watch, tower, layer, attention.head_dim)
+                    handles.append(attention.o_proj.register_forward_pre_hook(hook))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _hook(watch: Watch, tower: str, layer: int, head_dim: int) -> Callable:
+    def hook(_: nn.Module, inputs: tuple[Tensor]) -> Tensor | None:
+        (heads,) = inputs  # (1, rows, tokens, width): the only member
+        changed = watch(tower, layer, heads[0].unflatten(-1, (-1, head_dim)))
+        return None if changed is None else changed.flatten(-2).unsqueeze(0)
+
+    return hook

@@ -1,0 +1,362 @@
+"""Proposition 1 (section 3.2, B.1): does pruning cost more on noisy data than on clean data, and do its premises hold?
+
+Removing a head is a step d in the weights: minus its slice of the output projection, which is what the paper's ablation
+zeroes. With a gate z on each head, whose output projection is then (1 - z) times its own, the loss along that step is a
+function of the gates. Its gradient in the gates at 0 is g·d of each head, a Hessian-vector product with the gates of a set is
+H d seen by every head, and the gates at 1 are the pruned network. All of it is exact and a gate belongs to a row, so that
+every number is a mean over rows with a sampling error.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PreTrainedModel
+
+from ..prediction import check_chooses_one_class
+from ..pruning.ablation import Ablation, ablation_of
+from ..pruning.evaluation_data import EvaluationData, read_data
+from ..pruning.heads import Head, heads_of, tower_and_place
+from ..uncertainty.metrics import exact_mean
+from ..uncertainty.paired import NORMAL_95
+from .head_outputs import one_member, watched_heads
+from .head_sets import as_head_set, check_are_named
+from .tables import markdown_table, plus_minus
+
+
+CLEAN = "clean"
+HOLDS, FAILS, UNCLEAR, NOT_REFUTED, UNKNOWN = "holds", "fails", "unclear", "not refuted", "-"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over rows, and its standard error; None where rows cannot be told apart (heads of CLIP's text tower)."""
+
+    value: float
+    error: float | None = None
+
+    @classmethod
+    def of(cls, rows: Tensor) -> "Estimate":
+        mean = exact_mean(rows)
+        variance = math.fsum(((rows - mean) ** 2).tolist()) / max(1, len(rows) - 1)
+        return cls(mean, math.sqrt(variance / len(rows)))
+
+    def __add__(self, other: "Estimate") -> "Estimate":
+        """Of rows that have nothing to do with each other."""
+        errors = (self.error, other.error)
+        return Estimate(self.value + other.value, None if None in errors else math.hypot(*errors))
+
+    def __sub__(self, other: "Estimate") -> "Estimate":
+        return self + Estimate(-other.value, other.error)
+
+    @property
+    def is_clear(self) -> bool | None:
+        """Whether 0 is outside the 95 % interval; None where there is none."""
+        return None if self.error is None else abs(self.value) > NORMAL_95 * self.error
+
+    def at_least_zero(self) -> str:
+        if self.is_clear is False:
+            return UNCLEAR
+        return HOLDS if self.value >= 0 else FAILS
+
+    def equals_zero(self) -> str:
+        return {None: UNKNOWN, True: FAILS, False: NOT_REFUTED}[self.is_clear]
+
+
+@dataclass(frozen=True)
+class LossChange:
+    """What cutting a head set out does to the mean cross-entropy on one data set.
+
+    before, after: the loss with all heads, and without the set
+    change: after - before
+    slope: g·d; curvature: dᵀHd; second_order: g·d + ½ dᵀHd
+    rows: how many the means are over
+    """
+
+    before: float
+    after: float
+    change: Estimate
+    slope: Estimate
+    curvature: Estimate
+    second_order: Estimate
+    rows: int
+
+
+@dataclass(frozen=True)
+class Premises:
+    """Of one head set and one noisy set: what Proposition 1 assumes, what it says, and the numbers behind each.
+
+    clean_slope: g·d on clean data, which is assumed to be 0: "not refuted" where its 95 % interval has 0 inside
+    noisy_slope: g·d on noisy data, assumed not to be negative
+    curvature: dᵀ(H_noisy - H_clean)d, assumed not to be negative; the paper asks it of every d, its proof needs this one
+    gap_before, gap_after: loss on noisy data less that on clean data; the claim is that pruning makes it larger
+    gap_change: by how much it does; expected_change: by how much by the second-order expansion
+    """
+
+    clean_slope: Estimate
+    noisy_slope: Estimate
+    curvature: Estimate
+    gap_before: float
+    gap_after: float
+    gap_change: Estimate
+    expected_change: Estimate
+
+    def verdicts(self) -> dict[str, str]:
+        """ "holds", "fails", "unclear" (within the sampling error) or, of an equation, "not refuted"; by what is assumed."""
+        return {
+            "g·d = 0, clean": self.clean_slope.equals_zero(),
+            "g·d ≥ 0, noisy": self.noisy_slope.at_least_zero(),
+            "dᵀ(H_noisy - H_clean)d ≥ 0": self.curvature.at_least_zero(),
+            "claim: the gap grows": self.gap_change.at_least_zero(),
+        }
+
+
+@dataclass(frozen=True)
+class PruningUnderNoise:
+    """What `pruning_under_noise` found.
+
+    changes: head set -> data set ("clean" and the noisy ones) -> `LossChange`
+    head_sets: head set -> its heads
+    smallest_eigenvalues: noisy set -> the smallest eigenvalue of H_noisy - H_clean over all steps that remove heads, each head
+        a unit; below 0 it is not positive definite. Only where it was asked for
+    """
+
+    changes: dict[str, dict[str, LossChange]]
+    head_sets: dict[str, list[Head]]
+    smallest_eigenvalues: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def noisy_sets(self) -> list[str]:
+        return [name for name in next(iter(self.changes.values())) if name != CLEAN]
+
+    def premises(self, head_set: str, noisy: str | None = None) -> Premises:
+        """noisy: which noisy set, where there are several"""
+        changes = self.changes[head_set]
+        clean, other = changes[CLEAN], changes[self.noisy_sets[0] if noisy is None else noisy]
+        return Premises(
+            clean_slope=clean.slope,
+            noisy_slope=other.slope,
+            curvature=other.curvature - clean.curvature,
+            gap_before=other.before - clean.before,
+            gap_after=other.after - clean.after,
+            gap_change=other.change - clean.change,
+            expected_change=other.second_order - clean.second_order,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def to_markdown(self) -> str:
+        """The change of the loss, expected and true; then what is assumed, and whether it holds."""
+        parts = ["### Change of the loss", self._change_table(), "Means over rows, ± one standard error."]
+        parts += ["### Proposition 1", self._premise_table()]
+        if self.smallest_eigenvalues:
+            found = ", ".join(f"{name} {value:+.3g}" for name, value in self.smallest_eigenvalues.items())
+            parts.append(f"Smallest eigenvalue of H_noisy - H_clean over all removals of heads: {found}.")
+        return "\n\n".join(parts) + "\n"
+
+    def _change_table(self) -> str:
+        heading = ["Heads cut out", "Number", "Data", "g·d", "dᵀHd", "g·d + ½ dᵀHd", "True change"]
+        rows = [
+            [head_set, str(len(self.head_sets[head_set])), data]
+            + [plus_minus(each.value, each.error) for each in (of.slope, of.curvature, of.second_order, of.change)]
+            for head_set, changes in self.changes.items()
+            for data, of in changes.items()
+        ]
+        return markdown_table(heading, rows)
+
+    def _premise_table(self) -> str:
+        rows, titles = [], []
+        for head_set in self.changes:
+            for noisy in self.noisy_sets:
+                premises = self.premises(head_set, noisy)
+                verdicts = premises.verdicts()
+                titles = list(verdicts)
+                gap = f"{premises.gap_before:.3f} → {premises.gap_after:.3f}"
+                rows.append([head_set, noisy, gap, *verdicts.values()])
+        return markdown_table(["Heads cut out", "Noisy data", "Gap before → after", *titles], rows)
+
+    def plot(self, folder: str | Path) -> list[Path]:
+        """Writes `proposition.png`, the expected and the true change of the loss, and returns its path."""
+        from .plots import draw_pruning_under_noise
+
+        return draw_pruning_under_noise(self, folder)
+
+
+def pruning_under_noise(
+    model: PreTrainedModel,
+    clean_data: Any,
+    noisy_data: Any,
+    head_sets: Mapping[str, Any],
+    *,
+    all_directions: bool = False,
+    class_prompts: Mapping[str, Tensor] | None = None,
+    batch_size: int = 32,
+) -> PruningUnderNoise:
+    """How the loss changes on clean and on noisy data when heads are cut out, and what Proposition 1 assumes of it.
+
+    Args:
+        model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is.
+        clean_data, noisy_data: with labels: a DataLoader, a list of dict batches, or a Dataset or list of dict rows. Noisy data
+            may be several sets, `{name: data}`.
+        head_sets: name -> the heads to cut out: a `Circuit` (all that it ranks), a `TaylorPruning`, heads as `prune_heads`
+            takes them, or a list of heads.
+        all_directions: whether to look for a step that removes heads along which the noisy loss is curved less than the clean
+            one, which the paper's premise rules out. Takes a Hessian-vector product for each head.
+        class_prompts: for CLIP, the tokenizer's output with one row per class.
+        batch_size: rows per batch where data comes in rows. Second derivatives take several times the memory of training.
+    """
+    check_chooses_one_class(model, "model")
+    check_are_named(head_sets, "head_sets", "heads")
+    hydra = one_member(model)
+    heads = heads_of(hydra)
+    sets = {name: as_head_set(given, f"head_sets[{name!r}]", heads) for name, given in head_sets.items()}
+    for name, chosen in sets.items():
+        if not chosen:
+            raise ValueError(f"head_sets[{name!r}] names no head: pass at least one")
+    loss = GatedLoss(hydra, ablation_of(hydra, class_prompts))
+    given = {CLEAN: clean_data, **(noisy_data if isinstance(noisy_data, Mapping) else {"noisy": noisy_data})}
+    if len(given) < 2 or (isinstance(noisy_data, Mapping) and CLEAN in noisy_data):
+        raise ValueError(f'noisy_data has {len(given) - 1} sets beside "clean": pass at least one, of other names')
+    data = {
+        name: loss.read(each, "clean_data" if name == CLEAN else f"noisy_data ({name})", batch_size)
+        for name, each in given.items()
+    }
+    changes: dict[str, dict[str, LossChange]] = {name: {} for name in sets}
+    hessians = {}
+    for name, each in data.items():
+        for head_set, change in loss.changes(each, sets).items():
+            changes[head_set][name] = change
+        if all_directions:
+            hessians[name] = loss.hessian(each)
+    smallest = {
+        name: float(torch.linalg.eigvalsh(hessian - hessians[CLEAN])[0])
+        for name, hessian in hessians.items()
+        if name != CLEAN
+    }
+    return PruningUnderNoise(changes, sets, smallest)
+
+
+Place = tuple[str, int]  # tower and layer
+
+
+class GatedLoss:
+    """The cross-entropy of each row as a function of gates on heads; a gate of 1 turns its head off."""
+
+    def __init__(self, hydra: PreTrainedModel, engine: Ablation):
+        self.hydra, self.engine = hydra, engine
+        self.data_tower = next(iter(engine.towers))
+        self.heads: dict[Place, list[int]] = {
+            (name, layer): heads
+            for name, tower in engine.towers.items()
+            for layer, heads in enumerate(tower.heads)
+            if heads
+        }
+
+    def read(self, data: Any, name: str, batch_size: int) -> EvaluationData:
+        engine, hydra = self.engine, self.hydra
+        return read_data(data, name, engine.input_names, batch_size, hydra.device, hydra.dtype, engine.num_classes)
+
+    def changes(self, data: EvaluationData, sets: Mapping[str, Sequence[Head]]) -> dict[str, LossChange]:
+        rows: dict[str, dict[str, list[Tensor]]] = {name: {} for name in sets}
+        for inputs, labels in zip(data.inputs, data.labels, strict=True):
+            for name, values in self._changes_of_batch(inputs, labels, sets).items():
+                for key, value in values.items():
+                    rows[name].setdefault(key, []).append(value.detach().double().cpu())
+        return {
+            name: _loss_change({key: torch.cat(parts) for key, parts in values.items()}, data.num_samples)
+            for name, values in rows.items()
+        }
+
+    def _changes_of_batch(
+        self, inputs: Mapping[str, Tensor], labels: Tensor, sets: Mapping[str, Sequence[Head]]
+    ) -> dict[str, dict[str, Tensor]]:
+        """By head set "before", "after", "slope" and "curvature" of each row, (rows,); the last two of the whole batch, (1,),
+        where a gate belongs to all rows."""
+        values: dict[str, dict[str, Tensor]] = {}
+        gates = self.gates(len(labels))
+        with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivatives
+            with torch.enable_grad():
+                before = self(inputs, labels, gates)
+                slopes = self._derivatives(before.sum(), gates, keep=True)
+            for name, heads in sets.items():
+                along = self._along(slopes, heads)
+                curvature = self._along(self._derivatives(along.sum(), gates), heads)
+                values[name] = {"before": before, "slope": along, "curvature": curvature}
+            del slopes
+        with torch.inference_mode():
+            for name, heads in sets.items():
+                values[name]["after"] = self(inputs, labels, self.gates(len(labels), heads))
+        return values
+
+    def hessian(self, data: EvaluationData) -> Tensor:
+        """Second derivatives of the mean loss along the removals of all pairs of heads, (heads, heads)."""
+        heads = [(place, index) for place, numbers in self.heads.items() for index in range(len(numbers))]
+        total = torch.zeros(len(heads), len(heads), dtype=torch.float64)
+        for inputs, labels in zip(data.inputs, data.labels, strict=True):
+            gates = self.gates(len(labels))
+            with sdpa_kernel(SDPBackend.MATH), torch.enable_grad():
+                slopes = self._derivatives(self(inputs, labels, gates).sum(), gates, keep=True)
+                for row, (place, index) in enumerate(heads):
+                    second = self._derivatives(slopes[place][:, index].sum(), gates)
+                    total[row] += torch.cat([each.sum(dim=0) for each in second.values()]).double().cpu()
+        return (total + total.t()) / (2 * data.num_samples)
+
+    def gates(self, rows: int, turned_off: Sequence[Head] | None = None) -> dict[Place, Tensor]:
+        """(rows, heads) for layers that read the data, (1, heads) for those that read the class prompts: at 0 and to be
+        derived by, or at 1 for heads that are turned off."""
+        gates = {}
+        for (tower, layer), numbers in self.heads.items():
+            shape = (rows if tower == self.data_tower else 1, len(numbers))
+            gates[tower, layer] = torch.zeros(shape, dtype=self.hydra.dtype, device=self.hydra.device)
+        if turned_off is None:
+            return {place: gate.requires_grad_() for place, gate in gates.items()}
+        for tower, layer, head in map(tower_and_place, turned_off):
+            gates[tower, layer][:, self.heads[tower, layer].index(head)] = 1
+        return gates
+
+    def __call__(self, inputs: Mapping[str, Tensor], labels: Tensor, gates: Mapping[Place, Tensor]) -> Tensor:
+        """(rows,)"""
+
+        def gated(tower: str, layer: int, heads: Tensor) -> Tensor:
+            return heads * (1 - gates[tower, layer])[:, None, :, None]
+
+        with watched_heads(self.hydra, gated):
+            *_, logits = self.engine.over([])(inputs)
+        return nn.functional.cross_entropy(logits[0], labels, reduction="none")
+
+    def _derivatives(self, value: Tensor, gates: Mapping[Place, Tensor], keep: bool = False) -> dict[Place, Tensor]:
+        settings = {"create_graph": keep, "retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        return dict(zip(gates, torch.autograd.grad(value, list(gates.values()), **settings), strict=True))
+
+    def _along(self, derivatives: Mapping[Place, Tensor], heads: Sequence[Head]) -> Tensor:
+        """The sum over some heads: (rows,), or (1,) of the whole batch where a gate belongs to all rows."""
+        parts = [
+            derivatives[tower, layer][:, self.heads[tower, layer].index(head)]
+            for tower, layer, head in map(tower_and_place, heads)
+        ]
+        if all(tower_and_place(head)[0] == self.data_tower for head in heads):
+            return torch.stack(parts).sum(dim=0)
+        return torch.stack([part.sum() for part in parts]).sum(dim=0, keepdim=True)
+
+
+def _loss_change(rows: Mapping[str, Tensor], count: int) -> LossChange:
+    """From the values of each row, or the sums of batches of slope and curvature where rows are not told apart."""
+
+    def estimate(values: Tensor) -> Estimate:
+        return Estimate.of(values) if len(rows["slope"]) == count else Estimate(math.fsum(values.tolist()) / count)
+
+    return LossChange(
+        before=exact_mean(rows["before"]),
+        after=exact_mean(rows["after"]),
+        change=Estimate.of(rows["after"] - rows["before"]),
+        slope=estimate(rows["slope"]),
+        curvature=estimate(rows["curvature"]),
+        second_order=estimate(rows["slope"] + rows["curvature"] / 2),
+        rows=count,
+    )
