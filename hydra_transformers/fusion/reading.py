@@ -12,7 +12,7 @@ from transformers.utils import logging
 from ..models.auto import check_has_no_adapters
 from ..models.configuration_hydra import SHARED_PARTS
 from ..models.modeling_hydra import Rule
-from .structure import attention_names, hydra_config, outline, slots, tower_configs
+from .structure import attention_names, hydra_config, neurons_of_member, outline, slots, tower_configs
 
 
 # Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.
@@ -87,7 +87,10 @@ def _read_hydra(cls: type, model: PreTrainedModel, name: str) -> Iterator[Member
             tower: [[layer[min(index, len(layer) - 1)]] for layer in config.kept_heads]
             for tower, config in tower_configs(model.config).items()
         }
-        config = hydra_config(cls.config_class, model.config, kept, SHARED_PARTS, **_has_pooler(cls, model))
+        neurons = neurons_of_member(model.config, index)
+        config = hydra_config(
+            cls.config_class, model.config, kept, SHARED_PARTS, neurons=neurons, **_has_pooler(cls, model)
+        )
         yield _checked(cls, Member(name if members == 1 else f"{name}.member({index})", config, tensors))
 
 

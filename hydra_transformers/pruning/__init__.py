@@ -8,6 +8,7 @@ from .head_maps import HeadMap
 from .heads import prune_heads
 from .masking import ablated
 from .members import draw_members
+from .neurons import NEURON_SCORES, lowest_neurons, neuron_scores, prune_neurons
 from .oba import oba_prune, oba_scores
 from .old_checkpoints import load_pruned
 from .scores import HEAD_SCORES, head_scores, lowest_heads
@@ -16,6 +17,7 @@ from .taylor import TaylorPruning, taylor_prune, taylor_scores
 
 __all__ = [
     "HEAD_SCORES",
+    "NEURON_SCORES",
     "Circuit",
     "HeadMap",
     "TaylorPruning",
@@ -27,10 +29,13 @@ __all__ = [
     "layer_divergence",
     "load_pruned",
     "lowest_heads",
+    "lowest_neurons",
+    "neuron_scores",
     "oba_prune",
     "oba_scores",
     "overlap",
     "prune_heads",
+    "prune_neurons",
     "taylor_prune",
     "taylor_scores",
     "to_transformers",

@@ -1,8 +1,8 @@
-"""The importance of Michel et al. (2019): how much the loss of a sample feels a gate on the head."""
+"""The importance of Michel et al. (2019): how much the loss of a sample feels a gate on a head, or on a neuron."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,14 @@ from .taylor import Calibration, only_gradients_of, settled_towers, working_copy
 
 
 Layer = tuple  # (layer,), or (tower, layer)
+
+
+class Gated(NamedTuple):
+    """What gates are put on: units of `width` numbers each, one after the other in what `reader` reads, (..., rows, tokens,
+    units * width)."""
+
+    reader: nn.Module
+    width: int
 
 
 def michel_scores(
@@ -30,39 +38,48 @@ def michel_scores(
     hydra = working_copy(model)
     calibration = Calibration(hydra, dataloader, class_prompts)
     heads = heads_of(hydra, settled_towers(hydra, towers))
-    layers = list(dict.fromkeys(head[:-1] for head in heads))
-    gradients = _zero_shot_gradients if calibration.prompts is not None else _classifier_gradients
-    sums: dict[Layer, Tensor] = {}
-    with only_gradients_of(hydra, []), torch.enable_grad():
-        for of_batch in gradients(hydra, calibration, layers):
-            for layer, gradient in of_batch.items():
-                sums[layer] = sums.get(layer, 0) + gradient.abs().sum(dim=0)
-    of_layers = {layer: iter((total / calibration.rows).tolist()) for layer, total in sums.items()}
+    layers = dict.fromkeys(head[:-1] for head in heads)
+    attentions = {layer: attention_of(hydra, *tower_and_place((*layer, 0))[:2]) for layer in layers}
+    gated = {layer: Gated(attention.o_proj, attention.head_dim) for layer, attention in attentions.items()}
+    of_layers = {layer: iter(means.tolist()) for layer, means in mean_gradients(hydra, calibration, gated).items()}
     return {head: next(of_layers[head[:-1]]) for head in heads}
 
 
+def mean_gradients(
+    hydra: PreTrainedModel, calibration: Calibration, gated: Mapping[Layer, Gated]
+) -> dict[Layer, Tensor]:
+    """By layer, the mean over the samples of the size of the gradient in each gate, (units,)."""
+    gradients = _zero_shot_gradients if calibration.prompts is not None else _classifier_gradients
+    sums: dict[Layer, Tensor] = {}
+    with only_gradients_of(hydra, []), torch.enable_grad():
+        for of_batch in gradients(hydra, calibration, gated):
+            for layer, gradient in of_batch.items():
+                sums[layer] = sums.get(layer, 0) + gradient.abs().sum(dim=0)
+    return {layer: total / calibration.rows for layer, total in sums.items()}
+
+
 def _classifier_gradients(
-    hydra: PreTrainedModel, calibration: Calibration, layers: Sequence[Layer]
+    hydra: PreTrainedModel, calibration: Calibration, gated: Mapping[Layer, Gated]
 ) -> Iterator[dict[Layer, Tensor]]:
-    """By layer, the gradients (rows, heads) of the loss of each sample of a batch."""
+    """By layer, the gradients (rows, units) of the loss of each sample of a batch."""
     for inputs, labels in calibration.batches:
-        with gates_on(hydra, layers) as gates:
+        with gates_on(gated) as gates:
             loss = hydra(**inputs, labels=labels).loss
         # A mean of losses, of which each knows its own row of the gates alone.
         yield _by_layer(gates, torch.autograd.grad(loss * len(labels), list(gates.values())))
 
 
 def _zero_shot_gradients(
-    hydra: PreTrainedModel, calibration: Calibration, layers: Sequence[Layer]
+    hydra: PreTrainedModel, calibration: Calibration, gated: Mapping[Layer, Gated]
 ) -> Iterator[dict[Layer, Tensor]]:
     """The same for the cross-entropy of zero-shot classification. A gate of the text tower is one for all prompts, which
     every sample reads: the prompts pass the tower once, and each sample's gradient in their features is passed on."""
-    of_text = [layer for layer in layers if layer[0] == "text"]
-    of_vision = [layer for layer in layers if layer[0] == "vision"]
-    with gates_on(hydra, of_text, is_common=True) as text_gates:
+    of_text = {layer: gated[layer] for layer in gated if layer[0] == "text"}
+    of_vision = {layer: gated[layer] for layer in gated if layer[0] == "vision"}
+    with gates_on(of_text, is_common=True) as text_gates:
         texts = nn.functional.normalize(hydra.get_text_features(**calibration.prompts).pooler_output, dim=-1)
     for inputs, labels in calibration.batches:
-        with gates_on(hydra, of_vision) as gates:
+        with gates_on(of_vision) as gates:
             images = hydra.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
         images = nn.functional.normalize(images, dim=-1).unsqueeze(1)
         own_texts = texts.detach().repeat(len(labels), 1, 1).requires_grad_()  # (rows, classes, features)
@@ -81,27 +98,23 @@ def _by_layer(gates: Mapping[Layer, Tensor], gradients: Sequence[Tensor]) -> dic
 
 
 @contextmanager
-def gates_on(
-    hydra: PreTrainedModel, layers: Sequence[Layer], is_common: bool = False
-) -> Iterator[dict[Layer, Tensor]]:
-    """By layer, gates of 1 on the heads, made in the forward pass inside: (rows, heads), or (1, heads) where all rows have
-    one in common."""
+def gates_on(gated: Mapping[Layer, Gated], is_common: bool = False) -> Iterator[dict[Layer, Tensor]]:
+    """By layer, gates of 1, made in the forward pass inside: (rows, units), or (1, units) where all rows have one in common."""
     gates: dict[Layer, Tensor] = {}
 
-    def put_on(layer: Layer, head_dim: int):
+    def put_on(layer: Layer, width: int):
         def multiply(_, given: tuple[Tensor]) -> Tensor:
-            heads = given[0].unflatten(-1, (-1, head_dim))  # (1, rows, tokens, heads, head_dim)
-            rows = 1 if is_common else heads.shape[1]
-            gates[layer] = heads.new_ones(rows, heads.shape[3], requires_grad=True)
-            return (heads * gates[layer][None, :, None, :, None]).flatten(-2)
+            units = given[0].unflatten(-1, (-1, width))  # (..., rows, tokens, units, width)
+            rows = 1 if is_common else units.shape[-4]
+            gates[layer] = units.new_ones(rows, units.shape[-2], requires_grad=True)
+            return (units * gates[layer][:, None, :, None]).flatten(-2)
 
         return multiply
 
     handles = []
     try:
-        for layer in layers:
-            attention = attention_of(hydra, *tower_and_place((*layer, 0))[:2])
-            handles.append(attention.o_proj.register_forward_pre_hook(put_on(layer, attention.head_dim)))
+        for layer, (reader, width) in gated.items():
+            handles.append(reader.register_forward_pre_hook(put_on(layer, width)))
         yield gates
     finally:
         for handle in handles:

@@ -135,13 +135,28 @@ def head_scores(
 
     Returns `{(layer, head): score}`, for CLIP `{(tower, layer, head): score}`; `lowest_heads` makes heads to prune of them.
     """
-    if method not in HEAD_SCORES:
-        raise ValueError(f"method is {method!r}: pass one of {', '.join(map(repr, HEAD_SCORES))}")
-    function = HEAD_SCORES[method]
-    taken = inspect.signature(function).parameters
     common = {"class_prompts": class_prompts, "towers": towers}
+    scores = by_method(HEAD_SCORES, model, dataloader, method, common, options)
+    return normalized(scores) if normalize else scores
+
+
+def by_method(
+    methods: Mapping[str, Callable[..., dict[Head, float]]],
+    model: PreTrainedModel,
+    dataloader: Any,
+    method: str,
+    common: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> dict[Head, float]:
+    """The scores of the method of this name, which is told what it names.
+
+    common: arguments that a method need not have; options: those that it must have
+    """
+    if method not in methods:
+        raise ValueError(f"method is {method!r}: pass one of {', '.join(map(repr, methods))}")
+    taken = inspect.signature(methods[method]).parameters
     for name in options:
-        if name not in taken or name == "dataloader":
+        if name not in taken:
             own = [each for each in taken if each not in ("model", "dataloader", *common)]
             instead = f"it takes {', '.join(own)}" if own else "leave it out"
             raise TypeError(f"{name} is no option of {method!r}: {instead}")
@@ -149,11 +164,11 @@ def head_scores(
     if needs_data and dataloader is None:
         raise ValueError(f"dataloader is missing: {method!r} is computed on data, pass some rows with labels")
     given = {name: value for name, value in common.items() if name in taken}
-    scores = function(model, *([dataloader] if needs_data else []), **given, **options)
+    scores = methods[method](model, *([dataloader] if needs_data else []), **given, **options)
     for head, score in scores.items():
         if not math.isfinite(score):
-            raise ValueError(f"the score of head {head} is {score}: check the model's weights and the data")
-    return normalized(scores) if normalize else scores
+            raise ValueError(f"the score of {head} is {score}: check the model's weights and the data")
+    return scores
 
 
 def normalized(scores: Mapping[Head, float]) -> dict[Head, float]:

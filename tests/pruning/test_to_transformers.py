@@ -98,11 +98,11 @@ def test_a_plain_model_becomes_a_hydra_again():
         ),
         (
             lambda: prune_heads(BERT.backbone(), UNIFORM),
-            "a plain BertForSequenceClassification cannot have 2 heads of the width of its 4: .* pass fill_up=True",
+            "a plain BertForSequenceClassification cannot have 2 of its 4 heads: .* pass fill_up=True",
         ),
         (
             lambda: prune_heads(CLIP.backbone(), {"vision": {0: [1], 1: [1], 2: [1]}}),
-            "a plain CLIPModel cannot have 3 heads",
+            "a plain CLIPModel cannot have 3 of its 4 heads",
         ),
         (lambda: VIT.fused(), r"model has 3 members, and a plain model is one: pass model.member\(i\)"),
         (lambda: VIT.backbone(), "model is a ViTForImageClassification: pass a one-member Hydra"),
