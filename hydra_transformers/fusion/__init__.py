@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..models.configuration_hydra import SHARED_PARTS, TrunkLayers, check_shared
 from .agreement import check_agrees, check_can_be_fused, check_finite, warn_of_strangers
 from .building import build, heads_at, prune, prune_neurons, remaining_heads
-from .exporting import to_transformers
+from .exporting import FIELDS_OF_HYDRAS, to_transformers
 from .reading import backbone_names, dense_outline, projection_names, read_members
 from .structure import attention_names, hydra_config, slots, tower_configs, without_weights
 from .trunk import trunks_of
@@ -63,6 +63,7 @@ def member(model: PreTrainedModel, index: int) -> PreTrainedModel:
 
 
 __all__ = [
+    "FIELDS_OF_HYDRAS",
     "attention_names",
     "backbone_names",
     "check_can_be_fused",

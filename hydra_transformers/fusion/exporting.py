@@ -15,7 +15,8 @@ from .reading import Member, backbone_source, read_members
 from .structure import attention_names, outline, tower_configs
 
 
-OWN_FIELDS = (
+# What a Hydra's config has beyond its backbone's.
+FIELDS_OF_HYDRAS = (
     *HydraConfigMixin.__annotations__,
     "add_pooling_layer",
     "custom_pipelines",
@@ -172,7 +173,7 @@ def _new(cls: type, config: PreTrainedConfig, layout: Layout) -> PreTrainedModel
         if neurons != of_tower.anatomy.inner_size:
             own["intermediate_size"] = neurons
     for own in (fields, *towers.values()):
-        for name in OWN_FIELDS:
+        for name in FIELDS_OF_HYDRAS:
             own.pop(name, None)
     plain_config = plain_class.config_class(**fields)
     plain_config._attn_implementation = config._attn_implementation

@@ -9,6 +9,7 @@ from torch import nn
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.cost import count_multiply_adds
+from hydra_transformers.hub import kept_heads_map
 from hydra_transformers.models.configuration_hydra import mask_of_neurons, neurons_in
 from hydra_transformers.pruning import (
     NEURON_SCORES,
@@ -18,6 +19,7 @@ from hydra_transformers.pruning import (
     prune_neurons,
     to_transformers,
 )
+from hydra_transformers.uncertainty.blending import souped
 from tests.families import BERT, CLIP, DINOV2_GATED, FAMILIES, VIT, Family
 from tests.pruning.backbones import family as with_data
 from tests.pruning.reference import logits_of
@@ -122,6 +124,19 @@ def test_members_share_mlps_only_where_they_keep_the_same_neurons():
     with pytest.raises(ValueError, match="members keep different neurons in layer 1 and run this layer once"):
         AutoHydra.from_pruned_members([one, two], shared=("embeddings", "layernorm"), trunk_layers=2)
     assert AutoHydra.from_pruned_members([one, one], trunk_layers=None).config.trunk_layers == 3
+
+
+def test_a_mean_of_mlps_with_different_neurons_is_refused():
+    members = [prune_neurons(VIT.backbone(seed), {1: [seed]}) for seed in range(2)]
+    with pytest.raises(ValueError, match="members keep different neurons in layer 1, so their MLPs have no mean"):
+        souped(members)
+
+
+def test_the_map_of_heads_counts_the_neurons():
+    assert kept_heads_map(prune_neurons(VIT.backbone(), NEURONS).config).endswith(
+        "MLP neurons kept of 120: member 0 97"
+    )
+    assert "neurons" not in kept_heads_map(prune_heads(VIT.backbone()).config)
 
 
 def test_members_never_mix_where_their_neurons_differ():
