@@ -14,7 +14,7 @@ help:
 	@echo "make test-oldest  all tests, on the oldest supported torch and transformers"
 	@echo "make gpu          everything once on this machine's GPU, with the packages that are installed"
 	@echo "make demo         fine-tune three times, fuse, judge, save and reload on this machine"
-	@echo "make notebooks    run the three notebooks and check that they succeed"
+	@echo "make notebooks    run the notebooks and check that they succeed"
 	@echo "make quality      check formatting and lint; make style repairs both"
 	@echo "make coverage     tests with a coverage report"
 	@echo "make hf-tests     the common model tests of a Transformers checkout: CHECKOUT=path"
