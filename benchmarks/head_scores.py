@@ -122,7 +122,7 @@ def task_of(setting: Setting, splits: Splits, shifted: Batches, args: argparse.N
         model = load_trained(given[setting.name]).to(args.device).float()
     else:
         comparison = Comparison(setting, splits, args.runs / setting.name, args.device, seeds=1, backbones=1)
-        model = comparison.backbone(0).float()
+        model = comparison.backbone(0).to(args.device).float()
     config = model.config
     return Task(
         setting.title,

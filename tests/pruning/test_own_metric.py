@@ -51,16 +51,16 @@ def regression() -> tuple[BertForSequenceClassification, list[dict]]:
 
 def test_the_circuit_of_a_classifier_is_that_of_the_plain_loop():
     model, batches, _, _ = family("bert")
-    circuit = extract_circuit(model, batches, objective=f1_of_class_1, budget=4, progress=False)
-    ranking, scores = greedy(model, batches, f1_of_class_1, 4)
+    circuit = extract_circuit(model, batches, objective=f1_of_class_1, budget=2, progress=False)
+    ranking, scores = greedy(model, batches, f1_of_class_1, 2)
     assert circuit.ranking == ranking
     assert circuit.scores == pytest.approx(scores, abs=1e-9)
 
 
 def test_a_model_for_regression_has_circuits(regression, tmp_path):
     model, batches = regression
-    circuit = extract_circuit(model, batches, objective=negative_error, budget=5, progress=False)
-    ranking, scores = greedy(model, batches, negative_error, 5)
+    circuit = extract_circuit(model, batches, objective=negative_error, budget=3, progress=False)
+    ranking, scores = greedy(model, batches, negative_error, 3)
     assert circuit.ranking == ranking
     assert circuit.scores == pytest.approx(scores, rel=1e-6)
     assert (circuit.objective, circuit.made_from["metric"], circuit.chance_from) == ("metric", "negative_error", None)
@@ -72,8 +72,8 @@ def test_a_model_for_regression_has_circuits(regression, tmp_path):
 
 def test_a_stopped_run_goes_on_and_another_metric_of_the_same_name_is_refused(regression, tmp_path):
     model, batches = regression
-    settings = {"budget": 4, "progress": False, "checkpoint": tmp_path / "run.json"}
-    whole = extract_circuit(model, batches, objective=negative_error, budget=4, progress=False)
+    settings = {"budget": 3, "progress": False, "checkpoint": tmp_path / "run.json"}
+    whole = extract_circuit(model, batches, objective=negative_error, budget=3, progress=False)
     extract_circuit(model, batches, objective=negative_error, **settings | {"budget": 2})
     assert extract_circuit(model, batches, objective=negative_error, **settings) == whole
 
