@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .baselines import DeepEnsemble, LoRAEnsemble, MCDropout
-from .fusion import tower_configs, without_weights
+from .fusion import FIELDS_OF_HYDRAS, tower_configs, without_weights
 from .models.auto import HYDRA_CLASSES
 from .prediction import device_of, evaluation_mode
 from .uncertainty.temperature import TemperatureScaledClassifier
@@ -23,17 +23,6 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 
-FIELDS_OF_HYDRAS = (
-    "kept_heads",
-    "shared",
-    "trunk_layers",
-    "ensemble_loss",
-    "fast_inference",
-    "decision",
-    "add_pooling_layer",
-    "model_type",
-    "auto_map",
-)
 TEXT_TOKENS = 128  # the length that texts are cut to, as in the paper
 WARM_UP_ROUNDS = 2
 MOST_ROUNDS = 50

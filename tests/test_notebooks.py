@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 CHECKPOINTS = {
+    "analysis": "google/vit-base-patch16-224",
     "heads": "google/vit-base-patch16-224",
     "images": "google/vit-base-patch16-224",
     "text": "textattack/bert-base-uncased-SST-2",
@@ -33,7 +34,7 @@ def pictures(notebook) -> list:
     return [output for output in outputs if "image/png" in output.get("data", {})]
 
 
-def test_there_is_a_notebook_for_every_model_family_and_one_on_heads():
+def test_every_notebook_has_lines_for_a_checkpoint():
     assert [path.stem for path in NOTEBOOKS] == sorted(CHECKPOINTS)
 
 

@@ -11,8 +11,9 @@ from transformers import PreTrainedModel
 
 from ..models.configuration_hydra import SHARED_PARTS, TrunkLayers, check_shared
 from .agreement import check_agrees, check_can_be_fused, check_finite, warn_of_strangers
-from .building import build, heads_at, prune
-from .reading import backbone_names, projection_names, read_members
+from .building import build, heads_at, prune, prune_neurons, remaining_heads
+from .exporting import FIELDS_OF_HYDRAS, to_transformers
+from .reading import backbone_names, dense_outline, projection_names, read_members
 from .structure import attention_names, hydra_config, slots, tower_configs, without_weights
 from .trunk import trunks_of
 
@@ -23,6 +24,14 @@ def from_backbone(cls: type, model: PreTrainedModel, heads_to_prune: dict | None
     if len(members) != 1:
         raise ValueError(f"from_backbone got a Hydra of {len(members)} members: pass one of them, model.member(i)")
     return build(cls, [prune(cls, members[0], heads_to_prune)], SHARED_PARTS)
+
+
+def without_neurons(cls: type, model: PreTrainedModel, neurons_to_prune: dict) -> PreTrainedModel:
+    """A one-member `cls` of `model` with neurons of its MLPs cut out."""
+    members = list(read_members(cls, model, "model"))
+    if len(members) != 1:
+        raise ValueError(f"prune_neurons got a Hydra of {len(members)} members: pass one of them, model.member(i)")
+    return build(cls, [prune_neurons(cls, members[0], neurons_to_prune)], SHARED_PARTS)
 
 
 def from_pruned_members(
@@ -54,16 +63,21 @@ def member(model: PreTrainedModel, index: int) -> PreTrainedModel:
 
 
 __all__ = [
+    "FIELDS_OF_HYDRAS",
     "attention_names",
     "backbone_names",
     "check_can_be_fused",
+    "dense_outline",
     "from_backbone",
     "from_pruned_members",
     "heads_at",
     "hydra_config",
     "member",
     "projection_names",
+    "remaining_heads",
     "slots",
+    "to_transformers",
     "tower_configs",
+    "without_neurons",
     "without_weights",
 ]

@@ -23,6 +23,7 @@ OWN_FIELDS = {
     "tie_word_embeddings",
     "encoder_stride",
     "kept_heads",
+    "kept_neurons",
     "shared",
     "trunk_layers",
     "ensemble_loss",

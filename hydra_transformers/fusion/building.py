@@ -4,63 +4,124 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch import nn
+from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ..models.configuration_hydra import SHARED_PARTS
+from ..models.configuration_hydra import SHARED_PARTS, KeptNeurons, mask_of_neurons, neurons_in
 from .reading import Member
-from .structure import Slot, attention_names, hydra_config, outline, slots, tower_configs
+from .structure import Slot, attention_names, hydra_config, neurons_of_member, outline, slots, tower_configs
 
 
 def prune(cls: type, member: Member, heads_to_prune: dict | None) -> Member:
     """The member with heads cut out: q, k, v and o lose the heads' rows, the config their numbers."""
-    heads_to_prune = _by_tower(member.config, heads_to_prune or {})
     tensors, kept = dict(member.tensors), {}
     empty = outline(cls, member.config)
+    before = {
+        tower: [layer[0] for layer in config.kept_heads] for tower, config in tower_configs(member.config).items()
+    }
+    after = remaining_heads(before, heads_to_prune)
     for tower, names in attention_names(empty).items():
-        before = [layer[0] for layer in tower_configs(member.config)[tower].kept_heads]
-        after = keep_after_pruning(before, heads_to_prune.get(tower))
-        kept[tower] = [[heads] for heads in after]
+        kept[tower] = [[heads] for heads in after[tower]]
         for layer, name in enumerate(names):
-            if after[layer] != before[layer]:
-                positions = [before[layer].index(head) for head in after[layer]]
+            heads = before[tower][layer]
+            if after[tower][layer] != heads:
+                positions = [heads.index(head) for head in after[tower][layer]]
                 _keep_heads(tensors, name, positions, empty.get_submodule(name).head_dim)
-    return Member(member.name, hydra_config(cls.config_class, member.config, kept, SHARED_PARTS), tensors)
+    neurons = neurons_of_member(member.config, 0)
+    config = hydra_config(cls.config_class, member.config, kept, SHARED_PARTS, neurons=neurons)
+    return Member(member.name, config, tensors)
 
 
-def _by_tower(config: PreTrainedConfig, heads_to_prune: dict) -> dict[str, dict]:
-    towers = list(tower_configs(config))
+def prune_neurons(cls: type, member: Member, neurons_to_prune: dict) -> Member:
+    """The member with neurons of its MLPs cut out: the first map loses their rows (the gate's too), the second their columns."""
+    tensors, empty = dict(member.tensors), outline(cls, member.config)
+    kept_heads, before = {}, {}
+    for tower, config in tower_configs(member.config).items():
+        kept_heads[tower] = config.kept_heads
+        masks = config.kept_neurons or [[mask_of_neurons(list(range(config.anatomy.inner_size)))]] * len(
+            config.kept_heads
+        )
+        before[tower] = [neurons_in(mask) for [mask] in masks]
+    after = remaining_heads(before, neurons_to_prune, "neuron")
+    for tower, names in attention_names(empty).items():
+        for layer, name in enumerate(names):
+            places = {neuron: place for place, neuron in enumerate(before[tower][layer])}
+            if not after[tower][layer]:
+                raise ValueError(f"neurons_to_prune[{layer}] names all neurons of the layer: leave at least one")
+            if len(after[tower][layer]) < len(places):
+                mlp = f"{name.removesuffix('attention')}mlp"
+                _keep_neurons(
+                    tensors, mlp, [places[neuron] for neuron in after[tower][layer]], empty.get_submodule(mlp)
+                )
+    neurons = {tower: [[mask_of_neurons(of_layer)] for of_layer in layers] for tower, layers in after.items()}
+    config = hydra_config(cls.config_class, member.config, kept_heads, SHARED_PARTS, neurons=neurons)
+    return Member(member.name, config, tensors)
+
+
+def _keep_neurons(tensors: dict[str, torch.Tensor], mlp: str, positions: list[int], module: nn.Module) -> None:
+    """Leaves only the neurons at `positions` of one MLP's tensors."""
+    for parameter in ("fc1.weight", "fc1.bias"):
+        parts = 2 if module.has_gate else 1
+        tensors[f"{mlp}.{parameter}"] = heads_at(tensors[f"{mlp}.{parameter}"], positions, 1, parts)
+    tensors[f"{mlp}.fc2.weight"] = heads_at(tensors[f"{mlp}.fc2.weight"].t(), positions, 1).t()
+
+
+def remaining_heads(
+    kept: dict[str, list[list[int]]], heads_to_prune: dict | None, what: str = "head"
+) -> dict[str, list[list[int]]]:
+    """Heads (or neurons) that are left per tower and layer once `heads_to_prune` (`{layer: [heads]}`, of two towers by tower)
+    are gone from `kept`; `{"": ...}` where there are no towers."""
+    by_tower = _by_tower(list(kept), heads_to_prune or {}, what)
+    return {tower: keep_after_pruning(layers, by_tower.get(tower), what) for tower, layers in kept.items()}
+
+
+def _by_tower(towers: list[str], heads_to_prune: dict, what: str) -> dict[str, dict]:
     if towers == [""]:
         return {"": heads_to_prune}
     if not isinstance(heads_to_prune, dict):
         raise TypeError(
-            f"heads_to_prune is a {type(heads_to_prune).__name__}: pass {{'vision': {{...}}, 'text': {{...}}}}"
+            f"{what}s_to_prune is a {type(heads_to_prune).__name__}: pass {{'vision': {{...}}, 'text': {{...}}}}"
         )
     for tower in heads_to_prune:
         if tower not in towers:
-            raise ValueError(f"heads_to_prune names {tower!r}: pass {{'vision': {{...}}, 'text': {{...}}}}")
+            raise ValueError(f"{what}s_to_prune names {tower!r}: pass {{'vision': {{...}}, 'text': {{...}}}}")
     return heads_to_prune
 
 
-def keep_after_pruning(kept: list[list[int]], heads_to_prune: dict[int, list[int]] | None) -> list[list[int]]:
-    """Heads that one member keeps per layer once `heads_to_prune` (`{layer: [heads]}`) are gone from `kept`."""
+def keep_after_pruning(
+    kept: list[list[int]], heads_to_prune: dict[int, list[int]] | None, what: str = "head"
+) -> list[list[int]]:
+    """Heads (or neurons) that one member keeps per layer once `heads_to_prune` (`{layer: [heads]}`) are gone from `kept`."""
     if not isinstance(heads_to_prune, dict | None):
-        raise TypeError(f"heads_to_prune is a {type(heads_to_prune).__name__}: pass one member's, {{layer: [heads]}}")
+        raise TypeError(
+            f"{what}s_to_prune is a {type(heads_to_prune).__name__}: pass one member's, {{layer: [{what}s]}}"
+        )
     for layer, heads in (heads_to_prune or {}).items():
         if not str(layer).lstrip("-").isdigit():
-            raise ValueError(f"heads_to_prune names {layer!r}: pass {{layer: [heads]}}, layers by their numbers")
+            raise ValueError(f"{what}s_to_prune names {layer!r}: pass {{layer: [{what}s]}}, layers by their numbers")
         if isinstance(heads, (int, str)):
-            raise ValueError(f"heads_to_prune[{layer}] is {heads!r}: pass a list of heads")
-    heads_to_prune = {int(layer): list(heads) for layer, heads in (heads_to_prune or {}).items()}
+            raise ValueError(f"{what}s_to_prune[{layer}] is {heads!r}: pass a list of {what}s")
+    heads_to_prune = {
+        int(layer): [int(head) if hasattr(head, "__index__") else head for head in heads]
+        for layer, heads in (heads_to_prune or {}).items()
+    }
     for layer, heads in heads_to_prune.items():
         if not 0 <= layer < len(kept):
-            raise ValueError(f"heads_to_prune names layer {layer}: the model has layers 0 to {len(kept) - 1}")
+            raise ValueError(f"{what}s_to_prune names layer {layer}: the model has layers 0 to {len(kept) - 1}")
+        existing = set(kept[layer])
         for head in heads:
-            if head not in kept[layer]:
+            if not isinstance(head, int) or head not in existing:
                 raise ValueError(
-                    f"heads_to_prune[{layer}] names head {head!r}: the model has the heads {kept[layer]} in this layer"
+                    f"{what}s_to_prune[{layer}] names {what} {head!r}: the model has the {what}s {_shown(kept[layer])} in this layer"
                 )
-    return [[head for head in heads if head not in heads_to_prune.get(layer, [])] for layer, heads in enumerate(kept)]
+    gone = [set(heads_to_prune.get(layer, [])) for layer in range(len(kept))]
+    return [[head for head in heads if head not in gone[layer]] for layer, heads in enumerate(kept)]
+
+
+def _shown(numbers: list[int]) -> str:
+    """All of a few numbers, the first and the last of many."""
+    return str(numbers) if len(numbers) <= 64 else f"{numbers[0]} to {numbers[-1]} or some of them"
 
 
 def _keep_heads(tensors: dict[str, torch.Tensor], attention: str, positions: list[int], head_dim: int) -> None:
@@ -94,7 +155,7 @@ def build(
         kept["text"] = [layer[:1] for layer in kept["text"]]
 
     reference = next(iter(members[0].tensors.values()))
-    config = hydra_config(cls.config_class, members[0].config, kept, shared, trunks)
+    config = hydra_config(cls.config_class, members[0].config, kept, shared, trunks, _common_neurons(members, kept))
     for part in (config, *tower_configs(config).values()):
         part.dtype = reference.dtype
     with torch.device(reference.device), no_init_weights(), default_dtype(reference.dtype):
@@ -103,6 +164,19 @@ def build(
         for name, slot in slots(model):
             _fill(model.get_parameter(name), slot, members)
     return model.eval()
+
+
+def _common_neurons(members: list[Member], kept: dict) -> dict[str, KeptNeurons | None]:
+    """`kept_neurons[layer][member]` of members together, by tower, of as many as `kept` has there; None where all keep all."""
+    found = {}
+    for tower, config in tower_configs(members[0].config).items():
+        own = [neurons_of_member(member.config, 0)[tower] for member in members][: len(kept[tower][0])]
+        everything = [[mask_of_neurons(list(range(config.anatomy.inner_size)))]] * len(kept[tower])
+        found[tower] = None
+        if any(each is not None for each in own):
+            of_members = [everything if each is None else each for each in own]
+            found[tower] = [[of_member[layer][0] for of_member in of_members] for layer in range(len(kept[tower]))]
+    return found
 
 
 def differ_in_vision_alone(members: list[Member]) -> bool:

@@ -12,7 +12,7 @@ from transformers.utils import logging
 from ..models.auto import check_has_no_adapters
 from ..models.configuration_hydra import SHARED_PARTS
 from ..models.modeling_hydra import Rule
-from .structure import attention_names, hydra_config, outline, slots, tower_configs
+from .structure import attention_names, hydra_config, neurons_of_member, outline, slots, tower_configs
 
 
 # Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.
@@ -87,14 +87,16 @@ def _read_hydra(cls: type, model: PreTrainedModel, name: str) -> Iterator[Member
             tower: [[layer[min(index, len(layer) - 1)]] for layer in config.kept_heads]
             for tower, config in tower_configs(model.config).items()
         }
-        config = hydra_config(cls.config_class, model.config, kept, SHARED_PARTS, **_has_pooler(cls, model))
+        neurons = neurons_of_member(model.config, index)
+        config = hydra_config(
+            cls.config_class, model.config, kept, SHARED_PARTS, neurons=neurons, **_has_pooler(cls, model)
+        )
         yield _checked(cls, Member(name if members == 1 else f"{name}.member({index})", config, tensors))
 
 
 def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
     parameters = {key: tensor.detach() for key, tensor in model.named_parameters()}
-    pooler = _has_pooler(cls, model)
-    dense = outline(cls, hydra_config(cls.config_class, model.config, None, SHARED_PARTS, **pooler))
+    dense = dense_outline(cls, model)
     kept = {
         tower: [[_heads_left(cls, dense, model, parameters, tower, layer, name)] for layer in range(len(attentions))]
         for tower, attentions in attention_names(dense).items()
@@ -110,7 +112,7 @@ def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
             )
         tensor = transform(*(parameters[each] for each in theirs))
         tensors[slot.name] = tensor.unsqueeze(0) if parameter in cls.per_member_parameters else tensor
-    config = hydra_config(cls.config_class, model.config, kept, SHARED_PARTS, **pooler)
+    config = hydra_config(cls.config_class, model.config, kept, SHARED_PARTS, **_has_pooler(cls, model))
     return _checked(cls, Member(name, config, tensors))
 
 
@@ -141,10 +143,14 @@ def _filled_in(pattern: str, places: tuple[str, ...]) -> str:
     return first + "".join(place + part for place, part in zip(places, rest, strict=False))
 
 
+def dense_outline(cls: type, model: PreTrainedModel) -> PreTrainedModel:
+    """A `cls` of `model` with all heads, without weights: to be read, never changed."""
+    return outline(cls, hydra_config(cls.config_class, model.config, None, SHARED_PARTS, **_has_pooler(cls, model)))
+
+
 def backbone_names(cls: type, model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
     """By name of a parameter of a `cls` made from `model`, the names of the backbone's parameters that it is made of."""
-    pooler = _has_pooler(cls, model)
-    dense = outline(cls, hydra_config(cls.config_class, model.config, None, SHARED_PARTS, **pooler))
+    dense = dense_outline(cls, model)
     theirs = dict(model.named_parameters())
     return {name: backbone_source(cls, name, theirs)[0] for name, _ in dense.named_parameters()}
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ..models.attention import HydraAttention
+from ..models.configuration_hydra import KeptNeurons
 from ..models.grouped import Grouped, PerMember
 
 
@@ -18,6 +19,15 @@ def tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
     if hasattr(config, "vision_config"):
         return {"vision": config.vision_config, "text": config.text_config}
     return {"": config}
+
+
+def neurons_of_member(config: PreTrainedConfig, index: int) -> dict[str, KeptNeurons | None]:
+    """`kept_neurons` of one member of a Hydra alone, by tower; None where it keeps all."""
+    kept = {tower: getattr(each, "kept_neurons", None) for tower, each in tower_configs(config).items()}
+    return {
+        tower: None if layers is None else [[masks[min(index, len(masks) - 1)]] for masks in layers]
+        for tower, layers in kept.items()
+    }
 
 
 def is_a(module: nn.Module, kind: type) -> bool:
@@ -79,18 +89,23 @@ def hydra_config(
     kept: dict | None,
     shared: Sequence[str],
     trunks: dict[str, int] | None = None,
+    neurons: dict[str, KeptNeurons | None] | None = None,
     **others,
 ) -> PreTrainedConfig:
     """A backbone's or a Hydra's config as a `config_class` with these kept heads by tower (None: all of them), and by tower
-    this many leading layers that are one for all members (None: not any)."""
+    this many leading layers that are one for all members (None: not any) and these kept neurons (None: all)."""
     fields = config.to_dict() | others
     for tower in tower_configs(config):
         part = fields[f"{tower}_config"] if tower else fields
         part.pop("model_type", None)
+        part.pop("pruned_heads", None)
         part["kept_heads"] = None if kept is None else kept[tower]
+        part.pop("kept_neurons", None)
+        if neurons is not None and neurons[tower] is not None:
+            part["kept_neurons"] = neurons[tower]
         part["shared"] = list(shared)
         part["trunk_layers"] = 0 if trunks is None else trunks[tower]
-    for name in ("model_type", "architectures", "auto_map", "pruned_heads", "decision"):
+    for name in ("model_type", "architectures", "auto_map", "decision"):
         fields.pop(name, None)
     result = config_class(**fields)
     result._attn_implementation = config._attn_implementation

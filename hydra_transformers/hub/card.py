@@ -254,7 +254,8 @@ def _describe(circuit: Circuit) -> str:
     rows = (circuit.made_from.get("id_data") or {}).get("samples")
     score = circuit.made_from.get("score") or "msp"
     of_score = "" if score == "msp" else f" of {score}"
-    return f"objective: {OBJECTIVE_NAMES[circuit.objective]}{of_score}" + (f", {rows} samples" if rows else "")
+    objective = OBJECTIVE_NAMES.get(circuit.objective) or circuit.made_from.get("metric", circuit.objective)
+    return f"objective: {objective}{of_score}" + (f", {rows} samples" if rows else "")
 
 
 def _eval_results(report: UncertaintyReport, dataset: str, report_model: str | None, task: str) -> list:

@@ -3,6 +3,7 @@
 from transformers import PreTrainedConfig
 
 from ..fusion import tower_configs
+from ..models.configuration_hydra import neurons_in
 
 
 KEPT, PRUNED = "■", "·"
@@ -41,7 +42,18 @@ def _map_of_tower(config: PreTrainedConfig) -> str:
     widths = [max(map(len, column)) for column in columns]
     rows = zip(*columns, strict=True)
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines + ([_first_layers(config)] if _trunk_layers(config) else []))
+    lines += [_first_layers(config)] if _trunk_layers(config) else []
+    return "\n".join(lines + _kept_neurons(config))
+
+
+def _kept_neurons(config: PreTrainedConfig) -> list[str]:
+    """A line on how many neurons of the MLPs each member keeps, where some went."""
+    kept = getattr(config, "kept_neurons", None)
+    if kept is None:
+        return []
+    counts = [sum(len(neurons_in(masks[member])) for masks in kept) for member in range(config.num_members)]
+    of_members = ", ".join(f"member {member} {count:,}" for member, count in enumerate(counts))
+    return [f"MLP neurons kept of {config.anatomy.inner_size * len(kept):,}: {of_members}"]
 
 
 def trunk_sentence(config: PreTrainedConfig) -> str:

@@ -1,4 +1,5 @@
-"""What every Hydra config has beside its backbone's fields: the kept heads, what members share, the layers' anatomy."""
+"""What every Hydra config has beside its backbone's fields: the kept heads and neurons, what members share, the layers'
+anatomy."""
 
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_s
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 
 KeptHeads = list[list[list[int]]]
+KeptNeurons = list[list[str]]  # of each member a hexadecimal number, whose bit n says whether neuron n is kept
 TrunkLayers = int | dict[str, int] | None  # of all towers, or by tower
 
 # More layers, members or heads than any model has; a config that asks for them is broken, or means harm.
@@ -87,6 +89,9 @@ class HydraConfigMixin(ShippedPipelines):
         kept_heads (`list[list[list[int]]]`, *optional*):
             `kept_heads[layer][member]`: the backbone heads that a member keeps in a layer, in ascending order. By
             default one member that keeps all heads.
+        kept_neurons (`list[list[str]]`, *optional*):
+            `kept_neurons[layer][member]`: the neurons of the MLP's inner layer that a member keeps, as a hexadecimal number
+            whose bit n stands for neuron n (`neurons_in` reads it). By default all of them.
         shared (`list[str]`, *optional*, defaults to `["embeddings", "layernorm", "mlp"]`):
             The parts that exist once for all members. An empty list makes members independent of each other.
         trunk_layers (`int`, *optional*, defaults to 0):
@@ -102,6 +107,7 @@ class HydraConfigMixin(ShippedPipelines):
     """
 
     kept_heads: list | None = None  # of lists of lists of int, which is checked with sentences
+    kept_neurons: list | None = None  # of lists of str, likewise
     shared: list[str] | tuple[str, ...] = SHARED_PARTS
     trunk_layers: int = 0
     ensemble_loss: str = "members"
@@ -123,6 +129,7 @@ class HydraConfigMixin(ShippedPipelines):
         check_shared(self.shared)
         check_num_members(num_members, self)
         settle_trunk(self)
+        check_kept_neurons(self)
         settle_problem_type(self)
         check_ensemble_loss(self.ensemble_loss)
 
@@ -138,6 +145,13 @@ class HydraConfigMixin(ShippedPipelines):
     def members_in(self, layer: int) -> int:
         """How many members a layer has weights for: one in the trunk, and all of them behind it."""
         return 1 if layer < self.trunk_layers else self.num_members
+
+    def mlp_sizes(self, layer: int) -> list[int]:
+        """How many neurons the MLPs of a layer have between their two maps, for each member that it has weights for."""
+        members = self.members_in(layer)
+        if self.kept_neurons is None:
+            return [self.anatomy.inner_size] * members
+        return [int(mask, 16).bit_count() for mask in self.kept_neurons[layer][:members]]
 
 
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:
@@ -172,6 +186,44 @@ def _check_heads(heads: list[int], num_heads: int, where: str) -> None:
         raise ValueError(f"{where} names a head twice: {heads}")
     if sorted(heads) != heads:
         raise ValueError(f"{where} is {heads}: give the heads in ascending order")
+
+
+def neurons_in(mask: str) -> list[int]:
+    """The neurons that an entry of `kept_neurons` stands for, in ascending order."""
+    return [neuron for neuron, bit in enumerate(reversed(f"{int(mask, 16):b}")) if bit == "1"]
+
+
+def mask_of_neurons(neurons: list[int]) -> str:
+    """Neurons as an entry of `kept_neurons`."""
+    return f"{sum(1 << neuron for neuron in neurons):x}"
+
+
+def check_kept_neurons(config) -> None:
+    """Refuses, with a sentence, a `kept_neurons[layer][member]` that no model can have, and neurons that members who share
+    their MLPs do not have in common."""
+    kept, members = config.kept_neurons, config.num_members
+    if kept is None:
+        return
+    if len(kept) != config.num_hidden_layers or any(not isinstance(of, list) or len(of) != members for of in kept):
+        raise ValueError(
+            f"kept_neurons is not a list of {members} for each of {config.num_hidden_layers} layers: give every layer every "
+            "member"
+        )
+    for layer, masks in enumerate(kept):
+        for member, mask in enumerate(masks):
+            if not isinstance(mask, str) or not set(mask) <= set("0123456789abcdef") or not mask.strip("0"):
+                raise ValueError(f"kept_neurons[{layer}][{member}] is {mask!r}: give a hexadecimal number above 0")
+            if int(mask, 16).bit_length() > config.anatomy.inner_size:
+                raise ValueError(
+                    f"kept_neurons[{layer}][{member}] names neuron {int(mask, 16).bit_length() - 1}: the backbone has neurons "
+                    f"0 to {config.anatomy.inner_size - 1}"
+                )
+        if len(set(masks)) > 1 and ("mlp" in config.shared or layer < config.trunk_layers):
+            where = "share their MLPs" if "mlp" in config.shared else "run this layer once"
+            raise ValueError(
+                f"members keep different neurons in layer {layer} and {where}: pass shared without 'mlp', and a trunk of at "
+                f"most {layer} layers"
+            )
 
 
 def check_shared(shared: list[str]) -> None:

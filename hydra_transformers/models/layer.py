@@ -48,11 +48,16 @@ class HydraLayer(GradientCheckpointingLayer):
         self.norm_first, self.drop_path = anatomy.norm_first, anatomy.drop_path
 
         norm = partial(nn.LayerNorm, config.hidden_size, eps=anatomy.norm_eps)
-        mlp = partial(HydraMLP, config.hidden_size, anatomy.inner_size, anatomy.activation, anatomy.gated_mlp)
+        sizes = iter(config.mlp_sizes(layer))  # members are built in their order
         self.attention_norm = of_members(config, "layernorm", norm, layer)
         self.attention = HydraAttention(config, layer)
         self.mlp_norm = of_members(config, "layernorm", norm, layer)
-        self.mlp = of_members(config, "mlp", mlp, layer)
+        self.mlp = of_members(
+            config,
+            "mlp",
+            lambda: HydraMLP(config.hidden_size, next(sizes), anatomy.activation, anatomy.gated_mlp),
+            layer,
+        )
         self.dropout = None if anatomy.dropout is None else nn.Dropout(anatomy.dropout)
 
     def forward(

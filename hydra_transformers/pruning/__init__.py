@@ -1,24 +1,42 @@
-"""Pruning: which heads go (Taylor scores, circuits), cutting them out, and drawing diverse members."""
+"""Pruning: which heads go (scores, circuits), cutting them out, and drawing diverse members."""
 
+from ..fusion import to_transformers
 from .circuits import Circuit
 from .diversity import head_divergence, layer_divergence, overlap
 from .extraction import extract_circuit
 from .head_maps import HeadMap
 from .heads import prune_heads
+from .masking import ablated
 from .members import draw_members
+from .neurons import NEURON_SCORES, lowest_neurons, neuron_scores, prune_neurons
+from .oba import oba_prune, oba_scores
+from .old_checkpoints import load_pruned
+from .scores import HEAD_SCORES, head_scores, lowest_heads
 from .taylor import TaylorPruning, taylor_prune, taylor_scores
 
 
 __all__ = [
+    "HEAD_SCORES",
+    "NEURON_SCORES",
     "Circuit",
     "HeadMap",
     "TaylorPruning",
+    "ablated",
     "draw_members",
     "extract_circuit",
     "head_divergence",
+    "head_scores",
     "layer_divergence",
+    "load_pruned",
+    "lowest_heads",
+    "lowest_neurons",
+    "neuron_scores",
+    "oba_prune",
+    "oba_scores",
     "overlap",
     "prune_heads",
+    "prune_neurons",
     "taylor_prune",
     "taylor_scores",
+    "to_transformers",
 ]

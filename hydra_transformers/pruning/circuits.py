@@ -11,7 +11,7 @@ from typing import Any
 from ..files import parse_json, write_atomically
 from .head_maps import HeadMap
 from .heads import Head, as_heads_to_prune, check_count, head_at
-from .scoring import OBJECTIVES
+from .scoring import METRIC, OBJECTIVES
 
 
 MODES = ("exact", "shortlist")
@@ -24,7 +24,7 @@ class Circuit:
     ranking: the heads, least useful first
     scores: the score after each removal
     dense_score: the score before the first
-    objective: "acc", "ood" or "avg"
+    objective: "acc", "ood" or "avg", or "metric" for one of the user's own (`made_from["metric"]` is its name)
     mode: "exact", or "shortlist" where most choices were made among a short list of candidates
     made_from: the model, the data and the settings, with fingerprints
     checks: for "shortlist", (removal, whether the short list held the exact choice), where that was checked
@@ -138,7 +138,7 @@ class Circuit:
             return f"its scores are not one number for each of its {heads} heads and one for all of them"
         if self.tied is not None and (len(self.tied) != heads or not all(map(_is_count, self.tied))):
             return f"its tied is not one count for each of its {heads} heads"
-        if self.objective not in OBJECTIVES or self.mode not in MODES:
+        if self.objective not in (*OBJECTIVES, METRIC) or self.mode not in MODES:
             return f"its objective is {self.objective!r}, its mode {self.mode!r}"
         if not all(_is_count(removal) and isinstance(agreed, bool) for removal, agreed in self.checks):
             return "its checks are not pairs of a removal and whether it agreed"

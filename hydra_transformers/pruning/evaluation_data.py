@@ -41,8 +41,10 @@ def read_data(
     device: torch.device,
     dtype: torch.dtype,
     num_classes: int | None,
+    any_labels: bool = False,
 ) -> EvaluationData:
-    """Reads `data` once: the inputs that the model takes, and where they are needed the labels of `num_classes` classes.
+    """Reads `data` once: the inputs that the model takes, and where they are needed the labels of `num_classes` classes,
+    or with `any_labels` numbers of any kind, a row each.
 
     In a group of W processes, process r keeps the batches r, r + W, ..., with the same bounds as in a single process.
     """
@@ -51,7 +53,7 @@ def read_data(
     result, rows, inputs_of_rows, error = EvaluationData(name, num_classes is not None), [], [], None
     try:
         for batch in batches(data, batch_size, None, rank, world_size):
-            inputs, labels = _split(batch, name, input_names, num_classes)
+            inputs, labels = _split(batch, name, input_names, num_classes, any_labels)
             inputs_of_rows.append(fingerprints_of_rows(inputs))
             rows.append(inputs_of_rows[-1] if labels is None else fingerprints_of_rows({**inputs, "labels": labels}))
             result.inputs.append({key: _to(tensor, device, dtype) for key, tensor in inputs.items()})
@@ -67,13 +69,14 @@ def read_data(
         raise ValueError(f"{name} has no samples: pass at least one batch")
     result.num_samples, result.fingerprint = len(all_rows), fingerprint_of_rows(all_rows)
     result.input_digests = [row for of_batch in gather_batches(inputs_of_rows) for row in of_batch]
-    found = gather([labels.unique().tolist() for labels in result.labels if labels is not None])
+    are_classes = [labels for labels in result.labels if labels is not None and not labels.is_floating_point()]
+    found = gather([labels.unique().tolist() for labels in are_classes])
     result.classes = sorted({label for of_rank in found for of_batch in of_rank for label in of_batch})
     return result
 
 
 def _split(
-    batch: Mapping[str, Tensor], name: str, input_names: Sequence[str], num_classes: int | None
+    batch: Mapping[str, Tensor], name: str, input_names: Sequence[str], num_classes: int | None, any_labels: bool
 ) -> tuple[dict[str, Tensor], Tensor | None]:
     inputs, labels = split_labels(batch)
     if input_names[0] not in inputs:
@@ -81,12 +84,19 @@ def _split(
     inputs = {key: inputs[key] for key in input_names if key in inputs}
     if num_classes is None:
         return inputs, None
-    return inputs, _checked_labels(labels, inputs[input_names[0]], name, num_classes)
+    return inputs, _checked_labels(labels, inputs[input_names[0]], name, num_classes, any_labels)
 
 
-def _checked_labels(labels: Tensor | None, inputs: Tensor, name: str, num_classes: int) -> Tensor:
+def _checked_labels(labels: Tensor | None, inputs: Tensor, name: str, num_classes: int, any_labels: bool) -> Tensor:
     if labels is None:
-        raise ValueError(f"{name} has no labels: give every batch its class indices as 'labels'")
+        of_what = "what the metric compares with" if any_labels else "its class indices"
+        raise ValueError(f"{name} has no labels: give every batch {of_what} as 'labels'")
+    if any_labels:
+        if labels.shape[:1] != inputs.shape[:1]:
+            raise ValueError(
+                f"{name} has labels of shape {tuple(labels.shape)} for {len(inputs)} rows: pass one per row"
+            )
+        return labels
     if labels.is_floating_point() or labels.shape != inputs.shape[:1]:
         raise ValueError(
             f"the labels of {name} are {labels.dtype} of shape {tuple(labels.shape)}: pass class indices, one integer "

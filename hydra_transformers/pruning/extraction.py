@@ -19,7 +19,7 @@ from .circuits import MODES, Circuit
 from .evaluation_data import EvaluationData, read_data
 from .greedy import GreedySearch, end_of
 from .heads import check_count, chosen_towers, heads_of, prune_heads
-from .scoring import MARGINS, OBJECTIVES, check_ood_score
+from .scoring import MARGINS, METRIC, OBJECTIVES, Metric, check_ood_score, name_of
 
 
 ACCELERATOR_MEMORY_GIB = 4.0
@@ -30,7 +30,7 @@ def extract_circuit(
     model: PreTrainedModel | Sequence[PreTrainedModel],
     id_data: Any,
     ood_data: Any = None,
-    objective: str = "acc",
+    objective: str | Metric = "acc",
     *,
     budget: int,
     score: str = "msp",
@@ -62,7 +62,10 @@ def extract_circuit(
         id_data: in-distribution data with labels (which "ood" does not need): a DataLoader, a list of dict batches, or a
             Dataset or list of dict rows.
         ood_data: out-of-distribution data for "ood" and "avg"; "acc" does not look at it.
-        objective: "acc" (accuracy), "ood" (AUROC of an OOD score) or "avg" (the mean of both).
+        objective: "acc" (accuracy), "ood" (AUROC of an OOD score) or "avg" (the mean of both); or a metric of your own, a
+            function of all logits (samples, classes) and labels, on the CPU, that returns a number, higher being better.
+            With one, labels may be of any kind and the model may solve any problem, regression for example; the logits of
+            all candidates are held in memory, and heads of equal value go in their order.
         budget: how many heads to rank; fewer than the model has.
         score: the OOD score of "ood" and "avg": "msp" (the paper's, the maximum softmax probability), "max_logit", "energy",
             "entropy" or "gen", best the one that the model will be used with. Scores that are fitted on features are
@@ -143,7 +146,7 @@ def start_search(
     model: PreTrainedModel,
     id_data: Any,
     ood_data: Any,
-    objective: str,
+    objective: str | Metric,
     *,
     budget: int,
     score: str = "msp",
@@ -163,9 +166,16 @@ def start_search(
     already_read: data of earlier searches, which is taken from here and put here
     """
     already_read = {} if already_read is None else already_read
+    metric = objective if callable(objective) else None
+    if metric is None and objective not in OBJECTIVES:
+        raise ValueError(
+            f"objective is {objective!r}: pass one of {', '.join(map(repr, OBJECTIVES))}, or a function of logits and labels"
+        )
+    objective = METRIC if metric is not None else objective
     _check_settings(objective, mode, shortlist, check_every, ood_data)
     check_ood_score(score)
-    check_chooses_one_class(model, "model")
+    if metric is None:
+        check_chooses_one_class(model, "model")
     if not isinstance(dtype, torch.dtype | None):
         raise TypeError(f"dtype is {dtype!r}: pass a torch.dtype such as torch.bfloat16")
     hydra = prune_heads(model)
@@ -174,7 +184,7 @@ def start_search(
     if memory_gib is None:
         memory_gib = CPU_MEMORY_GIB if hydra.device.type == "cpu" else ACCELERATOR_MEMORY_GIB
     engine = ablation_of(hydra, class_prompts, towers, int(memory_gib * GIB))
-    if engine.num_classes < 2:
+    if metric is None and engine.num_classes < 2:
         raise ValueError("model has a single output, and this is about choosing one of several classes")
     engine.heads = heads_of(hydra, towers, trunk_layers)
     num_heads = len(engine.heads)
@@ -182,12 +192,13 @@ def start_search(
 
     def read(data: Any, name: str, num_classes: int | None) -> EvaluationData:
         settings = (name, tuple(engine.input_names), batch_size, hydra.device, hydra.dtype, num_classes)
+        settings += (metric is not None,)
         if settings not in already_read:
             already_read[settings] = read_data(data, *settings)
         return already_read[settings]
 
     id_set = read(id_data, "id_data", None if objective == "ood" else engine.num_classes)
-    ood_set = None if objective == "acc" else read(ood_data, "ood_data", None)
+    ood_set = None if objective in ("acc", METRIC) else read(ood_data, "ood_data", None)
     _check_data(id_set, ood_set)
     is_shortlist = mode == "shortlist"
     made_from = {
@@ -202,15 +213,15 @@ def start_search(
         "dtype": str(hydra.dtype).removeprefix("torch."),
         "shortlist": (shortlist or max(8, num_heads // 5)) if is_shortlist else None,
         "check_every": check_every if is_shortlist else None,
-        "score": None if objective == "acc" else score,
+        "score": None if objective in ("acc", METRIC) else score,
+        "metric": None if metric is None else name_of(metric),
         "ties_by": MARGINS[objective] if score == "msp" else MARGINS[objective].replace("confidence", score),
     }
-    return GreedySearch(engine, id_set, ood_set, Circuit([], [], math.nan, objective, mode, made_from, tied=[]))
+    circuit = Circuit([], [], math.nan, objective, mode, made_from, tied=[])
+    return GreedySearch(engine, id_set, ood_set, circuit, metric)
 
 
 def _check_settings(objective: str, mode: str, shortlist: int | None, check_every: int, ood_data: Any) -> None:
-    if objective not in OBJECTIVES:
-        raise ValueError(f"objective is {objective!r}: pass one of {', '.join(map(repr, OBJECTIVES))}")
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}: pass one of {', '.join(map(repr, MODES))}")
     if mode == "exact" and shortlist is not None:
@@ -219,7 +230,7 @@ def _check_settings(objective: str, mode: str, shortlist: int | None, check_ever
         raise ValueError(f"shortlist is {shortlist}: pass at least 1")
     if check_every < 1:
         raise ValueError(f"check_every is {check_every}: pass at least 1")
-    if objective != "acc" and ood_data is None:
+    if objective in ("ood", "avg") and ood_data is None:
         raise ValueError(f"objective {objective!r} needs ood_data: pass out-of-distribution data, or objective='acc'")
 
 

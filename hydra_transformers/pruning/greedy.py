@@ -1,6 +1,7 @@
 """The greedy loop of Algorithm 1, and its checkpoint."""
 
 import json
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,12 +12,13 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from ..files import parse_json, write_atomically
-from ..processes import from_first_process, gather_samples, rank_and_world_size
+from ..models.ensembling import at_least_float32
+from ..processes import from_first_process, gather_batches, gather_samples, rank_and_world_size
 from .ablation import Ablate, Ablation
 from .circuits import Circuit
 from .evaluation_data import EvaluationData
 from .heads import Head
-from .scoring import SampleValues, Score, chance_score, objective_scores, sample_values
+from .scoring import METRIC, Metric, SampleValues, Score, chance_score, metric_scores, objective_scores, sample_values
 
 
 SHORT_SETTINGS = (
@@ -30,6 +32,7 @@ SHORT_SETTINGS = (
     "check_every",
     "ties_by",
     "score",
+    "metric",
 )
 
 
@@ -42,8 +45,10 @@ class GreedySearch:
         id_set: EvaluationData,
         ood_set: EvaluationData | None,
         circuit: Circuit,
+        metric: Metric | None = None,
     ):
         self.engine, self.id_set, self.ood_set, self.circuit = engine, id_set, ood_set, circuit
+        self.metric = metric
         # What each head's removal did to the score when it was last evaluated; the short list is made from it.
         self.effects: dict[Head, Score] = {}
 
@@ -102,6 +107,8 @@ class GreedySearch:
         self.effects.pop(head, None)
 
     def _mark_chance(self, removal: int, best_score: float) -> None:
+        if self.circuit.objective == METRIC:
+            return  # what guessing scores by it is not known
         chance = chance_score(self.circuit.objective, self.engine.num_classes)
         if self.circuit.chance_from is not None or best_score > chance:
             return
@@ -116,6 +123,9 @@ class GreedySearch:
     def evaluate(self, candidates: Sequence[Head]) -> tuple[dict[Head, Score], Score]:
         """The score without each of `candidates`, and that of the model as it is."""
         ablate = self.engine.over(candidates)
+        if self.metric is not None:
+            scores = metric_scores(self.metric, *self._logits_and_labels(ablate, candidates))
+            return dict(zip(candidates, scores[:-1], strict=True)), scores[-1]
         id_values = self._sample_values(ablate, self.id_set, candidates)
         ood_values = None if self.ood_set is None else self._sample_values(ablate, self.ood_set, candidates)
         scores = objective_scores(self.circuit.objective, id_values, ood_values)
@@ -140,6 +150,16 @@ class GreedySearch:
         _check_finite(values.confidence, candidates, data.name, len(self.circuit.ranking))
         return values
 
+    def _logits_and_labels(self, ablate: Ablate, candidates: Sequence[Head]) -> tuple[Tensor, Tensor]:
+        """The logits of all samples (candidates + 1, samples, classes), the last row the model as it is, and their labels."""
+        logits, labels = [], []
+        for inputs, of_batch in zip(self.id_set.inputs, self.id_set.labels, strict=True):
+            logits.append(torch.cat([at_least_float32(part).cpu() for part in ablate(inputs)]))
+            labels.append(of_batch.cpu())
+        all_logits = torch.cat(gather_batches(logits), dim=1)
+        _check_finite(all_logits.flatten(1), candidates, self.id_set.name, len(self.circuit.ranking))
+        return all_logits, torch.cat(gather_batches(labels))
+
     def state(self) -> str:
         """All that a checkpoint needs to go on from here."""
         return json.dumps({"circuit": self.circuit.to_dict(), "effects": list(self.effects.items())}, indent=1)
@@ -162,6 +182,17 @@ class GreedySearch:
         self.circuit, self.effects = circuit, effects
         for head in circuit.ranking:
             self.engine.remove(head)
+        if self.metric is not None and circuit.ranking:
+            self._check_same_metric(path)
+
+    def _check_same_metric(self, path: str | os.PathLike) -> None:
+        """Refuses a metric that has the name of another: its value must be that of the last removal."""
+        _, current = self.evaluate([])
+        if not math.isclose(current.value, self.circuit.scores[-1], rel_tol=1e-3, abs_tol=1e-6):
+            raise ValueError(
+                f"checkpoint {path} belongs to another run, whose metric of this name gave {self.circuit.scores[-1]:g} where "
+                f"this one gives {current.value:g}: delete it or pass another path"
+            )
 
 
 def end_of(circuit: Circuit, budget: int, tolerance: float | None) -> int:

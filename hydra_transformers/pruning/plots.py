@@ -24,7 +24,8 @@ def draw_circuit(circuit: "Circuit", path: str | os.PathLike) -> Path:
     axes.plot(best, scores[best], "D", color=COLOURS[1], label=f"best: {scores[best]:.3f} without {best}")
     if circuit.chance_from is not None:
         axes.axvspan(circuit.chance_from, len(scores) - 1, color=COLOURS[7], alpha=0.2, label="no better than chance")
-    axes.set(xlabel="heads removed", ylabel=SCORES[circuit.objective])
+    name = SCORES.get(circuit.objective) or circuit.made_from.get("metric", circuit.objective)
+    axes.set(xlabel="heads removed", ylabel=name)
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     return write_png(figure, path)

@@ -1,4 +1,5 @@
-"""The score of a circuit: accuracy, separability of out-of-distribution data, or the mean of the two (D.1.2).
+"""The score of a circuit: accuracy, separability of out-of-distribution data, the mean of the two (D.1.2), or a metric of
+the user's own.
 
 Separability is the AUROC of an OOD score, the paper's being the maximum softmax probability.
 
@@ -7,6 +8,8 @@ these there are many where a score cannot get better or the data is little, so a
 surely the candidate reached it.
 """
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,12 +20,17 @@ from ..models.ensembling import at_least_float32
 
 
 OBJECTIVES = ("acc", "ood", "avg")
+METRIC = "metric"  # the objective of a circuit whose score is the user's own
+
+# (logits (samples, classes), labels (samples, ...)), both on the CPU -> a number, higher is better.
+Metric = Callable[[Tensor, Tensor], float]
 
 # What decides between candidates of equal score, by objective.
 MARGINS = {
     "acc": "negative log-likelihood",
     "ood": "gap of mean confidence",
     "avg": "gap of mean confidence minus negative log-likelihood",
+    METRIC: "the order of heads",
 }
 
 # By which OOD samples may be told apart: a candidate is one model, and all that is known of it are its logits.
@@ -106,6 +114,28 @@ def objective_scores(objective: str, id_values: SampleValues, ood_values: Sample
         return _accuracy(id_values)
     pairs = zip(_accuracy(id_values), _separability(id_values, ood_values), strict=True)
     return [Score((a.value + b.value) / 2, (a.margin + b.margin) / 2) for a, b in pairs]
+
+
+def metric_scores(metric: Metric, logits: Tensor, labels: Tensor) -> list[Score]:
+    """What the user's metric says of each candidate's logits (candidates, samples, classes)."""
+    return [Score(metric_value(metric, of_candidate, labels), 0.0) for of_candidate in logits]
+
+
+def metric_value(metric: Metric, logits: Tensor, labels: Tensor) -> float:
+    value = metric(logits, labels)
+    try:
+        number = float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"the metric {name_of(metric)} returned a {type(value).__name__}: it has to return one number, higher being better"
+        ) from error
+    if not math.isfinite(number):
+        raise ValueError(f"the metric {name_of(metric)} returned {number}: it has to be a finite number")
+    return number
+
+
+def name_of(metric: Metric) -> str:
+    return getattr(metric, "__qualname__", type(metric).__qualname__)
 
 
 def _accuracy(id_values: SampleValues) -> list[Score]:

@@ -1,5 +1,6 @@
 """Taylor pruning (D.1.1): heads scored by how much the loss would change, to first order, without their weights."""
 
+import inspect
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -88,9 +89,9 @@ def taylor_scores(
 
     Returns `{(layer, head): score}`, for CLIP `{(tower, layer, head): score}`.
     """
-    hydra = _working_copy(model)
+    hydra = working_copy(model)
     calibration = Calibration(hydra, dataloader, class_prompts)
-    return _scores(hydra, calibration, heads_of(hydra, _settled(hydra, towers)))
+    return _scores(hydra, calibration, heads_of(hydra, settled_towers(hydra, towers)))
 
 
 def taylor_prune(
@@ -118,8 +119,8 @@ def taylor_prune(
     """
     if scope not in SCOPES:
         raise ValueError(f"scope is {scope!r}: pass one of {', '.join(map(repr, SCOPES))}")
-    hydra = _working_copy(model)
-    heads = heads_of(hydra, _settled(hydra, towers), trunk_layers)
+    hydra = working_copy(model)
+    heads = heads_of(hydra, settled_towers(hydra, towers), trunk_layers)
     most = max((len(of_layer) for of_layer in _by_layer(heads)), default=0)
     if not 1 <= heads_per_layer <= most:
         raise ValueError(f"heads_per_layer is {heads_per_layer}: it says how many heads to keep, pass 1 to {most}")
@@ -139,13 +140,13 @@ def taylor_prune(
     return TaylorPruning(as_heads_to_prune(pruned), scores, heads_per_layer, scope)
 
 
-def _working_copy(model: PreTrainedModel) -> PreTrainedModel:
+def working_copy(model: PreTrainedModel) -> PreTrainedModel:
     """A one-member Hydra of its own, in at least float32: sums of gradients need the digits."""
     hydra = prune_heads(model)
     return hydra if hydra.dtype == torch.float64 else hydra.float()
 
 
-def _settled(hydra: PreTrainedModel, towers: Sequence[str] | None) -> Sequence[str] | None:
+def settled_towers(hydra: PreTrainedModel, towers: Sequence[str] | None) -> Sequence[str] | None:
     if towers is None and has_two_towers(hydra):
         return ["vision"]
     return towers
@@ -187,9 +188,7 @@ class Calibration:
         for batch in batches(dataloader, device=hydra.device):
             inputs, labels = split_labels(batch)
             if labels is None:
-                raise ValueError(
-                    "dataloader has no labels: Taylor scores need the loss, give every batch its 'labels'"
-                )
+                raise ValueError("dataloader has no labels: scores need the loss, give every batch its 'labels'")
             self.batches.append((accepted_inputs(hydra, inputs), labels))
         if not self.batches:
             raise ValueError("dataloader has no samples: pass at least one batch")
@@ -201,7 +200,7 @@ class Calibration:
             self.prompts = accepted_inputs(hydra.text_model, prompts)
         elif class_prompts is not None:
             raise ValueError(f"class_prompts is for CLIP, model is a {type(hydra).__name__}: leave it out")
-        elif not hasattr(hydra, "classify"):
+        elif "labels" not in inspect.signature(hydra.forward).parameters:
             raise TypeError(f"{type(hydra).__name__} has no classifier: pass the model with its classification head")
         num_classes = hydra.config.num_labels if self.prompts is None else len(self.prompts["input_ids"])
         for _, labels in self.batches:
@@ -220,20 +219,32 @@ class Calibration:
                 torch.zeros_like(parameter) if parameter.grad is None else parameter.grad for parameter in parameters
             ]
 
-    def _backward_classifier(self, hydra: PreTrainedModel) -> None:
+    def losses(self, model: PreTrainedModel) -> Iterator[Tensor]:
+        """The mean loss in parts, one per batch, each with its own graph: their sum is the mean over all rows."""
         for inputs, labels in self.batches:
-            # A batch counts by its rows, so that a short last batch weighs no more than its share.
-            loss = hydra(**inputs, labels=labels).loss
-            (loss * (len(labels) / self.rows)).backward()
+            if self.prompts is None:
+                # A batch counts by its rows, so that a short last batch weighs no more than its share.
+                yield model(**inputs, labels=labels).loss * (len(labels) / self.rows)
+            else:
+                texts = nn.functional.normalize(model.get_text_features(**self.prompts).pooler_output, dim=-1)
+                yield self._zero_shot_loss(model, inputs, texts, labels)
+
+    def _zero_shot_loss(self, model: PreTrainedModel, inputs: dict, texts: Tensor, labels: Tensor) -> Tensor:
+        """A batch's part of the mean cross-entropy; texts: the prompts' features of length 1, (classes, features)"""
+        images = model.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
+        logits = nn.functional.normalize(images, dim=-1) @ texts.t() * model.logit_scale.exp()
+        return nn.functional.cross_entropy(logits, labels, reduction="sum") / self.rows
+
+    def _backward_classifier(self, hydra: PreTrainedModel) -> None:
+        for loss in self.losses(hydra):
+            loss.backward()
 
     def _backward_zero_shot(self, hydra: PreTrainedModel) -> None:
         texts = nn.functional.normalize(hydra.get_text_features(**self.prompts).pooler_output, dim=-1)
         # The prompts go through the text tower once: their gradient is collected over the batches and passed on at the end.
         collected = texts.detach().requires_grad_()
         for inputs, labels in self.batches:
-            images = hydra.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
-            logits = nn.functional.normalize(images, dim=-1) @ collected.t() * hydra.logit_scale.exp()
-            (nn.functional.cross_entropy(logits, labels, reduction="sum") / self.rows).backward()
+            self._zero_shot_loss(hydra, inputs, collected, labels).backward()
         if texts.requires_grad:
             texts.backward(collected.grad)
 

@@ -5,6 +5,7 @@ from .default_recipe import default_recipe
 from .divergence import DivergedError
 from .finetune import compute_accuracy, finetune_members
 from .from_pretrained import finetune_from_pretrained
+from .keep_zeros import KeepZerosCallback
 from .lora import lora_config
 from .losses import EnsembleLoss
 from .recipes import RECIPES, Recipe, recipe
@@ -14,6 +15,7 @@ __all__ = [
     "RECIPES",
     "DivergedError",
     "EnsembleLoss",
+    "KeepZerosCallback",
     "PostPruningCallback",
     "Recipe",
     "compute_accuracy",

@@ -8,6 +8,7 @@ from typing import Any
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
 from .callback import PostPruningCallback
+from .keep_zeros import KeepZerosCallback
 from .losses import EnsembleLoss
 from .parameter_groups import PARTS
 
@@ -70,6 +71,9 @@ class Recipe:
         "leading layers that do not train, nor what comes before them: fused members run them once", default=0
     )
     reset_classifier: bool = _setting("start from a classifier of zeros", default=False)
+    keep_zeros: bool = _setting(
+        "weights that are zero at the start, as `oba_prune` leaves them, stay zero", default=False
+    )
     train_transforms: tuple[tuple[str, dict], ...] = _setting(
         "(name, arguments) of what training inputs go through; image transforms are named as in torchvision, without a size "
         "where that is the model's",
@@ -164,7 +168,7 @@ class Recipe:
         return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": kwargs, **length}
 
     def callbacks(self) -> list[TrainerCallback]:
-        """New callbacks for one `Trainer`: what trains, and early stopping where the recipe has it."""
+        """New callbacks for one `Trainer`: what trains, and what else the recipe has: early stopping, zeros that stay."""
         callbacks: list[TrainerCallback] = [
             PostPruningCallback(
                 self.trainable,
@@ -177,6 +181,8 @@ class Recipe:
         ]
         if self.early_stopping_patience is not None:
             callbacks.append(EarlyStoppingCallback(self.early_stopping_patience, self.early_stopping_threshold))
+        if self.keep_zeros:
+            callbacks.append(KeepZerosCallback())
         return callbacks
 
     def loss(self, kind: str = "members") -> EnsembleLoss:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..fusion import attention_names, slots, without_weights
+from ..fusion import attention_names, slots, tower_configs, without_weights
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
 from .inputs import widened
@@ -78,11 +78,24 @@ def has_equal_heads(hydra: PreTrainedModel) -> bool:
     return all(heads == layer[0] for layer in hydra.config.kept_heads for heads in layer)
 
 
+def check_equal_neurons(hydra: PreTrainedModel) -> None:
+    """Refuses members that keep different neurons: their MLPs have no mean."""
+    for config in tower_configs(hydra.config).values():
+        for layer, masks in enumerate(config.kept_neurons or []):
+            if len(set(masks)) > 1:
+                raise ValueError(
+                    f"members keep different neurons in layer {layer}, so their MLPs have no mean: pass members that keep the "
+                    "same ones"
+                )
+
+
 def weights_of(hydra: PreTrainedModel, part: str) -> Weights:
     """The members' weights of one part in a Hydra that shares nothing, as views.
 
-    There is no attention where members keep different heads.
+    There is no attention where members keep different heads; members with different neurons are refused.
     """
+    if part == "mlp":
+        check_equal_neurons(hydra)
     shared = _shared_names(hydra, part) if part in SHARED_PARTS else ()
     attentions = tuple(f"{name}." for of_tower in attention_names(hydra).values() for name in of_tower)
     weights: Weights = {}

@@ -1,0 +1,121 @@
+"""The importance of Michel et al. (2019): how much the loss of a sample feels a gate on a head, or on a neuron."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .heads import Head, attention_of, heads_of, tower_and_place
+from .taylor import Calibration, only_gradients_of, settled_towers, working_copy
+
+
+Layer = tuple  # (layer,), or (tower, layer)
+
+
+class Gated(NamedTuple):
+    """What gates are put on: units of `width` numbers each, one after the other in what `reader` reads, (..., rows, tokens,
+    units * width)."""
+
+    reader: nn.Module
+    width: int
+
+
+def michel_scores(
+    model: PreTrainedModel,
+    dataloader: Any,
+    *,
+    class_prompts: Mapping[str, Tensor] | None = None,
+    towers: Sequence[str] | None = None,
+) -> dict[Head, float]:
+    """The mean over the samples of |∂L(x) / ∂ξ|, with ξ a gate of 1 that multiplies what the head gives.
+
+    The gradient is that of each sample by itself, so the batch size leaves no trace (`run_bertology.py` took that of a
+    batch). Arguments as for `taylor_scores`.
+    """
+    hydra = working_copy(model)
+    calibration = Calibration(hydra, dataloader, class_prompts)
+    heads = heads_of(hydra, settled_towers(hydra, towers))
+    layers = dict.fromkeys(head[:-1] for head in heads)
+    attentions = {layer: attention_of(hydra, *tower_and_place((*layer, 0))[:2]) for layer in layers}
+    gated = {layer: Gated(attention.o_proj, attention.head_dim) for layer, attention in attentions.items()}
+    of_layers = {layer: iter(means.tolist()) for layer, means in mean_gradients(hydra, calibration, gated).items()}
+    return {head: next(of_layers[head[:-1]]) for head in heads}
+
+
+def mean_gradients(
+    hydra: PreTrainedModel, calibration: Calibration, gated: Mapping[Layer, Gated]
+) -> dict[Layer, Tensor]:
+    """By layer, the mean over the samples of the size of the gradient in each gate, (units,)."""
+    gradients = _zero_shot_gradients if calibration.prompts is not None else _classifier_gradients
+    sums: dict[Layer, Tensor] = {}
+    with only_gradients_of(hydra, []), torch.enable_grad():
+        for of_batch in gradients(hydra, calibration, gated):
+            for layer, gradient in of_batch.items():
+                sums[layer] = sums.get(layer, 0) + gradient.abs().sum(dim=0)
+    return {layer: total / calibration.rows for layer, total in sums.items()}
+
+
+def _classifier_gradients(
+    hydra: PreTrainedModel, calibration: Calibration, gated: Mapping[Layer, Gated]
+) -> Iterator[dict[Layer, Tensor]]:
+    """By layer, the gradients (rows, units) of the loss of each sample of a batch."""
+    for inputs, labels in calibration.batches:
+        with gates_on(gated) as gates:
+            loss = hydra(**inputs, labels=labels).loss
+        # A mean of losses, of which each knows its own row of the gates alone.
+        yield _by_layer(gates, torch.autograd.grad(loss * len(labels), list(gates.values())))
+
+
+def _zero_shot_gradients(
+    hydra: PreTrainedModel, calibration: Calibration, gated: Mapping[Layer, Gated]
+) -> Iterator[dict[Layer, Tensor]]:
+    """The same for the cross-entropy of zero-shot classification. A gate of the text tower is one for all prompts, which
+    every sample reads: the prompts pass the tower once, and each sample's gradient in their features is passed on."""
+    of_text = {layer: gated[layer] for layer in gated if layer[0] == "text"}
+    of_vision = {layer: gated[layer] for layer in gated if layer[0] == "vision"}
+    with gates_on(of_text, is_common=True) as text_gates:
+        texts = nn.functional.normalize(hydra.get_text_features(**calibration.prompts).pooler_output, dim=-1)
+    for inputs, labels in calibration.batches:
+        with gates_on(of_vision) as gates:
+            images = hydra.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
+        images = nn.functional.normalize(images, dim=-1).unsqueeze(1)
+        own_texts = texts.detach().repeat(len(labels), 1, 1).requires_grad_()  # (rows, classes, features)
+        logits = (images @ own_texts.transpose(1, 2)).squeeze(1) * hydra.logit_scale.exp()
+        loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+        in_texts, *in_gates = torch.autograd.grad(loss, [own_texts, *gates.values()])
+        found = _by_layer(gates, in_gates)
+        if text_gates:
+            rows = [torch.autograd.grad(texts, list(text_gates.values()), row, retain_graph=True) for row in in_texts]
+            found |= _by_layer(text_gates, [torch.cat(of_layer) for of_layer in zip(*rows, strict=True)])
+        yield found
+
+
+def _by_layer(gates: Mapping[Layer, Tensor], gradients: Sequence[Tensor]) -> dict[Layer, Tensor]:
+    return dict(zip(gates, gradients, strict=True))
+
+
+@contextmanager
+def gates_on(gated: Mapping[Layer, Gated], is_common: bool = False) -> Iterator[dict[Layer, Tensor]]:
+    """By layer, gates of 1, made in the forward pass inside: (rows, units), or (1, units) where all rows have one in common."""
+    gates: dict[Layer, Tensor] = {}
+
+    def put_on(layer: Layer, width: int):
+        def multiply(_, given: tuple[Tensor]) -> Tensor:
+            units = given[0].unflatten(-1, (-1, width))  # (..., rows, tokens, units, width)
+            rows = 1 if is_common else units.shape[-4]
+            gates[layer] = units.new_ones(rows, units.shape[-2], requires_grad=True)
+            return (units * gates[layer][:, None, :, None]).flatten(-2)
+
+        return multiply
+
+    handles = []
+    try:
+        for layer, (reader, width) in gated.items():
+            handles.append(reader.register_forward_pre_hook(put_on(layer, width)))
+        yield gates
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,113 @@
+"""Models that Transformers 4 pruned and saved: `config.pruned_heads` names the heads, and the weights have lost them.
+
+Transformers 5 does not read the field, builds the whole model, and stops at weights of other shapes. Here the model is built
+with the shapes that the field asks for and then loaded by Transformers itself, which knows the old names of weights.
+"""
+
+import os
+from pathlib import Path
+
+import transformers
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..fusion import attention_names, backbone_names, dense_outline, remaining_heads, tower_configs
+from ..models.auto import HEADS, HYDRA_CLASSES, AutoHydra, config_of
+
+
+def load_pruned(name: str | os.PathLike) -> PreTrainedModel:
+    """A one-member Hydra of a model that `prune_heads` of Transformers 4 made, equal to what was saved.
+
+    name: a folder or Hub name whose config.json has `pruned_heads`, with weights in safetensors
+    """
+    config = config_of(name)
+    if hasattr(config, "kept_heads"):
+        raise ValueError(f"{name} is a Hydra, which from_pretrained loads: pass a model that Transformers 4 pruned")
+    kept = _heads_left(config, name)
+    _check_has_safetensors(name)
+    model_class = sliced_class(_class_of(config, name), kept)
+    try:
+        model, found = model_class.from_pretrained(name, config=config, use_safetensors=True, output_loading_info=True)
+    except RuntimeError as error:
+        if "size mismatch" not in str(error) and "ignore_mismatched_sizes" not in str(error):
+            raise
+        raise ValueError(
+            f"{name}: the weights have not the shapes that config.pruned_heads asks for: check that config.json was saved with "
+            "them"
+        ) from error
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ValueError(f"{name} has no {missing[0]}: pass a model that was saved whole")
+    return AutoHydra.from_backbone(model)
+
+
+def _heads_left(config: PreTrainedConfig, name: str | os.PathLike) -> dict[str, list[list[int]]]:
+    """The heads that are left by tower and layer; refuses a config that names none as pruned."""
+    towers = tower_configs(config)
+    whole = {
+        tower: [list(range(each.num_attention_heads)) for _ in range(each.num_hidden_layers)]
+        for tower, each in towers.items()
+    }
+    pruned = {tower: getattr(each, "pruned_heads", None) or {} for tower, each in towers.items()}
+    if not any(pruned.values()):
+        raise ValueError(
+            f"{name} names no pruned heads (pruned_heads in config.json): load it with its own class of Transformers"
+        )
+    try:
+        return remaining_heads(whole, pruned[""] if list(pruned) == [""] else pruned)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"pruned_heads in the config.json of {name} is broken ({error})") from error
+
+
+def _check_has_safetensors(name: str | os.PathLike) -> None:
+    if Path(name).is_dir() and not list(Path(name).glob("*.safetensors")):
+        raise ValueError(
+            f"{name} has no weights in safetensors, and pickled ones are not read here: convert them, "
+            "safetensors.torch.save_file(torch.load('pytorch_model.bin', weights_only=True), 'model.safetensors', "
+            "{'format': 'pt'})"
+        )
+
+
+def _class_of(config: PreTrainedConfig, name: str | os.PathLike) -> type[PreTrainedModel]:
+    """The class that was saved; where the config does not say, the one for the family's task."""
+    saved = (config.architectures or [None])[0]
+    found = HEADS.get(config.model_type) if saved is None else getattr(transformers, saved, None)
+    if found not in HYDRA_CLASSES:
+        raise ValueError(
+            f"{name} is a {saved or config.model_type}: pass one of {', '.join(AutoHydra.supported())}, or save the model's "
+            "encoder as one of them first"
+        )
+    return found
+
+
+def sliced_class(model_class: type[PreTrainedModel], kept: dict[str, list[list[int]]]) -> type[PreTrainedModel]:
+    """A class of this name and place that makes models with fewer heads."""
+
+    def make(self, config: PreTrainedConfig, *given, **options):
+        model_class.__init__(self, config, *given, **options)
+        slice_projections(self, kept)
+
+    # Conversions of old weights go by the class's name and the module it is from.
+    members = {"__init__": make, "__module__": model_class.__module__, "__qualname__": model_class.__qualname__}
+    return type(model_class.__name__, (model_class,), members)
+
+
+def slice_projections(model: PreTrainedModel, kept: dict[str, list[list[int]]]) -> None:
+    """Gives a plain model's q, k, v and output projections the sizes for the heads in `kept`, with empty weights."""
+    hydra = next(HYDRA_CLASSES[each] for each in HYDRA_CLASSES if isinstance(model, each))
+    theirs, dense = backbone_names(hydra, model), dense_outline(hydra, model)
+    for tower, names in attention_names(dense).items():
+        for attention, heads in zip(names, kept[tower], strict=True):
+            width = len(heads) * dense.get_submodule(attention).head_dim
+            for name in theirs[f"{attention}.qkv_proj.weight"]:
+                _resize(model.get_submodule(name.removesuffix(".weight")), rows=width)
+            output, *_ = theirs[f"{attention}.o_proj.weight"]
+            _resize(model.get_submodule(output.removesuffix(".weight")), columns=width)
+
+
+def _resize(linear: nn.Linear, rows: int | None = None, columns: int | None = None) -> None:
+    linear.out_features = linear.out_features if rows is None else rows
+    linear.in_features = linear.in_features if columns is None else columns
+    linear.weight = nn.Parameter(linear.weight.new_empty(linear.out_features, linear.in_features))
+    if linear.bias is not None:
+        linear.bias = nn.Parameter(linear.bias.new_empty(linear.out_features))

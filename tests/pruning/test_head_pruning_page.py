@@ -1,0 +1,37 @@
+"""The page about pruning heads: its examples run, its tables name what there is."""
+
+import re
+
+import pytest
+
+from hydra_transformers import pruning
+from hydra_transformers.pruning import HEAD_SCORES, head_scores
+from tests.families import VIT
+from tests.pages import ROOT, run_python_blocks
+
+
+PAGE = "docs/head-pruning.md"
+
+
+@pytest.mark.slow
+def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_python_blocks(PAGE, at_least=8)
+
+
+def test_the_table_of_scores_names_every_method_there_is():
+    named = re.findall(r'^\| `"(\w+)"` \|', (ROOT / PAGE).read_text(), flags=re.MULTILINE)
+    assert named == list(HEAD_SCORES)
+
+
+def test_what_the_page_calls_is_public():
+    for page in (PAGE, "README.md"):
+        for names in re.findall(r"from hydra_transformers\.pruning import (.+)", (ROOT / page).read_text()):
+            assert set(names.split(", ")) <= set(pruning.__all__), page
+
+
+def test_a_score_of_ones_own_is_a_method_like_the_others(monkeypatch):
+    monkeypatch.setitem(
+        HEAD_SCORES, "mine", lambda model, dataloader: {(0, head): len(dataloader) for head in range(4)}
+    )
+    assert head_scores(VIT.backbone(), [{}, {}], "mine") == {(0, head): 2 for head in range(4)}

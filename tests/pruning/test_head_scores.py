@@ -1,0 +1,216 @@
+"""Every score of heads is what its definition says, and all come by one interface."""
+
+import copy
+import inspect
+
+import pytest
+import torch
+from torch import nn
+
+from hydra_transformers.pruning import (
+    HEAD_SCORES,
+    ablated,
+    extract_circuit,
+    head_scores,
+    lowest_heads,
+    prune_heads,
+    taylor_scores,
+)
+from tests.families import bert_backbone, padded_texts
+from tests.pruning.backbones import family, rows_in_batches
+from tests.pruning.reference import logits_of, output_projections, restore_slice, zero_slice
+from tests.pruning.test_taylor import projections
+
+
+def losses_of(model, batches, prompts) -> torch.Tensor:
+    labels = torch.cat([batch["labels"] for batch in batches])
+    return nn.functional.cross_entropy(logits_of(model, batches, prompts), labels, reduction="none")
+
+
+def losses_with_gate(model, head: tuple, gate: float, batches, prompts) -> torch.Tensor:
+    """Of each sample, with the head's slice of the output projection times `gate`."""
+    model = copy.deepcopy(model)
+    output_projections(model)[head[:-1]].weight.data[:, 8 * head[-1] : 8 * head[-1] + 8] *= gate
+    return losses_of(model, batches, prompts)
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [
+        ("vit", [(0, 0), (2, 1)]),
+        ("bert", [(0, 1), (2, 2)]),
+        ("clip", [("vision", 0, 1), ("vision", 1, 0), ("text", 0, 0), ("text", 1, 1)]),
+    ],
+)
+def test_michel_is_the_mean_size_of_each_samples_derivative_in_a_gate(name, heads):
+    model, batches, _, prompts = family(name)
+    towers = ("vision", "text") if name == "clip" else None
+    scores = head_scores(model, batches, "michel", class_prompts=prompts, towers=towers)
+    step = 1e-5
+    for head in heads:
+        above, below = (losses_with_gate(model, head, 1 + sign * step, batches, prompts) for sign in (1, -1))
+        expected = ((above - below) / (2 * step)).abs().mean().item()
+        assert scores[head] == pytest.approx(expected, rel=1e-6)
+
+
+def test_michel_does_not_depend_on_the_batches():
+    model, batches, _, _ = family("bert")
+    rows = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    expected = head_scores(model, batches)
+    assert head_scores(model, rows_in_batches(rows, 6)) == pytest.approx(expected, rel=1e-9)
+
+
+def test_magnitude_is_the_norm_of_all_weights_of_a_head():
+    model, _, _, _ = family("bert")
+    scores = head_scores(model, method="magnitude")
+    assert len(scores) == 9
+    for layer, head in ((0, 0), (1, 2)):
+        rows = slice(8 * head, 8 * head + 8)
+        parts = [each.weight[rows] for each in projections(model, (layer,))]
+        parts.append(output_projections(model)[(layer,)].weight[:, rows])
+        expected = torch.cat([part.flatten() for part in parts]).norm().item()
+        assert scores[(layer, head)] == pytest.approx(expected, rel=1e-9)
+
+
+def attentions_of(model, batches) -> list[list[torch.Tensor]]:
+    """Of each text by itself, without padding: by layer (heads, tokens, tokens)."""
+    model = copy.deepcopy(model)
+    model.set_attn_implementation("eager")
+    found = []
+    for batch in batches:
+        for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+            with torch.no_grad():
+                output = model(row[mask.bool()].unsqueeze(0), output_attentions=True)
+            found.append([weights[0] for weights in output.attentions])
+    return found
+
+
+def test_entropy_and_confidence_are_means_over_the_tokens_of_texts_without_padding():
+    model, batches, _, _ = family("bert")
+    entropy, confidence = (head_scores(model, batches, method) for method in ("entropy", "confidence"))
+    texts = attentions_of(model, batches)
+    for layer, head in ((0, 1), (2, 0)):
+        of_queries = [query for text in texts for query in text[layer][head]]
+        entropies = [-(query * query.log()).sum().item() for query in of_queries]
+        largest = [query.max().item() for query in of_queries]
+        assert entropy[(layer, head)] == pytest.approx(-sum(entropies) / len(entropies), rel=1e-9)
+        assert confidence[(layer, head)] == pytest.approx(sum(largest) / len(largest), rel=1e-9)
+
+
+def test_sharpness_needs_no_labels_and_leaves_the_backend_alone():
+    model, batches, _, prompts = family("clip")
+    unlabelled = [{"pixel_values": batch["pixel_values"]} for batch in batches]
+    scores = head_scores(model, unlabelled, "entropy", class_prompts=prompts, towers=("vision", "text"))
+    assert set(scores) == {(tower, layer, head) for tower in ("vision", "text") for layer in (0, 1) for head in (0, 1)}
+    assert model.config._attn_implementation == "sdpa"
+    # A text attends to what came before it: the first token to itself alone, so confidence is above one over the length.
+    assert min(head_scores(model, unlabelled, "confidence").values()) > 1 / 5
+
+
+@pytest.mark.parametrize("name", ["vit", "clip"])
+def test_leave_one_out_is_how_much_the_loss_rises_without_the_head(name):
+    model, batches, _, prompts = family(name)
+    scores = head_scores(model, batches, "leave_one_out", class_prompts=prompts)
+    dense = losses_of(model, batches, prompts).mean()
+    for head in list(scores)[::3]:
+        before = zero_slice(model, head)
+        without = losses_of(model, batches, prompts).mean()
+        restore_slice(model, head, before)
+        assert scores[head] == pytest.approx((without - dense).item(), rel=1e-6, abs=1e-9)
+
+
+def test_leave_one_out_takes_a_metric_and_models_of_other_problems():
+    model, rows = bert_backbone(num_labels=1), padded_texts(8)
+    rows["labels"] = torch.arange(8).double()
+
+    def negative_distance(logits, labels):
+        return -(logits.squeeze(-1) - labels).abs().mean()
+
+    for metric, error in ((None, torch.square), (negative_distance, torch.abs)):
+        scores = head_scores(model, [rows], "leave_one_out", **({} if metric is None else {"metric": metric}))
+        with torch.no_grad():
+            inputs = {name: rows[name] for name in ("input_ids", "attention_mask")}
+            dense = error(model(**inputs).logits[:, 0] - rows["labels"]).mean()
+            with ablated(model, {1: [2]}):
+                without = error(model(**inputs).logits[:, 0] - rows["labels"]).mean()
+        assert scores[(1, 2)] == pytest.approx((without - dense).item(), rel=1e-5)
+
+
+def test_a_circuit_scores_heads_by_when_they_go():
+    model, batches, _, _ = family("vit")
+    circuit = extract_circuit(model, batches, budget=4, progress=False)
+    scores = head_scores(model, batches, "circuit", budget=4)
+    assert sorted(scores, key=scores.get)[:4] == circuit.ranking
+    assert sorted(scores.values()) == [0, 1, 2, 3, 4, 4, 4, 4, 4]
+    assert lowest_heads(scores, 4) == circuit.heads_to_prune()
+
+
+def test_random_scores_differ_by_seed_alone():
+    model, _, _, _ = family("vit")
+    first, again, other = (head_scores(model, method="random", seed=seed) for seed in (0, 0, 1))
+    assert first == again != other
+    assert first.keys() == other.keys()
+
+
+def test_every_method_has_a_score_for_every_head_and_changes_nothing():
+    model, batches, _, prompts = family("clip")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    heads = [("vision", layer, head) for layer in (0, 1) for head in (0, 1)]
+    for method, function in HEAD_SCORES.items():
+        options = {"budget": 2} if "budget" in inspect.signature(function).parameters else {}
+        scores = head_scores(model, batches, method, class_prompts=prompts, towers=("vision",), **options)
+        assert list(scores) == heads, method
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_pruned_model_has_scores_for_the_heads_it_has():
+    model, batches, _, _ = family("bert")
+    pruned = prune_heads(model, {0: [0], 1: [0, 1, 2]})
+    heads = [(0, 1), (0, 2), (2, 0), (2, 1), (2, 2)]
+    for method in ("michel", "magnitude", "entropy", "leave_one_out"):
+        assert list(head_scores(pruned, batches, method)) == heads
+
+
+def test_normalized_scores_of_a_layer_have_the_norm_one():
+    model, batches, _, _ = family("vit")
+    plain, scores = head_scores(model, batches), head_scores(model, batches, normalize=True)
+    for layer in range(3):
+        values = torch.tensor([scores[(layer, head)] for head in range(3)])
+        assert values.norm().item() == pytest.approx(1)
+        of_layer = torch.tensor([plain[(layer, head)] for head in range(3)])
+        torch.testing.assert_close(values, of_layer / of_layer.norm())
+
+
+def test_taylor_scores_are_the_same_by_either_name():
+    model, batches, _, _ = family("vit")
+    assert head_scores(model, batches, "taylor") == taylor_scores(model, batches)
+
+
+def test_the_lowest_heads_are_chosen_over_all_layers_or_in_each():
+    scores = {(0, 0): 3.0, (0, 1): 0.5, (1, 0): 1.0, (1, 1): 1.0}
+    assert lowest_heads(scores, 2) == {0: [1], 1: [0]}
+    assert lowest_heads(scores, heads_per_layer=1) == {0: [1], 1: [0]}
+    assert lowest_heads(scores, 0) == {} == lowest_heads(scores, heads_per_layer=2)
+    assert lowest_heads({("vision", 0, 1): 1.0, ("text", 0, 0): 0.0}, 1) == {"text": {0: [0]}}
+    for wrong in ({}, {"budget": 1, "heads_per_layer": 1}):
+        with pytest.raises(ValueError, match="pass either budget"):
+            lowest_heads(scores, **wrong)
+    with pytest.raises(ValueError, match="budget is 5: 4 heads have scores"):
+        lowest_heads(scores, 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"method": "gradient"}, "method is 'gradient': pass one of 'michel', 'taylor'"),
+        ({"method": "michel"}, "dataloader is missing: 'michel' is computed on data"),
+        ({"method": "random", "metric": max}, "metric is no option of 'random': it takes seed"),
+        ({"method": "magnitude", "seed": 1}, "seed is no option of 'magnitude': leave it out"),
+        ({"method": "magnitude", "dataloader": [], "towers": ("text",)}, "only CLIP has towers"),
+        ({"method": "entropy", "dataloader": []}, "dataloader has no samples"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, problem):
+    model, _, _, _ = family("vit")
+    with pytest.raises((TypeError, ValueError), match=problem):
+        head_scores(model, **arguments)

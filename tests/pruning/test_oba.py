@@ -1,0 +1,164 @@
+"""OBA is θ · (Hθ) of the whole calibration set: against a full Hessian, and against differences of the loss."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
+
+from hydra_transformers.pruning import oba_prune, oba_scores
+from hydra_transformers.pruning.oba import ranked_weights, second_order_changes
+from hydra_transformers.pruning.taylor import Calibration
+from hydra_transformers.training import KeepZerosCallback, recipe
+from tests.pruning.backbones import family, images, labelled, rows_in_batches
+from tests.training.tiny import QUIET
+
+
+def toy() -> tuple[ViTForImageClassification, dict[str, torch.Tensor]]:
+    """A ViT of one layer with two heads of four dimensions, and rows."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 8, "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = ViTForImageClassification(ViTConfig(**sizes, image_size=8, patch_size=4, num_labels=3)).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape))
+    return model, labelled(model, {"pixel_values": images(7, seed=1)}) | {"labels": torch.arange(7) % 3}
+
+
+def full_hessian_term(model, rows, names: list[str]) -> dict[str, torch.Tensor]:
+    """θ · (Hθ) from the whole Hessian of the mean cross-entropy in the parameters `names`."""
+    parameters = {name: dict(model.named_parameters())[name].detach() for name in names}
+    theta = torch.cat([value.flatten() for value in parameters.values()])
+
+    def loss(flat: torch.Tensor) -> torch.Tensor:
+        parts = flat.split([value.numel() for value in parameters.values()])
+        given = {name: part.view_as(parameters[name]) for name, part in zip(names, parts, strict=True)}
+        logits = functional_call(model, given, kwargs={"pixel_values": rows["pixel_values"]}).logits
+        return torch.nn.functional.cross_entropy(logits, rows["labels"])
+
+    with sdpa_kernel(SDPBackend.MATH):
+        hessian = torch.autograd.functional.hessian(loss, theta, vectorize=True)
+    flat = theta * (hessian @ theta)
+    parts = flat.split([value.numel() for value in parameters.values()])
+    return {name: part.view_as(parameters[name]) for name, part in zip(names, parts, strict=True)}
+
+
+def test_scores_of_heads_are_those_of_the_full_hessian():
+    model, rows = toy()
+    place = "vit.layers.0.attention."
+    inputs = [f"{place}{name}_proj.{kind}" for name in "qkv" for kind in ("weight", "bias")]
+    terms = full_hessian_term(copy.deepcopy(model), rows, [*inputs, f"{place}o_proj.weight"])
+    scores = oba_scores(model, rows_in_batches(rows, 3))
+    assert list(scores) == [(0, 0), (0, 1)]
+    for head in range(2):
+        own = slice(4 * head, 4 * head + 4)
+        total = sum(terms[name][own].sum() for name in inputs) + terms[f"{place}o_proj.weight"][:, own].sum()
+        assert scores[0, head] == pytest.approx(abs(total.item()), rel=1e-9)
+
+
+def test_the_term_is_the_second_difference_of_the_loss_along_the_weights():
+    model, rows = toy()
+    weights, size = ranked_weights(model), 1e-3
+    changes = second_order_changes(model, Calibration(model, rows_in_batches(rows, 4), None), weights)
+    before = [weight.detach().clone() for weight in weights]
+
+    def loss_at(factor: float) -> float:
+        with torch.no_grad():
+            for weight, value in zip(weights, before, strict=True):
+                weight.copy_(factor * value)
+            return model(**rows).loss.item()
+
+    difference = (loss_at(1 + size) - 2 * loss_at(1) + loss_at(1 - size)) / size**2
+    assert sum(change.sum() for change in changes).item() == pytest.approx(difference, rel=1e-4)
+
+
+def test_single_weights_go_by_the_full_hessian_and_exactly_as_many_as_asked_for():
+    model, rows = toy()
+    names = [
+        name for name, each in model.named_parameters() if any(each is weight for weight in ranked_weights(model))
+    ]
+    assert "classifier.weight" not in names and "vit.embeddings.patch_embeddings.projection.weight" in names
+    terms = full_hessian_term(copy.deepcopy(model), rows, names)
+    scores = torch.cat([terms[name].abs().flatten() for name in names])
+    pruned = oba_prune(model, rows_in_batches(rows, 4), sparsity=0.3)
+    kept = torch.cat([dict(pruned.named_parameters())[name].flatten() for name in names]) != 0
+    assert (~kept).sum() == round(0.3 * len(kept))
+    assert scores[kept].min() >= scores[~kept].max()
+    for (name, own), (_, of_copy) in zip(model.named_parameters(), pruned.named_parameters(), strict=True):
+        assert torch.equal(own[of_copy != 0], of_copy[of_copy != 0])
+        assert name in names or torch.equal(own, of_copy)
+
+
+def test_the_score_of_the_authors_and_several_steps_choose_other_weights():
+    model, rows = toy()
+
+    def zeros(**options) -> torch.Tensor:
+        pruned = oba_prune(model, rows_in_batches(rows, 4), sparsity=0.5, **options)
+        return torch.cat([weight.flatten() for weight in ranked_weights(pruned)]) == 0
+
+    plain, reference, stepwise = zeros(), zeros(score="reference"), zeros(steps=3)
+    assert plain.sum() == reference.sum() == stepwise.sum()
+    assert not torch.equal(plain, reference) and not torch.equal(plain, stepwise)
+
+
+@pytest.mark.parametrize("name", ["bert", "clip"])
+def test_the_batch_size_leaves_no_trace_and_the_model_stays_as_it_was(name):
+    model, batches, _, prompts = family(name)
+    rows = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+    towers = ("vision", "text") if name == "clip" else None
+    before = copy.deepcopy(model.state_dict())
+    model.train()
+    expected = oba_scores(model, [rows], class_prompts=prompts, towers=towers)
+    assert oba_scores(model, batches, class_prompts=prompts, towers=towers) == pytest.approx(expected, rel=1e-8)
+    assert len(expected) == {"bert": 9, "clip": 8}[name]
+    assert model.training and model.config._attn_implementation == "sdpa"
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+
+
+def test_clip_loses_weights_in_both_towers():
+    model, batches, _, prompts = family("clip")
+    pruned = oba_prune(model, batches, sparsity=0.2, class_prompts=prompts)
+    assert type(pruned) is type(model) and pruned.config._attn_implementation == "sdpa"
+    for tower in (pruned.vision_model, pruned.text_model):
+        assert any((weight == 0).any() for weight in tower.parameters() if weight.dim() == 2)
+
+
+def test_zeros_are_saved_and_stay_zero_in_training(tmp_path):
+    model, rows = toy()
+    pruned = oba_prune(model.float(), [{**rows, "pixel_values": rows["pixel_values"].float()}], sparsity=0.4)
+    pruned.save_pretrained(tmp_path / "pruned")
+    loaded = ViTForImageClassification.from_pretrained(tmp_path / "pruned")
+    zeros = [weight == 0 for weight in ranked_weights(loaded)]
+    assert sum(each.sum() for each in zeros) == sum((weight == 0).sum() for weight in ranked_weights(pruned))
+    before = copy.deepcopy(loaded.state_dict())
+    data = [{"pixel_values": image.float(), "labels": label} for image, label in zip(*rows.values(), strict=True)]
+    arguments = TrainingArguments(tmp_path / "run", max_steps=3, learning_rate=0.1, save_strategy="no", **QUIET)
+    Trainer(loaded, arguments, train_dataset=data, callbacks=[KeepZerosCallback()]).train()
+    for weight, zero in zip(ranked_weights(loaded), zeros, strict=True):
+        assert torch.equal(weight == 0, zero)
+    assert any(not torch.equal(value, before[key]) for key, value in loaded.state_dict().items())
+
+
+def test_a_recipe_keeps_zeros():
+    kept = replace(recipe("imagenet1k"), keep_zeros=True).callbacks()
+    assert any(isinstance(callback, KeepZerosCallback) for callback in kept)
+    assert not any(isinstance(callback, KeepZerosCallback) for callback in recipe("imagenet1k").callbacks())
+
+
+def test_bad_input_gets_one_sentence():
+    model, rows = toy()
+    for sparsity in (1.0, -0.1, "half"):
+        with pytest.raises(ValueError, match=f"sparsity is {sparsity}: pass the share of weights"):
+            oba_prune(model, [rows], sparsity=sparsity)
+    with pytest.raises(ValueError, match="score is 'magnitude': pass one of 'plain', 'reference'"):
+        oba_prune(model, [rows], sparsity=0.1, score="magnitude")
+    with pytest.raises(ValueError, match="steps is 0: pass a whole number"):
+        oba_prune(model, [rows], sparsity=0.1, steps=0)
+    with pytest.raises(ValueError, match="dataloader has no labels"):
+        oba_prune(model, [{"pixel_values": rows["pixel_values"]}], sparsity=0.1)
+    with pytest.raises(TypeError, match="ViTModel has no classifier"):
+        oba_prune(model.vit, [rows], sparsity=0.1)

@@ -1,0 +1,121 @@
+"""Circuits by a metric of the user's own: any function of logits and labels, any problem."""
+
+import copy
+
+import pytest
+import torch
+from transformers import BertForSequenceClassification
+
+from hydra_transformers.hub.card import _describe
+from hydra_transformers.pruning import Circuit, extract_circuit
+from tests.families import bert_backbone, padded_texts
+from tests.pruning.backbones import family
+from tests.pruning.reference import all_heads, logits_of, restore_slice, zero_slice
+
+
+def f1_of_class_1(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    chosen, wanted = logits.argmax(-1) == 1, labels == 1
+    return (2 * (chosen & wanted).sum() / (chosen.sum() + wanted.sum())).item()
+
+
+def negative_error(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    return -(logits.squeeze(-1) - labels).square().mean()
+
+
+def greedy(model, batches, metric, budget: int) -> tuple[list, list]:
+    """The greedy loop as it is written, on a plain model with zeroed slices."""
+    model, labels = copy.deepcopy(model), torch.cat([batch["labels"] for batch in batches])
+    candidates, ranking, scores = all_heads(model), [], []
+    for _ in range(budget):
+        reached = {}
+        for head in candidates:
+            before = zero_slice(model, head)
+            reached[head] = float(metric(logits_of(model, batches, None), labels))
+            restore_slice(model, head, before)
+        best = max(candidates, key=reached.get)
+        zero_slice(model, best)
+        candidates.remove(best)
+        ranking.append(best)
+        scores.append(reached[best])
+    return ranking, scores
+
+
+@pytest.fixture
+def regression() -> tuple[BertForSequenceClassification, list[dict]]:
+    model = bert_backbone(num_labels=1)
+    rows = padded_texts(9)
+    with torch.no_grad():
+        rows["labels"] = model(**rows).logits.squeeze(-1) + 0.3 * torch.randn(9, generator=torch.manual_seed(0))
+    return model, [{name: value[part] for name, value in rows.items()} for part in (slice(5), slice(5, 9))]
+
+
+def test_the_circuit_of_a_classifier_is_that_of_the_plain_loop():
+    model, batches, _, _ = family("bert")
+    circuit = extract_circuit(model, batches, objective=f1_of_class_1, budget=2, progress=False)
+    ranking, scores = greedy(model, batches, f1_of_class_1, 2)
+    assert circuit.ranking == ranking
+    assert circuit.scores == pytest.approx(scores, abs=1e-9)
+
+
+def test_a_model_for_regression_has_circuits(regression, tmp_path):
+    model, batches = regression
+    circuit = extract_circuit(model, batches, objective=negative_error, budget=3, progress=False)
+    ranking, scores = greedy(model, batches, negative_error, 3)
+    assert circuit.ranking == ranking
+    assert circuit.scores == pytest.approx(scores, rel=1e-6)
+    assert (circuit.objective, circuit.made_from["metric"], circuit.chance_from) == ("metric", "negative_error", None)
+    circuit.save(tmp_path / "circuit.json")
+    assert Circuit.load(tmp_path / "circuit.json") == circuit
+    assert circuit.plot(tmp_path / "circuit.png").stat().st_size > 1_000
+    assert _describe(circuit) == "objective: negative_error, 9 samples"
+
+
+def test_a_stopped_run_goes_on_and_another_metric_of_the_same_name_is_refused(regression, tmp_path):
+    model, batches = regression
+    settings = {"budget": 3, "progress": False, "checkpoint": tmp_path / "run.json"}
+    whole = extract_circuit(model, batches, objective=negative_error, budget=3, progress=False)
+    extract_circuit(model, batches, objective=negative_error, **settings | {"budget": 2})
+    assert extract_circuit(model, batches, objective=negative_error, **settings) == whole
+
+    def other(logits, labels):
+        return 2 * negative_error(logits, labels)
+
+    with pytest.raises(ValueError, match="with other metric"):
+        extract_circuit(model, batches, objective=other, **settings)
+    other.__qualname__ = "negative_error"
+    with pytest.raises(ValueError, match="whose metric of this name gave"):
+        extract_circuit(model, batches, objective=other, **settings)
+
+
+def test_the_metric_reads_every_sample_at_once_on_the_cpu(regression):
+    model, batches = regression
+    seen = []
+
+    def metric(logits, labels):
+        seen.append((tuple(logits.shape), logits.device.type, labels.tolist()))
+        return 0.0
+
+    circuit = extract_circuit(model, batches, objective=metric, budget=1, progress=False)
+    assert set(map(str, seen)) == {str(((9, 1), "cpu", torch.cat([batch["labels"] for batch in batches]).tolist()))}
+    assert circuit.ranking == [(0, 0)] and circuit.tied == [12], "of equal heads the first in order goes"
+
+
+@pytest.mark.parametrize(
+    ("metric", "problem"),
+    [
+        (lambda logits, labels: logits, "returned a Tensor: it has to return one number"),
+        (lambda logits, labels: float("nan"), "returned nan: it has to be a finite number"),
+        ("metric", "objective is 'metric': pass one of 'acc', 'ood', 'avg', or a function of logits and labels"),
+    ],
+)
+def test_what_is_no_metric_is_refused(regression, metric, problem):
+    model, batches = regression
+    with pytest.raises((TypeError, ValueError), match=problem):
+        extract_circuit(model, batches, objective=metric, budget=1, progress=False)
+
+
+def test_labels_are_needed_one_for_each_row(regression):
+    model, batches = regression
+    without = [{name: value for name, value in batch.items() if name != "labels"} for batch in batches]
+    with pytest.raises(ValueError, match="id_data has no labels: give every batch what the metric compares with"):
+        extract_circuit(model, without, objective=negative_error, budget=1, progress=False)

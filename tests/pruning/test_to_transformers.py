@@ -1,0 +1,113 @@
+"""A pruned model as a plain model of Transformers, which answers alike and which every tool takes."""
+
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForImageClassification
+
+from hydra_transformers import HydraBertModel, HydraViTModel
+from hydra_transformers.pruning import head_scores, lowest_heads, prune_heads, to_transformers
+from tests.families import BERT, CLIP, DEIT, DINOV2, DINOV2_GATED, FAMILIES, VIT, Family
+
+
+HAS_HEAD_DIM = [VIT, DEIT, DINOV2, DINOV2_GATED]
+UNIFORM = {0: [1, 3], 1: [0, 2], 2: [2, 3]}
+RAGGED = {0: [1], 1: [0, 1, 2, 3], 2: [0, 3]}
+
+
+def plain_logits(family: Family, model) -> torch.Tensor:
+    with torch.no_grad():
+        return family.logits(model, **family.inputs())
+
+
+def own_logits(family: Family, hydra) -> torch.Tensor:
+    with torch.no_grad():
+        outputs = hydra(**family.inputs())
+    return outputs.similarity if family.has_towers else outputs.member_logits[:, 0]
+
+
+@pytest.mark.parametrize("family", HAS_HEAD_DIM, ids=lambda family: family.name)
+def test_equal_layers_become_a_smaller_plain_model(family, tmp_path):
+    member = prune_heads(family.backbone(), UNIFORM)
+    plain = to_transformers(member)
+    assert type(plain) is type(family.backbone())
+    assert (plain.config.num_attention_heads, plain.config.head_dim) == (2, 8)
+    assert plain.num_parameters() < family.backbone().num_parameters()
+    torch.testing.assert_close(plain_logits(family, plain), own_logits(family, member), rtol=0, atol=1e-10)
+    plain.save_pretrained(tmp_path)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert torch.equal(plain_logits(family, loaded), plain_logits(family, plain))
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_any_head_set_becomes_a_plain_model_with_heads_of_zeros(family):
+    heads = {"vision": RAGGED, "text": {2: [2]}} if family.has_towers else RAGGED
+    member = prune_heads(family.backbone(), heads)
+    plain = to_transformers(member, fill_up=True)
+    torch.testing.assert_close(plain_logits(family, plain), own_logits(family, member), rtol=0, atol=1e-10)
+    assert not plain.training
+
+
+@pytest.mark.parametrize("family", [VIT, BERT, CLIP], ids=lambda family: family.name)
+def test_a_model_that_lost_nothing_comes_back_as_it_was(family):
+    backbone = family.backbone()
+    plain = to_transformers(prune_heads(backbone))
+    expected = backbone.state_dict()
+    assert plain.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in plain.state_dict().items())
+
+
+def test_zeros_fill_up_to_the_largest_layer_alone():
+    plain = to_transformers(prune_heads(VIT.backbone(), {0: [1], 1: [0, 1], 2: [3]}), fill_up=True)
+    assert plain.config.num_attention_heads == 3
+    assert plain.vit.layers[1].attention.q_proj.weight[16:].abs().max() == 0
+
+
+def test_what_goes_is_chosen_so_that_it_can_be_exported():
+    scores = head_scores(VIT.backbone(), method="magnitude")
+    member = prune_heads(VIT.backbone(), lowest_heads(scores, heads_per_layer=3))
+    assert to_transformers(member).config.num_attention_heads == 3
+
+
+def test_encoders_come_back_with_and_without_a_pooler(tmp_path):
+    for add_pooling_layer in (True, False):
+        encoder = type(BERT.backbone().bert)(BERT.backbone().config, add_pooling_layer=add_pooling_layer)
+        plain = to_transformers(HydraBertModel.from_backbone(encoder))
+        assert (plain.pooler is not None) is add_pooling_layer
+    encoder = HydraViTModel.from_backbone(VIT.backbone().vit, UNIFORM)
+    to_transformers(encoder).save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = encoder(**VIT.inputs()).last_hidden_state
+        loaded = AutoModel.from_pretrained(tmp_path, add_pooling_layer=False)
+        torch.testing.assert_close(loaded(**VIT.inputs()).last_hidden_state, expected, rtol=0, atol=1e-10)
+
+
+def test_a_plain_model_becomes_a_hydra_again():
+    member = prune_heads(VIT.backbone(), UNIFORM)
+    again = prune_heads(to_transformers(member))
+    assert again.config.kept_heads == [[[0, 1]]] * 3
+    torch.testing.assert_close(own_logits(VIT, again), own_logits(VIT, member), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        (lambda: prune_heads(VIT.backbone(), RAGGED), "the layers keep 3, 0, 2 heads, and those of a plain ViT"),
+        (
+            lambda: prune_heads(CLIP.backbone(), {"text": {0: [1]}}),
+            "the layers of the text tower keep 3, 4, 4 heads, and those of a plain CLIPModel equally many",
+        ),
+        (
+            lambda: prune_heads(BERT.backbone(), UNIFORM),
+            "a plain BertForSequenceClassification cannot have 2 of its 4 heads: .* pass fill_up=True",
+        ),
+        (
+            lambda: prune_heads(CLIP.backbone(), {"vision": {0: [1], 1: [1], 2: [1]}}),
+            "a plain CLIPModel cannot have 3 of its 4 heads",
+        ),
+        (lambda: VIT.fused(), r"model has 3 members, and a plain model is one: pass model.member\(i\)"),
+        (lambda: VIT.backbone(), "model is a ViTForImageClassification: pass a one-member Hydra"),
+    ],
+)
+def test_what_a_plain_model_cannot_be_is_refused(model, problem):
+    with pytest.raises((TypeError, ValueError), match=problem):
+        to_transformers(model())
