@@ -4,10 +4,19 @@ Each ends in `member_logits` (batch, members, classes). A single model needs not
 """
 
 from .baseline import Baseline
+from .batch_ensemble import BatchEnsemble
 from .deep_ensemble import DeepEnsemble
 from .lora_ensemble import LoRAEnsemble, finetune_lora_ensemble
 from .mc_dropout import MCDropout
 from .temperature import temperature_scaled
 
 
-__all__ = ["Baseline", "DeepEnsemble", "LoRAEnsemble", "MCDropout", "finetune_lora_ensemble", "temperature_scaled"]
+__all__ = [
+    "Baseline",
+    "BatchEnsemble",
+    "DeepEnsemble",
+    "LoRAEnsemble",
+    "MCDropout",
+    "finetune_lora_ensemble",
+    "temperature_scaled",
+]

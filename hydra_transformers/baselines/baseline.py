@@ -215,6 +215,16 @@ class Baseline(nn.Module):
             return type(self)(model, **self.arguments).eval()
 
 
+def check_is_classifier(model: Any, name: str = "model") -> None:
+    """Refuses what has no classes of its own, and Hydras, which have members already."""
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"{name} is a {type(model).__name__}: pass a model of Transformers that is loaded")
+    if "Classification" not in type(model).__name__:
+        raise TypeError(f"{name} is a {type(model).__name__}, no classifier: pass a model for classification")
+    if hasattr(type(model), "backbone_rules"):
+        raise TypeError(f"{name} is a {type(model).__name__}, which has members already: pass a model of Transformers")
+
+
 def _class_named(name: str, folder: Path) -> type[PreTrainedModel]:
     found = getattr(transformers, name, None) or getattr(auto, name, None)
     if found is None:
