@@ -8,6 +8,7 @@ from .batch_ensemble import BatchEnsemble
 from .deep_ensemble import DeepEnsemble
 from .lora_ensemble import LoRAEnsemble, finetune_lora_ensemble
 from .mc_dropout import MCDropout
+from .packed_ensemble import PackedEnsemble
 from .temperature import temperature_scaled
 
 
@@ -17,6 +18,7 @@ __all__ = [
     "DeepEnsemble",
     "LoRAEnsemble",
     "MCDropout",
+    "PackedEnsemble",
     "finetune_lora_ensemble",
     "temperature_scaled",
 ]

@@ -210,7 +210,11 @@ def _origin(model: PreTrainedModel, link: str, circuits: Sequence[Circuit] | Non
     if not fine_tunings:
         return f"{members} copies of {link}, each with other attention heads cut out"
     if _is_whole(model):
-        return f"{members} fine-tunings of {link} with all their attention heads"
+        is_known = bool(model.config.shared) or link.startswith(
+            "["
+        )  # models that share nothing may come from anywhere
+        whose = f"fine-tunings of {link}" if is_known else "models that share nothing,"
+        return f"{members} {whose} with all their attention heads"
     by = "pruned by its own circuit" if circuits else "with attention heads of its own cut out"
     return f"{members} fine-tunings of {link}, each {by}"
 
