@@ -8,16 +8,20 @@ from .batch_ensemble import BatchEnsemble
 from .deep_ensemble import DeepEnsemble
 from .lora_ensemble import LoRAEnsemble, finetune_lora_ensemble
 from .mc_dropout import MCDropout
+from .mimo import MIMO, Independence, MIMOCollator
 from .packed_ensemble import PackedEnsemble
 from .temperature import temperature_scaled
 
 
 __all__ = [
+    "MIMO",
     "Baseline",
     "BatchEnsemble",
     "DeepEnsemble",
+    "Independence",
     "LoRAEnsemble",
     "MCDropout",
+    "MIMOCollator",
     "PackedEnsemble",
     "finetune_lora_ensemble",
     "temperature_scaled",

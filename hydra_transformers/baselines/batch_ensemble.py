@@ -165,13 +165,14 @@ class MemberLinear(nn.Module):
     def of_member(self, index: int) -> nn.Linear:
         r, s = 1 + self.input_factors[index], 1 + self.output_factors[index]
         bias = None if self.bias is None else self.bias * s + self.biases[index]
-        return _linear(self.weight * s.unsqueeze(1) * r, bias)
+        return linear_of(self.weight * s.unsqueeze(1) * r, bias)
 
     def shared(self) -> nn.Linear:
-        return _linear(self.weight.detach(), self.bias)
+        return linear_of(self.weight.detach(), self.bias)
 
 
-def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
+    """A linear layer with this weight and bias."""
     with torch.device("meta"):
         linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
     linear.weight = nn.Parameter(weight)
