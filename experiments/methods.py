@@ -20,6 +20,7 @@ from hydra_transformers.baselines import (
     LoRAEnsemble,
     MCDropout,
     finetune_lora_ensemble,
+    soup,
 )
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.files import write_atomically
@@ -29,7 +30,6 @@ from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, p
 from hydra_transformers.pruning.members import sample_heads
 from hydra_transformers.training import Recipe, finetune_members
 from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty, fusion_report
-from hydra_transformers.uncertainty.blending import souped
 
 from .rows import LengthBatches, TensorRows
 from .setting import Setting
@@ -291,7 +291,7 @@ class Comparison:
         def members(name: str, count: int = 3) -> Iterator[PreTrainedModel]:
             return (self.once(self.pruned_member, index, name) for index in self.ensemble(seed, count))
 
-        yield "soup", lambda: souped(list(members("single")))
+        yield "soup", lambda: soup(list(members("single")))
         yield "tunings-whole", lambda: fused(members("single"))
         for count in (2, 5):
             if count <= self.backbones:

@@ -10,6 +10,7 @@ from .lora_ensemble import LoRAEnsemble, finetune_lora_ensemble
 from .mc_dropout import MCDropout
 from .mimo import MIMO, Independence, MIMOCollator
 from .packed_ensemble import PackedEnsemble
+from .soup import soup
 from .temperature import temperature_scaled
 
 
@@ -24,5 +25,6 @@ __all__ = [
     "MIMOCollator",
     "PackedEnsemble",
     "finetune_lora_ensemble",
+    "soup",
     "temperature_scaled",
 ]
