@@ -61,11 +61,10 @@ class MIMO(Baseline):
             old = self.model.get_submodule(self.projection)
             replace(self.model, lambda _: _in_places(old, num_members, spread, generator), [old])
             _set_channels(self.model, old.in_channels, num_members)
-            self.register_parameter("mixing", None)
         else:
             self.projection = None
-            embeddings = self.model.get_input_embeddings()
-            self.mixing = nn.Parameter(_mixing(embeddings, num_members, spread, generator))
+            mixing = _mixing(self.model.get_input_embeddings(), num_members, spread, generator)
+            self.embeddings = nn.ParameterDict({"mixing": mixing})  # by its name known to be a part of the embeddings
         self.head = _last_linear(self.model)
         head = self.model.get_submodule(self.head)
         replace(self.model, lambda _: _repeated_head(head, num_members), [head])
@@ -108,7 +107,7 @@ class MIMO(Baseline):
             )  # (rows, members * channels, height, width)
         else:
             embedded = self.model.get_input_embeddings()(tensors.pop("input_ids"))  # (rows, members, tokens, width)
-            tensors["inputs_embeds"] = torch.einsum("rmti,moi->rto", embedded, self.mixing)
+            tensors["inputs_embeds"] = torch.einsum("rmti,moi->rto", embedded, self.embeddings["mixing"])
             for name in set(tensors) & {"attention_mask", "token_type_ids"}:
                 tensors[name] = tensors[name].amax(dim=1)
         return self.model(**tensors).logits.unflatten(-1, (self.num_members, -1))
@@ -143,7 +142,7 @@ class MIMO(Baseline):
 
     def own_weights(self) -> dict[str, Tensor]:
         own = tuple(f"model.{name}." for name in (self.projection, self.head) if name is not None)
-        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith(own) or name == "mixing"}
+        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith((*own, "embeddings."))}
 
     # Independence
 

@@ -171,7 +171,7 @@ def describe_trained(model: nn.Module) -> str:
 @torch.no_grad()
 def _set_to_zero(model: nn.Module) -> None:
     # PEFT trains a copy of the classifier, and leaves the backbone's as it is.
-    pattern = r"(^|\.)classifier\.modules_to_save\." if hasattr(model, "peft_config") else r"^classifier\."
+    pattern = r"(^|\.)classifier\.modules_to_save\." if hasattr(model, "peft_config") else r"^(model\.)?classifier\."
     parameters = [parameter for name, parameter in model.named_parameters() if re.search(pattern, name)]
     if not parameters:
         raise ValueError(f"{type(model).__name__} has no classifier to reset: leave reset_classifier out")

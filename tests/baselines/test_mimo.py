@@ -123,7 +123,7 @@ def test_it_trains_with_trainer(name, tmp_path):
         compute_metrics=compute_accuracy,
     )
     trainer.train()
-    own = {"vit": f"model.{mimo.projection}.weight", "bert": "mixing"}[name]
+    own = {"vit": f"model.{mimo.projection}.weight", "bert": "embeddings.mixing"}[name]
     for each in (own, "model.classifier.weight"):
         assert not torch.equal(before_training[each], mimo.get_parameter(each))
     expected = predict(mimo, collate(rows)).softmax(-1).mean(1).argmax(-1) == torch.arange(12) % 3
