@@ -38,7 +38,8 @@ class Baseline(nn.Module):
       (zeros will do, where a later `fit` fills them): it is made anew, and then gets its weights, when it is loaded or
       counted. It keeps nothing on `self` from one call to the next;
     - answers in `member_logits(**inputs)`: (batch, members, classes). The inputs are those that the model's forward names;
-    - says in `summary` what it is, as the sentences with which its card begins; `{members}` stands for their number.
+    - says in `summary` what it is, as the sentences with which its card begins; `{members}` stands for their number. Where
+      it is not used like a classifier of images or texts, `usage` is the code for the card, with REPO for where it lies.
 
     It may have its own `loss`, its own `num_members`, and, where it replaces parts of the model, its own `plain_model`.
 
@@ -48,6 +49,7 @@ class Baseline(nn.Module):
     """
 
     summary: str
+    usage: str | None = None
     classes: ClassVar[dict[str, type["Baseline"]]] = {}  # by name
 
     def __init_subclass__(cls, **kwargs):
