@@ -1,4 +1,5 @@
-"""What a Hydra is compared with: Deep Ensembles, MC Dropout, LoRA ensembles, temperature scaling.
+"""What a Hydra is compared with: Deep Ensembles, BatchEnsemble, Packed-Ensembles, MIMO, MC Dropout, LoRA ensembles, soups,
+temperature scaling.
 
 Each ends in `member_logits` (batch, members, classes). A single model needs nothing: a Hugging Face classifier is one member.
 """
@@ -6,6 +7,7 @@ Each ends in `member_logits` (batch, members, classes). A single model needs not
 from .baseline import Baseline
 from .batch_ensemble import BatchEnsemble
 from .deep_ensemble import DeepEnsemble
+from .head_ensemble import HeadEnsemble
 from .lora_ensemble import LoRAEnsemble, finetune_lora_ensemble
 from .mc_dropout import MCDropout
 from .mimo import MIMO, Independence, MIMOCollator
@@ -19,6 +21,7 @@ __all__ = [
     "Baseline",
     "BatchEnsemble",
     "DeepEnsemble",
+    "HeadEnsemble",
     "Independence",
     "LoRAEnsemble",
     "MCDropout",

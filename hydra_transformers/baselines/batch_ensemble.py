@@ -2,7 +2,7 @@
 
 import copy
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ..fusion import without_weights
 from ..prediction import device_of, evaluation_mode
 from .baseline import Baseline, check_is_classifier
+from .linear_layers import linear_of, replace
 from .mc_dropout import repeated
 
 
@@ -171,16 +172,6 @@ class MemberLinear(nn.Module):
         return linear_of(self.weight.detach(), self.bias)
 
 
-def linear_of(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    """A linear layer with this weight and bias."""
-    with torch.device("meta"):
-        linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    linear.weight = nn.Parameter(weight)
-    if bias is not None:
-        linear.bias = nn.Parameter(bias)
-    return linear
-
-
 class Tiling:
     """Before the first layer of members, a pre-forward hook that repeats its rows for each of them; before later ones, one
     that repeats what comes beside the rows, such as masks."""
@@ -196,15 +187,6 @@ class Tiling:
             return value if value is states and not self.is_first else repeated(value, rows, self.num_members)
 
         return tuple(map(tiled, args)), {name: tiled(value) for name, value in kwargs.items()}
-
-
-def replace(model: nn.Module, make: Callable[[nn.Module], nn.Module], modules: Iterable[nn.Module]) -> None:
-    """Puts what `make` gives in the place, or places, of each of these modules."""
-    made = {module: make(module) for module in modules}
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child in made:
-                setattr(parent, name, made[child])
 
 
 def _check_arguments(model: PreTrainedModel, num_members: int, init: str, std: float | None) -> None:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..models.ensembling import HydraClassifierOutput
 from ..prediction import batches, collate, evaluation_mode, split_labels
 from .baseline import Baseline, check_is_classifier
-from .batch_ensemble import linear_of, replace
+from .linear_layers import changed, head_name, mean_of_heads, replace
 
 
 # What a text has per token, and how the texts in several places become one: any of them is read, the last type counts.
@@ -65,7 +65,7 @@ class MIMO(Baseline):
             self.projection = None
             mixing = _mixing(self.model.get_input_embeddings(), num_members, spread, generator)
             self.embeddings = nn.ParameterDict({"mixing": mixing})  # by its name known to be a part of the embeddings
-        self.head = _last_linear(self.model)
+        self.head = head_name(self.model)
         head = self.model.get_submodule(self.head)
         replace(self.model, lambda _: _repeated_head(head, num_members), [head])
 
@@ -137,7 +137,7 @@ class MIMO(Baseline):
             replace(model, lambda _: _joined_places(old, members), [old])
             _set_channels(model, old.in_channels, 1 / members)
         head = model.get_submodule(self.head)
-        replace(model, lambda _: _mean_head(head, members), [head])
+        replace(model, lambda _: mean_of_heads(head, members), [head])
         return model
 
     def own_weights(self) -> dict[str, Tensor]:
@@ -266,17 +266,6 @@ def _patch_projection(model: PreTrainedModel) -> str:
     return found[0]
 
 
-def _last_linear(model: PreTrainedModel) -> str:
-    found = [
-        name
-        for name, module in model.named_modules()
-        if type(module) is nn.Linear and module.out_features == model.config.num_labels
-    ]
-    if not found:
-        raise ValueError(f"{type(model).__name__} has no linear layer with its {model.config.num_labels} classes")
-    return found[-1]
-
-
 def _noise(shape: Sequence[int], num_members: int, generator: torch.Generator) -> Tensor:
     """(members, *shape) whose sum over the members is zero."""
     drawn = torch.randn(num_members, *shape, generator=generator, device="cpu", dtype=torch.float64)
@@ -320,16 +309,7 @@ def _mixing(embeddings: nn.Embedding, members: int, spread: float, generator: to
 
 
 def _repeated_head(head: nn.Linear, members: int) -> nn.Linear:
-    return _linear_with(head, lambda tensor: tensor.repeat(members, *[1] * (tensor.dim() - 1)))
-
-
-def _mean_head(head: nn.Linear, members: int) -> nn.Linear:
-    return _linear_with(head, lambda tensor: tensor.unflatten(0, (members, -1)).mean(dim=0))
-
-
-@torch.no_grad()
-def _linear_with(head: nn.Linear, change: Callable[[Tensor], Tensor]) -> nn.Linear:
-    return linear_of(change(head.weight), None if head.bias is None else change(head.bias))
+    return changed(head, lambda tensor: tensor.repeat(members, *[1] * (tensor.dim() - 1)))
 
 
 def _set_channels(model: PreTrainedModel, channels: int, factor: float) -> None:
