@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from ..fusion import tower_configs
-from .parameter_groups import PARTS, ids_of_classifier, layer_dropouts, places, without_effect
+from .parameter_groups import PARTS, ids_of_classifier, is_baseline, layer_dropouts, places, without_effect
 
 
 logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosity counts
@@ -81,6 +81,8 @@ class PostPruningCallback(TrainerCallback):
         if hasattr(model, "peft_config"):
             return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         idle, where = without_effect(model), places(model)
+        if is_baseline(model):  # what it freezes stays so
+            idle |= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         deepest = self.last_n_layers or math.inf
         first = self.trunk_layers or -math.inf
         return {
