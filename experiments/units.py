@@ -128,7 +128,7 @@ def needs(unit: Unit, setting: Setting, seeds: int, backbones: int) -> list[Unit
         return []
     if unit.kind == "lora" and setting.lora_from_start:
         return []
-    if unit.kind == "baseline" and (unit.name == "packed" or (unit.name != "heads" and setting.lora_from_start)):
+    if unit.kind == "baseline" and unit.name != "heads" and setting.lora_from_start:
         return []
     if unit.kind != "judge":
         circuit = circuit_of(unit.name) if unit.kind == "member" else None

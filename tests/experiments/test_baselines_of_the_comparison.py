@@ -1,4 +1,4 @@
-"""The comparison's group of baselines, run on a tiny stand-in; and adding a group to what is there."""
+"""The comparison's group of baselines by itself, and adding a group to the results that are there."""
 
 import argparse
 import json
@@ -6,33 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from experiments import fine_tuning_tables, tables
 from experiments.comparison import units_to_do
-from experiments.methods import Comparison
-from experiments.results import added, gather
+from experiments.results import added
 from experiments.settings import SETTINGS
-from experiments.smallest import SMALLEST, splits
-from experiments.units import Unit, units_of
-
-
-ALONE = replace(SMALLEST, groups=("baselines",))
-ROWS = {"batch-ensemble": 3, "mimo": 3, "heads": 3, "packed": 3, "lora-single": 1}
-
-
-@pytest.mark.slow
-def test_the_baselines_are_trained_and_judged(tmp_path):
-    comparison = Comparison(ALONE, splits(), tmp_path, "cpu", seeds=1, backbones=3)
-    for unit in units_of(ALONE, seeds=1, backbones=3):
-        comparison.run(unit)
-    methods = gather(tmp_path, "cpu")["seeds"]["0"]
-    assert {name: methods[name]["num_members"] for name in ROWS} == ROWS
-    single = methods["lora-single"]["multiply_adds"]
-    ratios = {name: methods[name]["multiply_adds"] / single for name in ROWS}
-    assert ratios["packed"] < ratios["heads"] < ratios["mimo"] < 1.5 < ratios["batch-ensemble"] < 3
-    assert {*ROWS} <= {*tables.COMPARED} and {*ROWS} - {"packed"} <= {*fine_tuning_tables.BASELINES}
-    again = Comparison(ALONE, splits(), tmp_path, "cpu", seeds=1, backbones=3)
-    for unit in units_of(ALONE, seeds=1, backbones=3):
-        again.run(unit)  # from what lies there
+from experiments.units import Unit
 
 
 @pytest.mark.parametrize("name", ["tinyimagenet-dinov2", "sst2-gte"])
