@@ -125,8 +125,11 @@ def chosen_setting(name: str, args: argparse.Namespace) -> Setting:
 
 
 def units_to_do(setting: Setting, args: argparse.Namespace) -> dict[Unit, list[Unit]]:
-    """All units; in the smallest form those for which everything is installed."""
+    """All units; of chosen groups those that they need, in the smallest form those for which everything is installed."""
     units = units_of(setting, args.seeds, args.backbones)
+    if args.groups is not None:
+        needed = {each for unit, needs in units.items() if unit.kind == "judge" for each in (unit, *needs)}
+        return {unit: needs for unit, needs in units.items() if unit in needed}
     if not args.smallest:
         return units
     return {unit: needs for unit, needs in units.items() if not missing_packages(unit)}

@@ -17,7 +17,11 @@ BASELINES = {
     "temperature": "Single, temperature",
     "soup": "Soup of the three (one model)",
     "mc-dropout": "MC Dropout (10 passes)",
+    "lora-single": "LoRA, one adapter",
     "lora-ensembles": "LoRA Ensemble (3)",
+    "batch-ensemble": "BatchEnsemble (3)",
+    "mimo": "MIMO (3)",
+    "heads": "Classifiers on one backbone (3)",
     "deep-ensembles": "Deep Ensemble (3 fine-tunings)",
     "deep-ensembles-temperature": "Deep Ensemble, temperature",
 }

@@ -46,10 +46,16 @@ def splits() -> Splits:
 
 
 def new_backbone(start: str | None = None) -> ViTForImageClassification:
+    """Always the same encoder, as if it were pre-trained, with a new classifier."""
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
-    return ViTForImageClassification(
-        ViTConfig(image_size=8, patch_size=4, num_labels=3, hidden_dropout_prob=0.1, initializer_range=0.3, **sizes)
+    config = ViTConfig(
+        image_size=8, patch_size=4, num_labels=3, hidden_dropout_prob=0.1, initializer_range=0.3, **sizes
     )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = ViTForImageClassification(config)
+    model.classifier.reset_parameters()
+    return model
 
 
 def train_backbones(
@@ -71,6 +77,7 @@ SMALLEST = replace(
     heads_to_rank=5,
     budgets=(1,),
     member_batch=16,
+    packed_alpha=1.5,  # 2 of 4 heads for each of three members
     groups=tuple(GROUPS),
     frozen_recipe=replace(CIFAR10_MEMBER, epochs=1, trainable=ALL_PARTS),
 )

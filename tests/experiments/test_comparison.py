@@ -62,6 +62,7 @@ def test_every_method_of_the_tables_is_judged(methods):
 def test_each_is_judged_with_its_own_number_of_members(methods):
     expected = {"single": 1, "mc-dropout": 10, "deep-ensembles": 3, "lora-ensembles": 3, "circ-ood-tuned": 1}
     expected |= {"hydra-circ": 3, "hydra-circ-5": 5, "varied-heads": 3}
+    expected |= {"batch-ensemble": 3, "mimo": 3, "heads": 3, "packed": 3, "lora-single": 1}
     assert {name: methods[name]["num_members"] for name in expected} == expected
 
 
@@ -70,6 +71,9 @@ def test_costs_stand_beside_quality(methods):
     single, ensemble, hydra = methods["single"], methods["deep-ensembles"], methods["hydra-circ"]
     assert ensemble["parameters"] == 3 * single["parameters"]
     assert ensemble["multiply_adds"] == 3 * single["multiply_adds"] > hydra["multiply_adds"]
+    baselines = ("packed", "heads", "mimo", "batch-ensemble")
+    ratios = [methods[name]["multiply_adds"] / single["multiply_adds"] for name in baselines]
+    assert ratios == sorted(ratios) and ratios[0] < 1 < ratios[1] and ratios[-1] == 3
 
 
 @pytest.mark.slow
