@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from .baselines import DeepEnsemble, LoRAEnsemble, MCDropout
+from .baselines import Baseline, DeepEnsemble, LoRAEnsemble, MCDropout
 from .fusion import tower_configs, without_weights
 from .models.auto import HYDRA_CLASSES
 from .prediction import device_of, evaluation_mode
@@ -82,6 +82,8 @@ def count_multiply_adds(model: nn.Module) -> int:
         return count_multiply_adds(model.model)
     if isinstance(model, LoRAEnsemble):
         return sum(_multiply_adds_with_adapter(model.model, adapter) for adapter in model.adapters)
+    if isinstance(model, Baseline):
+        return multiply_adds_of(model.without_weights(), **example_inputs(model.config, 1, "meta"))
     return multiply_adds_of(without_weights(type(model), model.config), **example_inputs(model.config, 1, "meta"))
 
 

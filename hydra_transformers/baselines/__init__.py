@@ -3,10 +3,11 @@
 Each ends in `member_logits` (batch, members, classes). A single model needs nothing: a Hugging Face classifier is one member.
 """
 
+from .baseline import Baseline
 from .deep_ensemble import DeepEnsemble
 from .lora_ensemble import LoRAEnsemble, finetune_lora_ensemble
 from .mc_dropout import MCDropout
 from .temperature import temperature_scaled
 
 
-__all__ = ["DeepEnsemble", "LoRAEnsemble", "MCDropout", "finetune_lora_ensemble", "temperature_scaled"]
+__all__ = ["Baseline", "DeepEnsemble", "LoRAEnsemble", "MCDropout", "finetune_lora_ensemble", "temperature_scaled"]
