@@ -5,9 +5,18 @@ Each ends in `member_logits` (batch, members, classes). A single model needs not
 
 from .baseline import Baseline
 from .deep_ensemble import DeepEnsemble
+from .last_layer_laplace import LastLayerLaplace
 from .lora_ensemble import LoRAEnsemble, finetune_lora_ensemble
 from .mc_dropout import MCDropout
 from .temperature import temperature_scaled
 
 
-__all__ = ["Baseline", "DeepEnsemble", "LoRAEnsemble", "MCDropout", "finetune_lora_ensemble", "temperature_scaled"]
+__all__ = [
+    "Baseline",
+    "DeepEnsemble",
+    "LastLayerLaplace",
+    "LoRAEnsemble",
+    "MCDropout",
+    "finetune_lora_ensemble",
+    "temperature_scaled",
+]
