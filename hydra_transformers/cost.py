@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .baselines import Baseline, DeepEnsemble, LoRAEnsemble, MCDropout
+from .baselines.bayesvlm import BayesVLMClassifier
 from .fusion import tower_configs, without_weights
 from .models.auto import HYDRA_CLASSES
 from .prediction import ZeroShotClassifier, device_of, evaluation_mode
@@ -87,6 +88,9 @@ def count_multiply_adds(model: nn.Module) -> int:
         return sum(_multiply_adds_with_adapter(model.model, adapter) for adapter in model.adapters)
     if isinstance(model, ZeroShotClassifier):
         return _multiply_adds_of_images(model)
+    if isinstance(model, BayesVLMClassifier):
+        images = example_inputs(_config_of(model).vision_config, 1, "meta")
+        return multiply_adds_of(model.without_weights(), **images)
     if isinstance(model, Baseline):
         return multiply_adds_of(model.without_weights(), **example_inputs(model.config, 1, "meta"))
     return multiply_adds_of(without_weights(type(model), model.config), **example_inputs(model.config, 1, "meta"))
@@ -166,7 +170,9 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
 def _config_of(model: nn.Module) -> PreTrainedConfig:
     if isinstance(model, DeepEnsemble):
         return _config_of(model.models[0])
-    if isinstance(model, (LoRAEnsemble, MCDropout, TemperatureScaledClassifier, ZeroShotClassifier)):
+    if isinstance(
+        model, (LoRAEnsemble, MCDropout, TemperatureScaledClassifier, ZeroShotClassifier, BayesVLMClassifier)
+    ):
         return _config_of(model.model)
     return model.config
 

@@ -4,6 +4,7 @@ Each ends in `member_logits` (batch, members, classes). A single model needs not
 """
 
 from .baseline import Baseline
+from .bayesvlm import BayesVLM
 from .deep_ensemble import DeepEnsemble
 from .last_layer_laplace import LastLayerLaplace
 from .lora_ensemble import LoRAEnsemble, finetune_lora_ensemble
@@ -13,6 +14,7 @@ from .temperature import temperature_scaled
 
 __all__ = [
     "Baseline",
+    "BayesVLM",
     "DeepEnsemble",
     "LastLayerLaplace",
     "LoRAEnsemble",
