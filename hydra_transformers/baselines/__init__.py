@@ -10,6 +10,7 @@ from .last_layer_laplace import LastLayerLaplace
 from .lora_ensemble import LoRAEnsemble, finetune_lora_ensemble
 from .mc_dropout import MCDropout
 from .temperature import temperature_scaled
+from .vilu import ViLU, collect_confidences, failure_metrics
 
 
 __all__ = [
@@ -19,6 +20,9 @@ __all__ = [
     "LastLayerLaplace",
     "LoRAEnsemble",
     "MCDropout",
+    "ViLU",
+    "collect_confidences",
+    "failure_metrics",
     "finetune_lora_ensemble",
     "temperature_scaled",
 ]

@@ -46,10 +46,10 @@ class BayesVLM(Baseline):
         if not isinstance(model, CLIPModel):
             raise TypeError(f"model is a {type(model).__name__}: pass a CLIPModel of Transformers")
         super().__init__(model)
-        dtype = torch.promote_types(model.dtype, torch.float32)
+        where = {"device": self.device, "dtype": torch.promote_types(model.dtype, torch.float32)}
         for side, projection in self._projections().items():
-            posterior = KroneckerPosterior(projection.in_features, projection.out_features, "factors", dtype)
-            self.add_module(f"{side}_posterior", posterior)
+            posterior = KroneckerPosterior(projection.in_features, projection.out_features, "factors")
+            self.add_module(f"{side}_posterior", posterior.to(**where))
 
     def _projections(self) -> dict[str, nn.Linear]:
         return {"image": self.model.visual_projection, "text": self.model.text_projection}

@@ -76,15 +76,15 @@ class KroneckerPosterior(nn.Module):
     Until it is set, the prior precision is infinite: the weights are sure.
     """
 
-    def __init__(self, inputs: int, outputs: int, form: str = "sum", dtype: torch.dtype = torch.float32):
+    def __init__(self, inputs: int, outputs: int, form: str = "sum"):
         super().__init__()
         self.form = form
-        self.register_buffer("input_basis", torch.eye(inputs, dtype=dtype))
-        self.register_buffer("input_eigenvalues", torch.zeros(inputs, dtype=dtype))
-        self.register_buffer("output_basis", torch.eye(outputs, dtype=dtype))
-        self.register_buffer("output_eigenvalues", torch.zeros(outputs, dtype=dtype))
-        self.register_buffer("prior_precision", torch.tensor(math.inf, dtype=dtype))
-        self.register_buffer("pseudo_count", torch.tensor(1.0, dtype=dtype))
+        self.register_buffer("input_basis", torch.eye(inputs))
+        self.register_buffer("input_eigenvalues", torch.zeros(inputs))
+        self.register_buffer("output_basis", torch.eye(outputs))
+        self.register_buffer("output_eigenvalues", torch.zeros(outputs))
+        self.register_buffer("prior_precision", torch.tensor(math.inf))
+        self.register_buffer("pseudo_count", torch.tensor(1.0))
 
     def set(
         self,

@@ -1,17 +1,16 @@
 """A Laplace approximation of a classifier's last layer (Daxberger et al., 2021; Kristiadi et al., 2020)."""
 
-import copy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..models.ensembling import at_least_float32
 from ..prediction import accepted_inputs, batches, check_chooses_one_class, evaluation_mode, split_labels
-from ..threads import twin_of
 from .baseline import Baseline
 from .kronecker import Factors, KroneckerPosterior, probit_logits, second_derivatives_of_softmax, without_autocast
+from .last_layer import check_is_head, with_head, without_head
 
 
 class LastLayerLaplace(Baseline):
@@ -36,25 +35,22 @@ class LastLayerLaplace(Baseline):
             raise ValueError(f"num_samples is {num_samples!r}: pass a whole number; 0 for analytic answers")
         super().__init__(model, num_samples=num_samples)
         check_chooses_one_class(model, "model")
-        self._head_name = name_of_head(model)
-        # What is left answers with the features that the head reads.
-        self.model = copy.deepcopy(model)
-        self.head = self.model.get_submodule(self._head_name)
-        self.model.set_submodule(self._head_name, nn.Identity())
-        dtype = torch.promote_types(self.head.weight.dtype, torch.float32)
-        inputs = self.head.in_features + (self.head.bias is not None)
-        self.posterior = KroneckerPosterior(inputs, self.head.out_features, dtype=dtype)
+        self.model, self.head, self._head_name = without_head(model)
+        where = {
+            "device": self.head.weight.device,
+            "dtype": torch.promote_types(self.head.weight.dtype, torch.float32),
+        }
+        inputs, outputs = self.head.in_features + (self.head.bias is not None), self.head.out_features
+        self.posterior = KroneckerPosterior(inputs, outputs).to(**where)
         if num_samples:
-            self.register_buffer("samples", torch.zeros(num_samples, self.head.out_features, inputs, dtype=dtype))
+            self.register_buffer("samples", torch.zeros(num_samples, outputs, inputs, **where))
 
     @property
     def num_members(self) -> int:
         return self.arguments["num_samples"] or 1
 
     def plain_model(self) -> PreTrainedModel:
-        plain = twin_of(self.model)
-        plain.set_submodule(self._head_name, self.head)
-        return plain
+        return with_head(self.model, self.head, self._head_name)
 
     def own_weights(self) -> dict[str, Tensor]:
         own = super().own_weights()
@@ -72,19 +68,14 @@ class LastLayerLaplace(Baseline):
             prior_precision: λ; None for that with the highest evidence, see `posterior.prior_precision`.
             seed: of the members that are drawn, where there are any.
         """
-        plain = self.plain_model()
         weight = self._weight()
         factors = Factors(weight.shape[1], weight.shape[0], self.device)
-        with evaluation_mode(self), evaluation_mode(plain):
+        with evaluation_mode(self):
             for batch in batches(data, batch_size, self.device):
-                inputs = accepted_inputs(plain, split_labels(batch)[0])
-                features = self.model(**inputs).logits
-                if not factors.rows and not torch.allclose(plain(**inputs).logits, self.head(features)):
-                    raise ValueError(
-                        f"the logits of {type(plain).__name__} are not the outputs of its {self._head_name}: pass a classifier "
-                        "that ends in one linear layer"
-                    )
-                features, logits = self._into_head(features)
+                inputs = accepted_inputs(self.model, split_labels(batch)[0])
+                if not factors.rows:
+                    check_is_head(self.model, self.head, self._head_name, inputs)
+                features, logits = self._into_head(self.model(**inputs).logits)
                 factors.add(features, second_derivatives_of_softmax(logits))
         if not factors.rows:
             raise ValueError("data has no samples: pass at least one batch")
@@ -112,17 +103,3 @@ class LastLayerLaplace(Baseline):
             if not self.arguments["num_samples"]:
                 return probit_logits(logits, self.posterior.output_variance(features)).unsqueeze(1)
             return logits.unsqueeze(1) + torch.einsum("bi,mci->bmc", features, at_least_float32(self.samples))
-
-
-def name_of_head(model: PreTrainedModel) -> str:
-    """The last linear layer with an output for each class."""
-    classes = model.config.num_labels
-    names = [
-        name for name, module in model.named_modules() if type(module) is nn.Linear and module.out_features == classes
-    ]
-    if not names:
-        raise TypeError(
-            f"{type(model).__name__} has no nn.Linear with {classes} outputs, one for each class: pass a classifier of "
-            "Transformers (a Hydra's classifier is of another kind; pass its backbone)"
-        )
-    return names[-1]

@@ -69,7 +69,7 @@ def fitted(form: str, **options) -> tuple[KroneckerPosterior, torch.Tensor]:
     """A posterior, and its covariance by inverting the whole precision."""
     rows, weight = numbers(9, INPUTS), numbers(OUTPUTS, INPUTS, seed=1)
     input_factor, output_factor = factors_of(rows, weight)
-    posterior = KroneckerPosterior(INPUTS, OUTPUTS, form, torch.float64)
+    posterior = KroneckerPosterior(INPUTS, OUTPUTS, form).double()
     posterior.set(input_factor, output_factor, weight, **options)
     prior, count = float(posterior.prior_precision), options.get("pseudo_count", 1.0)
     one, other = torch.eye(OUTPUTS, dtype=torch.float64), torch.eye(INPUTS, dtype=torch.float64)
