@@ -24,14 +24,16 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from hydra_transformers.baselines import BayesVLM, ViLU, collect_confidences, failure_metrics
 from hydra_transformers.files import write_atomically
-from hydra_transformers.prediction import ZeroShotClassifier
+from hydra_transformers.prediction import ZeroShotClassifier, batches
 from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads, taylor_prune
-from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics
+from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics, ood_metrics
 
 from .comparison import PAGES, RESULTS
-from .methods import Comparison, fused
+from .methods import EVALUATION_BATCH, Comparison, fused
 from .results import gather, results_file, rounded, write_results
+from .rows import TensorRows
 from .tables import write_tables
 from .units import OBJECTIVES
 from .zero_shot_settings import SETTINGS, SMALLEST, LabelSet, ZeroShotSetting
@@ -51,6 +53,7 @@ class ZeroShotComparison(Comparison):
     def run_seed(self, seed: int) -> None:
         for method, make in self.methods(seed):
             self.judge(seed, method, make)
+        self.failures(seed)
         self.carried(seed)
 
     def clip(self, seed: int) -> tuple[PreTrainedModel, Any]:
@@ -96,11 +99,43 @@ class ZeroShotComparison(Comparison):
             return classifier(fused(self.pruned(seed, towers, objective, heads) for objective in OBJECTIVES))
 
         yield "single", lambda: classifier(clip)
+        yield "bayesvlm", lambda: self.once(self.bayesvlm, seed)
         yield "taylor", lambda: classifier(self.taylor(seed))
         for towers in TOWERS:
             yield f"circ-avg-{towers}", lambda towers=towers: classifier(self.pruned(seed, towers, "avg", heads))
             yield f"hydra-circ-{towers}", lambda towers=towers: hydra(towers, heads)
             yield f"hydra-circ-{towers}-fewer", lambda towers=towers: hydra(towers, setting.fewer_heads)
+
+    def stream(self, rows: Any) -> Iterator[dict[str, Tensor]]:
+        """Batches, prepared one at a time."""
+        if not isinstance(rows, TensorRows):
+            yield from batches(rows, EVALUATION_BATCH, self.device)
+            return
+        for start in range(0, len(rows), EVALUATION_BATCH):
+            yield rows.prepare(rows.part(slice(start, start + EVALUATION_BATCH)).tensors)
+
+    def bayesvlm(self, seed: int) -> nn.Module:
+        """Fitted on training images, each with its class's prompt."""
+        prompts = self.prompts(seed)
+
+        def pairs() -> Iterator[dict[str, Tensor]]:
+            for batch in self.stream(self.setting.pairs(self.splits)):
+                labels = batch.pop("labels")
+                yield batch | {name: value[labels] for name, value in prompts.items()}
+
+        return BayesVLM(self.once(self.clip, seed)[0]).fit(pairs()).zero_shot(prompts)
+
+    def vilu(self, seed: int) -> nn.Module:
+        """Trained on rows that the CLIP was not trained on, several augmented views of each."""
+        rows = self.setting.views(self.splits)
+
+        def views() -> Iterator[dict[str, Tensor]]:
+            torch.manual_seed(seed)
+            for _ in range(self.setting.num_views):
+                yield from self.stream(rows)
+
+        prompts = self.prompts(seed)
+        return ViLU(self.once(self.clip, seed)[0]).fit(views(), prompts, seed=seed).zero_shot(prompts)
 
     def taylor(self, seed: int) -> PreTrainedModel:
         """Pruned in the vision tower, as the paper has it."""
@@ -108,6 +143,40 @@ class ZeroShotComparison(Comparison):
         heads = self.setting.heads_per_layer
         pruning = taylor_prune(clip, data, heads_per_layer=heads, class_prompts=self.prompts(seed))
         return prune_heads(clip, pruning.heads_to_prune)
+
+    def failures(self, seed: int) -> None:
+        """Writes how well ViLU's confidence tells wrong answers and foreign images, beside the probabilities of others."""
+        path = self.folder / "failures" / f"{seed}.json"
+        if path.exists():
+            return
+        clip = self.once(self.clip, seed)[0]
+        heads = self.setting.heads_to_prune
+        single = self.classifier(seed, clip)
+        validation = self.answers(single, self.splits.validation)
+        scaling = TemperatureScaling.fit(validation["member_logits"], validation["labels"])
+        members = [self.pruned(seed, "both", objective, heads) for objective in OBJECTIVES]
+        models = {
+            "single": single,
+            "temperature": scaling.wrap(single),
+            "bayesvlm": self.once(self.bayesvlm, seed),
+            "vilu": self.vilu(seed),
+            "hydra-circ-both": self.classifier(seed, fused(members)),
+        }
+        results = {name: self.failures_of(model) for name, model in models.items()}
+        write_atomically(path, json.dumps(results, indent=1) + "\n")
+
+    def failures_of(self, model: nn.Module) -> dict[str, Any]:
+        """`failure_metrics`, and detection of foreign images by the same confidence, {"ood": {group: {set: metrics}}}"""
+
+        def confidences(rows: Any) -> tuple[Tensor, Tensor | None]:
+            return collect_confidences(model, self.batches(rows), EVALUATION_BATCH)
+
+        confidence, is_right = confidences(self.splits.test)
+        ood = {
+            group: {name: ood_metrics(1 - confidence, 1 - confidences(rows)[0]) for name, rows in of_group.items()}
+            for group, of_group in self.splits.ood.items()
+        }
+        return failure_metrics(confidence, is_right) | {"ood": ood}
 
     def carried(self, seed: int) -> None:
         """Writes how well a temperature that is fitted with one label set does with the others."""
@@ -136,12 +205,16 @@ class ZeroShotComparison(Comparison):
 
 
 def collected(folder: Path, device: str) -> dict[str, Any]:
-    """What `results.gather` finds, and the temperatures that were carried from one label set to another."""
-    carried = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("carried/*.json"))}
-    return gather(folder, device) | rounded({"carried": carried})
+    """What `results.gather` finds, what tells failures, and temperatures that were carried from one label set to another."""
+    further = {
+        kind: {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob(f"{kind}/*.json"))}
+        for kind in ("failures", "carried")
+    }
+    return gather(folder, device) | rounded(further)
 
 
 def run_seeds(setting: ZeroShotSetting, args: argparse.Namespace, seeds: list[int]) -> None:
+    torch.set_num_threads(args.threads)
     torch.backends.cuda.matmul.allow_tf32 = True
     start = args.start or setting.start
     splits, label_sets = setting.read(args.data, start)
@@ -187,6 +260,7 @@ def main() -> None:
     )
     parser.add_argument("--seed", type=int, help="do the work of this seed only, and write no tables")
     parser.add_argument("--workers", type=int, default=1, help="seeds at a time")
+    parser.add_argument("--threads", type=int, default=4, help="CPU threads of each")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="where work in progress lies")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder of the results files")

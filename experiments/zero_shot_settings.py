@@ -48,23 +48,28 @@ class ZeroShotSetting:
     read: (folder, start) -> the data, and label sets, that of the data first; the others are to carry a temperature to
     clip: (start, splits, label sets, folder, seed, device) -> the model, trained and kept in `folder` where it is not ready, and
         its tokenizer
+    pairs: of the data, the labelled rows that BayesVLM is fitted on, each with its class's prompt
+    views: of the data, the labelled rows that ViLU is trained on, augmented, and num_views: how often it sees each
     heads_to_prune: how many a circuit removes in all, fewer_heads: and how many of these in a second look
     heads_per_layer: how many heads Taylor pruning keeps in each layer of the vision tower
     start: a folder or Hub name, of the CLIP or of what its vision tower starts from
     circuit_mode: "exact" or "shortlist"
-    judged_dtype: in which methods answer on a GPU, by autocast
+    judged_dtype: in which methods answer on a GPU: similarities have few digits in half precision
     """
 
     name: str
     title: str
     read: Callable[[Path | None, str], tuple[Splits, Mapping[str, LabelSet]]]
     clip: Callable[..., tuple[PreTrainedModel, Any]]
+    pairs: Callable[[Splits], Any]
+    views: Callable[[Splits], Any]
+    num_views: int
     heads_to_prune: int
     fewer_heads: int
     heads_per_layer: int
     start: str | None = None
     circuit_mode: str = "shortlist"
-    judged_dtype: torch.dtype = torch.bfloat16
+    judged_dtype: torch.dtype = torch.float32
 
 
 # Tiny ImageNet
@@ -89,8 +94,20 @@ def rows_of(rows: TensorRows, labels: range) -> TensorRows:
 
 
 def read_with_names(folder: Path, start: str | None) -> tuple[Splits, dict[str, LabelSet]]:
-    splits = read_tiny_imagenet(folder, None)
+    splits = replace(read_tiny_imagenet(folder, None), validation_ood=None)  # nothing is chosen here
     return splits, halves(splits, read_class_names(folder))
+
+
+def training_rows(splits: Splits) -> TensorRows:
+    """As they are, not augmented."""
+    return splits.train.prepared_by(splits.test.prepare)
+
+
+def held_out_rows(splits: Splits) -> TensorRows:
+    """All that no model was trained on and that is not for tests, augmented as training rows are."""
+    parts = (splits.validation, splits.circuit_id)
+    tensors = {name: torch.cat([rows.tensors[name] for rows in parts]) for name in parts[0].tensors}
+    return TensorRows(tensors, splits.train.prepare)
 
 
 def clip_of_dinov2(
@@ -106,6 +123,9 @@ CLIP_TINYIMAGENET = ZeroShotSetting(
     title="100 classes of Tiny ImageNet, a CLIP of DINOv2-S (12 layers of 6 heads) and a text tower of 4 layers of 4 heads",
     read=read_with_names,
     clip=clip_of_dinov2,
+    pairs=training_rows,
+    views=held_out_rows,
+    num_views=20,
     heads_to_prune=12,
     fewer_heads=6,
     heads_per_layer=5,
@@ -174,6 +194,9 @@ CLIP_VIT_B32 = ZeroShotSetting(
     title="ImageNet-1K and eight other sets, OpenCLIP ViT-B/32",
     read=read_paper_sets,
     clip=clip_from_hub,
+    pairs=lambda splits: splits.validation,  # the authors' own factors, of LAION, load with `BayesVLM.load_factors`
+    views=lambda splits: splits.validation,
+    num_views=1,
     heads_to_prune=24,
     fewer_heads=18,
     heads_per_layer=10,
@@ -187,7 +210,7 @@ SETTINGS = {each.name: each for each in (CLIP_TINYIMAGENET, CLIP_VIT_B32)}
 
 
 def read_made_up(folder: Path | None, start: str | None) -> tuple[Splits, dict[str, LabelSet]]:
-    splits = smallest.splits()
+    splits = replace(smallest.splits(), validation_ood=None)
     return splits, halves(splits, SMALLEST_NAMES)
 
 
@@ -199,5 +222,11 @@ def smallest_clip(
 
 # In place of the CLIP on Tiny ImageNet, whose name it keeps.
 SMALLEST = replace(
-    CLIP_TINYIMAGENET, read=read_made_up, clip=smallest_clip, heads_to_prune=2, fewer_heads=1, heads_per_layer=1
+    CLIP_TINYIMAGENET,
+    read=read_made_up,
+    clip=smallest_clip,
+    heads_to_prune=2,
+    fewer_heads=1,
+    heads_per_layer=1,
+    num_views=1,
 )

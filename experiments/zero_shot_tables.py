@@ -50,6 +50,33 @@ def detection(run: Run) -> list[Column]:
     ]
 
 
+FAILURE_METHODS = {name: METHODS[name] for name in ("single", "temperature", "bayesvlm")} | {
+    "vilu": "ViLU",
+    "hydra-circ-both": METHODS["hydra-circ-both"],
+}
+FAILURES: tuple[Column, ...] = (
+    ("failures: AUROC ↑", lambda run: 100 * run["auroc"], ".1f"),
+    ("FPR95 ↓", lambda run: 100 * run["fpr95"], ".1f"),
+    ("AURC ↓", lambda run: run["aurc"], ".3f"),
+    ("ECE of being right ↓", lambda run: run["ece"], ".3f"),
+)
+
+
+def failure_columns(run: Run) -> list[Column]:
+    groups = [group for group in run["ood"] if group != LIKE_CIRCUITS]
+    return [
+        *FAILURES,
+        *(
+            (
+                f"{group} AUROC ↑",
+                lambda run, group=group: 100 * mean(of_set["auroc"] for of_set in run["ood"][group].values()),
+                ".1f",
+            )
+            for group in groups
+        ),
+    ]
+
+
 def carried_table(carried: Mapping[str, Mapping[str, Run]], metric: str) -> str:
     """A row per label set that a temperature was fitted with, a column per label set that it was judged on."""
     sources, judged = (list(each) for each in _names(carried))
@@ -75,6 +102,9 @@ def render(name: str, content: Mapping[str, Any]) -> dict[str, str]:
         f"{name}/quality": table(seeds, METHODS, (*QUALITY, *detection(example))),
         f"{name}/sets": table(seeds, METHODS, set_columns(seeds)),
     }
+    if content.get("failures"):
+        example = next(iter(content["failures"].values()))["single"]
+        tables[f"{name}/failures"] = table(content["failures"], FAILURE_METHODS, failure_columns(example))
     if content.get("carried"):
         tables[f"{name}/carried-ece"] = carried_table(content["carried"], "ece")
         tables[f"{name}/carried-nll"] = carried_table(content["carried"], "nll")
