@@ -17,6 +17,8 @@ BASELINES = {
     "soup": "Soup of the three (one model)",
     "mc-dropout": "MC Dropout (10 passes)",
     "lora-ensembles": "LoRA Ensemble (3)",
+    "last-layer-laplace": "Laplace on the last layer",
+    "oba-tuned": "OBA, fine-tuned",
     "deep-ensembles": "Deep Ensemble (3 fine-tunings)",
     "deep-ensembles-temperature": "Deep Ensemble, temperature",
 }

@@ -25,6 +25,8 @@ COMPARED = {
     "deep-ensembles-temperature": "Deep Ensembles, temperature",
     "mc-dropout": "MC Dropout",
     "lora-ensembles": "LoRA Ensembles",
+    "last-layer-laplace": "Laplace, last layer",
+    "oba-tuned": "OBA",
     "taylor-0-tuned": "Taylor",
     "circ-acc-tuned": "CircAcc",
     "circ-ood-tuned": "CircOOD",
@@ -35,6 +37,7 @@ COMPARED = {
 }
 ZERO_SHOT = {
     "single": "Single",
+    "oba-zero-shot": "OBA",
     "taylor-0-zero-shot": "Taylor",
     "circ-acc-zero-shot": "CircAcc",
     "circ-ood-zero-shot": "CircOOD",
