@@ -6,6 +6,7 @@
     python -m experiments --settings cifar10-vit sst2-minilm --backbones 4 --data DIR    # the small settings
     python -m experiments --settings sst2                                       # the paper's own, from the Hub
     python -m experiments --settings imagenet1k cifar100 --data OPENOOD         # and with OpenOOD's images
+    python -m experiments --groups baselines                                    # a part of it, added to the results files
     python -m experiments --tables                                              # tables from the results files
     python -m experiments --smallest                                            # does it run? made-up data
 
@@ -29,11 +30,11 @@ import torch
 from hydra_transformers.files import write_atomically
 
 from .methods import Comparison
-from .results import gather, results_file, write_results
+from .results import added, gather, results_file, write_results
 from .settings import SETTINGS, Setting
 from .smallest import SMALLEST
 from .tables import write_tables
-from .units import Queue, Unit, missing_packages, units_of
+from .units import GROUPS, Queue, Unit, missing_packages, units_of
 
 
 HERE = Path(__file__).parent
@@ -117,12 +118,16 @@ def chosen_setting(name: str, args: argparse.Namespace) -> Setting:
     if args.smallest:
         return SMALLEST
     given = dict(each.split("=", 1) for each in args.start)
-    return replace(SETTINGS[name], start=given[name]) if name in given else SETTINGS[name]
+    setting = replace(SETTINGS[name], start=given[name]) if name in given else SETTINGS[name]
+    return setting if args.groups is None else replace(setting, groups=tuple(args.groups))
 
 
 def units_to_do(setting: Setting, args: argparse.Namespace) -> dict[Unit, list[Unit]]:
-    """All units; in the smallest form those for which everything is installed."""
+    """All units; of chosen groups those that they need, in the smallest form those for which everything is installed."""
     units = units_of(setting, args.seeds, args.backbones)
+    if args.groups is not None:
+        needed = {each for unit, needs in units.items() if unit.kind == "judge" for each in (unit, *needs)}
+        return {unit: needs for unit, needs in units.items() if unit in needed}
     if not args.smallest:
         return units
     return {unit: needs for unit, needs in units.items() if not missing_packages(unit)}
@@ -150,6 +155,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--settings", nargs="+", default=list(PRETRAINED), choices=list(SETTINGS))
     parser.add_argument("--data", type=Path, help="the small settings' files, or OpenOOD's folder")
+    parser.add_argument(
+        "--groups",
+        nargs="+",
+        choices=list(GROUPS),
+        metavar="GROUP",
+        help=f"only these methods, of {', '.join(GROUPS)}; what else is in the results files stays",
+    )
     parser.add_argument("--start", nargs="+", default=[], metavar="SETTING=MODEL", help="what backbones start from")
     parser.add_argument("--seeds", type=int, default=3, help="how many backbones are pruned and compared")
     parser.add_argument("--backbones", type=int, default=9, help="how many are trained; 3 per seed: none is shared")
@@ -171,7 +183,7 @@ def main() -> None:
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.smallest:
-        args.settings, args.seeds, args.backbones = [SMALLEST.name], 1, 3
+        args.settings, args.seeds, args.backbones, args.groups = [SMALLEST.name], 1, 3, None
     if args.backbones < max(3, args.seeds):
         parser.error(f"--backbones is {args.backbones}: a Deep Ensemble has 3, and every seed has its own")
     unknown = [each for each in args.start if each.partition("=")[0] not in SETTINGS or "=" not in each]
@@ -199,7 +211,8 @@ def main() -> None:
     if not args.tables:
         problems = run_workers(args)
         for name in args.settings:
-            write_results(gather(args.runs / name, args.device), results_file(args.results, name))
+            found, path = gather(args.runs / name, args.device), results_file(args.results, name)
+            write_results(found if args.groups is None else added(found, path, args.groups), path)
         if problems:
             sys.exit("\n".join(problems))
     try:

@@ -16,14 +16,21 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hydra_transformers.baselines import (
+    MIMO,
+    BatchEnsemble,
     DeepEnsemble,
+    HeadEnsemble,
     LastLayerLaplace,
     LoRAEnsemble,
     MCDropout,
+    MIMOCollator,
+    PackedEnsemble,
     finetune_lora_ensemble,
+    soup,
 )
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.files import write_atomically
+from hydra_transformers.models.auto import AutoHydra
 from hydra_transformers.models.configuration_hydra import SHARED_PARTS
 from hydra_transformers.prediction import SavedLogits, collect_member_logits
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, oba_prune, prune_heads
@@ -31,8 +38,8 @@ from hydra_transformers.pruning.members import sample_heads
 from hydra_transformers.pruning.oba import ranked_weights
 from hydra_transformers.training import Recipe, finetune_members
 from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty, fusion_report
-from hydra_transformers.uncertainty.blending import souped
 
+from .initial_weights import mimic_trained_attention
 from .rows import LengthBatches, TensorRows
 from .setting import Setting
 from .splits import Splits
@@ -43,6 +50,7 @@ from .units import (
     SOURCES,
     TAYLOR,
     Unit,
+    baselines_of,
     budget_of,
     circuit_of,
     ensemble,
@@ -89,6 +97,8 @@ class Comparison:
             self.member(unit)
         elif unit.kind == "lora":
             self.lora_ensemble(unit.index)
+        elif unit.kind == "baseline":
+            self.baseline(unit.index, unit.name)
         elif unit.name == "why":
             self.why(unit.index)
         else:
@@ -111,10 +121,17 @@ class Comparison:
         return model
 
     def finetune(
-        self, model: PreTrainedModel, folder: Path, recipe: Recipe, batch: int, seed: int, data_seed: int | None = None
-    ) -> PreTrainedModel:
+        self,
+        model: nn.Module,
+        folder: Path,
+        recipe: Recipe,
+        batch: int,
+        seed: int,
+        data_seed: int | None = None,
+        **others,
+    ) -> nn.Module:
         order = seed if data_seed is None else data_seed
-        options = self.training_options(batch, order)
+        options = self.training_options(batch, order) | others
         while True:
             try:
                 [tuned] = finetune_members([model], recipe, output_dir=folder, seed=seed, data_seed=order, **options)
@@ -172,6 +189,48 @@ class Comparison:
             learning_rates=[self.setting.lora_learning_rate],
             **self.training_options(self.setting.member_batch, 100 * seed),
         )
+
+    # Baselines
+
+    def baseline(self, seed: int, name: str) -> nn.Module:
+        """A baseline of three members. BatchEnsemble and MIMO start from the pre-trained model where there is one, else from a
+        trained backbone, as LoRA ensembles do; classifiers from a trained backbone; a Packed-Ensemble from new weights."""
+        folder, setting = self.folder / str(Unit("baseline", seed, name)), self.setting
+        if name == "packed":
+            return self.packed_ensemble(seed, folder)
+        recipe, options = setting.member_recipe, {}
+        if name == "heads" or not setting.lora_from_start:
+            start = self.once(self.backbone, seed)
+        else:
+            recipe = setting.backbone_recipe
+            torch.manual_seed(seed)
+            start = setting.new_backbone(setting.start).to(self.device)
+        if name == "mimo":
+            model = MIMO(start, num_members=3, seed=seed)
+            options["data_collator"] = MIMOCollator(3, collator=self.splits.data_collator)
+        else:
+            model = {"batch-ensemble": BatchEnsemble, "heads": HeadEnsemble}[name](start, num_members=3, seed=seed)
+        return self.finetune(model, folder, recipe, setting.member_batch, 100 * seed, **options)
+
+    def packed_ensemble(self, seed: int, folder: Path) -> PreTrainedModel:
+        """Its members share nothing, so they are trained side by side as backbones are, and then fused."""
+        like, indices = self.setting.new_backbone(self.setting.start), range(3 * seed, 3 * seed + 3)
+        config = PackedEnsemble.narrow_config(like.config, 3, self.setting.packed_alpha)
+        models = []
+        for index in indices:
+            torch.manual_seed(index)
+            models.append(type(like)(config))
+            mimic_trained_attention(models[-1])  # as in the backbones that it is compared with
+        models = [model.to(self.device) for model in models]
+        folders = [folder / f"member-{place}" for place in range(3)]
+        return fused(self.setting.train_backbones(self, models, folders, indices), shared=(), trunk_layers=0)
+
+    def lora_single(self, seed: int) -> LoRAEnsemble:
+        """The first adapter of the ensemble by itself."""
+        model = self.lora_ensemble(seed).model
+        for adapter in list(model.peft_config)[1:]:
+            model.delete_adapter(adapter)
+        return LoRAEnsemble(model)
 
     # Pruning
 
@@ -306,6 +365,12 @@ class Comparison:
                 lambda members=members: fused(self.once(self.member, unit) for unit in members),
             )
 
+    def baselines(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
+        """The same for those that are no Hydras and are trained."""
+        for name in baselines_of(self.setting):
+            yield name, lambda name=name: self.baseline(seed, name)
+        yield "lora-single", lambda: self.lora_single(seed)
+
     def fine_tunings(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
         """The same for members of several fine-tunings: whole, or each pruned by its own circuit, not trained further."""
         setting = self.setting
@@ -313,7 +378,7 @@ class Comparison:
         def members(name: str, count: int = 3) -> Iterator[PreTrainedModel]:
             return (self.once(self.pruned_member, index, name) for index in self.ensemble(seed, count))
 
-        yield "soup", lambda: souped(list(members("single")))
+        yield "soup", lambda: soup(list(members("single")))
         yield "tunings-whole", lambda: fused(members("single"))
         for count in (2, 5):
             if count <= self.backbones:
@@ -466,4 +531,4 @@ def with_temperature(method: str) -> str:
 
 def fused(members: Iterable[PreTrainedModel], **options) -> PreTrainedModel:
     members = list(members)
-    return type(members[0]).from_pruned_members(members, **options)
+    return AutoHydra.from_pruned_members(members, **options)

@@ -22,6 +22,8 @@ def methods(seeds: Seeds, setting: Setting) -> dict[str, str]:
         "One model": "single",
         "MC Dropout, 10 passes": "mc-dropout",
         "LoRA Ensemble of 3": "lora-ensembles",
+        "BatchEnsemble of 3": "batch-ensemble",
+        "MIMO of 3": "mimo",
         "Deep Ensemble of 3 fine-tunings": "deep-ensembles",
         "their soup, one model": "soup",
         "Hydra as in the paper: 3 circuits of one fine-tuning, tuned": "hydra-circ",
@@ -45,6 +47,8 @@ def table_of_all(results: Mapping[str, Any], settings: Mapping[str, Setting]) ->
     ]
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "--:|" * len(heads)]
     for title in methods(shown[0][1], shown[0][0]):
+        if not all(_runs(seeds, methods(seeds, setting)[title]) for setting, seeds in shown):
+            continue  # judged in one of them, or in none
         cells = []
         for setting, seeds in shown:
             method = methods(seeds, setting)[title]
@@ -61,6 +65,10 @@ def table_of_all(results: Mapping[str, Any], settings: Mapping[str, Setting]) ->
     return "\n".join(lines)
 
 
+def _runs(seeds: Seeds, method: str) -> list[Run]:
+    return [of_seed[method] for of_seed in seeds.values() if method in of_seed]
+
+
 def short_name(setting: Setting) -> str:
     return setting.title.split(",")[0].removeprefix("100 classes of ")
 
@@ -70,6 +78,8 @@ LOOKS = {
     "One model": ("one model", "o", ONE),
     "their soup, one model": ("soup of 3 fine-tunings", "s", ONE),
     "LoRA Ensemble of 3": ("LoRA Ensemble of 3", "^", SEVERAL),
+    "BatchEnsemble of 3": ("BatchEnsemble of 3", "s", SEVERAL),
+    "MIMO of 3": ("MIMO of 3", "D", SEVERAL),
     "Deep Ensemble of 3 fine-tunings": ("Deep Ensemble of 3 fine-tunings", "o", SEVERAL),
     "Hydra as in the paper: 3 circuits of one fine-tuning, tuned": ("Hydra of one fine-tuning (paper)", "v", HYDRA),
     "**Hydra of the 3 fine-tunings**, nothing pruned": ("Hydra of 3 fine-tunings", "D", HYDRA),
@@ -95,7 +105,9 @@ def draw(results: Mapping[str, Any], settings: Mapping[str, Setting], folder: Pa
         panels[1, column].set_xlabel("multiply-adds, one model = 1")
         for panel, ((_, value, _), label) in zip(panels[:, column], measures, strict=True):
             for title, (short, marker, colour) in LOOKS.items():
-                runs = [of_seed[chosen[title]] for of_seed in seeds.values() if chosen[title] in of_seed]
+                runs = _runs(seeds, chosen[title])
+                if not runs:
+                    continue
                 values = [value(run) for run in runs]
                 panel.errorbar(
                     mean(map(cost, runs)),

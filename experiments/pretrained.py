@@ -31,7 +31,7 @@ from .setting import Setting, finetuned
 from .splits import CIRCUIT_ROWS, Splits
 
 
-GROUPS = ("untuned", "tuned", "budgets", "fine-tunings", "fine-tunings-tuned", "trunk", "sharing", "why")
+GROUPS = ("untuned", "tuned", "budgets", "fine-tunings", "fine-tunings-tuned", "trunk", "sharing", "baselines", "why")
 QUICK = {"eval_strategy": "no", "save_strategy": "no"}  # a training takes seconds
 
 # Tiny ImageNet: 100 of its classes to learn, 50 for circuits and the choice between recipes, 50 as near OOD.
@@ -177,6 +177,7 @@ TINYIMAGENET_DINOV2 = Setting(
     title="100 classes of Tiny ImageNet, DINOv2-S (12 layers of 6 heads)",
     new_backbone=new_dinov2,
     train_backbones=finetuned(recipe("finetune-images"), 256),
+    backbone_recipe=recipe("finetune-images"),
     read=read_tiny_imagenet,
     member_recipe=recipe("tune-images"),
     heads_to_prune=12,
@@ -265,6 +266,7 @@ SST2_GTE = Setting(
     title="SST-2, gte-small (BERT, 12 layers of 12 heads)",
     new_backbone=new_gte,
     train_backbones=finetuned(recipe("finetune-texts"), 128),
+    backbone_recipe=recipe("finetune-texts"),
     read=read_sst2,
     member_recipe=recipe("tune-texts"),
     heads_to_prune=24,

@@ -1,6 +1,7 @@
 """The results of a setting in one JSON file."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,19 @@ def gather(folder: Path, device: str) -> dict[str, Any]:
         circuits.setdefault(index, {})[name] = kept
     fusion = {path.stem: json.loads(path.read_text()) for path in sorted(folder.glob("fusion/*.json"))}
     return where_it_ran(device) | rounded({"seeds": seeds, "circuits": circuits, "fusion": fusion})
+
+
+def added(found: dict[str, Any], path: Path, groups: Sequence[str]) -> dict[str, Any]:
+    """What is in a results file, with what was found of some groups added to it, and where that ran."""
+    if not path.exists():
+        return found
+    before = json.loads(path.read_text())
+    if set(found["seeds"]) - set(before["seeds"]):
+        raise ValueError(f"{path} has the seeds {', '.join(before['seeds'])}: add methods with the same --seeds")
+    where = {name: found[name] for name in found if name not in ("seeds", "circuits", "fusion")}
+    seeds = {seed: methods | found["seeds"].get(seed, {}) for seed, methods in before["seeds"].items()}
+    earlier = [each for each in before.get("added", []) if each["groups"] != list(groups)]
+    return before | {"seeds": seeds, "added": [*earlier, {"groups": list(groups), **where}]}
 
 
 def rounded(value: Any) -> Any:

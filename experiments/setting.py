@@ -40,6 +40,9 @@ class Setting:
         lora_epochs: how long they then train
     circuit_mode: "exact" or "shortlist"
     training_arguments: further `TrainingArguments`
+    backbone_recipe: how backbones are fine-tuned, where they start from a pre-trained model; baselines that start there, too,
+        train by it, the others as members do
+    packed_alpha: the width of a Packed-Ensemble; None where new weights would learn nothing that is worth comparing
     above_single: of a setting with several fine-tunings, by how much their Hydra was to detect better than a single model
     """
 
@@ -66,6 +69,8 @@ class Setting:
     lora_epochs: float | None = None
     circuit_mode: str = "exact"
     training_arguments: Mapping[str, Any] = field(default_factory=dict)
+    backbone_recipe: Recipe | None = None
+    packed_alpha: float | None = None
     above_single: float | None = None
 
     @property

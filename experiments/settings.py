@@ -188,7 +188,7 @@ def new_image_classifier(num_labels: int) -> Callable[[str | None], PreTrainedMo
 
 
 PAPER_GROUPS = ("untuned", "tuned", "five", "sources", "budgets")
-SMALL_GROUPS = ("untuned", "tuned", "five", "altered", "sources", "budgets")
+SMALL_GROUPS = ("untuned", "tuned", "five", "altered", "sources", "budgets", "baselines")
 
 SETTINGS = {
     each.name: each
@@ -210,6 +210,7 @@ SETTINGS = {
             budgets=(8, 16),
             member_batch=512,
             lora_learning_rate=1e-3,
+            packed_alpha=2.0,
             circuit_dtype=torch.bfloat16,
             training_arguments={"eval_strategy": "no", "save_strategy": "no"},  # it takes seconds
         ),

@@ -67,5 +67,6 @@ SMALLEST = replace(
     heads_to_rank=5,
     budgets=(1,),
     member_batch=16,
+    packed_alpha=1.5,  # 2 of 4 heads for each of three members
     groups=tuple(GROUPS),
 )

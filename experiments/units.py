@@ -43,6 +43,7 @@ GROUPS = {
     "altered": "circuits against an altered set",
     "sources": "what makes members of one circuit differ (tables 8 and 9)",
     "budgets": "members of one backbone that lose other numbers of heads",
+    "baselines": "BatchEnsemble, MIMO, classifiers on one backbone, a Packed-Ensemble of new weights, a single LoRA adapter",
 }
 
 
@@ -50,9 +51,10 @@ GROUPS = {
 class Unit:
     """What one process does at a time.
 
-    kind: "backbone", "backbones" (all of them, side by side), "circuit", "lora", "member" or "judge"
-    index: of the backbone; of what is judged, and of LoRA ensembles, the seed
-    name: the circuit (its objective, after "altered-" if extracted against the altered set), the member, or one of `GROUPS`
+    kind: "backbone", "backbones" (all of them, side by side), "circuit", "lora", "member", "baseline" or "judge"
+    index: of the backbone; of what is judged, of LoRA ensembles and of baselines, the seed
+    name: the circuit (its objective, after "altered-" if extracted against the altered set), the member, the baseline, or one
+        of `GROUPS`
     order, noise: of a member, shifts of the seeds of the batches' order and of all else that is random in training
     """
 
@@ -126,6 +128,8 @@ def needs(unit: Unit, setting: Setting, seeds: int, backbones: int) -> list[Unit
         return []
     if unit.kind == "lora" and setting.lora_from_start:
         return []
+    if unit.kind == "baseline" and (unit.name == "packed" or (unit.name != "heads" and setting.lora_from_start)):
+        return []
     if unit.kind != "judge":
         circuit = circuit_of(unit.name) if unit.kind == "member" else None
         return [backbone(unit.index)] + ([] if circuit is None else [Unit("circuit", unit.index, circuit)])
@@ -163,12 +167,22 @@ def judged_units(group: str, seed: int, setting: Setting, seeds: int, backbones:
         three = ensemble(seed, seeds, backbones, 3)
         names = with_budget(["circ-avg"], setting.budgets[0])
         yield from (Unit("member", index, name) for name in names for index in three)
+    elif group == "baselines":
+        yield from (Unit("baseline", seed, name) for name in baselines_of(setting))
+        yield Unit("lora", seed)
     elif group == "sharing":
         yield from (Unit("member", index, "circ-avg") for index in all_indices)
 
 
+def baselines_of(setting: Setting) -> list[str]:
+    """The baselines that are trained for a setting."""
+    return ["batch-ensemble", "mimo", "heads", *(["packed"] if setting.packed_alpha is not None else [])]
+
+
 def members_of(group: str, backbones: int) -> int:
     """How many fine-tunings the largest ensemble of a group has."""
+    if group == "baselines":
+        return 1
     return min(5, backbones) if group in ("fine-tunings", "fine-tunings-tuned") else 3
 
 
@@ -186,11 +200,11 @@ def ensemble(seed: int, seeds: int, backbones: int, members: int = 3) -> list[in
 def missing_packages(unit: Unit) -> list[str]:
     """What a unit needs besides Transformers and is not installed: the Trainer wants accelerate, LoRA wants peft."""
     packages = []
-    if unit.kind in ("member", "lora") or (
+    if unit.kind in ("member", "lora", "baseline") or (
         unit.kind == "judge" and unit.name not in ("untuned", "fine-tunings", "trunk", "why")
     ):
         packages.append("accelerate")
-    if unit.kind == "lora" or (unit.kind == "judge" and unit.name == "tuned"):
+    if unit.kind == "lora" or (unit.kind == "judge" and unit.name in ("tuned", "baselines")):
         packages.append("peft")
     return [name for name in packages if importlib.util.find_spec(name) is None]
 

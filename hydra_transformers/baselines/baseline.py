@@ -38,7 +38,8 @@ class Baseline(nn.Module):
       (zeros will do, where a later `fit` fills them): it is made anew, and then gets its weights, when it is loaded or
       counted. It keeps nothing on `self` from one call to the next;
     - answers in `member_logits(**inputs)`: (batch, members, classes). The inputs are those that the model's forward names;
-    - says in `summary` what it is, as the sentences with which its card begins; `{members}` stands for their number.
+    - says in `summary` what it is, as the sentences with which its card begins; `{members}` stands for their number. Where
+      it is not used like a classifier of images or texts, `usage` is the code for the card, with REPO for where it lies.
 
     It may have its own `loss`, its own `num_members`, and, where it replaces parts of the model, its own `plain_model`.
 
@@ -48,6 +49,7 @@ class Baseline(nn.Module):
     """
 
     summary: str
+    usage: str | None = None
     classes: ClassVar[dict[str, type["Baseline"]]] = {}  # by name
 
     def __init_subclass__(cls, **kwargs):
@@ -213,6 +215,16 @@ class Baseline(nn.Module):
         model = without_weights(type(self.model), self.config)
         with torch.device("meta"):
             return type(self)(model, **self.arguments).eval()
+
+
+def check_is_classifier(model: Any, name: str = "model") -> None:
+    """Refuses what has no classes of its own, and Hydras, which have members already."""
+    if not isinstance(model, PreTrainedModel):
+        raise TypeError(f"{name} is a {type(model).__name__}: pass a model of Transformers that is loaded")
+    if "Classification" not in type(model).__name__:
+        raise TypeError(f"{name} is a {type(model).__name__}, no classifier: pass a model for classification")
+    if hasattr(type(model), "backbone_rules"):
+        raise TypeError(f"{name} is a {type(model).__name__}, which has members already: pass a model of Transformers")
 
 
 def _class_named(name: str, folder: Path) -> type[PreTrainedModel]:

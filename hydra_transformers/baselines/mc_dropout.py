@@ -70,13 +70,14 @@ class MCDropout(nn.Module):
             for start in range(0, self.num_samples, samples_per_pass):
                 samples = min(samples_per_pass, self.num_samples - start)
                 # Dropout is drawn per element, so a row that comes several times is sampled several times.
-                output = model(**{name: _repeated(value, rows, samples) for name, value in inputs.items()})
+                output = model(**{name: repeated(value, rows, samples) for name, value in inputs.items()})
                 answers.append(member_logits_of(output, type(self.model).__name__).unflatten(0, (samples, rows)))
         member_logits = torch.cat(answers).transpose(0, 1).flatten(1, 2)
         return answer_of(self.model, member_logits)
 
 
-def _repeated(value: Any, rows: int, times: int) -> Any:
+def repeated(value: Any, rows: int, times: int) -> Any:
+    """A batch's entry `times` over, one batch after the other; the very same where it has no rows."""
     if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != rows:
         return value
     return value.repeat(times, *[1] * (value.dim() - 1))

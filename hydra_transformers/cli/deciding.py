@@ -51,7 +51,9 @@ SETS = ("lac", "aps", "raps", "none")
 
 
 def add_calibrate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="the output of `fuse`, or any classifier or CLIP model")
+    parser.add_argument(
+        "model", metavar="MODEL", help="the output of `fuse`, or any classifier, CLIP model or saved baseline"
+    )
     add_data(parser, "validation, test or train, whichever comes first; best rows that the model was not trained on")
     group = parser.add_argument_group("when to abstain (default: never)")
     target = group.add_mutually_exclusive_group()
@@ -170,7 +172,9 @@ def _target(arguments: argparse.Namespace) -> dict[str, float] | None:
 
 def add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL", help="the output of `calibrate` or `fuse`, or any classifier or CLIP model"
+        "model",
+        metavar="MODEL",
+        help="the output of `calibrate` or `fuse`, or any classifier, CLIP model or saved baseline",
     )
     parser.add_argument(
         "inputs",

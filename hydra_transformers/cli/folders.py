@@ -20,6 +20,8 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
+from ..baselines import Baseline
+from ..baselines.baseline import MODEL_FOLDER
 from ..files import remove_leftovers, write_atomically, written_whole
 from ..hub.member_circuits import has_led_to, heads_of_backbone, in_order_of_members, kept_by
 from ..models.auto import HEADS, auto_class_of, load_trained
@@ -44,19 +46,20 @@ PRUNE_SETTINGS, FINETUNE_SETTINGS, FUSE_SETTINGS = "prune.json", "finetune.json"
 
 
 def load_config(name: str) -> PreTrainedConfig:
-    """The config of a model by Hub name or folder, of a kind this package knows."""
+    """The config of a model by Hub name or folder, of a kind this package knows; of a baseline that of the model inside."""
     path = Path(name)
-    if path.is_dir() and not (path / "config.json").exists():
+    if not path.exists() and name.startswith((".", "/", "~")):
+        raise CommandError(f"there is no folder {name}")
+    inside = {"subfolder": MODEL_FOLDER} if is_baseline(name) else {}
+    if path.is_dir() and not inside and not (path / "config.json").exists():
         if member_folders(path):
             raise CommandError(
                 f"{name} holds members, no model: fuse them first with `hydra-transformers fuse {name}`"
             )
         raise CommandError(f"the folder {name} holds no model: it has no config.json")
-    if not path.exists() and name.startswith((".", "/", "~")):
-        raise CommandError(f"there is no folder {name}")
     with access_to(name, "model"):
         try:
-            config = AutoConfig.from_pretrained(name)
+            config = AutoConfig.from_pretrained(name, **inside)
         except ValueError as error:
             raise CommandError(f"{name} is no model that Transformers knows: {str(error).splitlines()[0]}") from error
     if config.model_type not in HEADS:
@@ -64,11 +67,17 @@ def load_config(name: str) -> PreTrainedConfig:
     return config
 
 
-def load_model(name: str, device: str = "cpu") -> PreTrainedModel:
-    """A classifier or CLIP model by Hub name or folder, ready to predict; one with untrained parts is refused."""
+def load_model(name: str, device: str = "cpu") -> PreTrainedModel | Baseline:
+    """A classifier, CLIP model or baseline by Hub name or folder, ready to predict; one with untrained parts is refused."""
     load_config(name)  # has the clearer sentences
     with access_to(name, "model"):
-        return load_trained(name).to(device)
+        return (Baseline.from_pretrained(name) if is_baseline(name) else load_trained(name)).to(device)
+
+
+def is_baseline(name: str) -> bool:
+    """Whether a folder, or a repository of the Hub, holds a baseline around a model."""
+    with access_to(name, "model"):
+        return Baseline.is_saved_in(name)
 
 
 def load_processor(name: str, config: PreTrainedConfig) -> Any:

@@ -11,7 +11,7 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig
 
-from ..baselines import DeepEnsemble
+from ..baselines import Baseline, DeepEnsemble
 from ..cost import (
     compare_costs,
     cost_table,
@@ -43,6 +43,7 @@ from .building import overlap
 from .data import PreparedData, is_same_source
 from .folders import (
     check_takes_files,
+    is_baseline,
     load_config,
     load_model,
     load_processor,
@@ -55,7 +56,9 @@ from .problems import CommandError
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="the output of `fuse`, or any classifier or CLIP model")
+    parser.add_argument(
+        "model", metavar="MODEL", help="the output of `fuse`, or any classifier, CLIP model or saved baseline"
+    )
     parser.add_argument(
         "--compare",
         action="append",
@@ -291,6 +294,12 @@ def _sample(config: PreTrainedConfig) -> str:
     return " and ".join(parts)
 
 
+def check_can_be_published(config: PreTrainedConfig, name: str) -> None:
+    """Refuses what no card describes."""
+    if not is_baseline(name):
+        check_is_hydra(config, name)
+
+
 def check_is_hydra(config: PreTrainedConfig, name: str) -> None:
     if not config.model_type.startswith("hydra_"):
         raise CommandError(
@@ -302,7 +311,11 @@ def check_is_hydra(config: PreTrainedConfig, name: str) -> None:
 
 
 def add_info(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="FOLDER_OR_REPO", help="a Hydra, or a folder of members; no weights are read")
+    parser.add_argument(
+        "model",
+        metavar="FOLDER_OR_REPO",
+        help="a Hydra, of which no weights are read, a baseline, or a folder of members",
+    )
 
 
 def info(arguments: argparse.Namespace) -> None:
@@ -313,7 +326,16 @@ def info(arguments: argparse.Namespace) -> None:
             describe(load_config(str(member)), str(member))
             print()
         return
+    if is_baseline(arguments.model):
+        return describe_baseline(load_model(arguments.model))
     describe(load_config(arguments.model), arguments.model)
+
+
+def describe_baseline(model: Baseline) -> None:
+    arguments = ", ".join(f"{name}={value!r}" for name, value in model.arguments.items())
+    print(f"{type(model).__name__}({arguments}) around a {type(model.model).__name__}\n")
+    rows = {"This model": model, "One plain model": without_weights(type(model.model), model.config)}
+    print(f"{cost_table(compare_costs(rows))}\n({_sample(model.config)} per sample)")
 
 
 def describe(config: PreTrainedConfig, name: str) -> None:

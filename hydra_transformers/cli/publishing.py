@@ -6,11 +6,13 @@ import sys
 from pathlib import Path
 
 from huggingface_hub import ModelCard
+from torch import nn
 from transformers import PreTrainedConfig
 
+from ..baselines import Baseline
 from ..uncertainty import DecidingClassifier, UncertaintyReport
-from .folders import are_fine_tunings, circuits_of, load_config, load_model, load_processor
-from .judging import check_is_hydra
+from .folders import are_fine_tunings, circuits_of, is_baseline, load_config, load_model, load_processor
+from .judging import check_can_be_published
 from .problems import CommandError
 
 
@@ -31,7 +33,9 @@ def _add_card_fields(parser: argparse.ArgumentParser) -> None:
 
 
 def add_card(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the output of `fuse`; gets README.md")
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="the output of `fuse`, or a saved baseline; gets README.md"
+    )
     parser.add_argument("--repo", metavar="REPO", help="where the model will lie on the Hub, me/my-hydra")
     parser.add_argument("--overwrite", action="store_true", help="replace a README.md that is there")
     _add_card_fields(parser)
@@ -44,12 +48,19 @@ def card(arguments: argparse.Namespace) -> None:
     if path.exists() and not arguments.overwrite:
         raise CommandError(f"{path} exists already: pass --overwrite to replace it")
     config = load_config(str(arguments.folder))
-    check_is_hydra(config, str(arguments.folder))
+    check_can_be_published(config, str(arguments.folder))
     report, fields = _card_fields(arguments, config)
-    model = load_model(str(arguments.folder))
+    model = _with_decision(arguments.folder)
     repo = arguments.repo or "me/" + re.sub(r"[^\w.-]+", "-", arguments.folder.resolve().name).strip("-.")
     create_model_card(model, report, repo_id=repo, **fields).save(path)
     print(f"the card is in {path}. Next: hydra-transformers push {arguments.folder} {arguments.repo or 'me/my-hydra'}")
+
+
+def _with_decision(folder: Path) -> nn.Module:
+    """The model in a folder; a baseline with its decision, which lies beside it."""
+    model = load_model(str(folder))
+    is_decided = isinstance(model, Baseline) and DecidingClassifier.is_saved_in(folder)
+    return DecidingClassifier.load(model, folder) if is_decided else model
 
 
 def _card_fields(arguments: argparse.Namespace, config: PreTrainedConfig) -> tuple[UncertaintyReport | None, dict]:
@@ -89,7 +100,7 @@ def _own_name(report: UncertaintyReport, path: Path, is_own: bool) -> str:
 
 
 def add_push(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the output of `fuse`")
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the output of `fuse`, or a saved baseline")
     parser.add_argument("repo", metavar="REPO", help="me/my-hydra; made where it does not exist")
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--overwrite-card", action="store_true", help="replace the whole card on the Hub")
@@ -109,9 +120,10 @@ def push(arguments: argparse.Namespace) -> None:
     from ..hub.card_sections import EditedCardError
 
     config = load_config(str(arguments.folder))
-    check_is_hydra(config, str(arguments.folder))
+    check_can_be_published(config, str(arguments.folder))
     report, fields = _card_fields(arguments, config)
-    if DecidingClassifier.is_saved_in(arguments.folder):
+    is_decided, of_baseline = DecidingClassifier.is_saved_in(arguments.folder), is_baseline(str(arguments.folder))
+    if is_decided and not of_baseline:
         print(
             "note: CLIP is published without its decision, which is about the classes of one data set", file=sys.stderr
         )
@@ -123,7 +135,7 @@ def push(arguments: argparse.Namespace) -> None:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
             print(f"note: {card} is published as it is, without a look at {flags}", file=sys.stderr)
         fields = {"card": ModelCard.load(card)}
-    model = load_model(str(arguments.folder))
+    model = _with_decision(arguments.folder)
     try:
         commit = push_hydra_to_hub(
             model,

@@ -1,7 +1,7 @@
 """Whether members can be fused: they agree on all that decides what they compute."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
 import torch
@@ -30,6 +30,8 @@ OWN_FIELDS = {
     "decision",
 }
 OWN_KINDS = ("dropout", "drop_path", "initializer", "_init_value", "layerscale_value", "_out_", "reshape_hidden")
+# Networks of different training have a cosine near 0, fine-tunings of one model near 1.
+LITTLE_IN_COMMON = 0.5
 LABEL_FIELDS = ("num_labels", "id2label", "problem_type")
 
 
@@ -97,18 +99,23 @@ def warn_of_strangers(model: PreTrainedModel, members: list[Member]) -> None:
     shared = [slot.name for _, slot in slots(model) if slot.member is None and slot.rows is None]
     matrices = [name for name in shared if members[0].tensors[name].dim() > 1]
     for member in members[1:]:
-        products = [0.0, 0.0, 0.0]
-        for name in matrices:
-            a, b = (each.tensors[name].flatten().float() for each in (members[0], member))
-            b = b.to(a.device)
-            of_matrix = torch.stack([a @ b, a @ a, b @ b]).tolist()
-            products = [total + product for total, product in zip(products, of_matrix, strict=True)]
-        if not all(products[1:]):
-            continue  # nothing that is shared, or nothing but zeros
-        similarity = products[0] / math.sqrt(products[1] * products[2])
-        if similarity < 0.5:
+        found = similarity(members[0].tensors, member.tensors, matrices)
+        if found is not None and found < LITTLE_IN_COMMON:
             logger.warning(
-                f"{member.name} has little in common with {members[0].name} (cosine similarity {similarity:.2f} of what they "
+                f"{member.name} has little in common with {members[0].name} (cosine similarity {found:.2f} of what they "
                 "share), and the mean of networks trained apart is neither of them: pass members of one backbone, or "
                 "shared=() to keep each whole"
             )
+
+
+def similarity(
+    first: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], names: Iterable[str]
+) -> float | None:
+    """The cosine between two models' tensors of these names; None where there are none, or one has nothing but zeros."""
+    products = [0.0, 0.0, 0.0]
+    for name in names:
+        a, b = (each[name].detach().flatten().float() for each in (first, other))
+        b = b.to(a.device)
+        of_tensor = torch.stack([a @ b, a @ a, b @ b]).tolist()
+        products = [total + product for total, product in zip(products, of_tensor, strict=True)]
+    return products[0] / math.sqrt(products[1] * products[2]) if all(products[1:]) else None

@@ -11,10 +11,12 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
 
+from ..baselines import Baseline
 from ..fusion import slots, tower_configs
 from ..models.auto import HEADS
 from ..pruning import Circuit
-from ..uncertainty import TemperatureScaling, UncertaintyReport
+from ..uncertainty import DecidingClassifier, TemperatureScaling, UncertaintyReport
+from . import baseline_card
 from .card_sections import sealed, to_fill_in
 from .cost_table import card_cost_table
 from .kept_heads_map import kept_heads_map, trunk_sentence
@@ -30,7 +32,7 @@ OBJECTIVE_NAMES = {"acc": "accuracy", "ood": "out-of-distribution AUROC", "avg":
 
 
 def create_model_card(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Baseline | DecidingClassifier,
     report: UncertaintyReport | None = None,
     *,
     repo_id: str | None = None,
@@ -44,16 +46,17 @@ def create_model_card(
     temperature: TemperatureScaling | None = None,
     plots: Mapping[str, str] | None = None,
 ) -> ModelCard:
-    """The card of a Hydra classifier; `.save("README.md")` writes it.
+    """The card of a Hydra classifier or a baseline; `.save("README.md")` writes it.
 
     Args:
-        model: a Hydra with a classifier, or one for zero-shot classification.
+        model: a Hydra with a classifier, or one for zero-shot classification; or a baseline around one model, calibrated
+            or not.
         report: from `evaluate_uncertainty`; fills the evaluation table and the Hub's evaluation metadata.
         repo_id: where the model will lie, "me/my-hydra"; the code in the card loads it from there.
         base_model: the id on the Hub of the backbone, or of the pre-trained model that the members are fine-tunings of.
         dataset: the in-distribution data's id on the Hub ("cifar100"); needed with a report.
         license: a license id of the Hub ("apache-2.0"); a warning tells of one that is not known.
-        circuits: one per member, in their order, or a single one that all members were sampled from.
+        circuits: one per member, in their order, or a single one that all members were sampled from; of Hydras alone.
         fine_tunings: whether each member is a fine-tuning of its own, and not a copy of one backbone; by default told by the
             circuits, by the weights they were extracted from, and by members that have all heads.
         fine_tuning: a sentence on how the members were fine-tuned.
@@ -64,9 +67,18 @@ def create_model_card(
     What is not known is marked "To be filled in". Parts between `<!-- generated: ... -->` and `<!-- end -->` are renewed by
     later pushes; the text around them is yours.
     """
+    model, decision = taken_apart(model)
     check_names(repo_id=repo_id, base_model=base_model, dataset=dataset)
     warn_of_unknown_license(license)
-    fields = card_fields(model, repo_id, base_model, circuits, fine_tunings)
+    if isinstance(model, Baseline):
+        if circuits or fine_tunings:
+            raise ValueError(
+                f"circuits and fine_tunings are about Hydras, this is a {type(model).__name__}: leave them out"
+            )
+        fields = baseline_card.baseline_fields(model, task_of(model), repo_id, base_model)
+        fields["decision"] = _listed(() if decision is None else decision.decision.settings["sentences"])
+    else:
+        fields = card_fields(model, repo_id, base_model, circuits, fine_tunings)
     fields |= {"fine_tuning": fine_tuning, "temperature": temperature, "plots": plots or {}, "dataset": dataset}
     data = card_data(model, base_model, dataset, license)
     if report is not None:
@@ -75,7 +87,7 @@ def create_model_card(
         fields["evaluation"] = re.sub(r"^##", "###", report.to_markdown(), flags=re.MULTILINE).strip()
         data.eval_results = _eval_results(report, dataset, report_model, task_of(model).pipeline_tag)
         data.model_name, data.metrics = fields["model_name"], ["accuracy"]
-    return render(data, fields)
+    return render(data, fields, baseline_card.TEMPLATE if isinstance(model, Baseline) else TEMPLATE)
 
 
 def card_fields(
@@ -103,7 +115,7 @@ def card_fields(
         "intended_use": task.intended_use,
         "snippet": task.snippet.replace("REPO", repo_id).strip(),
         "logits_name": task.logits_name,
-        "decision": "\n".join(f"- {each}" for each in (getattr(config, "decision", None) or {}).get("sentences", ())),
+        "decision": _listed((getattr(config, "decision", None) or {}).get("sentences", ())),
         "heads_sentence": _heads_sentence(model),
         "shared_sentence": f"{shared} (the mean over the members)"
         if shared
@@ -117,37 +129,60 @@ def card_fields(
     }
 
 
+def taken_apart(model: Any) -> tuple[Any, DecidingClassifier | None]:
+    """A model, and where it is a calibrated baseline, that with its decision."""
+    if isinstance(model, DecidingClassifier) and isinstance(model.model, Baseline):
+        return model.model, model
+    return model, None
+
+
+def _listed(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {each}" for each in sentences)
+
+
 def card_data(
-    model: PreTrainedModel, base_model: str | None, dataset: str | None, license: str | None
+    model: PreTrainedModel | Baseline, base_model: str | None, dataset: str | None, license: str | None
 ) -> ModelCardData:
     """The metadata of a model's card, without results."""
     return ModelCardData(
         base_model=base_model,
         datasets=[dataset] if dataset else None,
         license=license,
-        library_name="transformers",
+        library_name="hydra-transformers" if isinstance(model, Baseline) else "transformers",
         pipeline_tag=task_of(model).pipeline_tag,
-        tags=TAGS,
+        tags=baseline_card.TAGS if isinstance(model, Baseline) else TAGS,
     )
 
 
-def render(data: ModelCardData, fields: Mapping[str, Any]) -> ModelCard:
+def render(data: ModelCardData, fields: Mapping[str, Any], template: Path = TEMPLATE) -> ModelCard:
     """The filled template, with its generated parts sealed."""
-    content = str(ModelCard.from_template(data, template_path=str(TEMPLATE), to_fill_in=to_fill_in, **fields))
+    content = str(ModelCard.from_template(data, template_path=str(template), to_fill_in=to_fill_in, **fields))
     content = re.sub(r"\n{3,}", "\n\n", content)  # where the template's conditions stood
     content = content.replace(" -->\n\n", " -->\n").replace("<!-- end -->\n", "<!-- end -->\n\n")
     content = re.sub(r"\n+<!-- end -->\n+", "\n<!-- end -->\n\n", content)
     return ModelCard(sealed(content.rstrip() + "\n"))
 
 
-def task_of(model: PreTrainedModel) -> Task:
+def task_of(model: PreTrainedModel | Baseline) -> Task:
     """By names: a class that came with a repository's own code is another object than the installed one."""
+    if isinstance(model, Baseline):
+        return _task_of_baseline(model)
     auto_classes = getattr(model.config, "auto_classes", {})
     for auto_class, task in TASKS.items():
         if auto_classes.get(auto_class, "").endswith(f".{type(model).__name__}"):
             return task
     classifiers = sorted(each.__name__ for each in HEADS.values() if hasattr(each, "from_pruned_members"))
     raise TypeError(f"model is a {type(model).__name__}: a card describes one of {', '.join(classifiers)}")
+
+
+def _task_of_baseline(model: Baseline) -> Task:
+    if hasattr(model.model, "get_image_features"):
+        return TASKS["AutoModelForZeroShotImageClassification"]
+    name = type(model.model).__name__
+    found = next((task for auto_class, task in TASKS.items() if auto_class.removeprefix("AutoModel") in name), None)
+    if found is None:
+        raise TypeError(f"model has a {name} inside: a card describes classifiers of images or texts, and CLIP")
+    return found
 
 
 def _own_parts(model: PreTrainedModel) -> str:
@@ -210,7 +245,11 @@ def _origin(model: PreTrainedModel, link: str, circuits: Sequence[Circuit] | Non
     if not fine_tunings:
         return f"{members} copies of {link}, each with other attention heads cut out"
     if _is_whole(model):
-        return f"{members} fine-tunings of {link} with all their attention heads"
+        is_known = bool(model.config.shared) or link.startswith(
+            "["
+        )  # models that share nothing may come from anywhere
+        whose = f"fine-tunings of {link}" if is_known else "models that share nothing,"
+        return f"{members} {whose} with all their attention heads"
     by = "pruned by its own circuit" if circuits else "with attention heads of its own cut out"
     return f"{members} fine-tunings of {link}, each {by}"
 

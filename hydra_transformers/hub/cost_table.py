@@ -2,6 +2,7 @@
 
 from transformers import PreTrainedModel
 
+from ..baselines import Baseline
 from ..cost import count_parameters, example_inputs, multiply_adds_of, readable_count, unpruned_backbone
 from ..fusion import without_weights
 
@@ -11,17 +12,30 @@ def card_cost_table(model: PreTrainedModel) -> str:
     members = model.config.num_members
     hydra = _cost(without_weights(type(model), model.config))
     single = _cost(unpruned_backbone(model))
-    costs = {"This model": hydra, "One unpruned model": single}
+    return _table({"This model": hydra, "One unpruned model": single}, members, "unpruned models")
+
+
+def baseline_cost_table(model: Baseline) -> str:
+    """A markdown table with the baseline, one model like that inside, and as many of these as the baseline has members."""
+    single = _cost(without_weights(type(model.model), model.config))
+    return _table(
+        {"This model": _cost(model.without_weights()), "One plain model": single}, model.num_members, "plain models"
+    )
+
+
+def _table(costs: dict[str, dict[str, int]], members: int, of_what: str) -> str:
+    """The costs, the last of which is one model's, and those of as many of it as there are members."""
+    single = list(costs.values())[-1]
     if members > 1:
         several = {column: members * value for column, value in single.items()}
-        costs[f"{members} unpruned models (Deep Ensemble)"] = several
-    rows = [["", *hydra], ["---", *["--:"] * len(hydra)]]
+        costs[f"{members} {of_what} (Deep Ensemble)"] = several
+    rows = [["", *single], ["---", *["--:"] * len(single)]]
     for name, cost in costs.items():
         rows.append([name, *(_readable(column, value) for column, value in cost.items())])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
-def _cost(model: PreTrainedModel) -> dict[str, int]:
+def _cost(model: PreTrainedModel | Baseline) -> dict[str, int]:
     """Column title -> number. CLIP's images and prompts count apart: prompts are computed once for many images."""
     cost = {"Parameters": count_parameters(model)}
     inputs = example_inputs(model.config, 1, "meta")
@@ -29,6 +43,7 @@ def _cost(model: PreTrainedModel) -> dict[str, int]:
     text = {"input_ids": inputs["input_ids"]} if "input_ids" in inputs else None
     if image and text:
         only_what_is_read = {"first_token_only": True} if hasattr(model.config, "kept_heads") else {}
+        model = model.model if isinstance(model, Baseline) else model  # what it adds is little beside its towers
         cost["Multiply-adds per image"] = multiply_adds_of(model.get_image_features, **image, **only_what_is_read)
         tokens = inputs["input_ids"].shape[1]
         cost[f"Multiply-adds per prompt of {tokens} tokens"] = multiply_adds_of(model.get_text_features, **text)

@@ -21,8 +21,10 @@ from huggingface_hub.utils import filter_repo_objects
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from ..uncertainty import TemperatureScaling, UncertaintyReport
-from .card import create_model_card, task_of
+from ..baselines import Baseline
+from ..baselines.baseline import MODEL_FOLDER
+from ..uncertainty import DecidingClassifier, TemperatureScaling, UncertaintyReport
+from .card import create_model_card, taken_apart, task_of
 from .card_sections import EditedCardError, renewed, replaced
 
 
@@ -32,6 +34,7 @@ REPORT_FOLDER = "evaluation"
 PLOTS = {"uncertainty_split": "Uncertainty by data set", "reliability_diagram": "Reliability diagram"}
 # Weights of an earlier push, whole or in shards, would lie beside those of this one, and may be loaded in their place.
 LEFT_OVERS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
+LEFT_OVERS += [f"{MODEL_FOLDER}/{name}" for name in LEFT_OVERS]  # of a baseline
 
 
 class HubError(RuntimeError):
@@ -39,7 +42,7 @@ class HubError(RuntimeError):
 
 
 def push_hydra_to_hub(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Baseline | DecidingClassifier,
     repo_id: str,
     processor: Any = None,
     report: UncertaintyReport | None = None,
@@ -55,7 +58,8 @@ def push_hydra_to_hub(
     """Publish a Hydra in one commit: weights, config, code, processor, card, and what was measured.
 
     Args:
-        model: a Hydra; it is left as it is.
+        model: a Hydra; or a baseline around one model, calibrated or not, which needs this package to be loaded. It is left
+            as it is.
         repo_id: "me/my-hydra"; the repository is made where it does not exist.
         processor: the image processor, tokenizer or processor that prepares the model's inputs.
         report: from `evaluate_uncertainty`: goes into the card, and as JSON and plots into `evaluation/`.
@@ -71,7 +75,8 @@ def push_hydra_to_hub(
 
     Repeat it as you like: unchanged files make no new commit, files of your own in the repository stay.
     """
-    task_of(model)  # refuses what is no Hydra before asking for a token
+    inside, _ = taken_apart(model)
+    task_of(inside)  # refuses what is no Hydra before asking for a token
     if token is None and get_token() is None:
         raise HubError("there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token=")
     api = HfApi(token=token)
@@ -97,7 +102,7 @@ def push_hydra_to_hub(
             return api.create_commit(
                 repo_id,
                 _operations(api, repo_id, folder),
-                commit_message=commit_message or f"Upload {type(model).__name__}",
+                commit_message=commit_message or f"Upload {type(inside).__name__}",
             )
 
 
@@ -114,13 +119,16 @@ def _operations(api: HfApi, repo_id: str, folder: Path) -> list[CommitOperationA
 
 def _stage(
     folder: Path,
-    model: PreTrainedModel,
+    model: PreTrainedModel | Baseline | DecidingClassifier,
     processor: Any,
     report: UncertaintyReport | None,
     temperature: TemperatureScaling | None,
 ) -> dict[str, str]:
     """Everything but the card; the card's plots as title -> path."""
+    model, decision = taken_apart(model)
     model.save_pretrained(folder)
+    if decision is not None:
+        decision.save(folder)
     if processor is not None:
         processor.save_pretrained(folder)
     if temperature is not None:

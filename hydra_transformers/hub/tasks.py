@@ -111,6 +111,47 @@ print(labels[mean.argmax(-1).item()], f"{{mean.max():.0%}}, epistemic {{epistemi
 """,
 )
 
+# Of baselines, which this package loads
+
+BASELINE_LIMITS = (
+    "- Uncertainty is relative to the data the model was trained and judged on. An unusual input can still get a confident "
+    "answer.\n"
+    "- Confidence is calibrated only as far as the evaluation shows. For new data, fit a temperature on a validation set.\n"
+    "- It always answers with one of its classes, also where none of them fits."
+)
+
+BASELINE_ANSWER = """
+with torch.no_grad():
+    outputs = model(**inputs)
+found = decompose(outputs.member_logits)
+print(model.config.id2label[found.prediction.item()], f"total {found.total.item():.3f}, epistemic {found.epistemic.item():.3f}")
+"""
+
+BASELINE_IMPORTS = """
+from hydra_transformers.baselines import Baseline
+from hydra_transformers.uncertainty import decompose
+
+model = Baseline.from_pretrained("REPO")"""
+
+# By the Hub's name of the task. A baseline of another kind brings its own.
+BASELINE_SNIPPETS = {
+    IMAGES.pipeline_tag: f"""
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor
+{BASELINE_IMPORTS}
+processor = AutoImageProcessor.from_pretrained("REPO")
+inputs = processor(images=Image.open("photo.jpg").convert("RGB"), return_tensors="pt"){BASELINE_ANSWER}""",
+    TEXTS.pipeline_tag: f"""
+import torch
+from transformers import AutoTokenizer
+{BASELINE_IMPORTS}
+tokenizer = AutoTokenizer.from_pretrained("REPO")
+inputs = tokenizer("A film that is worth your evening.", return_tensors="pt"){BASELINE_ANSWER}""",
+    ZERO_SHOT.pipeline_tag: f"""{BASELINE_IMPORTS}
+""",
+}
+
 # By the Auto class that loads a model for it.
 TASKS = {
     "AutoModelForImageClassification": IMAGES,

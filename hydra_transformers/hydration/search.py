@@ -12,7 +12,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..baselines import DeepEnsemble
+from ..baselines import DeepEnsemble, soup
+from ..baselines.soup import StrangersError
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
 from ..pruning import Circuit, draw_members, extract_circuit
@@ -25,7 +26,6 @@ from ..uncertainty import (
     evaluate_uncertainty,
     fusion_report,
 )
-from ..uncertainty.blending import souped
 from .candidates import DEEP_ENSEMBLE, HYDRA, ONE_MODEL, SOUP, Candidate, Design, better, near_front
 from .costs import Costs, machine_of
 from .held_out import HeldOut, rows_of
@@ -82,11 +82,17 @@ class Search:
             self.judge_pruned_copies()
         else:
             self.judge(Design(DEEP_ENSEMBLE, self.num_members))
-            self.judge(Design(SOUP, self.num_members))
+            self.judge_soup()
             whole = [self.judge(design) for design in self.whole_designs()]
             self.judge_pruned_fine_tunings(whole)
         if self.tuning is not None:
             self.judge_tuned()
+
+    def judge_soup(self) -> None:
+        try:
+            self.judge(Design(SOUP, self.num_members))
+        except StrangersError as error:
+            self.notes.append(f"There is no soup: {error}.")
 
     @property
     def is_one(self) -> bool:
@@ -341,7 +347,7 @@ class Search:
         if design.kind == DEEP_ENSEMBLE:
             return DeepEnsemble(self.models)
         if design.kind == SOUP:
-            return souped(self.models)
+            return soup(self.models)
         trunk = None if self.is_one or set(design.shared) != set(SHARED_PARTS) else design.trunk_layers
         return AutoHydra.from_pruned_members(self.members_of(design), design.shared, trunk)
 

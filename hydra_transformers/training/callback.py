@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from ..fusion import tower_configs
-from .parameter_groups import PARTS, ids_of_classifier, layer_dropouts, places, without_effect
+from .parameter_groups import PARTS, ids_of_classifier, is_baseline, layer_dropouts, places, without_effect
 
 
 logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosity counts
@@ -81,6 +81,8 @@ class PostPruningCallback(TrainerCallback):
         if hasattr(model, "peft_config"):
             return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
         idle, where = without_effect(model), places(model)
+        if is_baseline(model):  # what it freezes stays so
+            idle |= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
         deepest = self.last_n_layers or math.inf
         first = self.trunk_layers or -math.inf
         return {
@@ -171,7 +173,7 @@ def describe_trained(model: nn.Module) -> str:
 @torch.no_grad()
 def _set_to_zero(model: nn.Module) -> None:
     # PEFT trains a copy of the classifier, and leaves the backbone's as it is.
-    pattern = r"(^|\.)classifier\.modules_to_save\." if hasattr(model, "peft_config") else r"^classifier\."
+    pattern = r"(^|\.)classifier\.modules_to_save\." if hasattr(model, "peft_config") else r"^(model\.)?classifier\."
     parameters = [parameter for name, parameter in model.named_parameters() if re.search(pattern, name)]
     if not parameters:
         raise ValueError(f"{type(model).__name__} has no classifier to reset: leave reset_classifier out")

@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers.utils import SAFE_WEIGHTS_NAME
 
 from ..files import write_atomically
 from ..fingerprints import fingerprint_of_data, fingerprint_of_weights
@@ -26,6 +28,7 @@ from ..raw_data import PreparedRows
 from .callback import describe_trained
 from .divergence import DivergedError, FiniteTrainer, check_nothing_is_missing
 from .lora import adapter_settings, is_peft_model
+from .parameter_groups import is_baseline
 from .recipes import Recipe, check_learning_rate
 from .recipes import recipe as recipe_by_name
 
@@ -78,8 +81,8 @@ def finetune_members(
     """Fine-tunes each member by itself (paper, 4.3) and returns the fine-tuned members; those passed in stay as they are.
 
     Args:
-        members: the pruned members, of one backbone or of several; plain models of Transformers; or a `PeftModel` each, of
-            which the adapter trains and is saved.
+        members: the pruned members, of one backbone or of several; plain models of Transformers; a `PeftModel` each, of
+            which the adapter trains and is saved; or baselines around a model, such as a `BatchEnsemble`.
         recipe: a `Recipe`, or the name of one.
         train_dataset, eval_dataset: what `Trainer` takes; `eval_dataset` is the validation set.
         output_dir: gets one folder per member, `member-0`, `member-1`, ..., from which the member can be loaded with
@@ -159,7 +162,7 @@ def _check_inputs(
     for index, member in enumerate(members):
         if is_peft_model(member):
             _check_adapters(index, member)
-        elif not isinstance(member, PreTrainedModel):
+        elif not isinstance(member, PreTrainedModel) and not is_baseline(member):
             raise TypeError(f"members[{index}] is a {type(member).__name__}: pass Transformers or Hydra models")
     if eval_dataset is None:
         raise ValueError("eval_dataset is None: pass a validation set, by which members are chosen and reported")
@@ -317,11 +320,21 @@ def _load(member: PreTrainedModel, folder: Path) -> PreTrainedModel:
         )
         set_peft_model_state_dict(loaded, weights)
         return loaded.eval()
+    if is_baseline(member):
+        return _load_baseline(member, folder)
     loaded, found = type(member).from_pretrained(
         folder, dtype=member.dtype, attn_implementation=member.config._attn_implementation, output_loading_info=True
     )
     check_nothing_is_missing(folder, set(found["missing_keys"]))
     return loaded.to(member.device).eval()
+
+
+def _load_baseline(member: nn.Module, folder: Path) -> nn.Module:
+    if member.is_saved_in(folder):
+        return type(member).from_pretrained(folder).to(member.device)
+    loaded = copy.deepcopy(member)  # Trainer writes nothing but the weights of what is no model of Transformers
+    loaded.load_state_dict(load_file(folder / SAFE_WEIGHTS_NAME))
+    return loaded.eval()
 
 
 # Run folders
@@ -376,6 +389,8 @@ def _identity(
     }
     if is_peft_model(member):
         about_member["adapter"] = adapter_settings(member)  # its scale is in no weight
+    elif is_baseline(member):
+        about_member["arguments"] = member.arguments
     of_recipe = asdict(recipe)
     if not recipe.trunk_layers:
         of_recipe.pop("trunk_layers")  # as it was before recipes had it

@@ -51,8 +51,10 @@ def places(model: nn.Module) -> dict[str, Place]:
 
 
 def our_names(model: nn.Module) -> dict[str, str]:
-    """What each parameter of a Hydra or of a supported backbone is called in a Hydra."""
+    """What each parameter of a Hydra or of a supported backbone, or of a baseline around one, is called in a Hydra."""
     names = [name for name, _ in model.named_parameters()]
+    if is_baseline(model):
+        return _names_around_model(model)
     if hasattr(type(model), "backbone_rules"):
         return {name: name for name in names}
     hydra_class = next((hydra for backbone, hydra in HYDRA_CLASSES.items() if isinstance(model, backbone)), None)
@@ -65,6 +67,22 @@ def our_names(model: nn.Module) -> dict[str, str]:
             f"{', '.join(AutoHydra.supported())}"
         )
     return {name: found[name] for name in names}
+
+
+def is_baseline(model: nn.Module) -> bool:
+    """Whether it is a `baselines.Baseline`, which knows this module: a model inside, and weights of its own around it."""
+    return hasattr(type(model), "plain_model")
+
+
+def _names_around_model(baseline: nn.Module) -> dict[str, str]:
+    """A parameter of the baseline's own goes by the module that it belongs to."""
+    known = our_names(baseline.plain_model())
+    by_module = {name.rpartition(".")[0]: ours for name, ours in known.items()}
+    names = {}
+    for name, _ in baseline.named_parameters():
+        inside = name.removeprefix("model.")
+        names[name] = known.get(inside) or by_module.get(inside.rpartition(".")[0]) or inside
+    return names
 
 
 def _place(ours: str, depths: dict[str, int]) -> Place:

@@ -63,16 +63,6 @@ def _move(weights: Iterable[list[Tensor]], t: float) -> None:
             tensor.copy_(torch.lerp(widened(tensor), mean, t))
 
 
-def souped(members: Sequence[PreTrainedModel]) -> PreTrainedModel:
-    """One model whose weights are all the mean of the members', which keep the same heads."""
-    hydra = blended(members, PARTS)
-    if not has_equal_heads(hydra):
-        raise ValueError(
-            "members keep different heads, so their attention has no mean: pass members with the same heads"
-        )
-    return hydra.member(0)
-
-
 def has_equal_heads(hydra: PreTrainedModel) -> bool:
     """Whether all members keep the same heads, so that their attention has a mean."""
     return all(heads == layer[0] for layer in hydra.config.kept_heads for heads in layer)

@@ -12,12 +12,12 @@ from transformers import AutoModelForImageClassification, AutoModelForSequenceCl
 
 import hydra_transformers
 from hydra_transformers import AutoHydra, hydrate
+from hydra_transformers.baselines import soup
 from hydra_transformers.hydration import one_call, search
 from hydra_transformers.hydration.costs import Costs, peak_bytes
 from hydra_transformers.hydration.search import Search
 from hydra_transformers.training import finetune
 from hydra_transformers.uncertainty import UncertaintyReport
-from hydra_transformers.uncertainty.blending import souped
 from tests.families import clip_backbone
 from tests.hydration.tiny import FAST, TRAINING, everything, fine_tunings, id_rows, near_and_far, ood_rows
 from tests.pages import run_python_blocks
@@ -358,7 +358,7 @@ def test_memory_is_weights_and_what_lives_in_a_forward():
     small, large = (peak_bytes(model, {"pixel_values": torch.zeros(rows, 3, 8, 8)}) for rows in (1, 9))
     weights = sum(parameter.nbytes for parameter in model.parameters())
     assert weights < small and large - weights == pytest.approx(9 * (small - weights), rel=0.2)
-    assert Costs(model, 4, 0.0).of(souped(fine_tunings("vit", 2)))["memory"] == pytest.approx(1, rel=0.3)
+    assert Costs(model, 4, 0.0).of(soup(fine_tunings("vit", 2)))["memory"] == pytest.approx(1, rel=0.3)
 
 
 # Wrong inputs

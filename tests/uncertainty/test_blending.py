@@ -11,7 +11,6 @@ from hydra_transformers.uncertainty.blending import (
     difference_cosines,
     has_equal_heads,
     moved,
-    souped,
     weight_cosines,
     weights_of,
 )
@@ -51,35 +50,6 @@ def test_every_parameter_belongs_to_one_part(family):
     assert sum(tensor.numel() for part in PARTS for each in weights[part].values() for tensor in each) == sum(
         parameter.numel() for parameter in hydra.parameters()
     )
-
-
-@classifiers
-def test_a_soup_is_the_model_of_the_mean_weights(family):
-    members = [family.backbone(seed) for seed in range(3)]
-    mean = AutoHydra.from_backbone(members[0])
-    states = [AutoHydra.from_backbone(member).state_dict() for member in members]
-    mean.load_state_dict({name: sum(state[name] for state in states) / 3 for name in states[0]})
-    before = [copy.deepcopy(member.state_dict()) for member in members]
-    soup = souped(members)
-    torch.testing.assert_close(soup.state_dict(), mean.state_dict())
-    torch.testing.assert_close(member_logits(soup, family), member_logits(mean, family))
-    for member, state in zip(members, before, strict=True):
-        torch.testing.assert_close(member.state_dict(), state, rtol=0, atol=0)
-
-
-def test_members_with_different_heads_have_no_soup():
-    members = [VIT.hydra.from_backbone(VIT.backbone(seed), {0: [seed]}) for seed in range(2)]
-    with pytest.raises(ValueError, match="members keep different heads, so their attention has no mean"):
-        souped(members)
-
-
-def test_a_soup_of_plain_models_is_the_plain_mean():
-    members = [VIT.backbone(seed) for seed in range(3)]
-    mean = VIT.backbone(0)
-    with torch.no_grad():
-        for name, parameter in mean.named_parameters():
-            parameter.copy_(sum(member.get_parameter(name) for member in members) / 3)
-    torch.testing.assert_close(member_logits(souped(members), VIT)[:, 0], VIT.logits(mean, **VIT.inputs()))
 
 
 def test_on_the_way_each_member_keeps_a_share_of_its_own():

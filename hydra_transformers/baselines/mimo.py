@@ -1,0 +1,319 @@
+"""MIMO (Havasi et al., 2021): one network that reads several inputs at once and answers each of them."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..models.ensembling import HydraClassifierOutput
+from ..prediction import batches, collate, evaluation_mode, split_labels
+from .baseline import Baseline, check_is_classifier
+from .linear_layers import changed, head_name, mean_of_heads, replace
+
+
+# What a text has per token, and how the texts in several places become one: any of them is read, the last type counts.
+TOKEN_ENTRIES = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class MIMO(Baseline):
+    """A classifier that reads `num_members` inputs in as many places, and has a head for each.
+
+    In training the places hold different examples, which `MIMOCollator` draws; in use they all hold the same one, and the
+    heads' answers are those of an ensemble for the price of about one forward.
+
+    model: a classifier of Transformers that reads images through a convolution into patches (ViT and its like) or texts
+        through token embeddings (BERT and its like); it stays as it is
+    num_members: M
+    spread: how far the places start apart. What they read adds up to what the model reads: place m's projection is W / M plus
+        noise whose sum over the places is zero, so that with the same example in all places it starts as the model itself.
+        1.0 is noise as large as W / M; with 0.0 all places are alike, and only chance tells them apart in training
+    seed: of that noise
+
+    For images, W is the projection of patches; for texts, each place has a matrix of its own behind the token embeddings,
+    and tokens count that are none of the padding in any place. The heads are M copies of the classifier's last linear layer.
+    The loss is the sum of the members' losses, as in the paper.
+
+    It has to be trained: a network that was trained on one input at a time cannot tell several apart. This start from
+    pre-trained weights is ours; the paper trains from the beginning.
+    """
+
+    summary = (
+        "A MIMO network (Havasi et al., 2021): it reads an input in {members} places at once, and the answer of each place is "
+        "a member."
+    )
+
+    def __init__(self, model: PreTrainedModel, num_members: int = 3, spread: float = 1.0, seed: int = 0):
+        check_is_classifier(model)
+        if num_members < 1:
+            raise ValueError(f"num_members is {num_members}: pass at least 1")
+        if not spread >= 0:
+            raise ValueError(f"spread is {spread}: pass 0 or more")
+        super().__init__(copy.deepcopy(model), num_members=num_members, spread=spread, seed=seed)
+        self._read &= {"pixel_values", *TOKEN_ENTRIES}
+        generator = torch.Generator("cpu").manual_seed(seed)
+        self.reads_images = model.main_input_name == "pixel_values"
+        if self.reads_images:
+            self.projection = _patch_projection(self.model)
+            old = self.model.get_submodule(self.projection)
+            replace(self.model, lambda _: _in_places(old, num_members, spread, generator), [old])
+            _set_channels(self.model, old.in_channels, num_members)
+        else:
+            self.projection = None
+            mixing = _mixing(self.model.get_input_embeddings(), num_members, spread, generator)
+            self.embeddings = nn.ParameterDict({"mixing": mixing})  # by its name known to be a part of the embeddings
+        self.head = head_name(self.model)
+        head = self.model.get_submodule(self.head)
+        replace(self.model, lambda _: _repeated_head(head, num_members), [head])
+
+    # Trainer takes the columns that forward names, and finds the labels by their name.
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        pixel_values: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        places: Tensor | None = None,
+        **inputs: Any,
+    ) -> HydraClassifierOutput:
+        """As every baseline; in training with `places`, (rows, members) indices into the batch, each row reads those
+        examples, and its members answer to theirs. In use, every place holds the same."""
+        inputs |= {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "pixel_values": pixel_values,
+        }
+        if places is not None and self.training:
+            inputs = {name: value if value is None else value[places] for name, value in inputs.items()}
+            if labels is not None:
+                rows = len(labels)
+                labels = labels[places]
+                if num_items_in_batch is not None:  # of the examples, each of which occurs several times
+                    num_items_in_batch = num_items_in_batch * len(places) / rows
+        return super().forward(labels=labels, num_items_in_batch=num_items_in_batch, **inputs)
+
+    def member_logits(self, **inputs: Tensor) -> Tensor:
+        """The inputs are a batch, which all places then hold, or have their places in the second dimension."""
+        tensors = {name: self._in_places(name, value) for name, value in inputs.items()}
+        if self.reads_images:
+            tensors["pixel_values"] = tensors["pixel_values"].flatten(
+                1, 2
+            )  # (rows, members * channels, height, width)
+        else:
+            embedded = self.model.get_input_embeddings()(tensors.pop("input_ids"))  # (rows, members, tokens, width)
+            tensors["inputs_embeds"] = torch.einsum("rmti,moi->rto", embedded, self.embeddings["mixing"])
+            for name in set(tensors) & {"attention_mask", "token_type_ids"}:
+                tensors[name] = tensors[name].amax(dim=1)
+        return self.model(**tensors).logits.unflatten(-1, (self.num_members, -1))
+
+    def loss(self, member_logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
+        """The sum of the members' losses; labels are one for all, (rows,), or each member's own, (rows, members)."""
+        if labels.dim() == 1:
+            return self.num_members * super().loss(member_logits, labels, **kwargs)
+        of_members = zip(member_logits.unbind(dim=1), labels.unbind(dim=1), strict=True)
+        return sum(super(MIMO, self).loss(logits.unsqueeze(1), own, **kwargs) for logits, own in of_members)
+
+    def _in_places(self, name: str, value: Tensor) -> Tensor:
+        """(rows, ...) or (rows, members, ...) -> (rows, members, ...)"""
+        dims = {"pixel_values": 4} | dict.fromkeys(TOKEN_ENTRIES, 2)
+        if name not in dims or value.dim() > dims[name]:
+            return value
+        return value.unsqueeze(1).expand(-1, self.num_members, *value.shape[1:])
+
+    # Saving
+
+    def plain_model(self) -> PreTrainedModel:
+        """The model in its own shape: its projection is the sum over the places, its classifier the mean of the heads."""
+        model = copy.deepcopy(self.model)
+        members = self.num_members
+        if self.reads_images:
+            old = model.get_submodule(self.projection)
+            replace(model, lambda _: _joined_places(old, members), [old])
+            _set_channels(model, old.in_channels, 1 / members)
+        head = model.get_submodule(self.head)
+        replace(model, lambda _: mean_of_heads(head, members), [head])
+        return model
+
+    def own_weights(self) -> dict[str, Tensor]:
+        own = tuple(f"model.{name}." for name in (self.projection, self.head) if name is not None)
+        return {name: tensor for name, tensor in self.state_dict().items() if name.startswith((*own, "embeddings."))}
+
+    # Independence
+
+    def independence(self, data: Any, batch_size: int = 32, seed: int = 0) -> "Independence":
+        """How far each head answers to its own place and to no other, measured on labelled data (Havasi et al., 3.2).
+
+        data: as `evaluate_uncertainty` takes it
+        seed: of which examples of a batch lie together
+        """
+        generator = torch.Generator("cpu").manual_seed(seed)
+        right, asked = torch.zeros(2, 3, self.num_members, dtype=torch.float64)
+        for batch in batches(data, batch_size, self.device):
+            inputs, labels = split_labels(batch)
+            if labels is None:
+                raise ValueError("data has no labels: pass rows whose right class is known")
+            for place, (is_right, counts) in enumerate(self._by_place(inputs, labels, generator)):
+                right[place] += (is_right & counts).sum(dim=0).cpu()
+                asked[place] += counts.sum(dim=0).cpu()
+        if not asked.all():
+            raise ValueError("data has no batch with examples of several classes: pass more rows, or mix them")
+        return Independence(*(right / asked).tolist())
+
+    def _by_place(
+        self, inputs: Mapping[str, Tensor], labels: Tensor, generator: torch.Generator
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """What `Independence` counts: whether the heads are right, and whether that counts, (rows, members) each."""
+        members, rows = range(self.num_members), len(labels)
+        mixed = torch.stack([torch.randperm(rows, generator=generator, device="cpu") for _ in members], dim=1)
+        mixed = mixed.to(labels.device)
+        alike = torch.arange(rows, device=labels.device).unsqueeze(1).repeat(1, self.num_members)
+        wanted = labels[mixed]
+        is_only_one = (wanted.unsqueeze(1) == wanted.unsqueeze(2)).sum(dim=2) == 1  # of its class, in its row
+        yield self._answers(inputs, mixed) == wanted, is_only_one
+        elsewhere = []
+        for member in members:
+            places = alike.clone()
+            places[:, member] = mixed[:, member]
+            elsewhere.append(self._answers(inputs, places)[:, member])
+        asked = labels.unsqueeze(1)
+        yield torch.stack(elsewhere, dim=1) == asked, wanted != asked
+        yield self._answers(inputs, alike) == asked, torch.ones_like(wanted, dtype=torch.bool)
+
+    def _answers(self, inputs: Mapping[str, Tensor], places: Tensor) -> Tensor:
+        """The heads' classes (rows, members) where these examples lie in the places, (rows, members)"""
+        with torch.inference_mode(), evaluation_mode(self):
+            read = {name: value[places] for name, value in inputs.items() if name in self._read}
+            return self.member_logits(**read).argmax(dim=-1)
+
+
+@dataclass(frozen=True)
+class Independence:
+    """Shares of right answers by member: three lists.
+
+    own: to what lies in the member's place, where all others hold examples of other classes. Near `together` for members
+        that are independent
+    others: to what lies in all other places, where the member's holds an example of another class. Not above chance for
+        members that are independent
+    together: where all places hold the same example, as in use
+    """
+
+    own: list[float]
+    others: list[float]
+    together: list[float]
+
+
+class MIMOCollator:
+    """Collates rows for the training of a `MIMO`, and draws which examples lie together: `Trainer(data_collator=...)`.
+
+    num_members: of the MIMO
+    rho: the share of the rows in which all places hold the same example
+    repetitions: how often each example occurs in a batch; the rows of a step, and what it costs, grow with it, and the
+        noise of its gradient shrinks
+    collator: makes a batch of rows; by default the one that fills up texts to one length
+
+    The paper's are 0.5 and 4; ViTs were found to need mostly rows of the same example (0.6 to 0.9). The batch itself stays
+    as it is, `places` (rows, members) comes with it: in evaluation, where a MIMO does not look at it, it changes nothing.
+    """
+
+    def __init__(
+        self,
+        num_members: int,
+        rho: float = 0.5,
+        repetitions: int = 4,
+        collator: Callable[[list[Any]], Mapping[str, Any]] = collate,
+    ):
+        if num_members < 1 or repetitions < 1:
+            raise ValueError(f"num_members is {num_members} and repetitions is {repetitions}: pass at least 1")
+        if not 0 <= rho <= 1:
+            raise ValueError(f"rho is {rho}: pass a share from 0 to 1")
+        self.num_members, self.rho, self.repetitions, self.collator = num_members, rho, repetitions, collator
+
+    def __call__(self, rows: Any) -> dict[str, Any]:
+        batch = dict(self.collator(rows))
+        tensor = next(value for value in batch.values() if isinstance(value, Tensor) and value.dim() > 0)
+        return {**batch, "places": self.places(len(tensor)).to(tensor.device)}
+
+    def places(self, examples: int) -> Tensor:
+        """(examples * repetitions, members): which example lies where. Every example is in each place `repetitions` times."""
+        total = examples * self.repetitions
+        drawn = torch.randperm(total) % examples
+        mixed = int(total * (1 - self.rho))
+        columns = [torch.cat([drawn[:mixed][torch.randperm(mixed)], drawn[mixed:]]) for _ in range(self.num_members)]
+        return torch.stack(columns, dim=1)
+
+
+# Parts of the network
+
+
+def _patch_projection(model: PreTrainedModel) -> str:
+    channels = getattr(model.config, "num_channels", 3)
+    found = [
+        name
+        for name, module in model.named_modules()
+        if type(module) is nn.Conv2d and module.in_channels == channels and module.groups == 1
+    ]
+    if len(found) != 1:
+        raise ValueError(
+            f"{type(model).__name__} has {len(found)} convolutions that read {channels} channels, and a MIMO replaces the one "
+            "that reads the image: pass a model like ViT"
+        )
+    return found[0]
+
+
+def _noise(shape: Sequence[int], num_members: int, generator: torch.Generator) -> Tensor:
+    """(members, *shape) whose sum over the members is zero."""
+    drawn = torch.randn(num_members, *shape, generator=generator, device="cpu", dtype=torch.float64)
+    return drawn - drawn.mean(dim=0)
+
+
+@torch.no_grad()
+def _in_places(conv: nn.Conv2d, members: int, spread: float, generator: torch.Generator) -> nn.Conv2d:
+    """The convolution for images of all places, their channels one after the other."""
+    weight = conv.weight.double()
+    noise = _noise(weight.shape, members, generator).to(weight.device)
+    of_places = (weight + spread * weight.std() * noise) / members  # (members, out, in, height, width)
+    return _convolution(conv, of_places.transpose(0, 1).flatten(1, 2))
+
+
+@torch.no_grad()
+def _joined_places(conv: nn.Conv2d, members: int) -> nn.Conv2d:
+    return _convolution(conv, conv.weight.double().unflatten(1, (members, -1)).sum(dim=1))
+
+
+def _convolution(like: nn.Conv2d, weight: Tensor) -> nn.Conv2d:
+    """The same convolution with another weight, and the number of channels that this has."""
+    shape = {
+        "kernel_size": like.kernel_size,
+        "stride": like.stride,
+        "padding": like.padding,
+        "dilation": like.dilation,
+    }
+    conv = nn.Conv2d(weight.shape[1], like.out_channels, **shape, bias=like.bias is not None, device="meta")
+    conv.weight, conv.bias = nn.Parameter(weight.to(like.weight.dtype)), like.bias
+    return conv
+
+
+@torch.no_grad()
+def _mixing(embeddings: nn.Embedding, members: int, spread: float, generator: torch.Generator) -> Tensor:
+    """(members, width, width): behind the embeddings, what each place is read by. Their sum is the identity."""
+    width = embeddings.weight.shape[1]
+    noise = _noise((width, width), members, generator) * width**-0.5
+    mixing = (torch.eye(width, dtype=torch.float64, device="cpu") + spread * noise) / members
+    return mixing.to(embeddings.weight)
+
+
+def _repeated_head(head: nn.Linear, members: int) -> nn.Linear:
+    return changed(head, lambda tensor: tensor.repeat(members, *[1] * (tensor.dim() - 1)))
+
+
+def _set_channels(model: PreTrainedModel, channels: int, factor: float) -> None:
+    """Modules that look whether an image has their number of channels expect those of all places."""
+    for module in model.modules():
+        if getattr(module, "num_channels", None) == channels:
+            module.num_channels = int(channels * factor)

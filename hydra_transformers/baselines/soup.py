@@ -1,0 +1,76 @@
+"""Model soups (Wortsman et al., 2022): one model whose weights are the mean of several fine-tunings'."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..fusion import check_can_be_fused
+from ..fusion.agreement import LITTLE_IN_COMMON, similarity
+from ..models.auto import HYDRA_CLASSES, check_has_no_adapters
+from ..uncertainty.inputs import widened
+
+
+class StrangersError(ValueError):
+    """Models that are no fine-tunings of one pre-trained model."""
+
+
+@torch.no_grad()
+def soup(models: Sequence[PreTrainedModel]) -> PreTrainedModel:
+    """One model of the same class whose weights are the plain mean of the models'; they stay as they are.
+
+    models: fine-tunings of one pre-trained model for the same classes, of any family; or one-member Hydras that keep the same
+        heads. Others are refused: the mean of networks that were trained apart works like none of them
+    """
+    if isinstance(models, nn.Module):
+        raise TypeError(f"models is a {type(models).__name__}: pass a list of models")
+    models = list(models)
+    if not models:
+        raise ValueError("models has no models: pass a list of fine-tunings")
+    _check_agreement(models)
+    result = copy.deepcopy(models[0])
+    states = [model.state_dict() for model in models]
+    for name, tensor in result.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.copy_(sum(widened(state[name]).to(tensor.device) for state in states) / len(states))
+    return result.eval()
+
+
+def _check_agreement(models: Sequence[PreTrainedModel]) -> None:
+    """Refuses models that differ in more than their weights, or have no common origin."""
+    first = models[0]
+    for place, model in enumerate(models):
+        check_has_no_adapters(model, f"models[{place}]")
+        if not isinstance(model, PreTrainedModel) or type(model) is not type(first):
+            raise TypeError(
+                f"models[{place}] is a {type(model).__name__}, models[0] a {type(first).__name__}: pass fine-tunings of one "
+                "pre-trained model of Transformers"
+            )
+        if getattr(model.config, "kept_heads", None) != getattr(first.config, "kept_heads", None):
+            raise ValueError(
+                "models keep different heads, so their attention has no mean: pass members with the same heads"
+            )
+        if model.config.id2label != first.config.id2label:
+            raise ValueError(
+                f"models[{place}] has other classes than models[0]: pass models fine-tuned on the same labels"
+            )
+    if isinstance(first, (*HYDRA_CLASSES, *HYDRA_CLASSES.values())):
+        check_can_be_fused(models, "models")
+    shapes = {name: tensor.shape for name, tensor in first.state_dict().items()}
+    encoder = dict(first.base_model.named_parameters())
+    matrices = [name for name, parameter in encoder.items() if parameter.dim() > 1]
+    for place, model in enumerate(models[1:], start=1):
+        own = {name: tensor.shape for name, tensor in model.state_dict().items()}
+        differing = sorted(name for name in shapes.keys() | own.keys() if shapes.get(name) != own.get(name))
+        if differing:
+            raise ValueError(
+                f"models[{place}] has another {differing[0]} than models[0]: pass models of one architecture"
+            )
+        found = similarity(encoder, dict(model.base_model.named_parameters()), matrices)
+        if found is not None and found < LITTLE_IN_COMMON:
+            raise StrangersError(
+                f"models[{place}] has little in common with models[0] (cosine similarity {found:.2f} of their encoders), and "
+                "the mean of networks trained apart is neither of them: pass fine-tunings of one pre-trained model"
+            )

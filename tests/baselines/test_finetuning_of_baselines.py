@@ -1,0 +1,52 @@
+"""Baselines go through `finetune_members` like any member: by a recipe, and on from where they were."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from hydra_transformers.baselines import MIMO, BatchEnsemble, MIMOCollator
+from hydra_transformers.training import finetune_members, recipe
+from hydra_transformers.training.parameter_groups import places
+from tests.training.tiny import QUIET, tiny_dataset, tiny_model
+
+
+SHORT = dataclasses.replace(recipe("finetune-images"), epochs=None, max_steps=3, warmup_steps=1, learning_rate=0.01)
+ARGUMENTS = {"per_device_train_batch_size": 4, **QUIET}
+
+
+@pytest.mark.parametrize("name", ["vit", "bert"])
+def test_what_a_baseline_adds_belongs_to_the_part_that_it_changes(name):
+    model = tiny_model(name, "backbone")
+    found = places(BatchEnsemble(model, num_members=2))
+    assert found["model.classifier.input_factors"].part == "classifier"
+    layer = {"vit": "model.vit.layers.1.attention.q_proj", "bert": "model.bert.encoder.layer.1.attention.self.query"}[
+        name
+    ]
+    assert (
+        found[f"{layer}.biases"] == found[f"{layer}.weight"] == places(model)[f"{layer.removeprefix('model.')}.weight"]
+    )
+    mimo = MIMO(model, num_members=2)
+    reading = "embeddings.mixing" if name == "bert" else f"model.{mimo.projection}.weight"
+    assert places(mimo)[reading].part == "embeddings"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["batch-ensemble", "mimo"])
+def test_fine_tuned_by_a_recipe_it_is_what_was_saved(kind, tmp_path):
+    rows, model = tiny_dataset("vit"), tiny_model("vit", "backbone")
+    if kind == "mimo":
+        baseline, options = MIMO(model, num_members=2), {"data_collator": MIMOCollator(2, repetitions=2)}
+    else:
+        baseline, options = BatchEnsemble(model, num_members=2), {}
+    [tuned] = finetune_members([baseline], SHORT, rows, rows, tmp_path, **options, **ARGUMENTS)
+    assert type(tuned) is type(baseline) and not tuned.training
+    still = [name for name, tensor in tuned.state_dict().items() if torch.equal(tensor, baseline.state_dict()[name])]
+    assert [name for name in still if not name.endswith(".bias")] == []
+    loaded = type(baseline).from_pretrained(tmp_path / "member-0")
+    torch.testing.assert_close(loaded.state_dict(), tuned.state_dict(), rtol=0, atol=0)
+    [again] = finetune_members([baseline], SHORT, rows, rows, tmp_path, **options, **ARGUMENTS)
+    torch.testing.assert_close(again.state_dict(), tuned.state_dict(), rtol=0, atol=0)
+    other = type(baseline)(model, num_members=2, seed=1)
+    with pytest.raises(ValueError, match="member-0 holds another fine-tuning"):
+        finetune_members([other], SHORT, rows, rows, tmp_path, **options, **ARGUMENTS)
