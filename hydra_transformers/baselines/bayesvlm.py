@@ -23,6 +23,22 @@ from .kronecker import (
 )
 
 
+# How a card shows a baseline of CLIP.
+ZERO_SHOT_USAGE = """
+import torch
+from PIL import Image
+from transformers import AutoProcessor
+
+from hydra_transformers.baselines import {name}
+
+model, processor = {name}.from_pretrained("REPO"), AutoProcessor.from_pretrained("REPO")
+labels = ["cat", "dog", "boat"]
+prompts = processor(text=[f"A photo of a {{label}}." for label in labels], return_tensors="pt", padding=True)
+classifier = model.zero_shot(prompts)
+with torch.no_grad():
+    outputs = classifier(**processor(images=Image.open("photo.jpg").convert("RGB"), return_tensors="pt"))
+print(labels[outputs.logits.argmax(-1).item()], outputs.logits.softmax(-1).max().item())
+"""
 PRIOR_FILE = "prior_precision_analytic.json"
 
 
@@ -41,6 +57,7 @@ class BayesVLM(Baseline):
         "BayesVLM: a Laplace approximation of CLIP's image and text projections, with Kronecker factors; similarities have an "
         "analytic mean and variance. Members: {members}."
     )
+    usage = ZERO_SHOT_USAGE.format(name="BayesVLM")
 
     def __init__(self, model: CLIPModel):
         if not isinstance(model, CLIPModel):

@@ -30,6 +30,7 @@ from ..uncertainty.metrics import (
     risk_coverage_curve,
 )
 from .baseline import Baseline
+from .bayesvlm import ZERO_SHOT_USAGE
 from .kronecker import without_autocast
 from .last_layer import check_is_head, with_head, without_head
 
@@ -130,6 +131,11 @@ class ViLU(Baseline):
         where = {"device": device_of(model), "dtype": torch.promote_types(model.dtype, torch.float32)}
         self.register_buffer("sizes", torch.ones(2, **where))
         self.predictor = FailurePredictor(dim, learned_attention).to(**where)
+
+    @property
+    def usage(self) -> str | None:
+        told = 'print("wrong with probability", outputs.detector_score.item())\n'
+        return ZERO_SHOT_USAGE.format(name="ViLU") + told if self.is_zero_shot else None
 
     @property
     def is_zero_shot(self) -> bool:

@@ -4,11 +4,14 @@ import json
 
 import pytest
 import torch
+from PIL import Image
 from torch import nn
+from transformers import AutoProcessor
 
-from hydra_transformers.baselines import Baseline, BayesVLM
+from hydra_transformers.baselines import Baseline, BayesVLM, ViLU
 from hydra_transformers.baselines.bayesvlm import similarity_moments
 from hydra_transformers.cost import count_multiply_adds, count_parameters
+from hydra_transformers.hub import create_model_card
 from hydra_transformers.prediction import ZeroShotClassifier, predict
 from hydra_transformers.uncertainty import evaluate_uncertainty
 from tests.families import CLIP, VIT, images, padded_texts
@@ -153,6 +156,28 @@ def test_saved_and_loaded_it_answers_the_same(tmp_path, fitted):
     loaded = Baseline.from_pretrained(tmp_path)
     assert type(loaded) is BayesVLM
     assert torch.equal(loaded(**CLIP.inputs()).logits, fitted(**CLIP.inputs()).logits)
+
+
+@pytest.mark.parametrize("make", [BayesVLM, ViLU], ids=["bayesvlm", "vilu"])
+def test_cards_show_code_that_runs(make, tmp_path, monkeypatch):
+    card = str(create_model_card(make(CLIP.backbone().float())))
+    code = card.split("```python\n")[1].split("```")[0]
+    Image.new("RGB", (8, 8)).save(tmp_path / "photo.jpg")
+    make(CLIP.backbone().float()).save_pretrained(tmp_path / "repo")
+
+    def processor(text=None, images=None, **_):
+        tokens = padded_texts(3)
+        return tokens if images is None else {"pixel_values": torch.zeros(1, 3, 8, 8)}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(AutoProcessor, "from_pretrained", lambda name: processor)
+    names: dict = {}
+    exec(code.replace(card_name(card), str(tmp_path / "repo")), names)
+    assert names["outputs"].member_logits.shape == (1, 1, 3)
+
+
+def card_name(card: str) -> str:
+    return card.split('.from_pretrained("')[1].split('"')[0]
 
 
 def test_bad_input_gets_one_sentence():
