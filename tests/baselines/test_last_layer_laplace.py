@@ -133,3 +133,11 @@ def test_logits_that_another_module_makes_are_refused():
     model.__class__ = Doubled
     with pytest.raises(ValueError, match="the logits of Doubled are not the outputs of its classifier"):
         LastLayerLaplace(model).fit(rows(VIT))
+
+
+@pytest.mark.slow
+def test_it_compiles_as_one_graph():
+    laplace = LastLayerLaplace(VIT.backbone()).fit(rows(VIT))
+    compiled = torch.compile(laplace, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(**VIT.inputs()).logits, laplace(**VIT.inputs()).logits)
