@@ -22,6 +22,8 @@ BASELINES = {
     "batch-ensemble": "BatchEnsemble (3)",
     "mimo": "MIMO (3)",
     "heads": "Classifiers on one backbone (3)",
+    "last-layer-laplace": "Laplace on the last layer",
+    "oba-tuned": "OBA, fine-tuned",
     "deep-ensembles": "Deep Ensemble (3 fine-tunings)",
     "deep-ensembles-temperature": "Deep Ensemble, temperature",
 }

@@ -3,6 +3,7 @@
 vision/NAME.jpg           a sheet of 32 x 32 images, 100 a row, read row by row; a large set has NAME_0.jpg, NAME_1.jpg, ...
 vision/NAME_labels.npy    its class indices, where it has any; -1 for an image of another class
 vision64/...              the same, of 64 x 64 images
+vision64/class_names.json the names of the classes of each set, {"train": ["beacon, lighthouse", ...]}
 text/NAME.jsonl.gz        one {"text": ..., "label": ...} a line; the label only where it has any
 """
 

@@ -20,6 +20,7 @@ from hydra_transformers.baselines import (
     BatchEnsemble,
     DeepEnsemble,
     HeadEnsemble,
+    LastLayerLaplace,
     LoRAEnsemble,
     MCDropout,
     MIMOCollator,
@@ -32,8 +33,9 @@ from hydra_transformers.files import write_atomically
 from hydra_transformers.models.auto import AutoHydra
 from hydra_transformers.models.configuration_hydra import SHARED_PARTS
 from hydra_transformers.prediction import SavedLogits, collect_member_logits
-from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, prune_heads
+from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, oba_prune, prune_heads
 from hydra_transformers.pruning.members import sample_heads
+from hydra_transformers.pruning.oba import ranked_weights
 from hydra_transformers.training import Recipe, finetune_members
 from hydra_transformers.training.from_pretrained import with_new_classifiers
 from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty, fusion_report
@@ -65,6 +67,7 @@ from .units import (
 SCORES = ("msp", "mutual_information", "energy")
 DETECTION = ("auroc", "aupr", "fpr95")
 EVALUATION_BATCH = 500
+OBA_BATCH = 64  # a backward through a backward takes several times the memory
 PARTS_SHARED = [parts for count in (1, 2) for parts in combinations(SHARED_PARTS, count)]
 
 
@@ -182,6 +185,7 @@ class Comparison:
         recipe, batch = self.setting.member_recipe, self.setting.member_batch
         if unit.name in BEHIND_TRUNK:
             recipe = replace(recipe, trunk_layers=half_of(pruned))
+        recipe = replace(recipe, keep_zeros=True) if unit.name == "oba" else recipe
         return self.finetune(pruned, self.folder / str(unit), recipe, batch, seed + unit.noise, seed + unit.order)
 
     def lora_ensemble(self, seed: int) -> LoRAEnsemble:
@@ -279,6 +283,8 @@ class Comparison:
             return member
         if name == "single":
             return prune_heads(backbone)
+        if name == "oba":
+            return self.sparse(seed)
         circuit = self.once(self.circuit, seed, circuit_of(name))
         if name == OF_FROZEN:
             return prune_heads(self.once(self.frozen, seed), circuit.heads_to_prune())
@@ -288,6 +294,20 @@ class Comparison:
             sampled = sample_heads(circuit, setting.heads_to_prune, None, 10 * seed + SAMPLED.index(name))
             return prune_heads(backbone, sampled)
         return prune_heads(backbone, circuit.heads_to_prune(budget_of(name) or setting.heads_to_prune))
+
+    def sparse(self, seed: int) -> PreTrainedModel:
+        """The backbone without as many single weights, by OBA, as the heads have that circuits remove (paper, C.1.4)."""
+        backbone, config = self.once(self.backbone, seed), self.once(self.backbone, seed).config
+        head = 4 * config.hidden_size * (config.hidden_size // config.num_attention_heads)
+        share = self.setting.heads_to_prune * head / sum(weight.numel() for weight in ranked_weights(backbone))
+        rows = self.splits.circuit_id
+        return oba_prune(backbone, rows.batches(OBA_BATCH) if isinstance(rows, TensorRows) else rows, sparsity=share)
+
+    def last_layer_laplace(self, seed: int) -> LastLayerLaplace:
+        """Fitted on the training rows as they are, not augmented; from the Hub, where these are many, on validation rows."""
+        train, rows = self.splits.train, self.splits.validation
+        rows = train.prepared_by(rows.prepare) if isinstance(train, TensorRows) else rows
+        return LastLayerLaplace(self.once(self.backbone, seed)).fit(self.batches(rows))
 
     # Judging
 
@@ -300,6 +320,8 @@ class Comparison:
         yield "single", lambda: backbone
         yield "deep-ensembles", lambda: self.deep_ensemble(seed, 3)
         yield "mc-dropout", lambda: MCDropout(backbone, num_samples=10, p=setting.sampled_dropout, seed=0)
+        yield "last-layer-laplace", lambda: self.last_layer_laplace(seed)
+        yield "oba-zero-shot", lambda: self.sparse(seed)
 
         def pruned(name: str) -> PreTrainedModel:
             return self.once(self.pruned_member, seed, name)
@@ -325,7 +347,7 @@ class Comparison:
             return self.once(self.member, Unit("member", seed, name))
 
         yield "lora-ensembles", lambda: self.lora_ensemble(seed)
-        for name in ("single", "taylor-0", *CIRC):
+        for name in ("single", "taylor-0", "oba", *CIRC):
             yield f"{name}-tuned", lambda name=name: tuned(name)
         yield "hydra-taylor", lambda: fused(map(tuned, TAYLOR))
         yield "hydra-circ", lambda: fused(map(tuned, CIRC))

@@ -9,7 +9,7 @@ from typing import Any
 from hydra_transformers.files import write_atomically
 from hydra_transformers.pruning import Circuit
 
-from . import fine_tuning_tables, overview
+from . import fine_tuning_tables, overview, zero_shot_tables
 from .results import read_results
 from .setting import Setting
 from .settings import SETTINGS
@@ -30,6 +30,8 @@ COMPARED = {
     "mimo": "MIMO",
     "heads": "Classifiers on one backbone",
     "packed": "Packed-Ensembles",
+    "last-layer-laplace": "Laplace, last layer",
+    "oba-tuned": "OBA",
     "taylor-0-tuned": "Taylor",
     "circ-acc-tuned": "CircAcc",
     "circ-ood-tuned": "CircOOD",
@@ -40,6 +42,7 @@ COMPARED = {
 }
 ZERO_SHOT = {
     "single": "Single",
+    "oba-zero-shot": "OBA",
     "taylor-0-zero-shot": "Taylor",
     "circ-acc-zero-shot": "CircAcc",
     "circ-ood-zero-shot": "CircOOD",
@@ -211,10 +214,14 @@ def render(results: dict[str, Any], settings: Mapping[str, Setting] = SETTINGS) 
     """All tables by name, `setting/table`."""
     tables = {}
     for name, content in results.items():
-        seeds, setting = content["seeds"], settings[name]
+        seeds = content["seeds"]
         tables[f"{name}/machine"] = (
             f"{content['machine']}, {content['versions']}, {content['date']}, {len(seeds)} seeds."
         )
+        if "carried" in content:  # a comparison on CLIP
+            tables |= zero_shot_tables.render(name, content)
+            continue
+        setting = settings[name]
         if setting.above_single is not None:
             tables |= fine_tuning_tables.render(name, content, setting, setting.above_single)
             continue

@@ -157,7 +157,7 @@ def judged_units(group: str, seed: int, setting: Setting, seeds: int, backbones:
     if group == "untuned":
         yield from (Unit("circuit", seed, objective) for objective in ("avg", "ood", "acc"))
     elif group == "tuned":
-        yield from (own(name) for name in (*CIRC, *TAYLOR, "single"))
+        yield from (own(name) for name in (*CIRC, *TAYLOR, "single", "oba"))
         yield Unit("lora", seed)
     elif group == "five":
         yield from (*(own(name) for name in CIRC), *further_members(seed))

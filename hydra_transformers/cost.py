@@ -13,9 +13,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .baselines import Baseline, DeepEnsemble, LoRAEnsemble, MCDropout
+from .baselines.bayesvlm import BayesVLMClassifier
 from .fusion import FIELDS_OF_HYDRAS, tower_configs, without_weights
 from .models.auto import HYDRA_CLASSES
-from .prediction import device_of, evaluation_mode
+from .prediction import ZeroShotClassifier, device_of, evaluation_mode
 from .uncertainty.temperature import TemperatureScaledClassifier
 
 
@@ -62,7 +63,10 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def count_multiply_adds(model: nn.Module) -> int:
-    """Multiply-adds for one sample (for CLIP an image and a prompt), counted on the meta device: nothing is computed."""
+    """Multiply-adds for one sample (for CLIP an image and a prompt), counted on the meta device: nothing is computed.
+
+    Of a `ZeroShotClassifier`, whose prompts are computed once: an image, and its products with the prompts' features.
+    """
     if isinstance(model, DeepEnsemble):
         return sum(count_multiply_adds(each) for each in model.models)
     if isinstance(model, MCDropout):
@@ -71,9 +75,21 @@ def count_multiply_adds(model: nn.Module) -> int:
         return count_multiply_adds(model.model)
     if isinstance(model, LoRAEnsemble):
         return sum(_multiply_adds_with_adapter(model.model, adapter) for adapter in model.adapters)
+    if isinstance(model, ZeroShotClassifier):
+        return _multiply_adds_of_images(model)
+    if isinstance(model, BayesVLMClassifier):
+        images = example_inputs(_config_of(model).vision_config, 1, "meta")
+        return multiply_adds_of(model.without_weights(), **images)
     if isinstance(model, Baseline):
         return multiply_adds_of(model.without_weights(), **example_inputs(model.config, 1, "meta"))
     return multiply_adds_of(without_weights(type(model), model.config), **example_inputs(model.config, 1, "meta"))
+
+
+def _multiply_adds_of_images(model: ZeroShotClassifier) -> int:
+    clip = without_weights(type(model.model), model.model.config)
+    shortcut = {"first_token_only": True} if hasattr(clip, "num_members") else {}  # as the classifier itself takes it
+    images = example_inputs(clip.config.vision_config, 1, "meta")
+    return multiply_adds_of(clip.get_image_features, **images, **shortcut) + model.text_features.numel()
 
 
 def _multiply_adds_with_adapter(model: "PeftModel", adapter: str) -> int:
@@ -144,7 +160,9 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
 def _config_of(model: nn.Module) -> PreTrainedConfig:
     if isinstance(model, DeepEnsemble):
         return _config_of(model.models[0])
-    if isinstance(model, (LoRAEnsemble, MCDropout, TemperatureScaledClassifier)):
+    if isinstance(
+        model, (LoRAEnsemble, MCDropout, TemperatureScaledClassifier, ZeroShotClassifier, BayesVLMClassifier)
+    ):
         return _config_of(model.model)
     return model.config
 

@@ -1,10 +1,15 @@
 """Temperature scaling (Guo et al., 2017) in one call."""
 
+import copy
+import math
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from ..prediction import collect_member_logits
+from ..prediction import ZeroShotClassifier, collect_member_logits
 from ..uncertainty.temperature import TemperatureScaledClassifier, TemperatureScaling
 
 
@@ -24,3 +29,25 @@ def temperature_scaled(
     if labels is None:
         raise ValueError("validation_data has no labels: add a column labels (or label) with class indices")
     return TemperatureScaling.fit(member_logits, labels, per_member).wrap(model)
+
+
+def temperature_scaled_clip(
+    model: PreTrainedModel, class_prompts: Mapping[str, Tensor], validation_data: Any, batch_size: int = 32
+) -> PreTrainedModel:
+    """A copy of a CLIP with the temperature that suits one label set best, to be used with any other.
+
+    model: a `CLIPModel` or a `HydraCLIPModel`, for all members of which it finds one temperature
+    class_prompts: the tokenizer's output, one row per class of the validation data
+    validation_data: labelled images, as `evaluate_uncertainty` takes it
+    batch_size: rows per batch, where the data is a Dataset of rows
+
+    Cosines are multiplied by exp(logit_scale), so dividing by a temperature T is the same as taking log T from `logit_scale`: the
+    copy is a plain CLIP, whatever its prompts are, and is saved and published as one. The answers of a single CLIP stay the same,
+    their probabilities do not.
+    """
+    classifier = ZeroShotClassifier(model, class_prompts)
+    scaling = temperature_scaled(classifier, validation_data, batch_size).scaling
+    scaled = copy.deepcopy(model)
+    with torch.no_grad():
+        scaled.logit_scale -= math.log(scaling.temperature[0])
+    return scaled

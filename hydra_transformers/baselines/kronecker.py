@@ -1,0 +1,227 @@
+"""Laplace approximations of linear maps with Kronecker factors (Ritter et al., 2018; Daxberger et al., 2021).
+
+The weights W (outputs, inputs) of a linear map y = W a get a normal distribution around the trained ones. Its precision is
+the generalized Gauss-Newton matrix of the loss, Σ_n (a_n a_nᵀ) ⊗ Λ_n with Λ_n the second derivative of the loss in y_n, plus
+λ, the precision of the prior. Of the sum of products the product of sums is kept: A ⊗ B, with A = n^-1/2 Σ a aᵀ and
+B = n^-1/2 Σ Λ. For one row, and wherever Λ is the same for all rows, that is exact.
+
+In the bases of eigenvectors of A and B all of it is diagonal: (outputs, inputs) precisions, one for each pair.
+"""
+
+import math
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor, nn
+
+from ..models.ensembling import at_least_float32
+
+
+LOG_RANGE = (math.log(1e-12), math.log(1e12))  # where a prior precision is looked for
+
+
+class Factors:
+    """The sums Σ a aᵀ and Σ Λ of a data set, added up batch by batch in float64."""
+
+    def __init__(self, inputs: int, outputs: int, device: torch.device | str):
+        self.rows = 0
+        self.of_inputs = torch.zeros(inputs, inputs, dtype=torch.float64, device=device)
+        self.of_outputs = torch.zeros(outputs, outputs, dtype=torch.float64, device=device)
+
+    def add(self, inputs: Tensor, second_derivatives: Tensor) -> None:
+        """inputs: (rows, inputs); second_derivatives: (outputs, outputs), the sum over these rows"""
+        inputs = inputs.double()
+        self.rows += len(inputs)
+        self.of_inputs += inputs.t() @ inputs
+        self.of_outputs += second_derivatives.double()
+
+    def scaled(self) -> tuple[Tensor, Tensor]:
+        """A and B."""
+        return self.of_inputs / math.sqrt(self.rows), self.of_outputs / math.sqrt(self.rows)
+
+
+def second_derivatives_of_softmax(logits: Tensor) -> Tensor:
+    """Σ diag(p) − p pᵀ over rows of logits (rows, classes): of the cross-entropy in its logits, whatever the labels are."""
+    probabilities = logits.double().softmax(dim=-1)
+    return probabilities.sum(dim=0).diag() - probabilities.t() @ probabilities
+
+
+def second_derivatives_of_similarity(embeddings: Tensor, targets: Tensor, scale: Tensor | float) -> Tensor:
+    """Σ_n t² J_n Yᵀ (diag p_n − p_n p_nᵀ) Y J_n over rows of embeddings g (rows, dim): of the cross-entropy of softmax(t ĝ Yᵀ)
+    in g, in its generalized Gauss-Newton form, with ĝ = g / ‖g‖ and J = (I − ĝ ĝᵀ) / ‖g‖.
+
+    targets: Y, unit vectors (targets, dim); scale: t. The matrices are multiplied out, so that no row needs one of its own.
+    """
+    embeddings, targets = embeddings.double(), targets.double()
+    lengths = embeddings.norm(dim=-1, keepdim=True)
+    units = embeddings / lengths
+    cosines = units @ targets.t()  # (rows, targets)
+    probabilities = (scale * cosines).softmax(dim=-1)
+    weights = lengths.squeeze(1) ** -2
+    means = probabilities @ targets  # Yᵀ p: (rows, dim)
+    # M = Yᵀ (diag p − p pᵀ) Y, times ĝ
+    along = (probabilities * cosines) @ targets - means * (probabilities * cosines).sum(dim=-1, keepdim=True)
+    middle = (targets.t() * (weights @ probabilities)) @ targets - (means.t() * weights) @ means
+    crossed = (units.t() * weights) @ along
+    twice = (units.t() * (weights * (units * along).sum(dim=-1))) @ units
+    return scale**2 * (middle - crossed - crossed.t() + twice)
+
+
+class KroneckerPosterior(nn.Module):
+    """The normal distribution of a linear map's weights around the trained ones.
+
+    inputs, outputs: the sizes of the map; a bias is a weight of one more input that is always 1
+    form: "sum" for the precision τ A ⊗ B + λ; "factors" for (√τ A + √λ) ⊗ (√τ B + √λ), as BayesVLM has it
+
+    Until it is set, the prior precision is infinite: the weights are sure.
+    """
+
+    def __init__(self, inputs: int, outputs: int, form: str = "sum"):
+        super().__init__()
+        self.form = form
+        self.register_buffer("input_basis", torch.eye(inputs))
+        self.register_buffer("input_eigenvalues", torch.zeros(inputs))
+        self.register_buffer("output_basis", torch.eye(outputs))
+        self.register_buffer("output_eigenvalues", torch.zeros(outputs))
+        self.register_buffer("prior_precision", torch.tensor(math.inf))
+        self.register_buffer("pseudo_count", torch.tensor(1.0))
+
+    def set(
+        self,
+        input_factor: Tensor,
+        output_factor: Tensor,
+        weight: Tensor,
+        prior_precision: float | None = None,
+        pseudo_count: float = 1.0,
+    ) -> None:
+        """Takes the factors A (inputs, inputs) and B (outputs, outputs), in place of those before.
+
+        weight: the trained weights (outputs, inputs)
+        prior_precision: λ; None for that with the highest evidence
+        pseudo_count: τ, how many times the data count
+        """
+        for name, value in (("prior_precision", prior_precision), ("pseudo_count", pseudo_count)):
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value}: pass a positive number")
+        of_inputs, of_outputs = (_eigen(factor) for factor in (input_factor, output_factor))
+        if prior_precision is None:
+            length = float(weight.double().square().sum())
+            eigenvalues = (of_inputs[0], of_outputs[0])
+            prior_precision = best_prior_precision(*eigenvalues, length, self.form, pseudo_count)
+        values = {
+            "input_eigenvalues": of_inputs[0],
+            "input_basis": of_inputs[1],
+            "output_eigenvalues": of_outputs[0],
+            "output_basis": of_outputs[1],
+            "prior_precision": torch.tensor(prior_precision),
+            "pseudo_count": torch.tensor(pseudo_count),
+        }
+        for name, value in values.items():
+            getattr(self, name).copy_(value)
+
+    def precisions(self) -> Tensor:
+        """(outputs, inputs), in the bases of eigenvectors."""
+        eigenvalues = (at_least_float32(each) for each in (self.input_eigenvalues, self.output_eigenvalues))
+        prior, count = (at_least_float32(each) for each in (self.prior_precision, self.pseudo_count))
+        return precisions_of(*eigenvalues, prior, self.form, count)
+
+    def output_variance(self, inputs: Tensor) -> Tensor:
+        """The variance of each output for these inputs: (rows, inputs) -> (rows, outputs)"""
+        return self._by_basis(inputs) @ at_least_float32(self.output_basis).square().t()
+
+    def output_covariance(self, inputs: Tensor) -> Tensor:
+        """(rows, inputs) -> (rows, outputs, outputs)"""
+        basis = at_least_float32(self.output_basis)
+        return (basis * self._by_basis(inputs).unsqueeze(1)) @ basis.t()
+
+    def _by_basis(self, inputs: Tensor) -> Tensor:
+        """The variance along each eigenvector of B: (rows, outputs)"""
+        along = at_least_float32(inputs) @ at_least_float32(self.input_basis)
+        return along.square() @ (1 / self.precisions()).t()
+
+    def sample(self, count: int, seed: int) -> Tensor:
+        """Differences from the trained weights, (count, outputs, inputs), the same for the same seed on every device."""
+        shape = (count, len(self.output_eigenvalues), len(self.input_eigenvalues))
+        drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
+        deviations = drawn.to(self.input_basis) / self.precisions().sqrt()
+        return at_least_float32(self.output_basis) @ deviations @ at_least_float32(self.input_basis).t()
+
+
+def _eigen(factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, none below zero, and eigenvectors."""
+    if not factor.isfinite().all():
+        raise ValueError("a Kronecker factor is not finite: check the model's weights and the data")
+    values, vectors = torch.linalg.eigh(factor.double().cpu())
+    return values.clamp(min=0), vectors
+
+
+def precisions_of(
+    of_inputs: Tensor,
+    of_outputs: Tensor,
+    prior_precision: Tensor | float,
+    form: str,
+    pseudo_count: Tensor | float = 1.0,
+) -> Tensor:
+    """The eigenvalues of the precision, (outputs, inputs), from those of A (inputs,) and B (outputs,)."""
+    if form == "sum":
+        return pseudo_count * torch.outer(of_outputs, of_inputs) + prior_precision
+    data, prior = pseudo_count**0.5, prior_precision**0.5
+    return torch.outer(data * of_outputs + prior, data * of_inputs + prior)
+
+
+def log_evidence(
+    of_inputs: Tensor,
+    of_outputs: Tensor,
+    squared_length: float,
+    prior_precision: float,
+    form: str,
+    pseudo_count: float = 1.0,
+) -> float:
+    """The part of log p(data) under the Laplace approximation that depends on the prior: ½ (P log λ − λ ‖W‖² − log det).
+
+    squared_length: ‖W‖² of the trained weights. With form "sum", log det is over all pairs of eigenvalues; with "factors" it is
+    that of A' ⊗ B', p · log det B' + q · log det A' for A' of p and B' of q rows.
+    """
+    precisions = precisions_of(of_inputs, of_outputs, prior_precision, form, pseudo_count)
+    count = precisions.numel()
+    log_determinant = float(precisions.log().sum())
+    return 0.5 * (count * math.log(prior_precision) - prior_precision * squared_length - log_determinant)
+
+
+def best_prior_precision(
+    of_inputs: Tensor, of_outputs: Tensor, squared_length: float, form: str, pseudo_count: float = 1.0
+) -> float:
+    """The λ with the highest evidence. Its slope in log λ falls from end to end, so it is found by halving."""
+    if squared_length == 0:
+        raise ValueError(
+            "all weights of the linear map are zero, so no prior precision fits them best: train the model first"
+        )
+
+    def slope(prior_precision: float) -> float:
+        """Twice d evidence / d log λ: the directions that the data determine, less λ ‖W‖²."""
+        if form == "sum":
+            data = pseudo_count * torch.outer(of_outputs, of_inputs)
+            determined = float((data / (data + prior_precision)).sum())
+        else:
+            data, prior = math.sqrt(pseudo_count), math.sqrt(prior_precision)
+            free = [float((prior / (data * values + prior)).sum()) for values in (of_inputs, of_outputs)]
+            rows, columns = len(of_outputs), len(of_inputs)
+            determined = rows * columns - 0.5 * (rows * free[0] + columns * free[1])
+        return determined - prior_precision * squared_length
+
+    low, high = LOG_RANGE
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if slope(math.exp(middle)) > 0 else (low, middle)
+    return math.exp((low + high) / 2)
+
+
+def probit_logits(means: Tensor, variances: Tensor) -> Tensor:
+    """Logits whose softmax is about the mean softmax of normal logits: mean / √(1 + π/8 · variance) (MacKay, 1992)."""
+    return means / (1 + math.pi / 8 * variances).sqrt()
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager:
+    """For small products whose digits matter: not in the half precision of an autocast."""
+    is_there = torch.amp.is_autocast_available(device.type)  # not on the meta device
+    return torch.autocast(device.type, enabled=False) if is_there else nullcontext()

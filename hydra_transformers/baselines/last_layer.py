@@ -1,0 +1,50 @@
+"""A classifier of Transformers, taken apart into what computes features and the linear layer that makes logits of them."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..threads import twin_of
+
+
+def without_head(model: PreTrainedModel) -> tuple[PreTrainedModel, nn.Linear, str]:
+    """A copy of a classifier that answers with the features which its last linear layer reads, in place of logits; that layer;
+    and its name."""
+    name = name_of_head(model)
+    headless = copy.deepcopy(model)
+    head = headless.get_submodule(name)
+    headless.set_submodule(name, nn.Identity())
+    return headless, head, name
+
+
+def with_head(headless: PreTrainedModel, head: nn.Linear, name: str) -> PreTrainedModel:
+    """The classifier again, with the same weights."""
+    whole = twin_of(headless)
+    whole.set_submodule(name, head)
+    return whole
+
+
+def name_of_head(model: PreTrainedModel) -> str:
+    """The last linear layer with an output for each class."""
+    classes = model.config.num_labels
+    names = [
+        name for name, module in model.named_modules() if type(module) is nn.Linear and module.out_features == classes
+    ]
+    if not names:
+        raise TypeError(
+            f"{type(model).__name__} has no nn.Linear with {classes} outputs, one for each class: pass a classifier of "
+            "Transformers (a Hydra's classifier is of another kind; pass its backbone)"
+        )
+    return names[-1]
+
+
+def check_is_head(headless: PreTrainedModel, head: nn.Linear, name: str, inputs: dict[str, Tensor]) -> None:
+    """Refuses a classifier whose logits are not what the head makes of the features."""
+    whole = with_head(headless, head, name).eval()
+    if not torch.allclose(whole(**inputs).logits, head(headless(**inputs).logits), rtol=1e-3, atol=1e-5):
+        raise ValueError(
+            f"the logits of {type(whole).__name__} are not the outputs of its {name}: pass a classifier that ends in one linear "
+            "layer"
+        )

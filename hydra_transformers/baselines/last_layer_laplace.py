@@ -1,0 +1,105 @@
+"""A Laplace approximation of a classifier's last layer (Daxberger et al., 2021; Kristiadi et al., 2020)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..models.ensembling import at_least_float32
+from ..prediction import accepted_inputs, batches, check_chooses_one_class, evaluation_mode, split_labels
+from .baseline import Baseline
+from .kronecker import Factors, KroneckerPosterior, probit_logits, second_derivatives_of_softmax, without_autocast
+from .last_layer import check_is_head, with_head, without_head
+
+
+class LastLayerLaplace(Baseline):
+    """A classifier whose last linear layer is uncertain: a normal distribution around its trained weights.
+
+    Args:
+        model: a classifier of Transformers, of any family, whose logits are the outputs of an `nn.Linear`; it stays as it is.
+        num_samples: 0 for analytic answers: one member, its logits damped where they are uncertain (the probit
+            approximation). Otherwise as many members, each with a last layer drawn from the distribution, once, in `fit`.
+
+    `fit` finds the distribution. Until then it answers as the model does. An answer takes one forward of the model, and the
+    last layer a few times more.
+    """
+
+    summary = (
+        "A Laplace approximation of a classifier's last layer: its weights have a normal distribution around the trained "
+        "ones, with Kronecker factors and a prior precision of the highest evidence. Members: {members}."
+    )
+
+    def __init__(self, model: PreTrainedModel, num_samples: int = 0):
+        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 0:
+            raise ValueError(f"num_samples is {num_samples!r}: pass a whole number; 0 for analytic answers")
+        super().__init__(model, num_samples=num_samples)
+        check_chooses_one_class(model, "model")
+        self.model, self.head, self._head_name = without_head(model)
+        where = {
+            "device": self.head.weight.device,
+            "dtype": torch.promote_types(self.head.weight.dtype, torch.float32),
+        }
+        inputs, outputs = self.head.in_features + (self.head.bias is not None), self.head.out_features
+        self.posterior = KroneckerPosterior(inputs, outputs).to(**where)
+        if num_samples:
+            self.register_buffer("samples", torch.zeros(num_samples, outputs, inputs, **where))
+
+    @property
+    def num_members(self) -> int:
+        return self.arguments["num_samples"] or 1
+
+    def plain_model(self) -> PreTrainedModel:
+        return with_head(self.model, self.head, self._head_name)
+
+    def own_weights(self) -> dict[str, Tensor]:
+        own = super().own_weights()
+        return {name: tensor for name, tensor in own.items() if not name.startswith("head.")}
+
+    @torch.no_grad()
+    def fit(
+        self, data: Any, batch_size: int = 32, prior_precision: float | None = None, seed: int = 0
+    ) -> "LastLayerLaplace":
+        """Finds the distribution for the data that the model was trained on, in one pass; returns itself.
+
+        Args:
+            data: as `evaluate_uncertainty` takes it; labels are not read, the curvature of the cross-entropy has none in it.
+            batch_size: rows per batch, where the data is a Dataset of rows.
+            prior_precision: λ; None for that with the highest evidence, see `posterior.prior_precision`.
+            seed: of the members that are drawn, where there are any.
+        """
+        weight = self._weight()
+        factors = Factors(weight.shape[1], weight.shape[0], self.device)
+        with evaluation_mode(self):
+            for batch in batches(data, batch_size, self.device):
+                inputs = accepted_inputs(self.model, split_labels(batch)[0])
+                if not factors.rows:
+                    check_is_head(self.model, self.head, self._head_name, inputs)
+                features, logits = self._into_head(self.model(**inputs).logits)
+                factors.add(features, second_derivatives_of_softmax(logits))
+        if not factors.rows:
+            raise ValueError("data has no samples: pass at least one batch")
+        self.posterior.set(*factors.scaled(), weight, prior_precision)
+        if self.arguments["num_samples"]:
+            self.samples.copy_(self.posterior.sample(self.arguments["num_samples"], seed))
+        return self
+
+    def _weight(self) -> Tensor:
+        """The head's weight, with its bias as the last column."""
+        weight, bias = self.head.weight, self.head.bias
+        return weight if bias is None else torch.cat([weight, bias.unsqueeze(1)], dim=1)
+
+    def _into_head(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """What the head reads, with a 1 for its bias, (batch, inputs), and its logits (batch, classes); at least in float32."""
+        features, weight = at_least_float32(features), at_least_float32(self._weight())
+        if self.head.bias is not None:
+            features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
+        return features, features @ weight.t()
+
+    def member_logits(self, **inputs: Tensor) -> Tensor:
+        features = self.model(**inputs).logits
+        with without_autocast(features.device):
+            features, logits = self._into_head(features)
+            if not self.arguments["num_samples"]:
+                return probit_logits(logits, self.posterior.output_variance(features)).unsqueeze(1)
+            return logits.unsqueeze(1) + torch.einsum("bi,mci->bmc", features, at_least_float32(self.samples))

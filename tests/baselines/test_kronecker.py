@@ -1,0 +1,185 @@
+"""Kronecker factors of a linear map against brute force: whole Gauss-Newton matrices, in float64."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from hydra_transformers.baselines.kronecker import (
+    Factors,
+    KroneckerPosterior,
+    best_prior_precision,
+    log_evidence,
+    precisions_of,
+    probit_logits,
+    second_derivatives_of_similarity,
+    second_derivatives_of_softmax,
+)
+
+
+INPUTS, OUTPUTS = 4, 3
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def gauss_newton(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Σ Jᵀ Λ J of the cross-entropy, for W flattened row by row: by autograd, and Λ by autograd of the loss in the logits."""
+    total = torch.zeros(weight.numel(), weight.numel(), dtype=torch.float64)
+    for row in rows:
+        jacobian = torch.autograd.functional.jacobian(
+            lambda flat, row=row: flat.view_as(weight) @ row, weight.flatten()
+        )
+        logits = weight @ row
+        curvature = torch.autograd.functional.hessian(
+            lambda z: nn.functional.cross_entropy(z, torch.tensor(1)), logits
+        )
+        total += jacobian.t() @ curvature @ jacobian
+    return total
+
+
+def factors_of(rows: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    factors = Factors(INPUTS, OUTPUTS, "cpu")
+    for part in rows.split(4):
+        factors.add(part, second_derivatives_of_softmax(part @ weight.t()))
+    return factors.scaled()
+
+
+def test_for_one_row_the_factors_are_the_whole_matrix():
+    row, weight = numbers(1, INPUTS), numbers(OUTPUTS, INPUTS, seed=1)
+    input_factor, output_factor = factors_of(row, weight)
+    torch.testing.assert_close(
+        torch.kron(output_factor, input_factor), gauss_newton(row, weight), rtol=1e-10, atol=1e-12
+    )
+
+
+def test_for_many_rows_they_are_exact_where_the_curvature_is_the_same_for_all():
+    rows, weight = numbers(9, INPUTS), torch.zeros(OUTPUTS, INPUTS, dtype=torch.float64)
+    product = torch.kron(*reversed(factors_of(rows, weight)))
+    torch.testing.assert_close(product, gauss_newton(rows, weight), rtol=1e-10, atol=1e-12)
+    weight = numbers(OUTPUTS, INPUTS, seed=1)
+    product, whole = torch.kron(*reversed(factors_of(rows, weight))), gauss_newton(rows, weight)
+    assert product.trace() != pytest.approx(whole.trace().item(), rel=1e-3)  # an approximation, of the same size
+    assert 0.5 < product.trace() / whole.trace() < 2
+
+
+def fitted(form: str, **options) -> tuple[KroneckerPosterior, torch.Tensor]:
+    """A posterior, and its covariance by inverting the whole precision."""
+    rows, weight = numbers(9, INPUTS), numbers(OUTPUTS, INPUTS, seed=1)
+    input_factor, output_factor = factors_of(rows, weight)
+    posterior = KroneckerPosterior(INPUTS, OUTPUTS, form).double()
+    posterior.set(input_factor, output_factor, weight, **options)
+    prior, count = float(posterior.prior_precision), options.get("pseudo_count", 1.0)
+    one, other = torch.eye(OUTPUTS, dtype=torch.float64), torch.eye(INPUTS, dtype=torch.float64)
+    if form == "sum":
+        precision = count * torch.kron(output_factor, input_factor) + prior * torch.kron(one, other)
+    else:
+        grown = [
+            count**0.5 * factor + prior**0.5 * eye for factor, eye in ((output_factor, one), (input_factor, other))
+        ]
+        precision = torch.kron(*grown)
+    return posterior, precision.inverse()
+
+
+@pytest.mark.parametrize("form", ["sum", "factors"])
+def test_variances_and_samples_are_those_of_the_inverted_precision(form):
+    posterior, covariance = fitted(form, prior_precision=0.7, pseudo_count=2.0)
+    rows = numbers(5, INPUTS, seed=2)
+    maps = torch.stack([torch.kron(torch.eye(OUTPUTS, dtype=torch.float64), row.unsqueeze(0)) for row in rows])
+    expected = maps @ covariance @ maps.mT  # (rows, outputs, outputs)
+    torch.testing.assert_close(posterior.output_covariance(rows), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        posterior.output_variance(rows), expected.diagonal(dim1=1, dim2=2), rtol=1e-9, atol=1e-12
+    )
+    drawn = posterior.sample(40_000, seed=0)
+    assert torch.equal(drawn[:5], posterior.sample(40_000, seed=0)[:5])
+    torch.testing.assert_close(drawn.flatten(1).t().cov(), covariance, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize("form", ["sum", "factors"])
+def test_the_prior_precision_has_the_highest_evidence(form):
+    posterior, covariance = fitted(form)
+    best = float(posterior.prior_precision)
+    eigenvalues = posterior.input_eigenvalues, posterior.output_eigenvalues
+    length = float(numbers(OUTPUTS, INPUTS, seed=1).square().sum())
+
+    def evidence(prior: float) -> float:
+        return log_evidence(*eigenvalues, length, prior, form)
+
+    by_hand = 0.5 * (12 * math.log(best) - best * length + torch.logdet(covariance).item())
+    assert evidence(best) == pytest.approx(by_hand, rel=1e-9)
+    for factor in (0.01, 0.5, 0.9, 1.1, 2, 100):
+        assert evidence(best * factor) < evidence(best)
+    step = 1e-4
+    assert (evidence(best * math.exp(step)) - evidence(best * math.exp(-step))) / (2 * step) == pytest.approx(
+        0, abs=1e-6
+    )
+
+
+def test_a_single_weight_has_the_closed_form():
+    data, weight = 5.0, 0.3
+    found = best_prior_precision(torch.tensor([data]), torch.tensor([1.0]), weight**2, "sum")
+    # data / (data + λ) = λ w²
+    expected = (-data * weight**2 + math.sqrt(data**2 * weight**4 + 4 * data * weight**2)) / (2 * weight**2)
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_log_determinant_of_factors_counts_each_as_often_as_the_other_has_rows():
+    of_inputs, of_outputs = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4.0, 5.0])
+    grown = [values + 1 for values in (of_inputs, of_outputs)]
+    expected = 2 * grown[0].log().sum() + 3 * grown[1].log().sum()
+    assert torch.allclose(precisions_of(of_inputs, of_outputs, 1.0, "factors").log().sum(), expected)
+
+
+def test_more_data_or_a_surer_prior_leave_less_variance():
+    rows = numbers(5, INPUTS, seed=2)
+    variances = [
+        fitted("factors", **options)[0].output_variance(rows).sum().item()
+        for options in (
+            {"prior_precision": 1.0},
+            {"prior_precision": 1.0, "pseudo_count": 4.0},
+            {"prior_precision": 1e9},
+        )
+    ]
+    assert variances[0] > variances[1] > variances[2] and variances[2] < 1e-7
+    assert KroneckerPosterior(INPUTS, OUTPUTS).output_variance(rows.float()).abs().max() == 0, "unset, it is sure"
+
+
+def test_the_curvature_of_a_similarity_is_that_of_autograd():
+    embeddings, scale = numbers(5, 6), 7.0
+    targets = nn.functional.normalize(numbers(4, 6, seed=1), dim=-1)
+    expected = torch.zeros(6, 6, dtype=torch.float64)
+    for embedding in embeddings:
+
+        def logits(g: torch.Tensor) -> torch.Tensor:
+            return scale * (g / g.norm()) @ targets.t()
+
+        jacobian = torch.autograd.functional.jacobian(logits, embedding)
+        p = logits(embedding).softmax(-1)
+        expected += jacobian.t() @ (p.diag() - torch.outer(p, p)) @ jacobian
+    found = second_derivatives_of_similarity(embeddings, targets, scale)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_probit_logits_have_about_the_mean_probability():
+    means, variances = numbers(1, 5), 0.5 + numbers(1, 5, seed=1).square()
+    drawn = means + variances.sqrt() * numbers(50_000, 5, seed=2)
+    expected = drawn.softmax(-1).mean(dim=0)
+    found = probit_logits(means, variances).softmax(-1)[0]
+    assert (found - expected).abs().max() < 0.04
+    assert (means.softmax(-1)[0] - expected).abs().max() > 2 * (found - expected).abs().max()
+    assert torch.equal(probit_logits(means, torch.zeros_like(means)), means)
+
+
+def test_what_cannot_be_fitted_is_refused():
+    posterior, eye = KroneckerPosterior(2, 2), torch.eye(2)
+    with pytest.raises(ValueError, match="prior_precision is 0: pass a positive number"):
+        posterior.set(eye, eye, eye, prior_precision=0)
+    with pytest.raises(ValueError, match="pseudo_count is -1: pass a positive number"):
+        posterior.set(eye, eye, eye, pseudo_count=-1)
+    with pytest.raises(ValueError, match="a Kronecker factor is not finite"):
+        posterior.set(eye * math.nan, eye, eye)
+    with pytest.raises(ValueError, match="all weights of the linear map are zero"):
+        posterior.set(eye, eye, 0 * eye)

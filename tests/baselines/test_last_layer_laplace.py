@@ -1,0 +1,143 @@
+"""LastLayerLaplace: a classifier whose last layer is uncertain."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hydra_transformers.baselines import Baseline, LastLayerLaplace
+from hydra_transformers.cost import count_multiply_adds, count_parameters
+from hydra_transformers.prediction import predict
+from tests.families import BERT, CLIP, FAMILIES, VIT, images, padded_texts
+
+
+def rows(family, batches: int = 4) -> list[dict[str, torch.Tensor]]:
+    make = (
+        (lambda seed: {"pixel_values": images(seed=seed)})
+        if family.reads_images
+        else lambda seed: padded_texts(seed=seed)
+    )
+    return [{**make(seed), "labels": torch.zeros(4, dtype=torch.long)} for seed in range(batches)]
+
+
+CLASSIFIERS = [family for family in FAMILIES if family is not CLIP]
+
+
+@pytest.mark.parametrize("family", CLASSIFIERS, ids=lambda family: family.name)
+def test_it_is_the_brute_force_posterior_of_the_last_linear_layer(family):
+    model, data = family.backbone(), rows(family)
+    laplace = LastLayerLaplace(model).fit(data)
+    head = next(
+        module
+        for module in reversed(list(model.modules()))
+        if isinstance(module, nn.Linear) and module.out_features == model.config.num_labels
+    )
+    read = []
+    handle = head.register_forward_hook(lambda _, inputs, output: read.append((inputs[0].detach(), output.detach())))
+    for batch in data:
+        model(**{name: value for name, value in batch.items() if name != "labels"})
+    handle.remove()
+    features = torch.cat([nn.functional.pad(inputs.double(), (0, 1), value=1.0) for inputs, _ in read])
+    logits = torch.cat([outputs.double() for _, outputs in read])
+    p = logits.softmax(-1)
+    curvature = (torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)).sum(0)
+    whole = torch.kron(curvature, features.t() @ features) / len(features)
+    prior = float(laplace.posterior.prior_precision)
+    covariance = (whole + prior * torch.eye(len(whole), dtype=torch.float64)).inverse()
+    first = features[:4]
+    maps = torch.stack([torch.kron(torch.eye(p.shape[1], dtype=torch.float64), row.unsqueeze(0)) for row in first])
+    variances = (maps @ covariance @ maps.mT).diagonal(dim1=1, dim2=2)
+    expected = logits[:4] / (1 + torch.pi / 8 * variances).sqrt()
+    found = predict(laplace, data[0])
+    assert found.shape == (4, 1, p.shape[1])
+    torch.testing.assert_close(found[:, 0].double(), expected, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(found[:, 0].double(), logits[:4], rtol=1e-3)
+
+
+def test_members_are_models_with_last_layers_of_their_own():
+    model, data = VIT.backbone(), rows(VIT)
+    laplace = LastLayerLaplace(model, num_samples=3).fit(data, seed=5)
+    found = predict(laplace, data[0])
+    assert found.shape == (4, 3, 5) and laplace.num_members == 3
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.classifier.weight += laplace.samples[1, :, :-1]
+        other.classifier.bias += laplace.samples[1, :, -1]
+        torch.testing.assert_close(found[:, 1], other(pixel_values=data[0]["pixel_values"]).logits)
+    many = LastLayerLaplace(model, num_samples=4000).fit(data)
+    variance = many.posterior.output_variance(many._into_head(many.model(**VIT.inputs()).logits)[0])
+    torch.testing.assert_close(predict(many, data[0]).var(dim=1), variance.detach(), rtol=0.1, atol=0)
+    assert not torch.equal(LastLayerLaplace(model, num_samples=3).fit(data, seed=6).samples, laplace.samples)
+
+
+def test_before_it_is_fitted_and_with_a_sure_prior_it_answers_as_the_model_does():
+    model, inputs = BERT.backbone(), BERT.inputs()
+    expected = model(**inputs).logits
+    for laplace in (LastLayerLaplace(model), LastLayerLaplace(model).fit(rows(BERT), prior_precision=1e12)):
+        torch.testing.assert_close(predict(laplace, inputs)[:, 0], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_batch_size_and_the_labels_leave_no_trace_and_the_model_stays_as_it_was():
+    model, data = VIT.backbone(), rows(VIT)
+    model.train()
+    before = copy.deepcopy(model.state_dict())
+    expected = LastLayerLaplace(model).fit(data)
+    unlabelled = [{"pixel_values": image} for batch in data for image in batch["pixel_values"]]
+    found = LastLayerLaplace(model).fit(unlabelled, batch_size=3)
+    for name, value in expected.own_weights().items():
+        assert name.endswith("basis") or torch.allclose(found.own_weights()[name], value, rtol=1e-9)
+    assert model.training and isinstance(model.classifier, nn.Linear) and expected.training is True
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_saved_and_loaded_it_answers_the_same(tmp_path):
+    laplace = LastLayerLaplace(VIT.backbone(), num_samples=2).fit(rows(VIT))
+    laplace.save_pretrained(tmp_path)
+    loaded = Baseline.from_pretrained(tmp_path)
+    assert type(loaded) is LastLayerLaplace
+    assert torch.equal(predict(loaded, VIT.inputs()), predict(laplace, VIT.inputs()))
+    plain = type(VIT.backbone()).from_pretrained(tmp_path / "model")
+    assert torch.equal(plain(**VIT.inputs()).logits, VIT.backbone()(**VIT.inputs()).logits)
+
+
+def test_it_costs_the_model_and_a_little():
+    model = VIT.backbone()
+    laplace = LastLayerLaplace(model)
+    assert count_parameters(laplace) == count_parameters(model)
+    more = count_multiply_adds(laplace) - count_multiply_adds(model)
+    width, classes = 33, 5
+    assert 0 < more <= width * width + width * classes + classes * classes + width * classes
+
+
+def test_what_has_no_last_linear_layer_is_refused():
+    with pytest.raises(TypeError, match=r"HydraViTForImageClassification has no nn\.Linear with 5 outputs"):
+        LastLayerLaplace(VIT.hydra.from_backbone(VIT.backbone()))
+    with pytest.raises(ValueError, match="num_samples is -1: pass a whole number"):
+        LastLayerLaplace(VIT.backbone(), num_samples=-1)
+    with pytest.raises(ValueError, match="data has no samples"):
+        LastLayerLaplace(VIT.backbone()).fit([])
+    several = VIT.backbone(problem_type="multi_label_classification")
+    with pytest.raises(ValueError, match="multi-label classification"):
+        LastLayerLaplace(several)
+
+
+def test_logits_that_another_module_makes_are_refused():
+    class Doubled(type(VIT.backbone())):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            output.logits = 2 * output.logits
+            return output
+
+    model = VIT.backbone()
+    model.__class__ = Doubled
+    with pytest.raises(ValueError, match="the logits of Doubled are not the outputs of its classifier"):
+        LastLayerLaplace(model).fit(rows(VIT))
+
+
+@pytest.mark.slow
+def test_it_compiles_as_one_graph():
+    laplace = LastLayerLaplace(VIT.backbone()).fit(rows(VIT))
+    compiled = torch.compile(laplace, backend="eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(**VIT.inputs()).logits, laplace(**VIT.inputs()).logits)
