@@ -136,9 +136,9 @@ class MemberLinear(nn.Module):
         for factors in (self.input_factors, self.output_factors):
             drawn = torch.randn(factors.shape, generator=generator, device="cpu", dtype=torch.float64)
             if init == "normal":
-                factors.copy_(std * drawn)
+                factors.copy_((std * drawn).to(factors.dtype))
             elif init == "signs":
-                factors.copy_(drawn.sign() - 1)
+                factors.copy_((drawn.sign() - 1).to(factors.dtype))
         if self.biases is not None:
             self.biases.copy_(-self.output_factors * self.bias)
         return self

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ..models.ensembling import HydraClassifierOutput
 from ..prediction import batches, collate, evaluation_mode, split_labels
+from ..uncertainty.inputs import widened
 from .baseline import Baseline, check_is_classifier
 from .linear_layers import changed, head_name, mean_of_heads, replace
 
@@ -275,7 +276,7 @@ def _noise(shape: Sequence[int], num_members: int, generator: torch.Generator) -
 @torch.no_grad()
 def _in_places(conv: nn.Conv2d, members: int, spread: float, generator: torch.Generator) -> nn.Conv2d:
     """The convolution for images of all places, their channels one after the other."""
-    weight = conv.weight.double()
+    weight = widened(conv.weight)
     noise = _noise(weight.shape, members, generator).to(weight.device)
     of_places = (weight + spread * weight.std() * noise) / members  # (members, out, in, height, width)
     return _convolution(conv, of_places.transpose(0, 1).flatten(1, 2))
@@ -283,7 +284,7 @@ def _in_places(conv: nn.Conv2d, members: int, spread: float, generator: torch.Ge
 
 @torch.no_grad()
 def _joined_places(conv: nn.Conv2d, members: int) -> nn.Conv2d:
-    return _convolution(conv, conv.weight.double().unflatten(1, (members, -1)).sum(dim=1))
+    return _convolution(conv, widened(conv.weight).unflatten(1, (members, -1)).sum(dim=1))
 
 
 def _convolution(like: nn.Conv2d, weight: Tensor) -> nn.Conv2d:
@@ -295,7 +296,7 @@ def _convolution(like: nn.Conv2d, weight: Tensor) -> nn.Conv2d:
         "dilation": like.dilation,
     }
     conv = nn.Conv2d(weight.shape[1], like.out_channels, **shape, bias=like.bias is not None, device="meta")
-    conv.weight, conv.bias = nn.Parameter(weight.to(like.weight.dtype)), like.bias
+    conv.weight, conv.bias = nn.Parameter(weight.to(like.weight)), like.bias
     return conv
 
 

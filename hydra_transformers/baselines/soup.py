@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..fusion import check_can_be_fused
+from ..fusion import check_can_be_fused, tower_configs
 from ..fusion.agreement import LITTLE_IN_COMMON, similarity
 from ..models.auto import HYDRA_CLASSES, check_has_no_adapters
 from ..uncertainty.inputs import widened
@@ -38,6 +38,11 @@ def soup(models: Sequence[PreTrainedModel]) -> PreTrainedModel:
     return result.eval()
 
 
+def neurons_of(model: PreTrainedModel) -> list:
+    """The neurons that a Hydra keeps, tower by tower; nothing where no model says so."""
+    return [getattr(config, "kept_neurons", None) for config in tower_configs(model.config).values()]
+
+
 def _check_agreement(models: Sequence[PreTrainedModel]) -> None:
     """Refuses models that differ in more than their weights, or have no common origin."""
     first = models[0]
@@ -51,6 +56,10 @@ def _check_agreement(models: Sequence[PreTrainedModel]) -> None:
         if getattr(model.config, "kept_heads", None) != getattr(first.config, "kept_heads", None):
             raise ValueError(
                 "models keep different heads, so their attention has no mean: pass members with the same heads"
+            )
+        if neurons_of(model) != neurons_of(first):
+            raise ValueError(
+                "models keep different neurons, so their MLPs have no mean: pass members with the same neurons"
             )
         if model.config.id2label != first.config.id2label:
             raise ValueError(

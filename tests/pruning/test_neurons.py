@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from hydra_transformers import AutoHydra
+from hydra_transformers.baselines import soup
 from hydra_transformers.cost import count_multiply_adds
 from hydra_transformers.hub import kept_heads_map
 from hydra_transformers.models.configuration_hydra import mask_of_neurons, neurons_in
@@ -19,7 +20,6 @@ from hydra_transformers.pruning import (
     prune_neurons,
     to_transformers,
 )
-from hydra_transformers.uncertainty.blending import souped
 from tests.families import BERT, CLIP, DINOV2_GATED, FAMILIES, VIT, Family
 from tests.pruning.backbones import family as with_data
 from tests.pruning.reference import logits_of
@@ -128,8 +128,8 @@ def test_members_share_mlps_only_where_they_keep_the_same_neurons():
 
 def test_a_mean_of_mlps_with_different_neurons_is_refused():
     members = [prune_neurons(VIT.backbone(seed), {1: [seed]}) for seed in range(2)]
-    with pytest.raises(ValueError, match="members keep different neurons in layer 1, so their MLPs have no mean"):
-        souped(members)
+    with pytest.raises(ValueError, match="models keep different neurons, so their MLPs have no mean"):
+        soup(members)
 
 
 def test_the_map_of_heads_counts_the_neurons():
