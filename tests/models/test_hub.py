@@ -144,7 +144,10 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     VIT.hydra.from_backbone(VIT.backbone()).save_pretrained(tmp_path)
     lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")}
     decides = {name: lines.pop(name) for name in ("decision.py", "detection.py", "pipeline_hydra.py")}
-    assert sum(lines.values()) <= 2_070, lines
+    # What is computed can be read without how it is computed fast, which is the same for every family.
+    fast = {name: lines.pop(name) for name in ("fast_inference.py", "fast_kernels.py")}
+    assert sum(lines.values()) <= 1_610, lines
+    assert sum(fast.values()) <= 700, fast
     assert sum(decides.values()) <= 580, decides
 
 
