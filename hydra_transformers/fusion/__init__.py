@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from ..models.configuration_hydra import SHARED_PARTS, TrunkLayers, check_shared
 from .agreement import check_agrees, check_can_be_fused, check_finite, warn_of_strangers
 from .building import build, heads_at, prune
+from .linear_layers import with_linear_layers
 from .reading import backbone_names, projection_names, read_members
 from .structure import attention_names, hydra_config, slots, tower_configs, without_weights
 from .trunk import trunks_of
@@ -65,5 +66,6 @@ __all__ = [
     "projection_names",
     "slots",
     "tower_configs",
+    "with_linear_layers",
     "without_weights",
 ]
