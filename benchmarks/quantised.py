@@ -5,7 +5,7 @@ activations besides.
     python benchmarks/quantised.py --smallest                         # does it run? made-up model and images, seconds
 
 DIR holds plain files (see experiments/local_files.py). Three members are cut out of the model: each loses the sixth of the heads
-that has the lowest Taylor scores on its own 500 training images. Every quantised Hydra answers the same test images; "change" is
+that has the lowest Taylor scores on its own 100 training images. Every quantised Hydra answers the same test images; "change" is
 the mean of |difference| of a class's probability, "other answers" the images that get another label than from the Hydra as it is.
 """
 
@@ -39,7 +39,7 @@ from hydra_transformers.uncertainty import classification_metrics
 from provenance import where_it_ran
 
 
-MEMBERS, IMAGES_PER_MEMBER = 3, 500
+MEMBERS, IMAGES_PER_MEMBER = 3, 100
 Quantise = Callable[[nn.Module], None]
 
 
@@ -99,7 +99,6 @@ def ways(hydra: PreTrainedModel, quantisers: tuple[Quantise, Quantise]) -> dict[
 
     return {
         "as it is": lambda: hydra,
-        "with linear layers": lambda: with_linear_layers(hydra),
         "int8 weights, MLPs": lambda: quantised(copy.deepcopy(hydra), weights),
         "int8 weights, all layers": lambda: quantised(with_linear_layers(hydra), weights),
         "int8 weights and activations, all layers": lambda: quantised(with_linear_layers(hydra), activations_too),
