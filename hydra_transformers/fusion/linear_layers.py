@@ -160,8 +160,8 @@ def pack(module: TakenApart, state_dict: dict[str, Any], prefix: str, local_meta
         own = module.linears[str(m)]
         if type(own) is not nn.Linear or not all(map(holds_its_numbers, own.parameters())):
             raise ValueError(
-                f"{prefix}linears.{m} is quantised or replaced ({type(own).__name__} of {type(own.weight).__name__}): save the "
-                "Hydra before with_linear_layers, and quantise it again where it is loaded"
+                f"{prefix}linears.{m} is quantised or replaced: save the Hydra before it is quantised, and quantise it again "
+                "where it is loaded"
             )
     apart = {name.removeprefix(prefix): state_dict.pop(name) for name in list(state_dict) if name.startswith(prefix)}
     state_dict.update({f"{prefix}{name}": tensor for name, tensor in module.packed(apart).items()})
