@@ -90,35 +90,37 @@ def round_weights(model: nn.Module) -> None:
             module.weight.copy_((module.weight / scale).round() * scale)
 
 
-def ways(hydra: PreTrainedModel, quantisers: tuple[Quantise, Quantise]) -> dict[str, Callable[[], PreTrainedModel]]:
-    weights, activations_too = quantisers
+AS_IT_IS = "as it is"
+WAYS = {
+    "mlps": "int8 weights, MLPs",
+    "weights": "int8 weights, all layers",
+    "activations": "int8 weights and activations, all layers",
+}
 
-    def quantised(model: PreTrainedModel, quantise: Quantise) -> PreTrainedModel:
-        quantise(model)
-        return model
 
-    return {
-        "as it is": lambda: hydra,
-        "int8 weights, MLPs": lambda: quantised(copy.deepcopy(hydra), weights),
-        "int8 weights, all layers": lambda: quantised(with_linear_layers(hydra), weights),
-        "int8 weights and activations, all layers": lambda: quantised(with_linear_layers(hydra), activations_too),
-    }
+def quantised(hydra: PreTrainedModel, way: str, quantisers: tuple[Quantise, Quantise]) -> PreTrainedModel:
+    """A quantised copy."""
+    model = copy.deepcopy(hydra) if way == "mlps" else with_linear_layers(hydra)
+    quantisers[way == "activations"](model)
+    return model
 
 
 # Measuring
 
 
-def measure(hydra: PreTrainedModel, test: TensorRows, quantisers: tuple[Quantise, Quantise]) -> list[Row]:
+def measure(
+    hydra: PreTrainedModel, test: TensorRows, ways: list[str], quantisers: tuple[Quantise, Quantise]
+) -> list[Row]:
     batches, rows, expected = test.batches(100), [], None
-    for what, build in ways(hydra, quantisers).items():
-        model = build()
+    for way in (AS_IT_IS, *ways):
+        model = hydra if way == AS_IT_IS else quantised(hydra, way, quantisers)
         member_logits, labels = collect_member_logits(model, batches)
         probabilities = log_mean_probability(member_logits).exp()
         expected = probabilities if expected is None else expected
         metrics = classification_metrics(member_logits, labels)
         rows.append(
             Row(
-                what,
+                WAYS.get(way, way),
                 sum(isinstance(module, nn.Linear) for module in model.modules()),
                 bytes_of(model) / 1e6,
                 metrics["accuracy"],
@@ -159,6 +161,13 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="folder with a ViT for CIFAR-10")
     parser.add_argument("--data", type=Path, help="folder with vision/")
     parser.add_argument("--images", type=int, default=2000, help="how many test images to answer")
+    parser.add_argument(
+        "--ways",
+        nargs="+",
+        default=list(WAYS),
+        choices=list(WAYS),
+        help="what to quantise; a CPU without int8 products takes long for activations",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--output", type=Path, help="folder for quantised.md and quantised.json")
     parser.add_argument(
@@ -189,7 +198,7 @@ def main() -> None:
     machine = where_it_ran(args.device) | {
         "measured": f"{len(test)} test images, {MEMBERS} members of {kept[0]} heads, float32; by {by}"
     }
-    rows = measure(hydra, test.to(args.device), quantisers)
+    rows = measure(hydra, test.to(args.device), args.ways, quantisers)
     if args.output:
         args.output.mkdir(parents=True, exist_ok=True)
         write_atomically(args.output / "quantised.md", to_markdown(rows, machine))

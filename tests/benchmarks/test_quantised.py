@@ -25,6 +25,13 @@ def test_every_way_is_measured_against_the_hydra_as_it_is(tmp_path, monkeypatch)
     assert all(f"{key}: {report['machine'][key]}" in page for key in ("machine", "versions", "date", "commit"))
 
 
+def test_chosen_ways_are_measured_alone(tmp_path, monkeypatch):
+    call(monkeypatch, "--smallest", "--ways", "weights", "--images", "8", "--output", str(tmp_path))
+    report = json.loads((tmp_path / "quantised.json").read_text())
+    assert [row["what"] for row in report["rows"]] == [quantised.AS_IT_IS, quantised.WAYS["weights"]]
+    assert report["machine"]["measured"].startswith("8 test images")
+
+
 def test_it_says_what_it_needs(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         call(monkeypatch)
