@@ -13,6 +13,7 @@ from ..models.configuration_hydra import SHARED_PARTS, TrunkLayers, check_shared
 from .agreement import check_agrees, check_can_be_fused, check_finite, warn_of_strangers
 from .building import build, heads_at, prune, prune_neurons, remaining_heads
 from .exporting import FIELDS_OF_HYDRAS, to_transformers
+from .linear_layers import with_linear_layers
 from .reading import backbone_names, dense_outline, projection_names, read_members
 from .structure import attention_names, hydra_config, slots, tower_configs, without_weights
 from .trunk import trunks_of
@@ -78,6 +79,7 @@ __all__ = [
     "slots",
     "to_transformers",
     "tower_configs",
+    "with_linear_layers",
     "without_neurons",
     "without_weights",
 ]

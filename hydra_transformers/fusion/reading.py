@@ -39,10 +39,7 @@ def read_members(cls: type, model: PreTrainedModel, name: str) -> Iterator[Membe
             f"{name} is a {type(model).__name__} ({model_type}): {cls.__name__} is built from "
             f"{' or '.join(cls.backbone_types)} models"
         )
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError(
-            f"{name} has weights that are not in memory (offloaded, or on the meta device): load it whole"
-        )
+    check_is_in_memory(model, name)
     check_is_not_quantised(model, name)
     if cls.is_base_model:
         model = model.base_model
@@ -52,9 +49,16 @@ def read_members(cls: type, model: PreTrainedModel, name: str) -> Iterator[Membe
         yield _read_backbone(cls, model, name)
 
 
+def check_is_in_memory(model: PreTrainedModel, name: str) -> None:
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ValueError(
+            f"{name} has weights that are not in memory (offloaded, or on the meta device): load it whole"
+        )
+
+
 def check_is_not_quantised(model: PreTrainedModel, name: str) -> None:
     """Refuses weights that are codes for other numbers, or parts of them: they would be read as the numbers themselves."""
-    encoded = next((key for key, tensor in model.named_parameters() if not _holds_its_numbers(tensor)), None)
+    encoded = next((key for key, tensor in model.named_parameters() if not holds_its_numbers(tensor)), None)
     if encoded is not None or getattr(model, "is_quantized", False):
         where = "" if encoded is None else f": {encoded} is {_kind_of(model.get_parameter(encoded))}"
         raise ValueError(
@@ -63,7 +67,7 @@ def check_is_not_quantised(model: PreTrainedModel, name: str) -> None:
         )
 
 
-def _holds_its_numbers(parameter: nn.Parameter) -> bool:
+def holds_its_numbers(parameter: nn.Parameter) -> bool:
     """Whether a parameter is a plain tensor of 16-bit floating-point numbers or longer."""
     return parameter.is_floating_point() and parameter.element_size() > 1 and type(parameter.data) is torch.Tensor
 

@@ -1,9 +1,10 @@
 """What a calibrated model makes of its answer: how sure it is, whether to act on it, and which classes it may be."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ logger = logging.get_logger(f"transformers.{__name__}")
 
 ROUNDING = 1e-6  # of sums of probabilities; in doubt a class is in the set
 VALUES_PER_WEIGHT = 4  # by which weights are known again
+
+Places = tuple[list[dict[str, nn.Parameter | None]], list[str]]  # modules' own parameters, and the name of one in each
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,8 @@ class Decision(nn.Module):
         for name, shape in {**settings["state"], "weights": [settings["weights"]]}.items():
             self.register_buffer(name, torch.full(shape, math.nan))
         self.is_on = True
-        self.seen: tuple[list[nn.Parameter], int, bool] | None = (
-            None  # the weights, their version, whether as calibrated
-        )
+        # The weights and where they belong, their version, whether they are as calibrated.
+        self.seen: tuple[list[nn.Parameter], Places, int, bool] | None = None
 
     @property
     def reads_features(self) -> bool:
@@ -83,11 +85,14 @@ class Decision(nn.Module):
     # Whether it is about the weights that the model has now
 
     def is_current(self, model: nn.Module) -> bool:
-        """Whether the model's weights are those that were calibrated. Looks at them where something was written into one."""
+        """Whether the model's weights are those that were calibrated. Looks at them where something was written into one, or
+        another was put into its place, as quantisers do."""
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return True
         if getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config"):
             return self._told(False)
+        if self.seen is not None and not all(map(is_, map(dict.get, *self.seen[1]), self.seen[0])):
+            self.seen = None
         weights = list(model.parameters()) if self.seen is None else self.seen[0]
         if any(weight.is_meta for weight in weights):
             if hasattr(model, "hf_device_map"):
@@ -97,9 +102,9 @@ class Decision(nn.Module):
                 )
             return False  # otherwise there is no model, only its shapes
         version = _version(weights)
-        if self.seen is None or self.seen[1] != version:
-            self.seen = (weights, version, _sample_is(self.weights, weights))
-        return self._told(self.seen[2])
+        if self.seen is None or self.seen[2] != version:
+            self.seen = (weights, _places_of(model), version, _sample_is(self.weights, weights))
+        return self._told(self.seen[3])
 
     def _told(self, is_current: bool) -> bool:
         if not is_current:
@@ -164,13 +169,23 @@ def prediction_sets(
 
 
 def sample_of(weights: list[nn.Parameter]) -> Tensor:
-    """A few numbers of every weight, in float32 on the CPU."""
+    """A few numbers of every weight, in float32 on the CPU; of a quantised one its codes and scales."""
     parts = []
-    for weight in weights:
+    for weight in _plain(weights):
         values = weight.detach().reshape(-1)
         step = max(1, values.numel() // VALUES_PER_WEIGHT)
         parts.append(values[::step][:VALUES_PER_WEIGHT].float().cpu())
     return torch.cat(parts)
+
+
+def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """The tensors that hold numbers: those inside of tensors of other classes (torchao's, distributed ones), which cannot be
+    cut nor viewed."""
+    for tensor in tensors:
+        if hasattr(tensor, "__tensor_flatten__"):
+            yield from _plain(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        else:
+            yield tensor
 
 
 def _sample_is(remembered: Tensor, weights: list[nn.Parameter]) -> bool:
@@ -178,15 +193,26 @@ def _sample_is(remembered: Tensor, weights: list[nn.Parameter]) -> bool:
     found = sample_of(weights)
     if found.shape != remembered.shape:
         return False
-    dtypes = [weight.dtype for weight in weights for _ in range(min(VALUES_PER_WEIGHT, weight.numel()))]
+    dtypes = [weight.dtype for weight in _plain(weights) for _ in range(min(VALUES_PER_WEIGHT, weight.numel()))]
     expected = remembered.detach().float().cpu()
     for dtype in set(dtypes):
-        if not dtype.is_floating_point:
-            return False
         of_dtype = torch.tensor([each == dtype for each in dtypes])
-        if not torch.equal(expected[of_dtype].to(dtype).float(), found[of_dtype]):
+        own = expected[of_dtype]
+        # Rounded to codes, small weights would all be 0.
+        if not torch.equal(own.to(dtype).float() if dtype.is_floating_point else own, found[of_dtype]):
             return False
     return True
+
+
+def _places_of(model: nn.Module) -> Places:
+    """Where `model.parameters()` lie, in their order."""
+    places = {}
+    for module in model.modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                places.setdefault(weight, (module._parameters, name))
+    owners, names = zip(*places.values(), strict=True)
+    return list(owners), list(names)
 
 
 def _version(weights: list[nn.Parameter]) -> int:

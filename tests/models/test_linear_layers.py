@@ -1,0 +1,234 @@
+"""Packed layers taken apart into a linear layer per member: the same answers, the same checkpoints, within reach of quantisers."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from hydra_transformers.fusion import with_linear_layers
+from hydra_transformers.models.fast_inference import fast_layer
+from hydra_transformers.models.grouped import Grouped, GroupedLinear
+from hydra_transformers.uncertainty import AnswerReader
+from tests.families import BERT, CLIP, ROBERTA, VIT, images
+
+
+class Int8Linear(nn.Module):
+    """As quantisers leave a linear layer: codes and scales in buffers, for (rows, features) alone."""
+
+    def __init__(self, linear: nn.Linear):
+        super().__init__()
+        scale = linear.weight.detach().abs().amax(dim=1, keepdim=True) / 127
+        self.register_buffer("scale", scale)
+        self.register_buffer("codes", (linear.weight.detach() / scale).round().to(torch.int8))
+        self.bias = linear.bias
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(rows, self.codes * self.scale, self.bias)
+
+
+class Int8Weight(torch.Tensor):
+    """As torchao's: a weight of another class, which cannot be viewed or cut, with plain tensors inside."""
+
+    @staticmethod
+    def __new__(cls, codes: torch.Tensor, scale: torch.Tensor):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype)
+
+    def __init__(self, codes: torch.Tensor, scale: torch.Tensor):
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self):
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is nn.functional.linear:
+            inputs, weight, bias = args
+            return func(inputs, weight.codes * weight.scale, bias)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].codes, args[0].scale)
+        raise NotImplementedError(f"{func} on codes")
+
+
+def replace_linear_layers(model: nn.Module) -> None:
+    """Quantises every linear layer of the encoder's attention, poolers and projections; MLPs give theirs three axes."""
+    for name, module in list(model.named_modules()):
+        if type(module) is nn.Linear and ".mlp." not in name:
+            model.set_submodule(name, Int8Linear(module))
+
+
+def quantise_weights(model: nn.Module) -> None:
+    """Puts other weights into the linear layers, in place."""
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            quantised = Int8Linear(module)
+            module.weight = nn.Parameter(Int8Weight(quantised.codes, quantised.scale), requires_grad=False)
+
+
+def tensors_of(outputs) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
+
+
+# The same model
+
+
+def test_answers_and_checkpoints_are_those_of_the_hydra(family, tmp_path):
+    """Ragged: members without heads, a layer without any, tuples of different widths."""
+    hydra, inputs = family.fused(), family.inputs()
+    before, apart = copy.deepcopy(hydra.state_dict()), with_linear_layers(hydra)
+    with torch.no_grad():
+        expected, found = tensors_of(hydra(**inputs)), tensors_of(apart(**inputs))
+    assert expected.keys() == found.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12)
+    apart.save_pretrained(tmp_path)
+    loaded = family.hydra.from_pretrained(tmp_path)
+    assert type(loaded.get_submodule(packed_names(hydra)[0])) is GroupedLinear
+    for model in (hydra, apart, loaded):
+        assert list(model.state_dict()) == list(before)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def packed_names(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, Grouped)]
+
+
+@pytest.mark.parametrize("heads, shared", [("uniform", {}), ("ragged", {"shared": ()})])
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_every_token_of_every_backend_is_the_same(heads, shared, implementation):
+    hydra = VIT.fused(heads, **shared)
+    hydra.set_attn_implementation(implementation)
+    apart = with_linear_layers(hydra)
+    for wants in ({}, {"output_hidden_states": True}):
+        expected, found = hydra(**VIT.inputs(), **wants), apart(**VIT.inputs(), **wants)
+        torch.testing.assert_close(found.member_logits, expected.member_logits, rtol=1e-12, atol=1e-12)
+    for one, other in zip(expected.hidden_states, found.hidden_states, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients_are_those_of_the_hydra_and_members_do_not_mix():
+    hydra = VIT.fused("uniform", shared=())
+    apart = with_linear_layers(hydra)
+    for model in (hydra, apart):
+        model(**VIT.inputs()).member_logits[:, 1].square().sum().backward()
+    packed = hydra.vit.layers[0].attention.o_proj
+    own = apart.vit.layers[0].attention.o_proj.linears
+    expected = packed.weight.grad.split(packed.widths)
+    torch.testing.assert_close(own["1"].weight.grad.t(), expected[1], rtol=1e-10, atol=1e-12)
+    for other in ("0", "2"):
+        assert own[other].weight.grad is None or not own[other].weight.grad.any()
+
+
+def test_one_weight_loads_into_either_form():
+    first, second = VIT.fused(), VIT.fused()
+    with torch.no_grad():
+        for parameter in second.parameters():
+            parameter.mul_(1.1)
+    apart = with_linear_layers(first)
+    apart.load_state_dict(second.state_dict())
+    assert torch.equal(apart.vit.layers[0].attention.o_proj.linears["1"].weight, o_proj_of_member(second, 1))
+    first.load_state_dict(apart.state_dict())
+    assert torch.equal(o_proj_of_member(first, 1), o_proj_of_member(second, 1))
+
+
+def o_proj_of_member(hydra, member: int) -> torch.Tensor:
+    packed = hydra.vit.layers[0].attention.o_proj
+    return packed.weight.split(packed.widths)[member].t()
+
+
+def test_mode_and_what_is_frozen_stay_and_nothing_random_is_drawn():
+    hydra = VIT.fused().train()
+    hydra.vit.layers[0].attention.qkv_proj.weight.requires_grad_(False)
+    state = torch.get_rng_state()
+    apart = with_linear_layers(hydra)
+    assert torch.equal(torch.get_rng_state(), state)
+    own = apart.vit.layers[0].attention.qkv_proj
+    assert own.training and own.linears["0"].training
+    assert not own.linears["0"].weight.requires_grad
+    assert own.linears["0"].bias.requires_grad
+
+
+# Within reach
+
+
+@pytest.mark.parametrize("family", [VIT, BERT, ROBERTA, CLIP], ids=lambda family: family.name)
+def test_a_quantiser_reaches_all_but_the_logits(family):
+    hydra = family.fused("uniform")
+    apart = with_linear_layers(hydra)
+    replace_linear_layers(apart)
+    codes = sum(module.codes.numel() for module in apart.modules() if isinstance(module, Int8Linear))
+    logits = {"classifier", "classifier.out_proj"} & set(packed_names(hydra))
+    assert packed_names(apart) == list(logits)
+    packed = [hydra.get_submodule(name) for name in packed_names(hydra) if name not in logits]
+    assert codes == sum(module.weight.numel() for module in packed)
+    with torch.no_grad():
+        expected, found = (family.ensemble_logits(model(**family.inputs())) for model in (hydra, apart))
+    torch.testing.assert_close(found.exp(), expected.exp(), rtol=0, atol=0.1)
+    assert not torch.equal(found, expected)
+
+
+def test_layers_with_linear_layers_are_left_to_the_modules():
+    hydra = VIT.fused("uniform")
+    assert fast_layer(hydra.vit.layers[0]) is not None
+    assert fast_layer(with_linear_layers(hydra).vit.layers[0]) is None
+
+
+def test_detectors_still_read_features():
+    hydra = VIT.fused("uniform")
+    expected, found = (AnswerReader(model)(VIT.inputs())[1] for model in (hydra, with_linear_layers(hydra)))
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize("quantise", [replace_linear_layers, quantise_weights], ids=lambda way: way.__name__)
+def test_quantised_weights_are_not_saved(quantise, tmp_path):
+    apart = with_linear_layers(VIT.fused())
+    quantise(apart)
+    with pytest.raises(ValueError, match=r"qkv_proj.linears.0 is quantised or replaced: save the Hydra before"):
+        apart.save_pretrained(tmp_path)
+    assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_what_cannot_be_taken_apart_is_refused():
+    with pytest.raises(TypeError, match="ViTForImageClassification without packed layers: pass a Hydra"):
+        with_linear_layers(VIT.backbone())
+    quantised = VIT.fused()
+    quantise_weights(quantised)
+    with pytest.raises(ValueError, match="is quantised or sharded"):
+        with_linear_layers(quantised)
+    with pytest.raises(ValueError, match="not in memory"):
+        with_linear_layers(VIT.fused().to("meta"))
+
+
+# Calibrated
+
+
+def calibration_data() -> list[dict[str, torch.Tensor]]:
+    return [{"pixel_values": images(40), "labels": torch.arange(40) % 5}]
+
+
+def test_what_was_calibrated_before_it_was_quantised_decides_nothing():
+    hydra = VIT.fused("uniform")
+    hydra.calibrate(calibration_data(), alpha=0.2)
+    assert hydra(**VIT.inputs()).prediction_set is not None
+    apart = with_linear_layers(hydra)
+    quantise_weights(apart)
+    assert apart(**VIT.inputs()).get("prediction_set") is None
+    assert hydra(**VIT.inputs()).prediction_set is not None
+    quantise_weights(hydra)  # in place, after it was seen to be as calibrated
+    assert hydra(**VIT.inputs()).get("prediction_set") is None
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_quantised_hydra_is_calibrated_as_any(apart):
+    hydra = with_linear_layers(VIT.fused("uniform")) if apart else VIT.fused("uniform")
+    quantise_weights(hydra)
+    hydra.calibrate(calibration_data(), alpha=0.2)
+    assert hydra.is_deciding
+    assert hydra(**VIT.inputs()).prediction_set is not None
