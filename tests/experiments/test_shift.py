@@ -87,6 +87,12 @@ def test_tables_have_means_as_the_paper_and_a_dash_where_nothing_was_judged():
     assert table({"0": {"a": {}}}, {"a": "A"}, [("x", lambda run: None, ".1f")]).endswith("| A | - |")
 
 
+def test_where_nothing_was_judged_the_page_says_so_in_place_of_every_table():
+    judged = shift_tables.tables({"0": {"a": run(0.9, shift=SHIFT)}}, {"a": "A"}, {})
+    found = shift_tables.tables({"0": {"a": run(0.9)}}, {"a": "A"}, {})
+    assert found == dict.fromkeys(judged, "Not judged yet.")
+
+
 def test_all_methods_are_rows_of_the_tables_under_shift():
     setting = SETTINGS["sst2-gte"]
     seeds = {"0": {"tunings-whole-trunk-6": {}}}
