@@ -53,7 +53,7 @@ def test_a_method_is_judged_under_shift_and_judged_again_where_that_is_missing(t
     first = json.loads(plain.read_text())
     assert first["shift"]["severities"] == [5] and list(first["shift"]["corruptions"]) == ["contrast"]
     assert set(first["shift"]["corruptions"]["contrast"]) == set(METRICS)
-    assert first["shift"]["corruptions"]["contrast"]["accuracy"] != [first["id"]["accuracy"]]
+    assert first["shift"]["corruptions"]["contrast"]["nll"] != [first["id"]["nll"]]
     assert "shift" not in first["validation"] and "shift" in json.loads(tempered.read_text())
     comparison.judge(0, "single", lambda: pytest.fail("it was judged"))
     plain.write_text(json.dumps({key: value for key, value in first.items() if key != "shift"}))
