@@ -6,6 +6,9 @@ from statistics import mean
 from .table import Column, Run, Seeds, table
 
 
+NAMES = ("accuracy", "brier", "quality", "temperature", "corruptions")
+
+
 def shifted(metric: str, severity: int | None = None, corruption: str | None = None) -> Callable[[Run], float | None]:
     """The mean of a metric over corruptions and severities, or over those of one severity or corruption; None where the
     method was not judged under shift."""
@@ -30,8 +33,9 @@ def tables(seeds: Seeds, rows: Mapping[str, str], tempered: Mapping[str, str]) -
     rows, tempered: {method: title}, as they are and with a temperature
     """
     judged = [run["shift"] for methods in seeds.values() for run in methods.values() if "shift" in run]
-    severities = judged[0]["severities"] if judged else ()
-    corruptions = judged[0]["corruptions"] if judged else ()
+    if not judged:
+        return {f"shift-{name}": "Not judged yet." for name in NAMES}
+    severities, corruptions = judged[0]["severities"], judged[0]["corruptions"]
 
     def by_severity(metric: str, title: str, clean: Callable[[Run], float], form: str, percent: bool) -> list[Column]:
         scaled = in_percent if percent else lambda value: value
@@ -55,5 +59,5 @@ def tables(seeds: Seeds, rows: Mapping[str, str], tempered: Mapping[str, str]) -
         "shift-brier": table(seeds, rows, brier),
         "shift-quality": table(seeds, rows, quality),
         "shift-temperature": table(seeds, tempered, quality),
-        "shift-corruptions": table(seeds, rows, of_each) if of_each else "Not judged yet.",
+        "shift-corruptions": table(seeds, rows, of_each),
     }

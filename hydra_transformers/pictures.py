@@ -3,9 +3,13 @@
 import io
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .files import write_atomically
 
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 try:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -22,3 +26,17 @@ def write_png(figure: Figure, path: str | os.PathLike) -> Path:
     content = io.BytesIO()
     FigureCanvasAgg(figure).print_png(content)
     return write_atomically(path, content.getvalue())
+
+
+def finish_panel(panel: "Axes", title: str) -> None:
+    """A title, a light grid behind the data, and no frame above and on the right."""
+    panel.set_title(title, fontsize=11)
+    panel.grid(color="#DDDDDD", linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def legend_below(figure: Figure, panel: "Axes", columns: int, **look: float) -> None:
+    """One legend for all panels, with what `panel` shows."""
+    handles, labels = panel.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, **look)

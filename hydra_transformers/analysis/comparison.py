@@ -123,7 +123,8 @@ class HeadSetComparison:
         return self.head_map()._repr_html_()
 
     def plot(self, folder: str | Path) -> list[Path]:
-        """Writes `kept_heads.png`, a map for each set, and `overlaps.png`, and returns their paths."""
+        """Writes `kept_heads.png`, a map for each set (for CLIP a picture for each tower), and `overlaps.png`, and returns their
+        paths."""
         from .plots import draw_comparison
 
         return draw_comparison(self, folder)

@@ -43,9 +43,10 @@ def _with_noise(
 
 def _replaced(input_ids: Tensor, mask: Tensor | None, share: float, generator: torch.Generator) -> Tensor:
     mask = torch.ones_like(input_ids) if mask is None else mask
-    inner = mask.bool().cpu().clone()
-    inner[:, 0] = False
-    inner[torch.arange(len(inner)), inner.shape[1] - 1 - mask.cpu().flip(1).argmax(dim=1)] = False
+    mask, rows = mask.bool().cpu(), torch.arange(len(input_ids))
+    inner = mask.clone()
+    inner[rows, mask.int().argmax(dim=1)] = False
+    inner[rows, mask.shape[1] - 1 - mask.int().flip(1).argmax(dim=1)] = False
     words = input_ids.cpu()[inner]
     chosen = inner & (torch.rand(inner.shape, generator=generator) < share)
     drawn = torch.randint(max(1, len(words)), (int(chosen.sum()),), generator=generator)

@@ -6,14 +6,12 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..pictures import COLOURS, Figure, write_png
+from ..pictures import COLOURS, Figure, finish_panel, legend_below, write_png
 from ..pruning.heads import Head
 from .sweep import PERCENT, TITLES
 
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
     from .comparison import HeadSetComparison
     from .proposition import PruningUnderNoise
     from .separation import HeadSeparation
@@ -24,18 +22,6 @@ DPI = 150
 NEUTRAL = "#555555"
 MAPS_PER_ROW = 4
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-
-
-def _finish(panel: "Axes", title: str) -> None:
-    panel.set_title(title, fontsize=11)
-    panel.grid(color="#DDDDDD", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-
-
-def _legend_below(figure: Figure, panel: "Axes", columns: int) -> None:
-    handles, labels = panel.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
 
 
 def draw_pruning_under_noise(result: "PruningUnderNoise", folder: str | os.PathLike) -> list[Path]:
@@ -67,10 +53,10 @@ def draw_pruning_under_noise(result: "PruningUnderNoise", folder: str | os.PathL
         panel.set_yticks(list(places), names)
         panel.set_xlabel("Change of the loss (nats)")
         panel.locator_params(axis="x", nbins=5)
-        _finish(panel, data)
+        finish_panel(panel, data)
         panel.grid(visible=False, axis="y")
     panels[0].invert_yaxis()
-    _legend_below(figure, panels[0], 2)
+    legend_below(figure, panels[0], 2)
     return [write_png(figure, Path(folder) / "proposition.png")]
 
 
@@ -127,7 +113,7 @@ def _maps(
     if label is not None:
         figure.colorbar(shown, ax=panels, label=label, shrink=0.9)
     if crossed:
-        _legend_below(figure, panels[0], 1)
+        legend_below(figure, panels[0], 1)
     return figure
 
 
@@ -157,20 +143,17 @@ def _principal_components(result: "HeadSeparation") -> Figure:
         row[0].set_ylabel(f"heads that {name}", fontsize=10)
         for panel in row[len(heads) :]:
             panel.set_visible(False)
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9, markerscale=3)
+    legend_below(figure, panels[0][0], 2, markerscale=3)
     return figure
 
 
 def draw_comparison(result: "HeadSetComparison", folder: str | os.PathLike) -> list[Path]:
     paths = []
     for tower in dict.fromkeys(head[:-2] for head in result.heads):
-        maps = {
-            f"{name}: {len(result.heads) - len(pruned)} kept": {
-                head: float(head not in set(pruned)) for head in result.heads if head[:-2] == tower
-            }
-            for name, pruned in result.head_sets.items()
-        }
+        maps = {}
+        for name, pruned in result.head_sets.items():
+            kept = {head: float(head not in set(pruned)) for head in result.heads if head[:-2] == tower}
+            maps[f"{name}: {sum(kept.values()):.0f} kept"] = kept
         name = "_".join(["kept_heads", *tower])
         paths.append(write_png(_maps(maps, low=0, high=1.3), Path(folder) / f"{name}.png"))
     if result.pairs:
@@ -229,9 +212,9 @@ def draw_sweep(result: "BudgetSweep", folder: str | os.PathLike) -> list[Path]:
                     panel.fill_between(budgets, low, high, color=look["color"], alpha=0.15, linewidth=0)
         panel.set_xlabel(f"Heads that go, of {result.dense.kept}")
         panel.xaxis.get_major_locator().set_params(integer=True)
-        _finish(panel, TITLES[metric])
+        finish_panel(panel, TITLES[metric])
     labels = panels[0].get_legend_handles_labels()[1]
-    _legend_below(figure, panels[0], min(len(labels), 2 * columns))
+    legend_below(figure, panels[0], min(len(labels), 2 * columns))
     return [write_png(figure, Path(folder) / "budgets.png")]
 
 
@@ -249,7 +232,7 @@ def draw_scores(result: "HeadScores", folder: str | os.PathLike) -> list[Path]:
         panel.set_yscale("log")
     panel.set_xticks(sorted({layer for layers in result.by_layer().values() for layer in layers}))
     panel.set(xlabel="Layer, and within it head by head", ylabel="Score")
-    _finish(panel, "Scores of heads")
+    finish_panel(panel, "Scores of heads")
     if len(result.by_layer()) > 1:
         panel.legend(frameon=False, fontsize=9)
     return [write_png(figure, Path(folder) / "scores.png")]

@@ -35,7 +35,8 @@ HOLDS, FAILS, UNCLEAR, NOT_REFUTED, UNKNOWN = "holds", "fails", "unclear", "not 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over rows, and its standard error; None where rows cannot be told apart (heads of CLIP's text tower)."""
+    """A mean over rows, and its standard error; None of a single row, and where rows cannot be told apart (heads of CLIP's text
+    tower)."""
 
     value: float
     error: float | None = None
@@ -43,7 +44,9 @@ class Estimate:
     @classmethod
     def of(cls, rows: Tensor) -> "Estimate":
         mean = exact_mean(rows)
-        variance = math.fsum(((rows - mean) ** 2).tolist()) / max(1, len(rows) - 1)
+        if len(rows) < 2:
+            return cls(mean)
+        variance = math.fsum(((rows - mean) ** 2).tolist()) / (len(rows) - 1)
         return cls(mean, math.sqrt(variance / len(rows)))
 
     def __add__(self, other: "Estimate") -> "Estimate":
@@ -60,9 +63,7 @@ class Estimate:
         return None if self.error is None else abs(self.value) > NORMAL_95 * self.error
 
     def at_least_zero(self) -> str:
-        if self.is_clear is False:
-            return UNCLEAR
-        return HOLDS if self.value >= 0 else FAILS
+        return {None: UNKNOWN, True: HOLDS if self.value >= 0 else FAILS, False: UNCLEAR}[self.is_clear]
 
     def equals_zero(self) -> str:
         return {None: UNKNOWN, True: FAILS, False: NOT_REFUTED}[self.is_clear]
@@ -107,7 +108,8 @@ class Premises:
     expected_change: Estimate
 
     def verdicts(self) -> dict[str, str]:
-        """ "holds", "fails", "unclear" (within the sampling error) or, of an equation, "not refuted"; by what is assumed."""
+        """ "holds", "fails", "unclear" (within the sampling error), of an equation "not refuted", or "-" where no error is known;
+        by what is assumed."""
         return {
             "g·d = 0, clean": self.clean_slope.equals_zero(),
             "g·d ≥ 0, noisy": self.noisy_slope.at_least_zero(),

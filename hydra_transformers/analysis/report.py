@@ -139,6 +139,10 @@ def analyse_heads(
     check_count(noise_rows, "noise_rows", 1, 10**9, "the loss is looked at on rows")
     check_count(budget, "budget", 1, len(heads) - 1, f"the model has {len(heads)} heads")
     budgets = _usual_budgets(len(heads)) if budgets is None else sorted({*budgets})
+    if not budgets:
+        raise ValueError("budgets is empty: pass how many heads go, such as [4, 8, 12]")
+    for each in budgets:
+        check_count(each, "budgets", 1, len(heads) - 1, f"the model has {len(heads)} heads")
     prompts = {} if class_prompts is None else {"class_prompts": class_prompts}
     choosing_data, choosing_ood, id_data = (
         list(batches(data, batch_size)) for data in (choosing_data, choosing_ood, id_data)

@@ -234,7 +234,7 @@ def head_separation(
     others = {name: _read(hydra, data, f"ood_data ({name})", batch_size) for name, data in foreign.items()}
     rows = known.num_samples
     head_dim = next(iter(_encoder(hydra).layers)).attention.head_dim
-    if rows < head_dim + 2:
+    if rows < head_dim + 3:
         raise ValueError(f"id_data has {rows} rows, and heads have {head_dim} dimensions: pass more rows than these")
     for name, data in others.items():
         if data.num_samples < 4:
@@ -248,7 +248,7 @@ def head_separation(
         networks[network] = {name: _separations(of_known, each, seed) for name, each in of_others.items()}
         if network == DENSE:
             vectors = {"known": of_known, "foreign": next(iter(of_others.values()))}
-    chance = {name: math.sqrt(head_dim * (1 / rows + 1 / data.num_samples)) for name, data in others.items()}
+    chance = {name: mahalanobis_by_chance(head_dim, rows, data.num_samples) for name, data in others.items()}
     result = HeadSeparation(networks, chance, order)
     if order:
         chosen = [head for some in result.by_importance(pictured).values() for head in some]
@@ -299,6 +299,14 @@ def _separations(known: Vectors, foreign: Vectors, seed: int) -> dict[Head, Sepa
         head: Separation(*values)
         for head, *values in zip(known, *(column.tolist() for column in columns), strict=True)
     }
+
+
+def mahalanobis_by_chance(dim: int, known: int, foreign: int) -> float:
+    """The root mean square distance of the means of two samples of one normal distribution, by the first one's covariance.
+
+    That is estimated from the rows: its inverse is too large by (known - 1) / (known - dim - 2) on average.
+    """
+    return math.sqrt(dim * (1 / known + 1 / foreign) * (known - 1) / (known - dim - 2))
 
 
 def _covariance(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ..models.auto import hydra_class
 from ..models.configuration_hydra import neurons_in
 from .gates import Gated, mean_gradients
 from .heads import Head, as_heads_to_prune, check_count, chosen_towers, head_at, tower_and_place
-from .scores import by_method, normalized
+from .scores import by_method, check_finite, normalized
 from .taylor import Calibration, settled_towers, working_copy
 
 
@@ -169,6 +169,7 @@ def lowest_neurons(
         raise ValueError(
             "pass either budget, how many neurons go in all, or neurons_per_layer, how many each layer keeps"
         )
+    check_finite(scores)
     layers: dict[tuple, list[Neuron]] = {}
     for neuron in sorted(scores, key=scores.__getitem__):
         layers.setdefault(neuron[:-1], []).append(neuron)

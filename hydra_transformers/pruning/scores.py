@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .attention_scores import confidence_scores, entropy_scores
+from .evaluation_data import check_label_range
 from .extraction import extract_circuit, start_search
 from .gates import michel_scores
 from .heads import Head, as_heads_to_prune, attention_of, check_count, has_two_towers, heads_of, tower_and_place
@@ -165,10 +166,15 @@ def by_method(
         raise ValueError(f"dataloader is missing: {method!r} is computed on data, pass some rows with labels")
     given = {name: value for name, value in common.items() if name in taken}
     scores = methods[method](model, *([dataloader] if needs_data else []), **given, **options)
+    check_finite(scores)
+    return scores
+
+
+def check_finite(scores: Mapping[Head, float]) -> None:
+    """Refuses scores that have no order."""
     for head, score in scores.items():
         if not math.isfinite(score):
             raise ValueError(f"the score of {head} is {score}: check the model's weights and the data")
-    return scores
 
 
 def normalized(scores: Mapping[Head, float]) -> dict[Head, float]:
@@ -189,6 +195,7 @@ def lowest_heads(
     """
     if (budget is None) == (heads_per_layer is None):
         raise ValueError("pass either budget, how many heads go in all, or heads_per_layer, how many each layer keeps")
+    check_finite(scores)
     order = sorted(scores, key=scores.__getitem__)
     if budget is not None:
         check_count(budget, "budget", 0, len(order), f"{len(order)} heads have scores")
@@ -215,6 +222,12 @@ def _minus_loss_of(model: PreTrainedModel) -> Metric:
             return -nn.functional.mse_loss(logits.flatten(), labels.flatten().to(logits.dtype)).item()
         if problem == "multi_label_classification":
             return -nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype)).item()
+        if labels.is_floating_point() or labels.dim() > 1:
+            raise ValueError(
+                f"the labels are {labels.dtype} of shape {tuple(labels.shape)}: pass class indices, one for each row, set "
+                "config.problem_type, or pass a metric"
+            )
+        check_label_range(labels, "dataloader", logits.shape[-1])
         return -nn.functional.cross_entropy(logits, labels).item()
 
     return minus_loss

@@ -45,8 +45,12 @@ class PixelScale:
         processor = getattr(processor, "image_processor", processor)
         if not hasattr(processor, "do_normalize"):
             raise TypeError(f"processor is a {type(processor).__name__}: pass the model's image processor")
-        rescaled = 255 * processor.rescale_factor if getattr(processor, "do_rescale", True) else 255.0
         mean, std = (0.0, 1.0) if not processor.do_normalize else (processor.image_mean, processor.image_std)
+        if getattr(processor, "do_rescale", True):
+            rescaled = 255 * processor.rescale_factor
+        else:
+            # Images were in [0, 1] before, unless the mean is one of levels up to 255.
+            rescaled = 255.0 if max(_numbers(mean)) > 1 else 1.0
         return cls(*(tuple(value / rescaled for value in _numbers(each)) for each in (mean, std)))
 
     def unscaled(self, pixel_values: Tensor) -> Tensor:

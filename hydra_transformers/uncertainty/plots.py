@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..pictures import COLOURS, Figure, write_png
+from ..pictures import COLOURS, Figure, finish_panel, legend_below, write_png
 from .tables import COLUMNS, clean
 
 
@@ -68,24 +68,17 @@ def _reliability_diagram(report: "UncertaintyReport") -> Figure:
     figure, panels, columns = _grid(len(report.models))
     for panel, (name, result) in zip(panels, report.models.items(), strict=True):
         _reliability(panel, result.curves["reliability"])
-        _finish(panel, f"{name}\nECE {result.id['ece']:.4f}, aECE {result.id['aece']:.4f}")
+        finish_panel(panel, f"{name}\nECE {result.id['ece']:.4f}, aECE {result.id['aece']:.4f}")
     _legend_below(figure, panels[0], columns)
     return figure
 
 
-def _finish(panel: "Axes", title: str) -> None:
-    panel.set_title(title, fontsize=11)
-    panel.grid(color="#DDDDDD", linewidth=0.6)
-    panel.set_axisbelow(True)
-    panel.spines[["top", "right"]].set_visible(False)
-
-
 def _legend_below(figure: Figure, panel: "Axes", columns: int) -> None:
-    handles, labels = panel.get_legend_handles_labels()
+    labels = panel.get_legend_handles_labels()[1]
     columns = _legend_columns(labels, columns)
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + 0.2 * math.ceil(len(labels) / columns))  # the panels keep their size
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
+    legend_below(figure, panel, columns)
 
 
 def _legend_columns(labels: list[str], panels: int) -> int:
@@ -131,7 +124,7 @@ def _score_histograms(report: "UncertaintyReport") -> Figure:
             ylabel="Share of the data set's samples",
         )
         panel.set_ylim(bottom=0)
-        _finish(panel, name)
+        finish_panel(panel, name)
     _legend_below(figure, panels[0], columns)
     return figure
 
@@ -147,7 +140,7 @@ def _roc(report: "UncertaintyReport") -> Figure:
         panel.plot([0, 1], [0, 1], color="#555555", linestyle=":", linewidth=1, label="Chance")
         panel.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02))
         panel.set(xlabel="False positive rate (in distribution)", ylabel="True positive rate (out of distribution)")
-        _finish(panel, name)
+        finish_panel(panel, name)
         columns = _legend_columns(panel.get_legend_handles_labels()[1], panels=1)
         panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False, fontsize=8, ncols=columns)
     return figure
@@ -172,7 +165,7 @@ def _risk_coverage(report: "UncertaintyReport") -> Figure:
         top = max([top, *(r for c, r in zip(curve["coverage"], curve["risk"], strict=True) if c >= left)])
     panel.set(xlabel="Coverage (share of samples answered, most confident first)", ylabel="Risk (error rate)")
     panel.set(xlim=(left, 1.01), ylim=(0, 1.05 * top or 1))
-    _finish(panel, "Risk and coverage")
+    finish_panel(panel, "Risk and coverage")
     _legend_below(figure, panel, columns=1)
     return figure
 
@@ -197,7 +190,7 @@ def _severity_curves(report: "UncertaintyReport") -> Figure:
         if metric in ("nll", "ece", "brier"):
             panel.set_ylim(bottom=0)
         panel.set(xlabel="Severity")
-        _finish(panel, titles[metric])
+        finish_panel(panel, titles[metric])
     _legend_below(figure, panels[0], columns)
     return figure
 
@@ -210,7 +203,7 @@ def _accuracy_by_corruption(report: "UncertaintyReport") -> Figure:
         for number, (name, result) in enumerate(report.models.items()):
             _sweep(panel, {"0": result.id} | result.corruptions[corruption], "accuracy", name, number)
         panel.set(xlabel="Severity", ylabel="Accuracy (%)")
-        _finish(panel, corruption.replace("_", " "))
+        finish_panel(panel, corruption.replace("_", " "))
     _legend_below(figure, panels[0], columns)
     return figure
 
@@ -235,7 +228,7 @@ def _uncertainty_split(report: "UncertaintyReport") -> Figure:
         panel.barh(names, epistemic, left=aleatoric, label="Epistemic", **look)
         panel.set_xlabel("Mean uncertainty per sample (nats)")
         panel.xaxis.set_tick_params(labelbottom=True)
-        _finish(panel, name)
+        finish_panel(panel, name)
         panel.grid(visible=False, axis="y")
     panels[0].invert_yaxis()  # shared: the in-distribution bar comes first everywhere
     _legend_below(figure, panels[0], columns)
@@ -257,7 +250,7 @@ def _way_to_the_mean(report: "FusionReport") -> Figure:
         panel.plot(way, values, marker="o", **_line(number))
         panel.plot([0, 1], [values[0], values[-1]], color="#555555", linestyle=":", linewidth=1)
         panel.set(xlabel="Share of the way from own weights to the mean", ylabel=f"{title}, mean of the members")
-        _finish(panel, f"Rises by {report.rise:.3f}" if metric == "nll" else "")
+        finish_panel(panel, f"Rises by {report.rise:.3f}" if metric == "nll" else "")
     return figure
 
 
@@ -272,6 +265,6 @@ def _cost_of_sharing(report: "FusionReport") -> Figure:
     panel.axvline(0, color="#555555", linewidth=1)
     panel.invert_yaxis()
     panel.set(xlabel="NLL fused less not fused (nats, 95 % interval)", ylabel="Shared")
-    _finish(panel, report.verdict.capitalize())
+    finish_panel(panel, report.verdict.capitalize())
     panel.grid(visible=False, axis="y")
     return figure

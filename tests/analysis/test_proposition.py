@@ -134,11 +134,13 @@ def test_errors_are_those_of_means_over_rows_whatever_the_batches():
 
 def test_premises_hold_fail_or_cannot_be_told():
     clear, not_clear = Estimate(0.5, 0.1), Estimate(-0.1, 0.1)
-    assert (clear.at_least_zero(), not_clear.at_least_zero(), Estimate(-1.0).at_least_zero()) == (
+    assert (clear.at_least_zero(), not_clear.at_least_zero(), Estimate(-0.5, 0.1).at_least_zero()) == (
         HOLDS,
         UNCLEAR,
         FAILS,
     )
+    assert Estimate(1.0).at_least_zero() == Estimate(-1.0).at_least_zero() == "-"  # no error, no verdict
+    assert Estimate.of(torch.tensor([2.0])) == Estimate(2.0, None)  # a single row says nothing of others
     assert (clear.equals_zero(), not_clear.equals_zero(), Estimate(1.0).equals_zero()) == (FAILS, NOT_REFUTED, "-")
 
 

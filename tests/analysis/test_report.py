@@ -100,6 +100,10 @@ def test_noise_is_the_same_for_a_seed_and_leaves_labels_and_ends_of_texts():
     assert not is_other[rows["attention_mask"] == 0].any()
     inner = rows["attention_mask"].sum() - 80
     assert 0.35 < is_other.sum() / inner < 0.55  # some are replaced by themselves
+    turned = {name: rows[name].flip(1) for name in ("input_ids", "attention_mask")}  # padded on the left
+    [changed] = with_noise([turned], tokens=1.0)
+    is_other, first = changed["input_ids"] != turned["input_ids"], turned["attention_mask"].argmax(dim=1)
+    assert not is_other[:, -1].any() and not is_other[torch.arange(40), first].any() and is_other.any()
     with pytest.raises(ValueError, match="neither pixel_values nor input_ids"):
         with_noise([{"values": torch.ones(2, 3)}])
 
@@ -108,6 +112,10 @@ def test_noise_is_the_same_for_a_seed_and_leaves_labels_and_ends_of_texts():
 def test_a_budget_that_cannot_be_is_refused_before_any_work(build):
     with pytest.raises(ValueError, match="budget is 99: the model has"):
         analyse_heads(build(), [], [], [], [], budget=99)
+    with pytest.raises(ValueError, match="budgets is 99: the model has"):
+        analyse_heads(build(), [], [], [], [], budgets=[1, 99])
+    with pytest.raises(ValueError, match="budgets is empty"):
+        analyse_heads(build(), [], [], [], [], budgets=[])
 
 
 @pytest.mark.slow

@@ -6,7 +6,14 @@ from transformers.models.bert.modeling_bert import BertSelfAttention
 
 from hydra_transformers.analysis import head_separation
 from hydra_transformers.analysis.head_outputs import one_member
-from hydra_transformers.analysis.separation import DENSE, _read, _separations, head_vectors, principal_components
+from hydra_transformers.analysis.separation import (
+    DENSE,
+    _read,
+    _separations,
+    head_vectors,
+    mahalanobis_by_chance,
+    principal_components,
+)
 from hydra_transformers.pruning import Circuit
 from tests.pruning.backbones import bert, clip, family, images, rows_in_batches, texts, vit
 
@@ -38,6 +45,14 @@ def test_distances_are_those_of_the_paper():
     assert found.euclidean == pytest.approx(difference.norm().item())
     assert found.relative == pytest.approx((difference.norm() / covariance.trace().sqrt()).item())
     assert found.mahalanobis == pytest.approx((difference @ covariance.inverse() @ difference).sqrt().item())
+
+
+@pytest.mark.parametrize("known, foreign", [(16, 40), (20, 20), (200, 100)])
+def test_chance_is_how_far_apart_samples_of_one_distribution_are(known, foreign):
+    torch.manual_seed(2)
+    x, y = ({(0, n): torch.randn(rows, 8, dtype=torch.float64) for n in range(1000)} for rows in (known, foreign))
+    found = torch.tensor([each.mahalanobis for each in _separations(x, y, seed=0).values()])
+    assert mahalanobis_by_chance(8, known, foreign) == pytest.approx(found.square().mean().sqrt().item(), rel=0.05)
 
 
 def test_a_discriminant_is_not_judged_on_what_it_was_fitted_on():

@@ -53,7 +53,7 @@ def test_a_method_is_judged_under_shift_and_judged_again_where_that_is_missing(t
     first = json.loads(plain.read_text())
     assert first["shift"]["severities"] == [5] and list(first["shift"]["corruptions"]) == ["contrast"]
     assert set(first["shift"]["corruptions"]["contrast"]) == set(METRICS)
-    assert first["shift"]["corruptions"]["contrast"]["accuracy"] != [first["id"]["accuracy"]]
+    assert first["shift"]["corruptions"]["contrast"]["nll"] != [first["id"]["nll"]]
     assert "shift" not in first["validation"] and "shift" in json.loads(tempered.read_text())
     comparison.judge(0, "single", lambda: pytest.fail("it was judged"))
     plain.write_text(json.dumps({key: value for key, value in first.items() if key != "shift"}))
@@ -85,6 +85,12 @@ def test_tables_have_means_as_the_paper_and_a_dash_where_nothing_was_judged():
     assert lines[2:] == ["| A | 90.00 | 60.00 | 20.00 | 40.00 |", "| B | 80.00 | - | - | - |"]
     assert found["shift-corruptions"].splitlines()[2:] == ["| A | 40.0 | 40.0 |", "| B | - | - |"]
     assert table({"0": {"a": {}}}, {"a": "A"}, [("x", lambda run: None, ".1f")]).endswith("| A | - |")
+
+
+def test_where_nothing_was_judged_the_page_says_so_in_place_of_every_table():
+    judged = shift_tables.tables({"0": {"a": run(0.9, shift=SHIFT)}}, {"a": "A"}, {})
+    found = shift_tables.tables({"0": {"a": run(0.9)}}, {"a": "A"}, {})
+    assert found == dict.fromkeys(judged, "Not judged yet.")
 
 
 def test_all_methods_are_rows_of_the_tables_under_shift():

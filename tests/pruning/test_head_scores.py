@@ -2,6 +2,8 @@
 
 import copy
 import inspect
+import math
+import re
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from hydra_transformers.pruning import (
     extract_circuit,
     head_scores,
     lowest_heads,
+    lowest_neurons,
     prune_heads,
     taylor_scores,
 )
@@ -136,6 +139,18 @@ def test_leave_one_out_takes_a_metric_and_models_of_other_problems():
         assert scores[(1, 2)] == pytest.approx((without - dense).item(), rel=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("labels", "problem"),
+    [
+        (torch.tensor([0, 1, 2, -100]), "dataloader has the label -100"),
+        (torch.rand(4, 3), "the labels are torch.float32 of shape (4, 3): pass class indices"),
+    ],
+)
+def test_leave_one_out_refuses_labels_that_the_models_loss_does_not_take(labels, problem):
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        head_scores(bert_backbone(), [{**padded_texts(4), "labels": labels}], "leave_one_out")
+
+
 def test_a_circuit_scores_heads_by_when_they_go():
     model, batches, _, _ = family("vit")
     circuit = extract_circuit(model, batches, budget=4, progress=False)
@@ -197,6 +212,9 @@ def test_the_lowest_heads_are_chosen_over_all_layers_or_in_each():
             lowest_heads(scores, **wrong)
     with pytest.raises(ValueError, match="budget is 5: 4 heads have scores"):
         lowest_heads(scores, 5)
+    for lowest in (lowest_heads, lowest_neurons):
+        with pytest.raises(ValueError, match=r"the score of \(1, 1\) is nan"):
+            lowest(scores | {(1, 1): math.nan}, 1)
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,15 @@ def test_a_processors_scale_is_undone(processor, value):
     )
 
 
+def test_a_processor_that_does_not_rescale_reads_images_between_0_and_1():
+    processor = ViTImageProcessorPil(size={"height": 8, "width": 8}, do_rescale=False)
+    images = torch.rand(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    noisy = corrupt((images - 0.5) / 0.5, "gaussian_noise", 3, processor=processor)
+    torch.testing.assert_close(noisy, (corrupt(images, "gaussian_noise", 3) - 0.5) / 0.5)
+    with pytest.raises(ValueError, match="not from 0 to 1"):
+        corrupt((255 * images - 0.5) / 0.5, "gaussian_noise", 3, processor=processor)
+
+
 # Texts
 
 
