@@ -44,8 +44,9 @@ def add_and_layer_norm(
 
     residual: (members or 1, rows, hidden)
     branch: (members, rows, hidden); it may be overwritten
-    before: (members, hidden) or (members, 1, hidden); after: (hidden,). What the products on either side leave out of their results: there, adding
-        a bias to a batch of products takes a pass of its own
+    before: (members, hidden) or (members, 1, hidden)
+    after: (hidden,). Both are biases that the products on either side leave out: adding one to a batch of products takes a
+        pass of its own
     """
     total, normed = _normed_in_one_pass(norm, branch, residual, before, after)
     if normed is None:
