@@ -152,7 +152,8 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, height, width, device=device)
     if hasattr(text, "vocab_size"):
-        tokens = min(TEXT_TOKENS, text.max_position_embeddings)
+        most = getattr(text, "max_position_embeddings", 0)  # models with relative positions have none, or -1
+        tokens = min(TEXT_TOKENS, most) if most > 0 else TEXT_TOKENS
         inputs["input_ids"] = torch.ones(batch_size, tokens, dtype=torch.long, device=device)
     return inputs
 
