@@ -183,15 +183,24 @@ class ViLU(Baseline):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **inputs: Any,
     ) -> HydraClassifierOutput:
         """The model's answer, of CLIP among the texts of `input_ids`; `detector_score` (batch,), and with labels the `loss` of the
-        predictor."""
+        predictor. num_items_in_batch: as in every baseline"""
         inputs |= {"pixel_values": pixel_values, "input_ids": input_ids, "attention_mask": attention_mask}
         inputs["token_type_ids"] = token_type_ids
         given = accepted_inputs(self.model, {name: value for name, value in inputs.items() if value is not None})
+        missing = {"pixel_values", "input_ids"} - set(given)
+        if self.is_zero_shot and missing:
+            raise ValueError(
+                f"the batch has no {min(missing)}: pass images and the texts of the classes, or use zero_shot()"
+            )
         classes = self.class_features(**given) if self.is_zero_shot else self.class_features()
-        return self.answer(self.features(**given), classes, labels)
+        output = self.answer(self.features(**given), classes, labels)
+        if output.loss is not None and num_items_in_batch is not None:
+            output.loss = output.loss * len(labels) / num_items_in_batch
+        return output
 
     def answer(self, features: Tensor, classes: Tensor, labels: Tensor | None = None) -> HydraClassifierOutput:
         """features: (batch, dim), classes: (classes, dim), as `features` and `class_features` give them"""
@@ -339,6 +348,11 @@ class ViLUClassifier(nn.Module):
         return self.model.answer(
             self.model.features(pixel_values=pixel_values), at_least_float32(self.classes), labels
         )
+
+    def without_weights(self) -> "ViLUClassifier":
+        """The same on the meta device, to be counted and not to compute with."""
+        prompts = {"input_ids": torch.zeros(len(self.classes), 1, dtype=torch.long, device="meta")}
+        return ViLUClassifier(self.model.without_weights(), prompts)
 
 
 @torch.inference_mode()
