@@ -36,3 +36,15 @@ def test_a_batch_without_images_or_texts_is_refused():
         vilu(**PROMPTS)
     with pytest.raises(ValueError, match="the batch has no input_ids"):
         vilu(pixel_values=images())
+
+
+def test_a_fit_that_is_refused_leaves_an_earlier_one_as_it_was():
+    model = VIT.backbone()
+    vilu = ViLU(model)
+    answers = model(**VIT.inputs()).logits.argmax(dim=-1)
+    vilu.fit([VIT.inputs() | {"labels": torch.where(torch.arange(4) < 2, answers, -1)}], epochs=1)
+    expected = vilu(**VIT.inputs()).detector_score
+    for labels, message in (({}, "data has no labels"), ({"labels": answers}, "answers all of the 4 rows")):
+        with pytest.raises(ValueError, match=message):
+            vilu.fit([VIT.inputs() | labels])
+        assert torch.equal(vilu(**VIT.inputs()).detector_score, expected)
