@@ -14,6 +14,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .baselines import Baseline, DeepEnsemble, LoRAEnsemble, MCDropout
 from .baselines.bayesvlm import BayesVLMClassifier
+from .baselines.vilu import ViLUClassifier
 from .fusion import FIELDS_OF_HYDRAS, tower_configs, without_weights
 from .models.auto import HYDRA_CLASSES
 from .prediction import ZeroShotClassifier, device_of, evaluation_mode
@@ -77,7 +78,7 @@ def count_multiply_adds(model: nn.Module) -> int:
         return sum(_multiply_adds_with_adapter(model.model, adapter) for adapter in model.adapters)
     if isinstance(model, ZeroShotClassifier):
         return _multiply_adds_of_images(model)
-    if isinstance(model, BayesVLMClassifier):
+    if isinstance(model, (BayesVLMClassifier, ViLUClassifier)):
         images = example_inputs(_config_of(model).vision_config, 1, "meta")
         return multiply_adds_of(model.without_weights(), **images)
     if isinstance(model, Baseline):
@@ -152,7 +153,8 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, height, width, device=device)
     if hasattr(text, "vocab_size"):
-        tokens = min(TEXT_TOKENS, text.max_position_embeddings)
+        most = getattr(text, "max_position_embeddings", 0)  # models with relative positions have none, or -1
+        tokens = min(TEXT_TOKENS, most) if most > 0 else TEXT_TOKENS
         inputs["input_ids"] = torch.ones(batch_size, tokens, dtype=torch.long, device=device)
     return inputs
 
@@ -160,9 +162,8 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
 def _config_of(model: nn.Module) -> PreTrainedConfig:
     if isinstance(model, DeepEnsemble):
         return _config_of(model.models[0])
-    if isinstance(
-        model, (LoRAEnsemble, MCDropout, TemperatureScaledClassifier, ZeroShotClassifier, BayesVLMClassifier)
-    ):
+    wrappers = (LoRAEnsemble, MCDropout, TemperatureScaledClassifier)
+    if isinstance(model, (*wrappers, ZeroShotClassifier, BayesVLMClassifier, ViLUClassifier)):
         return _config_of(model.model)
     return model.config
 

@@ -318,12 +318,14 @@ def check_chooses_one_class(model: nn.Module, name: str) -> None:
 
 
 def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The entries that the model's `forward` names; all of them for a wrapper that hands everything on."""
+    """The entries that the model's `forward` names, or those that it `reads` where it says so; all of them for a wrapper that
+    hands everything on."""
     parameters = inspect.signature(model.forward).parameters.values()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = {parameter.name for parameter in parameters if parameter.kind not in variadic}
     if not named:
         return inputs
+    named |= getattr(model, "reads", frozenset())  # a baseline hands on what the model inside reads
     accepted = {name: value for name, value in inputs.items() if name in named}
     if not accepted:
         raise ValueError(

@@ -63,7 +63,7 @@ class Baseline(nn.Module):
         json.dumps(arguments)  # what could not be saved is an error now, not after the training
         self.model = model
         self.arguments = arguments
-        self._read = frozenset(inspect.signature(model.forward).parameters) - {"labels"}
+        self.reads = frozenset(inspect.signature(model.forward).parameters) - {"labels"}  # names of inputs
 
     @property
     def num_members(self) -> int:
@@ -105,11 +105,11 @@ class Baseline(nn.Module):
             "pixel_values": pixel_values,
         }
         given = {name: value for name, value in inputs.items() if value is not None}
-        read = {name: value for name, value in given.items() if name in self._read}
+        read = {name: value for name, value in given.items() if name in self.reads}
         if not read:
             raise ValueError(
                 f"{type(self.model).__name__} takes none of the batch's entries ({', '.join(given) or 'none'}): it reads "
-                f"{', '.join(sorted(self._read))}"
+                f"{', '.join(sorted(self.reads))}"
             )
         member_logits = self.member_logits(**read)
         loss = None
@@ -223,6 +223,8 @@ def check_is_classifier(model: Any, name: str = "model") -> None:
         raise TypeError(f"{name} is a {type(model).__name__}: pass a model of Transformers that is loaded")
     if "Classification" not in type(model).__name__:
         raise TypeError(f"{name} is a {type(model).__name__}, no classifier: pass a model for classification")
+    if "TokenClassification" in type(model).__name__:
+        raise TypeError(f"{name} is a {type(model).__name__}, which answers for each token: pass a classifier of rows")
     if hasattr(type(model), "backbone_rules"):
         raise TypeError(f"{name} is a {type(model).__name__}, which has members already: pass a model of Transformers")
 

@@ -70,10 +70,16 @@ class BatchEnsemble(Baseline):
         self.runs_whole = layers is None
 
     def member_logits(self, **inputs: Tensor) -> Tensor:
+        rows = max(len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0)
         if self.runs_whole:
-            rows = max(len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0)
             inputs = {name: repeated(value, rows, self.num_members) for name, value in inputs.items()}
-        return self.model(**inputs).logits.unflatten(0, (self.num_members, -1)).transpose(0, 1)
+        logits = self.model(**inputs).logits
+        if len(logits) != self.num_members * rows:
+            raise ValueError(
+                f"{type(self.model).__name__} answers {rows} rows of {self.num_members} members with {len(logits)} rows: behind its "
+                "layers it goes by the rows of its inputs, so leave layers out"
+            )
+        return logits.unflatten(0, (self.num_members, -1)).transpose(0, 1)
 
     def member(self, index: int) -> PreTrainedModel:
         """One member as a plain model of Transformers, which answers as the member does."""
@@ -214,10 +220,10 @@ def _linear_names(model: nn.Module, layers: Sequence[int] | None) -> list[str]:
 
 def _read_something_else(model: PreTrainedModel, names: Sequence[str]) -> set[str]:
     """Of these linear layers those that do not, or not always, read the batch but for example a table of positions: its rows
-    would be taken for members'. Where a model cannot be tried on made-up inputs, none is known."""
+    would be taken for members'. A model that cannot be tried on made-up inputs is refused."""
     from ..cost import example_inputs  # which knows this module
 
-    rows, found = 11, {}  # a prime: hardly the size of anything else
+    rows, found, error = 11, {}, None  # a prime: hardly the size of anything else
     on_meta = without_weights(type(model), model.config)
     for tried in (on_meta,) if device_of(model).type == "meta" else (on_meta, model):
 
@@ -226,15 +232,23 @@ def _read_something_else(model: PreTrainedModel, names: Sequence[str]) -> set[st
 
         handles = [tried.get_submodule(name).register_forward_pre_hook(watch(name)) for name in names]
         try:
+            inputs = example_inputs(model.config, rows, device_of(tried))
+            inputs = {
+                name: each.to(tried.dtype) if each.is_floating_point() else each for name, each in inputs.items()
+            }
             with torch.no_grad(), evaluation_mode(tried):
-                tried(**example_inputs(model.config, rows, device_of(tried)))
-            break
-        except (TypeError, ValueError, RuntimeError, NotImplementedError):
+                tried(**inputs)
+            return {name for name, counts in found.items() if any(count % rows for count in counts)}
+        except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as caught:
             found.clear()
+            error = caught
         finally:
             for handle in handles:
                 handle.remove()
-    return {name for name, counts in found.items() if any(count % rows for count in counts)}
+    raise ValueError(
+        f"{type(model).__name__} cannot be tried on made-up images or texts ({error}), so which of its linear layers read the "
+        "batch is not known: pass a classifier of images or texts"
+    ) from error
 
 
 def _layers_name(model: PreTrainedModel) -> str:

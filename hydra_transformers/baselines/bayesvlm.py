@@ -138,12 +138,14 @@ class BayesVLM(Baseline):
         """
         folder = Path(folder)
         published = _read_prior(folder) if with_published_prior else {}
-        for side, short in (("image", "img"), ("text", "txt")):
-            weight = self._projections()[side].weight
-            sizes = {f"A_{short}": weight.shape[1], f"B_{short}": weight.shape[0]}
-            factors = [_read_factor(folder / f"{name}_analytic.pt", size) for name, size in sizes.items()]
+        short_names, factors = {"image": "img", "text": "txt"}, {}
+        for side, short in short_names.items():  # all are read before any is taken
+            outputs, inputs = self._projections()[side].weight.shape
+            sizes = {f"A_{short}": inputs, f"B_{short}": outputs}
+            factors[side] = [_read_factor(folder / f"{name}_analytic.pt", size) for name, size in sizes.items()]
+        for side, short in short_names.items():
             prior, count = published.get(f"lambda_{short}"), published.get(f"n_{short}", pseudo_count)
-            self._posteriors()[side].set(*factors, weight.detach(), prior, count)
+            self._posteriors()[side].set(*factors[side], self._projections()[side].weight.detach(), prior, count)
         return self
 
     # Predicting
@@ -180,6 +182,11 @@ class BayesVLM(Baseline):
         """(images, 1, texts)"""
         read = {name: tokens[name] for name in ("input_ids", "attention_mask", "position_ids") if name in tokens}
         return self.logits(self.image_embeddings(pixel_values), self.text_embeddings(**read))
+
+    def loss(self, member_logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
+        """The cross-entropy of each image's text, by its number, among all texts; CLIP's own has no labels."""
+        total = nn.functional.cross_entropy(member_logits.squeeze(1), labels, reduction="sum")
+        return total / kwargs.get("num_items_in_batch", len(labels))
 
     def zero_shot(self, class_prompts: Mapping[str, Tensor]) -> "BayesVLMClassifier":
         """An image classifier over fixed class prompts, as `ZeroShotClassifier` is of CLIP; its batches hold `pixel_values`."""

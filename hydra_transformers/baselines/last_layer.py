@@ -7,12 +7,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..threads import twin_of
+from .linear_layers import head_name
 
 
 def without_head(model: PreTrainedModel) -> tuple[PreTrainedModel, nn.Linear, str]:
     """A copy of a classifier that answers with the features which its last linear layer reads, in place of logits; that layer;
     and its name."""
-    name = name_of_head(model)
+    name = head_name(model)
+    if model.config.num_labels == 1:
+        raise ValueError(
+            "model has 1 output, and this is about choosing one of several classes: pass such a classifier"
+        )
     headless = copy.deepcopy(model)
     head = headless.get_submodule(name)
     headless.set_submodule(name, nn.Identity())
@@ -24,20 +29,6 @@ def with_head(headless: PreTrainedModel, head: nn.Linear, name: str) -> PreTrain
     whole = twin_of(headless)
     whole.set_submodule(name, head)
     return whole
-
-
-def name_of_head(model: PreTrainedModel) -> str:
-    """The last linear layer with an output for each class."""
-    classes = model.config.num_labels
-    names = [
-        name for name, module in model.named_modules() if type(module) is nn.Linear and module.out_features == classes
-    ]
-    if not names:
-        raise TypeError(
-            f"{type(model).__name__} has no nn.Linear with {classes} outputs, one for each class: pass a classifier of "
-            "Transformers (a Hydra's classifier is of another kind; pass its backbone)"
-        )
-    return names[-1]
 
 
 def check_is_head(headless: PreTrainedModel, head: nn.Linear, name: str, inputs: dict[str, Tensor]) -> None:

@@ -33,14 +33,16 @@ def changed(linear: nn.Linear, change: Callable[[Tensor], Tensor]) -> nn.Linear:
 
 
 def head_name(model: PreTrainedModel) -> str:
-    """The name of a classifier's last linear layer, whose outputs are the logits."""
+    """The name of a classifier's last linear layer, with an output for each class, whose outputs are the logits."""
+    classes = model.config.num_labels
     found = [
-        name
-        for name, module in model.named_modules()
-        if type(module) is nn.Linear and module.out_features == model.config.num_labels
+        name for name, module in model.named_modules() if type(module) is nn.Linear and module.out_features == classes
     ]
     if not found:
-        raise ValueError(f"{type(model).__name__} has no linear layer with its {model.config.num_labels} classes")
+        raise TypeError(
+            f"{type(model).__name__} has no nn.Linear with {classes} outputs, one for each class: pass a classifier of "
+            "Transformers (a Hydra's classifier is of another kind; pass its backbone)"
+        )
     return found[-1]
 
 

@@ -1,6 +1,7 @@
 """MIMO (Havasi et al., 2021): one network that reads several inputs at once and answers each of them."""
 
 import copy
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,14 +10,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..models.configuration_hydra import settle_problem_type
 from ..models.ensembling import HydraClassifierOutput
-from ..prediction import batches, collate, evaluation_mode, split_labels
+from ..prediction import batches, collate, device_of, evaluation_mode, split_labels
 from ..uncertainty.inputs import widened
 from .baseline import Baseline, check_is_classifier
 from .linear_layers import changed, head_name, mean_of_heads, replace
 
 
-# What a text has per token, and how the texts in several places become one: any of them is read, the last type counts.
+# What a text has per token. Where the places differ, a token is read if it is in any of them, and the largest type counts.
 TOKEN_ENTRIES = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -35,7 +37,7 @@ class MIMO(Baseline):
     seed: of that noise
 
     For images, W is the projection of patches; for texts, each place has a matrix of its own behind the token embeddings,
-    and tokens count that are none of the padding in any place. The heads are M copies of the classifier's last linear layer.
+    and a token counts where it is no padding in at least one place. The heads are M copies of the classifier's last linear layer.
     The loss is the sum of the members' losses, as in the paper.
 
     It has to be trained: a network that was trained on one input at a time cannot tell several apart. This start from
@@ -54,7 +56,6 @@ class MIMO(Baseline):
         if not spread >= 0:
             raise ValueError(f"spread is {spread}: pass 0 or more")
         super().__init__(copy.deepcopy(model), num_members=num_members, spread=spread, seed=seed)
-        self._read &= {"pixel_values", *TOKEN_ENTRIES}
         generator = torch.Generator("cpu").manual_seed(seed)
         self.reads_images = model.main_input_name == "pixel_values"
         if self.reads_images:
@@ -64,6 +65,7 @@ class MIMO(Baseline):
             _set_channels(self.model, old.in_channels, num_members)
         else:
             self.projection = None
+            _check_reads_embeddings(self.model)
             mixing = _mixing(self.model.get_input_embeddings(), num_members, spread, generator)
             self.embeddings = nn.ParameterDict({"mixing": mixing})  # by its name known to be a part of the embeddings
         self.head = head_name(self.model)
@@ -101,6 +103,12 @@ class MIMO(Baseline):
 
     def member_logits(self, **inputs: Tensor) -> Tensor:
         """The inputs are a batch, which all places then hold, or have their places in the second dimension."""
+        known = ("pixel_values",) if self.reads_images else TOKEN_ENTRIES
+        if known[0] not in inputs or not inputs.keys() <= set(known):
+            raise ValueError(
+                f"a MIMO of {type(self.model).__name__} reads {', '.join(known)} in its places, and got {', '.join(inputs)}: pass "
+                f"{known[0]}, and nothing else of the model's inputs"
+            )
         tensors = {name: self._in_places(name, value) for name, value in inputs.items()}
         if self.reads_images:
             tensors["pixel_values"] = tensors["pixel_values"].flatten(
@@ -114,8 +122,10 @@ class MIMO(Baseline):
         return self.model(**tensors).logits.unflatten(-1, (self.num_members, -1))
 
     def loss(self, member_logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
-        """The sum of the members' losses; labels are one for all, (rows,), or each member's own, (rows, members)."""
-        if labels.dim() == 1:
+        """The sum of the members' losses; labels are one for all, (rows, ...), or each member's own, (rows, members, ...)."""
+        settle_problem_type(self.config)
+        several = self.config.problem_type != "single_label_classification" and member_logits.shape[-1] > 1
+        if labels.dim() == (2 if several else 1):  # several numbers for each row
             return self.num_members * super().loss(member_logits, labels, **kwargs)
         of_members = zip(member_logits.unbind(dim=1), labels.unbind(dim=1), strict=True)
         return sum(super(MIMO, self).loss(logits.unsqueeze(1), own, **kwargs) for logits, own in of_members)
@@ -189,7 +199,7 @@ class MIMO(Baseline):
     def _answers(self, inputs: Mapping[str, Tensor], places: Tensor) -> Tensor:
         """The heads' classes (rows, members) where these examples lie in the places, (rows, members)"""
         with torch.inference_mode(), evaluation_mode(self):
-            read = {name: value[places] for name, value in inputs.items() if name in self._read}
+            read = {name: value[places] for name, value in inputs.items() if name in self.reads}
             return self.member_logits(**read).argmax(dim=-1)
 
 
@@ -265,6 +275,30 @@ def _patch_projection(model: PreTrainedModel) -> str:
             "that reads the image: pass a model like ViT"
         )
     return found[0]
+
+
+@torch.no_grad()
+def _check_reads_embeddings(model: PreTrainedModel) -> None:
+    """Refuses a model that looks at the tokens themselves, such as a decoder for the last one in front of the padding: behind
+    the places, there are only embeddings."""
+    device = device_of(model)
+    if device.type == "meta":
+        return
+    padding = model.config.pad_token_id or 0
+    tokens = torch.tensor([[padding + 1 if padding == 0 else padding - 1] * 2 + [padding]], device=device)
+    read = inspect.signature(model.forward).parameters
+    mask = {"attention_mask": torch.tensor([[1, 1, 0]], device=device)} if "attention_mask" in read else {}
+    with evaluation_mode(model):
+        expected = model(input_ids=tokens, **mask).logits
+        try:
+            found = model(inputs_embeds=model.get_input_embeddings()(tokens), **mask).logits
+        except (TypeError, ValueError, NotImplementedError):
+            found = None
+    if found is None or not torch.allclose(found, expected, rtol=1e-3, atol=1e-5):
+        raise ValueError(
+            f"{type(model).__name__} answers otherwise where it reads embeddings in place of tokens, and a MIMO reads those of all "
+            "places: pass an encoder like BERT"
+        )
 
 
 def _noise(shape: Sequence[int], num_members: int, generator: torch.Generator) -> Tensor:

@@ -183,15 +183,24 @@ class ViLU(Baseline):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **inputs: Any,
     ) -> HydraClassifierOutput:
         """The model's answer, of CLIP among the texts of `input_ids`; `detector_score` (batch,), and with labels the `loss` of the
-        predictor."""
+        predictor. num_items_in_batch: as in every baseline"""
         inputs |= {"pixel_values": pixel_values, "input_ids": input_ids, "attention_mask": attention_mask}
         inputs["token_type_ids"] = token_type_ids
         given = accepted_inputs(self.model, {name: value for name, value in inputs.items() if value is not None})
+        missing = {"pixel_values", "input_ids"} - set(given)
+        if self.is_zero_shot and missing:
+            raise ValueError(
+                f"the batch has no {min(missing)}: pass images and the texts of the classes, or use zero_shot()"
+            )
         classes = self.class_features(**given) if self.is_zero_shot else self.class_features()
-        return self.answer(self.features(**given), classes, labels)
+        output = self.answer(self.features(**given), classes, labels)
+        if output.loss is not None and num_items_in_batch is not None:
+            output.loss = output.loss * len(labels) / num_items_in_batch
+        return output
 
     def answer(self, features: Tensor, classes: Tensor, labels: Tensor | None = None) -> HydraClassifierOutput:
         """features: (batch, dim), classes: (classes, dim), as `features` and `class_features` give them"""
@@ -239,22 +248,32 @@ class ViLU(Baseline):
             raise ValueError(f"class_prompts is for CLIP, model is a {type(self.model).__name__}: leave it out")
         if epochs < 1:
             raise ValueError(f"epochs is {epochs}: pass at least 1")
-        with evaluation_mode(self), torch.no_grad():
+        before = self.sizes.clone()
+        try:
+            features, classes, is_right = self._examples(data, class_prompts or {}, batch_size)
+        except BaseException:
+            self.sizes.copy_(before)  # the predictor is still that of an earlier fit
+            raise
+        self.predictor.reset(seed)
+        self._train(features, classes, is_right, batch_size, epochs, learning_rate, seed)
+        return self
+
+    @torch.no_grad()
+    def _examples(self, data: Any, prompts: Mapping[str, Tensor], batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The features of all rows and those of the classes, of which it sets the sizes, and whether each answer is right."""
+        with evaluation_mode(self):
             features, labels = self._collected(data, batch_size)
             if not self.is_zero_shot:
                 self.sizes.copy_(torch.stack([_size(features), _size(at_least_float32(self.head.weight))]))
                 features = features / self.sizes[0]
-            prompts = {name: value.to(self.device) for name, value in (class_prompts or {}).items()}
-            classes = self.class_features(**prompts)
+            classes = self.class_features(**{name: value.to(self.device) for name, value in prompts.items()})
             is_right = self.seen(features, classes).logits().argmax(dim=-1) == labels
         if is_right.all() or not is_right.any():
             raise ValueError(
                 f"the model answers {'all' if is_right.all() else 'none'} of the {len(labels)} rows rightly, so there is nothing to "
                 "tell apart: pass rows that it was not trained on"
             )
-        self.predictor.reset(seed)
-        self._train(features, classes, is_right, batch_size, epochs, learning_rate, seed)
-        return self
+        return features, classes, is_right
 
     def _collected(self, data: Any, batch_size: int) -> tuple[Tensor, Tensor]:
         """The features of all rows, in the model's own size, and labels."""
@@ -339,6 +358,11 @@ class ViLUClassifier(nn.Module):
         return self.model.answer(
             self.model.features(pixel_values=pixel_values), at_least_float32(self.classes), labels
         )
+
+    def without_weights(self) -> "ViLUClassifier":
+        """The same on the meta device, to be counted and not to compute with."""
+        prompts = {"input_ids": torch.zeros(len(self.classes), 1, dtype=torch.long, device="meta")}
+        return ViLUClassifier(self.model.without_weights(), prompts)
 
 
 @torch.inference_mode()

@@ -101,6 +101,10 @@ def oba_prune(
     working = (working if working.dtype == torch.float64 else working.float()).eval()
     calibration = Calibration(working, dataloader, class_prompts)
     weights = ranked_weights(working)
+    if not weights:
+        raise TypeError(
+            f"the encoder of {type(model).__name__} has no nn.Linear and no convolution: there is nothing to rank"
+        )
     total = sum(weight.numel() for weight in weights)
     for step in range(1, steps + 1):
         changes = second_order_changes(working, calibration, weights)
@@ -153,11 +157,12 @@ def second_order_changes(
 
 @contextmanager
 def _differentiable_twice(model: PreTrainedModel) -> Iterator[None]:
-    """Fused attention kernels have no second derivative; plain products have, and in float64 keep all digits."""
+    """Fused attention kernels have no second derivative; plain products have, and in float64 keep all digits. A model that
+    knows no sdpa keeps its own attention."""
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     before = [(config, config._attn_implementation) for config in configs.values()]
     for config, _ in before:
-        config._attn_implementation = "sdpa"
+        config._attn_implementation = "sdpa" if model._supports_sdpa else "eager"
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield

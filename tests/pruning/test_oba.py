@@ -7,10 +7,19 @@ import pytest
 import torch
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
+from transformers import (
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GptOssConfig,
+    GptOssForSequenceClassification,
+    Trainer,
+    TrainingArguments,
+    ViTConfig,
+    ViTForImageClassification,
+)
 
 from hydra_transformers.pruning import oba_prune, oba_scores
-from hydra_transformers.pruning.oba import ranked_weights, second_order_changes
+from hydra_transformers.pruning.oba import _differentiable_twice, ranked_weights, second_order_changes
 from hydra_transformers.pruning.taylor import Calibration
 from hydra_transformers.training import KeepZerosCallback, recipe
 from tests.pruning.backbones import family, images, labelled, rows_in_batches
@@ -162,3 +171,37 @@ def test_bad_input_gets_one_sentence():
         oba_prune(model, [{"pixel_values": rows["pixel_values"]}], sparsity=0.1)
     with pytest.raises(TypeError, match="ViTModel has no classifier"):
         oba_prune(model.vit, [rows], sparsity=0.1)
+
+
+def test_a_model_without_layers_that_are_ranked_is_refused():
+    """GPT-2's linear layers are of a class of their own."""
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 40, "bos_token_id": 1, "eos_token_id": 1}
+    model = GPT2ForSequenceClassification(GPT2Config(**sizes, num_labels=3, pad_token_id=0))
+    batch = {"input_ids": torch.tensor([[2, 3]]), "labels": torch.tensor([0])}
+    with pytest.raises(TypeError, match=r"GPT2ForSequenceClassification has no nn\.Linear"):
+        oba_prune(model, [batch], sparsity=0.1)
+
+
+def test_a_model_without_sdpa_keeps_its_own_attention():
+    """GPT-OSS has sinks in its attention, which sdpa knows nothing of."""
+    sizes = {
+        "hidden_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+    }
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 8, "vocab_size": 40}
+    model = GptOssForSequenceClassification(GptOssConfig(**sizes, **experts, num_labels=3, pad_token_id=0)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(
+                torch.ones_like(parameter)
+                if "sinks" in name
+                else torch.linspace(-1, 1, parameter.numel()).view_as(parameter)
+            )
+    inputs = {"input_ids": torch.tensor([[2, 9, 31]])}
+    with torch.no_grad():
+        expected = model(**inputs).logits
+        with _differentiable_twice(model):
+            assert torch.equal(model(**inputs).logits, expected)

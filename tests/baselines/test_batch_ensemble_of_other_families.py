@@ -1,0 +1,57 @@
+"""BatchEnsemble of families whose rows go other ways: right, or refused."""
+
+import pytest
+import torch
+from transformers import (
+    ASTConfig,
+    ASTForAudioClassification,
+    BloomConfig,
+    BloomForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    XLNetConfig,
+    XLNetForSequenceClassification,
+)
+
+from hydra_transformers.baselines import BatchEnsemble
+from tests.families import randomise
+
+
+TEXTS = torch.tensor([[5, 6, 7, 8, 9, 4], [7, 9, 11, 5, 3, 4]])
+FEW = {"vocab_size": 40, "num_labels": 3}
+
+
+def small_xlnet() -> XLNetForSequenceClassification:
+    """Its states are (tokens, batch, width), and it knows no largest position."""
+    return XLNetForSequenceClassification(XLNetConfig(**FEW, d_model=8, n_layer=1, n_head=2, d_inner=8))
+
+
+def small_bloom() -> BloomForSequenceClassification:
+    """Its config has no largest position at all."""
+    return BloomForSequenceClassification(BloomConfig(**FEW, hidden_size=8, n_layer=1, n_head=2, pad_token_id=0))
+
+
+@pytest.mark.parametrize("make", [small_xlnet, small_bloom])
+def test_members_without_a_table_of_positions_answer_as_their_plain_models(make):
+    model = randomise(make().double(), seed=0)
+    ensemble = BatchEnsemble(model, num_members=2, std=0.5).eval()
+    member_logits = ensemble(input_ids=TEXTS).member_logits
+    for index in range(2):
+        expected = ensemble.member(index)(input_ids=TEXTS).logits
+        torch.testing.assert_close(member_logits[:, index], expected, rtol=1e-10, atol=1e-10)
+
+
+def test_a_model_that_picks_rows_of_its_inputs_is_refused_with_layers():
+    """A decoder picks the last token of each row that it was given, and would leave out those of later members."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForSequenceClassification(LlamaConfig(**FEW, **sizes, pad_token_id=0))
+    assert BatchEnsemble(model, num_members=2)(input_ids=TEXTS).member_logits.shape == (2, 2, 3)
+    with pytest.raises(ValueError, match=r"answers 2 rows of 2 members with 2 rows: .* leave layers out"):
+        BatchEnsemble(model, num_members=2, layers=1)(input_ids=TEXTS)
+
+
+def test_a_model_that_cannot_be_tried_is_refused():
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = ASTForAudioClassification(ASTConfig(**sizes, max_length=20, num_mel_bins=16, num_labels=3))
+    with pytest.raises(ValueError, match="ASTForAudioClassification cannot be tried on made-up images or texts"):
+        BatchEnsemble(model)

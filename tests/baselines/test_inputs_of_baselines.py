@@ -1,0 +1,93 @@
+"""What a model reads reaches it through a baseline, whatever it is called; what cannot be right is refused."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    LayoutLMConfig,
+    LayoutLMForSequenceClassification,
+)
+
+from hydra_transformers.baselines import MIMO, BatchEnsemble, HeadEnsemble, LastLayerLaplace, ViLU
+from hydra_transformers.prediction import predict
+from tests.families import BERT, VIT, bert_backbone, randomise, vit_backbone
+
+
+SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 40}
+TEXTS = torch.tensor([[5, 6, 7, 8], [7, 9, 11, 5]])
+
+
+@pytest.fixture(scope="module")
+def layout_model() -> LayoutLMForSequenceClassification:
+    """It reads where on a page a token stands, in `bbox`."""
+    return randomise(LayoutLMForSequenceClassification(LayoutLMConfig(**SIZES, num_labels=3)).double(), seed=0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda model: BatchEnsemble(model, init="ones"), LastLayerLaplace, ViLU],
+    ids=["BatchEnsemble", "Laplace", "ViLU"],
+)
+def test_inputs_of_other_names_reach_the_model_in_judging(layout_model, make):
+    batch = {
+        "input_ids": TEXTS,
+        "bbox": torch.arange(32).reshape(2, 4, 4).sort(dim=-1).values,
+        "labels": torch.zeros(2),
+    }
+    expected = layout_model(input_ids=TEXTS, bbox=batch["bbox"]).logits
+    assert not torch.allclose(expected, layout_model(input_ids=TEXTS).logits)
+    torch.testing.assert_close(predict(make(layout_model), batch)[:, 0], expected)
+
+
+def test_a_mimo_refuses_inputs_that_it_has_no_places_for(layout_model):
+    with pytest.raises(
+        ValueError, match="reads input_ids, attention_mask, token_type_ids in its places, and got bbox, input_ids"
+    ):
+        predict(
+            MIMO(layout_model, num_members=2), {"input_ids": TEXTS, "bbox": torch.zeros(2, 4, 4, dtype=torch.long)}
+        )
+
+
+def test_a_mimo_refuses_a_decoder_that_looks_for_its_last_token():
+    sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 40, "bos_token_id": 1, "eos_token_id": 1}
+    model = GPT2ForSequenceClassification(GPT2Config(**sizes, num_labels=3, pad_token_id=0))
+    with pytest.raises(ValueError, match="GPT2ForSequenceClassification answers otherwise where it reads embeddings"):
+        MIMO(randomise(model, seed=0))
+
+
+@pytest.mark.parametrize("make", [BatchEnsemble, HeadEnsemble, MIMO])
+def test_classifiers_of_tokens_are_refused(make):
+    with pytest.raises(TypeError, match="BertForTokenClassification, which answers for each token"):
+        make(BertForTokenClassification(BertConfig(**SIZES)))
+
+
+@pytest.mark.parametrize("problem", ["multi_label_classification", "regression"])
+def test_a_mimo_learns_several_numbers_per_row(problem):
+    """As many as it has members: the labels' columns are not the members'."""
+    model = vit_backbone(num_labels=3, problem_type=problem)
+    mimo, labels = MIMO(model, num_members=3), torch.rand(4, 3, dtype=torch.float64).round()
+    expected = 3 * model(**VIT.inputs(), labels=labels).loss
+    torch.testing.assert_close(mimo.eval()(**VIT.inputs(), labels=labels).loss, expected)
+    places = torch.tensor([[0, 0, 0], [1, 2, 3]])
+    output = mimo.train()(**VIT.inputs(), labels=labels, places=places)
+    loss = nn.functional.mse_loss if problem == "regression" else nn.functional.binary_cross_entropy_with_logits
+    torch.testing.assert_close(output.loss, 3 * loss(output.member_logits, labels[places]))
+
+
+@pytest.mark.parametrize("make", [LastLayerLaplace, ViLU])
+def test_a_single_output_is_no_choice_of_classes(make):
+    with pytest.raises(ValueError, match="model has 1 output"):
+        make(bert_backbone(num_labels=1))
+
+
+def test_a_mimo_of_a_single_output_takes_one_number_per_row():
+    model = bert_backbone(num_labels=1, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    labels = torch.rand(4, dtype=torch.float64)
+    places = torch.tensor([[0, 1], [2, 3]])
+    output = MIMO(model, num_members=2).train()(**BERT.inputs(), labels=labels, places=places)
+    squares = (output.member_logits.squeeze(-1) - labels[places]) ** 2
+    torch.testing.assert_close(output.loss, 2 * squares.mean())
