@@ -211,8 +211,12 @@ def ensemble(seed: int, seeds: int, backbones: int, members: int = 3) -> list[in
 def missing_packages(unit: Unit) -> list[str]:
     """What a unit needs besides Transformers and is not installed: the Trainer wants accelerate, LoRA wants peft."""
     packages = []
-    if unit.kind in ("member", "lora", "baseline", "frozen") or (
-        unit.kind == "judge" and unit.name not in ("untuned", "fine-tunings", "trunk", "why")
+    is_judged_untrained = unit.kind == "judge" and unit.name in ("untuned", "fine-tunings", "trunk", "why")
+    is_of_frozen = unit.kind == "circuit" and unit.name.startswith("frozen-")
+    if (
+        is_of_frozen
+        or unit.kind not in (*BACKBONES, "circuit", "judge")
+        or (unit.kind == "judge" and not is_judged_untrained)
     ):
         packages.append("accelerate")
     if unit.kind == "lora" or (unit.kind == "judge" and unit.name in ("tuned", "baselines")):
@@ -228,6 +232,10 @@ class Queue:
 
     def __init__(self, folder: Path, units: Mapping[Unit, Sequence[Unit]]):
         self.folder, self.needs, self.units = folder, units, list(units)
+        for unit, needs in units.items():
+            strange = [each for each in needs if each not in units]
+            if strange:
+                raise ValueError(f"{unit} needs {strange[0]}, which is none of the units: it would wait for ever")
 
     def is_marked(self, unit: Unit, mark: str) -> bool:
         return (self.folder / f"{unit}.{mark}").exists()
