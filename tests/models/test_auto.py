@@ -135,7 +135,9 @@ def test_no_other_file_names_a_family():
         "AutoHydra"
     }
     names = re.compile(rf"\b({'|'.join(sorted(classes))})\b|[\"']({'|'.join(sorted(kinds))})[\"']")
-    own = re.compile(r"models/(auto|(configuration|modeling)_hydra_\w+)\.py|demo/\w+\.py|baselines/(bayesvlm|vilu)\.py")
+    own = re.compile(
+        r"models/(auto|(configuration|modeling)_hydra_\w+)\.py|demo/\w+\.py|baselines/(bayesvlm|vilu)\.py"
+    )
     for path in ROOT.rglob("*.py"):
         name = path.relative_to(ROOT).as_posix()
         if not own.fullmatch(name):
