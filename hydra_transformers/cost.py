@@ -16,6 +16,7 @@ from .baselines import Baseline, DeepEnsemble, LoRAEnsemble, MCDropout
 from .baselines.bayesvlm import BayesVLMClassifier
 from .baselines.vilu import ViLUClassifier
 from .fusion import FIELDS_OF_HYDRAS, tower_configs, without_weights
+from .markdown import markdown_table
 from .models.auto import HYDRA_CLASSES
 from .prediction import ZeroShotClassifier, device_of, evaluation_mode
 from .uncertainty.temperature import TemperatureScaledClassifier
@@ -203,8 +204,8 @@ def cost_table(costs: Mapping[str, Cost]) -> str:
     """Costs as a markdown table; times also as a multiple of the first row's."""
     first = next(iter(costs.values()))
     headings = ["", "Parameters", "Multiply-adds", *(f"ms, batch {size}" for size in first.milliseconds)]
-    rows = [headings, ["---"] + ["--:"] * (len(headings) - 1)]
+    rows = []
     for name, cost in costs.items():
         times = [f"{value:.2f} ({value / first.milliseconds[size]:.2f}x)" for size, value in cost.milliseconds.items()]
         rows.append([name, f"{cost.parameters:,}", readable_count(cost.multiply_adds), *times])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return markdown_table(headings, rows)

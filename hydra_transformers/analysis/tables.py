@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
+from .. import markdown
+
 
 def markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [heading, ["---"] * len(heading), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown.markdown_table(heading, rows, ["---"] * len(heading))
 
 
 def plus_minus(value: float, error: float | None) -> str:

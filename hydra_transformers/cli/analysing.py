@@ -15,12 +15,12 @@ from .arguments import (
     add_batch_size,
     add_data,
     add_device,
+    add_named,
     add_output,
     check_can_be_learnt_from,
     check_named_once,
     class_prompts,
     device_of,
-    named,
     positive,
     read_data,
     seconds,
@@ -37,15 +37,8 @@ def add_analyse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", help="a fine-tuned classifier, a CLIP model, or a Hydra with one member"
     )
-    parser.add_argument(
-        "--ood",
-        action="append",
-        type=named,
-        default=[],
-        required=True,
-        metavar="NAME=DATA",
-        help="out-of-distribution data; may be repeated. Circuits are extracted with one half of the rows of the first",
-    )
+    ood = "out-of-distribution data; may be repeated. Circuits are extracted with one half of the rows of the first"
+    add_named(parser, "--ood", "DATA", ood, required=True)
     parser.add_argument(
         "--noisy",
         metavar="NAME_OR_FOLDER",

@@ -96,6 +96,13 @@ def named(text: str) -> tuple[str, str]:
     return name, value
 
 
+def add_named(parser: argparse.ArgumentParser, flag: str, what: str, help: str, required: bool = False) -> None:
+    """`flag NAME=WHAT`, as often as one likes: a list of pairs."""
+    parser.add_argument(
+        flag, action="append", type=named, default=[], required=required, metavar=f"NAME={what}", help=help
+    )
+
+
 def add_output(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help=what)
 

@@ -12,13 +12,13 @@ from .arguments import (
     add_batch_size,
     add_data,
     add_device,
+    add_named,
     add_output,
     add_training,
     check_named_once,
     check_training,
     count,
     device_of,
-    named,
     or_best,
     positive,
     read_data,
@@ -113,14 +113,7 @@ def add_build(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--test-data", metavar="NAME_OR_FOLDER", help="default: a tenth of the data, not trained on")
     parser.add_argument("--test-split", help="a split of --test-data, or of --data")
     for group in ("near", "far"):
-        parser.add_argument(
-            f"--{group}",
-            action="append",
-            type=named,
-            default=[],
-            metavar="NAME=DATA",
-            help=f"{group} out-of-distribution data to evaluate on; may be repeated",
-        )
+        add_named(parser, f"--{group}", "DATA", f"{group} out-of-distribution data to evaluate on; may be repeated")
     parser.add_argument("--seed", type=seed, default=0, help="default: %(default)s")
     add_batch_size(parser, 32)
     add_device(parser)

@@ -32,11 +32,11 @@ from .arguments import (
     add_batch_size,
     add_data,
     add_device,
+    add_named,
     check_can_be_learnt_from,
     check_named_once,
     class_prompts,
     device_of,
-    named,
     positive,
     read_data,
     seconds,
@@ -61,23 +61,9 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", help="the output of `fuse`, or any classifier, CLIP model or saved baseline"
     )
-    parser.add_argument(
-        "--compare",
-        action="append",
-        type=named,
-        default=[],
-        metavar="NAME=MODEL",
-        help="another model, judged as well, with its own processor; may be repeated",
-    )
+    add_named(parser, "--compare", "MODEL", "another model, judged as well, with its own processor; may be repeated")
     for group in ("near", "far"):
-        parser.add_argument(
-            f"--{group}",
-            action="append",
-            type=named,
-            default=[],
-            metavar="NAME=DATA",
-            help=f"{group} out-of-distribution data; may be repeated",
-        )
+        add_named(parser, f"--{group}", "DATA", f"{group} out-of-distribution data; may be repeated")
     parser.add_argument(
         "--score",
         choices=DETECTORS,

@@ -5,6 +5,7 @@ from transformers import PreTrainedModel
 from ..baselines import Baseline
 from ..cost import count_parameters, example_inputs, multiply_adds_of, readable_count, unpruned_backbone
 from ..fusion import without_weights
+from ..markdown import markdown_table
 
 
 def card_cost_table(model: PreTrainedModel) -> str:
@@ -29,10 +30,8 @@ def _table(costs: dict[str, dict[str, int]], members: int, of_what: str) -> str:
     if members > 1:
         several = {column: members * value for column, value in single.items()}
         costs[f"{members} {of_what} (Deep Ensemble)"] = several
-    rows = [["", *single], ["---", *["--:"] * len(single)]]
-    for name, cost in costs.items():
-        rows.append([name, *(_readable(column, value) for column, value in cost.items())])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    rows = [[name, *(_readable(column, value) for column, value in cost.items())] for name, cost in costs.items()]
+    return markdown_table(["", *single], rows)
 
 
 def _cost(model: PreTrainedModel | Baseline) -> dict[str, int]:

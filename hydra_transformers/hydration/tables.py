@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from ..markdown import markdown_table
 from ..uncertainty.tables import COLUMNS, NO_VALUE
 from .candidates import Candidate
 
@@ -12,7 +13,7 @@ def candidate_table(candidates: Sequence[Candidate], front: Sequence[Candidate],
     titles = ["", "time", "memory", "multiply-adds", "parameters", "quality ↑"]
     titles += [COLUMNS[metric].heading() for metric in ("accuracy", "nll", "ece")]
     titles += [COLUMNS["auroc"].heading("" if group == "OOD" else f"{group}-OOD") for group in groups] + ["front"]
-    rows = [titles, ["---"] + ["--:"] * (len(titles) - 2) + [":-:"]]
+    rows = []
     for each in sorted(candidates, key=lambda each: each.time):
         costs = (each.time, each.memory, each.multiply_adds, each.parameters)
         row = [f"**{each.name}**" if each == chosen else each.name, *(f"{cost:.2f}" for cost in costs)]
@@ -20,4 +21,4 @@ def candidate_table(candidates: Sequence[Candidate], front: Sequence[Candidate],
         row += [COLUMNS[metric].text(getattr(each, metric)) for metric in ("accuracy", "nll", "ece")]
         row += [COLUMNS["auroc"].text(each.auroc.get(group)) for group in groups]
         rows.append([*row, "●" if each in front else NO_VALUE])
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return markdown_table(titles, rows, ["---"] + ["--:"] * (len(titles) - 2) + [":-:"])

@@ -41,8 +41,13 @@ def michel_scores(
     layers = dict.fromkeys(head[:-1] for head in heads)
     attentions = {layer: attention_of(hydra, *tower_and_place((*layer, 0))[:2]) for layer in layers}
     gated = {layer: Gated(attention.o_proj, attention.head_dim) for layer, attention in attentions.items()}
-    of_layers = {layer: iter(means.tolist()) for layer, means in mean_gradients(hydra, calibration, gated).items()}
-    return {head: next(of_layers[head[:-1]]) for head in heads}
+    return in_order(heads, mean_gradients(hydra, calibration, gated))
+
+
+def in_order(units: Sequence[Head], of_layers: Mapping[Layer, Tensor]) -> dict[Head, float]:
+    """{head or neuron: score} of one tensor (units,) per layer."""
+    scores = {layer: iter(values.tolist()) for layer, values in of_layers.items()}
+    return {unit: next(scores[unit[:-1]]) for unit in units}
 
 
 def mean_gradients(

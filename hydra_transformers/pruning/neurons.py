@@ -7,16 +7,15 @@ in its MLP, so that is where pruning saves time.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..fusion import attention_names, tower_configs, without_neurons
 from ..models.auto import hydra_class
 from ..models.configuration_hydra import neurons_in
-from .gates import Gated, mean_gradients
+from .gates import Gated, in_order, mean_gradients
 from .heads import Head, as_heads_to_prune, check_count, chosen_towers, head_at, tower_and_place
-from .scores import by_method, check_finite, normalized
+from .scores import by_method, check_finite, drawn, lowest_of_layers, normalized
 from .taylor import Calibration, settled_towers, working_copy
 
 
@@ -57,12 +56,6 @@ def _mlps(hydra: PreTrainedModel, neurons: Sequence[Neuron]) -> dict[tuple, nn.M
     }
 
 
-def _by_neuron(neurons: Sequence[Neuron], of_layers: Mapping[tuple, Tensor]) -> dict[Neuron, float]:
-    """{neuron: score} of one tensor (neurons,) per layer."""
-    in_order = {layer: iter(values.tolist()) for layer, values in of_layers.items()}
-    return {neuron: next(in_order[neuron[:-1]]) for neuron in neurons}
-
-
 def michel_scores_of_neurons(
     model: PreTrainedModel,
     dataloader: Any,
@@ -75,7 +68,7 @@ def michel_scores_of_neurons(
     calibration = Calibration(hydra, dataloader, class_prompts)
     neurons = neurons_of(hydra, settled_towers(hydra, towers))
     gated = {layer: Gated(mlp.fc2, 1) for layer, mlp in _mlps(hydra, neurons).items()}
-    return _by_neuron(neurons, mean_gradients(hydra, calibration, gated))
+    return in_order(neurons, mean_gradients(hydra, calibration, gated))
 
 
 def taylor_scores_of_neurons(
@@ -98,7 +91,7 @@ def taylor_scores_of_neurons(
     ):
         products = (weight.detach() * gradient).abs().unflatten(0, (2 if mlp.has_gate else 1, -1))
         of_layers[layer] = products.mean(dim=(0, 2))
-    return _by_neuron(neurons, of_layers)
+    return in_order(neurons, of_layers)
 
 
 def magnitude_scores_of_neurons(model: PreTrainedModel, *, towers: Sequence[str] | None = None) -> dict[Neuron, float]:
@@ -109,7 +102,7 @@ def magnitude_scores_of_neurons(model: PreTrainedModel, *, towers: Sequence[str]
     for layer, mlp in _mlps(hydra, neurons).items():
         rows = mlp.fc1.weight.detach().unflatten(0, (2 if mlp.has_gate else 1, -1)).square().sum(dim=(0, 2))
         of_layers[layer] = (rows + mlp.fc2.weight.detach().square().sum(dim=0)).sqrt()
-    return _by_neuron(neurons, of_layers)
+    return in_order(neurons, of_layers)
 
 
 def random_scores_of_neurons(
@@ -118,10 +111,7 @@ def random_scores_of_neurons(
     """Numbers between 0 and 1, drawn with `seed`."""
     hydra = working_copy(model)
     neurons = neurons_of(hydra, settled_towers(hydra, towers))
-    numbers = torch.rand(
-        len(neurons), generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu"
-    )
-    return dict(zip(neurons, numbers.tolist(), strict=True))
+    return drawn(neurons, seed)
 
 
 # By name, what scores neurons, as `HEAD_SCORES` is for heads. What turns off one after the other would take too long.
@@ -170,16 +160,10 @@ def lowest_neurons(
             "pass either budget, how many neurons go in all, or neurons_per_layer, how many each layer keeps"
         )
     check_finite(scores)
-    layers: dict[tuple, list[Neuron]] = {}
-    for neuron in sorted(scores, key=scores.__getitem__):
-        layers.setdefault(neuron[:-1], []).append(neuron)
+    order = sorted(scores, key=scores.__getitem__)
     if neurons_per_layer is not None:
-        fewest = min(map(len, layers.values()), default=0)
-        check_count(neurons_per_layer, "neurons_per_layer", 1, fewest, f"the layers have {fewest} neurons or more")
-        return as_heads_to_prune(
-            neuron for of_layer in layers.values() for neuron in of_layer[: len(of_layer) - neurons_per_layer]
-        )
-    stay = {of_layer[-1] for of_layer in layers.values()}
-    order = [neuron for neuron in sorted(scores, key=scores.__getitem__) if neuron not in stay]
+        return lowest_of_layers(order, neurons_per_layer, 1, "neurons")
+    stay = {neuron[:-1]: neuron for neuron in order}  # the last, and so the highest, of each layer
+    order = [neuron for neuron in order if stay[neuron[:-1]] != neuron]
     check_count(budget, "budget", 0, len(order), f"{len(order)} neurons can go")
     return as_heads_to_prune(order[:budget])

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from .attention_scores import confidence_scores, entropy_scores
 from .evaluation_data import check_label_range
 from .extraction import extract_circuit, start_search
-from .gates import michel_scores
+from .gates import in_order, michel_scores
 from .heads import Head, as_heads_to_prune, attention_of, check_count, has_two_towers, heads_of, tower_and_place
 from .oba import oba_scores
 from .scoring import Metric
@@ -29,16 +29,20 @@ def magnitude_scores(model: PreTrainedModel, *, towers: Sequence[str] | None = N
         attention = attention_of(hydra, *tower_and_place((*layer, 0))[:2])
         # (projections, heads, head_dim, hidden), of q, k, v and the output
         rows = torch.cat([attention.qkv_proj.weight, attention.o_proj.weight]).detach()
-        squares[layer] = iter(rows.unflatten(0, (4, -1, attention.head_dim)).square().sum(dim=(0, 2, 3)).tolist())
-    return {head: math.sqrt(next(squares[head[:-1]])) for head in heads}
+        squares[layer] = rows.unflatten(0, (4, -1, attention.head_dim)).square().sum(dim=(0, 2, 3))
+    return {head: math.sqrt(square) for head, square in in_order(heads, squares).items()}
 
 
 def random_scores(model: PreTrainedModel, *, towers: Sequence[str] | None = None, seed: int = 0) -> dict[Head, float]:
     """Numbers between 0 and 1, drawn with `seed`: what any other score has to be better than."""
     hydra = working_copy(model)
     heads = heads_of(hydra, settled_towers(hydra, towers))
-    numbers = torch.rand(len(heads), generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
-    return dict(zip(heads, numbers.tolist(), strict=True))
+    return drawn(heads, seed)
+
+
+def drawn(units: Sequence[Head], seed: int) -> dict[Head, float]:
+    numbers = torch.rand(len(units), generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
+    return dict(zip(units, numbers.tolist(), strict=True))
 
 
 def leave_one_out_scores(
@@ -200,14 +204,20 @@ def lowest_heads(
     if budget is not None:
         check_count(budget, "budget", 0, len(order), f"{len(order)} heads have scores")
         return as_heads_to_prune(order[:budget])
+    return lowest_of_layers(order, heads_per_layer, 0, "heads")
+
+
+def lowest_of_layers(order: Sequence[Head], per_layer: int, fewest_left: int, what: str) -> dict:
+    """Of units in ascending order of their scores all but the last `per_layer` of each layer, as `prune_heads` takes them.
+
+    fewest_left: what `per_layer` must be at least; what: "heads" or "neurons"
+    """
     layers: dict[tuple, list[Head]] = {}
-    for head in order:
-        layers.setdefault(head[:-1], []).append(head)
+    for unit in order:
+        layers.setdefault(unit[:-1], []).append(unit)
     fewest = min(map(len, layers.values()), default=0)
-    check_count(heads_per_layer, "heads_per_layer", 0, fewest, f"the layers have {fewest} heads or more")
-    return as_heads_to_prune(
-        head for of_layer in layers.values() for head in of_layer[: len(of_layer) - heads_per_layer]
-    )
+    check_count(per_layer, f"{what}_per_layer", fewest_left, fewest, f"the layers have {fewest} {what} or more")
+    return as_heads_to_prune(unit for of_layer in layers.values() for unit in of_layer[: len(of_layer) - per_layer])
 
 
 def _minus_loss_of(model: PreTrainedModel) -> Metric:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..markdown import markdown_table
 from . import images, texts
 from .jpeg import as_jpeg
 from .pixel_scale import PixelScale
@@ -257,8 +258,15 @@ def names_of(chosen: str | Sequence[str], kind: str) -> list[str]:
 
 def corruption_table() -> str:
     """All corruptions with what they do at each severity, in markdown."""
-    lines = ["| name | for | group | strength | 1 | 2 | 3 | 4 | 5 |", "|---|---|---|---|--:|--:|--:|--:|--:|"]
-    for each in CORRUPTIONS.values():
-        strengths = " | ".join(f"{strength:g}" for strength in each.strengths)
-        lines.append(f"| `{each.name}` | {each.kind}s | {each.group} | {each.measure} | {strengths} |")
-    return "\n".join(lines)
+    rows = [
+        [
+            f"`{each.name}`",
+            f"{each.kind}s",
+            each.group,
+            each.measure,
+            *(f"{strength:g}" for strength in each.strengths),
+        ]
+        for each in CORRUPTIONS.values()
+    ]
+    alignment = ["---"] * 4 + ["--:"] * len(SEVERITIES)
+    return markdown_table(["name", "for", "group", "strength", *map(str, SEVERITIES)], rows, alignment)

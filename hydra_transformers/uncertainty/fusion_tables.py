@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ..markdown import markdown_table
 from .tables import COLUMNS, NO_VALUE
 
 
@@ -117,6 +118,5 @@ def _range(cosines: dict[str, float | None]) -> str:
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    alignment = ["---"] + ["--:"] * (len(titles) - 1)
-    lines = [titles, alignment, *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    titles, *rows = ([cell.replace("|", "\\|") for cell in line] for line in (titles, *rows))
+    return markdown_table(titles, rows)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..markdown import markdown_table
 from .abstention import what_it_buys
 
 
@@ -179,8 +180,7 @@ def _table(report: "UncertaintyReport", places: list[tuple[str, tuple, Callable]
         for metric in metrics:
             headings.append(_escaped(COLUMNS[metric].heading(place)))
             columns.append(_marked([read(result).get(metric) for result in results], COLUMNS[metric]))
-    alignment = ["---"] + ["--:"] * (len(headings) - 1)
-    return "\n".join("| " + " | ".join(row) + " |" for row in [headings, alignment, *zip(*columns, strict=True)])
+    return markdown_table(headings, zip(*columns, strict=True))
 
 
 def _marked(values: list[float | None], column: Column) -> list[str]:
