@@ -187,7 +187,7 @@ class Baseline(nn.Module):
             raise ValueError(f"{name} is a {found.__name__}: load it with {found.__name__}.from_pretrained")
         model_class = _class_named(settings["model_class"], folder)
         model, loading = model_class.from_pretrained(
-            folder / MODEL_FOLDER, dtype="auto", output_loading_info=True, local_files_only=True
+            folder / MODEL_FOLDER, dtype="auto", output_loading_info=True, local_files_only=True, use_safetensors=True
         )
         _check_is_whole(folder, loading["missing_keys"])
         baseline = found(model, **settings["arguments"])
@@ -231,9 +231,9 @@ def check_is_classifier(model: Any, name: str = "model") -> None:
 
 def _class_named(name: str, folder: Path) -> type[PreTrainedModel]:
     found = getattr(transformers, name, None) or getattr(auto, name, None)
-    if found is None:
+    if not (isinstance(found, type) and issubclass(found, PreTrainedModel)):
         raise ValueError(
-            f"{folder} cannot be of a {name}, no class of Transformers or this package: it would not load"
+            f"{folder} cannot be of a {name}, no model of Transformers or this package: it would not load"
         )
     return found
 

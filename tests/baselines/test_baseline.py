@@ -125,3 +125,20 @@ def test_without_weights_it_can_be_counted():
     outline = shifted(num_members=4).without_weights()
     assert all(parameter.is_meta for parameter in outline.parameters())
     assert outline(pixel_values=torch.zeros(1, 3, 8, 8, device="meta")).member_logits.shape == (1, 4, 5)
+
+
+@pytest.mark.parametrize("name", ["AutoTokenizer", "pipeline", "os"])
+def test_a_folder_says_only_which_model_it_is_of(name, tmp_path):
+    shifted().save_pretrained(tmp_path)
+    path = tmp_path / "baseline.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_class": name}))
+    with pytest.raises(ValueError, match=f"cannot be of a {name}, no model of Transformers or this package"):
+        Baseline.from_pretrained(tmp_path)
+
+
+def test_only_safetensors_are_loaded(tmp_path):
+    shifted().save_pretrained(tmp_path)
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.rename(weights.with_name("pytorch_model.bin"))
+    with pytest.raises(OSError, match="safetensors"):
+        Baseline.from_pretrained(tmp_path)
