@@ -73,7 +73,7 @@ class AskedModel:
         self.reads = READS.get(auto_class_of(self.config.model_type))
         if self.reads is None:
             raise ValueError(f"{name} is a {self.config.model_type}: the page shows classifiers of images and texts")
-        check_chooses_one_class(model, "the page")
+        check_chooses_one_class(model, name)
         zero_shot = zero_shot_in(model)
         self.class_names = self._own_classes() if zero_shot is None else zero_shot.class_names
         self._of_classes: dict[tuple[str, ...], ZeroShotClassifier] = {}
@@ -153,8 +153,8 @@ class AskedModel:
             raise ValueError(f"class_names is missing: {self.name} chooses among classes that you name")
         key = tuple(class_names)
         if key not in self._of_classes:
-            for oldest in list(self._of_classes)[: len(self._of_classes) + 1 - MOST_CLASS_LISTS]:
-                del self._of_classes[oldest]
+            while len(self._of_classes) >= MOST_CLASS_LISTS:
+                del self._of_classes[next(iter(self._of_classes))]
             prompts = prompts_for(self.processor, key)
             self._of_classes[key] = ZeroShotClassifier(self.model, prompts, key).eval()
         return self._of_classes[key]

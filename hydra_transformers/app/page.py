@@ -55,10 +55,7 @@ def build_page(
                 inputs = [value, *([_classes_input(limits, class_names)] if model.needs_classes else [])]
                 # An image alone is answered when it is there.
                 ask = gradio.Button("Ask", variant="primary", visible=model.reads == "texts" or model.needs_classes)
-                for group, values in (examples or {}).items():
-                    gradio.Examples(
-                        [[each] for each in values], [value], label=group, cache_examples=False, preload=False
-                    )
+                clicks = [_add_examples(group, values, value) for group, values in (examples or {}).items()]
             with gradio.Column(scale=8, min_width=320):
                 first = "Drop an image on the left" if model.reads == "images" else "Type a text on the left"
                 hint = f"{first}, or click on an example." if examples else f"{first}."
@@ -66,9 +63,11 @@ def build_page(
                 if model.kept_heads is not None:
                     with gradio.Accordion("Which attention heads each member keeps", open=False):
                         gradio.HTML(kept_heads_html(model))
-        events = [ask.click, *([] if model.reads == "texts" else [value.change])]
-        events += [each.submit for each in inputs if isinstance(each, gradio.Textbox)]
-        gradio.on(events, respond, inputs, answer, api_visibility="private", show_progress="minimal")
+        # An image is there as soon as it is dropped or clicked on; of a text nobody knows when it is whole.
+        events = [value.change] if model.reads == "images" else [click.then for click in clicks]
+        events += [ask.click, *(each.submit for each in inputs if isinstance(each, gradio.Textbox))]
+        for event in events:
+            event(respond, inputs, answer, api_visibility="private", show_progress="minimal", concurrency_id="ask")
     return page.queue(max_size=MOST_WAITING)
 
 
@@ -133,6 +132,24 @@ def _check_are_alike(models: Sequence[AskedModel]) -> None:
             raise ValueError(
                 f"{other.name} has other classes than {first.name}: pass one that was trained on the same"
             )
+
+
+def _add_examples(group: str, values: Sequence[str], component: Any) -> gradio.events.Dependency:
+    """Examples to click on, and the event of a click. Gradio's own Examples would put a new component in the place of this one, which read what users
+    send in the usual way."""
+    examples = gradio.Dataset(
+        components=[component],
+        samples=[[each] for each in values],
+        label=group,
+        type="index",
+        samples_per_page=len(values),
+    )
+
+    def chosen(index: int) -> str:
+        value = examples.samples[index][0]
+        return value["path"] if isinstance(value, dict) else value  # the copy that the server may show
+
+    return examples.click(chosen, examples, component, api_visibility="private", show_progress="hidden")
 
 
 def _image_input() -> gradio.Image:
