@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from transformers import PreTrainedConfig
 
 from ..cli.arguments import prompts_for
 from ..hub.kept_heads_map import trunk_sentence
@@ -30,6 +31,14 @@ READS = {
     "AutoModelForSequenceClassification": "texts",
 }
 MOST_CLASS_LISTS = 8  # of CLIP, whose prompts are kept
+
+
+def read_by(config: PreTrainedConfig, name: str) -> str:
+    """What a model reads, "images" or "texts"; any other is refused."""
+    found = READS.get(auto_class_of(config.model_type))
+    if found is None:
+        raise ValueError(f"{name} is a {config.model_type}: the page shows classifiers of images and texts")
+    return found
 
 
 @dataclass(frozen=True)
@@ -70,9 +79,7 @@ class AskedModel:
     def __init__(self, name: str, model: nn.Module, processor: Any):
         self.name, self.model, self.processor = name, model.eval(), processor
         self.config = config_of(model)
-        self.reads = READS.get(auto_class_of(self.config.model_type))
-        if self.reads is None:
-            raise ValueError(f"{name} is a {self.config.model_type}: the page shows classifiers of images and texts")
+        self.reads = read_by(self.config, name)
         check_chooses_one_class(model, name)
         zero_shot = zero_shot_in(model)
         self.class_names = self._own_classes() if zero_shot is None else zero_shot.class_names
