@@ -60,9 +60,9 @@ def build_page(
                 first = "Drop an image on the left" if model.reads == "images" else "Type a text on the left"
                 hint = f"{first}, or click on an example." if examples else f"{first}."
                 answer = gradio.HTML(sentence_html(hint, "hint"), padding=False)
-                if model.kept_heads is not None:
-                    with gradio.Accordion("Which attention heads each member keeps", open=False):
-                        gradio.HTML(kept_heads_html(model))
+        if model.kept_heads is not None:
+            with gradio.Accordion("Which attention heads each member keeps", open=False):
+                gradio.HTML(kept_heads_html(model))
         # An image is there as soon as it is dropped or clicked on; of a text nobody knows when it is whole.
         events = [value.change] if model.reads == "images" else [click.then for click in clicks]
         events += [ask.click, *(each.submit for each in inputs if isinstance(each, gradio.Textbox))]
@@ -93,7 +93,10 @@ def launch_page(
         quiet=True,
         share=False,
         max_file_size=int(limits.megabytes * 1_000_000),
-        theme=gradio.themes.Base(primary_hue="blue", neutral_hue="slate", **FONTS),
+        # The usual grey of notes is too light to be read by all.
+        theme=gradio.themes.Base(primary_hue="blue", neutral_hue="slate", **FONTS).set(
+            body_text_color_subdued="*neutral_500"
+        ),
         css=CSS,
         footer_links=[],
         run_history=False,

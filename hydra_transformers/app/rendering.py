@@ -53,7 +53,7 @@ def _card(name: str, answer: Answer) -> str:
     parts = [
         f'<div class="hydra-name">{escape(name)}<span>{count}</span></div>',
         _verdict(answer),
-        _prediction_set(answer.prediction_set),
+        _prediction_set(answer),
         _classes(answer),
         _uncertainty(answer),
         _members(answer) if members > 1 else "",
@@ -71,12 +71,15 @@ def _verdict(answer: Answer) -> str:
     return f'<div class="hydra-verdict">{label}<span>{score} sure{note}</span></div>'
 
 
-def _prediction_set(names: list[str] | None) -> str:
+def _prediction_set(answer: Answer) -> str:
+    names = answer.prediction_set
     if names is None:
         return ""
+    # What a set promises holds for inputs like those it was fitted on, which this may not be.
+    begin = "If it is one of the classes, it may be" if answer.abstain else "It may be"
     shown = "".join(f"<b>{escape(name)}</b>" for name in names[:MOST_OF_A_SET])
     more = f" and {len(names) - MOST_OF_A_SET} more" if len(names) > MOST_OF_A_SET else ""
-    return f'<div class="hydra-set">It may be {shown or "none of the classes"}{more}</div>'
+    return f'<div class="hydra-set">{begin} {shown or "none of them"}{more}</div>'
 
 
 def _classes(answer: Answer) -> str:

@@ -142,10 +142,13 @@ def test_an_answer_shows_classes_uncertainty_and_members():
     for part, value in (("total", "0.70"), ("aleatoric", "0.60"), ("epistemic", "0.10")):
         assert shown.count(f"hydra-bar hydra-{part}") == 2 and f">{value}</output>" in shown
     abstaining = answers_html([("one", replace(ANSWER, abstain=True, prediction_set=["a", "b"]))])
-    assert "I don't know<span>its guess: a, 60 %" in abstaining and "It may be <b>a</b><b>b</b>" in abstaining
+    assert (
+        "I don't know<span>its guess: a, 60 %" in abstaining
+        and "If it is one of the classes, it may be <b>a</b><b>b</b>" in abstaining
+    )
     many = replace(ANSWER, abstain=False, prediction_set=[str(number) for number in range(20)])
     assert " and 8 more" in answers_html([("one", many)])
-    assert "none of the classes" in answers_html([("one", replace(ANSWER, abstain=False, prediction_set=[]))])
+    assert "It may be none of them" in answers_html([("one", replace(ANSWER, abstain=False, prediction_set=[]))])
 
 
 def test_nothing_certain_is_claimed_of_what_is_not():
