@@ -139,13 +139,10 @@ def _operations(
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     added = {path.relative_to(folder).as_posix(): path for path in files}
     there = api.list_repo_files(repo_id, repo_type=repo_type)
+    left_over = filter_repo_objects(there, allow_patterns=left_overs)
     return [
         *(CommitOperationAdd(name, path) for name, path in added.items()),
-        *(
-            CommitOperationDelete(name)
-            for name in filter_repo_objects(there, allow_patterns=left_overs)
-            if name not in added
-        ),
+        *(CommitOperationDelete(name) for name in left_over if name not in added),
     ]
 
 
