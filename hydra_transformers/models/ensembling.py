@@ -38,7 +38,8 @@ class HydraModelOutput(ModelOutput):
 
 @dataclass
 class HydraClassifierOutput(ModelOutput):
-    """
+    """What a classifier returns.
+
     loss: scalar, where labels were given
     logits: (batch, classes), the log of the members' mean probability
     member_logits: (batch, members, classes)

@@ -110,6 +110,7 @@ HEAD_SCORES: dict[str, Callable[..., dict[Head, float]]] = {
     "circuit": circuit_scores,
     "random": random_scores,
 }
+"""The methods of `head_scores`, by name."""
 
 
 def head_scores(
