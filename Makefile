@@ -1,5 +1,6 @@
 PYTHON ?= python3
 VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
 VENV_OLDEST ?= .venv-oldest
 SOURCES = hydra_transformers tests benchmarks experiments scripts notebooks
 # One thread per worker: two workers with two threads each are slower on two cores than two with one. Stealing work leaves
@@ -9,7 +10,7 @@ PYTEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(1)/bi
 .PHONY: help install test test-all test-oldest gpu coverage hf-tests demo docs notebooks style quality clean
 
 help:
-	@echo "make test         the short run of the tests, on the versions of constraints.txt"
+	@echo "make test         the short run of the tests, on the versions of constraints.txt (CONSTRAINTS=another file)"
 	@echo "make test-all     all tests"
 	@echo "make test-oldest  all tests, on the oldest supported torch and transformers"
 	@echo "make gpu          everything once on this machine's GPU, with the packages that are installed"
@@ -28,8 +29,8 @@ define install
 	touch $(1)/.installed
 endef
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(call install,$(VENV),constraints.txt)
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
+	$(call install,$(VENV),$(CONSTRAINTS))
 
 $(VENV_OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	$(call install,$(VENV_OLDEST),constraints-oldest.txt)
@@ -59,7 +60,7 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/python -m hydra_transformers.demo
 
 $(VENV)/.installed-docs: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"
+	$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[docs]"
 	touch $(VENV)/.installed-docs
 
 # Strict: a page that is missing, or a link or anchor that leads nowhere, fails.
