@@ -57,6 +57,11 @@ COMMANDS = {
         "answers to texts or images, with their uncertainty",
         "hydra-transformers predict my-calibrated-hydra one.jpg two.jpg --json",
     ),
+    "app": Command(
+        "showing",
+        "a page in the browser to try a model on: its answer, its members', its uncertainty",
+        "hydra-transformers app my-calibrated-hydra --single finetuned/member-0 --examples pictures",
+    ),
     "benchmark": Command(
         "judging",
         "parameters, multiply-adds and time, against one model and a Deep Ensemble",

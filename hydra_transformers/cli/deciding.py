@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..files import written_whole
 from ..models.auto import auto_class_of
 from ..prediction import ZeroShotClassifier
@@ -123,13 +125,8 @@ def predict(arguments: argparse.Namespace) -> None:
     decided = DecidingClassifier.is_saved_in(arguments.model)
     classes = DecidingClassifier.classes_saved_in(arguments.model) if decided else None
     parameters = _parameters(arguments, task, classes)
-    processor = load_processor(arguments.processor or arguments.model, config)
-    model = load_model(arguments.model, device)
-    if classes is not None:
-        model = ZeroShotClassifier(model, prompts_for(processor, classes), classes)
-    if decided:
-        model = DecidingClassifier.load(model, arguments.model).eval()
-    elif getattr(config, "decision", None) is None:
+    model, processor = load_to_predict(arguments.model, arguments.processor, device)
+    if not decided and getattr(config, "decision", None) is None:
         print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
     if not arguments.json:
         print(_row("input", "answer", "score", "total", "epistemic", "may be"))
@@ -148,6 +145,22 @@ def predict(arguments: argparse.Namespace) -> None:
         raise CommandError(f"{unread} of {count} images could not be read, the others are answered")
     if count == 0:
         raise CommandError("stdin has no lines: pass a text or an image file on each")
+
+
+def load_to_predict(name: str, processor_name: str | None, device: str) -> tuple[nn.Module, Any]:
+    """A model with the decision that was saved beside it, and what reads its inputs. CLIP with a decision chooses among the
+    classes that this is about; without one it is CLIP as it is.
+
+    processor_name: whose processor; by default the one saved with the model
+    """
+    processor = load_processor(processor_name or name, load_config(name))
+    model = load_model(name, device)
+    if not DecidingClassifier.is_saved_in(name):
+        return model, processor
+    classes = DecidingClassifier.classes_saved_in(name)
+    if classes is not None:
+        model = ZeroShotClassifier(model, prompts_for(processor, classes), classes)
+    return DecidingClassifier.load(model, name).eval(), processor
 
 
 def _parameters(arguments: argparse.Namespace, task: str, classes: list[str] | None) -> dict[str, Any]:
