@@ -22,9 +22,13 @@ class Anatomy:
     """What a family's layers are made of.
 
     inner_size: of the MLP, between its two maps
+    norm: what normalises states, of `norms.NORMS`
     norm_first: whether a branch normalises what it reads, or the sum is normalised after it
     gated_mlp: whether one half of the MLP's inner layer gates the other
+    mlp_bias: whether the MLP's maps have biases
     qkv_bias: whether queries, keys and values have biases
+    output_bias: whether the attention's output projection has a bias
+    queries_per_key: how many query heads read one head of keys and values
     float32_softmax: whether the eager backend takes its softmax in float32
     dropout, attention_dropout: of the two branches' results, where there is one, and of the attention weights
     drop_path: how often a branch is left out in training
@@ -33,9 +37,13 @@ class Anatomy:
     inner_size: int
     activation: str
     norm_eps: float
+    norm: str = "layer_norm"
     norm_first: bool = True
     gated_mlp: bool = False
+    mlp_bias: bool = True
     qkv_bias: bool = True
+    output_bias: bool = True
+    queries_per_key: int = 1
     float32_softmax: bool = True
     dropout: float | None = None
     attention_dropout: float = 0.0

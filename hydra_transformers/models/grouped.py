@@ -58,7 +58,7 @@ class GroupedLinear(Grouped):
         members = len(self.widths)
         if hidden_states.shape[0] < members:
             hidden_states = hidden_states.expand(members, *hidden_states.shape[1:])
-        if not self.is_uniform:
+        if not self.is_uniform or (rows is not None and any(part != rows[0] for part in rows)):
             return self._one_after_the_other(hidden_states, rows)
         part = slice(None) if rows is None else rows[0]
         weight = self.weight.view(members, self.widths[0], self.columns)[:, part].transpose(1, 2)
@@ -80,8 +80,8 @@ class GroupedLinear(Grouped):
 class GroupedOutput(Grouped):
     """M linear maps `widths[m] -> out_features`; weight (sum of widths, out_features), bias (members, out_features)."""
 
-    def __init__(self, widths: Sequence[int], out_features: int):
-        super().__init__(widths, out_features, (len(widths), out_features))
+    def __init__(self, widths: Sequence[int], out_features: int, bias: bool = True):
+        super().__init__(widths, out_features, (len(widths), out_features) if bias else None)
 
     def member_rows(self, parameter: str) -> list[int]:
         return self.widths if parameter == "weight" else [1] * len(self.widths)
@@ -94,8 +94,11 @@ class GroupedOutput(Grouped):
         members, width = len(self.widths), self.widths[0]
         if width == 0:  # no member has a head: all that is left of the attention is its output bias
             shape = hidden_states.shape[1:-1]
+            if self.bias is None:
+                return hidden_states.new_zeros(members, *shape, self.columns)
             return self.bias.view(members, *[1] * len(shape), -1).expand(members, *shape, -1)
-        return grouped_product(hidden_states, self.weight.view(members, width, self.columns), self.bias.unsqueeze(1))
+        bias = None if self.bias is None else self.bias.unsqueeze(1)
+        return grouped_product(hidden_states, self.weight.view(members, width, self.columns), bias)
 
     def _one_after_the_other(self, hidden_states: torch.Tensor) -> torch.Tensor:
         # Products of width zero are an error or a wrong number in many exported formats: members without heads are left
@@ -103,14 +106,17 @@ class GroupedOutput(Grouped):
         filled = [m for m, width in enumerate(self.widths) if width > 0]
         widths = [self.widths[m] for m in filled]
         parts = zip(filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True)
-        products = {m: nn.functional.linear(states, weight.t(), self.bias[m]) for m, states, weight in parts}
+        biases = [None] * len(self.widths) if self.bias is None else self.bias
+        products = {m: nn.functional.linear(states, weight.t(), biases[m]) for m, states, weight in parts}
         like = products[filled[0]]
         return torch.stack(
-            [
-                products[m] if width else self.bias[m].expand_as(like).type_as(like)
-                for m, width in enumerate(self.widths)
-            ]
+            [products[m] if width else bias_alone(biases[m], like) for m, width in enumerate(self.widths)]
         )
+
+
+def bias_alone(bias: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """What a map without inputs gives: its bias, or zeros, in the shape and type of another's result."""
+    return torch.zeros_like(like) if bias is None else bias.expand_as(like).type_as(like)
 
 
 class GroupedPooler(nn.Module):

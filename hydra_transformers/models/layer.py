@@ -13,17 +13,20 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import HydraAttention
 from .grouped import of_members
+from .norms import NORMS
 
 
 class HydraMLP(nn.Module):
     """The transformer's two-layer MLP, on any leading axes; with a gate, `fc1` gives it and below it what passes through."""
 
-    def __init__(self, hidden_size: int, inner_size: int, activation: str, has_gate: bool = False):
+    def __init__(
+        self, hidden_size: int, inner_size: int, activation: str, has_gate: bool = False, has_bias: bool = True
+    ):
         super().__init__()
         self.has_gate = has_gate
-        self.fc1 = nn.Linear(hidden_size, 2 * inner_size if has_gate else inner_size)
+        self.fc1 = nn.Linear(hidden_size, 2 * inner_size if has_gate else inner_size, bias=has_bias)
         self.activation_fn = ACT2FN[activation]
-        self.fc2 = nn.Linear(inner_size, hidden_size)
+        self.fc2 = nn.Linear(inner_size, hidden_size, bias=has_bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         shape = hidden_states.shape
@@ -47,7 +50,7 @@ class HydraLayer(GradientCheckpointingLayer):
         anatomy = config.anatomy
         self.norm_first, self.drop_path = anatomy.norm_first, anatomy.drop_path
 
-        norm = partial(nn.LayerNorm, config.hidden_size, eps=anatomy.norm_eps)
+        norm = partial(NORMS[anatomy.norm], config.hidden_size, eps=anatomy.norm_eps)
         sizes = iter(config.mlp_sizes(layer))  # members are built in their order
         self.attention_norm = of_members(config, "layernorm", norm, layer)
         self.attention = HydraAttention(config, layer)
@@ -55,7 +58,7 @@ class HydraLayer(GradientCheckpointingLayer):
         self.mlp = of_members(
             config,
             "mlp",
-            lambda: HydraMLP(config.hidden_size, next(sizes), anatomy.activation, anatomy.gated_mlp),
+            lambda: HydraMLP(config.hidden_size, next(sizes), anatomy.activation, anatomy.gated_mlp, anatomy.mlp_bias),
             layer,
         )
         self.dropout = None if anatomy.dropout is None else nn.Dropout(anatomy.dropout)
