@@ -26,6 +26,7 @@ class Anatomy:
     gated_mlp: whether one half of the MLP's inner layer gates the other
     qkv_bias: whether queries, keys and values have biases
     float32_softmax: whether the eager backend takes its softmax in float32
+    float32_rotary: whether queries and keys are turned by their rotary positions in float32
     dropout, attention_dropout: of the two branches' results, where there is one, and of the attention weights
     drop_path: how often a branch is left out in training
     """
@@ -37,6 +38,7 @@ class Anatomy:
     gated_mlp: bool = False
     qkv_bias: bool = True
     float32_softmax: bool = True
+    float32_rotary: bool = False
     dropout: float | None = None
     attention_dropout: float = 0.0
     drop_path: float = 0.0
