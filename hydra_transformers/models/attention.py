@@ -1,6 +1,6 @@
 """The fused attention: the heads of all members in one attention call, and the masks it reads."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
@@ -9,6 +9,11 @@ from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .grouped import GroupedLinear, GroupedOutput
+
+
+# cos and sin of every angle that queries and keys are turned by, (batch or 1, tokens, head_dim) each; or such a pair for
+# each type of layers that `config.layer_types` names.
+RotaryTables = tuple[torch.Tensor, torch.Tensor]
 
 
 def eager_attention_forward(
@@ -53,7 +58,10 @@ class HydraAttention(nn.Module):
         self.scaling = self.head_dim**-0.5
         self.attention_dropout = anatomy.attention_dropout
         self.float32_softmax = anatomy.float32_softmax
+        self.float32_rotary = anatomy.float32_rotary
         self.is_causal = False
+        layer_types = getattr(config, "layer_types", None)
+        self.layer_type = None if layer_types is None else layer_types[layer]
 
         self.widths = [len(heads) * self.head_dim for heads in kept_heads]  # of each member's heads together
         self.qkv_proj = GroupedLinear(config.hidden_size, [3 * width for width in self.widths], anatomy.qkv_bias)
@@ -93,6 +101,7 @@ class HydraAttention(nn.Module):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         first_token_only: bool = False,
+        position_embeddings: RotaryTables | Mapping[str, RotaryTables] | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What the heads give, before the output projection, which the layer calls.
@@ -100,6 +109,7 @@ class HydraAttention(nn.Module):
         hidden_states: (members or 1, batch, tokens, hidden)
         attention_mask: what `members_mask` returns
         first_token_only: let only the first token ask
+        position_embeddings: the tables of rotary positions, for all layers or by `config.layer_types`
 
         Returns (members, batch, query tokens, width) or, where members keep different numbers of heads, (batch, query
         tokens, sum of widths); and from the eager backend the attention weights (batch, heads of all members, query
@@ -122,6 +132,9 @@ class HydraAttention(nn.Module):
         )
         dropout = self.attention_dropout if self.training else 0.0
         query, key, value = self._project(hidden_states, first_token_only, on_batch_axis)
+        if position_embeddings is not None:
+            tables = self.of_layer(position_embeddings)
+            query, key = (rotated(states, *tables, self.float32_rotary) for states in (query, key))
         output, weights = attention_interface(
             self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
@@ -131,6 +144,10 @@ class HydraAttention(nn.Module):
         if self.is_uniform:
             output = output.unflatten(-1, (self.num_members, -1)).movedim(-2, 0)
         return output, weights
+
+    def of_layer(self, given):
+        """This layer's own of what is given for each type of layers, `{type: ...}`; anything else is for all of them."""
+        return given[self.layer_type] if isinstance(given, Mapping) else given
 
     def _project(
         self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool
@@ -163,6 +180,23 @@ def mask_of(kept_heads: list[list[int]], num_heads: int) -> torch.Tensor:
 def split_heads(joint: torch.Tensor, projections: int, head_dim: int) -> tuple[torch.Tensor, ...]:
     """(rows, tokens, projections * heads * head_dim) -> per projection (rows, heads, tokens, head_dim)"""
     return joint.unflatten(-1, (projections, -1, head_dim)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, in_float32: bool = False) -> torch.Tensor:
+    """Queries or keys turned by the angles of their positions, of any number of heads: (rows, heads, tokens, head_dim)
+
+    cos, sin: (batch or 1, tokens, head_dim), of which queries that are fewer than the tokens take the first. Rows are the
+        batch as often as members, or candidates for pruning, lie on the batch axis; the tables need not be repeated
+    """
+    cos, sin = (table[:, : states.shape[2]].unsqueeze(1) for table in (cos, sin))
+    turned = states.float() if in_float32 else states
+    is_per_row = cos.shape[0] > 1
+    if is_per_row:
+        turned = turned.unflatten(0, (-1, cos.shape[0]))
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
+    # Of the values' dtype again, which under autocast is not the tables'.
+    return (turned.flatten(0, 1) if is_per_row else turned).to(states.dtype)
 
 
 def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_mask):

@@ -30,6 +30,7 @@ class Anatomy:
     output_bias: whether the attention's output projection has a bias
     queries_per_key: how many query heads read one head of keys and values
     float32_softmax: whether the eager backend takes its softmax in float32
+    float32_rotary: whether queries and keys are turned by their rotary positions in float32
     dropout, attention_dropout: of the two branches' results, where there is one, and of the attention weights
     drop_path: how often a branch is left out in training
     """
@@ -45,6 +46,7 @@ class Anatomy:
     output_bias: bool = True
     queries_per_key: int = 1
     float32_softmax: bool = True
+    float32_rotary: bool = False
     dropout: float | None = None
     attention_dropout: float = 0.0
     drop_path: float = 0.0
