@@ -135,9 +135,12 @@ class OutputPerMember(TakenApart):
         """As `GroupedOutput.forward`."""
         by_member = hidden_states if self.is_uniform else hidden_states.split(self.widths, -1)
         products = {m: self.of_member(m, by_member[m]) for m in self.filled}
-        like, biases = products[self.filled[0]], dict(self.biases.items())
+        like = products[self.filled[0]]
         return torch.stack(
-            [products[m] if width else bias_alone(biases.get(str(m)), like) for m, width in enumerate(self.widths)]
+            [
+                products[m] if width else bias_alone(self.biases.get(str(m)), like)
+                for m, width in enumerate(self.widths)
+            ]
         )
 
 

@@ -1,5 +1,6 @@
 """The fused attention: the heads of all members in one attention call, and the masks it reads."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import torch
@@ -40,10 +41,12 @@ class HydraAttention(nn.Module):
     """Multi-head attention of all members at once; member m keeps `kept_heads[m]` of the backbone's heads.
 
     A member's queries, keys and values lie below each other in `qkv_proj`, so that its three projections are one
-    product. Attention itself is computed head by head, so members cannot mix, whichever axis carries them:
+    product. Where several query heads read one head of keys and values (grouped queries), heads are the query heads; a head
+    of keys and values is there as long as one of its query heads is, and is computed once for all of these. Attention
+    itself is computed head by head, so members cannot mix, whichever axis carries them:
 
-    - members on the batch axis, (members * batch, heads, tokens, head_dim), where each keeps as many heads: the
-      products come out in this shape;
+    - members on the batch axis, (members * batch, heads, tokens, head_dim), where each keeps as many heads (for each head
+      of keys and values): the products come out in this shape;
     - members on the head axis, (batch, heads of all members, tokens, head_dim), where head counts differ, where the
       mask cannot be repeated over members, and for the eager backend, which returns its weights in this shape.
     """
@@ -64,13 +67,22 @@ class HydraAttention(nn.Module):
         self.layer_type = None if layer_types is None else layer_types[layer]
 
         self.widths = [len(heads) * self.head_dim for heads in kept_heads]  # of each member's heads together
-        self.qkv_proj = GroupedLinear(config.hidden_size, [3 * width for width in self.widths], anatomy.qkv_bias)
-        self.o_proj = GroupedOutput(self.widths, config.hidden_size)
+        self.queries_per_key = anatomy.queries_per_key
+        # How many query heads read each head of keys and values, of every member.
+        self.readers = [readers_of(heads, self.queries_per_key) for heads in kept_heads]
+        qkv_widths = [self.head_dim * (sum(each) + 2 * len(each)) for each in self.readers]
+        self.qkv_proj = GroupedLinear(config.hidden_size, qkv_widths, anatomy.qkv_bias)
+        self.o_proj = GroupedOutput(self.widths, config.hidden_size, anatomy.output_bias)
         self.register_buffer("kept_heads_mask", mask_of(kept_heads, config.num_attention_heads))
 
     @property
     def is_uniform(self) -> bool:
         return len(set(self.widths)) == 1
+
+    @property
+    def has_equal_members(self) -> bool:
+        """Whether members keep equally many heads, and equally many for each head of keys and values."""
+        return all(each == self.readers[0] for each in self.readers)
 
     @property
     def has_no_head(self) -> bool:
@@ -123,7 +135,7 @@ class HydraAttention(nn.Module):
             return hidden_states.new_zeros(self.num_members, batch, queries, 0), weights
         if first_token_only:
             attention_mask = mask_of_first_token(attention_mask)
-        on_batch_axis = self.is_uniform and has_rows(attention_mask) and not is_eager
+        on_batch_axis = self.has_equal_members and has_rows(attention_mask) and not is_eager
         if isinstance(attention_mask, torch.Tensor) and (self.is_trunk or not on_batch_axis):
             attention_mask = attention_mask[:batch]
 
@@ -135,6 +147,9 @@ class HydraAttention(nn.Module):
         if position_embeddings is not None:
             tables = self.of_layer(position_embeddings)
             query, key = (rotated(states, *tables, self.float32_rotary) for states in (query, key))
+        if self.queries_per_key > 1:
+            readers = self.readers[0] if on_batch_axis else [count for each in self.readers for count in each]
+            key, value = for_each_query(key, readers), for_each_query(value, readers)
         output, weights = attention_interface(
             self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
@@ -152,7 +167,8 @@ class HydraAttention(nn.Module):
     def _project(
         self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Query (of the first token, where only it asks), key and value, (rows, heads, tokens, head_dim) each."""
+        """Query (of the first token, where only it asks), key and value, (rows, heads, tokens, head_dim) each. Of key and value
+        each head once, however many queries read it."""
 
         def heads(projected, projections: int) -> tuple[torch.Tensor, ...]:
             """(members, batch, tokens, projections * width), or a tuple over members -> `projections` of them"""
@@ -161,14 +177,46 @@ class HydraAttention(nn.Module):
             by_member = [of_member.unflatten(-1, (projections, -1, self.head_dim)) for of_member in projected]
             return torch.cat(by_member, dim=-2).permute(2, 0, 3, 1, 4).unbind(0)
 
-        if not first_token_only:
+        if not first_token_only and self.queries_per_key == 1:
             return heads(self.qkv_proj(hidden_states), 3)
         queries = [slice(width) for width in self.widths]
         keys_and_values = [slice(width, None) for width in self.widths]
+        if first_token_only:
+            return (
+                *heads(self.qkv_proj(hidden_states[:, :, :1], queries), 1),
+                *heads(self.qkv_proj(hidden_states, keys_and_values), 2),
+            )
+        joint, widths = self.qkv_proj(hidden_states), [width for width in self.widths if width]
+        if on_batch_axis:
+            return *heads(joint[..., : widths[0]], 1), *heads(joint[..., widths[0] :], 2)
+        by_member = list(zip(joint, widths, strict=True))
         return (
-            *heads(self.qkv_proj(hidden_states[:, :, :1], queries), 1),
-            *heads(self.qkv_proj(hidden_states, keys_and_values), 2),
+            *heads([of_member[..., :width] for of_member, width in by_member], 1),
+            *heads([of_member[..., width:] for of_member, width in by_member], 2),
         )
+
+
+def keys_of(heads: list[int], queries_per_key: int) -> list[int]:
+    """The heads of keys and values that query heads read, in ascending order."""
+    return list(dict.fromkeys(head // queries_per_key for head in heads))
+
+
+def readers_of(heads: list[int], queries_per_key: int) -> list[int]:
+    """How many of these query heads read each of their heads of keys and values."""
+    return list(Counter(head // queries_per_key for head in heads).values())
+
+
+def for_each_query(states: torch.Tensor, readers: list[int]) -> torch.Tensor:
+    """Heads of keys or values as often as they are read: (rows, heads, ...) -> (rows, sum of readers, ...)"""
+    if len(set(readers)) == 1:
+        return states if readers[0] == 1 else states.repeat_interleave(readers[0], dim=1)
+    return torch.cat(
+        [
+            states[:, head : head + 1].expand(-1, count, *[-1] * (states.dim() - 2))
+            for head, count in enumerate(readers)
+        ],
+        dim=1,
+    )
 
 
 def mask_of(kept_heads: list[list[int]], num_heads: int) -> torch.Tensor:

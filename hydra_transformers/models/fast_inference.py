@@ -130,7 +130,7 @@ def fast_layer(layer: nn.Module) -> FastLayer | None:
     norms = parts["attention_norm"], parts["mlp_norm"]
     parameters = [weight_and_bias(part) for part in (qkv, o, fc1, fc2, *norms)]
     widths = tuple(o.widths)
-    if None in parameters or not any(widths):
+    if None in parameters or not any(widths) or o.bias is None or attention.queries_per_key > 1:
         return None
     maps, is_uniform = parameters[:4], len(set(widths)) == 1
     if is_uniform and len(widths) > 1:
