@@ -26,7 +26,13 @@ from transformers import (
     DistilBertForSequenceClassification,
     ElectraConfig,
     ElectraForSequenceClassification,
+    GemmaConfig,
+    GemmaForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
     ViTConfig,
@@ -302,6 +308,36 @@ ELECTRA = Family(
     {"": "electra.encoder.layer.{}.attention.output.dense"},
     7,
 )
+DECODER_SIZES = {**SIZES, "num_key_value_heads": 2, **TEXT_SIZES, "pad_token_id": 0}
+DECODER_OUTPUTS = {"": "model.layers.{}.self_attn.o_proj"}
+LLAMA = Family(
+    "llama",
+    backbone(LlamaForSequenceClassification, LlamaConfig, DECODER_SIZES),
+    padded_texts,
+    DECODER_OUTPUTS,
+    7,
+    dropout={"attention_dropout": 0.3},
+)
+QWEN2 = Family(
+    "qwen2",
+    backbone(Qwen2ForSequenceClassification, Qwen2Config, DECODER_SIZES),
+    padded_texts,
+    DECODER_OUTPUTS,
+    7,
+    dropout=LLAMA.dropout,
+)
+GEMMA = Family(
+    "gemma",
+    backbone(
+        GemmaForSequenceClassification,
+        GemmaConfig,
+        {**DECODER_SIZES, "hidden_size": 24, "head_dim": HEAD_DIM, "num_key_value_heads": 1},
+    ),
+    padded_texts,
+    DECODER_OUTPUTS,
+    7,
+    dropout=LLAMA.dropout,
+)
 FAMILIES = [
     VIT,
     BERT,
@@ -315,6 +351,9 @@ FAMILIES = [
     CAMEMBERT,
     DISTILBERT,
     ELECTRA,
+    LLAMA,
+    QWEN2,
+    GEMMA,
 ]
 # Rows that differ from another in their MLP, or in the backbone's name, alone.
 VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT]

@@ -56,7 +56,7 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
 
     def part(name: str) -> str | None:
         lowered = name.lower()
-        if "embedding" in lowered and "layers." not in lowered and "encoder.layer" not in lowered:
+        if "embed" in lowered and "layers." not in lowered and "encoder.layer" not in lowered:
             return "embeddings"
         if "norm" in lowered or "layrnorm" in lowered:
             return "layernorm"

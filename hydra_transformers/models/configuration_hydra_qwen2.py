@@ -1,0 +1,37 @@
+"""HydraQwen2 configuration."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import Qwen2Config
+
+from .configuration_decoders import HydraDecoderConfigMixin, decoder_anatomy
+from .configuration_hydra import Anatomy
+
+
+@strict
+class HydraQwen2Config(HydraDecoderConfigMixin, Qwen2Config):
+    r"""
+    A [`Qwen2Config`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
+    `fast_inference`). Heads are query heads.
+    """
+
+    model_type = "hydra_qwen2"
+
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_qwen2.HydraQwen2Config",
+        "AutoModel": "modeling_hydra_qwen2.HydraQwen2Model",
+        "AutoModelForSequenceClassification": "modeling_hydra_qwen2.HydraQwen2ForSequenceClassification",
+    }
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        if "sliding_attention" in self.layer_types:
+            raise ValueError(
+                "use_sliding_window is True: a Hydra's layers read all tokens before each, set it to False"
+            )
+
+    @property
+    def anatomy(self) -> Anatomy:
+        return decoder_anatomy(self, qkv_bias=True)
+
+
+__all__ = ["HydraQwen2Config"]
