@@ -111,6 +111,7 @@ class Family:
     older: a part of these names, and what it was in older versions of Transformers
     dropout: config fields that switch every dropout of the layers on
     tokens: how many tokens `inputs` become
+    gradient_digits: how exact gradients are in float64; RMSNorms compute in float32 all the same
     """
 
     name: str
@@ -122,6 +123,8 @@ class Family:
     dropout: dict[str, float] = field(
         default_factory=lambda: {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
     )
+
+    gradient_digits: int = 10
 
     @cached_property
     def hydra(self) -> type:
@@ -317,6 +320,7 @@ LLAMA = Family(
     DECODER_OUTPUTS,
     7,
     dropout={"attention_dropout": 0.3},
+    gradient_digits=6,
 )
 QWEN2 = Family(
     "qwen2",
@@ -325,6 +329,7 @@ QWEN2 = Family(
     DECODER_OUTPUTS,
     7,
     dropout=LLAMA.dropout,
+    gradient_digits=6,
 )
 GEMMA = Family(
     "gemma",
@@ -337,6 +342,7 @@ GEMMA = Family(
     DECODER_OUTPUTS,
     7,
     dropout=LLAMA.dropout,
+    gradient_digits=5,
 )
 FAMILIES = [
     VIT,
@@ -355,5 +361,7 @@ FAMILIES = [
     QWEN2,
     GEMMA,
 ]
-# Rows that differ from another in their MLP, or in the backbone's name, alone.
-VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT]
+# Causal language models, of which Qwen2 and Gemma have biases, a norm and embeddings that Llama has not.
+DECODERS = [LLAMA, QWEN2, GEMMA]
+# Rows that differ from another in such parts, their MLP, or the backbone's name alone.
+VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT, QWEN2, GEMMA]

@@ -3,8 +3,8 @@
 from huggingface_hub.dataclasses import strict
 from transformers import GemmaConfig
 
-from .configuration_decoders import HydraDecoderConfigMixin, decoder_anatomy
 from .configuration_hydra import Anatomy
+from .configuration_hydra_llama import HydraDecoderConfigMixin, decoder_anatomy
 
 
 @strict

@@ -72,8 +72,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass input_ids or inputs_embeds, and not both")
         states = embed(self.embeddings, input_ids=input_ids, inputs_embeds=inputs_embeds)
-        if position_ids is None:
-            position_ids = torch.arange(states.shape[2], device=states.device).unsqueeze(0)
+        # Positions that start anew make several texts of one row.
         mask = create_causal_mask(
             config=self.config,
             inputs_embeds=states[0],
@@ -82,6 +81,8 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
             position_ids=position_ids,
         )
         mask = members_mask(mask, states.shape[1], self.num_members)
+        if position_ids is None:
+            position_ids = torch.arange(states.shape[2], device=states.device).unsqueeze(0)
         return states, mask, {"is_causal": True, "position_embeddings": self.rotary_emb(states, position_ids)}
 
     def finish(self, states: torch.Tensor, input_ids: torch.Tensor | None = None):
