@@ -63,7 +63,8 @@ def _keep_neurons(tensors: dict[str, torch.Tensor], mlp: str, positions: list[in
     """Leaves only the neurons at `positions` of one MLP's tensors."""
     for parameter in ("fc1.weight", "fc1.bias"):
         parts = 2 if module.has_gate else 1
-        tensors[f"{mlp}.{parameter}"] = heads_at(tensors[f"{mlp}.{parameter}"], positions, 1, parts)
+        if f"{mlp}.{parameter}" in tensors:
+            tensors[f"{mlp}.{parameter}"] = heads_at(tensors[f"{mlp}.{parameter}"], positions, 1, parts)
     tensors[f"{mlp}.fc2.weight"] = heads_at(tensors[f"{mlp}.fc2.weight"].t(), positions, 1).t()
 
 
