@@ -26,6 +26,8 @@ from transformers import (
     DistilBertForSequenceClassification,
     ElectraConfig,
     ElectraForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
     PreTrainedModel,
     RobertaConfig,
     RobertaForSequenceClassification,
@@ -302,6 +304,21 @@ ELECTRA = Family(
     {"": "electra.encoder.layer.{}.attention.output.dense"},
     7,
 )
+# One layer sees all of a text, two see no further than three tokens to each side, and so at least a token that is no padding:
+# Transformers' own eager attention gives no numbers in float64 where there is none.
+MODERNBERT = Family(
+    "modernbert",
+    backbone(
+        ModernBertForSequenceClassification,
+        ModernBertConfig,
+        {**SIZES, **TEXT_SIZES, "local_attention": 6, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}
+        | {"bos_token_id": 1, "eos_token_id": 2},
+    ),
+    padded_texts,
+    {"": "model.layers.{}.attn.Wo"},
+    7,
+    dropout={"attention_dropout": 0.3, "mlp_dropout": 0.3},
+)
 FAMILIES = [
     VIT,
     BERT,
@@ -315,6 +332,7 @@ FAMILIES = [
     CAMEMBERT,
     DISTILBERT,
     ELECTRA,
+    MODERNBERT,
 ]
 # Rows that differ from another in their MLP, or in the backbone's name, alone.
 VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT]

@@ -148,6 +148,22 @@ class GroupedClassificationHead(nn.Module):
         return self.out_proj(self.prepare(features))
 
 
+class GroupedLayerNorm(nn.Module):
+    """A LayerNorm per member, on (members, ..., size); weight and bias (members, size), which are `per_member_parameters`."""
+
+    def __init__(self, size: int, num_members: int, eps: float, bias: bool = True):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(num_members, size))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(num_members, size)) if bias else None)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        size, biases = hidden_states.shape[-1:], [None] * len(self.weight) if self.bias is None else self.bias
+        parts = zip(hidden_states, self.weight, biases, strict=True)
+        # One by one: what normalises, scales and adds at once rounds but once.
+        return torch.stack([nn.functional.layer_norm(states, size, *own, self.eps) for states, *own in parts])
+
+
 def are_few(rows: int) -> bool:
     """Whether launching kernels for this many rows per member takes longer than computing them."""
     # An exported graph serves batches of every size, so no size may decide on it.
