@@ -107,6 +107,7 @@ class Family:
     older: a part of these names, and what it was in older versions of Transformers
     dropout: config fields that switch every dropout of the layers on
     tokens: how many tokens `inputs` become
+    gradient_tolerance: how far gradients in float64 may lie apart, where backbones round to float32 on the way
     """
 
     name: str
@@ -118,6 +119,7 @@ class Family:
     dropout: dict[str, float] = field(
         default_factory=lambda: {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
     )
+    gradient_tolerance: float = 1e-10
 
     @cached_property
     def hydra(self) -> type:
@@ -318,6 +320,7 @@ MODERNBERT = Family(
     {"": "model.layers.{}.attn.Wo"},
     7,
     dropout={"attention_dropout": 0.3, "mlp_dropout": 0.3},
+    gradient_tolerance=1e-6,  # queries and keys are turned by their positions in float32
 )
 FAMILIES = [
     VIT,
