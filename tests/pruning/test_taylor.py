@@ -11,11 +11,11 @@ from tests.pruning.backbones import OTHERS, family, rows_in_batches
 from tests.pruning.reference import output_projections
 
 
-NAMES = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))
+NAMES = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("Wqkv",))
 
 
 def projections(model, layer) -> list[torch.nn.Linear]:
-    """q, k and v of a layer, by (layer,) or (tower, layer)."""
+    """q, k and v of a layer, by (layer,) or (tower, layer); one map where they are one."""
     output = output_projections(model)[layer]
     block = next(
         module
@@ -36,6 +36,8 @@ def hand_written_score(model, batches, prompts, layer, head, head_dim=8) -> floa
     loss = -sum(log_probabilities[row, label] for row, label in enumerate(labels)) / len(labels)
     weights = [projection.weight for projection in projections(model, layer)]
     gradients = torch.autograd.grad(loss, weights)
+    if len(weights) == 1:
+        weights, gradients = (joint.chunk(3) for [joint] in (weights, gradients))
     rows_of_head = range(head * head_dim, (head + 1) * head_dim)
     means = []
     for weight, gradient in zip(weights, gradients, strict=True):
