@@ -62,9 +62,10 @@ def prune_neurons(cls: type, member: Member, neurons_to_prune: dict) -> Member:
 
 def _keep_neurons(tensors: dict[str, torch.Tensor], mlp: str, positions: list[int], module: nn.Module) -> None:
     """Leaves only the neurons at `positions` of one MLP's tensors."""
-    for parameter in (f"{mlp}.fc1.weight", f"{mlp}.fc1.bias"):
-        if parameter in tensors:
-            tensors[parameter] = heads_at(tensors[parameter], positions, 1, 2 if module.has_gate else 1)
+    for parameter in ("fc1.weight", "fc1.bias"):
+        parts = 2 if module.has_gate else 1
+        if f"{mlp}.{parameter}" in tensors:
+            tensors[f"{mlp}.{parameter}"] = heads_at(tensors[f"{mlp}.{parameter}"], positions, 1, parts)
     tensors[f"{mlp}.fc2.weight"] = heads_at(tensors[f"{mlp}.fc2.weight"].t(), positions, 1).t()
 
 

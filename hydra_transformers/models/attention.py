@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.masking_utils import create_bidirectional_mask
+from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .grouped import GroupedLinear, GroupedOutput
@@ -65,6 +65,7 @@ class HydraAttention(nn.Module):
         self.is_causal = False
         layer_types = getattr(config, "layer_types", None)
         self.layer_type = None if layer_types is None else layer_types[layer]
+        self.sliding_window = anatomy.sliding_window if self.layer_type == "sliding_attention" else None
 
         self.widths = [len(heads) * self.head_dim for heads in kept_heads]  # of each member's heads together
         self.queries_per_key = anatomy.queries_per_key
@@ -119,7 +120,7 @@ class HydraAttention(nn.Module):
         """What the heads give, before the output projection, which the layer calls.
 
         hidden_states: (members or 1, batch, tokens, hidden)
-        attention_mask: what `members_mask` returns
+        attention_mask: what `members_mask` returns, for all layers or by `config.layer_types`
         first_token_only: let only the first token ask
         position_embeddings: the tables of rotary positions, for all layers or by `config.layer_types`
 
@@ -127,7 +128,7 @@ class HydraAttention(nn.Module):
         tokens, sum of widths); and from the eager backend the attention weights (batch, heads of all members, query
         tokens, tokens).
         """
-        is_eager = self.config._attn_implementation == "eager"
+        attention_mask, is_eager = self.of_layer(attention_mask), self.config._attn_implementation == "eager"
         _, batch, tokens, _ = hidden_states.shape
         if self.has_no_head:
             queries = 1 if first_token_only else tokens
@@ -143,6 +144,8 @@ class HydraAttention(nn.Module):
             self.config._attn_implementation, eager_attention_forward
         )
         dropout = self.attention_dropout if self.training else 0.0
+        if self.sliding_window is not None:
+            kwargs["sliding_window"] = self.sliding_window
         query, key, value = self._project(hidden_states, first_token_only, on_batch_axis)
         if position_embeddings is not None:
             tables = self.of_layer(position_embeddings)
@@ -255,6 +258,14 @@ def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_m
     return members_mask(mask, embeddings.shape[1], config.num_members)
 
 
+def sliding_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_mask):
+    """The same for layers whose tokens see no further than `config.sliding_window` to each side."""
+    mask = create_bidirectional_sliding_window_mask(
+        config=config, inputs_embeds=embeddings[0], attention_mask=attention_mask
+    )
+    return members_mask(mask, embeddings.shape[1], config.num_members)
+
+
 def members_mask(attention_mask, batch: int, num_members: int):
     """Repeats a mask made for the batch over the members: (batch or 1, ...) -> (members * batch, ...).
 
@@ -270,11 +281,22 @@ def members_mask(attention_mask, batch: int, num_members: int):
         )
     if attention_mask.shape[0] != batch:
         attention_mask = attention_mask.expand(batch, *attention_mask.shape[1:])
-    return attention_mask.repeat(num_members, *[1] * (attention_mask.dim() - 1)) if num_members > 1 else attention_mask
+    return repeated_mask(attention_mask, num_members)
+
+
+def repeated_mask(attention_mask, times: int):
+    """A mask for its rows that often, one after the other, and of several by type of layers each of them."""
+    if isinstance(attention_mask, Mapping):
+        return {layer_type: repeated_mask(mask, times) for layer_type, mask in attention_mask.items()}
+    if attention_mask is None or times == 1:
+        return attention_mask
+    return attention_mask.repeat(times, *[1] * (attention_mask.dim() - 1))
 
 
 def has_rows(attention_mask) -> bool:
     """Whether a mask can be repeated over members and cut to query tokens: flex attention's block masks cannot."""
+    if isinstance(attention_mask, Mapping):
+        return all(map(has_rows, attention_mask.values()))
     return attention_mask is None or isinstance(attention_mask, torch.Tensor)
 
 

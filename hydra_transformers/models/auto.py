@@ -24,6 +24,7 @@ from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .configuration_hydra_electra import HydraElectraConfig
 from .configuration_hydra_gemma import HydraGemmaConfig
 from .configuration_hydra_llama import HydraLlamaConfig
+from .configuration_hydra_modernbert import HydraModernBertConfig
 from .configuration_hydra_qwen2 import HydraQwen2Config
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_vit import HydraViTConfig
@@ -39,6 +40,7 @@ from .modeling_hydra_distilbert import HydraDistilBertForSequenceClassification,
 from .modeling_hydra_electra import HydraElectraForSequenceClassification, HydraElectraModel
 from .modeling_hydra_gemma import HydraGemmaForSequenceClassification, HydraGemmaModel
 from .modeling_hydra_llama import HydraLlamaForSequenceClassification, HydraLlamaModel
+from .modeling_hydra_modernbert import HydraModernBertForSequenceClassification, HydraModernBertModel
 from .modeling_hydra_qwen2 import HydraQwen2ForSequenceClassification, HydraQwen2Model
 from .modeling_hydra_roberta import HydraRobertaForSequenceClassification, HydraRobertaModel
 from .modeling_hydra_vit import HydraViTForImageClassification, HydraViTModel
@@ -235,6 +237,9 @@ __all__ = [
     "HydraLlamaConfig",
     "HydraLlamaForSequenceClassification",
     "HydraLlamaModel",
+    "HydraModernBertConfig",
+    "HydraModernBertForSequenceClassification",
+    "HydraModernBertModel",
     "HydraQwen2Config",
     "HydraQwen2ForSequenceClassification",
     "HydraQwen2Model",

@@ -39,6 +39,7 @@ def decoder_anatomy(
         mlp_bias=mlp_bias,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
+        sliding_window=getattr(config, "sliding_window", None),
         queries_per_key=config.num_attention_heads // config.num_key_value_heads,
         attention_dropout=config.attention_dropout or 0.0,
     )

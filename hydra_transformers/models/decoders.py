@@ -1,9 +1,11 @@
 """Classifiers of texts on causal language models: rotary positions, a causal mask, the last token read."""
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from transformers import PreTrainedConfig
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -13,7 +15,7 @@ from .ensembling import HydraClassifierMixin, HydraClassifierOutput, HydraModelO
 from .grouped import GroupedLinear, embed, of_members
 from .layer import hydra_layers
 from .modeling_hydra import Rule, attention_rules
-from .norms import NORMS
+from .norms import norm_of
 from .texts import HydraTextEncoderMixin
 
 
@@ -51,14 +53,11 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
-        anatomy = config.anatomy
         self.embeddings = of_members(
             config, "embeddings", lambda: HydraDecoderEmbeddings(config, self.embedding_class)
         )
         self.layers = hydra_layers(config)
-        self.norm = of_members(
-            config, "layernorm", lambda: NORMS[anatomy.norm](config.hidden_size, eps=anatomy.norm_eps)
-        )
+        self.norm = of_members(config, "layernorm", lambda: norm_of(config.anatomy, config.hidden_size))
         self.rotary_emb = LlamaRotaryEmbedding(config)
         self.post_init()
 
@@ -72,18 +71,23 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass input_ids or inputs_embeds, and not both")
         states = embed(self.embeddings, input_ids=input_ids, inputs_embeds=inputs_embeds)
-        # Positions that start anew make several texts of one row.
-        mask = create_causal_mask(
+        mask = self._causal_mask(create_causal_mask, states, attention_mask, position_ids)
+        if "sliding_attention" in (getattr(self.config, "layer_types", None) or ()):
+            window = self._causal_mask(create_sliding_window_causal_mask, states, attention_mask, position_ids)
+            mask = {"full_attention": mask, "sliding_attention": window}
+        if position_ids is None:
+            position_ids = torch.arange(states.shape[2], device=states.device).unsqueeze(0)
+        return states, mask, {"is_causal": True, "position_embeddings": self.rotary_emb(states, position_ids)}
+
+    def _causal_mask(self, create: Callable, states: torch.Tensor, attention_mask, position_ids: torch.Tensor | None):
+        mask = create(
             config=self.config,
             inputs_embeds=states[0],
             attention_mask=attention_mask,
             past_key_values=None,
-            position_ids=position_ids,
+            position_ids=position_ids,  # which may tell of several texts in one row
         )
-        mask = members_mask(mask, states.shape[1], self.num_members)
-        if position_ids is None:
-            position_ids = torch.arange(states.shape[2], device=states.device).unsqueeze(0)
-        return states, mask, {"is_causal": True, "position_embeddings": self.rotary_emb(states, position_ids)}
+        return members_mask(mask, states.shape[1], self.num_members)
 
     def finish(self, states: torch.Tensor, input_ids: torch.Tensor | None = None):
         states = self.norm(states)

@@ -105,17 +105,15 @@ class GroupedOutput(Grouped):
         # out of them, and keep their bias, in the type that products have here (autocast).
         filled = [m for m, width in enumerate(self.widths) if width > 0]
         widths = [self.widths[m] for m in filled]
-        parts = zip(filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True)
         biases = [None] * len(self.widths) if self.bias is None else self.bias
+        parts = zip(filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True)
         products = {m: nn.functional.linear(states, weight.t(), biases[m]) for m, states, weight in parts}
         like = products[filled[0]]
-        return torch.stack(
-            [products[m] if width else bias_alone(biases[m], like) for m, width in enumerate(self.widths)]
-        )
+        return torch.stack([products[m] if width else alone(biases[m], like) for m, width in enumerate(self.widths)])
 
 
-def bias_alone(bias: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
-    """What a map without inputs gives: its bias, or zeros, in the shape and type of another's result."""
+def alone(bias: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """What a map gives that reads nothing: its bias, or zeros, (..., out_features) as `like`."""
     return torch.zeros_like(like) if bias is None else bias.expand_as(like).type_as(like)
 
 
@@ -148,6 +146,22 @@ class GroupedClassificationHead(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return self.out_proj(self.prepare(features))
+
+
+class GroupedLayerNorm(nn.Module):
+    """A LayerNorm per member, on (members, ..., size); weight and bias (members, size), which are `per_member_parameters`."""
+
+    def __init__(self, size: int, num_members: int, eps: float, bias: bool = True):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(num_members, size))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(num_members, size)) if bias else None)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        size, biases = hidden_states.shape[-1:], [None] * len(self.weight) if self.bias is None else self.bias
+        parts = zip(hidden_states, self.weight, biases, strict=True)
+        # One by one: what normalises, scales and adds at once rounds but once.
+        return torch.stack([nn.functional.layer_norm(states, size, *own, self.eps) for states, *own in parts])
 
 
 def are_few(rows: int) -> bool:
@@ -207,8 +221,10 @@ def of_members(config: PreTrainedConfig, part: str, build: Callable[[], nn.Modul
     if part not in config.shared and members > 1:
         return PerMember(build() for _ in range(members))
     module = build()
-    if part == "embeddings" and not config.trunk_layers and isinstance(getattr(module, "dropout", None), nn.Dropout):
-        module.dropout = DropoutPerMember(module.dropout.p, config.num_members)
+    if part == "embeddings" and not config.trunk_layers:
+        for name, child in module.named_children():
+            if isinstance(child, nn.Dropout):
+                setattr(module, name, DropoutPerMember(child.p, config.num_members))
     return module
 
 

@@ -1,7 +1,9 @@
-"""What normalises states, by the name that an anatomy calls it."""
+"""What normalises states."""
 
 import torch
 from torch import nn
+
+from .configuration_hydra import Anatomy
 
 
 class HydraRMSNorm(nn.Module):
@@ -34,4 +36,11 @@ class HydraOffsetRMSNorm(HydraRMSNorm):
         return (self.normalised(hidden_states) * (1 + self.weight.float())).to(hidden_states.dtype)
 
 
-NORMS = {"layer_norm": nn.LayerNorm, "rms_norm": HydraRMSNorm, "offset_rms_norm": HydraOffsetRMSNorm}
+RMS_NORMS = {"rms_norm": HydraRMSNorm, "offset_rms_norm": HydraOffsetRMSNorm}
+
+
+def norm_of(anatomy: Anatomy, hidden_size: int) -> nn.Module:
+    """A norm of states (..., hidden_size), as an anatomy has them."""
+    if anatomy.norm == "layer_norm":
+        return nn.LayerNorm(hidden_size, eps=anatomy.norm_eps, bias=anatomy.norm_bias)
+    return RMS_NORMS[anatomy.norm](hidden_size, eps=anatomy.norm_eps)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..fusion import heads_at, qkv_rows, queries_per_key, tower_configs
-from ..models.attention import HydraAttention, readers_of
+from ..models.attention import HydraAttention, readers_of, repeated_mask
 from ..models.fast_inference import can_run_fast, complete_fast, fast_layer, run_layers
 from ..prediction import check_class_prompts
 from .heads import Head, chosen_towers, has_two_towers, heads_of, tower_and_place
@@ -92,8 +92,7 @@ class Tower:
 
     def _finish(self, layers, states: Tensor, mask, for_layers: dict, candidates: int, inputs) -> Tensor:
         """(1, candidates * rows, tokens, hidden), through `layers` -> (candidates, rows, features)"""
-        if mask is not None:
-            mask = mask.repeat(candidates, *[1] * (mask.dim() - 1))
+        mask = repeated_mask(mask, candidates)
         if layers:
             states = run_layers(layers, states.contiguous(), mask, self.first_token_only, **for_layers)
         again = {name: inputs[name].repeat(candidates, 1) for name in self.names_to_finish if name in inputs}
