@@ -22,13 +22,6 @@ class HydraQwen2Config(HydraDecoderConfigMixin, Qwen2Config):
         "AutoModelForSequenceClassification": "modeling_hydra_qwen2.HydraQwen2ForSequenceClassification",
     }
 
-    def __post_init__(self, **kwargs):
-        super().__post_init__(**kwargs)
-        if "sliding_attention" in self.layer_types:
-            raise ValueError(
-                "use_sliding_window is True: a Hydra's layers read all tokens before each, set it to False"
-            )
-
     @property
     def anatomy(self) -> Anatomy:
         return decoder_anatomy(self, qkv_bias=True)

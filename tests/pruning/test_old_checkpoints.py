@@ -93,7 +93,7 @@ def test_what_is_no_old_pruned_checkpoint_is_refused(tmp_path):
         load_pruned(tmp_path / "joint")
     LLAMA.backbone().save_pretrained(tmp_path / "causal")
     change(tmp_path / "causal", {"0": [1]})
-    with pytest.raises(ValueError, match="is a LlamaFor.*, which Transformers 4 pruned no heads of"):
+    with pytest.raises(ValueError, match=r"is a LlamaFor.*, which Transformers 4 pruned no heads of"):
         load_pruned(tmp_path / "causal")
     BertForMaskedLM(BERT.backbone().config).save_pretrained(tmp_path / "masked")
     change(tmp_path / "masked", {"0": [1]})
