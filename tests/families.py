@@ -353,7 +353,7 @@ GEMMA = Family(
     backbone(
         GemmaForSequenceClassification,
         GemmaConfig,
-        {**DECODER_SIZES, "hidden_size": 24, "head_dim": HEAD_DIM, "num_key_value_heads": 1},
+        {**DECODER_SIZES, "hidden_size": 16, "head_dim": HEAD_DIM, "num_key_value_heads": 1},
     ),
     padded_texts,
     DECODER_OUTPUTS,

@@ -24,9 +24,9 @@ class HydraGemmaEmbedding(nn.Embedding):
     """Word embeddings times the root of their size."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        # Rounded to float32, and then to the type of the weights, as Gemma has it.
-        scale = torch.full((), self.embedding_dim**0.5, dtype=torch.float32, device=self.weight.device)
-        return super().forward(input) * scale.to(self.weight.dtype)
+        # Rounded to the type of the weights before it multiplies, as Gemma has it.
+        scale = torch.full((), self.embedding_dim**0.5, dtype=self.weight.dtype, device=self.weight.device)
+        return super().forward(input) * scale
 
 
 class HydraGemmaModel(HydraDecoderMixin, HydraGemmaPreTrainedModel):
