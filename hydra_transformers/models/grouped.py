@@ -158,8 +158,9 @@ class GroupedLayerNorm(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.zeros(num_members, size)) if bias else None)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        size, biases = hidden_states.shape[-1:], [None] * len(self.weight) if self.bias is None else self.bias
-        parts = zip(hidden_states, self.weight, biases, strict=True)
+        size, weights = hidden_states.shape[-1:], self.weight.unbind()
+        biases = [None] * len(weights) if self.bias is None else self.bias.unbind()
+        parts = zip(hidden_states.unbind(), weights, biases, strict=True)
         # One by one: what normalises, scales and adds at once rounds but once.
         return torch.stack([nn.functional.layer_norm(states, size, *own, self.eps) for states, *own in parts])
 
