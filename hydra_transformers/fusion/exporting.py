@@ -35,8 +35,9 @@ Layout = dict[str, Places]
 def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrainedModel:
     """A plain model of Transformers that answers as `model` does, for every tool that takes one; `model` is left as it is.
 
-    Its config says how many heads a layer has, once for all layers, and in some families (ViT, DeiT, DINOv2) how wide a head
-    is. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)` leaves them. Families
+    Its config says how many heads a layer has, once for all layers, and in some families (ViT, DeiT, DINOv2, Llama, Qwen2,
+    Gemma) how wide a head is. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)`
+    leaves them, and where several heads read one key and value, equally many for each of these. Families
     whose heads are always as wide together as the hidden size (BERT, RoBERTa, ELECTRA, DistilBERT, ModernBERT, CLIP) cannot
     have fewer heads of the same width. Neurons of MLPs likewise: equally many in each layer, where the config has an
     `intermediate_size` (all but DINOv2 and DistilBERT). What a plain model cannot be is refused with a sentence, or filled up.
