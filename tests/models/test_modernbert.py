@@ -79,6 +79,16 @@ def test_positions_of_each_row_and_embedded_words_are_read_as_by_the_backbone():
 
 
 @torch.no_grad()
+def test_positions_scaled_by_the_length_of_a_text_are_those_of_the_backbone():
+    by_length = {"rope_type": "dynamic", "rope_theta": 20.0, "factor": 4.0}
+    kinds = ("full_attention", "sliding_attention")
+    backbone = MODERNBERT.backbone(rope_parameters={kind: dict(by_length) for kind in kinds})
+    hydra = MODERNBERT.hydra.from_backbone(backbone)
+    for inputs in (padded_texts(tokens=24), padded_texts()):  # longer than those of the training, and not
+        close(hydra(**inputs).member_logits[:, 0], backbone(**inputs).logits)
+
+
+@torch.no_grad()
 def test_hidden_states_and_attentions_are_those_of_the_backbone():
     backbone, inputs = MODERNBERT.backbone(), MODERNBERT.inputs()
     backbone.set_attn_implementation("eager")
