@@ -15,6 +15,7 @@ from transformers import (
     CamembertConfig,
     CamembertForSequenceClassification,
     CLIPConfig,
+    CLIPForImageClassification,
     CLIPModel,
     DeiTConfig,
     DeiTForImageClassification,
@@ -26,9 +27,13 @@ from transformers import (
     DistilBertForSequenceClassification,
     ElectraConfig,
     ElectraForSequenceClassification,
+    PreTrainedConfig,
     PreTrainedModel,
     RobertaConfig,
     RobertaForSequenceClassification,
+    SiglipConfig,
+    SiglipForImageClassification,
+    SiglipModel,
     ViTConfig,
     ViTForImageClassification,
     XLMRobertaConfig,
@@ -44,6 +49,7 @@ SIZES = {**DEPTH, "intermediate_size": 40}
 IMAGE_SIZES = {"image_size": 8, "patch_size": 4, "num_labels": 5}
 TEXT_SIZES = {"vocab_size": 40, "max_position_embeddings": 16, "num_labels": 3}
 CLIP_END = {"bos_token_id": 38, "eos_token_id": 39}
+TINY_TEXT = {**SIZES, "vocab_size": 40, "max_position_embeddings": 16, **CLIP_END}
 
 
 def randomise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
@@ -70,13 +76,32 @@ def backbone(model_class: type, config_class: type, defaults: dict) -> Callable[
 
 vit_backbone = backbone(ViTForImageClassification, ViTConfig, {**SIZES, **IMAGE_SIZES})
 bert_backbone = backbone(BertForSequenceClassification, BertConfig, {**SIZES, **TEXT_SIZES})
+
+
+def of_vision_tower(config_class: type) -> Callable:
+    """The config of an image classifier that is one of two towers, by the fields of that one."""
+
+    def build(num_labels: int, **fields) -> PreTrainedConfig:
+        return config_class(vision_config=fields, text_config=TINY_TEXT, num_labels=num_labels)
+
+    return build
+
+
 clip_backbone = backbone(
     CLIPModel,
     CLIPConfig,
     {
-        "text_config": {**SIZES, "vocab_size": 40, "max_position_embeddings": 16, **CLIP_END},
+        "text_config": TINY_TEXT,
         "vision_config": {**SIZES, "image_size": 8, "patch_size": 4},
         "projection_dim": 12,
+    },
+)
+siglip_backbone = backbone(
+    SiglipModel,
+    SiglipConfig,
+    {
+        "text_config": {**TINY_TEXT, "projection_size": 32},
+        "vision_config": {**SIZES, "image_size": 8, "patch_size": 4},
     },
 )
 
@@ -97,6 +122,10 @@ def padded_texts(batch: int = 4, tokens: int = 7, seed: int = 0) -> dict[str, to
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
+def softmax(logits: torch.Tensor) -> torch.Tensor:
+    return logits.softmax(dim=-1)
+
+
 @dataclass(frozen=True, eq=False)
 class Family:
     """What a test needs to know about a model family.
@@ -105,6 +134,7 @@ class Family:
     older: a part of these names, and what it was in older versions of Transformers
     dropout: config fields that switch every dropout of the layers on
     tokens: how many tokens `inputs` become
+    probabilities: what logits stand for, (..., classes) -> (..., classes)
     """
 
     name: str
@@ -116,6 +146,7 @@ class Family:
     dropout: dict[str, float] = field(
         default_factory=lambda: {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
     )
+    probabilities: Callable[[torch.Tensor], torch.Tensor] = softmax
 
     @cached_property
     def hydra(self) -> type:
@@ -302,6 +333,31 @@ ELECTRA = Family(
     {"": "electra.encoder.layer.{}.attention.output.dense"},
     7,
 )
+CLIP_CLASSIFIER = Family(
+    "clip-classifier",
+    backbone(CLIPForImageClassification, of_vision_tower(CLIPConfig), {**SIZES, **IMAGE_SIZES}),
+    pixels,
+    {"": "vision_model.encoder.layers.{}.self_attn.out_proj"},
+    5,
+    dropout={"attention_dropout": 0.3},
+)
+SIGLIP = Family(
+    "siglip",
+    siglip_backbone,
+    CLIP.inputs,
+    CLIP.outputs,
+    4,
+    dropout=CLIP_CLASSIFIER.dropout,
+    probabilities=torch.sigmoid,
+)
+SIGLIP_CLASSIFIER = Family(
+    "siglip-classifier",
+    backbone(SiglipForImageClassification, of_vision_tower(SiglipConfig), {**SIZES, **IMAGE_SIZES}),
+    pixels,
+    CLIP_CLASSIFIER.outputs,
+    4,
+    dropout=CLIP_CLASSIFIER.dropout,
+)
 FAMILIES = [
     VIT,
     BERT,
@@ -315,6 +371,9 @@ FAMILIES = [
     CAMEMBERT,
     DISTILBERT,
     ELECTRA,
+    CLIP_CLASSIFIER,
+    SIGLIP,
+    SIGLIP_CLASSIFIER,
 ]
-# Rows that differ from another in their MLP, or in the backbone's name, alone.
-VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT]
+# Rows that differ from another in their MLP, in the backbone's name, or in being one tower of two, alone.
+VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]

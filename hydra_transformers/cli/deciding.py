@@ -200,14 +200,14 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
 def predict(arguments: argparse.Namespace) -> None:
     device = device_of(arguments)
     config = load_config(arguments.model)
-    task = auto_class_of(config.model_type)
+    task = auto_class_of(config)
     decided = DecidingClassifier.is_saved_in(arguments.model)
     classes = DecidingClassifier.classes_saved_in(arguments.model) if decided else None
     parameters = _parameters(arguments, task, classes)
     processor = load_processor(arguments.processor or arguments.model, config)
     model = load_model(arguments.model, device)
     if classes is not None:
-        model = ZeroShotClassifier(model, prompts_for(processor, classes), classes)
+        model = ZeroShotClassifier(model, prompts_for(config, processor, classes), classes)
     if decided:
         model = DecidingClassifier.load(model, arguments.model).eval()
     elif getattr(config, "decision", None) is None:

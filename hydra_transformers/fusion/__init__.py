@@ -15,7 +15,16 @@ from .building import build, heads_at, prune, prune_neurons, remaining_heads
 from .exporting import FIELDS_OF_HYDRAS, to_transformers
 from .linear_layers import with_linear_layers
 from .reading import backbone_names, dense_outline, projection_names, read_members
-from .structure import attention_names, hydra_config, slots, tower_configs, without_weights
+from .structure import (
+    attention_names,
+    config_in_backbone,
+    fields_of_backbone,
+    hydra_config,
+    saved_tower_configs,
+    slots,
+    tower_configs,
+    without_weights,
+)
 from .trunk import trunks_of
 
 
@@ -68,7 +77,9 @@ __all__ = [
     "attention_names",
     "backbone_names",
     "check_can_be_fused",
+    "config_in_backbone",
     "dense_outline",
+    "fields_of_backbone",
     "from_backbone",
     "from_pruned_members",
     "heads_at",
@@ -76,6 +87,7 @@ __all__ = [
     "member",
     "projection_names",
     "remaining_heads",
+    "saved_tower_configs",
     "slots",
     "to_transformers",
     "tower_configs",

@@ -12,7 +12,7 @@ from transformers.initialization import no_init_weights
 from ..models.configuration_hydra import HydraConfigMixin, neurons_in
 from .building import default_dtype
 from .reading import Member, backbone_source, read_members
-from .structure import attention_names, outline, tower_configs
+from .structure import attention_names, fields_of_backbone, outline, tower_configs
 
 
 # What a Hydra's config has beyond its backbone's.
@@ -175,7 +175,7 @@ def _new(cls: type, config: PreTrainedConfig, layout: Layout) -> PreTrainedModel
     for own in (fields, *towers.values()):
         for name in FIELDS_OF_HYDRAS:
             own.pop(name, None)
-    plain_config = plain_class.config_class(**fields)
+    plain_config = plain_class.config_class(**fields_of_backbone(cls, fields))
     plain_config._attn_implementation = config._attn_implementation
     has_pooler = getattr(config, "add_pooling_layer", None)
     if has_pooler is None or "add_pooling_layer" not in signature(plain_class.__init__).parameters:
@@ -234,7 +234,7 @@ def _undone(transform: Callable[..., Tensor], tensor: Tensor, shapes: Sequence[t
     """Tensors of these shapes of which `transform` makes `tensor`: its parts, or itself with factors of one behind it."""
     others = shapes[1:]
     factors = [tensor.new_ones(shape) for shape in others]
-    forms = [tensor, tensor.t() if tensor.dim() == 2 else tensor, tensor.squeeze(0)]
+    forms = [tensor, tensor.t() if tensor.dim() == 2 else tensor, tensor.squeeze(0), tensor.unsqueeze(0)]
     guesses = [[form, *factors] for form in forms]
     if others and tensor.shape[0] % len(shapes) == 0:
         guesses.append(list(tensor.chunk(len(shapes))))

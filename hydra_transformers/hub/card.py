@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..baselines import Baseline
 from ..fusion import slots, tower_configs
-from ..models.auto import HEADS
+from ..models.auto import AUTO_CLASSES
 from ..pruning import Circuit
 from ..uncertainty import DecidingClassifier, TemperatureScaling, UncertaintyReport
 from . import baseline_card
@@ -171,7 +171,7 @@ def task_of(model: PreTrainedModel | Baseline) -> Task:
     for auto_class, task in TASKS.items():
         if auto_classes.get(auto_class, "").endswith(f".{type(model).__name__}"):
             return task
-    classifiers = sorted(each.__name__ for each in HEADS.values() if hasattr(each, "from_pruned_members"))
+    classifiers = sorted(each.__name__ for each in AUTO_CLASSES if hasattr(each, "from_pruned_members"))
     raise TypeError(f"model is a {type(model).__name__}: a card describes one of {', '.join(classifiers)}")
 
 

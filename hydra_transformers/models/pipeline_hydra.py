@@ -110,7 +110,7 @@ def predict(
             f"inputs is a {type(inputs).__name__}: pass a list of texts or images, [{type(inputs).__name__}]"
         )
     inputs = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in inputs]
-    if hasattr(model.config, "vision_config"):
+    if hasattr(model, "get_image_features"):
         found = HydraZeroShotImageClassificationPipeline
         if not parameters.get("candidate_labels"):
             raise ValueError("candidate_labels is missing: CLIP chooses among labels that you name")

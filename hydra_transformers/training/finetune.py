@@ -149,7 +149,9 @@ def _recipe(recipe: Recipe | str | None, members: Sequence[PreTrainedModel], tra
         raise ValueError(
             "there is no default recipe for members with adapters, which train at other rates: pass a recipe"
         )
-    return default_recipe(members[0].config, train_dataset)
+    config = copy.copy(members[0].config)
+    config.architectures = [type(members[0]).__name__]  # and not what it was loaded from
+    return default_recipe(config, train_dataset)
 
 
 def _learning_rates(recipe: Recipe, learning_rates: str | Sequence[float] | None) -> list[float]:

@@ -2,12 +2,25 @@
 
 import pytest
 
-from tests.families import BERT, CAMEMBERT, CLIP, DINOV2, DINOV2_GATED, FAMILIES, VARIANTS, VIT, XLM_ROBERTA
+from tests.families import (
+    BERT,
+    CAMEMBERT,
+    CLIP,
+    CLIP_CLASSIFIER,
+    DINOV2,
+    DINOV2_GATED,
+    FAMILIES,
+    SIGLIP_CLASSIFIER,
+    VARIANTS,
+    VIT,
+    XLM_ROBERTA,
+)
 
 
 FAST_INFERENCE = [VIT, BERT, CLIP, DINOV2, DINOV2_GATED]
-# These differ from RoBERTa in the name of their config, which decides on reading, saving and loading alone.
-ALIASES = [XLM_ROBERTA, CAMEMBERT]
+# These differ from another row in the name of their config, or in being one of its towers, which decides on reading, saving
+# and loading alone.
+ALIASES = [XLM_ROBERTA, CAMEMBERT, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]
 READ_SAVE_LOAD = ("test_auto", "test_checkpoints", "test_constructors", "test_hub", "test_invariants")
 
 
