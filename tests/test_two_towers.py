@@ -71,7 +71,7 @@ def test_a_siglip_is_judged_and_calibrated_by_class_prompts():
         member_logits = hydra(pixel_values=LABELLED[0]["pixel_values"], **PROMPTS).member_logits
     right = decompose(member_logits).prediction == LABELLED[0]["labels"]
     assert report.models["Hydra"].id["accuracy"] == pytest.approx(right.double().mean().item())
-    classifier = calibrate(ZeroShotClassifier(hydra, PROMPTS), LABELLED, target={"coverage": 0.5}).model
+    classifier = calibrate(ZeroShotClassifier(hydra, PROMPTS), LABELLED, target={"coverage": 0.5}).model.eval()
     assert classifier(pixel_values=images()).abstain.shape == (4,)
     with pytest.raises(ValueError, match="has no classes but those of each call's prompts"):
         calibrate(hydra, LABELLED, target={"coverage": 0.5})
