@@ -36,7 +36,7 @@ def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrained
 
     Its config says how many heads a layer has, once for all layers, and in some families (ViT, DeiT, DINOv2) how wide a head
     is. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)` leaves them. Families
-    whose heads are always as wide together as the hidden size (BERT, RoBERTa, ELECTRA, DistilBERT, CLIP) cannot have fewer
+    whose heads are always as wide together as the hidden size (BERT, RoBERTa, ELECTRA, DistilBERT, CLIP, SigLIP) cannot have fewer
     heads of the same width. Neurons of MLPs likewise: equally many in each layer, where the config has an
     `intermediate_size` (all but DINOv2 and DistilBERT). What a plain model cannot be is refused with a sentence, or filled up.
 
