@@ -18,6 +18,7 @@ from .reading import backbone_names, dense_outline, projection_names, read_membe
 from .structure import (
     attention_names,
     config_in_backbone,
+    encoder_config,
     fields_of_backbone,
     hydra_config,
     saved_tower_configs,
@@ -79,6 +80,7 @@ __all__ = [
     "check_can_be_fused",
     "config_in_backbone",
     "dense_outline",
+    "encoder_config",
     "fields_of_backbone",
     "from_backbone",
     "from_pruned_members",

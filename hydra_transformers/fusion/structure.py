@@ -38,6 +38,12 @@ def config_in_backbone(cls: type | None, config: PreTrainedConfig) -> PreTrained
     return part
 
 
+def encoder_config(model: PreTrainedModel) -> PreTrainedConfig:
+    """The config, with layers and heads, of what Hydras are made from in a plain model or a Hydra: not always all of it."""
+    cls = next((HYDRA_CLASSES[each] for each in HYDRA_CLASSES if isinstance(model, each)), None)
+    return config_in_backbone(cls, model.config)
+
+
 def saved_tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
     """`tower_configs` of the model with a head that a config was saved with: a classifier of one of two towers has one."""
     return tower_configs(config_in_backbone(HYDRA_CLASSES.get(head_of(config)), config))

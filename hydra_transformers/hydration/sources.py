@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..fingerprints import fingerprint_of_weights
 from ..fusion import check_can_be_fused
-from ..models.auto import CLASSIFIERS, check_has_no_adapters, config_of, load_trained
+from ..models.auto import CLASSIFIERS, check_has_no_adapters, config_of, described, load_trained
 from ..prediction import check_chooses_one_class
 from ..training import Recipe, default_recipe
 from ..training import recipe as recipe_by_name
@@ -39,7 +39,7 @@ class Source:
 
     @property
     def config(self) -> PreTrainedConfig:
-        return self.models[0].config
+        return described(self.models[0])
 
     @property
     def is_one(self) -> bool:

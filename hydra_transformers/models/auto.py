@@ -4,6 +4,7 @@ A new family is imported here; its classes say themselves what they are built fr
 classes of Transformers find them (`auto_classes` of the config). No other file names a family.
 """
 
+import copy
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -202,6 +203,13 @@ def head_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
 def auto_class_of(config: PreTrainedConfig) -> str:
     """The name of the Auto class that loads the class which `head_of` finds."""
     return AUTO_CLASSES[head_of(config)]
+
+
+def described(model: PreTrainedModel) -> PreTrainedConfig:
+    """A copy of a model's config that names its class, and not the one that it was loaded from."""
+    config = copy.copy(model.config)
+    config.architectures = [type(model).__name__]
+    return config
 
 
 def is_zero_shot(config: PreTrainedConfig) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..fusion import attention_names, config_in_backbone, projection_names, remaining_heads, tower_configs
+from ..fusion import attention_names, encoder_config, projection_names, remaining_heads, tower_configs
 from ..models.auto import HYDRA_CLASSES
 
 
@@ -99,8 +99,7 @@ def head_outputs(model: PreTrainedModel) -> dict[str, list[HeadOutput]]:
         raise ValueError(
             f"{type(model).__name__} is an encoder and a decoder, which number their layers alike: pass model.get_encoder()"
         )
-    hydra = next((HYDRA_CLASSES[each] for each in HYDRA_CLASSES if isinstance(model, each)), None)
-    towers = tower_configs(config_in_backbone(hydra, model.config))
+    towers = tower_configs(encoder_config(model))
     if list(towers) == [""]:
         return {"": _of_layers(model, model, towers[""])}
     return {
