@@ -27,8 +27,16 @@ from transformers import (
     DistilBertForSequenceClassification,
     ElectraConfig,
     ElectraForSequenceClassification,
+    GemmaConfig,
+    GemmaForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
     SiglipConfig,
@@ -135,6 +143,7 @@ class Family:
     dropout: config fields that switch every dropout of the layers on
     tokens: how many tokens `inputs` become
     probabilities: what logits stand for, (..., classes) -> (..., classes)
+    gradient_tolerance: how far gradients in float64 may lie apart, where backbones round to float32 on the way
     """
 
     name: str
@@ -147,6 +156,7 @@ class Family:
         default_factory=lambda: {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
     )
     probabilities: Callable[[torch.Tensor], torch.Tensor] = softmax
+    gradient_tolerance: float = 1e-10
 
     @cached_property
     def hydra(self) -> type:
@@ -358,6 +368,55 @@ SIGLIP_CLASSIFIER = Family(
     4,
     dropout=CLIP_CLASSIFIER.dropout,
 )
+# One layer sees all of a text, two see no further than three tokens to each side, and so at least a token that is no padding:
+# Transformers' own eager attention gives no numbers in float64 where there is none.
+MODERNBERT = Family(
+    "modernbert",
+    backbone(
+        ModernBertForSequenceClassification,
+        ModernBertConfig,
+        {**SIZES, **TEXT_SIZES, "local_attention": 6, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}
+        | {"bos_token_id": 1, "eos_token_id": 2},
+    ),
+    padded_texts,
+    {"": "model.layers.{}.attn.Wo"},
+    7,
+    dropout={"attention_dropout": 0.3, "mlp_dropout": 0.3},
+    gradient_tolerance=1e-6,  # queries and keys are turned by their positions in float32
+)
+DECODER_SIZES = {**SIZES, "num_key_value_heads": 2, **TEXT_SIZES, "pad_token_id": 0}
+DECODER_OUTPUTS = {"": "model.layers.{}.self_attn.o_proj"}
+LLAMA = Family(
+    "llama",
+    backbone(LlamaForSequenceClassification, LlamaConfig, DECODER_SIZES),
+    padded_texts,
+    DECODER_OUTPUTS,
+    7,
+    dropout={"attention_dropout": 0.3},
+    gradient_tolerance=1e-6,  # RMSNorms compute in float32
+)
+QWEN2 = Family(
+    "qwen2",
+    backbone(Qwen2ForSequenceClassification, Qwen2Config, DECODER_SIZES),
+    padded_texts,
+    DECODER_OUTPUTS,
+    7,
+    dropout=LLAMA.dropout,
+    gradient_tolerance=1e-6,  # RMSNorms compute in float32
+)
+GEMMA = Family(
+    "gemma",
+    backbone(
+        GemmaForSequenceClassification,
+        GemmaConfig,
+        {**DECODER_SIZES, "hidden_size": 16, "head_dim": HEAD_DIM, "num_key_value_heads": 1},
+    ),
+    padded_texts,
+    DECODER_OUTPUTS,
+    7,
+    dropout=LLAMA.dropout,
+    gradient_tolerance=1e-5,
+)
 FAMILIES = [
     VIT,
     BERT,
@@ -374,6 +433,12 @@ FAMILIES = [
     CLIP_CLASSIFIER,
     SIGLIP,
     SIGLIP_CLASSIFIER,
+    MODERNBERT,
+    LLAMA,
+    QWEN2,
+    GEMMA,
 ]
-# Rows that differ from another in their MLP, in the backbone's name, or in being one tower of two, alone.
-VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]
+# Causal language models, of which Qwen2 and Gemma have biases, a norm and embeddings that Llama has not.
+DECODERS = [LLAMA, QWEN2, GEMMA]
+# Rows that differ from another in such parts, their MLP, the backbone's name, or in being one tower of two, alone.
+VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT, QWEN2, GEMMA, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]

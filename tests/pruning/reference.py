@@ -32,7 +32,7 @@ def config_of_tower(model, tower: str):
 
 def head_dim_of(model, key: tuple) -> int:
     config = config_of_tower(model, "" if len(key) == 1 else key[0])
-    return config.hidden_size // config.num_attention_heads
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def all_heads(model, towers=("vision", "text")) -> list[tuple]:
