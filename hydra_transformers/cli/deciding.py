@@ -119,7 +119,7 @@ def _target(arguments: argparse.Namespace) -> dict[str, float] | None:
 
 
 def predict(arguments: argparse.Namespace) -> None:
-    task = auto_class_of(load_config(arguments.model).model_type)
+    task = auto_class_of(load_config(arguments.model))
     parameters = _parameters(arguments, task, classes_decided_on(arguments.model))
     model, processor = load_to_answer(arguments)
     if not arguments.json:
@@ -157,7 +157,7 @@ def load_to_answer(arguments: argparse.Namespace) -> tuple[nn.Module, Any]:
     model = load_model(arguments.model, device)
     classes = classes_decided_on(arguments.model)
     if classes is not None:
-        model = ZeroShotClassifier(model, prompts_for(processor, classes), classes)
+        model = ZeroShotClassifier(model, prompts_for(config, processor, classes), classes)
     if DecidingClassifier.is_saved_in(arguments.model):
         model = DecidingClassifier.load(model, arguments.model).eval()
     elif getattr(config, "decision", None) is None:
