@@ -19,9 +19,13 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`hydrate` and what it returns come when they are asked for: they need all the other subpackages."""
+    """`hydrate` and what it returns, and `export`, come when they are asked for: they need most other subpackages."""
     if name in ("hydrate", "Hydrated"):
         from . import hydration
 
         return getattr(hydration, name)
+    if name == "export":
+        from .formats import export
+
+        return export
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
