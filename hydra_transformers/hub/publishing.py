@@ -1,6 +1,7 @@
 """One commit on the Hub: model, code, processor and card."""
 
 import importlib.util
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ PLOTS = {"uncertainty_split": "Uncertainty by data set", "reliability_diagram": 
 # Weights of an earlier push, whole or in shards, would lie beside those of this one, and may be loaded in their place.
 LEFT_OVERS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 LEFT_OVERS += [f"{MODEL_FOLDER}/{name}" for name in LEFT_OVERS]  # of a baseline
+HANDLER = Path(__file__).with_name("handler.py")  # is published as it is
 
 
 class HubError(RuntimeError):
@@ -55,7 +57,8 @@ def push_hydra_to_hub(
     overwrite_card: bool = False,
     **card_arguments,
 ) -> CommitInfo:
-    """Publish a Hydra in one commit: weights, config, code, processor, card, and what was measured.
+    """Publish a Hydra in one commit: weights, config, code, processor, card, and what was measured. With a processor also
+    `handler.py`, by which an Inference Endpoint of the Hub answers with uncertainty and abstention.
 
     Args:
         model: a Hydra; or a baseline around one model, calibrated or not, which needs this package to be loaded. It is left
@@ -110,11 +113,21 @@ def _operations(api: HfApi, repo_id: str, folder: Path) -> list[CommitOperationA
     """All files of the folder, and the removal of what an earlier push left over."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     added = {path.relative_to(folder).as_posix(): path for path in files}
-    left_over = filter_repo_objects(api.list_repo_files(repo_id), allow_patterns=LEFT_OVERS)
+    there = api.list_repo_files(repo_id)
+    if HANDLER.name in added and HANDLER.name in there and not _is_ours(api, repo_id):
+        logger.warning(f"{repo_id} has a handler.py of its own, which stays")
+        del added[HANDLER.name]
+    left_over = filter_repo_objects(there, allow_patterns=LEFT_OVERS)
     return [
         *(CommitOperationAdd(name, path) for name, path in added.items()),
         *(CommitOperationDelete(name) for name in left_over if name not in added),
     ]
+
+
+def _is_ours(api: HfApi, repo_id: str) -> bool:
+    """Whether the handler.py on the Hub is an earlier one of this package: its first line says so."""
+    path = api.hf_hub_download(repo_id, HANDLER.name, force_download=True)
+    return Path(path).read_bytes().startswith(HANDLER.read_bytes().splitlines()[0])
 
 
 def _stage(
@@ -131,6 +144,8 @@ def _stage(
         decision.save(folder)
     if processor is not None:
         processor.save_pretrained(folder)
+        if isinstance(model, PreTrainedModel):  # a baseline needs this package to be loaded
+            shutil.copyfile(HANDLER, folder / HANDLER.name)
     if temperature is not None:
         temperature.save(folder)
     if report is None:
