@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +9,11 @@ from .. import __version__
 from ..hub.handler import Answerer
 from ..models.auto import auto_class_of
 from ..prediction import config_of
-from ..uncertainty import DecidingClassifier, predict_decisions
+from ..uncertainty import DecidingClassifier
 from .arguments import add_device, positive, seconds
 from .deciding import ZERO_SHOT, classes_decided_on, load_to_answer
 from .folders import load_config
 from .problems import CommandError
-
-
-SECONDS_TO_CLOSE = 30
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -65,15 +61,10 @@ def _port(text: str) -> int:
     return value
 
 
-class ModelAnswerer(Answerer):
-    """Of any model that `predict` takes."""
-
-    def answer(self, inputs: list[Any], parameters: dict[str, Any]) -> list[dict[str, Any]]:
-        return predict_decisions(self.model, inputs, self.processor, len(inputs), **parameters)
-
-
-def answerer_of(arguments: argparse.Namespace) -> tuple[ModelAnswerer, dict[str, Any]]:
+def answerer_of(arguments: argparse.Namespace) -> tuple[Answerer, dict[str, Any]]:
     """The model, ready to answer, and what may be told of it."""
+    from ..serving import ModelAnswerer
+
     config = load_config(arguments.model)
     task = auto_class_of(config.model_type)
     if getattr(config, "problem_type", None) == "regression":
@@ -101,22 +92,11 @@ def answerer_of(arguments: argparse.Namespace) -> tuple[ModelAnswerer, dict[str,
 
 def serve(arguments: argparse.Namespace) -> None:
     try:
-        import uvicorn
-
-        from ..serving import create_app
+        from ..serving import create_app, run
     except ImportError as error:
         raise CommandError(f"serve needs {error.name}: pip install fastapi uvicorn pillow") from error
     answerer, about = answerer_of(arguments)
     limits = {name: getattr(arguments, name) for name in ("max_batch", "max_wait_ms", "max_queue")}
     app = create_app(answerer, about, **limits, max_body=arguments.max_body_mb * 1_000_000)
-    settings = uvicorn.Config(
-        app,
-        host=arguments.host,
-        port=arguments.port,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=SECONDS_TO_CLOSE,
-    )
     print(f"{about['model']} answers at POST /predict; Ctrl+C closes it when what waits is answered.", file=sys.stderr)
-    with suppress(KeyboardInterrupt):
-        uvicorn.Server(settings).run()  # tells where it listens
+    run(app, arguments.host, arguments.port)
