@@ -13,12 +13,14 @@ from hydra_transformers.cli import main
 from hydra_transformers.formats import ExportError
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.models.configuration_hydra import OUTPUTS_OF_HYDRAS
-from tests.families import VIT, images
+from tests.families import CLIP, VIT, images
+from tests.pages import run_python_blocks
 from tests.tiny_data import save_bert
 
 
 def calibrated_hydra():
-    hydra = VIT.fused().float()
+    backbone = VIT.backbone(0, num_hidden_layers=1).float()  # exporters take their time for every layer
+    hydra = AutoHydra.from_pruned_members([AutoHydra.from_backbone(backbone, {0: [head]}) for head in range(2)])
     data = [{"pixel_values": images(120).float(), "labels": torch.arange(120) % 5}]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # nothing was learnt, so the temperature is at an end of its range
@@ -82,9 +84,11 @@ def test_what_cannot_be_exported_is_refused_with_a_sentence(tmp_path, monkeypatc
     hydra = VIT.fused()
     with pytest.raises(ValueError, match=r"to is \['tflite'\]: pass one or more of onnx, torch"):
         export(hydra, tmp_path / "new", "tflite")
-    for other in (VIT.backbone(), hydra.vit):
+    for other in (VIT.backbone(), hydra.vit, CLIP.fused().vision_model):
         with pytest.raises(TypeError, match="pass a Hydra that classifies, or a Hydra CLIP"):
             export(other, tmp_path / "new")
+    with pytest.raises(ValueError, match=r"model is in bfloat16.*pass model.float\(\)"):
+        export(VIT.fused().bfloat16(), tmp_path / "new")
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="exists already"):
         export(hydra, tmp_path)
@@ -108,3 +112,13 @@ def test_a_format_that_answers_otherwise_is_not_written(wrong_by, tmp_path, monk
     with pytest.raises(ExportError, match=r"answers otherwise than the model \(member_logits differs by"):
         export(hydra, tmp_path / "new", "torch")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run_python_blocks("docs/export.md", at_least=2)
+    assert set(names["found"]) == {"logits", *OUTPUTS_OF_HYDRAS}
+    printed = capsys.readouterr().out
+    assert printed.count("LABEL") + printed.count("I don't know") == 5
+    assert (tmp_path / "my-onnx" / "preprocessor_config.json").exists()
