@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
@@ -43,7 +44,7 @@ def export(
         model: a Hydra with a head, or a Hydra CLIP; it is left as it is.
         path: a new folder. It gets `model.onnx` or `model.pt2`, config.json, and the processor's files.
         to: "onnx", "torch" (what `torch.export.load` reads), or both in a list, which costs less than twice.
-        processor: what prepares the model's inputs: written beside it, and asked which inputs it makes.
+        processor: what prepares the model's inputs: written beside it, and asked which inputs it makes, and of which size.
 
     The inputs have the names of the model's own. The outputs are `logits` (batch, classes) and `member_logits` (batch,
     members, classes), for CLIP (images, texts) and (images, members, texts); of a calibrated Hydra also `detector_score`,
@@ -144,7 +145,8 @@ def inputs_of(model: PreTrainedModel, processor: Any, batch: int, length: float)
     inputs = {}
     for name, tensor in example_inputs(model.config, batch).items():
         if tensor.is_floating_point():
-            inputs[name] = torch.randn(tensor.shape, generator=generator).to(model.dtype)
+            shape = tensor.shape if name != "pixel_values" else _shape_of_images(processor, tensor)
+            inputs[name] = torch.randn(shape, generator=generator).to(model.dtype)
             continue
         text = getattr(model.config, "text_config", model.config)
         tokens = max(2, int(tensor.shape[1] * length))
@@ -157,6 +159,16 @@ def inputs_of(model: PreTrainedModel, processor: Any, batch: int, length: float)
         if "token_type_ids" in made:
             inputs["token_type_ids"] = torch.zeros_like(mask)
     return {name: tensor.to(model.device) for name, tensor in accepted_inputs(model, inputs).items()}
+
+
+def _shape_of_images(processor: Any, expected: Tensor) -> torch.Size:
+    """As the processor makes them, which may be smaller than those that the model was trained on first."""
+    reader = getattr(processor, "image_processor", processor)
+    if reader is None:
+        return expected.shape
+    batch, channels, height, width = expected.shape
+    image = np.zeros((height, width, channels), dtype=np.uint8)
+    return torch.Size([batch, *reader(images=image, return_tensors="pt")["pixel_values"].shape[1:]])
 
 
 def axes_of(name: str, has_towers: bool) -> dict[int, str]:

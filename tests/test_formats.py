@@ -6,14 +6,14 @@ import warnings
 import onnxruntime
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, ViTImageProcessorPil
 
 from hydra_transformers import AutoHydra, export, formats
 from hydra_transformers.cli import main
-from hydra_transformers.formats import ExportError
+from hydra_transformers.formats import ExportError, inputs_of
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.models.configuration_hydra import OUTPUTS_OF_HYDRAS
-from tests.families import CLIP, VIT, images
+from tests.families import CLIP, DINOV2, VIT, images
 from tests.pages import run_python_blocks
 from tests.tiny_data import save_bert
 
@@ -97,6 +97,14 @@ def test_what_cannot_be_exported_is_refused_with_a_sentence(tmp_path, monkeypatc
     with pytest.raises(ImportError, match="needs onnxscript: pip install onnx onnxruntime onnxscript"):
         export(hydra, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_images_are_of_the_size_that_the_processor_makes():
+    """DINOv2 was pre-trained with 518 pixels, and is used with 224."""
+    hydra = DINOV2.fused()
+    assert inputs_of(hydra, None, 2, 1.0)["pixel_values"].shape == (2, 3, 8, 8)
+    processor = ViTImageProcessorPil(size={"height": 12, "width": 16})
+    assert inputs_of(hydra, processor, 2, 1.0)["pixel_values"].shape == (2, 3, 12, 16)
 
 
 @pytest.mark.parametrize("wrong_by", [1.0, float("nan")])
