@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, ViTImageProcessorPil
 
 from hydra_transformers import AutoHydra, export, formats
 from hydra_transformers.cli import main
+from hydra_transformers.cli.flags import choices
 from hydra_transformers.formats import ExportError, inputs_of
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.models.configuration_hydra import OUTPUTS_OF_HYDRAS
@@ -78,6 +79,10 @@ def test_the_command_writes_a_folder_that_reads_texts(tmp_path, capsys):
     assert "exported exists already: pass another --output" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "bert"), "--output", str(tmp_path / "other")]) == 1
     assert "is a plain bert: pass a Hydra" in capsys.readouterr().err
+
+
+def test_the_command_offers_every_format():
+    assert tuple(formats.FILES) == choices.FORMATS
 
 
 def test_what_cannot_be_exported_is_refused_with_a_sentence(tmp_path, monkeypatch):

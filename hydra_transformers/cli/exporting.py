@@ -7,23 +7,9 @@ from pathlib import Path
 from ..formats import FILES
 from ..formats import export as write
 from ..uncertainty import DecidingClassifier
-from .arguments import add_output, check_named_once
+from .arguments import check_named_once
 from .folders import check_is_new, check_takes_files, load_config, load_model, load_processor
 from .judging import check_is_hydra
-
-
-def add_export(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a Hydra: the output of `fuse` or `calibrate`, or a Hub name")
-    parser.add_argument(
-        "--to",
-        nargs="+",
-        choices=list(FILES),
-        default=["onnx"],
-        metavar="FORMAT",
-        help=f"of {', '.join(f'{name} ({file})' for name, file in FILES.items())}, or both (default: onnx)",
-    )
-    parser.add_argument("--processor", metavar="NAME_OR_FOLDER", help="default: the one saved with the model")
-    add_output(parser, "a new folder: gets the exported model, config.json and the processor")
 
 
 def export(arguments: argparse.Namespace) -> None:

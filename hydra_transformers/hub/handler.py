@@ -114,7 +114,10 @@ class Answerer:
 
 
 class EndpointHandler(Answerer):
-    """path: the folder of the model, with its code"""
+    """What an Inference Endpoint makes of a repository.
+
+    path: the folder of the model, with its code
+    """
 
     def __init__(self, path: str = ""):
         auto_classes = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))["auto_map"]

@@ -13,7 +13,8 @@ from PIL import Image
 from transformers import AutoTokenizer, CLIPProcessor, ViTImageProcessorPil
 
 from hydra_transformers.cli import main
-from hydra_transformers.cli.serving import add_serve, answerer_of
+from hydra_transformers.cli.flags.serving import add_serve
+from hydra_transformers.cli.serving import answerer_of
 from hydra_transformers.hub.handler import MOST_LABELS, MOST_PIXELS, Answerer
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.serving import create_app

@@ -17,7 +17,7 @@ def test_the_example_runs(capsys):
 
 def test_the_page_tells_the_limits():
     page = (ROOT / PAGE).read_text()
-    options = (ROOT / "hydra_transformers" / "cli" / "serving.py").read_text()
+    options = (ROOT / "hydra_transformers" / "cli" / "flags" / "serving.py").read_text()
     for flag in ("--max-batch", "--max-wait-ms", "--max-queue", "--max-body-mb"):
         assert flag in page and f'"{flag}"' in options
     assert all(name in page.upper() for name in FORMATS)
