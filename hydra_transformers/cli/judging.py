@@ -88,7 +88,10 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     add_data(parser, "validation, test or train, whichever comes first")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="gets report.md, report.json and plots (default: MODEL/evaluation)"
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="gets report.md, report.html, report.json and plots (default: MODEL/evaluation)",
     )
 
 
@@ -176,10 +179,10 @@ def evaluate(arguments: argparse.Namespace) -> None:
     report = UncertaintyReport(score=arguments.score, models=results)
     report.to_json(output / "report.json")
     write_atomically(output / "report.md", report.to_markdown())
-    print(report.to_markdown())
+    print(report)
     try:
-        report.plot(output / "plots")
-        written = "report.md, report.json and plots"
+        report.to_html(output / "report.html", pictures=report.plot(output / "plots"))
+        written = "report.md, report.html, report.json and plots"
     except ImportError as error:
         print(f"no plots: {error}")
         written = "report.md and report.json"
