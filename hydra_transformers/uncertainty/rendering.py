@@ -18,7 +18,8 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 1100px; mar
 h1 { font-size: 1.6em; } h2 { font-size: 1.25em; margin-top: 2em; } h3 { font-size: 1.05em; }
 div.table { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0.8em 0; }
-th, td { padding: 0.25em 0.8em; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
+th, td { padding: 0.25em 0.7em; border-bottom: 1px solid #ddd; text-align: right; }
+td { white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 img { max-width: 100%; } figure { margin: 1.5em 0; } figcaption { color: #555; }
 """

@@ -72,7 +72,7 @@ class ModelResult:
         return _mean_metrics(list(self.severity_averages().values()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class UncertaintyReport:
     """The results of one or several models on the same data; printed, or shown by a notebook, its main tables.
 
@@ -87,6 +87,8 @@ class UncertaintyReport:
     def __str__(self) -> str:
         """The main table, detection by data set and what a threshold buys, for a terminal; a star marks the best."""
         return to_text(summary(self))
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return to_html_parts(summary(self))
