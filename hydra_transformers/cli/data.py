@@ -21,7 +21,6 @@ from ..raw_data import TEXT_NAMES
 
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "class")
 FILE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-PARTS = ("training", "validation", "test")
 MOST_HELD_OUT_ROWS = 3_000
 GENERIC_NAME = re.compile(r"LABEL_\d+")
 

@@ -21,7 +21,6 @@ from ..models.auto import HYDRA_CLASSES
 OTHER_OUTPUTS = (
     "attention.attn.o",
     "attention.out_proj",
-    "attn.Wo",
     "attn.out_proj",
     "layer.0.SelfAttention.o",
     "self_attn.o_proj",

@@ -56,9 +56,9 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
 
     def part(name: str) -> str | None:
         lowered = name.lower()
-        if "embedding" in lowered and "layers." not in lowered and "encoder.layer" not in lowered:
+        if "embed" in lowered and "layers." not in lowered and "encoder.layer" not in lowered:
             return "embeddings"
-        if "norm" in lowered or "layrnorm" in lowered:
+        if ("norm" in lowered or "layrnorm" in lowered) and not lowered.startswith("head."):
             return "layernorm"
         if (
             ".mlp." in lowered
@@ -201,7 +201,7 @@ def test_computing_the_last_layer_for_the_first_token_alone_changes_nothing(fami
 
 def test_parts_that_are_not_shared_exist_once_per_member(family):
     hydra = family.fused(shared=("mlp",))
-    layer = next(module for name, module in hydra.named_modules() if name.endswith("layers.0"))
+    layer = next(module for name, module in hydra.named_modules() if name.endswith("layers.1"))
     assert not isinstance(layer.mlp, PerMember)
     norms = [module for name, module in layer.named_children() if "norm" in name]
     assert len(norms) == 2 and all(isinstance(norm, PerMember) and len(norm) == 3 for norm in norms)
