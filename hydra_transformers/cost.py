@@ -208,10 +208,15 @@ def readable_count(count: int) -> str:
 
 def cost_table(costs: Mapping[str, Cost]) -> str:
     """Costs as a markdown table; times also as a multiple of the first row's."""
+    return markdown_table(*cost_cells(costs))
+
+
+def cost_cells(costs: Mapping[str, Cost]) -> tuple[list[str], list[list[str]]]:
+    """The headings and the rows of that table."""
     first = next(iter(costs.values()))
     headings = ["", "Parameters", "Multiply-adds", *(f"ms, batch {size}" for size in first.milliseconds)]
     rows = []
     for name, cost in costs.items():
         times = [f"{value:.2f} ({value / first.milliseconds[size]:.2f}x)" for size, value in cost.milliseconds.items()]
         rows.append([name, f"{cost.parameters:,}", readable_count(cost.multiply_adds), *times])
-    return markdown_table(headings, rows)
+    return headings, rows

@@ -120,10 +120,10 @@ def evaluate(arguments: argparse.Namespace) -> None:
     report = UncertaintyReport(score=arguments.score, models=results)
     report.to_json(output / "report.json")
     write_atomically(output / "report.md", report.to_markdown())
-    print(report.to_markdown())
+    print(report)
     try:
-        report.plot(output / "plots")
-        written = "report.md, report.json and plots"
+        report.to_html(output / "report.html", pictures=report.plot(output / "plots"))
+        written = "report.md, report.html, report.json and plots"
     except ImportError as error:
         print(f"no plots: {error}")
         written = "report.md and report.json"
