@@ -50,10 +50,13 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
         "test_training_gradient_checkpointing*",
         "the mask token of the pre-training is part of the embeddings and gets no gradient, as in DINOv2 itself",
     ),
-    (
-        "HydraRobertaModel",
-        "test_inputs_embeds_matches_input_ids",
-        "positions count the tokens that are no padding, which embeddings do not tell, as in RoBERTa itself",
+    *(
+        (
+            classes,
+            "test_inputs_embeds_matches_input_ids",
+            "positions count the tokens that are no padding, which embeddings do not tell, as in RoBERTa and MPNet themselves",
+        )
+        for classes in ("HydraRobertaModel", "HydraMPNetModel")
     ),
     *(
         (
@@ -61,7 +64,11 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
             "test_can_load_ignoring_mismatched_shapes",
             "the test knows the layers of a nested head by nn.Linear, and these are grouped",
         )
-        for classes in ("HydraRobertaForSequenceClassification", "HydraElectraForSequenceClassification")
+        for classes in (
+            "HydraRobertaForSequenceClassification",
+            "HydraElectraForSequenceClassification",
+            "HydraMPNetForSequenceClassification",
+        )
     ),
     ("HydraCLIPModel", "test_model_get_set_embeddings", "each tower has embeddings of its own"),
     ("HydraCLIPModel", "test_attention_outputs", "attentions stand in the outputs of the towers, tested there"),

@@ -26,6 +26,8 @@ from transformers import (
     DistilBertForSequenceClassification,
     ElectraConfig,
     ElectraForSequenceClassification,
+    MPNetConfig,
+    MPNetForSequenceClassification,
     PreTrainedModel,
     RobertaConfig,
     RobertaForSequenceClassification,
@@ -302,6 +304,13 @@ ELECTRA = Family(
     {"": "electra.encoder.layer.{}.attention.output.dense"},
     7,
 )
+MPNET = Family(
+    "mpnet",
+    backbone(MPNetForSequenceClassification, MPNetConfig, {**SIZES, **TEXT_SIZES}),
+    padded_texts,
+    {"": "mpnet.encoder.layer.{}.attention.attn.o"},
+    7,
+)
 FAMILIES = [
     VIT,
     BERT,
@@ -315,6 +324,7 @@ FAMILIES = [
     CAMEMBERT,
     DISTILBERT,
     ELECTRA,
+    MPNET,
 ]
 # Rows that differ from another in their MLP, or in the backbone's name, alone.
 VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT]

@@ -36,7 +36,7 @@ def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrained
 
     Its config says how many heads a layer has, once for all layers, and in some families (ViT, DeiT, DINOv2) how wide a head
     is. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)` leaves them. Families
-    whose heads are always as wide together as the hidden size (BERT, RoBERTa, ELECTRA, DistilBERT, CLIP) cannot have fewer
+    whose heads are always as wide together as the hidden size (BERT, RoBERTa, ELECTRA, MPNet, DistilBERT, CLIP) cannot have fewer
     heads of the same width. Neurons of MLPs likewise: equally many in each layer, where the config has an
     `intermediate_size` (all but DINOv2 and DistilBERT). What a plain model cannot be is refused with a sentence, or filled up.
 
@@ -176,7 +176,7 @@ def _new(cls: type, config: PreTrainedConfig, layout: Layout) -> PreTrainedModel
         for name in FIELDS_OF_HYDRAS:
             own.pop(name, None)
     plain_config = plain_class.config_class(**fields)
-    plain_config._attn_implementation = config._attn_implementation
+    plain_config._attn_implementation = config._attn_implementation if plain_class._supports_sdpa else None
     has_pooler = getattr(config, "add_pooling_layer", None)
     if has_pooler is None or "add_pooling_layer" not in signature(plain_class.__init__).parameters:
         return plain_class(plain_config)

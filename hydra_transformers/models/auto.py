@@ -22,6 +22,7 @@ from .configuration_hydra_dinov2 import HydraDinov2Config
 from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
 from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .configuration_hydra_electra import HydraElectraConfig
+from .configuration_hydra_mpnet import HydraMPNetConfig
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_vit import HydraViTConfig
 from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertModel
@@ -34,6 +35,7 @@ from .modeling_hydra_dinov2_with_registers import (
 )
 from .modeling_hydra_distilbert import HydraDistilBertForSequenceClassification, HydraDistilBertModel
 from .modeling_hydra_electra import HydraElectraForSequenceClassification, HydraElectraModel
+from .modeling_hydra_mpnet import HydraMPNetForSequenceClassification, HydraMPNetModel
 from .modeling_hydra_roberta import HydraRobertaForSequenceClassification, HydraRobertaModel
 from .modeling_hydra_vit import HydraViTForImageClassification, HydraViTModel
 
@@ -223,6 +225,9 @@ __all__ = [
     "HydraElectraConfig",
     "HydraElectraForSequenceClassification",
     "HydraElectraModel",
+    "HydraMPNetConfig",
+    "HydraMPNetForSequenceClassification",
+    "HydraMPNetModel",
     "HydraRobertaConfig",
     "HydraRobertaForSequenceClassification",
     "HydraRobertaModel",

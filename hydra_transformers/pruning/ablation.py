@@ -113,6 +113,7 @@ def keep_heads(attention: HydraAttention, places: Sequence[int]) -> None:
         projection.weight = nn.Parameter(heads_at(projection.weight, places, head_dim, count), requires_grad=False)
         projection.widths = [count * len(places) * head_dim]
     attention.widths = output.widths
+    attention.kept_heads = [[attention.kept_heads[0][place] for place in places]]
     if qkv.bias is not None:
         qkv.bias = nn.Parameter(heads_at(qkv.bias, places, head_dim, 3), requires_grad=False)
 

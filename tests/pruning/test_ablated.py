@@ -9,8 +9,6 @@ from transformers import (
     DebertaV2ForSequenceClassification,
     ModernBertConfig,
     ModernBertForSequenceClassification,
-    MPNetConfig,
-    MPNetModel,
     SiglipConfig,
     SiglipModel,
     SwinConfig,
@@ -114,7 +112,6 @@ def others() -> dict:
             padded_texts(),
             "deberta.encoder.layer.{}.attention.output.dense",
         ),
-        "mpnet": (MPNetModel(MPNetConfig(**text)), padded_texts(), "encoder.layer.{}.attention.attn.o"),
         "t5": (
             T5EncoderModel(T5Config(vocab_size=40, d_model=24, d_kv=8, d_ff=40, num_layers=3, num_heads=4)),
             padded_texts(),
@@ -133,7 +130,7 @@ def others() -> dict:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["modernbert", "deberta", "mpnet", "t5", "wav2vec2"])
+@pytest.mark.parametrize("name", ["modernbert", "deberta", "t5", "wav2vec2"])
 def test_encoders_that_do_not_become_hydras_are_ablated_too(name):
     model, inputs, output = others()[name]
     model = randomise(model.double(), 0)
