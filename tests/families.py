@@ -10,6 +10,8 @@ from functools import cache, cached_property
 
 import torch
 from transformers import (
+    ASTConfig,
+    ASTForAudioClassification,
     BertConfig,
     BertForSequenceClassification,
     CamembertConfig,
@@ -45,6 +47,15 @@ DEPTH = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 SIZES = {**DEPTH, "intermediate_size": 40}
 IMAGE_SIZES = {"image_size": 8, "patch_size": 4, "num_labels": 5}
 TEXT_SIZES = {"vocab_size": 40, "max_position_embeddings": 16, "num_labels": 3}
+# Patches overlap: two by three of them.
+AUDIO_SIZES = {
+    "patch_size": 4,
+    "frequency_stride": 3,
+    "time_stride": 3,
+    "max_length": 10,
+    "num_mel_bins": 7,
+    "num_labels": 5,
+}
 CLIP_END = {"bos_token_id": 38, "eos_token_id": 39}
 
 
@@ -85,6 +96,10 @@ clip_backbone = backbone(
 
 def images(batch: int = 4, seed: int = 0) -> torch.Tensor:
     return torch.randn(batch, 3, 8, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def spectrograms(batch: int = 4, seed: int = 0) -> torch.Tensor:
+    return torch.randn(batch, 10, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def padded_texts(batch: int = 4, tokens: int = 7, seed: int = 0) -> dict[str, torch.Tensor]:
@@ -130,6 +145,10 @@ class Family:
     @property
     def reads_images(self) -> bool:
         return "pixel_values" in self.inputs()
+
+    @property
+    def reads_audio(self) -> bool:
+        return "input_values" in self.inputs()
 
     @property
     def num_classes(self) -> int:
@@ -311,6 +330,13 @@ MPNET = Family(
     {"": "mpnet.encoder.layer.{}.attention.attn.o"},
     7,
 )
+AST = Family(
+    "ast",
+    backbone(ASTForAudioClassification, ASTConfig, {**SIZES, **AUDIO_SIZES}),
+    lambda: {"input_values": spectrograms()},
+    {"": "audio_spectrogram_transformer.layers.{}.attention.o_proj"},
+    8,
+)
 FAMILIES = [
     VIT,
     BERT,
@@ -325,6 +351,7 @@ FAMILIES = [
     DISTILBERT,
     ELECTRA,
     MPNET,
+    AST,
 ]
 # Rows that differ from another in their MLP, or in the backbone's name, alone.
 VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT]

@@ -122,6 +122,7 @@ def add_data(parser: argparse.ArgumentParser, split: str, has_own_classes: bool 
     group.add_argument("--split", help=f'which split to read, or which part, "train[:1000]" (default: {split})')
     group.add_argument("--limit", type=positive, metavar="N", help="read at most N rows of each set, drawn at random")
     group.add_argument("--image-column", metavar="NAME", help="default: the only column of images")
+    group.add_argument("--audio-column", metavar="NAME", help="default: the only column of sounds")
     group.add_argument(
         "--text-column",
         metavar="NAME",
@@ -230,6 +231,7 @@ def source_of(
         part=part,
         limit=arguments.limit,
         image_column=arguments.image_column,
+        audio_column=arguments.audio_column,
         text_column=arguments.text_column,
         max_length=arguments.max_length,
         label_column=arguments.label_column,

@@ -76,7 +76,7 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
         "models",
         nargs="+",
         metavar="MODEL",
-        help="an image or text classifier or a CLIP model, by Hub name or folder; or several fine-tunings of one pre-trained "
+        help="an image, text or audio classifier or a CLIP model, by Hub name or folder; or several fine-tunings of one pre-trained "
         "model, or the folder of `finetune` that holds them: then each makes one member, by a circuit of its own",
     )
     parser.add_argument("--method", choices=("taylor", "circuits"), default="circuits", help="default: %(default)s")
@@ -193,7 +193,17 @@ def _unknown_data(arguments, config: PreTrainedConfig, processor: Any, data: Any
 def _settings(arguments: argparse.Namespace, models: list[str], objectives: list[str], members: int) -> dict[str, Any]:
     """What the members depend on: a folder made with other settings is another step's."""
     names = ("method", "data", "split", "part", "ood_data", "ood_split", "limit", "budget", "heads_per_layer")
-    names += ("out_of", "mode", "seed", "image_column", "text_column", "label_column", "labels_in_order", "processor")
+    names += (
+        "out_of",
+        "mode",
+        "seed",
+        "image_column",
+        "audio_column",
+        "text_column",
+        "label_column",
+        "labels_in_order",
+        "processor",
+    )
     settings = {"model": models[0] if len(models) == 1 else models}
     settings |= {name: getattr(arguments, name) for name in names}
     settings |= {"objectives": objectives, "members": members}

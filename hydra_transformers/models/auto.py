@@ -15,6 +15,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from . import pipeline_hydra
 from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers
+from .configuration_hydra_ast import HydraASTConfig
 from .configuration_hydra_bert import HydraBertConfig
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
 from .configuration_hydra_deit import HydraDeiTConfig
@@ -25,6 +26,7 @@ from .configuration_hydra_electra import HydraElectraConfig
 from .configuration_hydra_mpnet import HydraMPNetConfig
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_vit import HydraViTConfig
+from .modeling_hydra_ast import HydraASTForAudioClassification, HydraASTModel
 from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertModel
 from .modeling_hydra_clip import HydraCLIPModel, HydraCLIPTextModel, HydraCLIPVisionModel
 from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
@@ -201,6 +203,9 @@ def register() -> None:
 
 __all__ = [
     "AutoHydra",
+    "HydraASTConfig",
+    "HydraASTForAudioClassification",
+    "HydraASTModel",
     "HydraBertConfig",
     "HydraBertForSequenceClassification",
     "HydraBertModel",

@@ -1,4 +1,4 @@
-"""The recipe where none is named: ours for images or texts, with a length that fits the data and an early end."""
+"""The recipe where none is named: ours for images or texts (sounds train as images), with a length that fits the data and an early end."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,8 @@ def default_recipe(
     not risen for a third of them (at least 3), and keeps the weights that validated best.
 
     Args:
-        config: of the model: whether it reads images or texts.
+        config: of the model: whether it reads images or texts. Sounds train as images do, without the transforms of these;
+            that was not tried.
         train_dataset: its number of rows counts.
         is_pretrained: whether it is a pre-trained model with a new classifier, and no member of a Hydra that was pruned.
         epochs: where the number of passes is known, at most so many.
@@ -50,9 +51,11 @@ def default_recipe(
             )
         epochs = epochs_for(len(train_dataset), named.epochs)
     patience = max(LEAST_PATIENCE, math.ceil(epochs / 3))
+    is_of_images = auto_class_of(config.model_type) != "AutoModelForAudioClassification"
     return replace(
         named,
         name=f"default {named.name}",
+        train_transforms=named.train_transforms if is_of_images else (),
         epochs=epochs,
         early_stopping_patience=patience if patience < epochs else None,
         keep_best=True,
@@ -64,5 +67,5 @@ def base_recipe(config: PreTrainedConfig, is_pretrained: bool) -> str:
     auto_class = auto_class_of(config.model_type)
     if "ZeroShot" in auto_class:
         raise ValueError(f"a {config.model_type} has no classifier to train, and no default recipe: pass a recipe")
-    reads = "images" if auto_class == "AutoModelForImageClassification" else "texts"
+    reads = "texts" if auto_class == "AutoModelForSequenceClassification" else "images"
     return f"{'finetune' if is_pretrained else 'tune'}-{reads}"

@@ -17,7 +17,7 @@ PART_PATTERNS = {
     "embeddings": r"(^|\.)(embeddings|relative_attention_bias)\.",
     "attention": r"(^|\.)layers\.\d+\.attention\.",
     "mlp": r"(^|\.)layers\.\d+\.mlp\.",
-    "layernorm": r"norm(\.|$)",
+    "layernorm": r"^(?!classifier\.).*norm(\.|$)",
     "classifier": r"",
 }
 PARTS = tuple(PART_PATTERNS)

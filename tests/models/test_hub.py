@@ -136,7 +136,7 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
     assert {f"configuration_{kind}.py", f"modeling_{kind}.py"} <= own and len(own) <= 4
     modules = own | ({"patch_embedding.py"} if family.reads_images else set())
     if not family.has_towers:
-        modules.add("images.py" if family.reads_images else "texts.py")
+        modules.add("images.py" if family.reads_images else "audio.py" if family.reads_audio else "texts.py")
     assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules
 
 
@@ -146,7 +146,7 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     decides = {name: lines.pop(name) for name in ("decision.py", "detection.py", "pipeline_hydra.py")}
     # What is computed can be read without how it is computed fast, which is the same for every family.
     fast = {name: lines.pop(name) for name in ("fast_inference.py", "fast_kernels.py")}
-    assert sum(lines.values()) <= 1_610, lines
+    assert sum(lines.values()) <= 1_640, lines
     assert sum(fast.values()) <= 700, fast
     assert sum(decides.values()) <= 600, decides
 

@@ -64,6 +64,8 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
             return "embeddings"
         if "embedding" in lowered and "layers." not in lowered and "encoder.layer" not in lowered:
             return "embeddings"
+        if lowered.startswith("classifier."):
+            return None
         if "norm" in lowered or "layrnorm" in lowered:
             return "layernorm"
         if (
@@ -126,7 +128,7 @@ def test_members_never_mix(family, shared, heads):
             slot = slot_of[name]
             if slot.member is not None:
                 assert slot.member == i or parameter.grad is None or parameter.grad.count_nonzero() == 0, name
-                seen.add(slot.member)
+                seen.update({slot.member} if not name.startswith("classifier.") else set())  # heads are never shared
             elif slot.rows is not None and len(slot.rows) == 3 and parameter.numel():
                 for j, rows in enumerate(parameter.grad.split(slot.rows)):
                     assert j == i or rows.count_nonzero() == 0, f"{name}: member {i} depends on member {j}"

@@ -32,7 +32,7 @@ EXPECTED = {
         pre_layernorm.bias post_layernorm.weight post_layernorm.bias final_layer_norm.weight final_layer_norm.bias""",
     "classifier": """classifier.weight classifier.bias pooler.dense.weight pooler.dense.bias logit_scale
         visual_projection.weight text_projection.weight classifier.dense.weight classifier.dense.bias
-        classifier.out_proj.weight classifier.out_proj.bias pre_classifier.weight pre_classifier.bias""",
+        classifier.out_proj.weight classifier.out_proj.bias classifier.layernorm.weight classifier.layernorm.bias pre_classifier.weight pre_classifier.bias""",
 }
 
 
