@@ -139,7 +139,7 @@ def test_what_cannot_be_prepared_is_told_in_a_sentence(bert):
         prepare(two, tokenizer, text="first", label="second")[0]
     with pytest.raises(TypeError, match="data is a str: pass a Dataset"):
         prepare("imdb", tokenizer)
-    with pytest.raises(TypeError, match="processor is a NoneType: pass the model's tokenizer or image processor"):
+    with pytest.raises(TypeError, match="processor is a NoneType: pass the model's tokenizer, image processor"):
         prepare(two, None)
     with pytest.raises(ValueError, match="data has no rows"):
         prepare([], tokenizer)

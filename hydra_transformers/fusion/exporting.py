@@ -34,7 +34,7 @@ Layout = dict[str, Places]
 def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrainedModel:
     """A plain model of Transformers that answers as `model` does, for every tool that takes one; `model` is left as it is.
 
-    Its config says how many heads a layer has, once for all layers, and in some families (ViT, DeiT, DINOv2) how wide a head
+    Its config says how many heads a layer has, once for all layers, and in some families (ViT, DeiT, AST, DINOv2) how wide a head
     is. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)` leaves them. Families
     whose heads are always as wide together as the hidden size (BERT, RoBERTa, ELECTRA, MPNet, DistilBERT, CLIP) cannot have fewer
     heads of the same width. Neurons of MLPs likewise: equally many in each layer, where the config has an

@@ -162,7 +162,7 @@ class Ablation:
 
 
 class ClassifierAblation(Ablation):
-    """Heads of an image or text classifier turned off one by one."""
+    """Heads of a classifier turned off one by one."""
 
     def __init__(self, model: PreTrainedModel, memory: int):
         towers = {"": Tower(model.base_model, model.read, model.reads_first_token)}

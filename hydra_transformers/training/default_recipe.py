@@ -1,4 +1,4 @@
-"""The recipe where none is named: ours for images or texts (sounds train as images), with a length that fits the data and an early end."""
+"""The recipe where none is named: ours for images or texts, with a length that fits the data and an early end."""
 
 import math
 from dataclasses import replace

@@ -6,16 +6,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    ASTFeatureExtractor,
-    AutoModelForAudioClassification,
-    pipeline,
-)
+from transformers import ASTFeatureExtractor, AutoModelForAudioClassification, pipeline
 
 from hydra_transformers import AutoHydra, HydraASTForAudioClassification
 from hydra_transformers.models.grouped import PerMember
 from hydra_transformers.models.pipeline_hydra import predict
-from tests.families import AST
+from tests.families import AST, spectrograms
 
 
 NOISE = np.random.default_rng(0).standard_normal(1_600).astype(np.float32)
@@ -75,6 +71,16 @@ def test_other_inputs_are_refused(inputs, sentence):
     hydra = HydraASTForAudioClassification.from_backbone(AST.backbone())
     with pytest.raises(ValueError, match=sentence):
         hydra(**inputs)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_exports_with_a_batch_of_any_size():
+    hydra, batch = AST.fused(), torch.export.Dim("batch", min=1, max=64)
+    shapes = {"input_values": {0: batch}}
+    exported = torch.export.export(hydra, (), AST.inputs(), dynamic_shapes=shapes).module()
+    more = spectrograms(7, seed=1)
+    torch.testing.assert_close(exported(input_values=more).member_logits, hydra(more).member_logits)
 
 
 def test_the_pipeline_of_transformers_gives_the_mean_probability(saved):

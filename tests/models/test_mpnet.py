@@ -101,19 +101,3 @@ def test_a_backend_that_cannot_add_a_bias_is_refused():
     hydra.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="'flash_attention_2', which cannot add a bias of positions: use 'eager' or"):
         hydra(input_ids=MPNET.inputs()["input_ids"])
-
-
-def test_gradients_are_the_same_with_checkpointing():
-    gradients = []
-    for is_on in (False, True):
-        hydra = MPNET.fused().train()
-        for module in hydra.modules():
-            if isinstance(module, torch.nn.Dropout):
-                module.p = 0.0
-        hydra.mpnet.layers.apply(lambda module: setattr(module, "attention_dropout", 0.0))
-        if is_on:
-            hydra.gradient_checkpointing_enable()
-        hydra(**MPNET.inputs(), labels=torch.tensor([0, 1, 2, 0])).loss.backward()
-        gradients.append(hydra.mpnet.relative_attention_bias.weight.grad)
-    assert gradients[0].ne(0).any()
-    torch.testing.assert_close(*gradients, atol=1e-12, rtol=0)
