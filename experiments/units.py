@@ -78,7 +78,8 @@ ALL_BACKBONES = Unit("backbones", 0)
 
 
 def units_of(setting: Setting, seeds: int, backbones: int) -> dict[Unit, list[Unit]]:
-    """All of a setting's units, and what each needs; what others wait for, and what matters most, comes first."""
+    """All of a setting's units, and what each needs; what others wait for, and what matters most, comes first. LoRA ensembles
+    and baselines come right behind the backbones: they train longest, and no worker should be left alone with one at the end."""
 
     together = setting.backbones_together
     units = [ALL_BACKBONES] if together else [Unit("backbone", index) for index in range(backbones)]
@@ -87,6 +88,8 @@ def units_of(setting: Setting, seeds: int, backbones: int) -> dict[Unit, list[Un
             judged = Unit("judge", seed, group)
             units += [unit for unit in needs(judged, setting, seeds, backbones) if unit not in units]
         units += [Unit("judge", seed, group) for seed in range(seeds)]
+    first = (*BACKBONES, "lora", "baseline")
+    units.sort(key=lambda unit: first.index(unit.kind) if unit.kind in first else len(first))
     return {unit: needs(unit, setting, seeds, backbones) for unit in units}
 
 
