@@ -101,3 +101,18 @@ def test_a_backend_that_cannot_add_a_bias_is_refused():
     hydra.config._attn_implementation = "flash_attention_2"
     with pytest.raises(ValueError, match="'flash_attention_2', which cannot add a bias of positions: use 'eager' or"):
         hydra(input_ids=MPNET.inputs()["input_ids"])
+
+
+@pytest.mark.parametrize("is_reentrant", [False, True])
+def test_every_kind_of_checkpoint_lets_gradients_through_to_the_table(is_reentrant):
+    def gradient(hydra: torch.nn.Module) -> torch.Tensor:
+        hydra(**MPNET.inputs(), labels=torch.tensor([0, 1, 2, 0])).loss.backward()
+        return hydra.mpnet.relative_attention_bias.weight.grad
+
+    expected = gradient(MPNET.fused())
+    hydra = MPNET.fused()
+    for layer in hydra.mpnet.layers:  # as in training, which would drop out
+        layer.training = True
+    hydra.gradient_checkpointing_enable({"use_reentrant": is_reentrant})
+    assert expected.ne(0).any()
+    torch.testing.assert_close(gradient(hydra), expected, atol=1e-12, rtol=0)
