@@ -1,19 +1,21 @@
 PYTHON ?= python3
 VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
 VENV_OLDEST ?= .venv-oldest
 SOURCES = hydra_transformers tests benchmarks experiments scripts notebooks
 # One thread per worker: two workers with two threads each are slower on two cores than two with one. Stealing work leaves
 # the tests of a file with one worker, which makes what they share once, and still lets no worker wait at the end.
 PYTEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 $(1)/bin/python -m pytest -n auto --dist worksteal
 
-.PHONY: help install test test-all test-oldest gpu coverage hf-tests demo notebooks style quality clean
+.PHONY: help install test test-all test-oldest gpu coverage hf-tests demo docs notebooks style quality clean
 
 help:
-	@echo "make test         the short run of the tests, on the versions of constraints.txt"
+	@echo "make test         the short run of the tests, on the versions of constraints.txt (CONSTRAINTS=another file)"
 	@echo "make test-all     all tests"
 	@echo "make test-oldest  all tests, on the oldest supported torch and transformers"
 	@echo "make gpu          everything once on this machine's GPU, with the packages that are installed"
 	@echo "make demo         fine-tune three times, fuse, judge, save and reload on this machine"
+	@echo "make docs         build the site into site/: the pages, and the reference from the docstrings"
 	@echo "make notebooks    run the notebooks and check that they succeed"
 	@echo "make quality      check formatting and lint; make style repairs both"
 	@echo "make coverage     tests with a coverage report"
@@ -27,8 +29,8 @@ define install
 	touch $(1)/.installed
 endef
 
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(call install,$(VENV),constraints.txt)
+$(VENV)/.installed: pyproject.toml $(CONSTRAINTS)
+	$(call install,$(VENV),$(CONSTRAINTS))
 
 $(VENV_OLDEST)/.installed: pyproject.toml constraints-oldest.txt
 	$(call install,$(VENV_OLDEST),constraints-oldest.txt)
@@ -57,6 +59,14 @@ hf-tests: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(VENV)/bin/python -m hydra_transformers.demo
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[docs]"
+	touch $(VENV)/.installed-docs
+
+# Strict: a page that is missing, or a link or anchor that leads nowhere, fails.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --quiet
+
 notebooks: $(VENV)/.installed
 	$(VENV)/bin/python scripts/build_notebooks.py --check
 
@@ -70,4 +80,4 @@ quality: $(VENV)/.installed
 	$(VENV)/bin/python scripts/build_model_cards.py --check
 
 clean:
-	rm -rf $(VENV) $(VENV_OLDEST) build dist *.egg-info .pytest_cache .ruff_cache demo-output
+	rm -rf $(VENV) $(VENV_OLDEST) build dist site *.egg-info .pytest_cache .ruff_cache demo-output

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.provenance import where_it_ran
 from hydra_transformers.analysis import HeadReport, analyse_heads, sweep_budgets
 from hydra_transformers.analysis.report import CIRCUITS, REPORT, RESULTS, TAYLOR
 from hydra_transformers.files import parse_json, write_atomically
@@ -35,7 +36,7 @@ from .setting import Setting
 from .settings import SETTINGS
 from .smallest import SMALLEST
 from .splits import LIKE_CIRCUITS
-from .tables import with_tables
+from .tables import MARKED, with_tables
 
 
 JUDGED_ROWS, FOREIGN_ROWS = 2_000, 500  # of the test rows, and of each foreign set
@@ -144,7 +145,7 @@ def analyse(setting: Setting, args: argparse.Namespace) -> tuple[HeadReport, dic
         f"{setting.title}. {sum(len(batch['labels']) for batch in judged):,} test rows and up to {FOREIGN_ROWS} of each "
         f"foreign set, on {device}."
     ]
-    return replace(report, notes=notes), {"seconds": clock.seconds, "device": device, **tuned}
+    return replace(report, notes=notes), {**where_it_ran(args.device), "seconds": clock.seconds, **tuned}
 
 
 def write(report: HeadReport, more: Mapping[str, Any], folder: Path) -> None:
@@ -156,19 +157,25 @@ def write(report: HeadReport, more: Mapping[str, Any], folder: Path) -> None:
 
 
 def write_page(results: Path, page: Path, pictures: Path | None) -> None:
-    """Renews a page's tables from the results files, and copies the pictures that it shows to a folder beside it."""
-    tables = {}
+    """Renews a page's tables from the results files, and copies the pictures that it shows to a folder beside it. What the
+    page says of a setting without results stays."""
+    settings = {path.parent.name for path in results.glob(f"*/{RESULTS}")}
+    text = page.read_text()
+    tables = {
+        found["name"]: found["text"] for found in MARKED.finditer(text) if found["name"].split("/")[0] not in settings
+    }
     for path in sorted(results.glob(f"*/{RESULTS}")):
         # A mark has no spaces in it.
         tables |= {name.replace(" ", "-"): text for name, text in parse_json(path.read_bytes())["tables"].items()}
         lines = []
         for name, title in PICTURES.items() if pictures is not None else ():
+            place = pictures / f"{path.parent.name}-{name.replace('_', '-')}"
             if (path.parent / name).exists():
-                place = pictures / f"{path.parent.name}-{name.replace('_', '-')}"
                 shutil.copyfile(path.parent / name, place)
+            if place.exists():
                 lines.append(f"![{title}]({place.resolve().relative_to(page.resolve().parent)})")
         tables[f"{path.parent.name}/pictures"] = "\n\n".join(lines)
-    write_atomically(page, with_tables(page.read_text(), tables))
+    write_atomically(page, with_tables(text, tables))
 
 
 def main() -> None:

@@ -258,7 +258,7 @@ def pretrained_only(results: Mapping[str, Any], settings: Mapping[str, Setting])
     return {name: results[name] for name in settings if name in results and settings[name].above_single is not None}
 
 
-MARKED = re.compile(r"<!-- table: (?P<name>[^ ]+) -->\n.*?<!-- end -->", re.DOTALL)
+MARKED = re.compile(r"<!-- table: (?P<name>[^ ]+) -->\n(?P<text>.*?)\n?<!-- end -->", re.DOTALL)
 
 
 def with_tables(page: str, tables: dict[str, str]) -> str:

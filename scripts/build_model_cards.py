@@ -1,165 +1,281 @@
-"""Writes model_cards/: the template, and the cards of the models that are to be published, from what is known of them.
+"""Writes model_cards/, the cards of models that were trained and judged, and from a run the folder of such a model itself.
 
-    python scripts/build_model_cards.py            # write
-    python scripts/build_model_cards.py --check    # fail where a file is not what would be written
+    python scripts/build_model_cards.py                   # the cards, from experiments/results
+    python scripts/build_model_cards.py --check           # fail where a file is not what would be written
+    python -m scripts.build_model_cards --run runs/sst2-gte --output hydra-gte-small-sst2    # model, processor, report, card
 
-Sizes are counted on models without weights. What only training can tell is marked "To be filled in after training";
-`create_model_card` writes the finished card.
+A run is what `python -m experiments` leaves. Every figure of a card is from its results; sizes are counted on the model without
+weights, and have to be those of the results. The folder is ready for `hydra-transformers push`.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from transformers import PreTrainedConfig
+from huggingface_hub import ModelCard
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, ViTImageProcessorPil
 
 from hydra_transformers import (
+    AutoHydra,
     HydraBertConfig,
     HydraBertForSequenceClassification,
-    HydraCLIPConfig,
-    HydraCLIPModel,
     HydraViTConfig,
     HydraViTForImageClassification,
 )
+from hydra_transformers.cost import count_multiply_adds, count_parameters
+from hydra_transformers.files import written_whole
 from hydra_transformers.fusion import without_weights
-from hydra_transformers.hub.card import TEMPLATE, card_data, card_fields, render
+from hydra_transformers.hub import create_model_card
+from hydra_transformers.hub.card import TEMPLATE
+from hydra_transformers.models.auto import load_trained
+from hydra_transformers.training import recipe
+from hydra_transformers.uncertainty import ModelResult, UncertaintyReport
 
 
-FOLDER = Path(__file__).parents[1] / "model_cards"
-LAYERS, MEMBERS = 12, 3
+ROOT = Path(__file__).parents[1]
+FOLDER, RESULTS = ROOT / "model_cards", ROOT / "experiments" / "results"
+SEED, MEMBERS, LAYERS, TRUNK = "0", 3, 12, 6
+METHOD, HYDRA = f"tunings-whole-trunk-{TRUNK}", "This Hydra"
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A model that is to be trained.
+class Shipped:
+    """A model of the comparison: three fine-tunings of seed 0, the first half of their layers merged.
 
-    config: makes its config, with as many heads as it will have; which ones is not known yet
-    heads: what is known of its heads
-    build_snippet: how to build it from the backbone
+    setting: its name in experiments/
+    config: makes its config, as it was in the run
+    processor: makes what prepares inputs as the run did, of the folder or name that the run started from
+    class_names: of the data, where they are known
+    started_from: what was fine-tuned, in words
+    start: the same on the Hub, where it is there as it was used
     """
 
-    model_class: type
+    setting: str
+    model_class: type[PreTrainedModel]
     config: Callable[[], PreTrainedConfig]
-    base_model: str
-    dataset: str | None
-    heads: str
-    build_snippet: str
-    cost_note: str | None = None
+    processor: Callable[[str], Any]
+    recipe: str
+    dataset: str
+    data: str
+    foreign: str
+    started_from: str
+    start: str | None = None
+    class_names: tuple[str, ...] = ()
 
 
-def heads(count: int) -> list[list[list[int]]]:
-    """kept_heads with that many heads in every layer of every member."""
+def all_heads(count: int) -> list[list[list[int]]]:
+    """kept_heads of members that have all of them."""
     return [[list(range(count))] * MEMBERS] * LAYERS
 
 
-PRUNE_AND_FUSE = """
-from hydra_transformers import {hydra}
-from hydra_transformers.pruning import draw_members, extract_circuit
-{finetune_import}
-backbone = {auto}.from_pretrained("{base_model}")
-# id_data, ood_data: batches for extraction, not those the model is judged on
-circuits = [extract_circuit(backbone, id_data, ood_data, each, budget={budget}{prompts}) for each in ("acc", "ood", "avg")]
-members = draw_members(backbone, circuits=circuits, budget={budget})
-{finetune}hydra = {hydra}.from_pruned_members(members)
-"""
-
-
-def snippet(model_class: type, auto: str, base_model: str, budget: int, recipe: str | None, prompts: str = "") -> str:
-    finetune = (
-        f'members = finetune_members(members, "{recipe}", train_data, validation_data, "runs")\n' if recipe else ""
+def dinov2_config() -> PreTrainedConfig:
+    sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": LAYERS, "num_attention_heads": 6}
+    return HydraViTConfig(
+        **sizes, image_size=112, patch_size=14, num_labels=100, kept_heads=all_heads(6), trunk_layers=TRUNK
     )
-    text = PRUNE_AND_FUSE.format(
-        hydra=model_class.__name__,
-        auto=auto,
-        base_model=base_model,
-        budget=budget,
-        prompts=prompts,
-        finetune=finetune,
-        finetune_import="from hydra_transformers.training import finetune_members\n" if recipe else "",
+
+
+def gte_config() -> PreTrainedConfig:
+    sizes = {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": LAYERS, "num_attention_heads": 12}
+    return HydraBertConfig(**sizes, num_labels=2, kept_heads=all_heads(12), trunk_layers=TRUNK)
+
+
+def image_processor(start: str) -> Any:
+    return ViTImageProcessorPil(
+        size={"height": 112, "width": 112}, image_mean=[0.485, 0.456, 0.406], image_std=[0.229, 0.224, 0.225]
     )
-    return f"from transformers import {auto}\n{text}".strip()
 
 
-VIT, BERT, CLIP = (
-    "google/vit-base-patch16-224",
-    "textattack/bert-base-uncased-SST-2",
-    "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
-)
-CIRCUITS = "which ones three circuits decide (accuracy, OOD separability, their mean)"
-SPREAD = "The number of heads decides; how circuits spread them over the layers changes the multiply-adds by little."
-
-STATUS = (
-    "**Not trained yet.** This card says what is known from the architecture. What training will tell is marked; the license, "
-    "which depends on the backbone's, is to be added to the metadata."
-)
-
-PLANNED = {
-    "hydra-vit-b16": Planned(
+SHIPPED = {
+    "hydra-dinov2-small-tinyimagenet": Shipped(
+        "tinyimagenet-dinov2",
         HydraViTForImageClassification,
-        lambda: HydraViTConfig(num_labels=1000, kept_heads=heads(8)),
-        VIT,
-        "imagenet-1k",
-        f"each member keeps 96 of the backbone's 144, 8 per layer on average; {CIRCUITS}",
-        snippet(HydraViTForImageClassification, "AutoModelForImageClassification", VIT, 48, "imagenet1k"),
-        SPREAD,
+        dinov2_config,
+        image_processor,
+        "finetune-images",
+        "zh-plus/tiny-imagenet",
+        "100 classes of Tiny ImageNet, less 30 images of each that were held out",
+        "Near: 50 other classes of Tiny ImageNet. Far: MNIST, textures (DTD), and noise and drawings that were made up",
+        "DINOv2-S (a public checkpoint that had been fine-tuned for saliency, its weights rounded to 8 bits; as a ViT for images of "
+        "112 pixels that reads its [CLS] token)",
     ),
-    "hydra-bert-base": Planned(
+    "hydra-gte-small-sst2": Shipped(
+        "sst2-gte",
         HydraBertForSequenceClassification,
-        lambda: HydraBertConfig(num_labels=2, kept_heads=heads(8)),
-        BERT,
+        gte_config,
+        lambda start: AutoTokenizer.from_pretrained(start, model_max_length=128),
+        "finetune-texts",
         "stanfordnlp/sst2",
-        f"each member keeps 96 of the backbone's 144, 8 per layer on average; {CIRCUITS}",
-        snippet(HydraBertForSequenceClassification, "AutoModelForSequenceClassification", BERT, 48, "sst2"),
-        SPREAD,
-    ),
-    "hydra-clip-vit-b32": Planned(
-        HydraCLIPModel,
-        lambda: HydraCLIPConfig(
-            text_config={"num_attention_heads": 8, "kept_heads": heads(7)},
-            vision_config={"num_attention_heads": 12, "patch_size": 32, "kept_heads": heads(11)},
-            projection_dim=512,
-        ),
-        CLIP,
-        None,
-        f"each member loses 24 of the backbone's 240 (144 in the vision tower, 96 in the text tower); {CIRCUITS}",
-        snippet(HydraCLIPModel, "AutoModel", CLIP, 24, None, ", class_prompts=prompts"),
-        "For 12 heads removed in each tower. The circuits may divide the 24 otherwise; a head of the vision tower is larger "
-        "than one of the text tower.",
+        "SST-2, less the first 3,000 rows, which were held out",
+        "Near: titles of Amazon reviews, and test rows spliced from two. Far: questions (TREC), premises of RTE, and test rows "
+        "with their words mixed",
+        "gte-small (a BERT, its weights rounded to 8 bits, with a new pooler)",
+        "thenlper/gte-small",
+        ("negative", "positive"),
     ),
 }
 
 
-def planned_card(name: str) -> str:
-    planned = PLANNED[name]
-    model = without_weights(planned.model_class, planned.config())
-    fields = card_fields(model, f"me/{name}", planned.base_model)
-    fields |= {"kept_heads_map": None, "heads_sentence": planned.heads, "build_snippet": planned.build_snippet}
-    fields |= {"cost_note": planned.cost_note, "status": STATUS}
-    return str(render(card_data(model, planned.base_model, planned.dataset, None), fields))
+# What was measured
+
+
+def measured(setting: str) -> dict[str, Any]:
+    """The results of a setting: method -> metrics, of the seed that is shipped; beside it where they were measured."""
+    return json.loads((RESULTS / f"{setting}.json").read_text(encoding="utf-8"))
+
+
+def of_run(run: Path) -> dict[str, Any]:
+    """The same of a run, as the comparison left it."""
+    paths = sorted((run / "results" / SEED).glob("*.json"))
+    if not paths:
+        raise SystemExit(
+            f"{run} has no results of seed {SEED}: pass a folder that python -m experiments left, runs/SETTING"
+        )
+    return {"seeds": {SEED: {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}}}
+
+
+def report_of(results: Mapping[str, Any]) -> UncertaintyReport:
+    """This Hydra beside what it is made of and compared with, on the same rows."""
+    methods = results["seeds"][SEED]
+    temperature = methods[f"{METHOD}-temperature"]["temperature"]
+    names = {
+        "One fine-tuning": "single",
+        f"Deep Ensemble of the {MEMBERS} fine-tunings": "deep-ensembles",
+        "Their soup": "soup",
+        HYDRA: METHOD,
+        f"This Hydra, logits divided by {temperature:.2f}": f"{METHOD}-temperature",
+    }
+    missing = [method for method in names.values() if method not in methods]
+    if missing:
+        raise SystemExit(f"the results have no {missing[0]}: run the groups baselines, fine-tunings and trunk as well")
+    return UncertaintyReport(
+        "msp",
+        {
+            name: ModelResult(methods[method]["num_members"], methods[method]["id"], methods[method]["ood"]["msp"])
+            for name, method in names.items()
+        },
+    )
+
+
+def check_sizes(model: PreTrainedModel, results: Mapping[str, Any]) -> None:
+    """Refuses a model that is not the one that was judged."""
+    judged = results["seeds"][SEED][METHOD]
+    for name, count in (("parameters", count_parameters), ("multiply_adds", count_multiply_adds)):
+        if count(model) != judged[name]:
+            raise SystemExit(f"the model has {count(model):,} {name}, the one that was judged {judged[name]:,}")
+
+
+# Cards and folders
+
+
+def fine_tuning_sentences(name: str, results: Mapping[str, Any]) -> str:
+    shipped = SHIPPED[name]
+    epochs = recipe(shipped.recipe).epochs
+    where = ", ".join(results[part] for part in ("machine", "versions", "date") if part in results)
+    started = f" --start {shipped.setting}=FOLDER" if shipped.start is None else ""
+    return f"""\
+{MEMBERS} fine-tunings of {shipped.started_from}, each with a new classifier and another order of the rows: recipe
+`{shipped.recipe}`, {epochs:g} epochs, on {shipped.data}. The first {TRUNK} of {LAYERS} layers are the mean over them, attention
+too; nothing was trained after that.
+
+This makes the folder, ready for `hydra-transformers push`, in a checkout of hydra_transformers (`pip install .`):
+
+```bash
+python -m experiments --settings {shipped.setting}{started}
+python -m scripts.build_model_cards --run runs/{shipped.setting} --output {name}
+```
+
+The figures below are of seed {SEED}, judged in bfloat16{f" ({where})" if where else ""}. {shipped.foreign}. A run of your own has
+figures of its own, which its card then shows; `docs/results/{shipped.setting}.md` there has all seeds, with their spread."""
+
+
+def card_of(name: str, model: PreTrainedModel, results: Mapping[str, Any]) -> ModelCard:
+    """The card of a shipped model; one without weights will do."""
+    check_sizes(model, results)
+    return create_model_card(
+        model,
+        report_of(results),
+        repo_id=f"me/{name}",
+        base_model=SHIPPED[name].start,
+        dataset=SHIPPED[name].dataset,
+        fine_tunings=True,
+        fine_tuning=fine_tuning_sentences(name, results),
+        report_model=HYDRA,
+    )
 
 
 def files() -> dict[Path, str]:
     """Path -> content of everything in model_cards/."""
-    cards = {FOLDER / f"{name}.md": planned_card(name) for name in PLANNED}
+    cards = {}
+    for name, shipped in SHIPPED.items():
+        model = without_weights(shipped.model_class, shipped.config())
+        cards[FOLDER / f"{name}.md"] = str(card_of(name, model, measured(shipped.setting)))
     return {FOLDER / "template.md": TEMPLATE.read_text(encoding="utf-8"), **cards}
+
+
+def write_folder(run: Path, output: Path, start: str | None = None) -> None:
+    """A run's model with its code, processor, report and card.
+
+    start: of texts, the folder or name with the tokenizer
+    """
+    name = next((name for name, shipped in SHIPPED.items() if shipped.setting == run.resolve().name), None)
+    if name is None:
+        known = ", ".join(shipped.setting for shipped in SHIPPED.values())
+        raise SystemExit(f"--run is {run}: pass the folder of a setting that has a card, {known}")
+    if output.exists():
+        raise SystemExit(f"--output {output} exists already: pass another, or remove it")
+    from experiments.units import ensemble
+
+    shipped, results = SHIPPED[name], of_run(run)
+    numbers = json.loads((run / "numbers.json").read_text(encoding="utf-8"))
+    report = report_of(results)
+    members = [load_trained(run / f"backbone-{index}" / "member-0") for index in ensemble(int(SEED), **numbers)]
+    hydra = AutoHydra.from_pruned_members(members, trunk_layers=members[0].config.num_hidden_layers // 2)
+    if shipped.class_names:
+        hydra.config.id2label = dict(enumerate(shipped.class_names))
+        hydra.config.label2id = {label: index for index, label in enumerate(shipped.class_names)}
+    card, processor = card_of(name, hydra, results), shipped.processor(start or shipped.start or "")
+    with written_whole(output) as folder:
+        hydra.save_pretrained(folder)
+        processor.save_pretrained(folder)
+        (folder / "evaluation").mkdir()
+        report.to_json(folder / "evaluation" / "report.json")
+        card.save(folder / "README.md")
+    print(f"{output} is ready: hydra-transformers push {output} me/{name}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, fail where a file is out of date")
-    check = parser.parse_args().check
-    stale = [path for path, content in files().items() if not path.exists() or path.read_text("utf-8") != content]
+    parser.add_argument("--run", type=Path, metavar="DIR", help="make the folder of this run's model: runs/SETTING")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="where it goes, with --run")
+    parser.add_argument(
+        "--start", metavar="NAME_OR_FOLDER", help="of texts, where the tokenizer is (default: the Hub)"
+    )
+    arguments = parser.parse_args()
+    if (arguments.run is None) != (arguments.output is None):
+        parser.error("--run and --output go together")
+    if arguments.run is not None:
+        write_folder(arguments.run, arguments.output, arguments.start)
+        return 0
+    wanted = files()
+    stale = [path for path, content in wanted.items() if not path.exists() or path.read_text("utf-8") != content]
+    strangers = sorted(set(FOLDER.glob("*.md")) - set(wanted))
     for path in stale:
-        print(
-            f"{path.name} is out of date: run python scripts/build_model_cards.py" if check else f"writing {path.name}"
-        )
-    if not check:
-        FOLDER.mkdir(exist_ok=True)
-        for path in stale:
-            path.write_text(files()[path], encoding="utf-8")
-    return 1 if check and stale else 0
+        told = f"{path.name} is out of date: run python scripts/build_model_cards.py"
+        print(told if arguments.check else f"writing {path.name}")
+    for path in strangers:
+        print(f"{path.name} is of no model that was trained: remove it")
+    if arguments.check:
+        return 1 if stale or strangers else 0
+    FOLDER.mkdir(exist_ok=True)
+    for path in stale:
+        path.write_text(wanted[path], encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":

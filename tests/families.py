@@ -28,9 +28,17 @@ from transformers import (
     DistilBertForSequenceClassification,
     ElectraConfig,
     ElectraForSequenceClassification,
+    GemmaConfig,
+    GemmaForSequenceClassification,
+    LlamaConfig,
+    LlamaForSequenceClassification,
+    ModernBertConfig,
+    ModernBertForSequenceClassification,
     MPNetConfig,
     MPNetForSequenceClassification,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
     ViTConfig,
@@ -122,6 +130,7 @@ class Family:
     older: a part of these names, and what it was in older versions of Transformers
     dropout: config fields that switch every dropout of the layers on
     tokens: how many tokens `inputs` become
+    gradient_tolerance: how far gradients in float64 may lie apart, where backbones round to float32 on the way
     """
 
     name: str
@@ -133,6 +142,7 @@ class Family:
     dropout: dict[str, float] = field(
         default_factory=lambda: {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
     )
+    gradient_tolerance: float = 1e-10
 
     @cached_property
     def hydra(self) -> type:
@@ -337,6 +347,55 @@ AST = Family(
     {"": "audio_spectrogram_transformer.layers.{}.attention.o_proj"},
     8,
 )
+# One layer sees all of a text, two see no further than three tokens to each side, and so at least a token that is no padding:
+# Transformers' own eager attention gives no numbers in float64 where there is none.
+MODERNBERT = Family(
+    "modernbert",
+    backbone(
+        ModernBertForSequenceClassification,
+        ModernBertConfig,
+        {**SIZES, **TEXT_SIZES, "local_attention": 6, "pad_token_id": 0, "cls_token_id": 1, "sep_token_id": 2}
+        | {"bos_token_id": 1, "eos_token_id": 2},
+    ),
+    padded_texts,
+    {"": "model.layers.{}.attn.Wo"},
+    7,
+    dropout={"attention_dropout": 0.3, "mlp_dropout": 0.3},
+    gradient_tolerance=1e-6,  # queries and keys are turned by their positions in float32
+)
+DECODER_SIZES = {**SIZES, "num_key_value_heads": 2, **TEXT_SIZES, "pad_token_id": 0}
+DECODER_OUTPUTS = {"": "model.layers.{}.self_attn.o_proj"}
+LLAMA = Family(
+    "llama",
+    backbone(LlamaForSequenceClassification, LlamaConfig, DECODER_SIZES),
+    padded_texts,
+    DECODER_OUTPUTS,
+    7,
+    dropout={"attention_dropout": 0.3},
+    gradient_tolerance=1e-6,  # RMSNorms compute in float32
+)
+QWEN2 = Family(
+    "qwen2",
+    backbone(Qwen2ForSequenceClassification, Qwen2Config, DECODER_SIZES),
+    padded_texts,
+    DECODER_OUTPUTS,
+    7,
+    dropout=LLAMA.dropout,
+    gradient_tolerance=1e-6,  # RMSNorms compute in float32
+)
+GEMMA = Family(
+    "gemma",
+    backbone(
+        GemmaForSequenceClassification,
+        GemmaConfig,
+        {**DECODER_SIZES, "hidden_size": 16, "head_dim": HEAD_DIM, "num_key_value_heads": 1},
+    ),
+    padded_texts,
+    DECODER_OUTPUTS,
+    7,
+    dropout=LLAMA.dropout,
+    gradient_tolerance=1e-5,
+)
 FAMILIES = [
     VIT,
     BERT,
@@ -352,6 +411,12 @@ FAMILIES = [
     ELECTRA,
     MPNET,
     AST,
+    MODERNBERT,
+    LLAMA,
+    QWEN2,
+    GEMMA,
 ]
-# Rows that differ from another in their MLP, or in the backbone's name, alone.
-VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT]
+# Causal language models, of which Qwen2 and Gemma have biases, a norm and embeddings that Llama has not.
+DECODERS = [LLAMA, QWEN2, GEMMA]
+# Rows that differ from another in such parts, their MLP, or the backbone's name alone.
+VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT, QWEN2, GEMMA]

@@ -648,19 +648,6 @@ def test_the_page_on_model_families_names_files_that_exist():
         assert any((folder / name).exists() for folder in folders), name
 
 
-@pytest.mark.slow
-def test_the_cards_in_the_repository_are_up_to_date():
-    script = script_of("build_model_cards")
-    for path, content in script.files().items():
-        assert path.read_text(encoding="utf-8") == content, f"{path.name}: run python scripts/build_model_cards.py"
-
-
-def test_the_cards_in_the_repository_state_the_known_sizes_and_mark_the_rest():
-    card = ModelCard.load(ROOT / "model_cards" / "hydra-vit-b16.md")
-    assert "| This model | 116,463,288 | 42.81 G |" in card.text
-    assert card.text.count(TO_FILL_IN) == 4 and card.data.eval_results is None
-
-
 def test_the_page_on_publishing_runs(hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_python_blocks("docs/publishing.md", at_least=3)

@@ -137,7 +137,10 @@ class PruningUnderNoise:
         return [name for name in next(iter(self.changes.values())) if name != CLEAN]
 
     def premises(self, head_set: str, noisy: str | None = None) -> Premises:
-        """noisy: which noisy set, where there are several"""
+        """What Proposition 1 assumes, as it was measured for a head set.
+
+        noisy: which noisy set, where there are several
+        """
         changes = self.changes[head_set]
         clean, other = changes[CLEAN], changes[self.noisy_sets[0] if noisy is None else noisy]
         return Premises(

@@ -55,7 +55,10 @@ class HeadReport:
         yield "Taylor scores", self.scores
 
     def to_markdown(self, pictures: Mapping[str, Sequence[Path]] | None = None) -> str:
-        """pictures: by title of a part, those that are shown below it, as paths beside the report"""
+        """The report as a page: a part for each question, with its tables.
+
+        pictures: by title of a part, those that are shown below it, as paths beside the report
+        """
         parts = ["# Heads", *self.notes]
         for title, result in self._parts():
             parts += [f"## {title}", *(f"![]({path})" for path in (pictures or {}).get(title, []))]

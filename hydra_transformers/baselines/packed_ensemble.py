@@ -1,6 +1,7 @@
 """Packed-Ensembles (Laurent et al., 2023): M narrow networks that run as one, and never exchange anything."""
 
 import copy
+import math
 from fractions import Fraction
 
 import torch
@@ -66,6 +67,8 @@ class PackedEnsemble:
                     f"alpha * {heads} / {num_members} is the number of heads, such as {_fitting(heads, num_members, alpha)}"
                 )
             setattr(narrow, name, int(width * factor))
+        if hasattr(narrow, "num_key_value_heads"):  # as many heads read each key and value
+            narrow.num_key_value_heads = math.gcd(narrow.num_attention_heads, narrow.num_key_value_heads)
         return narrow
 
 

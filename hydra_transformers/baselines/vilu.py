@@ -203,7 +203,11 @@ class ViLU(Baseline):
         return output
 
     def answer(self, features: Tensor, classes: Tensor, labels: Tensor | None = None) -> HydraClassifierOutput:
-        """features: (batch, dim), classes: (classes, dim), as `features` and `class_features` give them"""
+        """The answer to images whose features are known; `detector_score` is how likely it is wrong.
+
+        features: (batch, dim), as `features` gives them
+        classes: (classes, dim), as `class_features` gives them
+        """
         with without_autocast(features.device):
             seen = self.seen(features, classes)
             member_logits, of_right = seen.logits().unsqueeze(1), self.predictor(seen)

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from importlib import import_module
 from logging import NOTSET, WARNING, Handler, LogRecord, getLogger
 
+from .. import __version__
 from .problems import sentence_of
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command: a line of help, an example, and where it is found."""
+    """One command: a line of help, an example, and the module that runs it; that of the same name in `flags` declares its
+    arguments."""
 
     module: str
     summary: str
@@ -54,6 +56,11 @@ COMMANDS = {
         "deciding",
         "answers to texts or images, with their uncertainty",
         "hydra-transformers predict my-calibrated-hydra one.jpg two.jpg --json",
+    ),
+    "app": Command(
+        "showing",
+        "a page in the browser to try a model on: its answer, its members', its uncertainty",
+        "hydra-transformers app my-calibrated-hydra --single finetuned/member-0 --examples pictures",
     ),
     "benchmark": Command(
         "judging",
@@ -97,13 +104,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, dict[str, Callable]]:
-    """The parser, and by command what runs it; only the command in `argv` is imported, so that help comes at once."""
+    """The parser, and by command what runs it; nothing is imported but the arguments of the command in `argv`, so
+    that help comes at once."""
     parser = argparse.ArgumentParser(
         prog="hydra-transformers",
         description="Fine-tune a transformer several times, prune each, fuse them into one model that knows when it does not know.",
         epilog="The way: finetune, prune, fuse, evaluate (or build, which does all four), calibrate, card, push. Each step's "
         "output folder is the next step's input.",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     chosen = next((word for word in argv if word in COMMANDS), None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     runs = {}
@@ -116,21 +125,20 @@ def build_parser(argv: Sequence[str]) -> tuple[argparse.ArgumentParser, dict[str
             epilog=f"Example: {command.example}",
         )
         if name == chosen:
-            runs[name] = _filled(subparser, name, command.module)
+            runs[name] = _declared(subparser, name, command.module)
         subparser.add_argument("--debug", action="store_true", help="show the whole trace when something goes wrong")
     return parser, runs
 
 
-def _filled(parser: argparse.ArgumentParser, name: str, module: str) -> Callable:
-    """Adds a command's arguments and returns what runs it."""
+def _declared(parser: argparse.ArgumentParser, name: str, module: str) -> Callable:
+    """Adds a command's arguments and returns what runs it, which imports its module no sooner than that."""
     if module == "demo":
         from ..demo import __main__ as demo
 
         demo.add_arguments(parser)
         return demo.run
-    commands = import_module(f".{module}", __name__)
-    getattr(commands, f"add_{name}")(parser)
-    return getattr(commands, name)
+    getattr(import_module(f".flags.{module}", __name__), f"add_{name}")(parser)
+    return lambda arguments: getattr(import_module(f".{module}", __name__), name)(arguments)
 
 
 class _Notes(Handler):

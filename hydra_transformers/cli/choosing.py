@@ -27,19 +27,6 @@ DECIDED = {
 }
 
 
-def target(text: str) -> str | dict[str, float]:
-    """balance, quality, cost=1.3 or accuracy_within=0.5"""
-    name, sign, value = text.partition("=")
-    if not sign and name in ("balance", "quality"):
-        return name
-    try:
-        if name in ("cost", "accuracy_within"):
-            return {name: float(value)}
-    except ValueError:
-        pass
-    raise argparse.ArgumentTypeError(f"{text} is no target: pass balance, quality, cost=1.3 or accuracy_within=0.5")
-
-
 def build_for_target(arguments: argparse.Namespace) -> None:
     """One Hydra, chosen by `hydrate`."""
     from ..hydration import hydrate

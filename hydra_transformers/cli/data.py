@@ -22,7 +22,6 @@ from ..sounds import is_audio, prepared_sound, undecoded
 
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "class")
 FILE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-PARTS = ("training", "validation", "test")
 MOST_HELD_OUT_ROWS = 3_000
 GENERIC_NAME = re.compile(r"LABEL_\d+")
 

@@ -9,24 +9,19 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..files import written_whole
 from ..models.auto import auto_class_of
-from ..models.detection import DETECTORS
 from ..prediction import ZeroShotClassifier
 from ..sounds import waveform
 from ..uncertainty import DecidingClassifier, detector_by_name, predict_decisions
 from ..uncertainty import calibrate as fit
 from .arguments import (
-    add_batch_size,
-    add_data,
-    add_device,
-    add_output,
     class_prompts,
     device_of,
-    positive,
     prompts_for,
     read_data,
-    share,
 )
 from .data import is_same_source
 from .folders import (
@@ -46,56 +41,9 @@ from .problems import CommandError
 ZERO_SHOT = "AutoModelForZeroShotImageClassification"
 AUDIO = "AutoModelForAudioClassification"
 TARGETS = ("risk", "coverage", "tpr")
-SETS = ("lac", "aps", "raps", "none")
 
 
 # calibrate
-
-
-def add_calibrate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", metavar="MODEL", help="the output of `fuse`, or any classifier, CLIP model or saved baseline"
-    )
-    add_data(parser, "validation, test or train, whichever comes first; best rows that the model was not trained on")
-    group = parser.add_argument_group("when to abstain (default: never)")
-    target = group.add_mutually_exclusive_group()
-    target.add_argument("--risk", type=share, metavar="SHARE", help="at most this share of the answers is wrong: 0.05")
-    target.add_argument("--coverage", type=share, metavar="SHARE", help="at least this share is answered: 0.9")
-    target.add_argument("--tpr", type=share, metavar="SHARE", help="this share of --ood-data is refused: 0.95")
-    group.add_argument(
-        "--confidence",
-        type=share,
-        metavar="SHARE",
-        help="promise it for new rows in this share of all calibrations: 0.95",
-    )
-    group.add_argument(
-        "--ood-data", metavar="NAME_OR_FOLDER", help="rows from elsewhere, for --tpr, or to see their share"
-    )
-    group.add_argument(
-        "--detector",
-        choices=[name for name in DETECTORS if name != "vim"],
-        default="msp",
-        metavar="NAME",
-        help=f"the score by which it abstains, of {', '.join(name for name in DETECTORS if name != 'vim')} "
-        "(default: %(default)s)",
-    )
-    group.add_argument(
-        "--training-data",
-        metavar="NAME_OR_FOLDER",
-        help="what a detector that needs a fit learns (default: half of --data)",
-    )
-    group = parser.add_argument_group("prediction sets")
-    group.add_argument(
-        "--alpha",
-        type=share,
-        default=0.1,
-        metavar="SHARE",
-        help="how many may miss the right class (default: %(default)s)",
-    )
-    group.add_argument("--sets", choices=SETS, default="lac", help="their kind (default: %(default)s)")
-    add_batch_size(parser, 32)
-    add_device(parser)
-    add_output(parser, "gets the calibrated model with its code, processor and circuits")
 
 
 def calibrate(arguments: argparse.Namespace) -> None:
@@ -172,33 +120,6 @@ def _target(arguments: argparse.Namespace) -> dict[str, float] | None:
 # predict
 
 
-def add_predict(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="the output of `calibrate` or `fuse`, or any classifier, CLIP model or saved baseline",
-    )
-    parser.add_argument(
-        "inputs",
-        nargs="+",
-        metavar="INPUT",
-        help="texts, image files or URLs, or audio files; - reads them from stdin, one per line",
-    )
-    parser.add_argument("--json", action="store_true", help="one line of JSON per input, in place of a table")
-    parser.add_argument(
-        "--labels",
-        nargs="+",
-        metavar="LABEL",
-        help="for CLIP: the classes to choose from (default: those it was calibrated for)",
-    )
-    parser.add_argument(
-        "--top-k", type=positive, default=5, metavar="N", help="scores per input (default: %(default)s)"
-    )
-    parser.add_argument("--processor", metavar="NAME_OR_FOLDER", help="default: the one saved with the model")
-    add_batch_size(parser, 8)
-    add_device(parser)
-
-
 def predict(arguments: argparse.Namespace) -> None:
     device = device_of(arguments)
     config = load_config(arguments.model)
@@ -206,13 +127,8 @@ def predict(arguments: argparse.Namespace) -> None:
     decided = DecidingClassifier.is_saved_in(arguments.model)
     classes = DecidingClassifier.classes_saved_in(arguments.model) if decided else None
     parameters = _parameters(arguments, task, classes)
-    processor = load_processor(arguments.processor or arguments.model, config)
-    model = load_model(arguments.model, device)
-    if classes is not None:
-        model = ZeroShotClassifier(model, prompts_for(processor, classes), classes)
-    if decided:
-        model = DecidingClassifier.load(model, arguments.model).eval()
-    elif getattr(config, "decision", None) is None:
+    model, processor = load_to_predict(arguments.model, arguments.processor, device)
+    if not decided and getattr(config, "decision", None) is None:
         print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
     if not arguments.json:
         print(_row("input", "answer", "score", "total", "epistemic", "may be"))
@@ -233,6 +149,22 @@ def predict(arguments: argparse.Namespace) -> None:
         )
     if count == 0:
         raise CommandError("stdin has no lines: pass a text, or an image or audio file, on each")
+
+
+def load_to_predict(name: str, processor_name: str | None, device: str) -> tuple[nn.Module, Any]:
+    """A model with the decision that was saved beside it, and what reads its inputs. CLIP with a decision chooses among the
+    classes that this is about; without one it is CLIP as it is.
+
+    processor_name: whose processor; by default the one saved with the model
+    """
+    processor = load_processor(processor_name or name, load_config(name))
+    model = load_model(name, device)
+    if not DecidingClassifier.is_saved_in(name):
+        return model, processor
+    classes = DecidingClassifier.classes_saved_in(name)
+    if classes is not None:
+        model = ZeroShotClassifier(model, prompts_for(processor, classes), classes)
+    return DecidingClassifier.load(model, name).eval(), processor
 
 
 def _parameters(arguments: argparse.Namespace, task: str, classes: list[str] | None) -> dict[str, Any]:

@@ -22,24 +22,16 @@ from ..cost import (
 from ..files import write_atomically
 from ..fusion import without_weights
 from ..models.auto import HEADS
-from ..models.detection import DETECTORS
 from ..prediction import ChangedBatches, ZeroShotClassifier
 from ..shift import SEVERITIES, corrupted_sets
-from ..shift.corruptions import checked_severity
 from ..uncertainty import DecidingClassifier, UncertaintyReport, detector_by_name, evaluate_uncertainty
 from ..uncertainty.calibration import OtherClassesError
 from .arguments import (
-    add_batch_size,
-    add_data,
-    add_device,
-    add_named,
     check_can_be_learnt_from,
     check_named_once,
     class_prompts,
     device_of,
-    positive,
     read_data,
-    seconds,
 )
 from .building import overlap
 from .data import PreparedData, is_same_source
@@ -55,54 +47,6 @@ from .problems import CommandError
 
 
 # evaluate
-
-
-def add_evaluate(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model", metavar="MODEL", help="the output of `fuse`, or any classifier, CLIP model or saved baseline"
-    )
-    add_named(parser, "--compare", "MODEL", "another model, judged as well, with its own processor; may be repeated")
-    for group in ("near", "far"):
-        add_named(parser, f"--{group}", "DATA", f"{group} out-of-distribution data; may be repeated")
-    parser.add_argument(
-        "--score",
-        choices=DETECTORS,
-        default="msp",
-        help="OOD score (default: %(default)s); those that know the training data are fitted first",
-    )
-    parser.add_argument(
-        "--fit-data", metavar="NAME_OR_FOLDER", help="data to fit the score on (default: that of --data)"
-    )
-    parser.add_argument("--fit-split", help="default: train")
-    parser.add_argument(
-        "--corruptions",
-        type=_names,
-        metavar="NAMES",
-        help="judge on the corrupted data, too: names with commas between them, of corruptions (gaussian_noise, "
-        "jpeg_compression, typos, ...) or groups (noise, blur, colour, digital, characters, words), or all",
-    )
-    parser.add_argument(
-        "--severities", type=_severities, metavar="N,N", help="of the corruptions, of 1 to 5 (default: 1,2,3,4,5)"
-    )
-    add_batch_size(parser, 32)
-    add_device(parser)
-    add_data(parser, "validation, test or train, whichever comes first")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="gets report.md, report.json and plots (default: MODEL/evaluation)"
-    )
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
-
-
-def _severities(text: str) -> list[int]:
-    try:
-        return [checked_severity(int(severity)) for severity in text.split(",")]
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is no list of severities: pass some of 1 to 5, as 1,3,5"
-        ) from error
 
 
 class WithProgress:
@@ -294,16 +238,6 @@ def _tell_what_says_little(arguments: argparse.Namespace, data: PreparedData) ->
 # benchmark
 
 
-def add_benchmark(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a Hydra: the output of `fuse`, a member, or a Hub name")
-    parser.add_argument("--batch-sizes", nargs="+", type=positive, default=[1, 8], metavar="N", help="default: 1 8")
-    parser.add_argument(
-        "--seconds", type=seconds, default=5.0, help="to measure per batch size (default: %(default)s)"
-    )
-    add_device(parser)
-    parser.add_argument("--output", type=Path, metavar="FILE", help="write the table to this file, too")
-
-
 def benchmark(arguments: argparse.Namespace) -> None:
     check_is_hydra(load_config(arguments.model), arguments.model)
     device = device_of(arguments)
@@ -349,14 +283,6 @@ def check_is_hydra(config: PreTrainedConfig, name: str) -> None:
 
 
 # info
-
-
-def add_info(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "model",
-        metavar="FOLDER_OR_REPO",
-        help="a Hydra, of which no weights are read, a baseline, or a folder of members",
-    )
 
 
 def info(arguments: argparse.Namespace) -> None:

@@ -11,9 +11,10 @@ from transformers import PreTrainedModel
 
 from ..models.configuration_hydra import SHARED_PARTS, TrunkLayers, check_shared
 from .agreement import check_agrees, check_can_be_fused, check_finite, warn_of_strangers
-from .building import build, heads_at, prune, prune_neurons, remaining_heads
+from .building import build, prune, prune_neurons, remaining_heads
 from .exporting import FIELDS_OF_HYDRAS, to_transformers
 from .linear_layers import with_linear_layers
+from .packed_heads import heads_at, qkv_by_head, qkv_rows, queries_per_key
 from .reading import backbone_names, dense_outline, projection_names, read_members
 from .structure import attention_names, hydra_config, slots, tower_configs, without_weights
 from .trunk import trunks_of
@@ -75,6 +76,9 @@ __all__ = [
     "hydra_config",
     "member",
     "projection_names",
+    "qkv_by_head",
+    "qkv_rows",
+    "queries_per_key",
     "remaining_heads",
     "slots",
     "to_transformers",

@@ -165,14 +165,17 @@ def _heads_left(cls, dense, model, parameters, tower: str, layer: int, name: str
     """The heads of a backbone's layer; sliced projections keep fewer than the config says."""
     ours = attention_names(dense)[tower][layer]
     attention = dense.get_submodule(ours)
-    (theirs, *_), _ = backbone_source(cls, f"{ours}.qkv_proj.weight", parameters)
+    (theirs, *others), _ = backbone_source(cls, f"{ours}.qkv_proj.weight", parameters)
     if theirs not in parameters:
         raise ValueError(f"{name} ({type(model).__name__}) has no parameter {theirs!r}: pass an unmodified backbone")
-    heads, remainder = divmod(parameters[theirs].shape[0], attention.head_dim)
+    rows_of_head = (
+        attention.head_dim if others else 3 * attention.head_dim
+    )  # queries, or they and keys and values as one
+    heads, remainder = divmod(parameters[theirs].shape[0], rows_of_head)
     everything = attention.config.num_attention_heads
     if remainder or heads > everything:
         raise ValueError(
-            f"{name}: {theirs} has {parameters[theirs].shape[0]} rows, which are no whole heads of {attention.head_dim}"
+            f"{name}: {theirs} has {parameters[theirs].shape[0]} rows, which are no whole heads of {rows_of_head}"
         )
     if heads == everything:
         return list(range(everything))
@@ -211,11 +214,12 @@ def _checked(cls: type, member: Member) -> Member:
 
 
 def projection_names(cls: type) -> Iterator[tuple[str, ...]]:
-    """What the backbones of a Hydra class call query, key, value and output inside a layer; for every version of
-    Transformers that has rules of its own."""
+    """What the backbones of a Hydra class call query, key, value and output inside a layer (the first three alike, where they
+    are one map); for every version of Transformers that has rules of its own."""
     rules = [rule for rule in cls.backbone_rules if rule.ours.startswith("layers.*.attention.")]
     joint = [rule.theirs for rule in rules if rule.ours.endswith("qkv_proj.*")]
     outputs = [rule.theirs[:1] for rule in rules if rule.ours.endswith("o_proj.weight")]
     for qkv, output in zip(joint, outputs, strict=True):
+        qkv = qkv * 3 if len(qkv) == 1 else qkv
         names = (name.partition(".*.")[2] for name in (*qkv, *output))
         yield tuple(name.removesuffix(".*").removesuffix(".weight") for name in names)

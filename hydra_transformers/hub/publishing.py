@@ -1,6 +1,7 @@
 """One commit on the Hub: model, code, processor and card."""
 
 import importlib.util
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from ..baselines.baseline import MODEL_FOLDER
 from ..uncertainty import DecidingClassifier, TemperatureScaling, UncertaintyReport
 from .card import create_model_card, taken_apart, task_of
 from .card_sections import EditedCardError, renewed, replaced
+from .space import EXAMPLES, PACKAGE
 
 
 logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosity counts
@@ -35,6 +37,7 @@ PLOTS = {"uncertainty_split": "Uncertainty by data set", "reliability_diagram": 
 # Weights of an earlier push, whole or in shards, would lie beside those of this one, and may be loaded in their place.
 LEFT_OVERS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 LEFT_OVERS += [f"{MODEL_FOLDER}/{name}" for name in LEFT_OVERS]  # of a baseline
+LEFT_OVERS_OF_SPACE = [f"{PACKAGE.name}/*", f"{EXAMPLES}/*"]
 
 
 class HubError(RuntimeError):
@@ -101,19 +104,48 @@ def push_hydra_to_hub(
             # Not upload_folder, which may divide a large folder into several commits.
             return api.create_commit(
                 repo_id,
-                _operations(api, repo_id, folder),
+                _operations(api, repo_id, folder, LEFT_OVERS),
                 commit_message=commit_message or f"Upload {type(inside).__name__}",
             )
 
 
-def _operations(api: HfApi, repo_id: str, folder: Path) -> list[CommitOperationAdd | CommitOperationDelete]:
+def push_space_to_hub(
+    folder: str | os.PathLike, space_id: str, *, private: bool | None = None, token: str | None = None
+) -> CommitInfo:
+    """Publish a folder that `write_space` wrote as a Space, in one commit.
+
+    Args:
+        folder: goes as it is, edited or not; code and examples of an earlier push are removed, other files stay.
+        space_id: "me/my-hydra"; made where it does not exist.
+        private: whether a new Space is private; by default your account's setting.
+        token: by default the one you logged in with (`hf auth login`) or `HF_TOKEN`.
+    """
+    folder = Path(folder)
+    if not (folder / "app.py").is_file():
+        raise ValueError(f"{folder} holds no Space, it has no app.py: write one with write_space")
+    if token is None and get_token() is None:
+        raise HubError("there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token=")
+    api = HfApi(token=token)
+    with _one_sentence(space_id):
+        api.create_repo(space_id, repo_type="space", space_sdk="gradio", private=private, exist_ok=True)
+        operations = _operations(api, space_id, folder, LEFT_OVERS_OF_SPACE, "space")
+        return api.create_commit(space_id, operations, repo_type="space", commit_message="Upload the page")
+
+
+def _operations(
+    api: HfApi, repo_id: str, folder: Path, left_overs: list[str], repo_type: str | None = None
+) -> list[CommitOperationAdd | CommitOperationDelete]:
     """All files of the folder, and the removal of what an earlier push left over."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     added = {path.relative_to(folder).as_posix(): path for path in files}
-    left_over = filter_repo_objects(api.list_repo_files(repo_id), allow_patterns=LEFT_OVERS)
+    there = api.list_repo_files(repo_id, repo_type=repo_type)
     return [
         *(CommitOperationAdd(name, path) for name, path in added.items()),
-        *(CommitOperationDelete(name) for name in left_over if name not in added),
+        *(
+            CommitOperationDelete(name)
+            for name in filter_repo_objects(there, allow_patterns=left_overs)
+            if name not in added
+        ),
     ]
 
 

@@ -14,11 +14,13 @@ FORMS = '"balance", "quality", {"cost": 1.3} or {"accuracy_within": 0.5}'
 
 @dataclass(frozen=True)
 class Target:
-    """
+    """What `hydrate` looks for; `target_of` makes one.
+
     kind: "balance": the fastest Hydra whose quality is at most half a point below the best Hydra's.
         "cost": the best quality of those that take at most `value` times one model's time.
         "accuracy_within": the best detection of those whose accuracy is at most `value` points below the best Hydra's;
         "quality" is the same with half a point.
+    value: times one model's time, or points
     """
 
     kind: str

@@ -23,7 +23,11 @@ from .configuration_hydra_dinov2 import HydraDinov2Config
 from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
 from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .configuration_hydra_electra import HydraElectraConfig
+from .configuration_hydra_gemma import HydraGemmaConfig
+from .configuration_hydra_llama import HydraLlamaConfig
+from .configuration_hydra_modernbert import HydraModernBertConfig
 from .configuration_hydra_mpnet import HydraMPNetConfig
+from .configuration_hydra_qwen2 import HydraQwen2Config
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_vit import HydraViTConfig
 from .modeling_hydra_ast import HydraASTForAudioClassification, HydraASTModel
@@ -37,7 +41,11 @@ from .modeling_hydra_dinov2_with_registers import (
 )
 from .modeling_hydra_distilbert import HydraDistilBertForSequenceClassification, HydraDistilBertModel
 from .modeling_hydra_electra import HydraElectraForSequenceClassification, HydraElectraModel
+from .modeling_hydra_gemma import HydraGemmaForSequenceClassification, HydraGemmaModel
+from .modeling_hydra_llama import HydraLlamaForSequenceClassification, HydraLlamaModel
+from .modeling_hydra_modernbert import HydraModernBertForSequenceClassification, HydraModernBertModel
 from .modeling_hydra_mpnet import HydraMPNetForSequenceClassification, HydraMPNetModel
+from .modeling_hydra_qwen2 import HydraQwen2ForSequenceClassification, HydraQwen2Model
 from .modeling_hydra_roberta import HydraRobertaForSequenceClassification, HydraRobertaModel
 from .modeling_hydra_vit import HydraViTForImageClassification, HydraViTModel
 
@@ -230,9 +238,21 @@ __all__ = [
     "HydraElectraConfig",
     "HydraElectraForSequenceClassification",
     "HydraElectraModel",
+    "HydraGemmaConfig",
+    "HydraGemmaForSequenceClassification",
+    "HydraGemmaModel",
+    "HydraLlamaConfig",
+    "HydraLlamaForSequenceClassification",
+    "HydraLlamaModel",
     "HydraMPNetConfig",
     "HydraMPNetForSequenceClassification",
     "HydraMPNetModel",
+    "HydraModernBertConfig",
+    "HydraModernBertForSequenceClassification",
+    "HydraModernBertModel",
+    "HydraQwen2Config",
+    "HydraQwen2ForSequenceClassification",
+    "HydraQwen2Model",
     "HydraRobertaConfig",
     "HydraRobertaForSequenceClassification",
     "HydraRobertaModel",

@@ -44,13 +44,13 @@ def attention_rules(theirs: str, projections: Sequence[str], scale: str | None =
     """The rules for a layer's attention.
 
     theirs: the name of one of its projections, with `*` for the number of the layer and `{}` for
-    projections: the four names of query, key, value and output
+    projections: the four names of query, key, value and output; two, where the first three are one map
     scale: the name of the factor on the attention's result, where a family has one: it becomes part of the output
     """
-    query, key, value, output = (theirs.format(projection) for projection in projections)
+    *joint, output = (theirs.format(projection) for projection in projections)
     factor = () if scale is None else (scale,)
     return (
-        Rule("layers.*.attention.qkv_proj.*", (f"{query}.*", f"{key}.*", f"{value}.*"), lambda *qkv: torch.cat(qkv)),
+        Rule("layers.*.attention.qkv_proj.*", tuple(f"{each}.*" for each in joint), lambda *qkv: torch.cat(qkv)),
         Rule("layers.*.attention.o_proj.weight", (f"{output}.weight", *factor), lambda *weight: scaled(*weight).t()),
         Rule("layers.*.attention.o_proj.bias", (f"{output}.bias", *factor), lambda *bias: scaled(*bias).unsqueeze(0)),
     )

@@ -20,7 +20,6 @@ from ..models.auto import HYDRA_CLASSES
 # What encoders without a Hydra call the map behind their heads, inside a layer.
 OTHER_OUTPUTS = (
     "attention.out_proj",
-    "attn.Wo",
     "attn.out_proj",
     "layer.0.SelfAttention.o",
     "self_attn.o_proj",

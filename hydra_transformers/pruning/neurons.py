@@ -121,6 +121,7 @@ NEURON_SCORES: dict[str, Callable[..., dict[Neuron, float]]] = {
     "magnitude": magnitude_scores_of_neurons,
     "random": random_scores_of_neurons,
 }
+"""The methods of `neuron_scores`, by name."""
 
 
 def neuron_scores(

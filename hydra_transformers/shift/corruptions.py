@@ -18,15 +18,19 @@ from .random_numbers import key_of, row_keys
 
 
 SEVERITIES = (1, 2, 3, 4, 5)
+"""From hardly visible to hardly readable."""
 VALUES_AT_A_TIME = 2**24  # of a tensor of images: bounds the memory for random numbers
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """
+    """A way to spoil images or texts, in five strengths; `CORRUPTIONS` has all of them.
+
     name: as ImageNet-C has it, where it has it
-    kind: "image" or "text"; group: corruptions that are alike, which can be named together
-    measure: what the strengths are; strengths: one for each severity from 1 to 5
+    kind: "image" or "text"
+    group: corruptions that are alike, which can be named together
+    measure: what the strengths are
+    strengths: one for each severity from 1 to 5
     change: of images (rows, channels, height, width) in [0, 1], strength and keys, see `images`; or of a text, see `texts`
     """
 
@@ -129,7 +133,9 @@ CORRUPTIONS: dict[str, Corruption] = {
         ),
     )
 }
+"""All corruptions, by name."""
 GROUPS = tuple(dict.fromkeys(corruption.group for corruption in CORRUPTIONS.values()))
+"""Groups of corruptions that are alike; a group can be named for all that are in it."""
 
 
 def corrupt(

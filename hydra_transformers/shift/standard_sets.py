@@ -36,6 +36,7 @@ STANDARD_SETS = {
     "cifar100-c": StandardSet("robro/cifar100-c-parquet", "train", NINETEEN),
     "imagenet-c": StandardSet("Tsomaros/ImageNet-C-{corruption}-severity_{severity}", "validation", FIFTEEN),
 }
+"""Corrupted test sets on the Hub that `load_standard_set` knows."""
 
 
 def load_standard_set(

@@ -34,7 +34,8 @@ class EnsembleLoss:
     def __call__(
         self, outputs: Any, labels: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """
+        """The loss of a batch, a scalar.
+
         outputs: the model's, with `member_logits` (batch, members, classes) or, from a plain model, `logits`
         labels: (batch,) class indices; -100 is left out
         num_items_in_batch: what the sum is divided by; Trainer passes the labels of all accumulated batches on all

@@ -12,12 +12,12 @@ from ..models.auto import HYDRA_CLASSES, AutoHydra
 
 
 # By the names of a Hydra's parameters. The first pattern that matches decides; BERT's LayerNorm of the embeddings is part
-# of them, and what lies in no layer and is nothing else belongs to what follows the encoder.
+# of them, and what lies in no layer and is nothing else belongs to what follows the encoder, as does the LayerNorm of a head.
 PART_PATTERNS = {
     "embeddings": r"(^|\.)(embeddings|relative_attention_bias)\.",
     "attention": r"(^|\.)layers\.\d+\.attention\.",
     "mlp": r"(^|\.)layers\.\d+\.mlp\.",
-    "layernorm": r"^(?!classifier\.).*norm(\.|$)",
+    "layernorm": r"^(?!(classifier|head)\.).*norm(\.|$)",
     "classifier": r"",
 }
 PARTS = tuple(PART_PATTERNS)
@@ -126,7 +126,7 @@ def without_effect(model: nn.Module) -> set[str]:
 def layer_dropouts(model: nn.Module) -> list[nn.Dropout]:
     """The dropouts on the outputs of attention and MLP inside the layers; not those on attention weights."""
     modules = dict(model.named_modules())
-    # A module that has queries computes attention weights, and a dropout beside them is theirs.
+    # A module that has queries computes attention weights, and a dropout beside them is theirs unless it says otherwise.
     queries = {names[0].rpartition(".")[2] for hydra in HYDRA_CLASSES.values() for names in projection_names(hydra)}
     of_weights = {module for module in modules.values() if any(hasattr(module, name) for name in queries)}
     return [
@@ -134,5 +134,5 @@ def layer_dropouts(model: nn.Module) -> list[nn.Dropout]:
         for name, module in modules.items()
         if isinstance(module, nn.Dropout)
         and re.search(r"(^|\.)layers?\.\d+\.", name)
-        and modules[name.rpartition(".")[0]] not in of_weights
+        and (modules[name.rpartition(".")[0]] not in of_weights or name.endswith(".out_drop"))
     ]

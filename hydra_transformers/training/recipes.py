@@ -300,6 +300,7 @@ TUNE_TEXTS = replace(FINETUNE_TEXTS, name="tune-texts", learning_rate=3e-5, clas
 RECIPES = {
     each.name: each for each in (IMAGENET1K, CIFAR100, SST2, FINETUNE_IMAGES, FINETUNE_TEXTS, TUNE_IMAGES, TUNE_TEXTS)
 }
+"""All recipes, by name."""
 
 
 def recipe(name: str) -> Recipe:

@@ -300,6 +300,7 @@ class DecidingClassifier(nn.Module):
             raise OtherClassesError(decision.settings.get("classes"))
         self.model, self.decision = model, decision
         self.reader = [AnswerReader(model, decision.reads_features)]  # not a part: it has a twin of the model
+        self.train(model.training)
 
     @property
     def device(self) -> torch.device:

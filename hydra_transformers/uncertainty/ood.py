@@ -13,6 +13,7 @@ from .inputs import as_member_logits, widened
 
 # Those that need nothing but logits; `detector_by_name` also has the others.
 OOD_SCORES = tuple(name for name, method in DETECTORS.items() if not method.state)
+"""The scores that need no fit, by name: what `ood_score` takes."""
 
 # What a decomposition has already.
 PARTS = {"entropy": "total", "mutual_information": "epistemic", "disagreement": "disagreement"}

@@ -147,11 +147,17 @@ def test_the_tables_of_a_page_come_from_results_files(tmp_path):
     (tmp_path / "one" / "budgets.png").write_bytes(b"picture")
     page = tmp_path / "page.md"
     marks = "Before\n<!-- table: one/sweep/Accuracy-(%) -->\n{}\n<!-- end -->\n<!-- table: one/pictures -->\n{}\n<!-- end -->\n"
-    page.write_text(marks.format("| old |", ""))
+    other = "<!-- table: another/sweep/ECE -->\nNot run yet.\n<!-- end -->\n<!-- table: another/pictures -->\n<!-- end -->\n"
+    page.write_text(marks.format("| old |", "") + other)
     experiment.write_page(tmp_path, page, tmp_path)
     title = experiment.PICTURES["budgets.png"]
-    assert page.read_text() == marks.format("| new |", f"![{title}](one-budgets.png)")
+    renewed = page.read_text()
+    assert renewed.startswith(marks.format("| new |", f"![{title}](one-budgets.png)"))
+    assert "Not run yet." in renewed  # of a setting without results
     assert (tmp_path / "one-budgets.png").read_bytes() == b"picture"
+    (tmp_path / "one" / "budgets.png").unlink()  # the page's own copy is enough
+    experiment.write_page(tmp_path, page, tmp_path)
+    assert page.read_text() == renewed
 
 
 def test_results_are_not_written_over(tmp_path, monkeypatch):

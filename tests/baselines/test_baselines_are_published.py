@@ -77,7 +77,7 @@ def test_calibrated_it_is_published_with_its_decision(workplace, hub, tmp_path, 
     )
     assert (
         "Logits are divided by" in card
-        and "pip install hydra-transformers" in card
+        and "needs the package hydra-transformers" in card
         and "trust_remote_code" not in card
     )
     published = tmp_path / "published"

@@ -132,7 +132,7 @@ def test_foreign_texts_beside_pairs_are_pairs_too(workplace, tmp_path):
 
 def test_build_hands_every_option_to_the_steps_that_know_it():
     parser = argparse.ArgumentParser()
-    from hydra_transformers.cli.build import add_build
+    from hydra_transformers.cli.flags.build import add_build
 
     add_build(parser)
     command = (

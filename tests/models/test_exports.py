@@ -166,7 +166,8 @@ def test_linear_layers_get_three_axes_at_most(family, gradients):
     for module in list(hydra.modules()):
         for name, child in module.named_children():
             if type(child) is torch.nn.Linear:
-                stand_in = ThreeAxesLinear(child.in_features, child.out_features, dtype=child.weight.dtype)
+                has_bias, dtype = child.bias is not None, child.weight.dtype
+                stand_in = ThreeAxesLinear(child.in_features, child.out_features, has_bias, dtype=dtype)
                 stand_in.load_state_dict(child.state_dict())
                 setattr(module, name, stand_in)
                 replaced += 1

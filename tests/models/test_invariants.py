@@ -62,9 +62,9 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
         lowered = name.lower()
         if "relative_attention_bias" in lowered:
             return "embeddings"
-        if "embedding" in lowered and "layers." not in lowered and "encoder.layer" not in lowered:
+        if "embed" in lowered and "layers." not in lowered and "encoder.layer" not in lowered:
             return "embeddings"
-        if lowered.startswith("classifier."):
+        if lowered.startswith(("classifier.", "head.")):
             return None
         if "norm" in lowered or "layrnorm" in lowered:
             return "layernorm"
@@ -209,7 +209,7 @@ def test_computing_the_last_layer_for_the_first_token_alone_changes_nothing(fami
 
 def test_parts_that_are_not_shared_exist_once_per_member(family):
     hydra = family.fused(shared=("mlp",))
-    layer = next(module for name, module in hydra.named_modules() if name.endswith("layers.0"))
+    layer = next(module for name, module in hydra.named_modules() if name.endswith("layers.1"))
     assert not isinstance(layer.mlp, PerMember)
     norms = [module for name, module in layer.named_children() if "norm" in name]
     assert len(norms) == 2 and all(isinstance(norm, PerMember) and len(norm) == 3 for norm in norms)

@@ -27,7 +27,7 @@ def output_projections(model) -> dict[tuple, torch.nn.Linear]:
 
 def head_dim_of(model, key: tuple) -> int:
     config = model.config if len(key) == 1 else getattr(model.config, f"{key[0]}_config")
-    return config.hidden_size // config.num_attention_heads
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def all_heads(model, towers=("vision", "text")) -> list[tuple]:

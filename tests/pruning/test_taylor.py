@@ -11,11 +11,17 @@ from tests.pruning.backbones import OTHERS, family, rows_in_batches
 from tests.pruning.reference import output_projections
 
 
-NAMES = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v"))
+NAMES = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("q", "k", "v"),
+    ("Wqkv",),
+)
 
 
 def projections(model, layer) -> list[torch.nn.Linear]:
-    """q, k and v of a layer, by (layer,) or (tower, layer)."""
+    """q, k and v of a layer, by (layer,) or (tower, layer); one map where they are one."""
     output = output_projections(model)[layer]
     block = next(
         module
@@ -36,9 +42,13 @@ def hand_written_score(model, batches, prompts, layer, head, head_dim=8) -> floa
     loss = -sum(log_probabilities[row, label] for row, label in enumerate(labels)) / len(labels)
     weights = [projection.weight for projection in projections(model, layer)]
     gradients = torch.autograd.grad(loss, weights)
-    rows_of_head = range(head * head_dim, (head + 1) * head_dim)
+    if len(weights) == 1:
+        weights, gradients = (joint.chunk(3) for [joint] in (weights, gradients))
     means = []
     for weight, gradient in zip(weights, gradients, strict=True):
+        # Where heads share keys and values, a head counts the rows that it reads.
+        readers = len(weights[0]) // len(weight)
+        rows_of_head = range(head // readers * head_dim, (head // readers + 1) * head_dim)
         total = sum((weight[row] * gradient[row]).abs().sum().item() for row in rows_of_head)
         means.append(total / (head_dim * weight.shape[1]))
     return sum(means) / 3
