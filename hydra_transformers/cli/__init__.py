@@ -57,6 +57,11 @@ COMMANDS = {
         "answers to texts or images, with their uncertainty",
         "hydra-transformers predict my-calibrated-hydra one.jpg two.jpg --json",
     ),
+    "app": Command(
+        "showing",
+        "a page in the browser to try a model on: its answer, its members', its uncertainty",
+        "hydra-transformers app my-calibrated-hydra --single finetuned/member-0 --examples pictures",
+    ),
     "benchmark": Command(
         "judging",
         "parameters, multiply-adds and time, against one model and a Deep Ensemble",
@@ -72,6 +77,16 @@ COMMANDS = {
         "publishing",
         "write the model card",
         "hydra-transformers card my-hydra --repo me/my-hydra --dataset cifar100 --license apache-2.0",
+    ),
+    "export": Command(
+        "exporting",
+        "write the model as ONNX, or as PyTorch's archive of a graph, to run without this package",
+        "hydra-transformers export my-calibrated-hydra --to onnx --output my-onnx",
+    ),
+    "serve": Command(
+        "serving",
+        "answer over HTTP, with uncertainty and abstention",
+        "hydra-transformers serve my-calibrated-hydra --port 8000",
     ),
     "push": Command(
         "publishing", "publish model, code, processor and card", "hydra-transformers push my-hydra me/my-hydra"

@@ -9,6 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from ..files import written_whole
 from ..models.auto import auto_class_of
 from ..prediction import ZeroShotClassifier
@@ -117,20 +119,9 @@ def _target(arguments: argparse.Namespace) -> dict[str, float] | None:
 
 
 def predict(arguments: argparse.Namespace) -> None:
-    device = device_of(arguments)
-    config = load_config(arguments.model)
-    task = auto_class_of(config.model_type)
-    decided = DecidingClassifier.is_saved_in(arguments.model)
-    classes = DecidingClassifier.classes_saved_in(arguments.model) if decided else None
-    parameters = _parameters(arguments, task, classes)
-    processor = load_processor(arguments.processor or arguments.model, config)
-    model = load_model(arguments.model, device)
-    if classes is not None:
-        model = ZeroShotClassifier(model, prompts_for(processor, classes), classes)
-    if decided:
-        model = DecidingClassifier.load(model, arguments.model).eval()
-    elif getattr(config, "decision", None) is None:
-        print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
+    task = auto_class_of(load_config(arguments.model))
+    parameters = _parameters(arguments, task, classes_decided_on(arguments.model))
+    model, processor = load_to_answer(arguments)
     if not arguments.json:
         print(_row("input", "answer", "score", "total", "epistemic", "may be"))
     unread = count = 0
@@ -148,6 +139,30 @@ def predict(arguments: argparse.Namespace) -> None:
         raise CommandError(f"{unread} of {count} images could not be read, the others are answered")
     if count == 0:
         raise CommandError("stdin has no lines: pass a text or an image file on each")
+
+
+def classes_decided_on(name: str) -> list[str] | None:
+    """Of CLIP, the classes that it was calibrated for."""
+    return DecidingClassifier.classes_saved_in(name) if DecidingClassifier.is_saved_in(name) else None
+
+
+def load_to_answer(arguments: argparse.Namespace) -> tuple[nn.Module, Any]:
+    """The model with what it decides by, and its processor; CLIP as a classifier where it was calibrated as one.
+
+    arguments: with model, processor and device
+    """
+    device = device_of(arguments)
+    config = load_config(arguments.model)
+    processor = load_processor(arguments.processor or arguments.model, config)
+    model = load_model(arguments.model, device)
+    classes = classes_decided_on(arguments.model)
+    if classes is not None:
+        model = ZeroShotClassifier(model, prompts_for(config, processor, classes), classes)
+    if DecidingClassifier.is_saved_in(arguments.model):
+        model = DecidingClassifier.load(model, arguments.model).eval()
+    elif getattr(config, "decision", None) is None:
+        print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
+    return model, processor
 
 
 def _parameters(arguments: argparse.Namespace, task: str, classes: list[str] | None) -> dict[str, Any]:

@@ -3,12 +3,16 @@
 import argparse
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from huggingface_hub import ModelCard
 from torch import nn
 from transformers import PreTrainedConfig
 
+from ..app import read_examples
+from ..app.answering import read_by
 from ..baselines import Baseline
 from ..uncertainty import DecidingClassifier, UncertaintyReport
 from .folders import are_fine_tunings, circuits_of, is_baseline, load_config, load_model, load_processor
@@ -16,6 +20,7 @@ from .judging import check_can_be_published
 from .problems import CommandError
 
 
+SPACE_FOLDER = "space"
 CARD_FLAGS = ("dataset", "base_model", "license", "fine_tuning", "report_model")
 
 
@@ -86,12 +91,12 @@ FLAGS = {
 
 
 def push(arguments: argparse.Namespace) -> None:
-    from ..hub import HubError, push_hydra_to_hub
-    from ..hub.card_sections import EditedCardError
+    from ..hub import push_hydra_to_hub, push_space_to_hub
 
     config = load_config(str(arguments.folder))
     check_can_be_published(config, str(arguments.folder))
     report, fields = _card_fields(arguments, config)
+    space = _space(arguments, config)
     is_decided, of_baseline = DecidingClassifier.is_saved_in(arguments.folder), is_baseline(str(arguments.folder))
     if is_decided and not of_baseline:
         print(
@@ -106,7 +111,7 @@ def push(arguments: argparse.Namespace) -> None:
             print(f"note: {card} is published as it is, without a look at {flags}", file=sys.stderr)
         fields = {"card": ModelCard.load(card)}
     model = _with_decision(arguments.folder)
-    try:
+    with _flags_for_arguments():
         commit = push_hydra_to_hub(
             model,
             arguments.repo,
@@ -116,9 +121,47 @@ def push(arguments: argparse.Namespace) -> None:
             overwrite_card=arguments.overwrite_card,
             **fields,
         )
+    print(f"published: {getattr(commit, 'commit_url', commit)}")
+    if space is not None:
+        with _flags_for_arguments():
+            commit = push_space_to_hub(space, arguments.space, private=arguments.private)
+        print(f"published the page: {getattr(commit, 'commit_url', commit)}")
+
+
+@contextmanager
+def _flags_for_arguments() -> Iterator[None]:
+    from ..hub import HubError
+    from ..hub.card_sections import EditedCardError
+
+    try:
+        yield
     except (HubError, EditedCardError) as error:
         sentence = str(error)
         for word, flag in FLAGS.items():
             sentence = sentence.replace(word, flag)
         raise CommandError(sentence) from error
-    print(f"published: {getattr(commit, 'commit_url', commit)}")
+
+
+def _space(arguments: argparse.Namespace, config: PreTrainedConfig) -> Path | None:
+    """The folder of the page, written where there is none yet; None where no page is asked for."""
+    from ..hub import write_space
+    from ..hub.card import check_names
+
+    given = [name for name in ("space_single", "space_examples") if getattr(arguments, name) is not None]
+    flags = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+    if arguments.space is None:
+        if given:
+            raise CommandError(f"{flags} is about a page: name its Space with --space")
+        return None
+    check_names(repo_id=arguments.space)
+    reads = read_by(config, str(arguments.folder))
+    folder = arguments.folder / SPACE_FOLDER
+    if folder.exists():
+        without = f", without a look at {flags}" if given else ""
+        print(f"note: {folder} is published as it is{without}; remove it to have it made anew", file=sys.stderr)
+        return folder
+    if arguments.space_examples is not None:
+        read_examples(arguments.space_examples, reads)
+    write_space(folder, arguments.repo, single=arguments.space_single, examples=arguments.space_examples)
+    print(f"The page's files are in {folder}.", flush=True)
+    return folder

@@ -11,11 +11,22 @@ from transformers import PreTrainedModel
 
 from ..models.configuration_hydra import SHARED_PARTS, TrunkLayers, check_shared
 from .agreement import check_agrees, check_can_be_fused, check_finite, warn_of_strangers
-from .building import build, heads_at, prune, prune_neurons, remaining_heads
+from .building import build, prune, prune_neurons, remaining_heads
 from .exporting import FIELDS_OF_HYDRAS, to_transformers
 from .linear_layers import with_linear_layers
+from .packed_heads import heads_at, qkv_by_head, qkv_rows, queries_per_key
 from .reading import backbone_names, dense_outline, projection_names, read_members
-from .structure import attention_names, hydra_config, slots, tower_configs, without_weights
+from .structure import (
+    attention_names,
+    config_in_backbone,
+    encoder_config,
+    fields_of_backbone,
+    hydra_config,
+    saved_tower_configs,
+    slots,
+    tower_configs,
+    without_weights,
+)
 from .trunk import trunks_of
 
 
@@ -68,14 +79,21 @@ __all__ = [
     "attention_names",
     "backbone_names",
     "check_can_be_fused",
+    "config_in_backbone",
     "dense_outline",
+    "encoder_config",
+    "fields_of_backbone",
     "from_backbone",
     "from_pruned_members",
     "heads_at",
     "hydra_config",
     "member",
     "projection_names",
+    "qkv_by_head",
+    "qkv_rows",
+    "queries_per_key",
     "remaining_heads",
+    "saved_tower_configs",
     "slots",
     "to_transformers",
     "tower_configs",

@@ -8,7 +8,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from ..models.attention import HydraAttention
 from ..models.configuration_hydra import SHARED_PARTS, KeptNeurons, mask_of_neurons, neurons_in
+from .packed_heads import heads_at, qkv_rows
 from .reading import Member
 from .structure import Slot, attention_names, hydra_config, neurons_of_member, outline, slots, tower_configs
 
@@ -26,8 +28,7 @@ def prune(cls: type, member: Member, heads_to_prune: dict | None) -> Member:
         for layer, name in enumerate(names):
             heads = before[tower][layer]
             if after[tower][layer] != heads:
-                positions = [heads.index(head) for head in after[tower][layer]]
-                _keep_heads(tensors, name, positions, empty.get_submodule(name).head_dim)
+                _keep_heads(tensors, name, heads, after[tower][layer], empty.get_submodule(name))
     neurons = neurons_of_member(member.config, 0)
     config = hydra_config(cls.config_class, member.config, kept, SHARED_PARTS, neurons=neurons)
     return Member(member.name, config, tensors)
@@ -63,7 +64,8 @@ def _keep_neurons(tensors: dict[str, torch.Tensor], mlp: str, positions: list[in
     """Leaves only the neurons at `positions` of one MLP's tensors."""
     for parameter in ("fc1.weight", "fc1.bias"):
         parts = 2 if module.has_gate else 1
-        tensors[f"{mlp}.{parameter}"] = heads_at(tensors[f"{mlp}.{parameter}"], positions, 1, parts)
+        if f"{mlp}.{parameter}" in tensors:
+            tensors[f"{mlp}.{parameter}"] = heads_at(tensors[f"{mlp}.{parameter}"], positions, 1, parts)
     tensors[f"{mlp}.fc2.weight"] = heads_at(tensors[f"{mlp}.fc2.weight"].t(), positions, 1).t()
 
 
@@ -124,18 +126,15 @@ def _shown(numbers: list[int]) -> str:
     return str(numbers) if len(numbers) <= 64 else f"{numbers[0]} to {numbers[-1]} or some of them"
 
 
-def _keep_heads(tensors: dict[str, torch.Tensor], attention: str, positions: list[int], head_dim: int) -> None:
-    """Leaves only the heads at `positions` of one attention's packed tensors."""
-    for parameter in ("qkv_proj.weight", "qkv_proj.bias"):
-        if f"{attention}.{parameter}" in tensors:
-            tensors[f"{attention}.{parameter}"] = heads_at(tensors[f"{attention}.{parameter}"], positions, head_dim, 3)
-    tensors[f"{attention}.o_proj.weight"] = heads_at(tensors[f"{attention}.o_proj.weight"], positions, head_dim)
-
-
-def heads_at(tensor: torch.Tensor, positions: Sequence[int], head_dim: int, projections: int = 1) -> torch.Tensor:
-    """The rows of the heads at `positions`, of each projection: (projections * heads * head_dim, ...)"""
-    index = torch.tensor(positions, dtype=torch.long, device=tensor.device)
-    return tensor.unflatten(0, (projections, -1, head_dim)).index_select(1, index).flatten(0, 2)
+def _keep_heads(
+    tensors: dict[str, torch.Tensor], name: str, before: list[int], after: list[int], attention: HydraAttention
+) -> None:
+    """Leaves of the heads `before` only those in `after` in the packed tensors of the attention called `name`."""
+    for parameter in (f"{name}.qkv_proj.weight", f"{name}.qkv_proj.bias"):
+        if parameter in tensors:
+            tensors[parameter] = qkv_rows(tensors[parameter], before, after, attention)
+    positions = [before.index(head) for head in after]
+    tensors[f"{name}.o_proj.weight"] = heads_at(tensors[f"{name}.o_proj.weight"], positions, attention.head_dim)
 
 
 def build(

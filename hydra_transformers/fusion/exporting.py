@@ -9,10 +9,11 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from ..models.attention import keys_of, readers_of
 from ..models.configuration_hydra import HydraConfigMixin, neurons_in
 from .building import default_dtype
 from .reading import Member, backbone_source, read_members
-from .structure import attention_names, outline, tower_configs
+from .structure import attention_names, fields_of_backbone, outline, tower_configs
 
 
 # What a Hydra's config has beyond its backbone's.
@@ -27,17 +28,18 @@ FIELDS_OF_HYDRAS = (
 
 # By tower and layer, the places of a plain model's heads or neurons: which of the member's it takes, None for one of zeros.
 Places = dict[str, list[list[int | None]]]
-# {"heads": places, "neurons": places}
+# {"heads": places, "keys": places, "neurons": places}
 Layout = dict[str, Places]
 
 
 def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrainedModel:
     """A plain model of Transformers that answers as `model` does, for every tool that takes one; `model` is left as it is.
 
-    Its config says how many heads a layer has, once for all layers, and in some families (ViT, DeiT, DINOv2) how wide a head
-    is. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)` leaves them. Families
-    whose heads are always as wide together as the hidden size (BERT, RoBERTa, ELECTRA, DistilBERT, CLIP) cannot have fewer
-    heads of the same width. Neurons of MLPs likewise: equally many in each layer, where the config has an
+    Its config says how many heads a layer has, once for all layers, and in some families (ViT, DeiT, DINOv2, Llama, Qwen2,
+    Gemma) how wide a head is. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)`
+    leaves them, and where several heads read one key and value, equally many for each of these. Families
+    whose heads are always as wide together as the hidden size (BERT, RoBERTa, ELECTRA, DistilBERT, ModernBERT, CLIP, SigLIP)
+    cannot have fewer heads of the same width. Neurons of MLPs likewise: equally many in each layer, where the config has an
     `intermediate_size` (all but DINOv2 and DistilBERT). What a plain model cannot be is refused with a sentence, or filled up.
 
     Args:
@@ -68,10 +70,16 @@ def _smallest_layout(cls: type, member: Member, fill_up: bool) -> Layout:
     """Where heads and neurons go in the smallest plain model that there is; refuses where `fill_up` would be needed."""
     units = {"heads": _heads_in(member.config), "neurons": _neurons_in(member.config)}
     layout = {what: _whole(kept, all_of) for what, (kept, all_of) in units.items()}
+    layout["keys"] = _keys_in(member.config, layout["heads"], _queries_per_key(member.config))
     for what, (kept, all_of) in units.items():
         if not fill_up:
             _check_equal(cls, what, kept)
         narrow = layout | {what: _narrow(kept)}
+        if what == "heads":
+            left = _queries_left_per_key(cls, member.config, fill_up)
+            if left is None:
+                continue  # each head stays where it was, beside those that read the same key
+            narrow["keys"] = _keys_in(member.config, narrow["heads"], left)
         if _exists(cls, member, narrow):
             layout = narrow
         elif not fill_up:
@@ -99,6 +107,46 @@ def _check_equal(cls: type, what: str, kept: dict[str, list[list[int]]]) -> None
                 f"{cls.backbone_classes[0].__name__} equally many: prune with lowest_{what}(scores, {what}_per_layer=...), or "
                 f"{_instead(what)}"
             )
+
+
+def _keys_in(config: PreTrainedConfig, heads: Places, queries_per_key: dict[str, int]) -> Places:
+    """Where keys and values go in a plain model whose heads take these places: each is what its heads read.
+
+    queries_per_key: by tower, how many heads of the plain model read one
+    """
+    kept, _ = _heads_in(config)
+    found: Places = {tower: [] for tower in heads}
+    for tower, layers in heads.items():
+        before, after = _queries_per_key(config)[tower], queries_per_key[tower]
+        for places, own in zip(layers, kept[tower], strict=True):
+            groups = [places[start : start + after] for start in range(0, len(places), after)]
+            read = [next((own[place] // before for place in group if place is not None), None) for group in groups]
+            keys = keys_of(own, before)
+            found[tower].append([None if key is None else keys.index(key) for key in read])
+    return found
+
+
+def _queries_per_key(config: PreTrainedConfig) -> dict[str, int]:
+    """By tower, how many heads read one key and value before pruning."""
+    return {tower: getattr(each.anatomy, "queries_per_key", 1) for tower, each in tower_configs(config).items()}
+
+
+def _queries_left_per_key(cls: type, config: PreTrainedConfig, fill_up: bool) -> dict[str, int] | None:
+    """By tower, how many heads are left to read a key and value, where these are equally many; otherwise refuses, or None."""
+    kept, _ = _heads_in(config)
+    left = {}
+    for tower, per_key in _queries_per_key(config).items():
+        counts = {count for heads in kept[tower] for count in readers_of(heads, per_key)}
+        if len(counts) > 1:
+            if fill_up:
+                return None
+            raise ValueError(
+                f"{' or '.join(map(str, sorted(counts)))} heads are left to read a key and value, and in a plain "
+                f"{cls.backbone_classes[0].__name__} equally many read each: prune as many heads of every group of {per_key}, "
+                f"or {_instead('heads')}"
+            )
+        left[tower] = counts.pop() if counts else per_key
+    return left
 
 
 def _heads_in(config: PreTrainedConfig) -> tuple[dict[str, list[list[int]]], dict[str, int]]:
@@ -170,12 +218,14 @@ def _new(cls: type, config: PreTrainedConfig, layout: Layout) -> PreTrainedModel
                 getattr(of_tower, "head_dim", None) or of_tower.hidden_size // of_tower.num_attention_heads
             )
             own[of_tower.attribute_map.get("num_attention_heads", "num_attention_heads")] = heads
+        if hasattr(of_tower, "num_key_value_heads"):
+            own["num_key_value_heads"] = len(layout["keys"][tower][0])
         if neurons != of_tower.anatomy.inner_size:
             own["intermediate_size"] = neurons
     for own in (fields, *towers.values()):
         for name in FIELDS_OF_HYDRAS:
             own.pop(name, None)
-    plain_config = plain_class.config_class(**fields)
+    plain_config = plain_class.config_class(**fields_of_backbone(cls, fields))
     plain_config._attn_implementation = config._attn_implementation
     has_pooler = getattr(config, "add_pooling_layer", None)
     if has_pooler is None or "add_pooling_layer" not in signature(plain_class.__init__).parameters:
@@ -193,13 +243,18 @@ def _rearranged(cls: type, member: Member, layout: Layout) -> dict[str, Tensor]:
 
     for tower, names in attention_names(empty).items():
         for layer, name in enumerate(names):
-            mlp, heads, neurons = (
+            mlp, heads, keys, neurons = (
                 f"{name.removesuffix('attention')}mlp",
-                *(layout[what][tower][layer] for what in ("heads", "neurons")),
+                *(layout[what][tower][layer] for what in ("heads", "keys", "neurons")),
             )
             head_dim, parts = empty.get_submodule(name).head_dim, 2 if empty.get_submodule(mlp).has_gate else 1
+            width = head_dim * len(tower_configs(member.config)[tower].kept_heads[layer][0])
             for kind in ("weight", "bias"):
-                rearrange(f"{name}.qkv_proj.{kind}", heads, head_dim, 3)
+                if (joint := f"{name}.qkv_proj.{kind}") in tensors:
+                    query, rest = tensors[joint].tensor_split([width])
+                    tensors[joint] = torch.cat(
+                        [_units_at(query, heads, head_dim, 1), _units_at(rest, keys, head_dim, 2)]
+                    )
                 rearrange(f"{mlp}.fc1.{kind}", neurons, 1, parts)
             rearrange(f"{name}.o_proj.weight", heads, head_dim, 1)
             tensors[f"{mlp}.fc2.weight"] = _units_at(tensors[f"{mlp}.fc2.weight"].t(), neurons, 1, 1).t()
@@ -234,10 +289,11 @@ def _undone(transform: Callable[..., Tensor], tensor: Tensor, shapes: Sequence[t
     """Tensors of these shapes of which `transform` makes `tensor`: its parts, or itself with factors of one behind it."""
     others = shapes[1:]
     factors = [tensor.new_ones(shape) for shape in others]
-    forms = [tensor, tensor.t() if tensor.dim() == 2 else tensor, tensor.squeeze(0)]
+    forms = [tensor, tensor.t() if tensor.dim() == 2 else tensor, tensor.squeeze(0), tensor.unsqueeze(0)]
     guesses = [[form, *factors] for form in forms]
-    if others and tensor.shape[0] % len(shapes) == 0:
-        guesses.append(list(tensor.chunk(len(shapes))))
+    rows = [shape[0] for shape in shapes]
+    if others and sum(rows) == tensor.shape[0]:
+        guesses.append(list(tensor.split(rows)))
     for guess in guesses:
         if [each.shape for each in guess] == list(shapes) and torch.equal(transform(*guess), tensor):
             return guess

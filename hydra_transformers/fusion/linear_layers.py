@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.auto import check_has_no_adapters
-from ..models.grouped import Grouped, GroupedOutput
+from ..models.grouped import Grouped, GroupedOutput, alone
 from .reading import check_is_in_memory, check_is_not_quantised, holds_its_numbers
 from .structure import is_a
 
@@ -125,20 +125,19 @@ class OutputPerMember(TakenApart):
         return tensors
 
     def packed(self, apart: Tensors) -> Tensors:
-        biases = [apart[f"linears.{m}.bias" if width else f"biases.{m}"] for m, width in enumerate(self.widths)]
         weights = [apart[f"linears.{m}.weight"].t() for m in self.filled]
+        if not self.has_bias:
+            return {"weight": torch.cat(weights)}
+        biases = [apart[f"linears.{m}.bias" if width else f"biases.{m}"] for m, width in enumerate(self.widths)]
         return {"weight": torch.cat(weights), "bias": torch.stack(biases)}
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """As `GroupedOutput.forward`."""
         by_member = hidden_states if self.is_uniform else hidden_states.split(self.widths, -1)
         products = {m: self.of_member(m, by_member[m]) for m in self.filled}
-        like = products[self.filled[0]]
+        like, biases = products[self.filled[0]], dict(self.biases)
         return torch.stack(
-            [
-                products[m] if width else self.biases[str(m)].expand_as(like).type_as(like)
-                for m, width in enumerate(self.widths)
-            ]
+            [products[m] if width else alone(biases.get(str(m)), like) for m, width in enumerate(self.widths)]
         )
 
 

@@ -12,7 +12,15 @@ from transformers.utils import logging
 from ..models.auto import check_has_no_adapters
 from ..models.configuration_hydra import SHARED_PARTS
 from ..models.modeling_hydra import Rule
-from .structure import attention_names, hydra_config, neurons_of_member, outline, slots, tower_configs
+from .structure import (
+    attention_names,
+    config_in_backbone,
+    hydra_config,
+    neurons_of_member,
+    outline,
+    slots,
+    tower_configs,
+)
 
 
 # Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.
@@ -116,7 +124,8 @@ def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
             )
         tensor = transform(*(parameters[each] for each in theirs))
         tensors[slot.name] = tensor.unsqueeze(0) if parameter in cls.per_member_parameters else tensor
-    config = hydra_config(cls.config_class, model.config, kept, SHARED_PARTS, **_has_pooler(cls, model))
+    own = config_in_backbone(cls, model.config)
+    config = hydra_config(cls.config_class, own, kept, SHARED_PARTS, **_has_pooler(cls, model))
     return _checked(cls, Member(name, config, tensors))
 
 
@@ -149,7 +158,8 @@ def _filled_in(pattern: str, places: tuple[str, ...]) -> str:
 
 def dense_outline(cls: type, model: PreTrainedModel) -> PreTrainedModel:
     """A `cls` of `model` with all heads, without weights: to be read, never changed."""
-    return outline(cls, hydra_config(cls.config_class, model.config, None, SHARED_PARTS, **_has_pooler(cls, model)))
+    own = config_in_backbone(cls, model.config)
+    return outline(cls, hydra_config(cls.config_class, own, None, SHARED_PARTS, **_has_pooler(cls, model)))
 
 
 def backbone_names(cls: type, model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
@@ -163,18 +173,21 @@ def _heads_left(cls, dense, model, parameters, tower: str, layer: int, name: str
     """The heads of a backbone's layer; sliced projections keep fewer than the config says."""
     ours = attention_names(dense)[tower][layer]
     attention = dense.get_submodule(ours)
-    (theirs, *_), _ = backbone_source(cls, f"{ours}.qkv_proj.weight", parameters)
+    (theirs, *others), _ = backbone_source(cls, f"{ours}.qkv_proj.weight", parameters)
     if theirs not in parameters:
         raise ValueError(f"{name} ({type(model).__name__}) has no parameter {theirs!r}: pass an unmodified backbone")
-    heads, remainder = divmod(parameters[theirs].shape[0], attention.head_dim)
+    rows_of_head = (
+        attention.head_dim if others else 3 * attention.head_dim
+    )  # queries, or they and keys and values as one
+    heads, remainder = divmod(parameters[theirs].shape[0], rows_of_head)
     everything = attention.config.num_attention_heads
     if remainder or heads > everything:
         raise ValueError(
-            f"{name}: {theirs} has {parameters[theirs].shape[0]} rows, which are no whole heads of {attention.head_dim}"
+            f"{name}: {theirs} has {parameters[theirs].shape[0]} rows, which are no whole heads of {rows_of_head}"
         )
     if heads == everything:
         return list(range(everything))
-    recorded = getattr(tower_configs(model.config)[tower], "pruned_heads", None) or {}
+    recorded = getattr(tower_configs(config_in_backbone(cls, model.config))[tower], "pruned_heads", None) or {}
     recorded = {int(key): heads_gone for key, heads_gone in recorded.items()}.get(layer, [])
     left = [head for head in range(everything) if head not in recorded]
     if len(left) == heads:
@@ -188,7 +201,9 @@ def _heads_left(cls, dense, model, parameters, tower: str, layer: int, name: str
 
 def _has_pooler(cls: type, model: PreTrainedModel) -> dict[str, bool]:
     """The field that says whether a base model has a pooler; models with a head do not ask."""
-    return {"add_pooling_layer": getattr(model, "pooler", None) is not None} if cls.is_base_model else {}
+    if not cls.is_base_model or not hasattr(cls.config_class, "add_pooling_layer"):
+        return {}
+    return {"add_pooling_layer": getattr(model, "pooler", None) is not None}
 
 
 def _checked(cls: type, member: Member) -> Member:
@@ -209,11 +224,12 @@ def _checked(cls: type, member: Member) -> Member:
 
 
 def projection_names(cls: type) -> Iterator[tuple[str, ...]]:
-    """What the backbones of a Hydra class call query, key, value and output inside a layer; for every version of
-    Transformers that has rules of its own."""
+    """What the backbones of a Hydra class call query, key, value and output inside a layer (the first three alike, where they
+    are one map); for every version of Transformers that has rules of its own."""
     rules = [rule for rule in cls.backbone_rules if rule.ours.startswith("layers.*.attention.")]
     joint = [rule.theirs for rule in rules if rule.ours.endswith("qkv_proj.*")]
     outputs = [rule.theirs[:1] for rule in rules if rule.ours.endswith("o_proj.weight")]
     for qkv, output in zip(joint, outputs, strict=True):
+        qkv = qkv * 3 if len(qkv) == 1 else qkv
         names = (name.partition(".*.")[2] for name in (*qkv, *output))
         yield tuple(name.removesuffix(".*").removesuffix(".weight") for name in names)

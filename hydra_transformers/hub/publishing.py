@@ -1,6 +1,8 @@
 """One commit on the Hub: model, code, processor and card."""
 
 import importlib.util
+import os
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ from ..baselines.baseline import MODEL_FOLDER
 from ..uncertainty import DecidingClassifier, TemperatureScaling, UncertaintyReport
 from .card import create_model_card, taken_apart, task_of
 from .card_sections import EditedCardError, renewed, replaced
+from .space import EXAMPLES, PACKAGE
 
 
 logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosity counts
@@ -35,6 +38,8 @@ PLOTS = {"uncertainty_split": "Uncertainty by data set", "reliability_diagram": 
 # Weights of an earlier push, whole or in shards, would lie beside those of this one, and may be loaded in their place.
 LEFT_OVERS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 LEFT_OVERS += [f"{MODEL_FOLDER}/{name}" for name in LEFT_OVERS]  # of a baseline
+HANDLER = Path(__file__).with_name("handler.py")  # is published as it is
+LEFT_OVERS_OF_SPACE = [f"{PACKAGE.name}/*", f"{EXAMPLES}/*"]
 
 
 class HubError(RuntimeError):
@@ -55,7 +60,8 @@ def push_hydra_to_hub(
     overwrite_card: bool = False,
     **card_arguments,
 ) -> CommitInfo:
-    """Publish a Hydra in one commit: weights, config, code, processor, card, and what was measured.
+    """Publish a Hydra in one commit: weights, config, code, processor, card, and what was measured. With a processor also
+    `handler.py`, by which an Inference Endpoint of the Hub answers with uncertainty and abstention.
 
     Args:
         model: a Hydra; or a baseline around one model, calibrated or not, which needs this package to be loaded. It is left
@@ -98,23 +104,63 @@ def push_hydra_to_hub(
                 card = _merged(existing, card, is_own, repo_id)
             card.save(folder / "README.md")
             _warn_of_unknown_data_sets(api, card)
+            _leave_own_handler(api, repo_id, folder)
             # Not upload_folder, which may divide a large folder into several commits.
             return api.create_commit(
                 repo_id,
-                _operations(api, repo_id, folder),
+                _operations(api, repo_id, folder, LEFT_OVERS),
                 commit_message=commit_message or f"Upload {type(inside).__name__}",
             )
 
 
-def _operations(api: HfApi, repo_id: str, folder: Path) -> list[CommitOperationAdd | CommitOperationDelete]:
+def push_space_to_hub(
+    folder: str | os.PathLike, space_id: str, *, private: bool | None = None, token: str | None = None
+) -> CommitInfo:
+    """Publish a folder that `write_space` wrote as a Space, in one commit.
+
+    Args:
+        folder: goes as it is, edited or not; code and examples of an earlier push are removed, other files stay.
+        space_id: "me/my-hydra"; made where it does not exist.
+        private: whether a new Space is private; by default your account's setting.
+        token: by default the one you logged in with (`hf auth login`) or `HF_TOKEN`.
+    """
+    folder = Path(folder)
+    if not (folder / "app.py").is_file():
+        raise ValueError(f"{folder} holds no Space, it has no app.py: write one with write_space")
+    if token is None and get_token() is None:
+        raise HubError("there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token=")
+    api = HfApi(token=token)
+    with _one_sentence(space_id):
+        api.create_repo(space_id, repo_type="space", space_sdk="gradio", private=private, exist_ok=True)
+        operations = _operations(api, space_id, folder, LEFT_OVERS_OF_SPACE, "space")
+        return api.create_commit(space_id, operations, repo_type="space", commit_message="Upload the page")
+
+
+def _operations(
+    api: HfApi, repo_id: str, folder: Path, left_overs: list[str], repo_type: str | None = None
+) -> list[CommitOperationAdd | CommitOperationDelete]:
     """All files of the folder, and the removal of what an earlier push left over."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     added = {path.relative_to(folder).as_posix(): path for path in files}
-    left_over = filter_repo_objects(api.list_repo_files(repo_id), allow_patterns=LEFT_OVERS)
+    there = api.list_repo_files(repo_id, repo_type=repo_type)
+    left_over = filter_repo_objects(there, allow_patterns=left_overs)
     return [
         *(CommitOperationAdd(name, path) for name, path in added.items()),
         *(CommitOperationDelete(name) for name in left_over if name not in added),
     ]
+
+
+def _leave_own_handler(api: HfApi, repo_id: str, folder: Path) -> None:
+    """Ours takes the place of an earlier one of ours, which its first line tells; any other on the Hub stays."""
+    if not (folder / HANDLER.name).exists():
+        return
+    try:
+        there = Path(api.hf_hub_download(repo_id, HANDLER.name, force_download=True)).read_bytes()
+    except RemoteEntryNotFoundError:
+        return
+    if not there.startswith(HANDLER.read_bytes().splitlines()[0]):
+        logger.warning(f"{repo_id} has a handler.py of its own, which stays")
+        (folder / HANDLER.name).unlink()
 
 
 def _stage(
@@ -131,6 +177,8 @@ def _stage(
         decision.save(folder)
     if processor is not None:
         processor.save_pretrained(folder)
+        if isinstance(model, PreTrainedModel):  # a baseline needs this package to be loaded
+            shutil.copyfile(HANDLER, folder / HANDLER.name)
     if temperature is not None:
         temperature.save(folder)
     if report is None:

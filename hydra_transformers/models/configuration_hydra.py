@@ -22,22 +22,40 @@ class Anatomy:
     """What a family's layers are made of.
 
     inner_size: of the MLP, between its two maps
+    norm: "layer_norm", "rms_norm", or "offset_rms_norm" whose weights count from one
     norm_first: whether a branch normalises what it reads, or the sum is normalised after it
+    first_attention_norm: whether the attention of the first layer has a norm as the others have
+    norm_bias: whether LayerNorms have biases
     gated_mlp: whether one half of the MLP's inner layer gates the other
-    qkv_bias: whether queries, keys and values have biases
+    mlp_bias: whether the MLP's two maps have biases
+    qkv_bias, output_bias: whether queries, keys and values have biases, and the output projection behind them
+    queries_per_key: how many query heads read one head of keys and values
+    sliding_window: how many tokens those of a layer of type "sliding_attention" see to each side, themselves counted, for
+        backends that know windows; all others go by the mask
     float32_softmax: whether the eager backend takes its softmax in float32
+    float32_rotary: whether queries and keys are turned by their rotary positions in float32
     dropout, attention_dropout: of the two branches' results, where there is one, and of the attention weights
+    inner_dropout: of what the MLP's second map reads, in place of the dropout of its result
     drop_path: how often a branch is left out in training
     """
 
     inner_size: int
     activation: str
     norm_eps: float
+    norm: str = "layer_norm"
     norm_first: bool = True
+    first_attention_norm: bool = True
+    norm_bias: bool = True
     gated_mlp: bool = False
+    mlp_bias: bool = True
     qkv_bias: bool = True
+    output_bias: bool = True
+    queries_per_key: int = 1
+    sliding_window: int | None = None
     float32_softmax: bool = True
+    float32_rotary: bool = False
     dropout: float | None = None
+    inner_dropout: float | None = None
     attention_dropout: float = 0.0
     drop_path: float = 0.0
 

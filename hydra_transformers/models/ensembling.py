@@ -83,13 +83,9 @@ class HydraClassifierMixin:
 
     def answer(self, labels: torch.Tensor | None, inputs: dict, **kwargs) -> HydraClassifierOutput:
         """The encoder on `inputs`, and what the members make of it."""
-        outputs: HydraModelOutput = self.base_model(
-            **inputs,
-            first_token_only=self.reads_first_token and not wants_every_token(self.config, kwargs),
-            members_only=True,
-            return_dict=True,
-            **kwargs,
-        )
+        if self.reads_first_token and not wants_every_token(self.config, kwargs):
+            inputs = inputs | {"first_token_only": True}
+        outputs: HydraModelOutput = self.base_model(**inputs, members_only=True, return_dict=True, **kwargs)
         states, pooled = outputs.member_last_hidden_state, outputs.member_pooler_output
         features = self.read(states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1))
         member_logits = batch_first(self.classify(features), self.num_members)

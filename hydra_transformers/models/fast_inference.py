@@ -91,6 +91,7 @@ def can_run_fast(
         and states.is_contiguous()
         and states.numel() > 0
         and has_rows(attention_mask)
+        and not isinstance(attention_mask, Mapping)  # one for each type of layers
         and all(value is None or name in KNOWN for name, value in kwargs.items())
     )
 
@@ -130,8 +131,10 @@ def fast_layer(layer: nn.Module) -> FastLayer | None:
     norms = parts["attention_norm"], parts["mlp_norm"]
     parameters = [weight_and_bias(part) for part in (qkv, o, fc1, fc2, *norms)]
     widths = tuple(o.widths)
-    if None in parameters or not any(widths):
+    if None in parameters or not any(widths) or attention.queries_per_key > 1:
         return None
+    if any(part[1] is None for part in (parameters[1], *parameters[4:])):
+        return None  # the sums and kernels below add biases of the output projection and the norms
     maps, is_uniform = parameters[:4], len(set(widths)) == 1
     if is_uniform and len(widths) > 1:
         maps[:2] = side_by_side(*maps[:2], len(widths))

@@ -58,7 +58,7 @@ class GroupedLinear(Grouped):
         members = len(self.widths)
         if hidden_states.shape[0] < members:
             hidden_states = hidden_states.expand(members, *hidden_states.shape[1:])
-        if not self.is_uniform:
+        if not self.is_uniform or (rows is not None and any(part != rows[0] for part in rows)):
             return self._one_after_the_other(hidden_states, rows)
         part = slice(None) if rows is None else rows[0]
         weight = self.weight.view(members, self.widths[0], self.columns)[:, part].transpose(1, 2)
@@ -80,8 +80,8 @@ class GroupedLinear(Grouped):
 class GroupedOutput(Grouped):
     """M linear maps `widths[m] -> out_features`; weight (sum of widths, out_features), bias (members, out_features)."""
 
-    def __init__(self, widths: Sequence[int], out_features: int):
-        super().__init__(widths, out_features, (len(widths), out_features))
+    def __init__(self, widths: Sequence[int], out_features: int, bias: bool = True):
+        super().__init__(widths, out_features, (len(widths), out_features) if bias else None)
 
     def member_rows(self, parameter: str) -> list[int]:
         return self.widths if parameter == "weight" else [1] * len(self.widths)
@@ -94,23 +94,27 @@ class GroupedOutput(Grouped):
         members, width = len(self.widths), self.widths[0]
         if width == 0:  # no member has a head: all that is left of the attention is its output bias
             shape = hidden_states.shape[1:-1]
+            if self.bias is None:
+                return hidden_states.new_zeros(members, *shape, self.columns)
             return self.bias.view(members, *[1] * len(shape), -1).expand(members, *shape, -1)
-        return grouped_product(hidden_states, self.weight.view(members, width, self.columns), self.bias.unsqueeze(1))
+        bias = None if self.bias is None else self.bias.unsqueeze(1)
+        return grouped_product(hidden_states, self.weight.view(members, width, self.columns), bias)
 
     def _one_after_the_other(self, hidden_states: torch.Tensor) -> torch.Tensor:
         # Products of width zero are an error or a wrong number in many exported formats: members without heads are left
         # out of them, and keep their bias, in the type that products have here (autocast).
         filled = [m for m, width in enumerate(self.widths) if width > 0]
         widths = [self.widths[m] for m in filled]
+        biases = [None] * len(self.widths) if self.bias is None else self.bias
         parts = zip(filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True)
-        products = {m: nn.functional.linear(states, weight.t(), self.bias[m]) for m, states, weight in parts}
+        products = {m: nn.functional.linear(states, weight.t(), biases[m]) for m, states, weight in parts}
         like = products[filled[0]]
-        return torch.stack(
-            [
-                products[m] if width else self.bias[m].expand_as(like).type_as(like)
-                for m, width in enumerate(self.widths)
-            ]
-        )
+        return torch.stack([products[m] if width else alone(biases[m], like) for m, width in enumerate(self.widths)])
+
+
+def alone(bias: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
+    """What a map gives that reads nothing: its bias, or zeros, (..., out_features) as `like`."""
+    return torch.zeros_like(like) if bias is None else bias.expand_as(like).type_as(like)
 
 
 class GroupedPooler(nn.Module):
@@ -142,6 +146,23 @@ class GroupedClassificationHead(nn.Module):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         return self.out_proj(self.prepare(features))
+
+
+class GroupedLayerNorm(nn.Module):
+    """A LayerNorm per member, on (members, ..., size); weight and bias (members, size), which are `per_member_parameters`."""
+
+    def __init__(self, size: int, num_members: int, eps: float, bias: bool = True):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(num_members, size))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(num_members, size)) if bias else None)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        size, weights = hidden_states.shape[-1:], self.weight.unbind()
+        biases = [None] * len(weights) if self.bias is None else self.bias.unbind()
+        parts = zip(hidden_states.unbind(), weights, biases, strict=True)
+        # One by one: what normalises, scales and adds at once rounds but once.
+        return torch.stack([nn.functional.layer_norm(states, size, *own, self.eps) for states, *own in parts])
 
 
 def are_few(rows: int) -> bool:
@@ -201,8 +222,10 @@ def of_members(config: PreTrainedConfig, part: str, build: Callable[[], nn.Modul
     if part not in config.shared and members > 1:
         return PerMember(build() for _ in range(members))
     module = build()
-    if part == "embeddings" and not config.trunk_layers and isinstance(getattr(module, "dropout", None), nn.Dropout):
-        module.dropout = DropoutPerMember(module.dropout.p, config.num_members)
+    if part == "embeddings" and not config.trunk_layers:
+        for name, child in module.named_children():
+            if isinstance(child, nn.Dropout):
+                setattr(module, name, DropoutPerMember(child.p, config.num_members))
     return module
 
 

@@ -12,18 +12,21 @@ from transformers.activations import ACT2FN
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .attention import HydraAttention
+from .configuration_hydra import Anatomy
 from .grouped import of_members
+from .norms import norm_of
 
 
 class HydraMLP(nn.Module):
     """The transformer's two-layer MLP, on any leading axes; with a gate, `fc1` gives it and below it what passes through."""
 
-    def __init__(self, hidden_size: int, inner_size: int, activation: str, has_gate: bool = False):
+    def __init__(self, hidden_size: int, inner_size: int, anatomy: Anatomy):
         super().__init__()
-        self.has_gate = has_gate
-        self.fc1 = nn.Linear(hidden_size, 2 * inner_size if has_gate else inner_size)
-        self.activation_fn = ACT2FN[activation]
-        self.fc2 = nn.Linear(inner_size, hidden_size)
+        self.has_gate = anatomy.gated_mlp
+        self.fc1 = nn.Linear(hidden_size, 2 * inner_size if self.has_gate else inner_size, anatomy.mlp_bias)
+        self.activation_fn = ACT2FN[anatomy.activation]
+        self.dropout = None if anatomy.inner_dropout is None else nn.Dropout(anatomy.inner_dropout)
+        self.fc2 = nn.Linear(inner_size, hidden_size, anatomy.mlp_bias)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         shape = hidden_states.shape
@@ -36,6 +39,7 @@ class HydraMLP(nn.Module):
             inner = self.activation_fn(gate) * inner
         else:
             inner = self.activation_fn(inner)
+        inner = inner if self.dropout is None else self.dropout(inner)
         return self.fc2(inner).reshape(shape)
 
 
@@ -47,18 +51,15 @@ class HydraLayer(GradientCheckpointingLayer):
         anatomy = config.anatomy
         self.norm_first, self.drop_path = anatomy.norm_first, anatomy.drop_path
 
-        norm = partial(nn.LayerNorm, config.hidden_size, eps=anatomy.norm_eps)
+        norm = partial(norm_of, anatomy, config.hidden_size)
         sizes = iter(config.mlp_sizes(layer))  # members are built in their order
-        self.attention_norm = of_members(config, "layernorm", norm, layer)
+        has_attention_norm = layer > 0 or anatomy.first_attention_norm
+        self.attention_norm = of_members(config, "layernorm", norm, layer) if has_attention_norm else nn.Identity()
         self.attention = HydraAttention(config, layer)
         self.mlp_norm = of_members(config, "layernorm", norm, layer)
-        self.mlp = of_members(
-            config,
-            "mlp",
-            lambda: HydraMLP(config.hidden_size, next(sizes), anatomy.activation, anatomy.gated_mlp),
-            layer,
-        )
+        self.mlp = of_members(config, "mlp", lambda: HydraMLP(config.hidden_size, next(sizes), anatomy), layer)
         self.dropout = None if anatomy.dropout is None else nn.Dropout(anatomy.dropout)
+        self.drops_mlp = anatomy.inner_dropout is None
 
     def forward(
         self, hidden_states: torch.Tensor, attention_mask=None, first_token_only: bool = False, **kwargs
@@ -89,13 +90,13 @@ class HydraLayer(GradientCheckpointingLayer):
             hidden_states = hidden_states[..., :1, :]
         hidden_states = hidden_states + self._dropped(self.attention.o_proj(heads))
         if self.norm_first:
-            return hidden_states + self._dropped(self.mlp(self.mlp_norm(hidden_states)))
+            return hidden_states + self._dropped(self.mlp(self.mlp_norm(hidden_states)), self.drops_mlp)
         hidden_states = self.attention_norm(hidden_states)
-        return self.mlp_norm(hidden_states + self._dropped(self.mlp(hidden_states)))
+        return self.mlp_norm(hidden_states + self._dropped(self.mlp(hidden_states), self.drops_mlp))
 
-    def _dropped(self, branch: torch.Tensor) -> torch.Tensor:
+    def _dropped(self, branch: torch.Tensor, has_dropout: bool = True) -> torch.Tensor:
         """Dropout, and stochastic depth: in training a branch is left out for a sample of a member."""
-        branch = branch if self.dropout is None else self.dropout(branch)
+        branch = self.dropout(branch) if has_dropout and self.dropout is not None else branch
         if not self.training or not self.drop_path:
             return branch
         keep = 1 - self.drop_path

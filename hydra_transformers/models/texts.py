@@ -14,14 +14,16 @@ from .grouped import PerMember, embed
 class HydraTextEncoderMixin(HydraEncoderMixin):
     """An encoder of texts: embeddings of words and their positions."""
 
+    word_embeddings_name = "word_embeddings"  # inside of the embeddings
+
     def get_input_embeddings(self) -> nn.Module:
         """The word embeddings; those of the first member where members do not share them."""
-        return self.first_embeddings().word_embeddings
+        return getattr(self.first_embeddings(), self.word_embeddings_name)
 
     def set_input_embeddings(self, value: nn.Module):
         if isinstance(self.embeddings, PerMember):
             raise ValueError("each member has word embeddings of its own: change them in the members, then fuse these")
-        self.embeddings.word_embeddings = value
+        setattr(self.embeddings, self.word_embeddings_name, value)
 
     def start(
         self,

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..fusion import heads_at, tower_configs
-from ..models.attention import HydraAttention
+from ..fusion import heads_at, qkv_rows, queries_per_key, tower_configs
+from ..models.attention import HydraAttention, readers_of, repeated_mask
 from ..models.fast_inference import can_run_fast, complete_fast, fast_layer, run_layers
-from ..prediction import check_class_prompts
+from ..prediction import check_class_prompts, logits_of_cosines
 from .heads import Head, chosen_towers, has_two_towers, heads_of, tower_and_place
 
 
@@ -48,9 +48,9 @@ class Tower:
 
     def remove(self, layer: int, head: int) -> None:
         """Cuts a head out for good."""
-        left = [place for place, name in enumerate(self.heads[layer]) if name != head]
-        self.heads[layer] = [self.heads[layer][place] for place in left]
-        keep_heads(self.encoder.layers[layer].attention, left)
+        left = [each for each in self.heads[layer] if each != head]
+        keep_heads(self.encoder.layers[layer].attention, self.heads[layer], left)
+        self.heads[layer] = left
 
     def sweep(
         self, inputs: Mapping[str, Tensor], candidates: Mapping[int, list[int]], memory: int
@@ -92,8 +92,7 @@ class Tower:
 
     def _finish(self, layers, states: Tensor, mask, for_layers: dict, candidates: int, inputs) -> Tensor:
         """(1, candidates * rows, tokens, hidden), through `layers` -> (candidates, rows, features)"""
-        if mask is not None:
-            mask = mask.repeat(candidates, *[1] * (mask.dim() - 1))
+        mask = repeated_mask(mask, candidates)
         if layers:
             states = run_layers(layers, states.contiguous(), mask, self.first_token_only, **for_layers)
         again = {name: inputs[name].repeat(candidates, 1) for name in self.names_to_finish if name in inputs}
@@ -106,15 +105,16 @@ class Tower:
         return max(1, memory // (per_token * states.shape[1] * states.shape[2]))
 
 
-def keep_heads(attention: HydraAttention, places: Sequence[int]) -> None:
-    """Leaves a one-member attention only the heads at `places`, in place."""
-    qkv, output, head_dim = attention.qkv_proj, attention.o_proj, attention.head_dim
-    for projection, count in ((qkv, 3), (output, 1)):
-        projection.weight = nn.Parameter(heads_at(projection.weight, places, head_dim, count), requires_grad=False)
-        projection.widths = [count * len(places) * head_dim]
-    attention.widths = output.widths
-    if qkv.bias is not None:
-        qkv.bias = nn.Parameter(heads_at(qkv.bias, places, head_dim, 3), requires_grad=False)
+def keep_heads(attention: HydraAttention, before: list[int], after: list[int]) -> None:
+    """Leaves a one-member attention of the heads `before` only those in `after`, in place."""
+    qkv, output = attention.qkv_proj, attention.o_proj
+    places = [before.index(head) for head in after]
+    output.weight = nn.Parameter(heads_at(output.weight, places, attention.head_dim), requires_grad=False)
+    for name, tensor in list(qkv.named_parameters()):
+        setattr(qkv, name, nn.Parameter(qkv_rows(tensor, before, after, attention), requires_grad=False))
+    attention.readers = [readers_of(after, queries_per_key(attention))]
+    qkv.widths = [qkv.weight.shape[0]]
+    output.widths = attention.widths = [output.weight.shape[0]]
 
 
 def _even_parts(heads: list[int], most: int) -> list[list[int]]:
@@ -191,11 +191,11 @@ class ZeroShotAblation(Ablation):
             return lambda _, pooled: nn.functional.normalize(projection(pooled), dim=-1)
 
         towers = {
-            "vision": Tower(model.vision_model, features(model.visual_projection), first_token_only=True),
+            "vision": Tower(model.vision_model, features(model.visual_projection), model.reads_first_token),
             "text": Tower(model.text_model, features(model.text_projection), first_token_only=False),
         }
         super().__init__(model, chosen, towers, len(class_prompts["input_ids"]), memory)
-        self.logit_scale = model.logit_scale.exp()
+        self.model = model
         names = towers["text"].input_names
         self.prompts = {name: value.to(model.device) for name, value in class_prompts.items() if name in names}
 
@@ -224,7 +224,7 @@ class ZeroShotAblation(Ablation):
 
     def _logits(self, images: Tensor, prompts: Tensor) -> Tensor:
         """(candidates or 1, batch, features), (candidates or 1, classes, features) -> (candidates, batch, classes)"""
-        return images @ prompts.transpose(1, 2) * self.logit_scale
+        return logits_of_cosines(self.model, images @ prompts.transpose(1, 2))
 
 
 def ablation_of(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
+from ..fusion import qkv_by_head
 from ..prediction import evaluation_mode
 from .heads import Head, attention_of, heads_of, tower_and_place
 from .taylor import Calibration, only_gradients_of, settled_towers, working_copy
@@ -41,21 +42,18 @@ def oba_scores(
     heads = heads_of(hydra, settled_towers(hydra, towers))
     attentions = {head[:-1]: attention_of(hydra, *tower_and_place(head)[:2]) for head in heads}
     parts = [
-        (layer, attention, parameter, projections)
+        (layer, attention, parameter)
         for layer, attention in attentions.items()
-        for parameter, projections in (
-            (attention.qkv_proj.weight, 3),
-            (attention.qkv_proj.bias, 3),
-            (attention.o_proj.weight, 1),
-        )
+        for parameter in (attention.qkv_proj.weight, attention.qkv_proj.bias, attention.o_proj.weight)
         if parameter is not None
     ]
-    changes = second_order_changes(hydra, calibration, [parameter for _, _, parameter, _ in parts])
+    changes = second_order_changes(hydra, calibration, [parameter for _, _, parameter in parts])
     of_layers: dict[tuple, Tensor] = {}
-    for (layer, attention, _, projections), change in zip(parts, changes, strict=True):
+    for (layer, attention, parameter), change in zip(parts, changes, strict=True):
         # (projections; heads; head_dim; columns) -> one sum per head
-        by_head = change.reshape(projections, -1, attention.head_dim, change[0].numel()).sum(dim=(0, 2, 3))
-        of_layers[layer] = of_layers.get(layer, 0) + by_head
+        is_output = parameter is attention.o_proj.weight
+        by_head = change.unflatten(0, (1, -1, attention.head_dim)) if is_output else qkv_by_head(change, attention)
+        of_layers[layer] = of_layers.get(layer, 0) + by_head.flatten(2).sum(dim=(0, 2))
     in_order = {layer: iter(sums.abs().tolist()) for layer, sums in of_layers.items()}
     scores = {head: next(in_order[head[:-1]]) for head in heads}
     for head, score in scores.items():

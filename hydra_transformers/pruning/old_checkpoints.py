@@ -11,7 +11,15 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..fusion import attention_names, backbone_names, dense_outline, remaining_heads, tower_configs
+from ..fusion import (
+    attention_names,
+    backbone_names,
+    config_in_backbone,
+    dense_outline,
+    projection_names,
+    remaining_heads,
+    tower_configs,
+)
 from ..models.auto import HEADS, HYDRA_CLASSES, AutoHydra, config_of
 
 
@@ -23,9 +31,20 @@ def load_pruned(name: str | os.PathLike) -> PreTrainedModel:
     config = config_of(name)
     if hasattr(config, "kept_heads"):
         raise ValueError(f"{name} is a Hydra, which from_pretrained loads: pass a model that Transformers 4 pruned")
-    kept = _heads_left(config, name)
+    plain_class = _class_of(config, name)
+    kept = _heads_left(config_in_backbone(HYDRA_CLASSES[plain_class], config), name)
     _check_has_safetensors(name)
-    model_class = sliced_class(_class_of(config, name), kept)
+    if any(query == key for query, key, *_ in projection_names(HYDRA_CLASSES[plain_class])):
+        raise ValueError(
+            f"{name} is a {plain_class.__name__}, whose queries, keys and values are one map, which Transformers 4 pruned no "
+            "heads of: load it with its own class, and prune it with prune_heads"
+        )
+    if hasattr(config, "num_key_value_heads"):
+        raise ValueError(
+            f"{name} is a {plain_class.__name__}, a causal language model, which Transformers 4 pruned no heads of: load it with "
+            "its own class, and prune it with prune_heads"
+        )
+    model_class = sliced_class(plain_class, kept)
     try:
         model, found = model_class.from_pretrained(name, config=config, use_safetensors=True, output_loading_info=True)
     except RuntimeError as error:

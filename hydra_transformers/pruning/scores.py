@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..fusion import qkv_by_head
 from .attention_scores import confidence_scores, entropy_scores
 from .evaluation_data import check_label_range
 from .extraction import extract_circuit, start_search
@@ -21,15 +22,16 @@ from .taylor import settled_towers, taylor_scores, working_copy
 
 def magnitude_scores(model: PreTrainedModel, *, towers: Sequence[str] | None = None) -> dict[Head, float]:
     """The Euclidean norm of a head's weights: its rows of q, k and v and its part of the output projection (with the scale
-    behind it, where a family has one). Needs no data."""
+    behind it, where a family has one). A key and value that several heads read counts for each of them. Needs no data."""
     hydra = working_copy(model)
     heads = heads_of(hydra, settled_towers(hydra, towers))
     squares = {}
     for layer in dict.fromkeys(head[:-1] for head in heads):
         attention = attention_of(hydra, *tower_and_place((*layer, 0))[:2])
         # (projections, heads, head_dim, hidden), of q, k, v and the output
-        rows = torch.cat([attention.qkv_proj.weight, attention.o_proj.weight]).detach()
-        squares[layer] = rows.unflatten(0, (4, -1, attention.head_dim)).square().sum(dim=(0, 2, 3))
+        output = attention.o_proj.weight.unflatten(0, (1, -1, attention.head_dim))
+        rows = torch.cat([qkv_by_head(attention.qkv_proj.weight, attention), output]).detach()
+        squares[layer] = rows.square().sum(dim=(0, 2, 3))
     return {head: math.sqrt(square) for head, square in in_order(heads, squares).items()}
 
 

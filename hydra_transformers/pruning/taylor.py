@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..files import parse_json, write_atomically
-from ..prediction import accepted_inputs, batches, check_class_prompts, split_labels
+from ..fusion import qkv_by_head
+from ..prediction import accepted_inputs, batches, check_class_prompts, logits_of_cosines, split_labels
 from .evaluation_data import check_label_range
 from .heads import (
     Head,
@@ -75,6 +76,7 @@ def taylor_scores(
     towers: Sequence[str] | None = None,
 ) -> dict[Head, float]:
     """The Taylor score of every head: the mean of |W · G| over its rows of q, k and v, averaged over the three.
+    A key and value that several heads read counts for each of them.
 
     G is the gradient of the mean loss over the whole of `dataloader`, so the batch size leaves no trace. `model` is left
     as it is. The loss is the model's own; for CLIP, the cross-entropy of zero-shot classification.
@@ -171,7 +173,7 @@ def _scores(hydra: PreTrainedModel, calibration: "Calibration", heads: Sequence[
     of_layers = {}
     for (layer, attention), weight, gradient in zip(attentions.items(), weights, gradients, strict=True):
         # (q, k, v; heads; head_dim; hidden) -> one mean per head
-        products = (weight.detach() * gradient).abs().unflatten(0, (3, -1, attention.head_dim))
+        products = qkv_by_head((weight.detach() * gradient).abs(), attention)
         of_layers[layer] = iter(products.mean(dim=(0, 2, 3)).tolist())
     scores = {head: next(of_layers[head[:-1]]) for head in heads}
     for head, score in scores.items():
@@ -232,7 +234,7 @@ class Calibration:
     def _zero_shot_loss(self, model: PreTrainedModel, inputs: dict, texts: Tensor, labels: Tensor) -> Tensor:
         """A batch's part of the mean cross-entropy; texts: the prompts' features of length 1, (classes, features)"""
         images = model.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
-        logits = nn.functional.normalize(images, dim=-1) @ texts.t() * model.logit_scale.exp()
+        logits = logits_of_cosines(model, nn.functional.normalize(images, dim=-1) @ texts.t())
         return nn.functional.cross_entropy(logits, labels, reduction="sum") / self.rows
 
     def _backward_classifier(self, hydra: PreTrainedModel) -> None:

@@ -25,7 +25,8 @@ def lora_config(
     model: a member, a fused Hydra, a supported model of Transformers, or another one whose modules `targets` names
     r: the rank; the paper's LoRA ensembles have r=4 and lora_alpha=8
     targets: the projections that get an adapter, of "q", "k", "v" and "o"; of a model of another kind the names of its
-        modules. By default "q" and "v"; of a Hydra, whose queries, keys and values are one weight, "q", "k" and "v"
+        modules. By default "q" and "v"; where queries, keys and values are one weight, as in Hydras and in ModernBERT, "q",
+        "k" and "v"
     lora_alpha: the scale of the adapters times r, 2 * r by default
     options: further arguments of `LoraConfig`
 
@@ -40,9 +41,9 @@ def lora_config(
     except ImportError as error:
         raise ImportError("lora_config() needs peft: pip install peft") from error
 
-    is_hydra = hasattr(type(model), "backbone_rules")
+    is_hydra, projections = hasattr(type(model), "backbone_rules"), _projections_of(model)
     if targets is None:
-        targets = ("q", "k", "v") if is_hydra else ("q", "v")
+        targets = ("q", "k", "v") if is_hydra or _is_joint(projections) else ("q", "v")
     targets = tuple(targets)
     if not targets:
         raise ValueError(f"targets has no projection: choose from {', '.join(TARGETS)}")
@@ -55,7 +56,7 @@ def lora_config(
             )
         where = {"target_modules": [], "target_parameters": _hydra_parameters(model, targets)}
     else:
-        where = {"target_modules": _backbone_modules(model, targets)}
+        where = {"target_modules": _backbone_modules(model, projections, targets)}
     heads = [name for name in CLASSIFIERS if hasattr(model, name)]
     if heads:
         where["modules_to_save"] = heads
@@ -76,24 +77,44 @@ def adapter_settings(model: "PeftModel") -> dict[str, Any]:
 
 def _hydra_parameters(model: nn.Module, targets: tuple[str, ...]) -> list[str]:
     """Names of the grouped weights; one that has lost all its heads can have no adapter."""
-    joint = [target for target in "qkv" if target in targets]
-    if len(joint) not in (0, 3):
-        raise ValueError(
-            f"targets has {joint}: queries, keys and values of a Hydra are one weight, name all three or none of them"
-        )
+    joint = _check_joint(targets, "a Hydra")
     endings = (".attention.qkv_proj.weight",) * bool(joint) + (".attention.o_proj.weight",) * ("o" in targets)
     return [name for name, weight in model.named_parameters() if name.endswith(endings) and weight.numel() > 0]
 
 
-def _backbone_modules(model: nn.Module, targets: tuple[str, ...]) -> list[str]:
-    """Names of the projections in a plain model, as PEFT takes them: the ends of module names."""
+def _check_joint(targets: tuple[str, ...], whose: str) -> list[str]:
+    """Those of `targets` that are queries, keys and values, where these are one weight: all of them or none."""
+    joint = [target for target in "qkv" if target in targets]
+    if len(joint) not in (0, 3):
+        raise ValueError(
+            f"targets has {joint}: queries, keys and values of {whose} are one weight, name all three or none of them"
+        )
+    return joint
+
+
+def _projections_of(model: nn.Module) -> dict[str, str]:
+    """By target, how the names of a plain model's projections end; empty where the model is of another kind."""
     names = [f".{name}" for name, _ in model.named_modules()]
     hydra_class = next((hydra for backbone, hydra in HYDRA_CLASSES.items() if isinstance(model, backbone)), None)
-    if hydra_class is not None and not set(targets) - set(TARGETS):
-        for names_of_version in projection_names(hydra_class):
-            endings = dict(zip(TARGETS, names_of_version, strict=True))
-            if all(any(name.endswith(f".{ending}") for name in names) for ending in endings.values()):
-                return [endings[target] for target in targets]
+    for names_of_version in () if hydra_class is None else projection_names(hydra_class):
+        endings = dict(zip(TARGETS, names_of_version, strict=True))
+        if all(any(name.endswith(f".{ending}") for name in names) for ending in endings.values()):
+            return endings
+    return {}
+
+
+def _is_joint(projections: dict[str, str]) -> bool:
+    """Whether queries, keys and values are one weight."""
+    return bool(projections) and projections["q"] == projections["k"]
+
+
+def _backbone_modules(model: nn.Module, projections: dict[str, str], targets: tuple[str, ...]) -> list[str]:
+    """Names of the projections in a plain model, as PEFT takes them: the ends of module names."""
+    names = [f".{name}" for name, _ in model.named_modules()]
+    if projections and not set(targets) - set(TARGETS):
+        if _is_joint(projections):
+            _check_joint(targets, f"a {type(model).__name__}")
+        return list(dict.fromkeys(projections[target] for target in targets))
     missing = [target for target in targets if not any(name.endswith(f".{target}") for name in names)]
     if missing:
         raise ValueError(

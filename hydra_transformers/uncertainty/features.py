@@ -183,7 +183,7 @@ def _heads(call: Call, members: int) -> list[Head]:
         weights = (scale.reshape(-1, 1, 1) * text_features.transpose(0, 1)).expand(call.output.shape[1], -1, -1)
         own = [Head(weight, None) for weight in weights]
     elif isinstance(module, GroupedLinear):
-        biases = [None] * module.num_members if module.bias is None else module.bias.split(module.widths)
+        biases = [None] * len(module.widths) if module.bias is None else module.bias.split(module.widths)
         own = [Head(*each) for each in zip(module.weight.split(module.widths), biases, strict=True)]
     else:
         own = [Head(module.weight, module.bias)]

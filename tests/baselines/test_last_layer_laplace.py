@@ -9,7 +9,7 @@ from torch import nn
 from hydra_transformers.baselines import Baseline, LastLayerLaplace
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.prediction import predict
-from tests.families import BERT, CLIP, FAMILIES, VIT, images, padded_texts
+from tests.families import BERT, DECODERS, FAMILIES, VIT, images, padded_texts
 
 
 def rows(family, batches: int = 4) -> list[dict[str, torch.Tensor]]:
@@ -21,7 +21,7 @@ def rows(family, batches: int = 4) -> list[dict[str, torch.Tensor]]:
     return [{**make(seed), "labels": torch.zeros(4, dtype=torch.long)} for seed in range(batches)]
 
 
-CLASSIFIERS = [family for family in FAMILIES if family is not CLIP]
+CLASSIFIERS = [family for family in FAMILIES if not family.has_towers]
 
 
 @pytest.mark.parametrize("family", CLASSIFIERS, ids=lambda family: family.name)
@@ -37,8 +37,12 @@ def test_it_is_the_brute_force_posterior_of_the_last_linear_layer(family):
     handle = head.register_forward_hook(lambda _, inputs, output: read.append((inputs[0].detach(), output.detach())))
     for batch in data:
         model(**{name: value for name, value in batch.items() if name != "labels"})
+        if family in DECODERS:  # whose head reads every token, and the answer is the last one's
+            rows_and_last = torch.arange(4), batch["attention_mask"].sum(dim=1) - 1
+            read[-1] = tuple(each[rows_and_last] for each in read[-1])
     handle.remove()
-    features = torch.cat([nn.functional.pad(inputs.double(), (0, 1), value=1.0) for inputs, _ in read])
+    ones = 0 if head.bias is None else 1
+    features = torch.cat([nn.functional.pad(inputs.double(), (0, ones), value=1.0) for inputs, _ in read])
     logits = torch.cat([outputs.double() for _, outputs in read])
     p = logits.softmax(-1)
     curvature = (torch.diag_embed(p) - p.unsqueeze(2) * p.unsqueeze(1)).sum(0)

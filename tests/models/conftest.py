@@ -2,12 +2,29 @@
 
 import pytest
 
-from tests.families import BERT, CAMEMBERT, CLIP, DINOV2, DINOV2_GATED, FAMILIES, VARIANTS, VIT, XLM_ROBERTA
+from tests.families import (
+    BERT,
+    CAMEMBERT,
+    CLIP,
+    CLIP_CLASSIFIER,
+    DINOV2,
+    DINOV2_GATED,
+    FAMILIES,
+    GEMMA,
+    QWEN2,
+    SIGLIP_CLASSIFIER,
+    VARIANTS,
+    VIT,
+    XLM_ROBERTA,
+)
 
 
 FAST_INFERENCE = [VIT, BERT, CLIP, DINOV2, DINOV2_GATED]
-# These differ from RoBERTa in the name of their config, which decides on reading, saving and loading alone.
-ALIASES = [XLM_ROBERTA, CAMEMBERT]
+# These differ from another row in the name of their config, or in being one of its towers, which decides on reading, saving
+# and loading alone.
+ALIASES = [XLM_ROBERTA, CAMEMBERT, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]
+# And these from Llama in parts that these modules see.
+LIKE_LLAMA = [QWEN2, GEMMA]
 READ_SAVE_LOAD = ("test_auto", "test_checkpoints", "test_constructors", "test_hub", "test_invariants")
 
 
@@ -22,7 +39,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         # Compilers and exporters see no difference between rows that differ in their MLP or their name alone.
         families = [family for family in FAMILIES if family not in VARIANTS]
     elif not metafunc.module.__name__.endswith(READ_SAVE_LOAD):
-        families = [family for family in FAMILIES if family not in ALIASES]
+        families = [family for family in FAMILIES if family not in ALIASES + LIKE_LLAMA]
     rows = [
         pytest.param(family, id=family.name, marks=[pytest.mark.slow] if family in ALIASES else [])
         for family in families

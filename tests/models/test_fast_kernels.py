@@ -8,6 +8,7 @@ from torch import nn
 from transformers.activations import ACT2FN
 
 from hydra_transformers.models import fast_kernels as kernels
+from hydra_transformers.models.configuration_hydra import Anatomy
 from hydra_transformers.models.layer import HydraMLP
 from hydra_transformers.models.patch_embedding import as_patch_projection
 from tests.families import VIT, images
@@ -74,7 +75,7 @@ def test_gelu_of_16_bit_numbers_is_as_close_to_gelu_as_their_rounding():
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_nothing_is_overwritten_while_gradients_are_recorded(device):
-    mlp = HydraMLP(768, 768, "gelu").to(device)
+    mlp = HydraMLP(768, 768, Anatomy(inner_size=768, activation="gelu", norm_eps=1e-6)).to(device)
     x = states(device, torch.float32).requires_grad_()
     mlp(x).sum().backward()
     assert x.grad is not None and mlp.fc1.weight.grad is not None

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.models.clip import CLIPImageProcessorPil
 
-from tests.families import BERT, CLIP, FAMILIES, VIT, bert_backbone, clip_backbone, randomise, vit_backbone
+from tests.families import BERT, CLIP, DECODERS, FAMILIES, VIT, bert_backbone, clip_backbone, randomise, vit_backbone
 
 
 CODE_FILES = {
@@ -39,6 +39,7 @@ CODE_FILES = {
     "grouped.py",
     "layer.py",
     "modeling_hydra.py",
+    "norms.py",
     "pipeline_hydra.py",
 }
 
@@ -132,11 +133,15 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
     hydra, _, folder = saved
     names = {path.name for path in folder.iterdir()} - {"inputs.safetensors"}
     own = {name for name in names if name.startswith(("configuration_hydra_", "modeling_hydra_"))}
-    kind = hydra.config.model_type
-    assert {f"configuration_{kind}.py", f"modeling_{kind}.py"} <= own and len(own) <= 4
+    kinds = {f"{name.partition('.')[0]}.py" for name in hydra.config.auto_classes.values()}
+    assert len(kinds) == 2 and kinds <= own and len(own) <= 4
     modules = own | ({"patch_embedding.py"} if family.reads_images else set())
-    if not family.has_towers:
+    if "configuration_hydra_towers.py" in own:
+        modules.add("towers.py")
+    else:
         modules.add("images.py" if family.reads_images else "texts.py")
+    if family in DECODERS:
+        modules.add("decoders.py")
     assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules
 
 
@@ -146,7 +151,7 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     decides = {name: lines.pop(name) for name in ("decision.py", "detection.py", "pipeline_hydra.py")}
     # What is computed can be read without how it is computed fast, which is the same for every family.
     fast = {name: lines.pop(name) for name in ("fast_inference.py", "fast_kernels.py")}
-    assert sum(lines.values()) <= 1_610, lines
+    assert sum(lines.values()) <= 1_800, lines
     assert sum(fast.values()) <= 700, fast
     assert sum(decides.values()) <= 600, decides
 

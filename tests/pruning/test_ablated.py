@@ -7,8 +7,6 @@ import torch
 from transformers import (
     DebertaV2Config,
     DebertaV2ForSequenceClassification,
-    ModernBertConfig,
-    ModernBertForSequenceClassification,
     MPNetConfig,
     MPNetModel,
     SiglipConfig,
@@ -104,11 +102,6 @@ def test_gradients_are_those_of_the_ablated_model_and_none_reach_the_heads():
 def others() -> dict:
     text = {"vocab_size": 40, **SIZES}
     return {
-        "modernbert": (
-            ModernBertForSequenceClassification(ModernBertConfig(**text, num_labels=3, pad_token_id=0)),
-            padded_texts(),
-            "model.layers.{}.attn.Wo",
-        ),
         "deberta": (
             DebertaV2ForSequenceClassification(DebertaV2Config(**text, relative_attention=True, pos_att_type=["p2c"])),
             padded_texts(),
@@ -133,7 +126,7 @@ def others() -> dict:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["modernbert", "deberta", "mpnet", "t5", "wav2vec2"])
+@pytest.mark.parametrize("name", ["deberta", "mpnet", "t5", "wav2vec2"])
 def test_encoders_that_do_not_become_hydras_are_ablated_too(name):
     model, inputs, output = others()[name]
     model = randomise(model.double(), 0)

@@ -10,10 +10,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageClassification, BertForMaskedLM, BertModel
 
 from hydra_transformers.pruning import load_pruned, prune_heads
-from tests.families import BERT, CLIP, FAMILIES, HEAD_DIM, VIT, Family
+from tests.families import BERT, CLIP, DECODERS, FAMILIES, HEAD_DIM, LLAMA, MODERNBERT, VIT, Family
 
 
 PRUNED = {0: [1], 1: [0, 1, 2, 3], 2: [0, 3]}
+PRUNED_BY_TRANSFORMERS_4 = [family for family in FAMILIES if family not in (MODERNBERT, *DECODERS)]
 # As the files name a layer's four projections; output projections lose columns, the others rows.
 OUTPUTS = r"(attention\.output\.dense|out_proj|out_lin)\.weight"
 INPUTS = r"(attention|self|self_attn)\.(query|key|value|[qkv]_proj|[qkv]_lin)\.(weight|bias)"
@@ -23,7 +24,7 @@ def save_as_transformers_4(model, folder: Path, pruned: dict) -> None:
     """Slices the files of a plain model by hand, head by head."""
     model.save_pretrained(folder)
     tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
-    by_tower = pruned if "vision_config" in config else {"": pruned}
+    by_tower = pruned if "vision" in pruned else {"": pruned}
     sliced = 0
     for name, tensor in tensors.items():
         tower = next((each for each in by_tower if name.startswith(each)), None)
@@ -37,7 +38,9 @@ def save_as_transformers_4(model, folder: Path, pruned: dict) -> None:
     assert sliced == 7 * sum(map(len, by_tower.values()))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     for tower, layers in by_tower.items():
-        (config[f"{tower}_config"] if tower else config)["pruned_heads"] = {str(key): layers[key] for key in layers}
+        # an image classifier may be one of two towers
+        own = config.get(f"{tower or 'vision'}_config", config)
+        own["pruned_heads"] = {str(key): layers[key] for key in layers}
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -45,7 +48,7 @@ def pruned_for(family: Family) -> dict:
     return {"vision": PRUNED, "text": {2: [2]}} if family.has_towers else PRUNED
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("family", PRUNED_BY_TRANSFORMERS_4, ids=lambda family: family.name)
 def test_an_old_checkpoint_answers_as_the_model_with_these_heads_zeroed(family, tmp_path):
     model, pruned = family.backbone(), pruned_for(family)
     save_as_transformers_4(model, tmp_path, pruned)
@@ -86,6 +89,14 @@ def test_what_is_no_old_pruned_checkpoint_is_refused(tmp_path):
     prune_heads(VIT.backbone(), {0: [1]}).save_pretrained(tmp_path / "hydra")
     with pytest.raises(ValueError, match="is a Hydra, which from_pretrained loads"):
         load_pruned(tmp_path / "hydra")
+    MODERNBERT.backbone().save_pretrained(tmp_path / "joint")
+    change(tmp_path / "joint", {"0": [1]})
+    with pytest.raises(ValueError, match=r"is a ModernBertFor.* are one map, which Transformers 4 pruned no heads of"):
+        load_pruned(tmp_path / "joint")
+    LLAMA.backbone().save_pretrained(tmp_path / "causal")
+    change(tmp_path / "causal", {"0": [1]})
+    with pytest.raises(ValueError, match=r"is a LlamaFor.*, which Transformers 4 pruned no heads of"):
+        load_pruned(tmp_path / "causal")
     BertForMaskedLM(BERT.backbone().config).save_pretrained(tmp_path / "masked")
     change(tmp_path / "masked", {"0": [1]})
     with pytest.raises(ValueError, match="is a BertForMaskedLM: pass one of"):

@@ -11,11 +11,11 @@ from tests.pruning.backbones import OTHERS, family, rows_in_batches
 from tests.pruning.reference import output_projections
 
 
-NAMES = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"))
+NAMES = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("Wqkv",))
 
 
 def projections(model, layer) -> list[torch.nn.Linear]:
-    """q, k and v of a layer, by (layer,) or (tower, layer)."""
+    """q, k and v of a layer, by (layer,) or (tower, layer); one map where they are one."""
     output = output_projections(model)[layer]
     block = next(
         module
@@ -36,9 +36,13 @@ def hand_written_score(model, batches, prompts, layer, head, head_dim=8) -> floa
     loss = -sum(log_probabilities[row, label] for row, label in enumerate(labels)) / len(labels)
     weights = [projection.weight for projection in projections(model, layer)]
     gradients = torch.autograd.grad(loss, weights)
-    rows_of_head = range(head * head_dim, (head + 1) * head_dim)
+    if len(weights) == 1:
+        weights, gradients = (joint.chunk(3) for [joint] in (weights, gradients))
     means = []
     for weight, gradient in zip(weights, gradients, strict=True):
+        # Where heads share keys and values, a head counts the rows that it reads.
+        readers = len(weights[0]) // len(weight)
+        rows_of_head = range(head // readers * head_dim, (head // readers + 1) * head_dim)
         total = sum((weight[row] * gradient[row]).abs().sum().item() for row in rows_of_head)
         means.append(total / (head_dim * weight.shape[1]))
     return sum(means) / 3
@@ -50,14 +54,15 @@ def hand_written_score(model, batches, prompts, layer, head, head_dim=8) -> floa
         ("vit", [(0, 0), (1, 2), (2, 1)]),
         ("bert", [(0, 1), (1, 0), (2, 2)]),
         ("clip", [("vision", 0, 1), ("vision", 1, 0), ("text", 0, 0), ("text", 1, 1)]),
-        *((name, [(0, 3), (1, 0), (2, 2)]) for name in OTHERS),
+        *((name, [(0, 3), (1, 0), (2, 2)]) for name, row in OTHERS.items() if not row.has_towers),
+        *((name, [("vision", 0, 3), ("text", 2, 2)]) for name, row in OTHERS.items() if row.has_towers),
     ],
 )
 def test_scores_are_those_of_a_hand_written_computation(name, heads):
     model, batches, _, prompts = family(name)
-    towers = ("vision", "text") if name == "clip" else None
+    towers = None if prompts is None else ("vision", "text")
     scores = taylor_scores(model, batches, class_prompts=prompts, towers=towers)
-    assert len(scores) == {"vit": 9, "bert": 9, "clip": 8}.get(name, 12)
+    assert len(scores) == {"vit": 9, "bert": 9, "clip": 8}.get(name, 12 if prompts is None else 24)
     for head in heads:
         expected = hand_written_score(model, batches, prompts, head[:-1], head[-1])
         assert scores[head] == pytest.approx(expected, rel=1e-9)

@@ -393,11 +393,13 @@ def test_the_config_says_which_form_a_model_needs():
 def head_input(model, inputs):
     """What the last linear map of a plain Transformers classifier gets, by a hook of one's own."""
     model, seen = copy.deepcopy(model), []
-    head = getattr(model.classifier, "out_proj", model.classifier)
+    head = getattr(model, "score", None) or getattr(model.classifier, "out_proj", model.classifier)
     head.register_forward_hook(lambda module, given, output: seen.append(given[0]))
     with torch.no_grad():
         model.eval()(**inputs)
-    return seen[0]
+    if seen[0].dim() == 2:
+        return seen[0]
+    return seen[0][torch.arange(len(seen[0])), inputs["attention_mask"].sum(dim=1) - 1]  # a decoder's last tokens
 
 
 CLASSIFIERS = [family for family in FAMILIES if not family.has_towers]
@@ -581,7 +583,7 @@ def test_a_report_is_judged_by_a_fitted_detector(tmp_path):
     report = evaluate_uncertainty(models, test, ood={"far": {"loud": far}}, score=detectors)
     assert report.score == "knn (k=3)"
     assert "Score: knn (k=3)." in report.to_markdown()
-    assert "roc.png" in {path.name for path in report.plot(tmp_path)}
+    assert "roc_loud_far.png" in {path.name for path in report.plot(tmp_path)}
     for name, model in models.items():
         expected = ood_metrics(detectors[name].score(model, test), detectors[name].score(model, far))
         assert report.models[name].ood["far"]["loud"]["auroc"] == expected["auroc"]

@@ -31,4 +31,13 @@ def add_push(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("repo", metavar="REPO", help="me/my-hydra; made where it does not exist")
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--overwrite-card", action="store_true", help="replace the whole card on the Hub")
+    group = parser.add_argument_group("a page to try it on")
+    group.add_argument(
+        "--space",
+        metavar="NAME",
+        help="me/my-page: publish the page of `hydra-transformers app` as a Space, too; its files are written to DIR/space first, "
+        "and published as they are where they are there",
+    )
+    group.add_argument("--space-single", metavar="MODEL", help="a model on the Hub, whose answers stand beside")
+    group.add_argument("--space-examples", type=Path, metavar="PATH", help="to click on, as for `app --examples`")
     _add_card_fields(parser)

@@ -1,0 +1,111 @@
+"""A folder that is a Space on the Hub: the page of a published model."""
+
+import json
+import os
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+
+from huggingface_hub import RepoCard, SpaceCardData
+
+from ..files import written_whole
+
+
+PACKAGE = Path(__file__).parents[1]
+NOT_NEEDED = ("__pycache__", "demo")
+EXAMPLES = "examples"
+
+README = """
+# {title}
+
+The page of [{repo_id}](https://huggingface.co/{repo_id}): its answer to what you send, that of each of its members, how uncertain
+it is and why, and "I don't know" where it was calibrated to say so.
+
+The same on your machine: `hydra-transformers app {repo_id}`. What you send is deleted after an hour.
+"""
+
+APP = '''"""The page of {repo_id}."""
+
+import sys
+
+from hydra_transformers.cli import main
+
+
+sys.exit(main({words}))
+'''
+
+
+def write_space(
+    folder: str | os.PathLike,
+    repo_id: str,
+    *,
+    single: str | None = None,
+    examples: str | os.PathLike | None = None,
+) -> Path:
+    """Writes a Space into a folder: README.md, app.py, requirements.txt, this package, and the examples.
+
+    Args:
+        folder: is replaced.
+        repo_id: the model on the Hub, which the Space loads when it starts.
+        single: another model on the Hub, whose answers stand beside.
+        examples: a folder, or for texts a file: see `hydra_transformers.app.read_examples`.
+
+    `push_space_to_hub` publishes it.
+    """
+    if single is not None and Path(single).exists():
+        raise ValueError(f"single is the folder {single}, and a Space loads its models from the Hub: pass a Hub name")
+    words = ["app", repo_id, "--host", "0.0.0.0", "--port", "7860"]
+    words += [] if single is None else ["--single", single]
+    sdk = _version("gradio", "push --space needs Gradio, with which to try the page first: pip install 'gradio>=6'")
+    needed = _requirements()
+    with written_whole(folder) as unfinished:
+        if examples is not None:
+            words += ["--examples", _copied(Path(examples), unfinished / EXAMPLES).relative_to(unfinished).as_posix()]
+        shutil.copytree(PACKAGE, unfinished / PACKAGE.name, ignore=shutil.ignore_patterns(*NOT_NEEDED))
+        (unfinished / "app.py").write_text(APP.format(repo_id=repo_id, words=_quoted(words)), encoding="utf-8")
+        (unfinished / "requirements.txt").write_text("\n".join(needed) + "\n", encoding="utf-8")
+        _readme(repo_id, single, sdk).save(unfinished / "README.md")
+    return Path(folder)
+
+
+def _readme(repo_id: str, single: str | None, sdk_version: str) -> RepoCard:
+    title = repo_id.rpartition("/")[2]
+    data = SpaceCardData(
+        title=title,
+        sdk="gradio",
+        sdk_version=sdk_version,
+        python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
+        app_file="app.py",
+        models=[repo_id, *filter(None, [single])],
+    )
+    return RepoCard(f"---\n{data.to_yaml()}\n---\n{README.format(title=title, repo_id=repo_id)}")
+
+
+def _requirements() -> list[str]:
+    """What the package needs, and what images need; Gradio is there in every Space that names it."""
+    try:
+        found = requires("hydra-transformers") or []
+    except PackageNotFoundError as error:
+        raise ValueError(
+            "hydra-transformers is not installed here, so nobody knows what its page needs: pip install . in its folder"
+        ) from error
+    return sorted([*(each for each in found if "extra ==" not in each), "pillow"])
+
+
+def _version(package: str, missing: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError as error:
+        raise ImportError(missing) from error
+
+
+def _copied(examples: Path, folder: Path) -> Path:
+    if examples.is_dir():
+        return shutil.copytree(examples, folder, ignore=shutil.ignore_patterns(".*"))
+    folder.mkdir()
+    return Path(shutil.copy(examples, folder))
+
+
+def _quoted(words: list[str]) -> str:
+    return json.dumps(words, ensure_ascii=False)  # which is Python, too, for a list of strings

@@ -1,0 +1,69 @@
+"""HydraLlama configuration, and what those of other causal language models have in common with it."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import LlamaConfig, PreTrainedConfig
+
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
+
+
+class HydraDecoderConfigMixin(HydraConfigMixin):
+    """To which a family's adds `auto_classes`, and to its anatomy what differs from Llama's."""
+
+    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
+    # The backbone's plans name modules that a Hydra does not have.
+    base_model_tp_plan = None
+    base_model_pp_plan = None
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        if not self.num_key_value_heads or self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads is {self.num_attention_heads}, num_key_value_heads {self.num_key_value_heads}: pass a "
+                "multiple of these"
+            )
+
+
+def decoder_anatomy(
+    config: PreTrainedConfig,
+    norm: str = "rms_norm",
+    qkv_bias: bool = False,
+    output_bias: bool = False,
+    mlp_bias: bool = False,
+) -> Anatomy:
+    return Anatomy(
+        inner_size=config.intermediate_size,
+        activation=config.hidden_act,
+        norm_eps=config.rms_norm_eps,
+        norm=norm,
+        gated_mlp=True,
+        mlp_bias=mlp_bias,
+        qkv_bias=qkv_bias,
+        output_bias=output_bias,
+        sliding_window=getattr(config, "sliding_window", None),
+        queries_per_key=config.num_attention_heads // config.num_key_value_heads,
+        attention_dropout=config.attention_dropout or 0.0,
+    )
+
+
+@strict
+class HydraLlamaConfig(HydraDecoderConfigMixin, LlamaConfig):
+    r"""
+    A [`LlamaConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
+    `fast_inference`). Heads are query heads.
+    """
+
+    model_type = "hydra_llama"
+
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_llama.HydraLlamaConfig",
+        "AutoModel": "modeling_hydra_llama.HydraLlamaModel",
+        "AutoModelForSequenceClassification": "modeling_hydra_llama.HydraLlamaForSequenceClassification",
+    }
+
+    @property
+    def anatomy(self) -> Anatomy:
+        has_bias = self.attention_bias
+        return decoder_anatomy(self, qkv_bias=has_bias, output_bias=has_bias, mlp_bias=self.mlp_bias)
+
+
+__all__ = ["HydraLlamaConfig"]

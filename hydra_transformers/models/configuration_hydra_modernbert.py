@@ -1,0 +1,45 @@
+"""HydraModernBert configuration."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import ModernBertConfig
+
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
+
+
+@strict
+class HydraModernBertConfig(HydraConfigMixin, ModernBertConfig):
+    r"""
+    A [`ModernBertConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`,
+    `ensemble_loss`, `fast_inference`).
+    """
+
+    model_type = "hydra_modernbert"
+    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
+
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_modernbert.HydraModernBertConfig",
+        "AutoModel": "modeling_hydra_modernbert.HydraModernBertModel",
+        "AutoModelForSequenceClassification": "modeling_hydra_modernbert.HydraModernBertForSequenceClassification",
+    }
+
+    @property
+    def anatomy(self) -> Anatomy:
+        return Anatomy(
+            inner_size=self.intermediate_size,
+            activation=self.hidden_activation,
+            norm_eps=self.norm_eps,
+            first_attention_norm=False,
+            norm_bias=self.norm_bias,
+            gated_mlp=True,
+            mlp_bias=self.mlp_bias,
+            qkv_bias=self.attention_bias,
+            output_bias=self.attention_bias,
+            float32_rotary=True,
+            sliding_window=self.sliding_window + 1,
+            dropout=self.attention_dropout or None,
+            inner_dropout=self.mlp_dropout,
+            attention_dropout=self.attention_dropout,
+        )
+
+
+__all__ = ["HydraModernBertConfig"]

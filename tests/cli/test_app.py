@@ -1,0 +1,114 @@
+"""`app` on the command line; the page itself is tested in tests/app."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from hydra_transformers import app as of_app
+from hydra_transformers.cli import main
+from tests.tiny_data import pictures, save_bert, save_clip, save_vit
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workplace")
+    save_vit(folder / "vit")
+    save_vit(folder / "other", ["cat", "dog", "boat"])
+    save_bert(folder / "bert")
+    save_clip(folder / "clip")
+    (folder / "pictures").mkdir()
+    pictures([0])[0].save(folder / "pictures" / "red.png")
+    return folder
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """What a page was launched with; none is served."""
+    calls = []
+
+    def launch_page(*arguments):
+        calls.append(arguments)
+        return SimpleNamespace(local_url="http://here/", block_thread=lambda: None)
+
+    monkeypatch.setattr(of_app, "launch_page", launch_page, raising=False)
+    return calls
+
+
+def test_help_comes_without_gradio(monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "hydra_transformers.cli.showing", raising=False)
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    with pytest.raises(SystemExit, match="0"):
+        main(["app", "--help"])
+    assert "--single MODEL" in capsys.readouterr().out
+
+
+def test_app_hands_models_examples_and_limits_to_the_page(workplace, launched, capsys):
+    words = [
+        "app",
+        str(workplace / "vit"),
+        "--single",
+        str(workplace / "vit"),
+        "--examples",
+        str(workplace / "pictures"),
+    ]
+    assert main([*words, "--max-megabytes", "0.5", "--max-characters", "7", "--host", "0.0.0.0", "--port", "80"]) == 0
+    [(model, single, examples, limits, labels, host, port)] = launched
+    assert model.name == single.name == "vit" and model.class_names == ["red", "green", "blue"]
+    assert examples == {"Examples": [str(workplace / "pictures" / "red.png")]}
+    assert (limits.megabytes, limits.characters, labels, host, port) == (0.5, 7, (), "0.0.0.0", 80)
+    assert "The page of vit is at http://here/" in capsys.readouterr().out
+
+
+def test_clip_starts_with_the_labels_that_are_named(workplace, launched):
+    assert main(["app", str(workplace / "clip"), "--labels", "cat", "dog"]) == 0
+    assert launched[0][4] == ["cat", "dog"] and launched[0][0].needs_classes
+    assert main(["app", str(workplace / "vit"), "--processor", str(workplace / "other")]) == 0
+
+
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        (["nowhere/at-all"], "nowhere/at-all is not on this machine"),
+        (["vit", "--labels", "cat", "dog"], "--labels is for CLIP"),
+        (["vit", "--examples", "nowhere"], "there are no examples"),
+        (["vit", "--single", "bert"], "bert reads texts, vit images: pass two of a kind"),
+        (["vit", "--single", "other"], "other has other classes than vit"),
+    ],
+)
+def test_what_makes_no_page_is_refused_in_a_sentence(workplace, monkeypatch, capsys, words, sentence):
+    monkeypatch.chdir(workplace)
+    assert main(["app", *words]) == 1
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(workplace, monkeypatch, capsys):
+    def taken(*_):
+        raise OSError("Cannot find empty port in range: 80-80")
+
+    monkeypatch.setattr(of_app, "launch_page", taken, raising=False)
+    assert main(["app", str(workplace / "vit"), "--port", "80"]) == 1
+    assert "the page cannot be served at port 80 of 127.0.0.1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flag, value, sentence",
+    [
+        ("--port", "0", "0 is no port"),
+        ("--port", "70000", "70000 is no port"),
+        ("--max-megabytes", "0", "0 is no size"),
+        ("--max-megabytes", "nan", "nan is no size"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(flag, value, sentence, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(["app", "model", flag, value])
+    assert sentence in capsys.readouterr().err
+
+
+def test_without_gradio_a_sentence_says_what_to_install(workplace, monkeypatch, capsys):
+    monkeypatch.delitem(sys.modules, "hydra_transformers.app.page", raising=False)
+    monkeypatch.delattr(of_app, "page", raising=False)
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert main(["app", str(workplace / "vit")]) == 1
+    assert "the page needs Gradio: pip install" in capsys.readouterr().err
