@@ -15,10 +15,10 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from .baselines import Baseline, DeepEnsemble, LoRAEnsemble, MCDropout
 from .baselines.bayesvlm import BayesVLMClassifier
 from .baselines.vilu import ViLUClassifier
-from .fusion import FIELDS_OF_HYDRAS, tower_configs, without_weights
+from .fusion import FIELDS_OF_HYDRAS, fields_of_backbone, tower_configs, without_weights
 from .markdown import markdown_table
 from .models.auto import HYDRA_CLASSES
-from .prediction import ZeroShotClassifier, device_of, evaluation_mode
+from .prediction import ZeroShotClassifier, accepted_inputs, device_of, evaluation_mode, only_what_is_read
 from .uncertainty.temperature import TemperatureScaledClassifier
 
 
@@ -50,10 +50,10 @@ def compare_costs(
         batch_sizes: the batch sizes to time, each on the model's device.
         seconds: about how long to measure per batch size, for all models together.
     """
-    reference = _config_of(next(iter(models.values())))
     times: dict[str, dict[int, float]] = {name: {} for name in models}
     for size in batch_sizes:
-        for name, value in median_milliseconds(models, example_inputs(reference, size), seconds).items():
+        inputs = inputs_for(next(iter(models.values())), size)
+        for name, value in median_milliseconds(models, inputs, seconds).items():
             times[name][size] = value
     return {
         name: Cost(count_parameters(model), count_multiply_adds(model), times[name]) for name, model in models.items()
@@ -83,15 +83,14 @@ def count_multiply_adds(model: nn.Module) -> int:
         images = example_inputs(_config_of(model).vision_config, 1, "meta")
         return multiply_adds_of(model.without_weights(), **images)
     if isinstance(model, Baseline):
-        return multiply_adds_of(model.without_weights(), **example_inputs(model.config, 1, "meta"))
-    return multiply_adds_of(without_weights(type(model), model.config), **example_inputs(model.config, 1, "meta"))
+        return multiply_adds_of(model.without_weights(), **inputs_for(model, 1, "meta"))
+    return multiply_adds_of(without_weights(type(model), model.config), **inputs_for(model, 1, "meta"))
 
 
 def _multiply_adds_of_images(model: ZeroShotClassifier) -> int:
     clip = without_weights(type(model.model), model.model.config)
-    shortcut = {"first_token_only": True} if hasattr(clip, "num_members") else {}  # as the classifier itself takes it
-    images = example_inputs(clip.config.vision_config, 1, "meta")
-    return multiply_adds_of(clip.get_image_features, **images, **shortcut) + model.text_features.numel()
+    images = example_inputs(clip.config.vision_config, 1, "meta") | only_what_is_read(clip)
+    return multiply_adds_of(clip.get_image_features, **images) + model.text_features.numel()
 
 
 def _multiply_adds_with_adapter(model: "PeftModel", adapter: str) -> int:
@@ -99,7 +98,7 @@ def _multiply_adds_with_adapter(model: "PeftModel", adapter: str) -> int:
 
     backbone = without_weights(type(model.get_base_model()), model.config)
     adapted = get_peft_model(backbone, copy.deepcopy(model.peft_config[adapter]))
-    return multiply_adds_of(adapted, **example_inputs(model.config, 1, "meta"))
+    return multiply_adds_of(adapted, **inputs_for(backbone, 1, "meta"))
 
 
 def multiply_adds_of(forward: Callable, **inputs) -> int:
@@ -145,6 +144,11 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def inputs_for(model: nn.Module, batch_size: int, device: str = "cpu") -> dict[str, Tensor]:
+    """Those of `example_inputs` that a model reads: a classifier of one of two towers has the config of both."""
+    return accepted_inputs(model, example_inputs(_config_of(model), batch_size, device))
+
+
 def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu") -> dict[str, Tensor]:
     """Inputs of the size a model takes: images, texts of at most 128 tokens, or for CLIP both."""
     inputs = {}
@@ -175,14 +179,16 @@ def _config_of(model: nn.Module) -> PreTrainedConfig:
 def unpruned_backbone(model: PreTrainedModel, device: torch.device | str = "meta") -> PreTrainedModel:
     """The Transformers model that a Hydra is made from, unpruned; anywhere but on the meta device with random weights."""
     name = type(model).__name__
-    backbone_class = next((backbone for backbone, hydra in HYDRA_CLASSES.items() if hydra.__name__ == name), None)
-    if backbone_class is None:
+    found = next((each for each in HYDRA_CLASSES.items() if each[1].__name__ == name), None)
+    if found is None:
         raise TypeError(f"model is a {name}: pass a Hydra")
+    backbone_class, hydra_class = found
     fields = model.config.to_dict()
     parts = [fields[f"{tower}_config"] for tower in tower_configs(model.config) if tower]
     for part in (fields, *parts):
         for field in FIELDS_OF_HYDRAS:
             part.pop(field, None)
+    fields = fields_of_backbone(hydra_class, fields)
     config = AutoConfig.for_model(backbone_class.config_class.model_type, **fields)
     if torch.device(device).type == "meta":
         return without_weights(backbone_class, config)

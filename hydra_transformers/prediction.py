@@ -382,13 +382,17 @@ def check_class_prompts(class_prompts: Mapping[str, Tensor] | None) -> None:
 
 
 class ZeroShotClassifier(nn.Module):
-    """CLIP as an image classifier over fixed class prompts; its batches hold `pixel_values`.
+    """A model of two towers as an image classifier over fixed class prompts; its batches hold `pixel_values`.
 
     Args:
-        clip_model: a `HydraCLIPModel` or a Hugging Face `CLIPModel`.
+        clip_model: a Hydra of two towers, or the `CLIPModel` or other model of Transformers that it is made from.
         class_prompts: the tokenizer's output for one prompt per class, for example
-            `tokenizer([f"A photo of a {label}." for label in labels], padding=True, return_tensors="pt")`.
+            `tokenizer([f"A photo of a {label}." for label in labels], padding=True, return_tensors="pt")`; for SigLIP with
+            `padding="max_length"`, since it reads the last token, be it padding.
         class_names: what the classes are called in answers to raw images, one per prompt.
+
+    The classes exclude each other, so their probabilities are a softmax over them. SigLIP itself says yes or no to each prompt,
+    by a sigmoid of its logits; the softmax of these is the probability of each class given that exactly one of them is right.
 
     The prompts' features are computed once, here; after changing the model's weights, call `refresh()`.
     """
@@ -427,13 +431,24 @@ class ZeroShotClassifier(nn.Module):
         self.text_features = torch.cat(features)
 
     def forward(self, pixel_values: Tensor) -> HydraClassifierOutput:
-        # A Hydra's last layer then computes the one token that the features are made of.
-        shortcut = {"first_token_only": True} if hasattr(self.model, "num_members") else {}
+        shortcut = only_what_is_read(self.model)
         image_features = _unit_features(self.model.get_image_features(pixel_values=pixel_values, **shortcut))
         text_features = at_least_float32(self.text_features)  # a buffer, so `.to(torch.bfloat16)` takes it along
         scale = at_least_float32(self.model.logit_scale).exp()
-        member_logits = self.similarity(image_features, text_features, scale)
+        bias = at_least_float32(self.model.logit_bias) if hasattr(self.model, "logit_bias") else None
+        member_logits = self.similarity(image_features, text_features, scale, bias)
         return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
+
+
+def only_what_is_read(model: nn.Module) -> dict[str, bool]:
+    """For `get_image_features`: where a Hydra makes features of one token, its last layer computes that one alone."""
+    return {"first_token_only": True} if getattr(model, "reads_first_token", False) else {}
+
+
+def logits_of_cosines(model: nn.Module, cosines: Tensor) -> Tensor:
+    """The logits (..., classes) of a plain model of two towers, or of a one-member Hydra."""
+    logits = cosines * model.logit_scale.exp()
+    return logits + model.logit_bias if hasattr(model, "logit_bias") else logits
 
 
 def zero_shot_in(model: nn.Module) -> ZeroShotClassifier | None:
@@ -444,8 +459,10 @@ def zero_shot_in(model: nn.Module) -> ZeroShotClassifier | None:
 class PromptSimilarity(nn.Module):
     """What CLIP has in place of a classifier: a linear map whose weights are the prompts' features."""
 
-    def forward(self, image_features: Tensor, text_features: Tensor, scale: Tensor) -> Tensor:
-        """(images, members, dim), (classes, members, dim), (members,) or () -> (images, members, classes)"""
+    def forward(
+        self, image_features: Tensor, text_features: Tensor, scale: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """(images, members, dim), (classes, members, dim), twice (members,) or () -> (images, members, classes)"""
         image_members, text_members = image_features.shape[1], text_features.shape[1]
         if image_members != text_members and 1 not in (image_members, text_members):
             raise ValueError(
@@ -454,7 +471,8 @@ class PromptSimilarity(nn.Module):
             )
         # One member per batch entry of the product: (members, images, dim) @ (members, dim, classes).
         similarity = image_features.transpose(0, 1) @ text_features.permute(1, 2, 0)
-        return (scale.reshape(-1, 1, 1) * similarity).transpose(0, 1)
+        logits = scale.reshape(-1, 1, 1) * similarity
+        return (logits if bias is None else logits + bias.reshape(-1, 1, 1)).transpose(0, 1)
 
 
 def _unit_features(output: Any) -> Tensor:

@@ -30,7 +30,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto import modeling_auto
 
 import hydra_transformers as hydra
-from hydra_transformers.fusion import hydra_config, tower_configs
+from hydra_transformers.fusion import config_in_backbone, hydra_config, tower_configs
 from hydra_transformers.models.configuration_hydra import SHARED_PARTS
 
 
@@ -130,7 +130,8 @@ def subjects() -> list[Subject]:
 def subjects_of(family) -> Iterator[Subject]:
     def whole_config() -> PreTrainedConfig:
         layers = {"num_hidden_layers": len(KEPT_HEADS)}
-        config = family.backbone(**({} if family.has_towers else layers | family.dropout)).config
+        backbone = family.backbone(**({} if family.has_towers else layers | family.dropout))
+        config = config_in_backbone(family.hydra, backbone.config)
         for tower in tower_configs(config).values():
             tower.num_hidden_layers = len(KEPT_HEADS)
         kept = dict.fromkeys(tower_configs(config), KEPT_HEADS)

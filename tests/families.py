@@ -15,6 +15,7 @@ from transformers import (
     CamembertConfig,
     CamembertForSequenceClassification,
     CLIPConfig,
+    CLIPForImageClassification,
     CLIPModel,
     DeiTConfig,
     DeiTForImageClassification,
@@ -32,11 +33,15 @@ from transformers import (
     LlamaForSequenceClassification,
     ModernBertConfig,
     ModernBertForSequenceClassification,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
+    SiglipConfig,
+    SiglipForImageClassification,
+    SiglipModel,
     ViTConfig,
     ViTForImageClassification,
     XLMRobertaConfig,
@@ -52,6 +57,7 @@ SIZES = {**DEPTH, "intermediate_size": 40}
 IMAGE_SIZES = {"image_size": 8, "patch_size": 4, "num_labels": 5}
 TEXT_SIZES = {"vocab_size": 40, "max_position_embeddings": 16, "num_labels": 3}
 CLIP_END = {"bos_token_id": 38, "eos_token_id": 39}
+TINY_TEXT = {**SIZES, "vocab_size": 40, "max_position_embeddings": 16, **CLIP_END}
 
 
 def randomise(model: PreTrainedModel, seed: int) -> PreTrainedModel:
@@ -78,13 +84,32 @@ def backbone(model_class: type, config_class: type, defaults: dict) -> Callable[
 
 vit_backbone = backbone(ViTForImageClassification, ViTConfig, {**SIZES, **IMAGE_SIZES})
 bert_backbone = backbone(BertForSequenceClassification, BertConfig, {**SIZES, **TEXT_SIZES})
+
+
+def of_vision_tower(config_class: type) -> Callable:
+    """The config of an image classifier that is one of two towers, by the fields of that one."""
+
+    def build(num_labels: int, **fields) -> PreTrainedConfig:
+        return config_class(vision_config=fields, text_config=TINY_TEXT, num_labels=num_labels)
+
+    return build
+
+
 clip_backbone = backbone(
     CLIPModel,
     CLIPConfig,
     {
-        "text_config": {**SIZES, "vocab_size": 40, "max_position_embeddings": 16, **CLIP_END},
+        "text_config": TINY_TEXT,
         "vision_config": {**SIZES, "image_size": 8, "patch_size": 4},
         "projection_dim": 12,
+    },
+)
+siglip_backbone = backbone(
+    SiglipModel,
+    SiglipConfig,
+    {
+        "text_config": {**TINY_TEXT, "projection_size": 32},
+        "vision_config": {**SIZES, "image_size": 8, "patch_size": 4},
     },
 )
 
@@ -105,6 +130,10 @@ def padded_texts(batch: int = 4, tokens: int = 7, seed: int = 0) -> dict[str, to
     return {"input_ids": input_ids, "attention_mask": attention_mask}
 
 
+def softmax(logits: torch.Tensor) -> torch.Tensor:
+    return logits.softmax(dim=-1)
+
+
 @dataclass(frozen=True, eq=False)
 class Family:
     """What a test needs to know about a model family.
@@ -113,6 +142,7 @@ class Family:
     older: a part of these names, and what it was in older versions of Transformers
     dropout: config fields that switch every dropout of the layers on
     tokens: how many tokens `inputs` become
+    probabilities: what logits stand for, (..., classes) -> (..., classes)
     gradient_tolerance: how far gradients in float64 may lie apart, where backbones round to float32 on the way
     """
 
@@ -125,6 +155,7 @@ class Family:
     dropout: dict[str, float] = field(
         default_factory=lambda: {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
     )
+    probabilities: Callable[[torch.Tensor], torch.Tensor] = softmax
     gradient_tolerance: float = 1e-10
 
     @cached_property
@@ -312,6 +343,31 @@ ELECTRA = Family(
     {"": "electra.encoder.layer.{}.attention.output.dense"},
     7,
 )
+CLIP_CLASSIFIER = Family(
+    "clip-classifier",
+    backbone(CLIPForImageClassification, of_vision_tower(CLIPConfig), {**SIZES, **IMAGE_SIZES}),
+    pixels,
+    {"": "vision_model.encoder.layers.{}.self_attn.out_proj"},
+    5,
+    dropout={"attention_dropout": 0.3},
+)
+SIGLIP = Family(
+    "siglip",
+    siglip_backbone,
+    CLIP.inputs,
+    CLIP.outputs,
+    4,
+    dropout=CLIP_CLASSIFIER.dropout,
+    probabilities=torch.sigmoid,
+)
+SIGLIP_CLASSIFIER = Family(
+    "siglip-classifier",
+    backbone(SiglipForImageClassification, of_vision_tower(SiglipConfig), {**SIZES, **IMAGE_SIZES}),
+    pixels,
+    CLIP_CLASSIFIER.outputs,
+    4,
+    dropout=CLIP_CLASSIFIER.dropout,
+)
 # One layer sees all of a text, two see no further than three tokens to each side, and so at least a token that is no padding:
 # Transformers' own eager attention gives no numbers in float64 where there is none.
 MODERNBERT = Family(
@@ -374,6 +430,9 @@ FAMILIES = [
     CAMEMBERT,
     DISTILBERT,
     ELECTRA,
+    CLIP_CLASSIFIER,
+    SIGLIP,
+    SIGLIP_CLASSIFIER,
     MODERNBERT,
     LLAMA,
     QWEN2,
@@ -381,5 +440,5 @@ FAMILIES = [
 ]
 # Causal language models, of which Qwen2 and Gemma have biases, a norm and embeddings that Llama has not.
 DECODERS = [LLAMA, QWEN2, GEMMA]
-# Rows that differ from another in such parts, their MLP, or the backbone's name alone.
-VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT, QWEN2, GEMMA]
+# Rows that differ from another in such parts, their MLP, the backbone's name, or in being one tower of two, alone.
+VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT, QWEN2, GEMMA, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]

@@ -15,6 +15,10 @@ from transformers import (
     CLIPModel,
     CLIPProcessor,
     CLIPTokenizer,
+    SiglipConfig,
+    SiglipImageProcessorPil,
+    SiglipModel,
+    SiglipProcessor,
     ViTConfig,
     ViTForImageClassification,
     ViTImageProcessorPil,
@@ -61,6 +65,23 @@ def save_clip(folder: Path) -> Path:
     )
     images = CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8})
     CLIPProcessor(images, tokenizer).save_pretrained(folder)
+    return folder
+
+
+def save_siglip(folder: Path) -> Path:
+    torch.manual_seed(0)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "photo", "of", ".", "this", "is", *CLASSES]
+    # 64 tokens, to which Transformers' pipeline pads texts
+    text = {"vocab_size": len(words), "max_position_embeddings": 64, "bos_token_id": 2, "eos_token_id": 3}
+    vision = {"image_size": 8, "patch_size": 4}
+    model = SiglipModel(SiglipConfig(text_config=text | SIZES, vision_config=vision | SIZES))
+    with torch.no_grad():
+        model.logit_scale.fill_(2.0)
+        model.logit_bias.fill_(-1.0)
+    model.save_pretrained(folder)
+    vocabulary = {word: index for index, word in enumerate(words)}
+    tokenizer = BertTokenizer(vocab=vocabulary, model_max_length=64, model_input_names=["input_ids"])
+    SiglipProcessor(SiglipImageProcessorPil(size={"height": 8, "width": 8}), tokenizer).save_pretrained(folder)
     return folder
 
 

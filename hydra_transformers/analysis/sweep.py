@@ -198,7 +198,7 @@ def sweep_budgets(
         check_count(budget, "budgets", 1, len(heads) - 1, f"the model has {len(heads)} heads")
     if not budgets:
         raise ValueError("budgets is empty: pass how many heads go, such as [4, 8, 12]")
-    if class_prompts is None and hasattr(model.config, "vision_config"):
+    if class_prompts is None and hasattr(model, "get_image_features"):
         raise ValueError("class_prompts is missing: CLIP classifies by them, pass one per class")
     plan = [
         Pruning(name, place, budget, chosen)

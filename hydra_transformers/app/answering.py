@@ -24,10 +24,11 @@ from ..pruning.head_maps import HeadMap
 from ..uncertainty import predict_decisions
 
 
+ZERO_SHOT = "AutoModelForZeroShotImageClassification"
 # What a model reads, by the Auto class of its task.
 READS = {
     "AutoModelForImageClassification": "images",
-    "AutoModelForZeroShotImageClassification": "images",
+    ZERO_SHOT: "images",
     "AutoModelForSequenceClassification": "texts",
 }
 MOST_CLASS_LISTS = 8  # of CLIP, whose prompts are kept
@@ -35,7 +36,7 @@ MOST_CLASS_LISTS = 8  # of CLIP, whose prompts are kept
 
 def read_by(config: PreTrainedConfig, name: str) -> str:
     """What a model reads, "images" or "texts"; any other is refused."""
-    found = READS.get(auto_class_of(config.model_type))
+    found = READS.get(auto_class_of(config))
     if found is None:
         raise ValueError(f"{name} is a {config.model_type}: the page shows classifiers of images and texts")
     return found
@@ -88,7 +89,7 @@ class AskedModel:
         self._one_at_a_time = threading.Lock()
 
     def _own_classes(self) -> list[str] | None:
-        if hasattr(self.config, "vision_config"):
+        if auto_class_of(self.config) == ZERO_SHOT:
             return None
         if self.config.num_labels < 2:
             raise ValueError(f"{self.name} has a single output: the page shows models that choose among classes")
@@ -162,7 +163,7 @@ class AskedModel:
         if key not in self._of_classes:
             while len(self._of_classes) >= MOST_CLASS_LISTS:
                 del self._of_classes[next(iter(self._of_classes))]
-            prompts = prompts_for(self.processor, key)
+            prompts = prompts_for(self.config, self.processor, key)
             self._of_classes[key] = ZeroShotClassifier(self.model, prompts, key).eval()
         return self._of_classes[key]
 

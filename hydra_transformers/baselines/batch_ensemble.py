@@ -221,7 +221,7 @@ def _linear_names(model: nn.Module, layers: Sequence[int] | None) -> list[str]:
 def _read_something_else(model: PreTrainedModel, names: Sequence[str]) -> set[str]:
     """Of these linear layers those that do not, or not always, read the batch but for example a table of positions: its rows
     would be taken for members'. A model that cannot be tried on made-up inputs is refused."""
-    from ..cost import example_inputs  # which knows this module
+    from ..cost import inputs_for  # which knows this module
 
     rows, found, error = 11, {}, None  # a prime: hardly the size of anything else
     on_meta = without_weights(type(model), model.config)
@@ -232,7 +232,7 @@ def _read_something_else(model: PreTrainedModel, names: Sequence[str]) -> set[st
 
         handles = [tried.get_submodule(name).register_forward_pre_hook(watch(name)) for name in names]
         try:
-            inputs = example_inputs(model.config, rows, device_of(tried))
+            inputs = inputs_for(model, rows, device_of(tried))
             inputs = {
                 name: each.to(tried.dtype) if each.is_floating_point() else each for name, each in inputs.items()
             }

@@ -41,8 +41,12 @@ class PackedEnsemble:
         seed: of the new weights; member i has those of `seed + i`
         """
         check_is_classifier(model)
-        hydra_class(model)  # refuses what no Hydra can be made of
-        config = PackedEnsemble.narrow_config(model.config, num_members, alpha)
+        key = hydra_class(model).backbone_config_key  # refuses what no Hydra can be made of
+        config = copy.deepcopy(model.config)
+        if key is None:
+            config = PackedEnsemble.narrow_config(config, num_members, alpha)
+        else:  # a classifier of one of two towers
+            setattr(config, key, PackedEnsemble.narrow_config(getattr(config, key), num_members, alpha))
         members = [_new(model, config, seed + index) for index in range(num_members)]
         with seeded(seed, model):  # fusing draws numbers, too, that nothing depends on
             return AutoHydra.from_pruned_members(members, shared=(), trunk_layers=0)
@@ -54,6 +58,8 @@ class PackedEnsemble:
             raise ValueError(f"num_members is {num_members}: pass at least 1")
         if not 0 < alpha <= num_members:
             raise ValueError(f"alpha is {alpha}: pass a width of up to num_members ({num_members}) models")
+        if not hasattr(config, "hidden_size"):
+            raise ValueError(f"config is a {type(config).__name__} without a hidden_size: pass that of one encoder")
         factor = Fraction(alpha).limit_denominator(1000) / num_members
         narrow = copy.deepcopy(config)
         for name in WIDTHS:

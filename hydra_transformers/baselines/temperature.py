@@ -36,13 +36,13 @@ def temperature_scaled_clip(
 ) -> PreTrainedModel:
     """A copy of a CLIP with the temperature that suits one label set best, to be used with any other.
 
-    model: a `CLIPModel` or a `HydraCLIPModel`, for all members of which it finds one temperature
+    model: a `CLIPModel` or another model of two towers, or a Hydra of one, for all members of which it finds one temperature
     class_prompts: the tokenizer's output, one row per class of the validation data
     validation_data: labelled images, as `evaluate_uncertainty` takes it
     batch_size: rows per batch, where the data is a Dataset of rows
 
-    Cosines are multiplied by exp(logit_scale), so dividing by a temperature T is the same as taking log T from `logit_scale`: the
-    copy is a plain CLIP, whatever its prompts are, and is saved and published as one. The answers of a single CLIP stay the same,
+    Cosines are multiplied by exp(logit_scale), so dividing by a temperature T is the same as taking log T from `logit_scale`, and
+    dividing SigLIP's `logit_bias` by T, which is fitted to its softmax over the classes, see `ZeroShotClassifier`. The copy is a plain CLIP, whatever its prompts are, and is saved and published as one. The answers of a single CLIP stay the same,
     their probabilities do not.
     """
     classifier = ZeroShotClassifier(model, class_prompts)
@@ -50,4 +50,6 @@ def temperature_scaled_clip(
     scaled = copy.deepcopy(model)
     with torch.no_grad():
         scaled.logit_scale -= math.log(scaling.temperature[0])
+        if hasattr(scaled, "logit_bias"):
+            scaled.logit_bias /= scaling.temperature[0]
     return scaled

@@ -8,6 +8,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.integrations import get_available_reporting_integrations
 
+from ..models.auto import HYDRA_CLASSES, head_of, is_zero_shot
 from .data import DataSource, PreparedData, prepare_data
 from .problems import CommandError, access_to
 
@@ -95,12 +96,16 @@ def check_can_be_learnt_from(data: PreparedData, name: str, purpose: str, by_cla
 
 def class_prompts(config: PreTrainedConfig, processor: Any, data: PreparedData) -> dict | None:
     """For CLIP the tokenized prompts of the data's classes; for classifiers nothing."""
-    if not hasattr(config, "vision_config"):
+    if not is_zero_shot(config):
         return None
-    return prompts_for(processor, data.class_names)
+    return prompts_for(config, processor, data.class_names)
 
 
-def prompts_for(processor: Any, class_names: Sequence[str]) -> dict:
-    """What CLIP reads of classes."""
+def prompts_for(config: PreTrainedConfig, processor: Any, class_names: Sequence[str]) -> dict:
+    """What a model of two towers reads of classes."""
     prompts = [f"A photo of a {name}." for name in class_names]
-    return dict(processor(text=prompts, padding=True, truncation=True, return_tensors="pt"))
+    head = head_of(config)
+    length = {"padding": True}
+    if HYDRA_CLASSES.get(head, head).reads_padding:
+        length = {"padding": "max_length", "max_length": config.text_config.max_position_embeddings}
+    return dict(processor(text=prompts, truncation=True, return_tensors="pt", **length))

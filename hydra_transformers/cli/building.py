@@ -13,8 +13,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..files import write_atomically, written_whole
 from ..fingerprints import fingerprint_of_weights
-from ..fusion import check_can_be_fused, tower_configs
-from ..models.auto import AutoHydra
+from ..fusion import check_can_be_fused, saved_tower_configs
+from ..models.auto import CLASSIFIERS, AutoHydra, is_zero_shot
 from ..pruning import Circuit, draw_members, extract_circuit
 from ..pruning.scoring import OBJECTIVES
 from ..training import RECIPES, Recipe, default_recipe, finetune_from_pretrained, finetune_members
@@ -188,7 +188,7 @@ def check_heads(
     """Refuses numbers that the model's heads do not allow."""
     if getattr(config, "num_members", 1) > 1:
         raise CommandError(f"{name} is a Hydra of {config.num_members} members: pass the backbone, or one member")
-    layers = min(each.num_hidden_layers for each in tower_configs(config).values())
+    layers = min(each.num_hidden_layers for each in saved_tower_configs(config).values())
     if arguments.trunk_layers >= layers:
         raise CommandError(
             f"--trunk-layers is {arguments.trunk_layers}, {name} has {layers} layers: pass 0 to {layers - 1}, or there is "
@@ -229,7 +229,7 @@ def _heads_per_layer(arguments: argparse.Namespace, config: PreTrainedConfig) ->
 
 def _most_heads_in_a_layer(config: PreTrainedConfig, trunk_layers: int) -> int:
     """Behind the trunk, in the tower that Taylor pruning looks at, for CLIP that of images."""
-    tower = next(iter(tower_configs(config).values()))
+    tower = next(iter(saved_tower_configs(config).values()))
     if hasattr(tower, "kept_heads"):
         return max(len(layer[0]) for layer in tower.kept_heads[trunk_layers:])
     return tower.num_attention_heads
@@ -337,7 +337,7 @@ def _circuit_members(arguments, model, data, unknown, objectives: list[str], mem
 
 def _num_heads(config: PreTrainedConfig, trunk_layers: int = 0) -> int:
     """How many heads a backbone or a member has, in all layers of all towers behind the first `trunk_layers`."""
-    towers = tower_configs(config).values()
+    towers = saved_tower_configs(config).values()
     if all(hasattr(config, "kept_heads") for config in towers):
         return sum(len(layer[0]) for config in towers for layer in config.kept_heads[trunk_layers:])
     return sum((config.num_hidden_layers - trunk_layers) * config.num_attention_heads for config in towers)
@@ -400,11 +400,15 @@ def finetune(arguments: argparse.Namespace) -> None:
 
 
 def check_trainable(name: str, config: PreTrainedConfig, is_pretrained: bool = True) -> None:
-    """Refuses what has no classifier to train."""
-    if len(tower_configs(config)) > 1:
-        raise CommandError(
-            f"{name} has two towers and no classifier to train, members of it are fused as they are: go on with `fuse`"
-        )
+    """Refuses what has no classifier to train. A pre-trained model of two towers gets one: its config is then that of an image
+    classifier."""
+    if is_zero_shot(config):
+        if not is_pretrained:
+            raise CommandError(
+                f"{name} has two towers and no classifier to train, members of it are fused as they are: go on with `fuse`"
+            )
+        if config.model_type in CLASSIFIERS:
+            config.architectures = [CLASSIFIERS[config.model_type].__name__]
     if is_pretrained and hasattr(config, "kept_heads"):
         raise CommandError(
             f"{name} is a single Hydra: pass a pre-trained model of Transformers, or a folder of members"
@@ -413,7 +417,7 @@ def check_trainable(name: str, config: PreTrainedConfig, is_pretrained: bool = T
 
 def check_trunk(trunk_layers: int | None, name: str, config: PreTrainedConfig) -> None:
     """Refuses more layers than a model, or one of its towers, has."""
-    layers = min(each.num_hidden_layers for each in tower_configs(config).values())
+    layers = min(each.num_hidden_layers for each in saved_tower_configs(config).values())
     if trunk_layers is not None and trunk_layers > layers:
         raise CommandError(f"--trunk-layers is {trunk_layers}, {name} has {layers} layers: pass 0 to {layers}")
 

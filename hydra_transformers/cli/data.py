@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from ..cost import TEXT_TOKENS
+from ..models.auto import is_zero_shot
 from ..raw_data import TEXT_NAMES
 
 
@@ -127,7 +128,7 @@ def prepare_data(
     if labelled:
         column = find_label_column(rows.features, source, getattr(config, "num_labels", None))
         names = class_names_of(rows, column)
-        if hasattr(config, "vision_config"):
+        if is_zero_shot(config):
             if names is None:
                 raise ValueError(
                     f"column {column!r} of {source.name} has no class names, of which CLIP's prompts are made"
@@ -135,7 +136,7 @@ def prepare_data(
             prepared.labels, note = _indices(rows, column, names, source), f"{len(names)} classes named by the data"
         else:
             prepared.labels, note = match_labels(rows, column, names, config, source)
-        _check_labels(prepared.labels, len(names) if hasattr(config, "vision_config") else config.num_labels, source)
+        _check_labels(prepared.labels, len(names) if is_zero_shot(config) else config.num_labels, source)
         prepared.class_names = names
         notes.append(f"labels: column {column!r}, {note}")
     if hasattr(config, "vision_config") or hasattr(config, "image_size"):

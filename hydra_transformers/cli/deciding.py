@@ -119,15 +119,9 @@ def _target(arguments: argparse.Namespace) -> dict[str, float] | None:
 
 
 def predict(arguments: argparse.Namespace) -> None:
-    device = device_of(arguments)
-    config = load_config(arguments.model)
-    task = auto_class_of(config.model_type)
-    decided = DecidingClassifier.is_saved_in(arguments.model)
-    classes = DecidingClassifier.classes_saved_in(arguments.model) if decided else None
-    parameters = _parameters(arguments, task, classes)
-    model, processor = load_to_predict(arguments.model, arguments.processor, device)
-    if not decided and getattr(config, "decision", None) is None:
-        print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
+    task = auto_class_of(load_config(arguments.model))
+    parameters = _parameters(arguments, task, classes_decided_on(arguments.model))
+    model, processor = load_to_answer(arguments)
     if not arguments.json:
         print(_row("input", "answer", "score", "total", "epistemic", "may be"))
     unread = count = 0
@@ -147,20 +141,28 @@ def predict(arguments: argparse.Namespace) -> None:
         raise CommandError("stdin has no lines: pass a text or an image file on each")
 
 
-def load_to_predict(name: str, processor_name: str | None, device: str) -> tuple[nn.Module, Any]:
-    """A model with the decision that was saved beside it, and what reads its inputs. CLIP with a decision chooses among the
-    classes that this is about; without one it is CLIP as it is.
+def classes_decided_on(name: str) -> list[str] | None:
+    """Of CLIP, the classes that it was calibrated for."""
+    return DecidingClassifier.classes_saved_in(name) if DecidingClassifier.is_saved_in(name) else None
 
-    processor_name: whose processor; by default the one saved with the model
+
+def load_to_answer(arguments: argparse.Namespace) -> tuple[nn.Module, Any]:
+    """The model with what it decides by, and its processor; CLIP as a classifier where it was calibrated as one.
+
+    arguments: with model, processor and device
     """
-    processor = load_processor(processor_name or name, load_config(name))
-    model = load_model(name, device)
-    if not DecidingClassifier.is_saved_in(name):
-        return model, processor
-    classes = DecidingClassifier.classes_saved_in(name)
+    device = device_of(arguments)
+    config = load_config(arguments.model)
+    processor = load_processor(arguments.processor or arguments.model, config)
+    model = load_model(arguments.model, device)
+    classes = classes_decided_on(arguments.model)
     if classes is not None:
-        model = ZeroShotClassifier(model, prompts_for(processor, classes), classes)
-    return DecidingClassifier.load(model, name).eval(), processor
+        model = ZeroShotClassifier(model, prompts_for(config, processor, classes), classes)
+    if DecidingClassifier.is_saved_in(arguments.model):
+        model = DecidingClassifier.load(model, arguments.model).eval()
+    elif getattr(config, "decision", None) is None:
+        print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
+    return model, processor
 
 
 def _parameters(arguments: argparse.Namespace, task: str, classes: list[str] | None) -> dict[str, Any]:

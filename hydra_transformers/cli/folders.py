@@ -82,7 +82,7 @@ def is_baseline(name: str) -> bool:
 
 def load_processor(name: str, config: PreTrainedConfig) -> Any:
     """The image processor, tokenizer, or for CLIP both in one, that was saved with a model."""
-    processor_class = PROCESSOR_CLASSES[auto_class_of(config.model_type)]
+    processor_class = PROCESSOR_CLASSES[auto_class_of(config)]
     try:
         with access_to(name, "model"):
             try:

@@ -21,7 +21,7 @@ from ..cost import (
 )
 from ..files import write_atomically
 from ..fusion import without_weights
-from ..models.auto import HEADS
+from ..models.auto import head_of, is_zero_shot
 from ..prediction import ChangedBatches, ZeroShotClassifier
 from ..shift import SEVERITIES, corrupted_sets
 from ..uncertainty import DecidingClassifier, UncertaintyReport, detector_by_name, evaluate_uncertainty
@@ -217,7 +217,7 @@ def _fit_data(
         )
     if labelled:
         check_can_be_learnt_from(rows, source, "to fit the score on")
-        if hasattr(config, "vision_config") and rows.class_names != data.class_names:
+        if is_zero_shot(config) and rows.class_names != data.class_names:
             raise CommandError(
                 f"{source} has other classes than {arguments.data}: fit the score on data with the same"
             )
@@ -307,12 +307,12 @@ def describe(config: PreTrainedConfig, name: str) -> None:
     from ..hub import kept_heads_map
 
     check_is_hydra(config, name)
-    model = without_weights(HEADS[config.model_type], config)
+    model = without_weights(head_of(config), config)
     shared = ", ".join(config.shared) or "nothing"
     print(
         f"{type(model).__name__}, {config.num_members} member{'s' if config.num_members > 1 else ''}, sharing {shared}"
     )
-    if getattr(config, "id2label", None) and not hasattr(config, "vision_config"):
+    if getattr(config, "id2label", None) and not is_zero_shot(config):
         print(f"{config.num_labels} classes: {', '.join(list(map(str, config.id2label.values()))[:10])}")
     print(f"{count_parameters(model):,} parameters\n")
     print(kept_heads_map(config))

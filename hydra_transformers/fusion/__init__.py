@@ -16,7 +16,17 @@ from .exporting import FIELDS_OF_HYDRAS, to_transformers
 from .linear_layers import with_linear_layers
 from .packed_heads import heads_at, qkv_by_head, qkv_rows, queries_per_key
 from .reading import backbone_names, dense_outline, projection_names, read_members
-from .structure import attention_names, hydra_config, slots, tower_configs, without_weights
+from .structure import (
+    attention_names,
+    config_in_backbone,
+    encoder_config,
+    fields_of_backbone,
+    hydra_config,
+    saved_tower_configs,
+    slots,
+    tower_configs,
+    without_weights,
+)
 from .trunk import trunks_of
 
 
@@ -69,7 +79,10 @@ __all__ = [
     "attention_names",
     "backbone_names",
     "check_can_be_fused",
+    "config_in_backbone",
     "dense_outline",
+    "encoder_config",
+    "fields_of_backbone",
     "from_backbone",
     "from_pruned_members",
     "heads_at",
@@ -80,6 +93,7 @@ __all__ = [
     "qkv_rows",
     "queries_per_key",
     "remaining_heads",
+    "saved_tower_configs",
     "slots",
     "to_transformers",
     "tower_configs",

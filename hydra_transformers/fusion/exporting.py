@@ -13,7 +13,7 @@ from ..models.attention import keys_of, readers_of
 from ..models.configuration_hydra import HydraConfigMixin, neurons_in
 from .building import default_dtype
 from .reading import Member, backbone_source, read_members
-from .structure import attention_names, outline, tower_configs
+from .structure import attention_names, fields_of_backbone, outline, tower_configs
 
 
 # What a Hydra's config has beyond its backbone's.
@@ -38,8 +38,8 @@ def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrained
     Its config says how many heads a layer has, once for all layers, and in some families (ViT, DeiT, DINOv2, Llama, Qwen2,
     Gemma) how wide a head is. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)`
     leaves them, and where several heads read one key and value, equally many for each of these. Families
-    whose heads are always as wide together as the hidden size (BERT, RoBERTa, ELECTRA, DistilBERT, ModernBERT, CLIP) cannot
-    have fewer heads of the same width. Neurons of MLPs likewise: equally many in each layer, where the config has an
+    whose heads are always as wide together as the hidden size (BERT, RoBERTa, ELECTRA, DistilBERT, ModernBERT, CLIP, SigLIP)
+    cannot have fewer heads of the same width. Neurons of MLPs likewise: equally many in each layer, where the config has an
     `intermediate_size` (all but DINOv2 and DistilBERT). What a plain model cannot be is refused with a sentence, or filled up.
 
     Args:
@@ -225,7 +225,7 @@ def _new(cls: type, config: PreTrainedConfig, layout: Layout) -> PreTrainedModel
     for own in (fields, *towers.values()):
         for name in FIELDS_OF_HYDRAS:
             own.pop(name, None)
-    plain_config = plain_class.config_class(**fields)
+    plain_config = plain_class.config_class(**fields_of_backbone(cls, fields))
     plain_config._attn_implementation = config._attn_implementation
     has_pooler = getattr(config, "add_pooling_layer", None)
     if has_pooler is None or "add_pooling_layer" not in signature(plain_class.__init__).parameters:
@@ -289,7 +289,7 @@ def _undone(transform: Callable[..., Tensor], tensor: Tensor, shapes: Sequence[t
     """Tensors of these shapes of which `transform` makes `tensor`: its parts, or itself with factors of one behind it."""
     others = shapes[1:]
     factors = [tensor.new_ones(shape) for shape in others]
-    forms = [tensor, tensor.t() if tensor.dim() == 2 else tensor, tensor.squeeze(0)]
+    forms = [tensor, tensor.t() if tensor.dim() == 2 else tensor, tensor.squeeze(0), tensor.unsqueeze(0)]
     guesses = [[form, *factors] for form in forms]
     rows = [shape[0] for shape in shapes]
     if others and sum(rows) == tensor.shape[0]:

@@ -12,7 +12,15 @@ from transformers.utils import logging
 from ..models.auto import check_has_no_adapters
 from ..models.configuration_hydra import SHARED_PARTS
 from ..models.modeling_hydra import Rule
-from .structure import attention_names, hydra_config, neurons_of_member, outline, slots, tower_configs
+from .structure import (
+    attention_names,
+    config_in_backbone,
+    hydra_config,
+    neurons_of_member,
+    outline,
+    slots,
+    tower_configs,
+)
 
 
 # Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.
@@ -116,7 +124,8 @@ def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
             )
         tensor = transform(*(parameters[each] for each in theirs))
         tensors[slot.name] = tensor.unsqueeze(0) if parameter in cls.per_member_parameters else tensor
-    config = hydra_config(cls.config_class, model.config, kept, SHARED_PARTS, **_has_pooler(cls, model))
+    own = config_in_backbone(cls, model.config)
+    config = hydra_config(cls.config_class, own, kept, SHARED_PARTS, **_has_pooler(cls, model))
     return _checked(cls, Member(name, config, tensors))
 
 
@@ -149,7 +158,8 @@ def _filled_in(pattern: str, places: tuple[str, ...]) -> str:
 
 def dense_outline(cls: type, model: PreTrainedModel) -> PreTrainedModel:
     """A `cls` of `model` with all heads, without weights: to be read, never changed."""
-    return outline(cls, hydra_config(cls.config_class, model.config, None, SHARED_PARTS, **_has_pooler(cls, model)))
+    own = config_in_backbone(cls, model.config)
+    return outline(cls, hydra_config(cls.config_class, own, None, SHARED_PARTS, **_has_pooler(cls, model)))
 
 
 def backbone_names(cls: type, model: PreTrainedModel) -> dict[str, tuple[str, ...]]:
@@ -177,7 +187,7 @@ def _heads_left(cls, dense, model, parameters, tower: str, layer: int, name: str
         )
     if heads == everything:
         return list(range(everything))
-    recorded = getattr(tower_configs(model.config)[tower], "pruned_heads", None) or {}
+    recorded = getattr(tower_configs(config_in_backbone(cls, model.config))[tower], "pruned_heads", None) or {}
     recorded = {int(key): heads_gone for key, heads_gone in recorded.items()}.get(layer, [])
     left = [head for head in range(everything) if head not in recorded]
     if len(left) == heads:
@@ -191,7 +201,9 @@ def _heads_left(cls, dense, model, parameters, tower: str, layer: int, name: str
 
 def _has_pooler(cls: type, model: PreTrainedModel) -> dict[str, bool]:
     """The field that says whether a base model has a pooler; models with a head do not ask."""
-    return {"add_pooling_layer": getattr(model, "pooler", None) is not None} if cls.is_base_model else {}
+    if not cls.is_base_model or not hasattr(cls.config_class, "add_pooling_layer"):
+        return {}
+    return {"add_pooling_layer": getattr(model, "pooler", None) is not None}
 
 
 def _checked(cls: type, member: Member) -> Member:

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ..models.attention import HydraAttention
+from ..models.auto import HYDRA_CLASSES, head_of
 from ..models.configuration_hydra import KeptNeurons
 from ..models.grouped import Grouped, PerMember
 
@@ -19,6 +20,41 @@ def tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
     if hasattr(config, "vision_config"):
         return {"vision": config.vision_config, "text": config.text_config}
     return {"": config}
+
+
+# What a classifier's config says of its classes.
+OF_CLASSES = ("id2label", "label2id", "problem_type")
+
+
+def config_in_backbone(cls: type | None, config: PreTrainedConfig) -> PreTrainedConfig:
+    """The part of a backbone's config that a `cls` is made from: all of it, or one tower's with the classes of the whole."""
+    key = getattr(cls, "backbone_config_key", None)  # which the code of a repository may not have yet
+    if key is None:
+        return config
+    part = copy.deepcopy(getattr(config, key))
+    of_classes = {name: copy.deepcopy(getattr(config, name)) for name in OF_CLASSES}
+    for name, value in (of_classes | cls.own_fields).items():
+        setattr(part, name, value)
+    return part
+
+
+def encoder_config(model: PreTrainedModel) -> PreTrainedConfig:
+    """The config, with layers and heads, of what Hydras are made from in a plain model or a Hydra: not always all of it."""
+    cls = next((HYDRA_CLASSES[each] for each in HYDRA_CLASSES if isinstance(model, each)), None)
+    return config_in_backbone(cls, model.config)
+
+
+def saved_tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
+    """`tower_configs` of the model with a head that a config was saved with: a classifier of one of two towers has one."""
+    return tower_configs(config_in_backbone(HYDRA_CLASSES.get(head_of(config)), config))
+
+
+def fields_of_backbone(cls: type, fields: dict) -> dict:
+    """The way back: the fields of a backbone's config, for those of the part that a `cls` is made from."""
+    key = getattr(cls, "backbone_config_key", None)
+    if key is None:
+        return fields
+    return {key: fields} | {name: fields[name] for name in OF_CLASSES if name in fields}
 
 
 def neurons_of_member(config: PreTrainedConfig, index: int) -> dict[str, KeptNeurons | None]:
@@ -128,7 +164,7 @@ def outline(model_class: type, config: PreTrainedConfig) -> PreTrainedModel:
     found = _outlines.get(key)
     if found is None:
         found = without_weights(model_class, config)
-        for oldest in list(_outlines)[: len(_outlines) + 1 - MOST_OUTLINES]:
+        for oldest in list(_outlines)[: max(0, len(_outlines) + 1 - MOST_OUTLINES)]:
             _outlines.pop(oldest, None)
         _outlines[key] = found
     return found

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from ..baselines import Baseline
 from ..fusion import slots, tower_configs
-from ..models.auto import HEADS
+from ..models.auto import AUTO_CLASSES
 from ..pruning import Circuit
 from ..uncertainty import DecidingClassifier, TemperatureScaling, UncertaintyReport
 from . import baseline_card
@@ -22,7 +22,7 @@ from .cost_table import card_cost_table
 from .kept_heads_map import kept_heads_map, trunk_sentence
 from .licenses import warn_of_unknown_license
 from .member_circuits import has_led_to, heads_of_backbone, kept_by, lost_by
-from .tasks import TASKS, Task
+from .tasks import PAIRS, TASKS, Task
 
 
 TEMPLATE = Path(__file__).with_name("model_card.md")
@@ -115,6 +115,8 @@ def card_fields(
         "intended_use": task.intended_use,
         "snippet": task.snippet.replace("REPO", repo_id).strip(),
         "logits_name": task.logits_name,
+        "logits_are": task.logits_are,
+        "decomposed": task.decomposed,
         "decision": _listed((getattr(config, "decision", None) or {}).get("sentences", ())),
         "heads_sentence": _heads_sentence(model),
         "shared_sentence": f"{shared} (the mean over the members)"
@@ -170,8 +172,8 @@ def task_of(model: PreTrainedModel | Baseline) -> Task:
     auto_classes = getattr(model.config, "auto_classes", {})
     for auto_class, task in TASKS.items():
         if auto_classes.get(auto_class, "").endswith(f".{type(model).__name__}"):
-            return task
-    classifiers = sorted(each.__name__ for each in HEADS.values() if hasattr(each, "from_pruned_members"))
+            return PAIRS if hasattr(model, "logit_bias") else task
+    classifiers = sorted(each.__name__ for each in AUTO_CLASSES if hasattr(each, "from_pruned_members"))
     raise TypeError(f"model is a {type(model).__name__}: a card describes one of {', '.join(classifiers)}")
 
 
@@ -187,8 +189,10 @@ def _task_of_baseline(model: Baseline) -> Task:
 
 def _own_parts(model: PreTrainedModel) -> str:
     """What each member has for itself, beside attention and what members might share."""
-    own = {slot.name for _, slot in slots(model) if slot.rows is not None and ".attention." not in slot.name}
-    names = list(dict.fromkeys(name.removeprefix(f"{model.base_model_prefix}.").split(".")[0] for name in sorted(own)))
+    found = [slot for _, slot in slots(model) if slot.rows is not None or ".head." in slot.name]
+    own = sorted({slot.name for slot in found if ".attention." not in slot.name})
+    paths = [name.removeprefix(f"{model.base_model_prefix}.").split(".") for name in own]
+    names = list(dict.fromkeys(" ".join(path[: 2 if "head" in path[1:] else 1]) for path in paths))
     words = [name.replace("_", " ") for name in names]
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 

@@ -3,9 +3,10 @@
 from transformers import PreTrainedModel
 
 from ..baselines import Baseline
-from ..cost import count_parameters, example_inputs, multiply_adds_of, readable_count, unpruned_backbone
+from ..cost import count_parameters, inputs_for, multiply_adds_of, readable_count, unpruned_backbone
 from ..fusion import without_weights
 from ..markdown import markdown_table
+from ..prediction import only_what_is_read
 
 
 def card_cost_table(model: PreTrainedModel) -> str:
@@ -37,13 +38,14 @@ def _table(costs: dict[str, dict[str, int]], members: int, of_what: str) -> str:
 def _cost(model: PreTrainedModel | Baseline) -> dict[str, int]:
     """Column title -> number. CLIP's images and prompts count apart: prompts are computed once for many images."""
     cost = {"Parameters": count_parameters(model)}
-    inputs = example_inputs(model.config, 1, "meta")
+    inputs = inputs_for(model, 1, "meta")
     image = {"pixel_values": inputs["pixel_values"]} if "pixel_values" in inputs else None
     text = {"input_ids": inputs["input_ids"]} if "input_ids" in inputs else None
     if image and text:
-        only_what_is_read = {"first_token_only": True} if hasattr(model.config, "kept_heads") else {}
         model = model.model if isinstance(model, Baseline) else model  # what it adds is little beside its towers
-        cost["Multiply-adds per image"] = multiply_adds_of(model.get_image_features, **image, **only_what_is_read)
+        cost["Multiply-adds per image"] = multiply_adds_of(
+            model.get_image_features, **image, **only_what_is_read(model)
+        )
         tokens = inputs["input_ids"].shape[1]
         cost[f"Multiply-adds per prompt of {tokens} tokens"] = multiply_adds_of(model.get_text_features, **text)
     elif image:

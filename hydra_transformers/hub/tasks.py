@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class Task:
     """
     pipeline_tag: the Hub's name of the task
-    logits_name: the output that holds the ensemble's answer
+    logits_name, logits_are: the output that holds the ensemble's answer, and what that is
+    decomposed: how this package computes what `snippet` does
     intended_use, limits: text that the publisher may rewrite
     snippet: code that runs as it stands, with REPO for the repository
     """
@@ -17,6 +18,8 @@ class Task:
     intended_use: str
     limits: str
     snippet: str
+    logits_are: str = "the log of the members' mean probability"
+    decomposed: str = "decompose(outputs.member_logits)"
 
 
 UNCERTAINTY = """
@@ -24,6 +27,15 @@ members = outputs.member_logits.softmax(-1)  # (batch, members, classes)
 mean = members.mean(1)
 total = torch.special.entr(mean).sum(-1)
 aleatoric = torch.special.entr(members).sum(-1).mean(1)
+epistemic = total - aleatoric
+"""
+
+UNCERTAINTY_OF_PAIRS = """
+members = outputs.member_logits.sigmoid()  # (images, members, texts): whether a text belongs to an image
+mean = members.mean(1)
+yes_or_no = torch.stack([members, 1 - members], -1)
+total = torch.special.entr(yes_or_no.mean(1)).sum((-2, -1))  # over all texts
+aleatoric = torch.special.entr(yes_or_no).sum((-2, -1)).mean(1)
 epistemic = total - aleatoric
 """
 
@@ -87,14 +99,7 @@ print(model.config.id2label[mean.argmax(-1).item()], f"{{mean.max():.0%}}, epist
 )
 
 LABELLED = '"photo.jpg", candidate_labels=labels, hypothesis_template=template'
-ZERO_SHOT = Task(
-    pipeline_tag="zero-shot-image-classification",
-    logits_name="logits_per_image",
-    intended_use=USE.format(task="Zero-shot image classification with class names of your choice"),
-    limits=LIMITS.format(
-        own="Answers and uncertainty depend on the prompts: the classes you name are the only ones it knows of."
-    ),
-    snippet=f"""
+ZERO_SHOT_SNIPPET = f"""
 import torch
 from PIL import Image
 from transformers import AutoModelForZeroShotImageClassification, AutoProcessor, pipeline
@@ -103,12 +108,35 @@ labels = ["cat", "dog", "boat"]
 template = "A photo of a {{}}."{ANSWER.format(task="zero-shot-image-classification", inputs=LABELLED)}processor = AutoProcessor.from_pretrained("REPO")
 model = AutoModelForZeroShotImageClassification.from_pretrained("REPO", trust_remote_code=True).eval()
 prompts = [template.format(label) for label in labels]
-inputs = processor(text=prompts, images=Image.open("photo.jpg").convert("RGB"), return_tensors="pt", padding=True)
+inputs = processor(text=prompts, images=Image.open("photo.jpg").convert("RGB"), return_tensors="pt", PADDING)
 with torch.no_grad():
     outputs = model(**inputs)
-{UNCERTAINTY}
+UNCERTAINTY
 print(labels[mean.argmax(-1).item()], f"{{mean.max():.0%}}, epistemic {{epistemic.item():.3f}} nats")
-""",
+"""
+ZERO_SHOT = Task(
+    pipeline_tag="zero-shot-image-classification",
+    logits_name="logits_per_image",
+    intended_use=USE.format(task="Zero-shot image classification with class names of your choice"),
+    limits=LIMITS.format(
+        own="Answers and uncertainty depend on the prompts: the classes you name are the only ones it knows of."
+    ),
+    snippet=ZERO_SHOT_SNIPPET.replace("PADDING", "padding=True").replace("UNCERTAINTY", UNCERTAINTY),
+)
+# Of a model that says of each pair of an image and a text by itself whether they belong together.
+PAIRS = Task(
+    pipeline_tag=ZERO_SHOT.pipeline_tag,
+    logits_name=ZERO_SHOT.logits_name,
+    intended_use=ZERO_SHOT.intended_use,
+    limits=LIMITS.format(
+        own="Each text is judged by itself: the probabilities of several need not add up to 1. They, and the uncertainty, depend "
+        "on the prompts, which are to be padded to full length as in training."
+    ),
+    snippet=ZERO_SHOT_SNIPPET.replace("PADDING", 'padding="max_length", max_length=64').replace(
+        "UNCERTAINTY", UNCERTAINTY_OF_PAIRS
+    ),
+    logits_are="the logit of the members' mean probability that image and text belong together",
+    decomposed='decompose(outputs.member_logits, "multi_label_classification")',
 )
 
 # Of baselines, which this package loads

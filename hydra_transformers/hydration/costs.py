@@ -12,8 +12,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..cost import count_multiply_adds, count_parameters, example_inputs, median_milliseconds, wait_for
-from ..prediction import config_of, device_of, evaluation_mode
+from ..cost import count_multiply_adds, count_parameters, inputs_for, median_milliseconds, wait_for
+from ..prediction import device_of, evaluation_mode
 
 
 MEGABYTE = 2**20
@@ -54,7 +54,7 @@ class Costs:
 
     @cached_property
     def inputs(self) -> dict[str, Tensor]:
-        return example_inputs(config_of(self.single), self.batch_size)
+        return inputs_for(self.single, self.batch_size)
 
     @cached_property
     def _counted_once(self) -> dict[str, int]:

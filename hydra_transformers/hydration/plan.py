@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..cost import wait_for
+from ..fusion import encoder_config
 from ..models.auto import AutoHydra
 from ..prediction import accepted_inputs, batches, device_of, evaluation_mode
 from ..pruning.extraction import start_search
@@ -213,7 +214,7 @@ def in_words(seconds: float) -> str:
 
 def stand_in(model: PreTrainedModel, members: int, trunk_layers: int, budget: int) -> nn.Module:
     """A Hydra as large as one whose members lose `budget` heads behind the trunk: its time does not depend on which."""
-    config = model.config
+    config = encoder_config(model)
     places = [
         (layer, head)
         for head in range(config.num_attention_heads)

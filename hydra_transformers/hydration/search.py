@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ..baselines import DeepEnsemble, soup
 from ..baselines.soup import StrangersError
+from ..fusion import encoder_config
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
 from ..pruning import Circuit, draw_members, extract_circuit
@@ -116,7 +117,7 @@ class Search:
 
     @property
     def config(self) -> Any:
-        return self.models[0].config
+        return encoder_config(self.models[0])
 
     def plan(self, is_one: bool) -> Plan:
         """The work ahead, as far as it is known: which trunk is best is not, so half of the layers stand for it.

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..fingerprints import fingerprint_of_weights
 from ..fusion import check_can_be_fused
-from ..models.auto import HEADS, auto_class_of, check_has_no_adapters, config_of, load_trained
+from ..models.auto import CLASSIFIERS, check_has_no_adapters, config_of, described, load_trained
 from ..prediction import check_chooses_one_class
 from ..training import Recipe, default_recipe
 from ..training import recipe as recipe_by_name
@@ -39,7 +39,7 @@ class Source:
 
     @property
     def config(self) -> PreTrainedConfig:
-        return self.models[0].config
+        return described(self.models[0])
 
     @property
     def is_one(self) -> bool:
@@ -125,21 +125,16 @@ def _check_kind(model: Any, name: str) -> None:
         raise TypeError(f"{name} is a {type(model).__name__}: pass a model, a folder or a Hub name")
     if hasattr(config, "kept_heads") or hasattr(config, "num_members"):
         raise ValueError(f"{name} is a Hydra already: pass models of Transformers, before they are pruned or fused")
-    known = [each for each in HEADS if not hasattr(HEADS[each], "from_pruned_members") and not _has_towers(each)]
-    if config.model_type not in known:
-        raise ValueError(f"{name} is a {config.model_type}: pass a classifier, one of {', '.join(known)}")
-
-
-def _has_towers(model_type: str) -> bool:
-    return "ZeroShot" in auto_class_of(model_type)
+    if config.model_type not in CLASSIFIERS:
+        raise ValueError(f"{name} is a {config.model_type}: pass a classifier, one of {', '.join(CLASSIFIERS)}")
 
 
 def has_classifier(model: Model) -> bool:
     """Whether a model has a classifier that is trained, as far as its class or its config tells."""
     if isinstance(model, PreTrainedModel):
-        return isinstance(model, HEADS[model.config.model_type])
+        return isinstance(model, CLASSIFIERS[model.config.model_type])
     config = config_of(model)
-    return HEADS[config.model_type].__name__ in (config.architectures or ())
+    return CLASSIFIERS[config.model_type].__name__ in (config.architectures or ())
 
 
 def _called(model: Model) -> str:

@@ -4,6 +4,7 @@ A new family is imported here; its classes say themselves what they are built fr
 classes of Transformers find them (`auto_classes` of the config). No other file names a family.
 """
 
+import copy
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,9 +28,15 @@ from .configuration_hydra_llama import HydraLlamaConfig
 from .configuration_hydra_modernbert import HydraModernBertConfig
 from .configuration_hydra_qwen2 import HydraQwen2Config
 from .configuration_hydra_roberta import HydraRobertaConfig
+from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig, HydraSiglipVisionConfig
 from .configuration_hydra_vit import HydraViTConfig
 from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertModel
-from .modeling_hydra_clip import HydraCLIPModel, HydraCLIPTextModel, HydraCLIPVisionModel
+from .modeling_hydra_clip import (
+    HydraCLIPForImageClassification,
+    HydraCLIPModel,
+    HydraCLIPTextModel,
+    HydraCLIPVisionModel,
+)
 from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
 from .modeling_hydra_dinov2 import HydraDinov2ForImageClassification, HydraDinov2Model
 from .modeling_hydra_dinov2_with_registers import (
@@ -43,6 +50,12 @@ from .modeling_hydra_llama import HydraLlamaForSequenceClassification, HydraLlam
 from .modeling_hydra_modernbert import HydraModernBertForSequenceClassification, HydraModernBertModel
 from .modeling_hydra_qwen2 import HydraQwen2ForSequenceClassification, HydraQwen2Model
 from .modeling_hydra_roberta import HydraRobertaForSequenceClassification, HydraRobertaModel
+from .modeling_hydra_siglip import (
+    HydraSiglipForImageClassification,
+    HydraSiglipModel,
+    HydraSiglipTextModel,
+    HydraSiglipVisionModel,
+)
 from .modeling_hydra_vit import HydraViTForImageClassification, HydraViTModel
 
 
@@ -126,7 +139,7 @@ def load_trained(name: str | os.PathLike) -> PreTrainedModel:
     config = config_of(name)
     if config.model_type not in HEADS:
         raise ValueError(f"{name} is a {config.model_type}: pass a {', '.join(HEADS)} model")
-    model, found = HEADS[config.model_type].from_pretrained(name, output_loading_info=True)
+    model, found = head_of(config).from_pretrained(name, output_loading_info=True)
     missing = sorted(found["missing_keys"])
     if missing:
         raise ValueError(f"{name} has no {missing[0]}: pass a model that is trained for classification")
@@ -167,25 +180,49 @@ HYDRA_CLASSES: dict[type[PreTrainedModel], type[PreTrainedModel]] = {
 }
 
 
-# By `model_type`, of backbones and of Hydras, the class for the task that a user would have the model for.
-HEADS: dict[str, type[PreTrainedModel]] = {
-    each.config_class.model_type: each
+# Backbones and Hydras with a head, and the name of the Auto class that loads them.
+AUTO_CLASSES: dict[type[PreTrainedModel], str] = {
+    each: auto_class
     for config in CONFIG_CLASSES
     for auto_class in config.auto_classes
     if auto_class not in ("AutoConfig", "AutoModel")
     for each in (_model_class(config, auto_class), *_model_class(config, auto_class).backbone_classes)
 }
+# By `model_type`, of backbones and of Hydras, the class for the task that a user would have the model for: where one type has
+# several (two towers, or an image classifier of one of them), the first.
+HEADS: dict[str, type[PreTrainedModel]] = {}
+for _each in AUTO_CLASSES:
+    HEADS.setdefault(_each.config_class.model_type, _each)
+# By `model_type` of a backbone, its class with a classifier.
+CLASSIFIERS: dict[str, type[PreTrainedModel]] = {
+    each.config_class.model_type: each
+    for each, auto_class in AUTO_CLASSES.items()
+    if "ZeroShot" not in auto_class and not hasattr(each, "from_pruned_members")
+}
 
 
-def auto_class_of(model_type: str) -> str:
-    """The name of the Auto class that loads a backbone's or Hydra's class of `HEADS`."""
-    return next(
-        auto_class
-        for config in CONFIG_CLASSES
-        for auto_class in config.auto_classes
-        if auto_class not in ("AutoConfig", "AutoModel")
-        and model_type in (config.model_type, *_model_class(config, auto_class).backbone_types)
-    )
+def head_of(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class with a head that a backbone's or Hydra's config was saved with, or that of `HEADS` where it was none."""
+    saved = getattr(config, "architectures", None) or ()
+    kinds = {each.__name__: each for each in AUTO_CLASSES if each.config_class.model_type == config.model_type}
+    return next((kinds[name] for name in saved if name in kinds), HEADS[config.model_type])
+
+
+def auto_class_of(config: PreTrainedConfig) -> str:
+    """The name of the Auto class that loads the class which `head_of` finds."""
+    return AUTO_CLASSES[head_of(config)]
+
+
+def described(model: PreTrainedModel) -> PreTrainedConfig:
+    """A copy of a model's config that names its class, and not the one that it was loaded from."""
+    config = copy.copy(model.config)
+    config.architectures = [type(model).__name__]
+    return config
+
+
+def is_zero_shot(config: PreTrainedConfig) -> bool:
+    """Whether a backbone's or Hydra's config is that of two towers, which choose among the texts of each call."""
+    return "ZeroShot" in auto_class_of(config)
 
 
 def register() -> None:
@@ -211,6 +248,7 @@ __all__ = [
     "HydraBertForSequenceClassification",
     "HydraBertModel",
     "HydraCLIPConfig",
+    "HydraCLIPForImageClassification",
     "HydraCLIPModel",
     "HydraCLIPTextConfig",
     "HydraCLIPTextModel",
@@ -246,6 +284,13 @@ __all__ = [
     "HydraRobertaConfig",
     "HydraRobertaForSequenceClassification",
     "HydraRobertaModel",
+    "HydraSiglipConfig",
+    "HydraSiglipForImageClassification",
+    "HydraSiglipModel",
+    "HydraSiglipTextConfig",
+    "HydraSiglipTextModel",
+    "HydraSiglipVisionConfig",
+    "HydraSiglipVisionModel",
     "HydraViTConfig",
     "HydraViTForImageClassification",
     "HydraViTModel",

@@ -71,6 +71,9 @@ class HydraModelMixin:
       one parameter, the first whose names the backbone has,
     - `architecture`: its name, as people call it,
     - `per_member_parameters`: bare parameters with one row per member,
+    - `backbone_config_key`: the name of the part of a backbone's config that it is made from, where that is not all of it,
+    - `own_fields`: fields of the config that are always so, whatever a backbone's says,
+    - `unread`: how names of parameters begin, of a backbone or its own, that no answer depends on,
     - `is_base_model`: on the class without a head, which then takes what it needs from a model with one.
 
     Each attention has the buffer `kept_heads_mask`, which goes into the checkpoint beside the weights: packed rows do not
@@ -81,6 +84,9 @@ class HydraModelMixin:
     backbone_classes: tuple[type, ...] = ()
     backbone_rules: tuple[Rule, ...] = ()
     per_member_parameters: tuple[str, ...] = ()
+    backbone_config_key: str | None = None
+    own_fields: dict[str, bool] = {}
+    unread: tuple[str, ...] = ()
     is_base_model: bool = False
     _can_record_outputs = {"attentions": HydraAttention}
     _keys_to_ignore_on_load_missing = [r"kept_heads_mask$"]  # of weights that were put together by hand

@@ -21,7 +21,7 @@ class AnswersMixin:
 
     label, score: the likeliest class and its probability
     uncertainty, aleatoric, epistemic: the entropy of the mean probability, the mean of the members' own entropies, and
-        their difference, in nats; of a multi-label model summed over the labels
+        their difference, in nats; of a multi-label model, and of SigLIP, summed over the labels
     abstain: whether the model should rather not answer; None where it was not calibrated for that
     prediction_set: the classes that it may be, the likeliest first; None likewise
     scores: the `top_k` likeliest labels with their scores (5; None for all)
@@ -50,6 +50,7 @@ class AnswersMixin:
             model_outputs.get(name) for name in ("member_logits", "abstain", "prediction_set")
         )
         is_multi_label = getattr(self.model.config, "problem_type", None) == "multi_label_classification"
+        is_multi_label |= hasattr(self.model, "logit_bias")  # two towers that say yes or no to each text
         order = logits.argsort(descending=True, stable=True).tolist()
         return {
             **scores[0],
@@ -110,7 +111,7 @@ def predict(
             f"inputs is a {type(inputs).__name__}: pass a list of texts or images, [{type(inputs).__name__}]"
         )
     inputs = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in inputs]
-    if hasattr(model.config, "vision_config"):
+    if hasattr(model, "get_image_features"):
         found = HydraZeroShotImageClassificationPipeline
         if not parameters.get("candidate_labels"):
             raise ValueError("candidate_labels is missing: CLIP chooses among labels that you name")

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ..fusion import heads_at, qkv_rows, queries_per_key, tower_configs
 from ..models.attention import HydraAttention, readers_of, repeated_mask
 from ..models.fast_inference import can_run_fast, complete_fast, fast_layer, run_layers
-from ..prediction import check_class_prompts
+from ..prediction import check_class_prompts, logits_of_cosines
 from .heads import Head, chosen_towers, has_two_towers, heads_of, tower_and_place
 
 
@@ -191,11 +191,11 @@ class ZeroShotAblation(Ablation):
             return lambda _, pooled: nn.functional.normalize(projection(pooled), dim=-1)
 
         towers = {
-            "vision": Tower(model.vision_model, features(model.visual_projection), first_token_only=True),
+            "vision": Tower(model.vision_model, features(model.visual_projection), model.reads_first_token),
             "text": Tower(model.text_model, features(model.text_projection), first_token_only=False),
         }
         super().__init__(model, chosen, towers, len(class_prompts["input_ids"]), memory)
-        self.logit_scale = model.logit_scale.exp()
+        self.model = model
         names = towers["text"].input_names
         self.prompts = {name: value.to(model.device) for name, value in class_prompts.items() if name in names}
 
@@ -224,7 +224,7 @@ class ZeroShotAblation(Ablation):
 
     def _logits(self, images: Tensor, prompts: Tensor) -> Tensor:
         """(candidates or 1, batch, features), (candidates or 1, classes, features) -> (candidates, batch, classes)"""
-        return images @ prompts.transpose(1, 2) * self.logit_scale
+        return logits_of_cosines(self.model, images @ prompts.transpose(1, 2))
 
 
 def ablation_of(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..prediction import logits_of_cosines
 from .heads import Head, attention_of, heads_of, tower_and_place
 from .taylor import Calibration, only_gradients_of, settled_towers, working_copy
 
@@ -88,7 +89,7 @@ def _zero_shot_gradients(
             images = hydra.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
         images = nn.functional.normalize(images, dim=-1).unsqueeze(1)
         own_texts = texts.detach().repeat(len(labels), 1, 1).requires_grad_()  # (rows, classes, features)
-        logits = (images @ own_texts.transpose(1, 2)).squeeze(1) * hydra.logit_scale.exp()
+        logits = logits_of_cosines(hydra, (images @ own_texts.transpose(1, 2)).squeeze(1))
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
         in_texts, *in_gates = torch.autograd.grad(loss, [own_texts, *gates.values()])
         found = _by_layer(gates, in_gates)

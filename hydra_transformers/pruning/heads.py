@@ -10,7 +10,7 @@ from numbers import Integral
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..fusion import attention_names, tower_configs
+from ..fusion import attention_names, encoder_config, tower_configs
 from ..models.auto import AutoHydra
 
 
@@ -54,7 +54,7 @@ def heads_of(model: PreTrainedModel, towers: Sequence[str] | None = None, trunk_
 
 def has_two_towers(model: PreTrainedModel) -> bool:
     """Whether images and texts have a tower each, for zero-shot classification."""
-    return len(tower_configs(model.config)) > 1
+    return len(tower_configs(encoder_config(model))) > 1
 
 
 def chosen_towers(model: PreTrainedModel, towers: Sequence[str] | None) -> list[str]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..fusion import attention_names, projection_names, remaining_heads, tower_configs
+from ..fusion import attention_names, encoder_config, projection_names, remaining_heads, tower_configs
 from ..models.auto import HYDRA_CLASSES
 
 
@@ -98,9 +98,9 @@ def head_outputs(model: PreTrainedModel) -> dict[str, list[HeadOutput]]:
         raise ValueError(
             f"{type(model).__name__} is an encoder and a decoder, which number their layers alike: pass model.get_encoder()"
         )
-    towers = tower_configs(model.config)
+    towers = tower_configs(encoder_config(model))
     if list(towers) == [""]:
-        return {"": _of_layers(model, model, model.config)}
+        return {"": _of_layers(model, model, towers[""])}
     return {
         tower: _of_layers(model, getattr(model, f"{tower}_model", None), config) for tower, config in towers.items()
     }

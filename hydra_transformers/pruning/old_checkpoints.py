@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..fusion import (
     attention_names,
     backbone_names,
+    config_in_backbone,
     dense_outline,
     projection_names,
     remaining_heads,
@@ -30,9 +31,9 @@ def load_pruned(name: str | os.PathLike) -> PreTrainedModel:
     config = config_of(name)
     if hasattr(config, "kept_heads"):
         raise ValueError(f"{name} is a Hydra, which from_pretrained loads: pass a model that Transformers 4 pruned")
-    kept = _heads_left(config, name)
-    _check_has_safetensors(name)
     plain_class = _class_of(config, name)
+    kept = _heads_left(config_in_backbone(HYDRA_CLASSES[plain_class], config), name)
+    _check_has_safetensors(name)
     if any(query == key for query, key, *_ in projection_names(HYDRA_CLASSES[plain_class])):
         raise ValueError(
             f"{name} is a {plain_class.__name__}, whose queries, keys and values are one map, which Transformers 4 pruned no "

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ..files import parse_json, write_atomically
 from ..fusion import qkv_by_head
-from ..prediction import accepted_inputs, batches, check_class_prompts, split_labels
+from ..prediction import accepted_inputs, batches, check_class_prompts, logits_of_cosines, split_labels
 from .evaluation_data import check_label_range
 from .heads import (
     Head,
@@ -234,7 +234,7 @@ class Calibration:
     def _zero_shot_loss(self, model: PreTrainedModel, inputs: dict, texts: Tensor, labels: Tensor) -> Tensor:
         """A batch's part of the mean cross-entropy; texts: the prompts' features of length 1, (classes, features)"""
         images = model.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
-        logits = nn.functional.normalize(images, dim=-1) @ texts.t() * model.logit_scale.exp()
+        logits = logits_of_cosines(model, nn.functional.normalize(images, dim=-1) @ texts.t())
         return nn.functional.cross_entropy(logits, labels, reduction="sum") / self.rows
 
     def _backward_classifier(self, hydra: PreTrainedModel) -> None:

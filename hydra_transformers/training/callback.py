@@ -10,7 +10,7 @@ from torch import nn
 from transformers import TrainerCallback
 from transformers.utils import logging
 
-from ..fusion import tower_configs
+from ..fusion import encoder_config, tower_configs
 from .parameter_groups import PARTS, ids_of_classifier, is_baseline, layer_dropouts, places, without_effect
 
 
@@ -112,7 +112,7 @@ class PostPruningCallback(TrainerCallback):
                 f"trunk_layers is {self.trunk_layers}, but which layers of a model with adapters train is PEFT's choice: pass "
                 "0, or members without adapters"
             )
-        layers = min(config.num_hidden_layers for config in tower_configs(model.config).values())
+        layers = min(config.num_hidden_layers for config in tower_configs(encoder_config(model)).values())
         if self.trunk_layers > layers:
             raise ValueError(f"trunk_layers is {self.trunk_layers}: {type(model).__name__} has {layers} layers")
 

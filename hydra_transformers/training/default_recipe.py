@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from ..models.auto import auto_class_of
+from ..models.auto import AUTO_CLASSES, CLASSIFIERS, auto_class_of
 from .recipes import RECIPES, Recipe
 
 
@@ -61,7 +61,8 @@ def default_recipe(
 
 def base_recipe(config: PreTrainedConfig, is_pretrained: bool) -> str:
     """The name of the recipe that the default one starts from."""
-    auto_class = auto_class_of(config.model_type)
+    is_given_a_classifier = is_pretrained and config.model_type in CLASSIFIERS
+    auto_class = AUTO_CLASSES[CLASSIFIERS[config.model_type]] if is_given_a_classifier else auto_class_of(config)
     if "ZeroShot" in auto_class:
         raise ValueError(f"a {config.model_type} has no classifier to train, and no default recipe: pass a recipe")
     reads = "images" if auto_class == "AutoModelForImageClassification" else "texts"

@@ -22,6 +22,7 @@ from transformers.utils import SAFE_WEIGHTS_NAME
 from ..files import write_atomically
 from ..fingerprints import fingerprint_of_data, fingerprint_of_weights
 from ..folder_lock import only_writer
+from ..models.auto import described
 from ..prediction import collate
 from ..processes import gather
 from .callback import describe_trained
@@ -149,7 +150,7 @@ def _recipe(recipe: Recipe | str | None, members: Sequence[PreTrainedModel], tra
         raise ValueError(
             "there is no default recipe for members with adapters, which train at other rates: pass a recipe"
         )
-    return default_recipe(members[0].config, train_dataset)
+    return default_recipe(described(members[0]), train_dataset)
 
 
 def _learning_rates(recipe: Recipe, learning_rates: str | Sequence[float] | None) -> list[float]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..models.auto import HEADS, auto_class_of, config_of
+from ..models.auto import CLASSIFIERS, HYDRA_CLASSES, config_of
 from .default_recipe import default_recipe
 from .finetune import finetune_members
 from .parameter_groups import places
@@ -72,13 +72,10 @@ def with_new_classifiers(
 
 def _prepare(config: PreTrainedConfig, class_names: Sequence[str] | None, called: str) -> None:
     """Gives the config its classes; refuses what has no classifier, or is no plain model."""
-    known = [
-        model_type
-        for model_type, head in HEADS.items()
-        if not hasattr(head, "from_pruned_members") and "ZeroShot" not in auto_class_of(model_type)
-    ]
-    if config.model_type not in known:
-        raise ValueError(f"{called} is a {config.model_type}: pass a pre-trained model, one of {', '.join(known)}")
+    if config.model_type not in CLASSIFIERS:
+        known = ", ".join(CLASSIFIERS)
+        raise ValueError(f"{called} is a {config.model_type}: pass a pre-trained model, one of {known}")
+    config.architectures = [CLASSIFIERS[config.model_type].__name__]
     if class_names is not None:
         if isinstance(class_names, str) or len(class_names) < 2 or len(set(class_names)) < len(class_names):
             raise ValueError(
@@ -93,7 +90,7 @@ def _with_head(
     pretrained: PreTrainedModel | str | os.PathLike, config: PreTrainedConfig, called: str
 ) -> tuple[PreTrainedModel, set[str]]:
     """The model with a classification head, and the names of the parameters that are not pre-trained."""
-    head = HEADS[config.model_type]
+    head = CLASSIFIERS[config.model_type]
     if not isinstance(pretrained, PreTrainedModel):
         model, found = head.from_pretrained(
             pretrained, config=config, ignore_mismatched_sizes=True, output_loading_info=True
@@ -103,19 +100,25 @@ def _with_head(
     if any(parameter.is_meta for parameter in pretrained.parameters()):
         raise ValueError(f"{called} has weights that are not in memory: load it whole")
     model = head(config).to(device=pretrained.device, dtype=pretrained.dtype)
-    encoder, theirs = model.base_model, pretrained.base_model.state_dict()
+    prefix = _encoder_of(model)
+    encoder, theirs = getattr(model, prefix), getattr(pretrained, prefix, pretrained).state_dict()
     untrained = set()
     with torch.no_grad():
         for name, parameter in encoder.named_parameters():
             if name in theirs and theirs[name].shape == parameter.shape:
                 parameter.copy_(theirs[name])
             else:
-                untrained.add(f"{model.base_model_prefix}.{name}")
+                untrained.add(f"{prefix}.{name}")
     return model, untrained
 
 
 def _is_in_encoder(model: PreTrainedModel, name: str) -> bool:
-    return name.startswith(f"{model.base_model_prefix}.")
+    return name.startswith(f"{_encoder_of(model)}.")
+
+
+def _encoder_of(model: PreTrainedModel) -> str:
+    """What a classifier calls its encoder; that of one tower of two is not what Transformers takes for its base model."""
+    return HYDRA_CLASSES[type(model)].base_model_prefix
 
 
 def _with_classifier_of(model: PreTrainedModel, is_new: set[str], seed: int) -> PreTrainedModel:

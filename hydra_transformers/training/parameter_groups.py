@@ -12,12 +12,12 @@ from ..models.auto import HYDRA_CLASSES, AutoHydra
 
 
 # By the names of a Hydra's parameters. The first pattern that matches decides; BERT's LayerNorm of the embeddings is part
-# of them, and what lies in no layer and is nothing else belongs to what follows the encoder, as does the LayerNorm of a head.
+# of them, and what lies in no layer and is nothing else belongs to what follows the encoder, as do the LayerNorms of a head.
 PART_PATTERNS = {
     "embeddings": r"(^|\.)embeddings\.",
     "attention": r"(^|\.)layers\.\d+\.attention\.",
     "mlp": r"(^|\.)layers\.\d+\.mlp\.",
-    "layernorm": r"(?<!head\.)norm(\.|$)",
+    "layernorm": r"^(?!(.*\.)?head\.).*norm(\.|$)",
     "classifier": r"",
 }
 PARTS = tuple(PART_PATTERNS)
@@ -60,6 +60,8 @@ def our_names(model: nn.Module) -> dict[str, str]:
     hydra_class = next((hydra for backbone, hydra in HYDRA_CLASSES.items() if isinstance(model, backbone)), None)
     known = {} if hydra_class is None else backbone_names(hydra_class, model)
     found = {theirs: ours for ours, of_backbone in known.items() for theirs in of_backbone}
+    unread = () if hydra_class is None else hydra_class.unread
+    found |= {name: name for name in names if name not in found and name.startswith(unread)}
     missing = next((name for name in names if name not in found), None)
     if missing is not None:
         raise ValueError(
@@ -112,15 +114,16 @@ def ids_of_classifier(model: nn.Module) -> set[int]:
 
 
 def without_effect(model: nn.Module) -> set[str]:
-    """Names of the parameters that change nothing, where a layer has lost all heads of all members.
+    """Names of the parameters that change nothing: those that no head reads, and where a layer has lost all heads of all
+    members, the weights that have no elements left and the LayerNorm in front of such an attention.
 
-    They are the weights that have no elements left and the LayerNorm in front of such an attention. Trained with DDP,
-    they would be waited for: they never get a gradient.
+    Trained with DDP, they would be waited for: they never get a gradient.
     """
     empty = {name for name, parameter in model.named_parameters() if parameter.numel() == 0}
     layers = {name.removesuffix("attention.qkv_proj.weight") for name in empty if name.endswith("qkv_proj.weight")}
     norms = tuple(f"{layer}attention_norm." for layer in layers if model.get_submodule(layer[:-1]).norm_first)
-    return empty | {name for name, _ in model.named_parameters() if norms and name.startswith(norms)}
+    idle = norms + getattr(model, "unread", ())
+    return empty | {name for name, _ in model.named_parameters() if name.startswith(idle)}
 
 
 def layer_dropouts(model: nn.Module) -> list[nn.Dropout]:

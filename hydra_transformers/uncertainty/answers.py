@@ -42,7 +42,7 @@ class _Wrapped(nn.Module):
             )
         self.model, self.config = model, inside.config
         self.main_input_name, self.dtype = inside.main_input_name, inside.dtype
-        if hasattr(inside.config, "vision_config"):
+        if hasattr(inside, "get_image_features"):
             zero_shot = zero_shot_in(model)
             if zero_shot is None or zero_shot.class_names is None:
                 raise TypeError(

@@ -146,7 +146,7 @@ def _check_model(model: nn.Module, detector: Detector, sets: str | None) -> None
     """Refuses a model that does not choose one of several classes, and what cannot be fitted for its number of them."""
     check_chooses_one_class(model, "calibrate()")
     zero_shot, config = zero_shot_in(model), config_of(model)
-    if zero_shot is None and hasattr(config, "vision_config"):
+    if zero_shot is None and any(hasattr(each, "get_image_features") for each in model.modules()):
         raise ValueError(
             f"model is a {type(model).__name__}, which has no classes but those of each call's prompts: calibrate a "
             "ZeroShotClassifier of it"

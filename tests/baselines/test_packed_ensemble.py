@@ -16,12 +16,12 @@ CLASSIFIERS = [family for family in FAMILIES if not family.has_towers]
 def test_members_are_alpha_over_m_as_wide_and_the_size_of_a_head_stays(family):
     model = family.backbone()
     packed = PackedEnsemble.from_backbone(model, num_members=4, alpha=2)
-    config, narrow = model.config, packed.config
+    config, narrow = getattr(model.config, "vision_config", model.config), packed.config
     assert packed.num_members == 4 and tuple(narrow.shared) == () and narrow.trunk_layers == 0
     assert narrow.hidden_size == config.hidden_size // 2
     assert narrow.num_attention_heads == config.num_attention_heads // 2
     assert packed.dtype == model.dtype
-    assert predict(packed, family.inputs()).shape == (4, 4, config.num_labels)
+    assert predict(packed, family.inputs()).shape == (4, 4, model.config.num_labels)
 
 
 @pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)

@@ -22,6 +22,7 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.cli import build as build_command
 from hydra_transformers.cli import build_parser, building, main
 from hydra_transformers.cli.data import DataSource, RandomCropAndFlip, classes_in, load_rows, random_changes
+from hydra_transformers.models.auto import load_trained
 from hydra_transformers.pruning import Circuit
 from hydra_transformers.pruning.greedy import GreedySearch
 from hydra_transformers.training import recipe
@@ -138,7 +139,9 @@ def test_a_fine_tuning_that_was_cut_off_goes_on(workplace, finetuned, tmp_path, 
     ],
 )
 def test_what_cannot_be_fine_tuned(parts, sentence, workplace, pruned, fails, tmp_path, monkeypatch):
-    save_clip(tmp_path / "clip")
+    AutoHydra.from_backbone(load_trained(save_clip(tmp_path / "whole"))).save_pretrained(
+        tmp_path / "clip" / "member-0"
+    )
     picture_rows(6, names=["red"]).save_to_disk(tmp_path / "one")
     places = {"PRUNED": pruned, "CLIP": tmp_path / "clip", "VIT": workplace / "pretrained-vit", "PLACE": tmp_path}
     places["ONE"] = tmp_path / "one"

@@ -391,7 +391,8 @@ def test_memory_is_weights_and_what_lives_in_a_forward():
         ("two", {"finetune": True}, "finetune is for one pre-trained model, and there are 2"),
         ("none", {}, "model_or_models is an empty list"),
         ("hydra", {}, "is a Hydra already"),
-        ("clip", {}, "is a clip: pass a classifier"),
+        ("clip", {}, "is a pre-trained model without a trained classifier, and there is no train_data"),
+        ("text tower", {}, "is a clip_text_model: pass a classifier"),
         ("number", {}, "model_or_models is a int"),
         ("nowhere", {}, "there is no folder ./nowhere"),
     ],
@@ -405,6 +406,7 @@ def test_what_cannot_be_hydrated_is_refused_before_any_work(models, settings, se
         "encoder": lambda: two[0].base_model,
         "hydra": lambda: AutoHydra.from_backbone(two[0]),
         "clip": clip_backbone,
+        "text tower": lambda: clip_backbone().text_model,
         "number": lambda: 3,
         "nowhere": lambda: "./nowhere",
     }[models]()

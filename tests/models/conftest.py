@@ -6,11 +6,13 @@ from tests.families import (
     BERT,
     CAMEMBERT,
     CLIP,
+    CLIP_CLASSIFIER,
     DINOV2,
     DINOV2_GATED,
     FAMILIES,
     GEMMA,
     QWEN2,
+    SIGLIP_CLASSIFIER,
     VARIANTS,
     VIT,
     XLM_ROBERTA,
@@ -18,8 +20,9 @@ from tests.families import (
 
 
 FAST_INFERENCE = [VIT, BERT, CLIP, DINOV2, DINOV2_GATED]
-# These differ from RoBERTa in the name of their config, which decides on reading, saving and loading alone.
-ALIASES = [XLM_ROBERTA, CAMEMBERT]
+# These differ from another row in the name of their config, or in being one of its towers, which decides on reading, saving
+# and loading alone.
+ALIASES = [XLM_ROBERTA, CAMEMBERT, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]
 # And these from Llama in parts that these modules see.
 LIKE_LLAMA = [QWEN2, GEMMA]
 READ_SAVE_LOAD = ("test_auto", "test_checkpoints", "test_constructors", "test_hub", "test_invariants")

@@ -9,7 +9,7 @@ from transformers import AutoModel, GPT2Config, GPT2ForSequenceClassification, P
 
 import hydra_transformers
 from hydra_transformers import AutoHydra
-from hydra_transformers.models.auto import CONFIG_CLASSES, HEADS, HYDRA_CLASSES, auto_class_of
+from hydra_transformers.models.auto import AUTO_CLASSES, CONFIG_CLASSES, HEADS, HYDRA_CLASSES, auto_class_of
 from tests.families import BERT, CLIP, FAMILIES, VIT
 
 
@@ -86,7 +86,7 @@ def test_models_without_a_head_become_encoders():
     for family in FAMILIES:
         if family.has_towers:
             continue
-        backbone = family.backbone().base_model
+        backbone = getattr(family.backbone(), family.hydra.base_model_prefix)
         hydra, inputs = AutoHydra.from_backbone(backbone), family.inputs()
         assert AutoHydra.supported()[type(backbone).__name__] == type(hydra).__name__
         torch.testing.assert_close(
@@ -95,7 +95,7 @@ def test_models_without_a_head_become_encoders():
 
 
 def test_every_row_of_the_tests_table_is_supported_and_every_supported_classifier_has_a_row():
-    with_heads = {each.__name__ for each in HEADS.values() if not hasattr(each, "from_pruned_members")}
+    with_heads = {each.__name__ for each in AUTO_CLASSES if not hasattr(each, "from_pruned_members")}
     assert {type(family.backbone()).__name__ for family in FAMILIES} == with_heads
     assert with_heads <= set(AutoHydra.supported())
 
@@ -121,7 +121,8 @@ def test_what_is_not_supported_gets_a_sentence():
 def test_the_auto_classes_of_transformers_know_every_family(tmp_path):
     for hydra in {id(each): each for each in HYDRA_CLASSES.values()}.values():
         assert AutoModel._model_mapping[hydra.config_class].config_class is hydra.config_class
-    assert auto_class_of("hydra_clip") == auto_class_of("clip") == "AutoModelForZeroShotImageClassification"
+    for config in (CLIP.backbone().config, CLIP.fused().config):
+        assert auto_class_of(config) == "AutoModelForZeroShotImageClassification"
     assert all(issubclass(each, PreTrainedModel) for each in HYDRA_CLASSES)
     assert CLIP.hydra is HEADS["hydra_clip"]
 

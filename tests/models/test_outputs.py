@@ -22,14 +22,14 @@ def test_outputs_have_the_documented_shapes(family):
     assert outputs.member_logits.shape == (4, 3, classes)
     assert family.ensemble_logits(outputs).shape == (4, classes)
     for side, tokens in (
-        ((outputs.vision_model_output, 5), (outputs.text_model_output, 7))
-        if family is CLIP
+        ((outputs.vision_model_output, family.tokens), (outputs.text_model_output, 7))
+        if family.has_towers
         else ((outputs, family.tokens),)
     ):
         batch = 3 if side is getattr(outputs, "text_model_output", None) else 4
         assert [states.shape for states in side.hidden_states] == [(batch, 3, tokens, 32)] * 4
-        towers = hydra.config.kept_heads if family is not CLIP else hydra.config.kept_heads["vision"]
-        if family is CLIP and batch == 3:
+        towers = hydra.config.kept_heads if not family.has_towers else hydra.config.kept_heads["vision"]
+        if family.has_towers and batch == 3:
             towers = hydra.config.kept_heads["text"]
         heads = [sum(len(member) for member in layer) for layer in towers]
         assert [weights.shape for weights in side.attentions] == [(batch, count, tokens, tokens) for count in heads]
@@ -57,7 +57,7 @@ def test_hidden_states_and_attentions_have_gradients(family, heads):
     hydra.set_attn_implementation("eager")
     inputs = family.inputs()
     outputs = hydra(**inputs, output_hidden_states=True, output_attentions=True)
-    sides = (outputs.vision_model_output, outputs.text_model_output) if family is CLIP else (outputs,)
+    sides = (outputs.vision_model_output, outputs.text_model_output) if family.has_towers else (outputs,)
     shown = [states for side in sides for states in (*side.hidden_states, *side.attentions) if states.numel()]
     gradients = torch.autograd.grad(outputs.member_logits.square().sum(), shown)
     assert all(gradient.abs().sum() > 0 for gradient in gradients)

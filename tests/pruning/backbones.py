@@ -145,7 +145,7 @@ def family(name: str, dtype: torch.dtype = torch.float64, samples: int = 25, bat
         prompts = None
     elif name in OTHERS:
         model, id_rows, ood_rows = other(OTHERS[name], dtype, samples)
-        prompts = None
+        prompts = class_prompts() if OTHERS[name].has_towers else None
     else:
         model = clip(dtype)
         id_rows = {"pixel_values": images(samples, 14, dtype=dtype)}

@@ -19,14 +19,19 @@ def output_projections(model) -> dict[tuple, torch.nn.Linear]:
     found = {}
     family = families_by_class()[type(model)]
     for tower in family.outputs:
-        config = getattr(model.config, f"{tower}_config") if tower else model.config
+        config = config_of_tower(model, tower)
         for layer in range(config.num_hidden_layers):
             found[(tower, layer) if tower else (layer,)] = family.output_projection(model, tower, layer)
     return found
 
 
+def config_of_tower(model, tower: str):
+    """That of the vision tower is also that of an image classifier which is one."""
+    return getattr(model.config, f"{tower or 'vision'}_config", model.config)
+
+
 def head_dim_of(model, key: tuple) -> int:
-    config = model.config if len(key) == 1 else getattr(model.config, f"{key[0]}_config")
+    config = config_of_tower(model, "" if len(key) == 1 else key[0])
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 

@@ -24,7 +24,7 @@ def save_as_transformers_4(model, folder: Path, pruned: dict) -> None:
     """Slices the files of a plain model by hand, head by head."""
     model.save_pretrained(folder)
     tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
-    by_tower = pruned if "vision_config" in config else {"": pruned}
+    by_tower = pruned if "vision" in pruned else {"": pruned}
     sliced = 0
     for name, tensor in tensors.items():
         tower = next((each for each in by_tower if name.startswith(each)), None)
@@ -38,7 +38,9 @@ def save_as_transformers_4(model, folder: Path, pruned: dict) -> None:
     assert sliced == 7 * sum(map(len, by_tower.values()))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     for tower, layers in by_tower.items():
-        (config[f"{tower}_config"] if tower else config)["pruned_heads"] = {str(key): layers[key] for key in layers}
+        # an image classifier may be one of two towers
+        own = config.get(f"{tower or 'vision'}_config", config)
+        own["pruned_heads"] = {str(key): layers[key] for key in layers}
     (folder / "config.json").write_text(json.dumps(config))
 
 

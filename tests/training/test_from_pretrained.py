@@ -33,10 +33,11 @@ def test_only_the_classifier_is_new_and_each_member_has_its_own(name, has_head, 
     pretrained = pretrained if has_head else pretrained.base_model
     before = copy_of_weights(pretrained)
     members = with_new_classifiers(pretrained, 2, ["a", "b", "c", "d"], seed=3)
-    encoder = dict(pretrained.base_model.named_parameters())
+    prefix = FAMILIES[name].hydra.base_model_prefix
+    encoder = dict(getattr(pretrained, prefix, pretrained).named_parameters())
     for member in members:
         assert list(member.config.id2label.values()) == ["a", "b", "c", "d"] and member.config.num_labels == 4
-        for parameter_name, parameter in member.base_model.named_parameters():
+        for parameter_name, parameter in getattr(member, prefix).named_parameters():
             assert torch.equal(parameter, encoder[parameter_name])
     new = {
         each for each, value in members[0].named_parameters() if not torch.equal(value, members[1].get_parameter(each))
@@ -170,7 +171,11 @@ def test_half_precision_on_disk_is_trained_in_float32(tmp_path):
 @pytest.mark.parametrize(
     ("pretrained", "arguments", "sentence"),
     [
-        (lambda: tiny_model("clip", "backbone"), {}, r"pretrained \(CLIPModel\) is a clip: pass a pre-trained model"),
+        (
+            lambda: tiny_model("clip", "backbone").text_model,
+            {},
+            r"pretrained \(CLIPTextModel\) is a clip_text_model: pass",
+        ),
         (lambda: tiny_model("vit", "member"), {}, "is a hydra_vit: pass a pre-trained model, one of bert"),
         (lambda: tiny_model("vit", "backbone"), {"num_members": 0}, "num_members is 0"),
         (lambda: tiny_model("vit", "backbone"), {"class_names": ["a", "a"]}, "class_names is .*different names"),

@@ -13,8 +13,8 @@ from tests.training.tiny import FAMILIES, FORMS, tiny_model
 EXPECTED = {
     "embeddings": """distillation_token mask_token register_tokens cls_token position_embeddings projection.weight projection.bias word_embeddings.weight
         embeddings_project.weight embeddings_project.bias position_embeddings.weight token_type_embeddings.weight embeddings.LayerNorm.weight embeddings.LayerNorm.bias
-        token_embedding.weight position_embedding.weight class_embedding patch_embedding.weight tok_embeddings.weight embeddings.norm.weight
-        embed_tokens.weight""",
+        token_embedding.weight position_embedding.weight class_embedding patch_embedding.weight patch_embedding.bias
+        tok_embeddings.weight embeddings.norm.weight embed_tokens.weight""",
     "attention": """qkv_proj.weight qkv_proj.bias layer_scale1.lambda1 q_lin.weight q_lin.bias k_lin.weight
         k_lin.bias v_lin.weight v_lin.bias out_lin.weight out_lin.bias q_proj.weight q_proj.bias k_proj.weight k_proj.bias v_proj.weight v_proj.bias o_proj.weight
         o_proj.bias out_proj.weight out_proj.bias self.query.weight self.query.bias self.key.weight self.key.bias
@@ -31,7 +31,10 @@ EXPECTED = {
         attn_norm.weight final_norm.weight input_layernorm.weight post_attention_layernorm.weight norm.weight""",
     "classifier": """classifier.weight classifier.bias pooler.dense.weight pooler.dense.bias logit_scale
         visual_projection.weight text_projection.weight classifier.dense.weight classifier.dense.bias
-        classifier.out_proj.weight classifier.out_proj.bias pre_classifier.weight pre_classifier.bias head.dense.weight head.norm.weight score.weight""",
+        classifier.out_proj.weight classifier.out_proj.bias pre_classifier.weight pre_classifier.bias head.dense.weight head.norm.weight score.weight
+        logit_bias head.weight head.bias head.probe head.attention.in_proj_weight head.attention.in_proj_bias
+        head.attention.out_proj.weight head.attention.out_proj.bias head.layernorm.weight head.layernorm.bias
+        head.mlp.fc1.weight head.mlp.fc1.bias head.mlp.fc2.weight head.mlp.fc2.bias""",
 }
 
 

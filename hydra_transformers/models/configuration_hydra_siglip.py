@@ -1,0 +1,87 @@
+"""HydraSiglip configuration: two towers, each with its fused-attention part."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import SiglipConfig, SiglipTextConfig, SiglipVisionConfig
+
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
+from .configuration_hydra_towers import HydraTowersConfigMixin
+
+
+def tower_anatomy(config: SiglipTextConfig | SiglipVisionConfig) -> Anatomy:
+    return Anatomy(
+        inner_size=config.intermediate_size,
+        activation=config.hidden_act,
+        norm_eps=config.layer_norm_eps,
+        attention_dropout=config.attention_dropout,
+    )
+
+
+@strict
+class HydraSiglipTextConfig(HydraConfigMixin, SiglipTextConfig):
+    r"""
+    A [`SiglipTextConfig`] with `kept_heads[layer][member]` and `shared`, as in [`HydraSiglipConfig`].
+    """
+
+    model_type = "hydra_siglip_text_model"
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_siglip.HydraSiglipTextConfig",
+        "AutoModel": "modeling_hydra_siglip.HydraSiglipTextModel",
+    }
+    base_config_key = "text_config"
+
+    @property
+    def anatomy(self) -> Anatomy:
+        return tower_anatomy(self)
+
+
+@strict
+class HydraSiglipVisionConfig(HydraConfigMixin, SiglipVisionConfig):
+    r"""
+    A [`SiglipVisionConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`,
+    `ensemble_loss`, `fast_inference`): of a vision tower, and of the image classifier that is one with a head.
+
+    Args:
+        vision_use_head (`bool`, *optional*, defaults to `True`):
+            Whether the tower pools its last states by attention. An image classifier reads them as they are.
+    """
+
+    model_type = "hydra_siglip_vision_model"
+    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_siglip.HydraSiglipVisionConfig",
+        "AutoModel": "modeling_hydra_siglip.HydraSiglipVisionModel",
+        "AutoModelForImageClassification": "modeling_hydra_siglip.HydraSiglipForImageClassification",
+    }
+    base_config_key = "vision_config"
+
+    vision_use_head: bool = True
+
+    @property
+    def anatomy(self) -> Anatomy:
+        return tower_anatomy(self)
+
+
+@strict
+class HydraSiglipConfig(HydraTowersConfigMixin, SiglipConfig):
+    r"""
+    A [`SiglipConfig`] whose towers carry the fused-attention part ([`HydraTowersConfigMixin`]: `text_config`,
+    `vision_config`, `ensemble_loss`, `fast_inference`).
+    """
+
+    model_type = "hydra_siglip"
+    keys_to_ignore_at_inference = ["member_logits", "similarity", "text_model_output", "vision_model_output"]
+    towers = {"text_config": HydraSiglipTextConfig, "vision_config": HydraSiglipVisionConfig}
+    sub_configs_defaults = towers.copy()
+    sub_configs = towers.copy()  # the name that transformers < 5.19 reads
+
+    text_config: dict | HydraSiglipTextConfig | None = None
+    vision_config: dict | HydraSiglipVisionConfig | None = None
+
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_siglip.HydraSiglipConfig",
+        "AutoModel": "modeling_hydra_siglip.HydraSiglipModel",
+        "AutoModelForZeroShotImageClassification": "modeling_hydra_siglip.HydraSiglipModel",
+    }
+
+
+__all__ = ["HydraSiglipConfig", "HydraSiglipTextConfig", "HydraSiglipVisionConfig"]

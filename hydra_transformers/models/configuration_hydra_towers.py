@@ -1,0 +1,83 @@
+"""What the config of a Hydra of two towers has beside its backbone's fields, the same for CLIP and SigLIP."""
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedConfig
+
+from .configuration_hydra import (
+    KeptHeads,
+    ShippedPipelines,
+    check_ensemble_loss,
+    check_model_type,
+    check_num_members,
+)
+
+
+@dataclass(kw_only=True, init=False, repr=False, eq=False)
+class HydraTowersConfigMixin(ShippedPipelines):
+    r"""
+    A family adds `auto_classes`, `towers` with the config classes of its towers by field, and:
+
+    Args:
+        text_config (`dict` or the text tower's config, *optional*):
+            The text tower. It has as many members as the vision tower, or one that is used with all of them.
+        vision_config (`dict` or the vision tower's config, *optional*):
+            The vision tower. It has as many members as the text tower, or one that is used with all of them.
+        ensemble_loss (`str`, *optional*, defaults to `"members"`):
+            `"members"` for the mean of the members' losses, `"ensemble"` for that of the ensemble.
+        fast_inference (`bool`, *optional*, defaults to `True`):
+            `False` switches it off in both towers.
+
+    Each tower's config has `kept_heads[layer][member]` (the backbone heads that a member keeps in a layer, ascending)
+    and `shared` (the parts that exist once for all members: `["embeddings", "layernorm", "mlp"]` by default).
+    """
+
+    ensemble_loss: str = "members"
+    fast_inference: bool = True
+
+    def __post_init__(self, **kwargs):
+        num_members = kwargs.pop("num_members", None)
+        self.text_config = _tower_config(self.text_config, self.towers["text_config"])
+        self.vision_config = _tower_config(self.vision_config, self.towers["vision_config"])
+        # Not the backbone's own: CLIP's turns the towers' configs into plain ones.
+        PreTrainedConfig.__post_init__(self, **kwargs)
+        vision, text = self.vision_config.num_members, self.text_config.num_members
+        if vision != text and 1 not in (vision, text):
+            raise ValueError(
+                f"the vision tower has {vision} members and the text tower {text}: give both the same number, or one "
+                "of them a single member"
+            )
+        check_num_members(num_members, self)
+        check_ensemble_loss(self.ensemble_loss)
+        if not self.fast_inference:
+            self.vision_config.fast_inference = self.text_config.fast_inference = False
+
+    @classmethod
+    def from_dict(cls, config_dict, **kwargs):
+        check_model_type(config_dict, cls)
+        return super().from_dict(config_dict, **kwargs)
+
+    def to_dict(self) -> dict:
+        fields = super().to_dict()
+        for tower in ("vision_config", "text_config"):
+            fields[tower].pop("custom_pipelines", None)  # of the tower as a model of its own
+        return fields
+
+    @property
+    def num_members(self) -> int:
+        return max(self.vision_config.num_members, self.text_config.num_members)
+
+    @property
+    def kept_heads(self) -> dict[str, KeptHeads]:
+        """`kept_heads["vision"][layer][member]` and `kept_heads["text"][layer][member]`"""
+        return {"vision": self.vision_config.kept_heads, "text": self.text_config.kept_heads}
+
+    @property
+    def shared(self) -> list[str]:
+        return self.vision_config.shared
+
+
+def _tower_config(config, config_class: type):
+    if isinstance(config, dict):
+        return config_class(**config)
+    return config_class() if config is None else config

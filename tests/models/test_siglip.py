@@ -1,0 +1,194 @@
+"""SigLIP's two towers, their pooling heads and their pairs, and image classifiers that are one tower of two."""
+
+import pytest
+import torch
+from transformers import Siglip2Config, Siglip2Model, SiglipVisionModel
+
+from hydra_transformers import AutoHydra, HydraSiglipTextModel, HydraSiglipVisionModel
+from hydra_transformers.fusion import slots, to_transformers
+from hydra_transformers.models.auto import auto_class_of, head_of, is_zero_shot
+from hydra_transformers.pruning import prune_heads
+from tests.families import CLIP, CLIP_CLASSIFIER, RAGGED, SIGLIP, SIGLIP_CLASSIFIER, images, padded_texts, randomise
+
+
+CLASSIFIERS = pytest.mark.parametrize("family", [CLIP_CLASSIFIER, SIGLIP_CLASSIFIER], ids=lambda family: family.name)
+
+
+def pairs(count: int = 3) -> dict[str, torch.Tensor]:
+    return {"pixel_values": images(count), **padded_texts(count)}
+
+
+def assert_same(found, expected) -> None:
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-10)
+
+
+# Towers
+
+
+@torch.no_grad()
+def test_towers_give_the_states_and_the_pooled_output_of_the_backbone():
+    backbone, inputs = SIGLIP.backbone(), SIGLIP.inputs()
+    texts = {name: inputs[name] for name in ("input_ids", "attention_mask")}
+    for tower, hydra, given in (
+        (backbone.vision_model, HydraSiglipVisionModel, {"pixel_values": inputs["pixel_values"]}),
+        (backbone.text_model, HydraSiglipTextModel, texts),
+    ):
+        found, expected = AutoHydra.from_backbone(tower), tower(**given, output_hidden_states=True)
+        assert type(found) is hydra
+        outputs = found(**given, output_hidden_states=True)
+        assert_same(outputs.last_hidden_state, expected.last_hidden_state)
+        assert_same(outputs.pooler_output, expected.pooler_output)
+        for ours, theirs in zip(outputs.hidden_states, expected.hidden_states, strict=True):
+            assert_same(ours[:, 0], theirs)
+
+
+@torch.no_grad()
+def test_features_are_those_of_the_backbone_also_of_larger_images():
+    backbone, inputs = SIGLIP.backbone(), SIGLIP.inputs()
+    hydra = AutoHydra.from_backbone(backbone)
+    large = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for given in ({"pixel_values": inputs["pixel_values"]}, {"pixel_values": large, "interpolate_pos_encoding": True}):
+        found, expected = (model.get_image_features(**given).pooler_output for model in (hydra, backbone))
+        assert_same(found, expected)
+
+
+@torch.no_grad()
+def test_a_tower_without_a_pooling_head_pools_nothing():
+    config = SIGLIP.backbone().config.vision_config
+    config.vision_use_head = False
+    tower = randomise(SiglipVisionModel(config).double(), 0)
+    hydra = AutoHydra.from_backbone(tower)
+    outputs = hydra(images())
+    assert outputs.pooler_output is None and "head" not in dict(hydra.named_children())
+    assert_same(outputs.last_hidden_state, tower(images()).last_hidden_state)
+
+
+def test_each_member_has_a_pooling_head_whose_heads_are_not_pruned():
+    hydra = SIGLIP.fused()
+    backbones = [SIGLIP.backbone(seed) for seed in range(3)]
+    own = [slot for _, slot in slots(hydra) if slot.name.startswith("vision_model.head.")]
+    assert {slot.member for slot in own} == {0, 1, 2}
+    for member, backbone in enumerate(backbones):
+        for name, theirs in backbone.vision_model.head.named_parameters():
+            assert torch.equal(hydra.vision_model.head[member].get_parameter(name), theirs)
+
+
+# Pairs
+
+
+@torch.no_grad()
+def test_the_probability_of_a_pair_is_the_mean_of_the_members_whatever_else_is_in_the_call():
+    hydra, inputs = SIGLIP.fused(), SIGLIP.inputs()
+    outputs = hydra(**inputs)
+    assert torch.equal(outputs.logits_per_text, outputs.logits_per_image.t())
+    assert_same(outputs.logits_per_image.sigmoid(), outputs.member_logits.sigmoid().mean(dim=1))
+    alone = hydra(**{name: value[:1] for name, value in inputs.items()})
+    assert_same(alone.logits_per_image, outputs.logits_per_image[:1, :1])
+    assert_same(outputs.similarity, outputs.member_logits.mean(dim=1))
+
+
+def test_the_loss_is_the_mean_of_the_members_own_or_that_of_the_ensemble():
+    backbones = [SIGLIP.backbone(seed) for seed in range(2)]
+    hydra = SIGLIP.hydra.from_pruned_members(backbones, shared=())
+    expected = torch.stack([each(**pairs(), return_loss=True).loss for each in backbones]).mean()
+    assert_same(hydra(**pairs(), return_loss=True).loss, expected)
+
+    hydra.config.ensemble_loss = "ensemble"
+    outputs = hydra(**pairs(), return_loss=True)
+    probability = outputs.member_logits.sigmoid().mean(dim=1)
+    is_pair = torch.eye(3, dtype=torch.bool)
+    assert_same(outputs.loss, -torch.where(is_pair, probability, 1 - probability).log().sum(dim=-1).mean())
+
+    with pytest.raises(ValueError, match="return_loss got 4 images and 3 texts: pass them in pairs"):
+        hydra(**SIGLIP.inputs(), return_loss=True)
+
+
+@torch.no_grad()
+def test_members_that_differ_in_vision_alone_share_one_text_tower():
+    backbone, inputs = SIGLIP.backbone(), SIGLIP.inputs()
+    prunings = [{"vision": heads} for heads in RAGGED]
+    hydra = SIGLIP.hydra.from_pruned_members([prune_heads(backbone, heads) for heads in prunings])
+    assert hydra.config.text_config.num_members == 1 and hydra.config.vision_config.num_members == 3
+    expected = [SIGLIP.ablate(backbone, heads)(**inputs).logits_per_image.sigmoid() for heads in prunings]
+    assert_same(hydra(**inputs).logits_per_image.sigmoid(), torch.stack(expected).mean(0))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("heads", ["ragged", "uniform"])
+def test_fast_inference_gives_the_answers_of_the_plain_way(heads):
+    hydra, inputs = SIGLIP.fused(heads), SIGLIP.inputs()
+    fast = hydra(**inputs).member_logits
+    for config in (hydra.config.vision_config, hydra.config.text_config):
+        config.fast_inference = False
+    assert_same(fast, hydra(**inputs).member_logits)
+
+
+# Classifiers that are one of two towers
+
+
+@CLASSIFIERS
+@torch.no_grad()
+def test_a_classifier_of_one_tower_is_the_backbones_and_has_the_config_of_that_tower(family):
+    backbone = family.backbone()
+    backbone.config.id2label = dict(enumerate(["a", "b", "c", "d", "e"]))
+    hydra = prune_heads(backbone, RAGGED[0])
+    expected = family.ablate(backbone, RAGGED[0])(**family.inputs()).logits
+    assert_same(hydra(**family.inputs()).member_logits[:, 0], expected)
+    assert not hasattr(hydra.config, "vision_config") and hydra.config.id2label[4] == "e"
+    assert hydra.config.kept_heads[0] == [[0, 2, 3]]
+    labels = torch.tensor([0, 1, 2, 3])
+    assert_same(
+        prune_heads(backbone)(**family.inputs(), labels=labels).loss, backbone(**family.inputs(), labels=labels).loss
+    )
+
+
+@CLASSIFIERS
+@torch.no_grad()
+def test_a_classifier_of_one_tower_goes_back_to_transformers(family):
+    hydra = prune_heads(family.backbone(), RAGGED[0])
+    plain = to_transformers(hydra, fill_up=True)
+    assert type(plain) is type(family.backbone()) and plain.config.num_labels == 5
+    assert_same(plain(**family.inputs()).logits, hydra(**family.inputs()).member_logits[:, 0])
+
+
+def test_a_classifier_leaves_out_the_pooling_head_that_it_does_not_read():
+    backbone, hydra = SIGLIP_CLASSIFIER.backbone(), SIGLIP_CLASSIFIER.fused()
+    assert any(name.startswith("vision_model.head.") for name, _ in backbone.named_parameters())
+    assert hydra.vision_model.head is None and hydra.config.vision_use_head is False
+    mixed = SIGLIP_CLASSIFIER.hydra.from_pruned_members([backbone, hydra])
+    assert mixed.num_members == 4
+
+
+@pytest.mark.parametrize(("classifier", "towers"), [(CLIP_CLASSIFIER, CLIP), (SIGLIP_CLASSIFIER, SIGLIP)])
+def test_a_config_tells_by_its_architecture_whether_it_is_of_two_towers_or_of_a_classifier(
+    classifier, towers, tmp_path
+):
+    for family, auto_class in (
+        (classifier, "AutoModelForImageClassification"),
+        (towers, "AutoModelForZeroShotImageClassification"),
+    ):
+        backbone = family.backbone()
+        backbone.save_pretrained(tmp_path)
+        config = type(backbone.config).from_pretrained(tmp_path)
+        assert head_of(config) is type(backbone) and auto_class_of(config) == auto_class
+        assert is_zero_shot(config) is family.has_towers
+        config.architectures = None
+        assert is_zero_shot(config)  # as most of its kind
+
+
+def test_towers_and_classifiers_do_not_stand_in_for_each_other():
+    with pytest.raises(ValueError, match=r"SiglipModel\) has no parameter 'classifier.weight'.*for the same task"):
+        SIGLIP_CLASSIFIER.hydra.from_backbone(SIGLIP.backbone())
+    with pytest.raises(ValueError, match=r"CLIPForImageClassification\) has no parameter 'text_model\."):
+        CLIP.hydra.from_backbone(CLIP_CLASSIFIER.backbone())
+
+
+def test_images_of_any_shape_are_refused():
+    """SigLIP 2's NaFlex models; those of one resolution are SigLIP models."""
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = Siglip2Config(
+        text_config={**sizes, "vocab_size": 10, "bos_token_id": 1, "eos_token_id": 1},
+        vision_config={**sizes, "num_patches": 4},
+    )
+    with pytest.raises(TypeError, match=r"model is a Siglip2Model: pass a Hydra or one of .*adding-a-model-family.md"):
+        AutoHydra.from_backbone(Siglip2Model(config))

@@ -1,0 +1,223 @@
+"""What is built on models of two towers, with SigLIP, which says yes or no to each text; and on image classifiers that are one
+tower of two."""
+
+import copy
+import json
+
+import pytest
+import torch
+from transformers import AutoProcessor, CLIPForImageClassification, SiglipForImageClassification, pipeline
+
+from hydra_transformers import AutoHydra
+from hydra_transformers.baselines import BayesVLM, ViLU, temperature_scaled_clip
+from hydra_transformers.cli import main
+from hydra_transformers.cost import compare_costs, count_multiply_adds, count_parameters, unpruned_backbone
+from hydra_transformers.fusion import encoder_config
+from hydra_transformers.hub import create_model_card
+from hydra_transformers.hydration.plan import budgets_of, stand_in
+from hydra_transformers.models.auto import load_trained
+from hydra_transformers.prediction import ZeroShotClassifier
+from hydra_transformers.pruning import prune_heads
+from hydra_transformers.training.from_pretrained import with_new_classifiers
+from hydra_transformers.training.parameter_groups import without_effect
+from hydra_transformers.uncertainty import calibrate, decompose, evaluate_uncertainty
+from tests.families import CLIP, CLIP_CLASSIFIER, SIGLIP, SIGLIP_CLASSIFIER, images, padded_texts
+from tests.tiny_data import CLASSES, picture_rows, pictures, save_clip, save_siglip
+
+
+PROMPTS = padded_texts(3)
+LABELLED = [{"pixel_values": images(30, seed=3), "labels": torch.arange(30) % 3}]
+CLASSIFIERS = pytest.mark.parametrize("family", [CLIP_CLASSIFIER, SIGLIP_CLASSIFIER], ids=lambda family: family.name)
+
+
+def run(*words) -> None:
+    assert main([str(word) for word in words]) == 0
+
+
+@pytest.fixture(scope="module")
+def siglip(tmp_path_factory):
+    """A folder with a backbone, a Hydra of it and pictures."""
+    folder = tmp_path_factory.mktemp("siglip")
+    backbone = load_trained(save_siglip(folder / "siglip"))
+    members = [prune_heads(backbone, {"vision": {0: [head]}, "text": {1: [head]}}) for head in range(3)]
+    AutoHydra.from_pruned_members(members).save_pretrained(folder / "hydra")
+    AutoProcessor.from_pretrained(folder / "siglip").save_pretrained(folder / "hydra")
+    picture_rows(24).save_to_disk(folder / "pictures")
+    for number, image in enumerate(pictures([0, 1, 2], seed=4)):
+        image.save(folder / f"{number}.png")
+    return folder
+
+
+# Classes that exclude each other
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [SIGLIP.backbone, SIGLIP.fused], ids=["siglip", "hydra"])
+def test_fixed_prompts_choose_one_class_by_a_softmax_over_the_logits_of_pairs(make):
+    model = make()
+    outputs = model(pixel_values=images(), **PROMPTS)
+    logits = outputs.get("member_logits", outputs.logits_per_image.unsqueeze(1))
+    found = ZeroShotClassifier(model, PROMPTS)(images())
+    torch.testing.assert_close(found.member_logits, logits)
+    torch.testing.assert_close(found.logits.softmax(-1), logits.softmax(-1).mean(dim=1))
+    # the probability of each class given that exactly one of them is right
+    yes = logits.sigmoid()
+    exactly_one = torch.stack([yes[..., k] * (1 - yes).prod(-1) / (1 - yes[..., k]) for k in range(3)], dim=-1)
+    torch.testing.assert_close(logits.softmax(-1), exactly_one / exactly_one.sum(-1, keepdim=True))
+
+
+def test_a_siglip_is_judged_and_calibrated_by_class_prompts():
+    hydra = SIGLIP.fused()
+    report = evaluate_uncertainty({"Hydra": hydra}, LABELLED, class_prompts=PROMPTS)
+    with torch.no_grad():
+        member_logits = hydra(pixel_values=LABELLED[0]["pixel_values"], **PROMPTS).member_logits
+    right = decompose(member_logits).prediction == LABELLED[0]["labels"]
+    assert report.models["Hydra"].id["accuracy"] == pytest.approx(right.double().mean().item())
+    classifier = calibrate(ZeroShotClassifier(hydra, PROMPTS), LABELLED, target={"coverage": 0.5}).model.eval()
+    assert classifier(pixel_values=images()).abstain.shape == (4,)
+    with pytest.raises(ValueError, match="has no classes but those of each call's prompts"):
+        calibrate(hydra, LABELLED, target={"coverage": 0.5})
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("make", [SIGLIP.backbone, SIGLIP.fused], ids=["siglip", "hydra"])
+def test_a_temperature_divides_the_logits_of_pairs_with_their_bias(make):
+    model = make()
+    scaled = temperature_scaled_clip(model, PROMPTS, LABELLED)
+    before, after = (each(pixel_values=images(), **padded_texts(2, seed=5)) for each in (model, scaled))
+    name = "member_logits" if "member_logits" in before else "logits_per_image"
+    ratio = before[name] / after[name]
+    assert ratio[0].flatten()[0] != 1 and torch.allclose(ratio, ratio.flatten()[0])
+
+
+def test_baselines_made_for_clip_refuse_siglip():
+    with pytest.raises(TypeError, match="model is a SiglipModel: pass a CLIPModel"):
+        BayesVLM(SIGLIP.backbone())
+    with pytest.raises(TypeError, match=r"SiglipModel has no nn\.Linear with"):
+        ViLU(SIGLIP.backbone())
+
+
+# Pipelines, cards, the command line
+
+
+@torch.no_grad()
+def test_pipelines_give_the_mean_probability_of_each_text_by_itself(siglip):
+    processor, hydra = AutoProcessor.from_pretrained(siglip / "hydra"), load_trained(siglip / "hydra")
+    parts = {"image_processor": processor.image_processor, "tokenizer": processor.tokenizer}
+    image, asked = str(siglip / "0.png"), {"candidate_labels": CLASSES}
+    plain = pipeline("zero-shot-image-classification", model=str(siglip / "hydra"), **parts)(image, **asked)
+    texts = [f"This is a photo of {label}." for label in CLASSES]
+    inputs = processor(
+        text=texts, images=pictures([0], seed=4), padding="max_length", max_length=64, return_tensors="pt"
+    )
+    member_logits = hydra(**inputs).member_logits
+    mean = dict(zip(CLASSES, member_logits.sigmoid().mean(dim=1)[0].tolist(), strict=True))
+    assert {each["label"]: pytest.approx(each["score"], abs=1e-5) for each in plain} == mean
+
+    [answer] = hydra.predict([image], processor, **asked)
+    assert [each["label"] for each in answer["scores"]] == [each["label"] for each in plain]
+    parts = decompose(member_logits, "multi_label_classification")
+    for name, part in (("uncertainty", parts.total), ("epistemic", parts.epistemic)):
+        assert answer[name] == pytest.approx(part.sum().item(), abs=1e-5) and answer[name] > 0
+
+
+def test_the_card_of_a_siglip_asks_each_text_by_itself():
+    card = str(create_model_card(SIGLIP.fused().float(), repo_id="me/pairs"))
+    assert 'padding="max_length", max_length=64' in card and "outputs.member_logits.sigmoid()" in card
+    assert "the logit of the members' mean probability" in card and '"multi_label_classification")' in card
+    assert "logit bias, logit scale, text model head and vision model head" in card
+    assert "Multiply-adds per image" in card and "SigLIP" in card
+
+
+@CLASSIFIERS
+def test_the_card_of_a_classifier_of_one_tower_is_that_of_an_image_classifier(family):
+    card = str(create_model_card(family.fused().float(), repo_id="me/images"))
+    assert "pipeline_tag: image-classification" in card and "AutoModelForImageClassification" in card
+    assert "prompt" not in card
+
+
+@pytest.mark.slow
+def test_the_command_line_prunes_fuses_and_asks_a_siglip(siglip, tmp_path, capsys):
+    data = ["--data", siglip / "pictures"]
+    circuit = ["--objective", "acc", "--budget", 1, "--out-of", 2, "--members", 2]
+    run("prune", siglip / "siglip", *data, *circuit, "--output", tmp_path / "pruned")
+    run("fuse", tmp_path / "pruned", "--output", tmp_path / "hydra")
+    run("info", tmp_path / "hydra")
+    told = capsys.readouterr().out
+    assert "HydraSiglipModel, 2 members" in told and "8 x 8 pixels and 64 tokens" in told
+    run("predict", tmp_path / "hydra", siglip / "0.png", "--labels", *CLASSES, "--json")
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {each["label"] for each in answer["scores"]} == set(CLASSES)
+
+
+@pytest.mark.slow
+def test_the_command_line_fine_tunes_two_towers_as_an_image_classifier(tmp_path, capsys):
+    save_clip(tmp_path / "clip")
+    picture_rows(24).save_to_disk(tmp_path / "pictures")
+    data = ["--data", tmp_path / "pictures"]
+    run("finetune", tmp_path / "clip", *data, "--members", 2, "--max-steps", 2, "--output", tmp_path / "tuned")
+    assert type(load_trained(tmp_path / "tuned" / "member-0")) is CLIPForImageClassification
+    run("prune", tmp_path / "tuned", *data, "--objective", "acc", "--budget", 1, "--output", tmp_path / "pruned")
+    run("fuse", tmp_path / "pruned", "--output", tmp_path / "hydra")
+    capsys.readouterr()
+    run("info", tmp_path / "hydra")
+    told = capsys.readouterr().out
+    assert "HydraCLIPForImageClassification, 2 members" in told and "3 classes: red, green, blue" in told
+    assert "(8 x 8 pixels per sample)" in told
+    run("evaluate", tmp_path / "hydra", *data, "--output", tmp_path / "judged")
+
+
+# Image classifiers that are one tower of two
+
+
+@pytest.mark.parametrize(
+    ("towers", "classifier"), [(CLIP, CLIPForImageClassification), (SIGLIP, SiglipForImageClassification)]
+)
+def test_two_pretrained_towers_become_image_classifiers_with_the_vision_tower(towers, classifier, tmp_path):
+    pretrained = towers.backbone().float()
+    pretrained.save_pretrained(tmp_path)
+    theirs = dict(pretrained.vision_model.named_parameters())
+    for source in (pretrained, tmp_path):
+        one, other = with_new_classifiers(source, 2, ["a", "b", "c"])
+        assert type(one) is classifier and one.config.num_labels == 3
+        assert not torch.equal(one.classifier.weight, other.classifier.weight)
+        for name, parameter in one.vision_model.named_parameters():
+            assert torch.equal(parameter, theirs[name]), name
+
+
+@CLASSIFIERS
+def test_costs_of_a_classifier_of_one_tower_need_no_text(family):
+    hydra, backbone = family.fused(), family.backbone()
+    plain = unpruned_backbone(hydra)
+    assert type(plain) is type(backbone) and count_multiply_adds(plain) <= count_multiply_adds(backbone)
+    unread = (
+        sum(each.numel() for each in backbone.vision_model.head.parameters()) if family is SIGLIP_CLASSIFIER else 0
+    )
+    assert count_parameters(plain) == count_parameters(backbone) - unread
+    costs = compare_costs({"one": backbone.float(), "hydra": hydra.float()}, [1], seconds=0)
+    assert all(cost.milliseconds[1] > 0 for cost in costs.values())
+
+
+def test_what_no_head_reads_is_not_trained():
+    idle = without_effect(CLIP_CLASSIFIER.hydra.from_backbone(CLIP_CLASSIFIER.backbone()))
+    assert idle == {"vision_model.post_layernorm.weight", "vision_model.post_layernorm.bias"}
+
+
+@CLASSIFIERS
+def test_a_classifier_of_one_tower_is_calibrated_and_its_encoder_is_not(family, tmp_path):
+    hydra = copy.deepcopy(family.fused()).float()
+    rows = [{"pixel_values": images(40, seed=3).float(), "labels": torch.arange(40) % 5}]
+    calibrate(hydra, rows, target={"coverage": 0.5})
+    hydra.save_pretrained(tmp_path)
+    loaded = load_trained(tmp_path)
+    assert loaded.is_deciding and loaded.vision_model.decision is None
+    assert torch.equal(loaded(images().float()).abstain, hydra(images().float()).abstain)
+
+
+@CLASSIFIERS
+def test_hydrate_counts_the_layers_and_heads_of_the_tower(family):
+    backbone = family.backbone()
+    assert budgets_of(encoder_config(backbone), 1) == budgets_of(backbone.config.vision_config, 1)
+    hydra = stand_in(backbone, members=2, trunk_layers=1, budget=3)
+    assert hydra.num_members == 2 and hydra.config.trunk_layers == 1
+    assert sum(len(layer[0]) for layer in hydra.config.kept_heads) == 12 - 3
