@@ -175,6 +175,8 @@ def axes_of(name: str, has_towers: bool) -> dict[int, str]:
     """The axes of an input whose size is free, and what they count."""
     if name == "pixel_values":
         return {0: "images" if has_towers else "batch"}
+    if name == "input_values":
+        return {0: "batch"}  # spectrograms have as many frames as there are positions
     return {0: "texts" if has_towers else "batch", 1: "length"}
 
 
