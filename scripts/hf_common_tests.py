@@ -43,7 +43,15 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
             "test_model_get_set_embeddings",
             "images are embedded by a projection of patches, not by an nn.Embedding",
         )
-        for classes in ("HydraViT*", "HydraDeiT*", "HydraDinov2*", "HydraCLIPVision*")
+        for classes in (
+            "HydraViT*",
+            "HydraDeiT*",
+            "HydraDinov2*",
+            "HydraCLIPVision*",
+            "HydraCLIPFor*",
+            "HydraSiglipVision*",
+            "HydraSiglipFor*",
+        )
     ),
     (
         "HydraDinov2*ForImageClassification",
@@ -68,13 +76,18 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
         "test_model_rope_scaling_from_config_1_dynamic",
         "new weights are small, and texts so short that scaled positions change less than the test tells apart",
     ),
-    ("HydraCLIPModel", "test_model_get_set_embeddings", "each tower has embeddings of its own"),
-    ("HydraCLIPModel", "test_attention_outputs", "attentions stand in the outputs of the towers, tested there"),
-    ("HydraCLIPModel", "test_hidden_states_output", "hidden states stand in the outputs of the towers, tested there"),
-    (
-        "HydraCLIPModel",
-        "test_retain_grad_hidden_states_attentions",
-        "hidden states and attentions stand in the outputs of the towers, tested there",
+    *(
+        (classes, test, reason)
+        for classes in ("HydraCLIPModel", "HydraSiglipModel")
+        for test, reason in (
+            ("test_model_get_set_embeddings", "each tower has embeddings of its own"),
+            ("test_attention_outputs", "attentions stand in the outputs of the towers, tested there"),
+            ("test_hidden_states_output", "hidden states stand in the outputs of the towers, tested there"),
+            (
+                "test_retain_grad_hidden_states_attentions",
+                "hidden states and attentions stand in the outputs of the towers, tested there",
+            ),
+        )
     ),
     (
         "HydraCLIPModel",
