@@ -13,6 +13,7 @@ from .registration import register_with_transformers
 
 
 if TYPE_CHECKING:
+    from .formats import export  # noqa: F401
     from .hydration import Hydrated, hydrate  # noqa: F401
     from .models import *  # noqa: F403
     from .raw_data import prepare  # noqa: F401
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Where names are that are no models; all come when they are asked for, for torch and transformers take seconds to import.
-_HOMES = {"Hydrated": "hydration", "hydrate": "hydration", "prepare": "raw_data"}
+_HOMES = {"Hydrated": "hydration", "export": "formats", "hydrate": "hydration", "prepare": "raw_data"}
 
 
 def __getattr__(name: str) -> Any:

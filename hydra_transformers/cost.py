@@ -150,13 +150,15 @@ def inputs_for(model: nn.Module, batch_size: int, device: str = "cpu") -> dict[s
 
 
 def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu") -> dict[str, Tensor]:
-    """Inputs of the size a model takes: images, texts of at most 128 tokens, or for CLIP both."""
+    """Inputs of the size a model takes: images, spectrograms, texts of at most 128 tokens, or for CLIP images and texts."""
     inputs = {}
     vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
     if hasattr(vision, "image_size"):
         size = vision.image_size
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, height, width, device=device)
+    if hasattr(config, "num_mel_bins"):
+        inputs["input_values"] = torch.zeros(batch_size, config.max_length, config.num_mel_bins, device=device)
     if hasattr(text, "vocab_size"):
         most = getattr(text, "max_position_embeddings", 0)  # models with relative positions have none, or -1
         tokens = min(TEXT_TOKENS, most) if most > 0 else TEXT_TOKENS
@@ -208,10 +210,15 @@ def readable_count(count: int) -> str:
 
 def cost_table(costs: Mapping[str, Cost]) -> str:
     """Costs as a markdown table; times also as a multiple of the first row's."""
+    return markdown_table(*cost_cells(costs))
+
+
+def cost_cells(costs: Mapping[str, Cost]) -> tuple[list[str], list[list[str]]]:
+    """The headings and the rows of that table."""
     first = next(iter(costs.values()))
     headings = ["", "Parameters", "Multiply-adds", *(f"ms, batch {size}" for size in first.milliseconds)]
     rows = []
     for name, cost in costs.items():
         times = [f"{value:.2f} ({value / first.milliseconds[size]:.2f}x)" for size, value in cost.milliseconds.items()]
         rows.append([name, f"{cost.parameters:,}", readable_count(cost.multiply_adds), *times])
-    return markdown_table(headings, rows)
+    return headings, rows

@@ -23,9 +23,13 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 
 def write_png(figure: Figure, path: str | os.PathLike) -> Path:
     """Whole or not at all; returns the path."""
+    return write_atomically(path, png_of(figure))
+
+
+def png_of(figure: Figure) -> bytes:
     content = io.BytesIO()
     FigureCanvasAgg(figure).print_png(content)
-    return write_atomically(path, content.getvalue())
+    return content.getvalue()
 
 
 def finish_panel(panel: "Axes", title: str) -> None:

@@ -99,7 +99,8 @@ SHIPPED = {
         "finetune-images",
         "zh-plus/tiny-imagenet",
         "100 classes of Tiny ImageNet, less 30 images of each that were held out",
-        "Near: 50 other classes of Tiny ImageNet. Far: MNIST, textures (DTD), and noise and drawings that were made up",
+        "Near: 50 other classes of Tiny ImageNet. Far: MNIST, textures (DTD), and noise and drawings that were made up. "
+        "Corrupted: 1,000 of the 5,000 test images",
         "DINOv2-S (a public checkpoint that had been fine-tuned for saliency, its weights rounded to 8 bits; as a ViT for images of "
         "112 pixels that reads its [CLS] token)",
     ),
@@ -152,13 +153,20 @@ def report_of(results: Mapping[str, Any]) -> UncertaintyReport:
     missing = [method for method in names.values() if method not in methods]
     if missing:
         raise SystemExit(f"the results have no {missing[0]}: run the groups baselines, fine-tunings and trunk as well")
-    return UncertaintyReport(
-        "msp",
-        {
-            name: ModelResult(methods[method]["num_members"], methods[method]["id"], methods[method]["ood"]["msp"])
-            for name, method in names.items()
-        },
-    )
+    return UncertaintyReport("msp", {name: result_of(methods[method]) for name, method in names.items()})
+
+
+def result_of(metrics: Mapping[str, Any]) -> ModelResult:
+    """What one method reached, also on corrupted rows where it was judged on some."""
+    shift = metrics.get("shift", {"severities": [], "corruptions": {}})
+    corruptions = {
+        corruption: {
+            str(severity): {name: values[place] for name, values in of_corruption.items()}
+            for place, severity in enumerate(shift["severities"])
+        }
+        for corruption, of_corruption in shift["corruptions"].items()
+    }
+    return ModelResult(metrics["num_members"], metrics["id"], metrics["ood"]["msp"], corruptions)
 
 
 def check_sizes(model: PreTrainedModel, results: Mapping[str, Any]) -> None:

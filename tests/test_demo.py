@@ -147,16 +147,17 @@ def test_images_are_moved_by_at_most_a_pixel():
 
 @pytest.fixture(scope="module")
 def fine_tunings(data, tmp_path_factory):
-    return finetuned(load_shipped_model(), data, FULL, tmp_path_factory.mktemp("demo") / "fine-tuning")
+    """Two of the demo's three, each by the whole recipe."""
+    return finetuned(load_shipped_model(), data, FULL, tmp_path_factory.mktemp("demo") / "fine-tuning", num_members=2)
 
 
 def test_a_fine_tuning_is_right_on_95_percent_of_unseen_digits_and_each_is_another(data, fine_tunings):
     with torch.no_grad():
         logits = [model(data.test.pixel_values).logits for model in fine_tunings]
-    assert len(logits) == 3
+    assert len(logits) == 2
     for each in logits:
         assert (each.argmax(-1) == data.test.labels).float().mean() >= 0.95
-    assert not torch.allclose(logits[0], logits[1], atol=0.1) and not torch.allclose(logits[1], logits[2], atol=0.1)
+    assert not torch.allclose(logits[0], logits[1], atol=0.1)
 
 
 # Story
@@ -169,7 +170,8 @@ def test_the_demo_tells_every_step(told):
     for name in ("Single", "Deep Ensemble", "Hydra", "Hydra, pruned"):
         assert f"| {name}  " in text or f"| {name} |" in text
     assert any(said in text for said in ("Fuse: ", "Fuse without ", "Do not fuse: ", "Cannot tell: "))
-    assert "Hydra against Deep Ensemble" in text and "Hydra against Single" in text
+    for pair in ("Hydra against Deep Ensemble", "Hydra against Single", "Hydra, pruned against Deep Ensemble"):
+        assert f"{pair}: " in text
     assert "digit-" in text and "photo-patch.png" in text
 
 
@@ -182,7 +184,9 @@ def test_the_demo_leaves_table_reports_and_plots(told):
     assert table.strip() in text
     assert f"{report.models['Single'].id['accuracy']:.1%}" in table
     names = {path.stem for path in (output / "plots").glob("*.png")}
-    assert {"reliability_diagram", "roc", "score_histograms", "uncertainty_split"} <= names
+    assert {"reliability_diagram", "roc_digit_8_near", "score_histograms", "quality_against_cost"} <= names
+    page = (output / "report.html").read_text(encoding="utf-8")
+    assert all(f'alt="{name}" src="data:image/png' in page for name in names)
     assert not list(output.parent.glob(".*"))
 
 
@@ -270,10 +274,11 @@ RESULTS = {"accuracy": 0.97, "ece": 0.03, "near": 0.95, "far": 0.98}
 )
 def test_the_verdict_says_what_is_gained_and_lost_and_for_what_price(change, sentence):
     report = SimpleNamespace(models={"Apart": result_of(RESULTS), "Fused": result_of(RESULTS | change)})
-    costs = {"Apart": Cost(300, 3000, {64: 30.0}), "Fused": Cost(120, 2700, {64: 33.0})}
-    price = "0.40 times the parameters, 0.90 times the multiply-adds, 1.10 times the time"
-    said = verdict(report, costs, "Fused", "Apart", 64)
-    assert said == f"Fused against Apart, in points of percent: {sentence}. Price: {price}."
+    price = "times the time, 0.40 times the parameters, 0.90 times the multiply-adds"
+    for milliseconds, speed, times in ((33.0, "", "1.10"), (20.0, "1.5 times as fast, ", "0.67")):
+        costs = {"Apart": Cost(300, 3000, {64: 30.0}), "Fused": Cost(120, 2700, {64: milliseconds})}
+        said = verdict(report, costs, "Fused", "Apart", 64)
+        assert said == f"Fused against Apart: {speed}{sentence} (points of percent). Price: {times} {price}."
 
 
 def result_of(values) -> SimpleNamespace:

@@ -3,11 +3,15 @@
 Needs Gradio, which is imported when a page is made.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .answering import Answer, AskedModel
 from .examples import read_examples
 from .inputs import InputError, Limits
+
+
+if TYPE_CHECKING:
+    from .page import build_page, launch_page
 
 
 __all__ = ["Answer", "AskedModel", "InputError", "Limits", "build_page", "launch_page", "read_examples"]

@@ -24,10 +24,11 @@ from ..pruning.head_maps import HeadMap
 from ..uncertainty import predict_decisions
 
 
+ZERO_SHOT = "AutoModelForZeroShotImageClassification"
 # What a model reads, by the Auto class of its task.
 READS = {
     "AutoModelForImageClassification": "images",
-    "AutoModelForZeroShotImageClassification": "images",
+    ZERO_SHOT: "images",
     "AutoModelForSequenceClassification": "texts",
 }
 MOST_CLASS_LISTS = 8  # of CLIP, whose prompts are kept
@@ -88,7 +89,7 @@ class AskedModel:
         self._one_at_a_time = threading.Lock()
 
     def _own_classes(self) -> list[str] | None:
-        if any(hasattr(each, "get_image_features") for each in self.model.modules()):
+        if auto_class_of(self.config) == ZERO_SHOT:
             return None
         if self.config.num_labels < 2:
             raise ValueError(f"{self.name} has a single output: the page shows models that choose among classes")

@@ -78,6 +78,16 @@ COMMANDS = {
         "write the model card",
         "hydra-transformers card my-hydra --repo me/my-hydra --dataset cifar100 --license apache-2.0",
     ),
+    "export": Command(
+        "exporting",
+        "write the model as ONNX, or as PyTorch's archive of a graph, to run without this package",
+        "hydra-transformers export my-calibrated-hydra --to onnx --output my-onnx",
+    ),
+    "serve": Command(
+        "serving",
+        "answer over HTTP, with uncertainty and abstention",
+        "hydra-transformers serve my-calibrated-hydra --port 8000",
+    ),
     "push": Command(
         "publishing", "publish model, code, processor and card", "hydra-transformers push my-hydra me/my-hydra"
     ),

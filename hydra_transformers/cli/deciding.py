@@ -14,6 +14,7 @@ from torch import nn
 from ..files import written_whole
 from ..models.auto import auto_class_of
 from ..prediction import ZeroShotClassifier
+from ..sounds import waveform
 from ..uncertainty import DecidingClassifier, detector_by_name, predict_decisions
 from ..uncertainty import calibrate as fit
 from .arguments import (
@@ -38,6 +39,7 @@ from .problems import CommandError
 
 
 ZERO_SHOT = "AutoModelForZeroShotImageClassification"
+AUDIO = "AutoModelForAudioClassification"
 TARGETS = ("risk", "coverage", "tpr")
 
 
@@ -119,21 +121,15 @@ def _target(arguments: argparse.Namespace) -> dict[str, float] | None:
 
 
 def predict(arguments: argparse.Namespace) -> None:
-    device = device_of(arguments)
-    config = load_config(arguments.model)
-    task = auto_class_of(config)
-    decided = DecidingClassifier.is_saved_in(arguments.model)
-    classes = DecidingClassifier.classes_saved_in(arguments.model) if decided else None
-    parameters = _parameters(arguments, task, classes)
-    model, processor = load_to_predict(arguments.model, arguments.processor, device)
-    if not decided and getattr(config, "decision", None) is None:
-        print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
+    task = auto_class_of(load_config(arguments.model))
+    parameters = _parameters(arguments, task, classes_decided_on(arguments.model))
+    model, processor = load_to_answer(arguments)
     if not arguments.json:
         print(_row("input", "answer", "score", "total", "epistemic", "may be"))
     unread = count = 0
     names = _names(arguments.inputs)
     while group := list(islice(names, arguments.batch_size)):
-        inputs = dict(enumerate(group)) if task == "AutoModelForSequenceClassification" else _images(group)
+        inputs = _read(group, task, processor)
         count, unread = count + len(group), unread + len(group) - len(inputs)
         answers = predict_decisions(model, list(inputs.values()), processor, arguments.batch_size, **parameters)
         for place, answer in zip(inputs, answers, strict=True):
@@ -142,26 +138,35 @@ def predict(arguments: argparse.Namespace) -> None:
                 flush=True,
             )
     if unread:
-        raise CommandError(f"{unread} of {count} images could not be read, the others are answered")
+        raise CommandError(
+            f"{unread} of {count} {'sounds' if task == AUDIO else 'images'} could not be read, the others are answered"
+        )
     if count == 0:
-        raise CommandError("stdin has no lines: pass a text or an image file on each")
+        raise CommandError("stdin has no lines: pass a text, or an image or audio file, on each")
 
 
-def load_to_predict(name: str, processor_name: str | None, device: str) -> tuple[nn.Module, Any]:
-    """A model with the decision that was saved beside it, and what reads its inputs. CLIP with a decision chooses among the
-    classes that this is about; without one it is CLIP as it is.
+def classes_decided_on(name: str) -> list[str] | None:
+    """Of CLIP, the classes that it was calibrated for."""
+    return DecidingClassifier.classes_saved_in(name) if DecidingClassifier.is_saved_in(name) else None
 
-    processor_name: whose processor; by default the one saved with the model
+
+def load_to_answer(arguments: argparse.Namespace) -> tuple[nn.Module, Any]:
+    """The model with what it decides by, and its processor; CLIP as a classifier where it was calibrated as one.
+
+    arguments: with model, processor and device
     """
-    config = load_config(name)
-    processor = load_processor(processor_name or name, config)
-    model = load_model(name, device)
-    if not DecidingClassifier.is_saved_in(name):
-        return model, processor
-    classes = DecidingClassifier.classes_saved_in(name)
+    device = device_of(arguments)
+    config = load_config(arguments.model)
+    processor = load_processor(arguments.processor or arguments.model, config)
+    model = load_model(arguments.model, device)
+    classes = classes_decided_on(arguments.model)
     if classes is not None:
         model = ZeroShotClassifier(model, prompts_for(config, processor, classes), classes)
-    return DecidingClassifier.load(model, name).eval(), processor
+    if DecidingClassifier.is_saved_in(arguments.model):
+        model = DecidingClassifier.load(model, arguments.model).eval()
+    elif getattr(config, "decision", None) is None:
+        print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
+    return model, processor
 
 
 def _parameters(arguments: argparse.Namespace, task: str, classes: list[str] | None) -> dict[str, Any]:
@@ -188,23 +193,29 @@ def _names(inputs: Sequence[str]) -> Iterator[str]:
         yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip()) if each == "-" else [each]
 
 
-def _images(names: Sequence[str]) -> dict[int, Any]:
-    """Those that can be read, by their place; tells of the others."""
+def _read(names: Sequence[str], task: str, processor: Any) -> dict[int, Any]:
+    """Texts, or what of files can be read, by their place; tells of the others."""
+    if task == "AutoModelForSequenceClassification":
+        return dict(enumerate(names))
+    is_audio, found = task == AUDIO, {}
+    for place, name in enumerate(names):
+        try:
+            found[place] = waveform(name, processor.sampling_rate) if is_audio else _image(name)
+        except Exception as error:  # whatever a broken file makes a decoder raise
+            kind = "a sound" if is_audio else "an image"
+            reason = "there is no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
+            print(f"{name} cannot be read as {kind}: {reason or type(error).__name__}", file=sys.stderr)
+    return found
+
+
+def _image(name: str) -> Any:
     from PIL import Image
     from transformers.image_utils import load_image
 
-    found = {}
-    for place, name in enumerate(names):
-        try:
-            if name.startswith(("http://", "https://")):
-                found[place] = load_image(name)
-            else:
-                with Image.open(name) as image:
-                    found[place] = image.convert("RGB")
-        except Exception as error:  # whatever a broken file makes a decoder raise
-            reason = "there is no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
-            print(f"{name} cannot be read as an image: {reason or type(error).__name__}", file=sys.stderr)
-    return found
+    if name.startswith(("http://", "https://")):
+        return load_image(name)
+    with Image.open(name) as image:
+        return image.convert("RGB")
 
 
 def _told(name: str, answer: dict[str, Any]) -> str:

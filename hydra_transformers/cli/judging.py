@@ -120,10 +120,10 @@ def evaluate(arguments: argparse.Namespace) -> None:
     report = UncertaintyReport(score=arguments.score, models=results)
     report.to_json(output / "report.json")
     write_atomically(output / "report.md", report.to_markdown())
-    print(report.to_markdown())
+    print(report)
     try:
-        report.plot(output / "plots")
-        written = "report.md, report.json and plots"
+        report.to_html(output / "report.html", pictures=report.plot(output / "plots"))
+        written = "report.md, report.html, report.json and plots"
     except ImportError as error:
         print(f"no plots: {error}")
         written = "report.md and report.json"
@@ -262,6 +262,8 @@ def benchmark(arguments: argparse.Namespace) -> None:
 def _sample(config: PreTrainedConfig) -> str:
     inputs = example_inputs(config, 1, "meta")
     parts = ["{} x {} pixels".format(*inputs["pixel_values"].shape[2:])] if "pixel_values" in inputs else []
+    if "input_values" in inputs:
+        parts.append("{} frames of {} mel bins".format(*inputs["input_values"].shape[1:]))
     if "input_ids" in inputs:
         parts.append(f"{inputs['input_ids'].shape[1]} tokens")
     return " and ".join(parts)

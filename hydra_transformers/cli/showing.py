@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import device_of
-from .deciding import load_to_predict
+from .deciding import load_to_answer
 from .problems import CommandError
 
 
@@ -17,12 +16,11 @@ def app(arguments: argparse.Namespace) -> None:
     from ..app import Limits, launch_page, read_examples
 
     limits = Limits(megabytes=arguments.max_megabytes, characters=arguments.max_characters)
-    device = device_of(arguments)
-    model = _asked(arguments.model, arguments.processor, device)
+    model = _asked(arguments.model, arguments)
     if arguments.labels is not None and not model.needs_classes:
         raise CommandError(f"--labels is for CLIP, {arguments.model} has classes of its own: leave it out")
     examples = None if arguments.examples is None else read_examples(arguments.examples, model.reads, limits)
-    single = None if arguments.single is None else _asked(arguments.single, arguments.processor, device)
+    single = None if arguments.single is None else _asked(arguments.single, arguments)
     try:
         page = launch_page(model, single, examples, limits, arguments.labels or (), arguments.host, arguments.port)
     except OSError as error:
@@ -34,10 +32,9 @@ def app(arguments: argparse.Namespace) -> None:
     page.block_thread()
 
 
-def _asked(name: str, processor_name: str | None, device: str) -> "AskedModel":
+def _asked(name: str, arguments: argparse.Namespace) -> "AskedModel":
     from ..app import AskedModel
 
     folder = Path(name)
-    return AskedModel(
-        folder.resolve().name if folder.is_dir() else name, *load_to_predict(name, processor_name, device)
-    )
+    loaded = load_to_answer(argparse.Namespace(**vars(arguments) | {"model": name}))
+    return AskedModel(folder.resolve().name if folder.is_dir() else name, *loaded)

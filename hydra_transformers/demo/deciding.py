@@ -100,7 +100,7 @@ def picture(examples: Sequence[Example], answers: Sequence[Answer]) -> "Figure":
     """Each image, beside it the members' probabilities and their mean, above what the model says."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.4, 2.5 * len(examples)), dpi=120, layout="constrained")
+    figure = Figure(figsize=(8.4, 2.6 * len(examples)), dpi=120, layout="constrained")
     panels = figure.subplots(len(examples), 2, width_ratios=(1, 2.6), squeeze=False)
     for (image, bars), example, answer in zip(panels, examples, answers, strict=True):
         image.imshow(example.pixels, cmap="gray", vmin=0, vmax=255)

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..baselines import DeepEnsemble
-from ..cost import compare_costs
+from ..cost import Cost, compare_costs
 from ..files import written_whole
 from ..hub import create_model_card, kept_heads_map
 from ..models import AutoHydra
@@ -52,19 +52,21 @@ class Pace:
     """How much work each step does.
 
     finetuning_steps: per fine-tuning
+    choosing: known images, and unknown ones of each kind, that tell whether to fuse
     budget: heads that each pruned member loses, of 32
     rows: known and unknown images each that circuits are extracted with
     seconds: of timing
     """
 
     finetuning_steps: int = RECIPE.max_steps
+    choosing: int = 250
     budget: int = 5
     rows: int = 120
-    seconds: float = 5.0
+    seconds: float = 3.0
 
 
 FULL = Pace()
-FAST = Pace(finetuning_steps=6, budget=2, rows=32, seconds=0.0)
+FAST = Pace(finetuning_steps=6, choosing=48, budget=1, rows=32, seconds=0.0)
 
 
 class Narrator:
@@ -118,7 +120,7 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
         narrator.say(f"Right on {right} of the images to choose by.")
 
         narrator.begin("Before fusing", "May they be fused? Asked on images to choose by.")
-        narrator.say(str(may_be_fused(fine_tunings, data)))
+        narrator.say(str(may_be_fused(fine_tunings, data, pace)))
 
         narrator.begin(
             "Fusing", "Three fine-tunings in, one model out: own attention side by side, the mean of all else."
@@ -132,7 +134,9 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
         pruned = AutoHydra.from_pruned_members(pruned_members(fine_tunings, data, pace, folder / "circuits"))
         print(kept_heads_map(pruned.config))
 
-        narrator.begin("Judging", "On digits and photos that no step above has seen.")
+        narrator.begin(
+            "Judging", "Faster than three, better than one? On digits and photos that no step above has seen."
+        )
         models = {
             "Single": fine_tunings[0],
             "Deep Ensemble": DeepEnsemble(fine_tunings),
@@ -142,8 +146,8 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
         report, costs = judge(models, data), compare_costs(models, (BATCH_SIZE,), pace.seconds)
         table = comparison_table(report, costs, BATCH_SIZE)
         print(table)
-        for other in ("Deep Ensemble", "Single"):
-            narrator.say(verdict(report, costs, "Hydra", other, BATCH_SIZE))
+        for name, other in (("Hydra", "Deep Ensemble"), ("Hydra", "Single"), ("Hydra, pruned", "Deep Ensemble")):
+            narrator.say(verdict(report, costs, name, other, BATCH_SIZE))
 
         narrator.begin(
             "Deciding", "When should it rather not answer? Fitted on digits of their own, a part of the model."
@@ -153,7 +157,7 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
         decided = judge({"Hydra": hydra}, data)
         narrator.say(reached(decided.models["Hydra"]))
         examples = examples_of(data)
-        write_results(folder, report, table, examples)
+        write_results(folder, report, costs, table, examples)
         save_for_the_hub(folder / MODEL_FOLDER, decided, hydra, pace)
 
     narrator.begin(
@@ -169,8 +173,8 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
     with contextlib.suppress(ImportError):
         draw(examples, answers, output / "decision.png")
     print(
-        f"\nDone in {narrator.seconds:.0f} s. Results are in {output}: table.md, report.md, plots/, decision.png, "
-        f"{MODEL_FOLDER}/"
+        f"\nDone in {narrator.seconds:.0f} s. Results are in {output}: decision.png (what it says), report.html (all tables and "
+        f"plots), {MODEL_FOLDER}/ (the model)"
     )
 
 
@@ -179,12 +183,14 @@ def check_output(output: Path) -> None:
         raise ValueError(f"{output} holds something else than a demo: pass another --output, or remove it")
 
 
-def finetuned(pretrained: PreTrainedModel, data: DemoData, pace: Pace, folder: Path) -> list[PreTrainedModel]:
-    """Three fine-tunings, each with a new classifier and an order of the images of its own."""
+def finetuned(
+    pretrained: PreTrainedModel, data: DemoData, pace: Pace, folder: Path, num_members: int = 3
+) -> list[PreTrainedModel]:
+    """Fine-tunings, each with a new classifier and an order of the images of its own."""
     with contextlib.redirect_stdout(io.StringIO()):  # Trainer's own words; its progress bars go to stderr
         trained = finetune_from_pretrained(
             pretrained,
-            3,
+            num_members,
             replace(RECIPE, max_steps=pace.finetuning_steps),
             data.train.rows(),
             data.validation.rows(),
@@ -203,8 +209,12 @@ def finetuned(pretrained: PreTrainedModel, data: DemoData, pace: Pace, folder: P
     return trained
 
 
-def may_be_fused(fine_tunings: Sequence[PreTrainedModel], data: DemoData) -> FusionReport:
-    return fusion_report(fine_tunings, data.validation.batches(BATCH_SIZE), batches_of(data.choosing))
+def may_be_fused(fine_tunings: Sequence[PreTrainedModel], data: DemoData, pace: Pace) -> FusionReport:
+    unknown = {
+        group: {name: images.spread(pace.choosing) for name, images in sets.items()}
+        for group, sets in data.choosing.items()
+    }
+    return fusion_report(fine_tunings, data.validation.spread(pace.choosing).batches(BATCH_SIZE), batches_of(unknown))
 
 
 def pruned_members(
@@ -213,7 +223,9 @@ def pruned_members(
     """Each fine-tuning without the first heads of its own circuit; nothing is trained afterwards."""
     unknown = Images.together(images for group in data.choosing.values() for images in group.values())
     known, unknown = data.validation.spread(pace.rows), unknown.spread(pace.rows)
-    circuits = extract_circuit(fine_tunings, known.batches(), unknown.batches(), "avg", budget=pace.budget)
+    circuits = extract_circuit(
+        fine_tunings, known.batches(), unknown.batches(), "avg", budget=pace.budget, mode="shortlist"
+    )
     for number, circuit in enumerate(circuits):
         circuit.save(folder / f"member-{number}.json")
     return draw_members(fine_tunings, circuits=circuits, budget=pace.budget)
@@ -230,14 +242,16 @@ def batches_of(groups: Mapping[str, Mapping[str, Images]]) -> dict[str, dict[str
     }
 
 
-def write_results(folder: Path, report: UncertaintyReport, table: str, examples: Sequence[Example]) -> None:
+def write_results(
+    folder: Path, report: UncertaintyReport, costs: Mapping[str, Cost], table: str, examples: Sequence[Example]
+) -> None:
     from PIL import Image
 
     (folder / "table.md").write_text(table + "\n")
     (folder / "report.md").write_text(report.to_markdown())
     report.to_json(folder / "report.json")
     with contextlib.suppress(ImportError):  # without matplotlib there are no plots, and all else
-        report.plot(folder / "plots")
+        report.to_html(folder / "report.html", costs, pictures=report.plot(folder / "plots", costs))
     (folder / "examples").mkdir()
     for example in examples:
         Image.fromarray(example.pixels).save(folder / "examples" / f"{example.name}.png")

@@ -31,12 +31,14 @@ def verdict(report: UncertaintyReport, costs: Mapping[str, Cost], name: str, oth
         changes["equal" if change == 0 else "better" if is_better else "worse"].append(told)
     judged = "; ".join(f"{word} in {', '.join(metrics)}" for word, metrics in changes.items() if metrics)
     mine, theirs = costs[name], costs[other]
+    time = mine.milliseconds[batch_size] / theirs.milliseconds[batch_size]
+    speed = f"{1 / time:.1f} times as fast, " if time < 0.95 else ""
     prices = (
+        f"{time:.2f} times the time",
         f"{mine.parameters / theirs.parameters:.2f} times the parameters",
         f"{mine.multiply_adds / theirs.multiply_adds:.2f} times the multiply-adds",
-        f"{mine.milliseconds[batch_size] / theirs.milliseconds[batch_size]:.2f} times the time",
     )
-    return f"{name} against {other}, in points of percent: {judged}. Price: {', '.join(prices)}."
+    return f"{name} against {other}: {speed}{judged} (points of percent). Price: {', '.join(prices)}."
 
 
 def _percentages(result: ModelResult) -> dict[str, float]:

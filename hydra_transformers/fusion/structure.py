@@ -164,7 +164,7 @@ def outline(model_class: type, config: PreTrainedConfig) -> PreTrainedModel:
     found = _outlines.get(key)
     if found is None:
         found = without_weights(model_class, config)
-        for oldest in list(_outlines)[: len(_outlines) + 1 - MOST_OUTLINES]:
+        for oldest in list(_outlines)[: max(0, len(_outlines) + 1 - MOST_OUTLINES)]:
             _outlines.pop(oldest, None)
         _outlines[key] = found
     return found

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ PLOTS = {"uncertainty_split": "Uncertainty by data set", "reliability_diagram": 
 # Weights of an earlier push, whole or in shards, would lie beside those of this one, and may be loaded in their place.
 LEFT_OVERS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 LEFT_OVERS += [f"{MODEL_FOLDER}/{name}" for name in LEFT_OVERS]  # of a baseline
+HANDLER = Path(__file__).with_name("handler.py")  # is published as it is
 LEFT_OVERS_OF_SPACE = [f"{PACKAGE.name}/*", f"{EXAMPLES}/*"]
 
 
@@ -58,7 +60,8 @@ def push_hydra_to_hub(
     overwrite_card: bool = False,
     **card_arguments,
 ) -> CommitInfo:
-    """Publish a Hydra in one commit: weights, config, code, processor, card, and what was measured.
+    """Publish a Hydra in one commit: weights, config, code, processor, card, and what was measured. With a processor also
+    `handler.py`, by which an Inference Endpoint of the Hub answers with uncertainty and abstention.
 
     Args:
         model: a Hydra; or a baseline around one model, calibrated or not, which needs this package to be loaded. It is left
@@ -101,6 +104,7 @@ def push_hydra_to_hub(
                 card = _merged(existing, card, is_own, repo_id)
             card.save(folder / "README.md")
             _warn_of_unknown_data_sets(api, card)
+            _leave_own_handler(api, repo_id, folder)
             # Not upload_folder, which may divide a large folder into several commits.
             return api.create_commit(
                 repo_id,
@@ -139,14 +143,24 @@ def _operations(
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     added = {path.relative_to(folder).as_posix(): path for path in files}
     there = api.list_repo_files(repo_id, repo_type=repo_type)
+    left_over = filter_repo_objects(there, allow_patterns=left_overs)
     return [
         *(CommitOperationAdd(name, path) for name, path in added.items()),
-        *(
-            CommitOperationDelete(name)
-            for name in filter_repo_objects(there, allow_patterns=left_overs)
-            if name not in added
-        ),
+        *(CommitOperationDelete(name) for name in left_over if name not in added),
     ]
+
+
+def _leave_own_handler(api: HfApi, repo_id: str, folder: Path) -> None:
+    """Ours takes the place of an earlier one of ours, which its first line tells; any other on the Hub stays."""
+    if not (folder / HANDLER.name).exists():
+        return
+    try:
+        there = Path(api.hf_hub_download(repo_id, HANDLER.name, force_download=True)).read_bytes()
+    except RemoteEntryNotFoundError:
+        return
+    if not there.startswith(HANDLER.read_bytes().splitlines()[0]):
+        logger.warning(f"{repo_id} has a handler.py of its own, which stays")
+        (folder / HANDLER.name).unlink()
 
 
 def _stage(
@@ -163,6 +177,8 @@ def _stage(
         decision.save(folder)
     if processor is not None:
         processor.save_pretrained(folder)
+        if isinstance(model, PreTrainedModel):  # a baseline needs this package to be loaded
+            shutil.copyfile(HANDLER, folder / HANDLER.name)
     if temperature is not None:
         temperature.save(folder)
     if report is None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from .compat import is_exporting
 from .detection import DETECTORS, score
 from .ensembling import at_least_float32, log_mean_probability
 
@@ -154,7 +155,9 @@ def prediction_sets(
     if method == "lac":
         unsuited = 1 - probabilities
     else:
-        ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
+        # ONNX has one sort, and it is stable.
+        is_stable = {} if is_exporting() else {"stable": True}
+        ordered, order = probabilities.sort(dim=-1, descending=True, **is_stable)
         unsuited = ordered.cumsum(dim=-1)
         if method == "raps":
             ranks = torch.arange(1, probabilities.shape[-1] + 1, device=probabilities.device)
@@ -165,7 +168,7 @@ def prediction_sets(
     if allow_empty:
         return chosen
     likeliest = nn.functional.one_hot(probabilities.argmax(dim=-1), probabilities.shape[-1]).bool()
-    return torch.where(chosen.any(dim=-1, keepdim=True), chosen, likeliest)
+    return chosen | (likeliest & ~chosen.any(dim=-1, keepdim=True))
 
 
 def sample_of(weights: list[nn.Parameter]) -> Tensor:

@@ -3,24 +3,31 @@
 import itertools
 import math
 import os
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..pictures import COLOURS, Figure, finish_panel, legend_below, write_png
+from ..pictures import COLOURS, Figure, finish_panel, legend_below, png_of, write_png
 from .tables import COLUMNS, clean
 
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from ..cost import Cost
     from .fusion_report import FusionReport
     from .report import ModelResult, UncertaintyReport
 
 # They repeat in grey what colours tell apart.
 LINE_STYLES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 ID_COLOUR = "#BBBBBB"
 PANELS_PER_ROW = 3
 CHARACTERS_PER_PANEL = 66  # of a legend's small print
+ROWS_PER_BIN = 10  # fewer tell nothing of a bin's accuracy
+DWARFING = 0.5  # a bar with more of a data set leaves nothing to be seen of the others
 SCORE_LABELS = {
     "msp": "OOD score: 1 - maximum probability",
     "max_logit": "OOD score: - maximum logit",
@@ -31,20 +38,42 @@ SCORE_LABELS = {
 }
 
 
-def draw_report(report: "UncertaintyReport", folder: str | os.PathLike) -> list[Path]:
+def draw_report(
+    report: "UncertaintyReport", folder: str | os.PathLike, costs: "Mapping[str, Cost] | None" = None
+) -> list[Path]:
     """Write the plots the report has data for, and return their paths."""
+    figures = _report_figures(report, costs)
+    return [write_png(figure, Path(folder) / f"{name}.png") for name, figure in figures.items()]
+
+
+def report_pngs(report: "UncertaintyReport", costs: "Mapping[str, Cost] | None" = None) -> dict[str, bytes]:
+    """The same plots, name -> the content of a PNG file."""
+    return {name: png_of(figure) for name, figure in _report_figures(report, costs).items()}
+
+
+def _report_figures(report: "UncertaintyReport", costs: "Mapping[str, Cost] | None") -> dict[str, Figure]:
     figures = {
         "reliability_diagram": _reliability_diagram(report),
         "risk_coverage": _risk_coverage(report),
         "uncertainty_split": _uncertainty_split(report),
     }
+    if costs is not None:
+        figures["quality_against_cost"] = _quality_against_cost(report, costs)
     if any(result.ood for result in report.models.values()):
         figures["score_histograms"] = _score_histograms(report)
-        figures["roc"] = _roc(report)
+        for name in _ood_sets(next(iter(report.models.values()))):
+            figures[_free_name(f"roc {name}", figures)] = _roc(report, name)
     if any(result.corruptions for result in report.models.values()):
         figures["severity_curves"] = _severity_curves(report)
         figures["accuracy_by_corruption"] = _accuracy_by_corruption(report)
-    return [write_png(figure, Path(folder) / f"{name}.png") for name, figure in figures.items()]
+    return figures
+
+
+def _free_name(text: str, taken: Container[str]) -> str:
+    """The text as a name that any file system takes and no other figure has."""
+    name = "_".join(re.findall(r"[\w-]+", text))[:80]
+    numbered = itertools.chain([name], (f"{name}_{number}" for number in itertools.count(2)))
+    return next(each for each in numbered if each not in taken)
 
 
 def draw_fusion_report(report: "FusionReport", folder: str | os.PathLike) -> list[Path]:
@@ -53,9 +82,11 @@ def draw_fusion_report(report: "FusionReport", folder: str | os.PathLike) -> lis
     return [write_png(figure, Path(folder) / f"{name}.png") for name, figure in figures.items()]
 
 
-def _grid(models: int, width: float = 4.6, height: float = 4.2, **shared: Any) -> tuple[Figure, list["Axes"], int]:
+def _grid(
+    models: int, width: float = 4.6, height: float = 4.2, columns: int | None = None, **shared: Any
+) -> tuple[Figure, list["Axes"], int]:
     """A figure with one panel per model, about as wide as high; and its number of columns."""
-    columns = min(math.ceil(math.sqrt(models)), PANELS_PER_ROW)
+    columns = min(math.ceil(math.sqrt(models)), PANELS_PER_ROW) if columns is None else columns
     rows = math.ceil(models / columns)
     figure = Figure(figsize=(columns * width, rows * height), dpi=150, layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
@@ -67,8 +98,8 @@ def _grid(models: int, width: float = 4.6, height: float = 4.2, **shared: Any) -
 def _reliability_diagram(report: "UncertaintyReport") -> Figure:
     figure, panels, columns = _grid(len(report.models))
     for panel, (name, result) in zip(panels, report.models.items(), strict=True):
-        _reliability(panel, result.curves["reliability"])
-        finish_panel(panel, f"{name}\nECE {result.id['ece']:.4f}, aECE {result.id['aece']:.4f}")
+        _reliability(panel, _joined_bins(result.curves["reliability"], result.id["num_samples"]))
+        finish_panel(panel, f"{name}\nECE {result.id['ece']:.4f}, aECE {result.id['aece']:.4f}\n")
     _legend_below(figure, panels[0], columns)
     return figure
 
@@ -93,57 +124,171 @@ def _line(number: int) -> dict[str, Any]:
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": style, "linewidth": 1.8}
 
 
-def _reliability(panel: "Axes", curve: dict[str, list]) -> None:
-    bins = len(curve["share"])
-    full = [b for b in range(bins) if curve["accuracy"][b] is not None]
-    centres = [(b + 0.5) / bins for b in full]
-    accuracy = [curve["accuracy"][b] for b in full]
-    gaps = [curve["confidence"][b] - curve["accuracy"][b] for b in full]
-    bar = {"width": 0.92 / bins}
-    panel.bar(centres, accuracy, color=COLOURS[5], label="Accuracy of the bin", **bar)
+@dataclass(frozen=True)
+class _Bin:
+    """Neighbouring bins of confidence as one: from `low` to `high`, with `count` rows, their accuracy and mean confidence."""
+
+    low: float
+    high: float
+    count: int
+    accuracy: float
+    confidence: float
+
+    def joined(self, other: "_Bin") -> "_Bin":
+        count = self.count + other.count
+        means = (
+            (self.count * getattr(self, mean) + other.count * getattr(other, mean)) / count
+            for mean in ("accuracy", "confidence")
+        )
+        return _Bin(self.low, other.high, count, *means)
+
+
+def _joined_bins(curve: dict[str, list], num_samples: int) -> list[_Bin]:
+    """The bins that hold rows; with fewer than ten, together with their neighbours above, at the top with those below."""
+    width, found = 1 / len(curve["share"]), []
+    for place, (share, accuracy, confidence) in enumerate(
+        zip(curve["share"], curve["accuracy"], curve["confidence"], strict=True)
+    ):
+        if accuracy is not None:
+            one = _Bin(place * width, (place + 1) * width, round(share * num_samples), accuracy, confidence)
+            is_lonely = bool(found) and found[-1].count < ROWS_PER_BIN
+            found.append(found.pop().joined(one) if is_lonely else one)
+    if len(found) > 1 and found[-1].count < ROWS_PER_BIN:
+        last = found.pop()
+        found.append(found.pop().joined(last))
+    return found
+
+
+def _reliability(panel: "Axes", bins: list[_Bin]) -> None:
+    accuracy = [each.accuracy for each in bins]
+    gaps = [each.confidence - each.accuracy for each in bins]
+    lefts, widths = [each.low + 0.003 for each in bins], [each.high - each.low - 0.006 for each in bins]
+    bar = {"width": widths, "align": "edge"}
+    panel.bar(lefts, accuracy, color=COLOURS[5], label="Accuracy of the bin", **bar)
     gap_look = {"color": "none", "edgecolor": COLOURS[1], "hatch": "////", "linewidth": 0.8}
-    panel.bar(centres, gaps, bottom=accuracy, label="Gap to its mean confidence", **gap_look, **bar)
-    edges = [b / bins for b in range(bins + 1)]
-    panel.stairs(curve["share"], edges, color="#000000", linewidth=1.4, label="Share of the samples")
+    panel.bar(lefts, gaps, bottom=accuracy, label="Gap to its mean confidence", **gap_look, **bar)
     panel.plot([0, 1], [0, 1], color="#555555", linestyle="--", linewidth=1, label="Perfect calibration")
-    panel.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="Confidence", ylabel="Accuracy; share of the samples")
+    for each in bins:
+        panel.text((each.low + each.high) / 2, 1.04, _short(each.count), ha="center", fontsize=7, color="#555555")
+    panel.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="Confidence; above, the number of samples", ylabel="Accuracy")
+
+
+def _short(count: int) -> str:
+    """At most four characters: as much as there is room for above a bin."""
+    for unit, size in (("M", 10**6), ("k", 10**3)):
+        if count >= size:
+            return f"{count / size:.0f}{unit}" if count >= 10 * size else f"{count / size:.1f}{unit}"
+    return str(count)
 
 
 def _score_histograms(report: "UncertaintyReport") -> Figure:
-    """The in-distribution histogram filled, the others as lines through their bins' centres, which stay apart by eye."""
-    figure, panels, columns = _grid(len(report.models))
-    for panel, (name, result) in zip(panels, report.models.items(), strict=True):
-        histograms = result.curves["histograms"]
-        edges = histograms["edges"]
-        centres = [(low + high) / 2 for low, high in itertools.pairwise(edges)]
-        panel.stairs(histograms["id"], edges, fill=True, color=ID_COLOUR, label="In distribution")
-        for number, (data_set, shares) in enumerate(histograms["ood"].items()):
-            panel.plot(centres, shares, label=data_set, **_line(number))
-        panel.set(
-            xlabel=SCORE_LABELS.get(report.score, f"OOD score: {report.score}"),
-            ylabel="Share of the data set's samples",
-        )
-        panel.set_ylim(bottom=0)
+    """The in-distribution histogram filled, the others as lines through their bins' centres, which stay apart by eye.
+
+    All models share their bins, unless their scores are of different orders of magnitude. Where one bar holds most of a data
+    set, heights are drawn by their logarithm: by the rest of them data sets are told apart."""
+    measured = [result.curves["histograms"] for result in report.models.values()]
+    histograms, is_common = _on_common_axis(measured)
+    figure, panels, columns = _grid(len(histograms), sharex=is_common, sharey=True)
+    highest = max(itertools.chain(*map(_shares, histograms)))
+    floor, top = 0.0, 1.05 * highest
+    if highest > DWARFING:
+        floor, top = min(share for share in itertools.chain(*map(_shares, measured)) if share > 0) / 2, 1.5 * highest
+        panels[0].set_yscale("log")
+    for panel, name, histogram in zip(panels, report.models, histograms, strict=True):
+        centres = [(low + high) / 2 for low, high in itertools.pairwise(histogram["edges"])]
+        panel.stairs(histogram["id"], histogram["edges"], fill=True, color=ID_COLOUR, label="In distribution")
+        for number, (data_set, shares) in enumerate(histogram["ood"].items()):
+            panel.plot(centres, [max(floor, share) for share in shares], label=data_set, **_line(number))
+        panel.set(xlabel=SCORE_LABELS.get(report.score, f"OOD score: {report.score}"), ylabel="Share of the samples")
+        panel.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
+        panel.tick_params(labelbottom=True, labelleft=True)
         finish_panel(panel, name)
+    panels[0].set_ylim(floor, top)
     _legend_below(figure, panels[0], columns)
     return figure
 
 
-def _roc(report: "UncertaintyReport") -> Figure:
-    data_sets = max(len(_ood_sets(result)) for result in report.models.values())
-    figure, panels, _ = _grid(len(report.models), height=4.4 + 0.18 * data_sets)
-    for panel, (name, result) in zip(panels, report.models.items(), strict=True):
-        aurocs = {key: metrics["auroc"] for key, metrics in _ood_sets(result).items()}
-        for number, (data_set, curve) in enumerate(result.curves["roc"].items()):
-            label = f"{data_set}, AUROC {100 * aurocs[data_set]:.1f} %"
-            panel.plot(curve["fpr"], curve["tpr"], label=label, **_line(number))
-        panel.plot([0, 1], [0, 1], color="#555555", linestyle=":", linewidth=1, label="Chance")
-        panel.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02))
-        panel.set(xlabel="False positive rate (in distribution)", ylabel="True positive rate (out of distribution)")
-        finish_panel(panel, name)
-        columns = _legend_columns(panel.get_legend_handles_labels()[1], panels=1)
-        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), frameon=False, fontsize=8, ncols=columns)
+def _on_common_axis(histograms: list[dict]) -> tuple[list[dict], bool]:
+    """The histograms over the same bins; as they are, and False, where those of one would hide in a few of them."""
+    ranges = [(each["edges"][0], each["edges"][-1]) for each in histograms]
+    low, high = min(first for first, _ in ranges), max(last for _, last in ranges)
+    if min(last - first for first, last in ranges) < 0.1 * (high - low):
+        return histograms, False
+    count = len(histograms[0]["id"])
+    edges = [low + (high - low) * number / count for number in range(count + 1)]
+    return [
+        {
+            "edges": edges,
+            "id": _spread(each["id"], each["edges"], edges),
+            "ood": {name: _spread(shares, each["edges"], edges) for name, shares in each["ood"].items()},
+        }
+        for each in histograms
+    ], True
+
+
+def _spread(shares: list[float], own: list[float], edges: list[float]) -> list[float]:
+    """The shares of own bins as those of other bins, as if each lay evenly over its bin."""
+    found = [0.0] * (len(edges) - 1)
+    for share, (low, high) in zip(shares, itertools.pairwise(own), strict=True):
+        for place, (left, right) in enumerate(itertools.pairwise(edges)):
+            found[place] += share * max(0.0, min(high, right) - max(low, left)) / (high - low)
+    return found
+
+
+def _shares(histogram: dict) -> list[float]:
+    return [*histogram["id"], *itertools.chain(*histogram["ood"].values())]
+
+
+def _roc(report: "UncertaintyReport", data_set: str) -> Figure:
+    """All models on one data set; the dotted line is where FPR95 is read."""
+    figure, (panel,), _ = _grid(1, width=5.6, height=5.2)
+    for number, (name, result) in enumerate(report.models.items()):
+        metrics, curve = _ood_sets(result)[data_set], result.curves["roc"][data_set]
+        label = f"{name}, AUROC {100 * metrics['auroc']:.1f} %, FPR95 {100 * metrics['fpr95']:.1f} %"
+        panel.plot(curve["fpr"], curve["tpr"], label=label, **_line(number))
+    panel.plot([0, 1], [0, 1], color="#555555", linestyle=":", linewidth=1)
+    panel.axhline(0.95, color="#555555", linestyle=":", linewidth=1)
+    panel.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02))
+    panel.set(xlabel="False positive rate (in distribution)", ylabel="True positive rate (out of distribution)")
+    finish_panel(panel, data_set)
+    _legend_below(figure, panel, columns=1)
     return figure
+
+
+def _quality_against_cost(report: "UncertaintyReport", costs: "Mapping[str, Cost]") -> Figure:
+    """A dot for each model: by measured time where there is one, otherwise by multiply-adds."""
+    missing = [name for name in report.models if name not in costs]
+    if missing:
+        raise ValueError(f"costs has no {missing[0]!r}: pass what compare_costs gives for the models of the report")
+    prices, label = _prices({name: costs[name] for name in report.models})
+    qualities = {"accuracy": "Accuracy (%), higher is better", "nll": "NLL (nats), lower is better"}
+    if all(result.ood for result in report.models.values()):
+        qualities["auroc"] = "OOD AUROC (%), higher is better"
+    figure, panels, columns = _grid(len(qualities), width=4, height=3.6, columns=len(qualities))
+    for panel, (metric, title) in zip(panels, qualities.items(), strict=True):
+        factor = 100 if COLUMNS[metric].percent else 1
+        for number, (name, result) in enumerate(report.models.items()):
+            value = factor * (result.ood_average() if metric == "auroc" else result.id)[metric]
+            look = {"marker": MARKERS[number % len(MARKERS)], "color": COLOURS[number % len(COLOURS)]}
+            panel.scatter([prices[name]], [value], s=70, label=name, **look)
+        panel.set(xlabel=label)
+        panel.set_xlim(0, 1.1 * max(prices.values()))
+        panel.margins(y=0.15)
+        finish_panel(panel, title)
+    _legend_below(figure, panels[0], columns)
+    return figure
+
+
+def _prices(costs: "Mapping[str, Cost]") -> tuple[dict[str, float], str]:
+    """What each model costs, the first being 1, and what that is."""
+    first, *others = costs
+    sizes = [size for size in costs[first].milliseconds if all(size in costs[name].milliseconds for name in others)]
+    if sizes:
+        values = {name: cost.milliseconds[max(sizes)] for name, cost in costs.items()}
+        what = f"Time of a batch of {max(sizes)}"
+    else:
+        values, what = {name: cost.multiply_adds for name, cost in costs.items()}, "Multiply-adds"
+    return {name: value / values[first] for name, value in values.items()}, f"{what}, {first}'s being 1"
 
 
 def _risk_coverage(report: "UncertaintyReport") -> Figure:

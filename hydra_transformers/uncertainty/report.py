@@ -1,19 +1,24 @@
-"""What models reached, as tables, JSON, card metadata and plots."""
+"""What models reached, as tables, JSON, a page, card metadata and plots."""
 
 import json
 import math
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..files import parse_json, write_atomically
-from .tables import markdown_tables
+from .rendering import html_page, to_html_parts, to_markdown, to_text
+from .tables import Cell, Table, Title, all_parts, summary
 
 
 if TYPE_CHECKING:
+    import pandas
     from huggingface_hub import EvalResult
+
+    from ..cost import Cost
 
 Metrics = dict[str, float]
 
@@ -40,7 +45,7 @@ class ModelResult:
     id: Metrics
     ood: dict[str, dict[str, Metrics]] = field(default_factory=dict)
     corruptions: dict[str, dict[str, Metrics]] = field(default_factory=dict)
-    curves: dict[str, Any] = field(default_factory=dict)
+    curves: dict[str, Any] = field(default_factory=dict, repr=False)
     abstaining: dict[str, float | None] = field(default_factory=dict)
     sets: Metrics = field(default_factory=dict)
 
@@ -67,9 +72,9 @@ class ModelResult:
         return _mean_metrics(list(self.severity_averages().values()))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class UncertaintyReport:
-    """The results of one or several models on the same data.
+    """The results of one or several models on the same data; printed, or shown by a notebook, its main tables.
 
     Attributes:
         score: the OOD score that was used, with the settings that are not the usual ones, see `detector_by_name`.
@@ -79,9 +84,51 @@ class UncertaintyReport:
     score: str
     models: dict[str, ModelResult]
 
+    def __str__(self) -> str:
+        """The main table, detection by data set and what a threshold buys, for a terminal; a star marks the best."""
+        return to_text(summary(self))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return to_html_parts(summary(self))
+
     def to_markdown(self) -> str:
         """The paper's tables; with several models the best is in bold, the second best underlined."""
-        return markdown_tables(self)
+        return to_markdown(all_parts(self))
+
+    def to_html(
+        self,
+        path: str | os.PathLike | None = None,
+        costs: "Mapping[str, Cost] | None" = None,
+        pictures: Sequence[Path] | None = None,
+    ) -> str:
+        """All tables and plots as one page that needs no other file and no network; also written to `path` where given.
+
+        Args:
+            costs: what the models cost, from `compare_costs`: adds a table, and quality against cost.
+            pictures: PNG files that `plot` wrote, which then are not drawn once more.
+        """
+        parts = all_parts(self) + ([] if costs is None else [Title("Cost"), _cost_table(costs)])
+        if pictures is None:
+            from .plots import report_pngs
+
+            pngs = report_pngs(self, costs)
+        else:
+            pngs = {Path(picture).stem: Path(picture).read_bytes() for picture in pictures}
+        page = html_page("Uncertainty report", [*parts, Title("Plots")], pngs)
+        if path is not None:
+            write_atomically(path, page)
+        return page
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A row for each model and data set: `model`, `members`, `group` (id, an OOD group, corruption), `data_set`,
+        `severity` and a column for each metric, empty where it was not measured.
+
+        What abstaining and prediction sets do stands in the rows of group id, as `abstaining_...` and `sets_...`."""
+        import pandas
+
+        return pandas.DataFrame([row for name, result in self.models.items() for row in _rows(name, result)])
 
     def to_json(self, path: str | os.PathLike | None = None) -> str:
         """The report as JSON text; also written to `path` where given. `from_json` reads it back, plots included."""
@@ -138,15 +185,39 @@ class UncertaintyReport:
             raise ValueError(f"the report has no model {model!r}: pass one of {', '.join(self.models)}")
         return self.models[model if model is not None else next(iter(self.models))]
 
-    def plot(self, folder: str | os.PathLike) -> list[Path]:
+    def plot(self, folder: str | os.PathLike, costs: "Mapping[str, Cost] | None" = None) -> list[Path]:
         """Draw the report into PNG files in `folder`, and return their paths.
 
-        reliability_diagram, risk_coverage and uncertainty_split; with OOD data also score_histograms and roc; with corrupted
-        data also severity_curves and accuracy_by_corruption.
+        reliability_diagram, risk_coverage and uncertainty_split; with OOD data also score_histograms, and for each data set
+        roc_NAME_GROUP with all models; with corrupted data also severity_curves and accuracy_by_corruption.
+
+        Args:
+            costs: what the models cost, from `compare_costs`: adds quality_against_cost.
         """
         from .plots import draw_report
 
-        return draw_report(self, folder)
+        return draw_report(self, folder, costs)
+
+
+def _rows(name: str, result: ModelResult) -> list[dict[str, Any]]:
+    """One model's, see `UncertaintyReport.to_pandas`."""
+    model = {"model": name, "members": result.num_members}
+    decisions = {"abstaining": result.abstaining, "sets": result.sets}
+    decided = {f"{kind}_{key}": value for kind, found in decisions.items() for key, value in found.items()}
+    rows = [model | {"group": "id", "data_set": None, "severity": None} | result.id | decided]
+    for group, data_sets in result.ood.items():
+        rows += [model | {"group": group, "data_set": each} | found for each, found in data_sets.items()]
+    for corruption, sweep in result.corruptions.items():
+        place = model | {"group": "corruption", "data_set": corruption}
+        rows += [place | {"severity": severity} | found for severity, found in sweep.items()]
+    return rows
+
+
+def _cost_table(costs: "Mapping[str, Cost]") -> Table:
+    from ..cost import cost_cells
+
+    headings, rows = cost_cells(costs)
+    return Table(["Model", *headings[1:]], [[Cell(text) for text in row] for row in rows])
 
 
 def _named_results(result: ModelResult) -> list[tuple[str, str, float]]:

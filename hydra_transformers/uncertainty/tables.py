@@ -1,10 +1,9 @@
-"""A report as the paper's tables, in markdown."""
+"""A report as the paper's tables: titles, sentences and tables, which `rendering.py` writes down."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..markdown import markdown_table
 from .abstention import what_it_buys
 
 
@@ -31,6 +30,32 @@ class Column:
     def text(self, value: float | None) -> str:
         return NO_VALUE if value is None else f"{100 * value if self.percent else value:.{self.decimals}f}"
 
+
+@dataclass(frozen=True)
+class Title:
+    """level: 2 for a part of the report, 3 for a part of a part."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True)
+class Cell:
+    """place: 1 for the best of its column, 2 for the second best, 0 for the others."""
+
+    text: str
+    place: int = 0
+
+
+@dataclass(frozen=True)
+class Table:
+    """A row for each model: its name first."""
+
+    headings: list[str]
+    rows: list[list[Cell]]
+
+
+Part = Title | str | Table
 
 COLUMNS = {
     "accuracy": Column("Acc", higher_is_better=True, percent=True),
@@ -64,34 +89,50 @@ UNDER_CORRUPTION = (*CLASSIFICATION, "ood_auroc", "shift_auroc")
 DIVERSITY = ("mutual_information", "disagreement")
 ABSTAINING = ("risk_at_100", "risk_at_95", "risk_at_90")
 SETS = ("alpha", "coverage", "mean_size", "single_class")
+IN_DISTRIBUTION = ("", CLASSIFICATION, lambda result: result.id)
 
 
-def markdown_tables(report: "UncertaintyReport") -> str:
-    """All tables of a report that it has data for."""
+def summary(report: "UncertaintyReport") -> list[Part]:
+    """What is asked first: how good the answers are, how well each data set is told, what a threshold buys."""
     first = next(iter(report.models.values()))
-    average = ("OOD avg", lambda result: result.ood_average())
-    main = [("", CLASSIFICATION, lambda result: result.id)]
+    parts: list[Part] = [Title("In distribution", level=3), _table(report, [IN_DISTRIBUTION], with_members=True)]
     if first.ood:
-        main.append((average[0], DETECTION, average[1]))
-    parts = ["## In distribution and on average out of distribution", _table(report, main, with_members=True)]
+        sets = [(group, name) for group, data_sets in first.ood.items() for name in data_sets]
+        places = [(f"{name} ({group})", ("auroc",), _data_set(group, name)) for group, name in sets]
+        places.append(("average", ("auroc", "fpr95"), lambda result: result.ood_average()))
+        by_set, names = _table(report, places), [f"{name} ({group}) ↑" for group, name in sets]
+        title = Title(f"OOD detection: AUROC by data set, score {report.score}", level=3)
+        parts += [title, Table(["Model", *names, *by_set.headings[-2:]], by_set.rows)]
+    if any("threshold" in result.abstaining for result in report.models.values()):
+        parts += [Title("Abstaining", level=3), *_what_abstaining_buys(report)]
+    return parts
+
+
+def all_parts(report: "UncertaintyReport") -> list[Part]:
+    """All that a report has data for."""
+    first = next(iter(report.models.values()))
+    average = ("OOD avg", DETECTION, lambda result: result.ood_average())
+    main = [IN_DISTRIBUTION, *([average] if first.ood else [])]
+    parts: list[Part] = [
+        Title("In distribution and on average out of distribution"),
+        _table(report, main, with_members=True),
+    ]
     if first.ood:
-        parts += ["## OOD detection", f"Score: {report.score}. Averages are over data sets, each counting the same."]
-        averages = [(f"{group}-OOD avg", _group_average(group)) for group in first.ood]
-        parts.append(_table(report, [(place, DETECTION, read) for place, read in [*averages, average]]))
+        told = f"Score: {report.score}. Averages are over data sets, each counting the same."
+        averages = [(f"{group}-OOD avg", DETECTION, _group_average(group)) for group in first.ood]
+        parts += [Title("OOD detection"), told, _table(report, [*averages, average])]
     for group, data_sets in first.ood.items():
-        parts += [f"### {group}-OOD"]
-        parts.append(_table(report, [(name, DETECTION, _data_set(group, name)) for name in data_sets]))
+        places = [(name, DETECTION, _data_set(group, name)) for name in data_sets]
+        parts += [Title(f"{group}-OOD", level=3), _table(report, places)]
     if any(result.num_members > 1 for result in report.models.values()):
         places = [("ID", DIVERSITY, _diversity(lambda result: result.id))]
         if first.ood:
-            places.append((average[0], DIVERSITY, _diversity(average[1])))
-        parts += ["## Diversity of the members", _table(report, places)]
-    parts += _decision_tables(report)
-    parts += _corruption_tables(report)
-    return "\n\n".join(parts) + "\n"
+            places.append(("OOD avg", DIVERSITY, _diversity(lambda result: result.ood_average())))
+        parts += [Title("Diversity of the members"), _table(report, places)]
+    return parts + _decision_tables(report) + _corruption_tables(report)
 
 
-def _decision_tables(report: "UncertaintyReport") -> list[str]:
+def _decision_tables(report: "UncertaintyReport") -> list[Part]:
     """What abstaining buys, and the prediction sets; reports from before these were have neither."""
     results, parts = report.models.values(), []
     if any(result.abstaining for result in results):
@@ -105,12 +146,15 @@ def _decision_tables(report: "UncertaintyReport") -> list[str]:
         told = (
             "Risk: error rate among the answers. At 90 %: where only the most confident 90 % of the rows are answered."
         )
-        parts += ["## Abstaining", told, _table(report, places)]
-        parts += [f"{_escaped(name)}: {_bought(result.abstaining)}." for name, result in report.models.items()]
+        parts += [Title("Abstaining"), told, _table(report, places), *_what_abstaining_buys(report)]
     if any(result.sets for result in results):
         told = "Sets of classes that should hold the right one for all but alpha of the rows."
-        parts += ["## Prediction sets", told, _table(report, [("", SETS, lambda result: result.sets)])]
+        parts += [Title("Prediction sets"), told, _table(report, [("", SETS, lambda result: result.sets)])]
     return parts
+
+
+def _what_abstaining_buys(report: "UncertaintyReport") -> list[str]:
+    return [f"{name}: {_bought(result.abstaining)}." for name, result in report.models.items()]
 
 
 def _bought(abstaining: dict[str, float | None]) -> str:
@@ -122,25 +166,26 @@ def _bought(abstaining: dict[str, float | None]) -> str:
     return what_it_buys(0.9, abstaining["risk_at_90"], abstaining["risk_at_100"])
 
 
-def _corruption_tables(report: "UncertaintyReport") -> list[str]:
+def _corruption_tables(report: "UncertaintyReport") -> list[Part]:
     first = next(iter(report.models.values()))
     severities = list(first.severity_averages())
     if not severities:
         return []
     names = ", ".join(first.corruptions)
     averages = first.corruption_average()
-    parts = ["## Under corruption", f"Mean over the corruptions ({names}); average: mean over the severities."]
+    told = f"Mean over the corruptions ({names}); average: mean over the severities."
     if "ood_auroc" in averages:
-        parts[-1] += " OOD AUROC: the OOD data told from the corrupted data."
+        told += " OOD AUROC: the OOD data told from the corrupted data."
     if "shift_auroc" in averages:
-        parts[-1] += " AUROC against clean: the corrupted data told from the in-distribution data."
+        told += " AUROC against clean: the corrupted data told from the in-distribution data."
+    parts: list[Part] = [Title("Under corruption"), told]
     for metric in (each for each in UNDER_CORRUPTION if each in averages):
         places = [("clean", (metric,), clean)] if metric != "shift_auroc" else []
         places += [(f"sev{severity}", (metric,), _severity(severity)) for severity in severities]
         parts.append(_table(report, [*places, ("average", (metric,), lambda result: result.corruption_average())]))
     if len(first.corruptions) > 1:
         places = [(name, ("accuracy",), _corruption(name)) for name in first.corruptions]
-        parts += ["### By corruption, mean over the severities", _table(report, places)]
+        parts += [Title("By corruption, mean over the severities", level=3), _table(report, places)]
     return parts
 
 
@@ -170,28 +215,26 @@ def _diversity(read: Callable) -> Callable:
     return lambda result: read(result) if result.num_members > 1 else {}
 
 
-def _table(report: "UncertaintyReport", places: list[tuple[str, tuple, Callable]], with_members: bool = False) -> str:
-    names, results = list(report.models), list(report.models.values())
-    headings = ["Model"] + (["Members"] if with_members else [])
-    columns = [[_escaped(name) for name in names]]
+def _table(
+    report: "UncertaintyReport", places: list[tuple[str, tuple, Callable]], with_members: bool = False
+) -> Table:
+    results = list(report.models.values())
+    headings, columns = ["Model"], [[Cell(name) for name in report.models]]
     if with_members:
-        columns.append([str(result.num_members) for result in results])
+        headings.append("Members")
+        columns.append([Cell(str(result.num_members)) for result in results])
     for place, metrics, read in places:
         for metric in metrics:
-            headings.append(_escaped(COLUMNS[metric].heading(place)))
-            columns.append(_marked([read(result).get(metric) for result in results], COLUMNS[metric]))
-    return markdown_table(headings, zip(*columns, strict=True))
+            headings.append(COLUMNS[metric].heading(place))
+            columns.append(_ranked([read(result).get(metric) for result in results], COLUMNS[metric]))
+    return Table(headings, [list(row) for row in zip(*columns, strict=True)])
 
 
-def _marked(values: list[float | None], column: Column) -> list[str]:
-    """Best in bold, second best underlined, judged by the digits shown, so that what looks equal is marked equal."""
+def _ranked(values: list[float | None], column: Column) -> list[Cell]:
+    """The best and the second best, judged by the digits shown, so that what looks equal is marked equal."""
     texts = [column.text(value) for value in values]
     shown = sorted({float(text) for text in texts if text != NO_VALUE}, reverse=bool(column.higher_is_better))
-    if len(texts) < 2 or len(shown) == 0 or column.higher_is_better is None:
-        return texts
-    marks = {shown[0]: "**{}**"} | ({shown[1]: "<u>{}</u>"} if len(shown) > 1 else {})
-    return [marks.get(float(text), "{}").format(text) if text != NO_VALUE else text for text in texts]
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
+    if len(texts) < 2 or column.higher_is_better is None:
+        return [Cell(text) for text in texts]
+    places = {value: place for place, value in enumerate(shown[:2], start=1)}
+    return [Cell(text, 0 if text == NO_VALUE else places.get(float(text), 0)) for text in texts]

@@ -1,5 +1,6 @@
 """Tiny Hydras as the page asks them."""
 
+from argparse import Namespace
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from transformers import (
 
 from hydra_transformers import AutoHydra, prepare
 from hydra_transformers.app import AskedModel
-from hydra_transformers.cli.deciding import load_to_predict
+from hydra_transformers.cli.deciding import load_to_answer
 from tests.tiny_data import picture_rows, save_bert, save_clip, save_vit
 
 
@@ -60,4 +61,4 @@ def save_clip_hydra(folder: Path) -> Path:
 
 
 def asked(folder: Path) -> AskedModel:
-    return AskedModel(folder.name, *load_to_predict(str(folder), None, "cpu"))
+    return AskedModel(folder.name, *load_to_answer(Namespace(model=str(folder), processor=None, device="cpu")))

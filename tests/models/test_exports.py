@@ -3,11 +3,13 @@
 The members of the families keep different numbers of heads; one has none in a layer, and one layer has none at all.
 """
 
+import onnxruntime
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.families import BERT, CLIP, DINOV2_WITH_REGISTERS, FAMILIES, VARIANTS, VIT, Family, images
+from hydra_transformers import export
+from tests.families import DINOV2_WITH_REGISTERS, Family
 
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
@@ -67,49 +69,44 @@ def test_members_without_heads_are_in_no_product(model, gradients):
     assert all(0 not in shape for shape in products.shapes)
 
 
-# The exporter by torch.export takes long; every family goes to ONNX by the other one, and through torch.export in
-# test_runtime.py.
-TO_ONNX = [(family, "dynamo") for family in (VIT, BERT, CLIP, DINOV2_WITH_REGISTERS)]
-TO_ONNX += [(family, "torchscript") for family in FAMILIES if family not in VARIANTS]
+@pytest.mark.slow
+def test_exported_models_answer_as_the_model_does(model, tmp_path):
+    """One graph for batches of any size and texts of any length, in both formats of `export`."""
+    hydra, family, inputs = model.hydra, model.family, model.inputs
+    folder = export(hydra, tmp_path / "exported", ["onnx", "torch"])
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    program = torch.export.load(folder / "model.pt2").module()
+    twice = {name: torch.cat([tensor, tensor.flip(0)]) for name, tensor in inputs.items()}
+    for batch in ({name: tensor[:1] for name, tensor in inputs.items()}, twice):
+        outputs = hydra(**batch)
+        expected = {"logits": family.ensemble_logits(outputs), "member_logits": outputs.member_logits}
+        assert_same(
+            session.run(list(expected), {name: each.numpy() for name, each in batch.items()}), expected.values()
+        )
+        found = program(**batch)
+        assert_same(found.values(), expected.values())
+        assert list(found) == list(expected)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "family, exporter", TO_ONNX, ids=[f"{family.name}-{exporter}" for family, exporter in TO_ONNX]
-)
-def test_onnx_gives_the_same_logits(model, exporter, tmp_path):
-    if model.family is DINOV2_WITH_REGISTERS and exporter == "torchscript":
+def test_the_older_exporter_gives_the_same_logits(model, tmp_path):
+    """By tracing."""
+    names = list(model.inputs)
+
+    def write() -> None:
+        torch.onnx.export(model, model.example, tmp_path / "model.onnx", dynamo=False, input_names=names, **sizes)
+
+    sizes = {"dynamic_axes": {name: {0: f"batch of {name}"} for name in names}}
+    if model.family is DINOV2_WITH_REGISTERS:
         with pytest.raises(
             Exception, match="_upsample_bicubic2d_aa"
         ):  # in the embeddings, which are Transformers' own
-            run_onnx(model, model.example, exporter, tmp_path / "model.onnx")
+            write()
         return
-    found = run_onnx(model, model.example, exporter, tmp_path / "model.onnx")
-    assert_same(found, model(*model.example))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("exporter", ["dynamo", "torchscript"])
-def test_onnx_with_a_batch_of_any_size(exporter, tmp_path):
-    model = Exportable(VIT).eval()
-    if exporter == "dynamo":
-        sizes = {"dynamic_shapes": (({0: torch.export.Dim("batch")},),)}
-    else:
-        sizes = {"dynamic_axes": {"pixel_values": {0: "batch"}}}
-    more = (images(7).float(),)
-    found = run_onnx(model, more, exporter, tmp_path / "model.onnx", **sizes)
-    assert_same(found, model(*more))
-
-
-def run_onnx(model: Exportable, tensors, exporter: str, path, **sizes) -> list:
-    """What ONNX Runtime computes from `tensors` with the model exported on its own example."""
-    for package in ("onnx", "onnxscript"):
-        pytest.importorskip(package)
-    runtime = pytest.importorskip("onnxruntime")
-    names = list(model.inputs)
-    torch.onnx.export(model, model.example, path, dynamo=exporter == "dynamo", input_names=names, **sizes)
-    session = runtime.InferenceSession(path)
-    return session.run(None, {name: tensor.numpy() for name, tensor in zip(names, tensors, strict=True)})
+    write()
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    more = tuple(torch.cat([tensor, tensor.flip(0)]) for tensor in model.example)
+    assert_same(session.run(None, {name: each.numpy() for name, each in zip(names, more, strict=True)}), model(*more))
 
 
 @pytest.mark.slow

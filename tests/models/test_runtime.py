@@ -44,15 +44,6 @@ def test_compiled_attention_has_no_mask_where_none_was_given(encoder):
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_exports(family):
-    hydra = family.fused()
-    inputs = family.inputs()
-    exported = torch.export.export(hydra, (), inputs)
-    torch.testing.assert_close(exported.module()(**inputs).member_logits, hydra(**inputs).member_logits)
-
-
-@pytest.mark.slow
-@torch.no_grad()
 def test_exports_with_a_batch_of_any_size():
     hydra = VIT.fused()
     batch = torch.export.Dim("batch", min=1, max=64)

@@ -583,7 +583,7 @@ def test_a_report_is_judged_by_a_fitted_detector(tmp_path):
     report = evaluate_uncertainty(models, test, ood={"far": {"loud": far}}, score=detectors)
     assert report.score == "knn (k=3)"
     assert "Score: knn (k=3)." in report.to_markdown()
-    assert "roc.png" in {path.name for path in report.plot(tmp_path)}
+    assert "roc_loud_far.png" in {path.name for path in report.plot(tmp_path)}
     for name, model in models.items():
         expected = ood_metrics(detectors[name].score(model, test), detectors[name].score(model, far))
         assert report.models[name].ood["far"]["loud"]["auroc"] == expected["auroc"]

@@ -11,7 +11,7 @@ from hydra_transformers.uncertainty.plots import _risk_coverage
 
 
 ALWAYS = ["reliability_diagram", "risk_coverage", "uncertainty_split"]
-WITH_OOD = ["score_histograms", "roc"]
+WITH_OOD = ["score_histograms", "roc_A_near", "roc_B_far"]
 
 
 def saved(samples, strength, seed):

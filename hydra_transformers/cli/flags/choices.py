@@ -9,6 +9,7 @@ SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 SEVERITIES = (1, 2, 3, 4, 5)
 TEXT_TOKENS = 128
 PARTS = ("training", "validation", "test")
+FORMATS = ("onnx", "torch")
 
 DETECTORS = (
     "msp",

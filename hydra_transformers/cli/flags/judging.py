@@ -38,7 +38,10 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     add_device(parser)
     add_data(parser, "validation, test or train, whichever comes first")
     parser.add_argument(
-        "--output", type=Path, metavar="DIR", help="gets report.md, report.json and plots (default: MODEL/evaluation)"
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="gets report.md, report.html, report.json and plots (default: MODEL/evaluation)",
     )
 
 

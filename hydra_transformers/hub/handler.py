@@ -1,0 +1,198 @@
+"""Answers requests for a Hydra Ensemble: what an Inference Endpoint of the Hub calls. Made by hydra_transformers.
+
+It needs torch, transformers, Pillow for images, and the files that lie beside it; not the package hydra_transformers.
+
+    handler = EndpointHandler("folder")
+    handler({"inputs": "a text, or an image in base64", "parameters": {"top_k": 3}})
+"""
+
+import base64
+import binascii
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+
+PROCESSORS = {
+    "AutoModelForImageClassification": "AutoImageProcessor",
+    "AutoModelForSequenceClassification": "AutoTokenizer",
+    "AutoModelForZeroShotImageClassification": "AutoProcessor",
+}
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # no decoder but these is let at the bytes of strangers
+MOST_PIXELS = 25_000_000  # of all images of a request together: a small file may unfold to more than the memory holds
+MOST_INPUTS = 32
+MOST_LABELS = 1_000
+DEFAULT_TEMPLATE = "This is a photo of {}."  # of Transformers' pipeline
+
+
+class RequestError(ValueError):
+    """A request that cannot be answered; the message is one sentence that says why."""
+
+
+class Answerer:
+    """A model with what prepares its inputs.
+
+    model: has `predict(inputs, processor, batch_size, **parameters)`, as every Hydra
+    kind: "image", "text", or "zero-shot" where images are matched with labels that the request names
+    most_inputs: of one request
+    """
+
+    def __init__(self, model: Any, processor: Any, kind: str, most_inputs: int = MOST_INPUTS):
+        self.model, self.processor, self.kind, self.most_inputs = model, processor, kind, most_inputs
+
+    def __call__(self, data: dict[str, Any]) -> dict[str, Any] | list[dict[str, Any]]:
+        """
+        data: {"inputs": one or a list, "parameters": {"top_k": 5}}; a text, or an image as base64 (or as PIL image or bytes,
+            as which Endpoints pass on what was sent as image/jpeg and the like). For CLIP parameters also has
+            "candidate_labels", and may have "hypothesis_template"
+        returns: of one input a dict, of a list a list of dicts: label, score, uncertainty, aleatoric, epistemic, abstain,
+            prediction_set and scores
+        """
+        inputs, parameters = self.read(data)
+        answers = self.answer(inputs, parameters)
+        return answers if isinstance(data["inputs"], list) else answers[0]
+
+    def read(self, data: Any) -> tuple[list[Any], dict[str, Any]]:
+        """Texts or images, and the parameters, of a request; refuses what cannot be answered."""
+        if not isinstance(data, dict) or "inputs" not in data:
+            raise RequestError('the request has no inputs: send {"inputs": ...}')
+        for name in data:
+            if name not in ("inputs", "parameters"):
+                raise RequestError(f"the request has an unknown field {name[:40]!r}: send inputs and parameters")
+        inputs = data["inputs"] if isinstance(data["inputs"], list) else [data["inputs"]]
+        if not 1 <= len(inputs) <= self.most_inputs:
+            raise RequestError(f"inputs has {len(inputs)} entries: send 1 to {self.most_inputs}")
+        parameters = self.read_parameters(data.get("parameters"))
+        if self.kind == "text":
+            return [read_text(each, place) for place, each in enumerate(inputs)], parameters
+        images, pixels = [], 0
+        for place, each in enumerate(inputs):
+            images.append(read_image(each, place, MOST_PIXELS - pixels))
+            pixels += images[-1].width * images[-1].height
+        return images, parameters
+
+    def read_parameters(self, parameters: Any) -> dict[str, Any]:
+        parameters = {} if parameters is None else parameters
+        if not isinstance(parameters, dict):
+            raise RequestError(f"parameters is {_kind(parameters)}: send an object, such as {{'top_k': 3}}")
+        known = ("top_k", "candidate_labels", "hypothesis_template") if self.kind == "zero-shot" else ("top_k",)
+        for name in parameters:
+            if name not in known:
+                raise RequestError(f"parameters has an unknown {name[:40]!r}: this model knows {', '.join(known)}")
+        found = {"top_k": parameters.get("top_k", 5)}
+        if type(found["top_k"]) is not int or found["top_k"] < 1:
+            raise RequestError("top_k must be a whole number from 1 on")
+        if self.kind == "zero-shot":
+            found["candidate_labels"] = _labels(parameters.get("candidate_labels"))
+        if "hypothesis_template" in parameters:
+            template = parameters["hypothesis_template"]
+            # Nothing but {}: what else may stand in braces reads attributes.
+            if not is_text(template) or template.count("{}") != 1 or re.sub("[^{}]", "", template) != "{}":
+                raise RequestError("hypothesis_template must be a text with one {} for the label")
+            found["hypothesis_template"] = template
+        if self.kind == "zero-shot":
+            self.check_lengths(found["candidate_labels"], found.get("hypothesis_template", DEFAULT_TEMPLATE))
+        return found
+
+    def check_lengths(self, labels: list[str], template: str) -> None:
+        """Refuses labels that the text tower cannot read to their end."""
+        most = self.model.config.text_config.max_position_embeddings
+        lengths = [len(tokens) for tokens in self.processor.tokenizer(list(map(template.format, labels)))["input_ids"]]
+        if max(lengths) > most:
+            long = labels[lengths.index(max(lengths))]
+            raise RequestError(
+                f"candidate_labels has {long[:40]!r}..., which makes {max(lengths)} tokens: at most {most}"
+            )
+
+    def answer(self, inputs: list[Any], parameters: dict[str, Any]) -> list[dict[str, Any]]:
+        return self.model.predict(inputs, self.processor, batch_size=len(inputs), **parameters)
+
+
+class EndpointHandler(Answerer):
+    """What an Inference Endpoint makes of a repository.
+
+    path: the folder of the model, with its code
+    """
+
+    def __init__(self, path: str = ""):
+        auto_classes = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))["auto_map"]
+        task = next(name for name in PROCESSORS if name in auto_classes)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = getattr(transformers, task).from_pretrained(path, trust_remote_code=True).to(device).eval()
+        kind = {"AutoTokenizer": "text", "AutoImageProcessor": "image"}.get(PROCESSORS[task], "zero-shot")
+        super().__init__(model, getattr(transformers, PROCESSORS[task]).from_pretrained(path), kind)
+
+
+def is_text(value: Any) -> bool:
+    """Whether it can be encoded, too: JSON can hold halves of characters."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def read_text(value: Any, place: int) -> str | dict[str, str]:
+    """A text, or a pair of texts {"text", "text_pair"}."""
+    is_pair = isinstance(value, dict) and value.keys() == {"text", "text_pair"}
+    texts = list(value.values()) if is_pair else [value]
+    if not all(isinstance(text, str) for text in texts):
+        raise RequestError(f'inputs[{place}] is {_kind(value)}: send a text, or {{"text": ..., "text_pair": ...}}')
+    if not all(map(is_text, texts)):
+        raise RequestError(f"inputs[{place}] has half a character (a lone surrogate): send whole ones")
+    return value
+
+
+def read_image(value: Any, place: int, most_pixels: int = MOST_PIXELS) -> Any:
+    """An image in RGB, of base64; never of a path or URL."""
+    from PIL import Image
+
+    if isinstance(value, Image.Image):
+        image = value
+    elif isinstance(value, (str, bytes)):
+        try:
+            image = Image.open(io.BytesIO(value if isinstance(value, bytes) else _decoded(value)), formats=FORMATS)
+        except binascii.Error as error:
+            raise RequestError(f"inputs[{place}] is no base64: send the bytes of an image file in it") from error
+        except Exception as error:  # whatever broken bytes make a decoder raise
+            raise RequestError(f"inputs[{place}] is no image of {', '.join(FORMATS)}") from error
+    else:
+        raise RequestError(f"inputs[{place}] is {_kind(value)}: send an image in base64")
+    if image.width * image.height > most_pixels:
+        raise RequestError(
+            f"inputs[{place}] is {image.width} x {image.height} pixels: send at most {MOST_PIXELS:,} in one request"
+        )
+    try:
+        return image.convert("RGB")
+    except Exception as error:
+        raise RequestError(f"inputs[{place}] is a broken image: its pixels cannot be read") from error
+
+
+def _decoded(text: str) -> bytes:
+    if text.startswith("data:image/"):  # as browsers read files
+        text = text.partition(";base64,")[2]
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:  # of characters that are no ASCII, too
+        raise binascii.Error(str(error)) from error
+
+
+def _labels(labels: Any) -> list[str]:
+    is_list = isinstance(labels, list) and all(is_text(label) and label.strip() for label in labels)
+    if not is_list or not 1 <= len(labels) <= MOST_LABELS:
+        raise RequestError(
+            f"candidate_labels must be a list of 1 to {MOST_LABELS:,} texts: the model chooses among them"
+        )
+    if len(set(labels)) < len(labels):
+        raise RequestError("candidate_labels names a label twice: send each once")
+    return labels
+
+
+def _kind(value: Any) -> str:
+    """As JSON calls it."""
+    names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number" if isinstance(value, (int, float)) else f"a {type(value).__name__}")

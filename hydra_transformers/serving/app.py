@@ -1,0 +1,116 @@
+"""The HTTP side: what is asked, what is refused, and with which status."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from ..files import parse_json
+from ..hub.handler import Answerer, RequestError
+from .batching import Batcher
+
+
+SECONDS_FOR_BODY = 30.0  # a client that sends more slowly keeps a place from others
+RETRY_AFTER = "1"  # seconds
+
+
+def create_app(
+    answerer: Answerer,
+    about: dict[str, Any],
+    max_batch: int = 16,
+    max_wait_ms: float = 5.0,
+    max_queue: int = 64,
+    max_body: int = 10_000_000,
+) -> FastAPI:
+    """The app with POST /predict, GET /health and GET /.
+
+    Args:
+        answerer: reads requests, and answers them in batches.
+        about: what GET / tells of the model.
+        max_batch: inputs per pass of the model, and per request.
+        max_wait_ms: how long a request waits for others to share its pass.
+        max_queue: requests that are read, wait or are answered at a time; another one gets 503, and when to come again.
+        max_body: bytes of a request; a larger one gets 413.
+    """
+    answerer.most_inputs = max_batch
+    batcher = Batcher(answerer.answer, max_batch, max_wait_ms / 1000)
+    limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue, "max_body": max_body}
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        batcher.start()
+        yield
+        await batcher.close()
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None)  # its pages would fetch scripts from elsewhere
+    app.state.requests = 0
+
+    @app.exception_handler(HTTPException)
+    async def one_sentence(request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
+
+    @app.get("/")
+    async def info() -> dict[str, Any]:
+        return about | {"limits": limits}
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        status = {"status": "ok" if batcher.is_running else "closing", "requests": app.state.requests}
+        return JSONResponse(status, 200 if batcher.is_running else 503)
+
+    @app.post("/predict")
+    async def predict(request: Request) -> JSONResponse:
+        if app.state.requests >= max_queue:
+            raise HTTPException(503, f"{max_queue} requests wait already: come again", {"Retry-After": RETRY_AFTER})
+        app.state.requests += 1
+        try:
+            body = await _body_of(request, max_body)
+            inputs, parameters, is_list = await asyncio.to_thread(_read, answerer, body)
+            answers = await batcher.submit(inputs, parameters)
+            return JSONResponse(answers if is_list else answers[0])
+        except HTTPException:
+            raise
+        except Exception as error:  # the model's, which was told of in the log
+            raise HTTPException(500, "the model failed on this request: the server's log tells why") from error
+        finally:
+            app.state.requests -= 1
+
+    return app
+
+
+async def _body_of(request: Request, most: int) -> bytes:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "the request is no JSON: send it with Content-Type: application/json")
+    too_large = HTTPException(413, f"the request is larger than {most:,} bytes: send less at once, or smaller images")
+    length = request.headers.get("content-length", "0")
+    if len(length) > 18 or not length.isdecimal() or int(length) > most:
+        raise too_large
+    try:
+        return await asyncio.wait_for(_read_stream(request, most, too_large), SECONDS_FOR_BODY)
+    except asyncio.TimeoutError as error:  # another class before Python 3.11
+        raise HTTPException(408, f"the request did not arrive within {SECONDS_FOR_BODY:.0f} seconds") from error
+
+
+async def _read_stream(request: Request, most: int, too_large: HTTPException) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise too_large
+    return bytes(body)
+
+
+def _read(answerer: Answerer, body: bytes) -> tuple[list[Any], dict[str, Any], bool]:
+    """The inputs, the parameters, and whether the inputs came as a list."""
+    try:
+        data = parse_json(body)
+    except ValueError as error:
+        raise HTTPException(400, "the request is no JSON that can be read") from error
+    try:
+        return *answerer.read(data), isinstance(data["inputs"], list)
+    except RequestError as error:
+        raise HTTPException(422, str(error)) from error

@@ -1,0 +1,107 @@
+"""The handler that is published with a model: what an Inference Endpoint calls."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from huggingface_hub.errors import RemoteEntryNotFoundError
+from transformers import ViTImageProcessorPil
+
+from hydra_transformers.hub import publishing
+from hydra_transformers.hub.handler import Answerer, EndpointHandler, RequestError
+from hydra_transformers.models.auto import load_trained
+from tests.serving.tiny import base64_of, save_hydra
+from tests.tiny_data import pictures
+
+
+PICTURES = pictures([0, 1, 2], seed=4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """As `push` fills a repository."""
+    saved, staged = save_hydra(tmp_path_factory.mktemp("vit"), "vit"), tmp_path_factory.mktemp("repository")
+    publishing._stage(staged, load_trained(saved), ViTImageProcessorPil.from_pretrained(saved), None, None)
+    return staged
+
+
+def test_it_answers_as_predict_whatever_an_image_comes_as(folder):
+    handler = EndpointHandler(str(folder))
+    expected = load_trained(folder).predict(PICTURES, ViTImageProcessorPil.from_pretrained(folder), top_k=2)
+    file = io.BytesIO()
+    PICTURES[2].save(file, "PNG")
+    found = handler({"inputs": [PICTURES[0], base64_of(PICTURES[1]), file.getvalue()], "parameters": {"top_k": 2}})
+    assert [each["label"] for each in found] == [each["label"] for each in expected]
+    assert [each["score"] for each in found] == pytest.approx([each["score"] for each in expected], abs=1e-5)
+    assert [each["abstain"] for each in found] == [each["abstain"] for each in expected]
+    assert handler({"inputs": PICTURES[0]})["label"] == expected[0]["label"]
+    with pytest.raises(RequestError, match="the request has no inputs"):
+        handler({"text": "a"})
+
+
+IN_AN_ENDPOINT = """
+import sys
+sys.modules["hydra_transformers"] = None  # it is not installed here
+folder, request = sys.argv[1:]
+sys.path.insert(0, folder)
+import json
+from handler import EndpointHandler
+print(json.dumps(EndpointHandler(folder)(json.loads(request))))
+"""
+
+
+@pytest.mark.slow
+def test_it_needs_nothing_but_the_files_beside_it(folder, tmp_path):
+    request = {"inputs": [base64_of(image) for image in PICTURES]}
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= {"HF_MODULES_CACHE": str(tmp_path / "modules"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", IN_AN_ENDPOINT, str(folder), json.dumps(request)]
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    found, expected = json.loads(result.stdout), EndpointHandler(str(folder))(request)
+    assert [(each["label"], each["abstain"]) for each in found] == [
+        (each["label"], each["abstain"]) for each in expected
+    ]
+    assert [each["epistemic"] for each in found] == pytest.approx([each["epistemic"] for each in expected], abs=1e-6)
+
+
+class NotFound:
+    """What the errors of huggingface_hub read of a response."""
+
+    status_code, headers, request = 404, {}, None
+
+
+class Hub:
+    """A repository with a handler.py, or without, of which nothing else is asked."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def hf_hub_download(self, repo_id, filename, force_download):
+        if not self.path.exists():
+            raise RemoteEntryNotFoundError("no handler.py", response=NotFound)
+        return self.path
+
+
+@pytest.mark.parametrize(
+    "content, is_replaced",
+    [(b"# mine\n", False), (publishing.HANDLER.read_bytes() + b"# older\n", True), (None, True)],
+)
+def test_a_handler_of_the_owners_own_is_not_replaced(content, is_replaced, tmp_path):
+    (tmp_path / "handler.py").write_bytes(publishing.HANDLER.read_bytes())
+    if content is not None:
+        (tmp_path / "there.py").write_bytes(content)
+    publishing._leave_own_handler(Hub(tmp_path / "there.py"), "me/tiny", tmp_path)
+    assert (tmp_path / "handler.py").exists() is is_replaced
+
+
+def test_a_request_of_several_images_is_read_in_order():
+    answerer = Answerer(None, None, "image", most_inputs=2)
+    images, parameters = answerer.read({"inputs": [base64_of(image, "BMP") for image in PICTURES[:2]]})
+    assert [image.tobytes() for image in images] == [image.tobytes() for image in PICTURES[:2]]
+    assert parameters == {"top_k": 5}
+    with pytest.raises(RequestError, match="inputs has 3 entries: send 1 to 2"):
+        answerer.read({"inputs": PICTURES})
