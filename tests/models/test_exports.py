@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydra_transformers import export
-from tests.families import CLIP, DINOV2_WITH_REGISTERS, Family
+from tests.families import DINOV2_WITH_REGISTERS, Family
 
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
