@@ -15,23 +15,32 @@ from .folders import load_config
 from .problems import CommandError
 
 
+KINDS = {
+    "AutoModelForSequenceClassification": "text",
+    "AutoModelForImageClassification": "image",
+    ZERO_SHOT: "zero-shot",
+}
+
+
 def answerer_of(arguments: argparse.Namespace) -> tuple[Answerer, dict[str, Any]]:
     """The model, ready to answer, and what may be told of it."""
     from ..serving import ModelAnswerer
 
     config = load_config(arguments.model)
     task = auto_class_of(config)
+    if task not in KINDS:
+        raise CommandError(
+            f"{arguments.model} reads neither texts nor images: serve has no way to send it anything else"
+        )
     if getattr(config, "problem_type", None) == "regression":
         raise CommandError(
             f"{arguments.model} is made for regression, and answers choose among classes: pass a classifier"
         )
-    is_calibrated = DecidingClassifier.is_saved_in(arguments.model) or getattr(config, "decision", None) is not None
     classes = classes_decided_on(arguments.model)
     model, processor = load_to_answer(arguments)
-    if task == ZERO_SHOT and classes is None:
-        kind = "zero-shot"
-    else:
-        kind = "text" if task == "AutoModelForSequenceClassification" else "image"
+    is_calibrated = DecidingClassifier.is_saved_in(arguments.model) or getattr(config, "decision", None) is not None
+    kind = "image" if classes is not None else KINDS[task]
+    if kind != "zero-shot":
         classes = classes or list(config_of(model).id2label.values())
     path = Path(arguments.model)
     about = {
