@@ -14,7 +14,7 @@ from hydra_transformers.analysis.noise import with_noise
 from hydra_transformers.baselines import MIMO, DeepEnsemble
 from hydra_transformers.cli import main
 from hydra_transformers.cost import example_inputs
-from hydra_transformers.hub import create_model_card
+from hydra_transformers.hub import create_model_card, publishing
 from hydra_transformers.prediction import collate
 from hydra_transformers.sounds import waveform
 from hydra_transformers.training.default_recipe import default_recipe
@@ -150,6 +150,12 @@ def test_the_card_says_that_it_classifies_audio():
     assert "Multiply-adds per sound of 10 frames" in card
 
 
+def test_it_is_published_without_a_handler_that_could_not_read_sounds(tmp_path):
+    publishing._stage(tmp_path, AST.fused().float(), extractor(), None, None)
+    found = {path.name for path in tmp_path.iterdir()}
+    assert {"preprocessor_config.json", "audio.py"} <= found and "handler.py" not in found
+
+
 # The command line
 
 
@@ -186,3 +192,5 @@ def test_prune_fuse_info_and_predict(tmp_path, capsys):
     assert "low" in found.out or "high" in found.out
     assert "broken.wav cannot be read as a sound" in found.err
     assert "1 of 2 sounds could not be read, the others are answered" in found.err
+    assert main(["serve", str(tmp_path / "hydra")]) == 1
+    assert "reads neither texts nor images" in capsys.readouterr().err
