@@ -291,9 +291,9 @@ def _undone(transform: Callable[..., Tensor], tensor: Tensor, shapes: Sequence[t
     factors = [tensor.new_ones(shape) for shape in others]
     forms = [tensor, tensor.t() if tensor.dim() == 2 else tensor, tensor.squeeze(0), tensor.unsqueeze(0)]
     guesses = [[form, *factors] for form in forms]
-    rows = [shape[0] for shape in shapes]
-    if others and sum(rows) == tensor.shape[0]:
-        guesses.append(list(tensor.split(rows)))
+    if others:
+        rows = [shape[0] for shape in shapes]
+        guesses += [list(tensor.split(rows))] if sum(rows) == tensor.shape[0] else []
     for guess in guesses:
         if [each.shape for each in guess] == list(shapes) and torch.equal(transform(*guess), tensor):
             return guess
