@@ -41,9 +41,9 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
         (
             classes,
             "test_model_get_set_embeddings",
-            "images are embedded by a projection of patches, not by an nn.Embedding",
+            "images and spectrograms are embedded by a projection of patches, not by an nn.Embedding",
         )
-        for classes in ("HydraViT*", "HydraDeiT*", "HydraDinov2*", "HydraCLIPVision*")
+        for classes in ("HydraViT*", "HydraDeiT*", "HydraDinov2*", "HydraCLIPVision*", "HydraAST*")
     ),
     (
         "HydraDinov2*ForImageClassification",
@@ -61,7 +61,11 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
             "test_can_load_ignoring_mismatched_shapes",
             "the test knows the layers of a nested head by nn.Linear, and these are grouped",
         )
-        for classes in ("HydraRobertaForSequenceClassification", "HydraElectraForSequenceClassification")
+        for classes in (
+            "HydraRobertaForSequenceClassification",
+            "HydraElectraForSequenceClassification",
+            "HydraMPNetForSequenceClassification",
+        )
     ),
     (
         "HydraModernBertModel",
@@ -165,6 +169,7 @@ def subjects_of(family) -> Iterator[Subject]:
 
 TABLES = {
     "AutoModel": "MODEL_MAPPING_NAMES",
+    "AutoModelForAudioClassification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
     "AutoModelForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
 }

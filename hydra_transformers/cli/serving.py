@@ -10,10 +10,16 @@ from ..hub.handler import Answerer
 from ..models.auto import auto_class_of
 from ..prediction import config_of
 from ..uncertainty import DecidingClassifier
-from .arguments import device_of
-from .deciding import ZERO_SHOT, load_to_predict
+from .deciding import ZERO_SHOT, classes_decided_on, load_to_answer
 from .folders import load_config
 from .problems import CommandError
+
+
+KINDS = {
+    "AutoModelForSequenceClassification": "text",
+    "AutoModelForImageClassification": "image",
+    ZERO_SHOT: "zero-shot",
+}
 
 
 def answerer_of(arguments: argparse.Namespace) -> tuple[Answerer, dict[str, Any]]:
@@ -21,21 +27,20 @@ def answerer_of(arguments: argparse.Namespace) -> tuple[Answerer, dict[str, Any]
     from ..serving import ModelAnswerer
 
     config = load_config(arguments.model)
-    task = auto_class_of(config.model_type)
+    task = auto_class_of(config)
+    if task not in KINDS:
+        raise CommandError(
+            f"{arguments.model} reads neither texts nor images: serve has no way to send it anything else"
+        )
     if getattr(config, "problem_type", None) == "regression":
         raise CommandError(
             f"{arguments.model} is made for regression, and answers choose among classes: pass a classifier"
         )
-    is_decided = DecidingClassifier.is_saved_in(arguments.model)
-    classes = DecidingClassifier.classes_saved_in(arguments.model) if is_decided else None
-    model, processor = load_to_predict(arguments.model, arguments.processor, device_of(arguments))
-    is_calibrated = is_decided or getattr(config, "decision", None) is not None
-    if not is_calibrated:
-        print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
-    if task == ZERO_SHOT and classes is None:
-        kind = "zero-shot"
-    else:
-        kind = "text" if task == "AutoModelForSequenceClassification" else "image"
+    classes = classes_decided_on(arguments.model)
+    model, processor = load_to_answer(arguments)
+    is_calibrated = DecidingClassifier.is_saved_in(arguments.model) or getattr(config, "decision", None) is not None
+    kind = "image" if classes is not None else KINDS[task]
+    if kind != "zero-shot":
         classes = classes or list(config_of(model).id2label.values())
     path = Path(arguments.model)
     about = {
