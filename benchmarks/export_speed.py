@@ -127,20 +127,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--rounds", type=int, default=5, help="to take the median of, after one that does not count")
-    parser.add_argument("--output", type=Path, help="folder for export_speed_cpu.md and export_speed_cpu.json")
+    parser.add_argument("--layers", type=int, default=12, help="of the ViT; fewer where a batch takes too long")
+    parser.add_argument("--name", default="export_speed_cpu", help="of the results (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help="folder for NAME.md and NAME.json")
     parser.add_argument("--smallest", action="store_true", help="a tiny model: shows that it runs")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    hydra = hydra_of(SMALLEST if args.smallest else ViTConfig(num_labels=1000))
+    hydra = hydra_of(SMALLEST if args.smallest else ViTConfig(num_labels=1000, num_hidden_layers=args.layers))
     machine = where_it_ran("cpu") | {
-        "measured": f"CPU time of one thread, median of {args.rounds} rounds; ONNX Runtime {onnxruntime.__version__}"
+        "measured": f"{hydra.config.num_hidden_layers} layers, CPU time of one thread, median of {args.rounds} rounds; "
+        f"ONNX Runtime {onnxruntime.__version__}"
     }
     with tempfile.TemporaryDirectory() as temporary:
         rows = measure(hydra, Path(temporary, "exported"), args.batches, args.rounds)
     if args.output:
-        write_atomically(args.output / "export_speed_cpu.md", to_markdown(rows, machine))
+        write_atomically(args.output / f"{args.name}.md", to_markdown(rows, machine))
         report = {"machine": machine, "rows": [asdict(row) for row in rows]}
-        write_atomically(args.output / "export_speed_cpu.json", json.dumps(report, indent=1))
+        write_atomically(args.output / f"{args.name}.json", json.dumps(report, indent=1))
 
 
 if __name__ == "__main__":

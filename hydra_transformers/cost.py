@@ -150,13 +150,15 @@ def inputs_for(model: nn.Module, batch_size: int, device: str = "cpu") -> dict[s
 
 
 def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu") -> dict[str, Tensor]:
-    """Inputs of the size a model takes: images, texts of at most 128 tokens, or for CLIP both."""
+    """Inputs of the size a model takes: images, spectrograms, texts of at most 128 tokens, or for CLIP images and texts."""
     inputs = {}
     vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
     if hasattr(vision, "image_size"):
         size = vision.image_size
         height, width = size if isinstance(size, (list, tuple)) else (size, size)
         inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, height, width, device=device)
+    if hasattr(config, "num_mel_bins"):
+        inputs["input_values"] = torch.zeros(batch_size, config.max_length, config.num_mel_bins, device=device)
     if hasattr(text, "vocab_size"):
         most = getattr(text, "max_position_embeddings", 0)  # models with relative positions have none, or -1
         tokens = min(TEXT_TOKENS, most) if most > 0 else TEXT_TOKENS

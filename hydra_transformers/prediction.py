@@ -52,7 +52,7 @@ def batches(
 
     Arrays and lists of numbers become tensors; entries that are no numbers (texts, file names) are dropped. Labels are
     called `labels` or `label`. Rows of tokens, as `dataset.map(tokenize)` makes them, are filled up to the longest of their
-    batch. For rows of images or texts as they are, see `prepare`.
+    batch. For rows of images, texts or sounds as they are, see `prepare`.
     """
     if isinstance(data, ChangedBatches):
         yield from map(data.change, batches(data.data, batch_size, device, rank, world_size))

@@ -41,14 +41,28 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
         (
             classes,
             "test_model_get_set_embeddings",
-            "images are embedded by a projection of patches, not by an nn.Embedding",
+            "images and spectrograms are embedded by a projection of patches, not by an nn.Embedding",
         )
-        for classes in ("HydraViT*", "HydraDeiT*", "HydraDinov2*", "HydraCLIPVision*")
+        for classes in (
+            "HydraViT*",
+            "HydraDeiT*",
+            "HydraDinov2*",
+            "HydraAST*",
+            "HydraCLIPVision*",
+            "HydraCLIPFor*",
+            "HydraSiglipVision*",
+            "HydraSiglipFor*",
+        )
     ),
     (
         "HydraDinov2*ForImageClassification",
         "test_training_gradient_checkpointing*",
         "the mask token of the pre-training is part of the embeddings and gets no gradient, as in DINOv2 itself",
+    ),
+    (
+        "HydraCLIPForImageClassification",
+        "test_training_gradient_checkpointing*",
+        "the norm of the [CLS] token, which this head does not read, gets no gradient, as in CLIP itself",
     ),
     (
         "HydraRobertaModel",
@@ -61,20 +75,29 @@ BY_DESIGN: tuple[tuple[str, str, str], ...] = (
             "test_can_load_ignoring_mismatched_shapes",
             "the test knows the layers of a nested head by nn.Linear, and these are grouped",
         )
-        for classes in ("HydraRobertaForSequenceClassification", "HydraElectraForSequenceClassification")
+        for classes in (
+            "HydraRobertaForSequenceClassification",
+            "HydraElectraForSequenceClassification",
+            "HydraMPNetForSequenceClassification",
+        )
     ),
     (
         "HydraModernBertModel",
         "test_model_rope_scaling_from_config_1_dynamic",
         "new weights are small, and texts so short that scaled positions change less than the test tells apart",
     ),
-    ("HydraCLIPModel", "test_model_get_set_embeddings", "each tower has embeddings of its own"),
-    ("HydraCLIPModel", "test_attention_outputs", "attentions stand in the outputs of the towers, tested there"),
-    ("HydraCLIPModel", "test_hidden_states_output", "hidden states stand in the outputs of the towers, tested there"),
-    (
-        "HydraCLIPModel",
-        "test_retain_grad_hidden_states_attentions",
-        "hidden states and attentions stand in the outputs of the towers, tested there",
+    *(
+        (classes, test, reason)
+        for classes in ("HydraCLIPModel", "HydraSiglipModel")
+        for test, reason in (
+            ("test_model_get_set_embeddings", "each tower has embeddings of its own"),
+            ("test_attention_outputs", "attentions stand in the outputs of the towers, tested there"),
+            ("test_hidden_states_output", "hidden states stand in the outputs of the towers, tested there"),
+            (
+                "test_retain_grad_hidden_states_attentions",
+                "hidden states and attentions stand in the outputs of the towers, tested there",
+            ),
+        )
     ),
     (
         "HydraCLIPModel",
@@ -165,6 +188,7 @@ def subjects_of(family) -> Iterator[Subject]:
 
 TABLES = {
     "AutoModel": "MODEL_MAPPING_NAMES",
+    "AutoModelForAudioClassification": "MODEL_FOR_AUDIO_CLASSIFICATION_MAPPING_NAMES",
     "AutoModelForImageClassification": "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING_NAMES",
     "AutoModelForSequenceClassification": "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES",
 }

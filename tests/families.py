@@ -10,6 +10,8 @@ from functools import cache, cached_property
 
 import torch
 from transformers import (
+    ASTConfig,
+    ASTForAudioClassification,
     BertConfig,
     BertForSequenceClassification,
     CamembertConfig,
@@ -33,6 +35,8 @@ from transformers import (
     LlamaForSequenceClassification,
     ModernBertConfig,
     ModernBertForSequenceClassification,
+    MPNetConfig,
+    MPNetForSequenceClassification,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -56,6 +60,15 @@ DEPTH = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
 SIZES = {**DEPTH, "intermediate_size": 40}
 IMAGE_SIZES = {"image_size": 8, "patch_size": 4, "num_labels": 5}
 TEXT_SIZES = {"vocab_size": 40, "max_position_embeddings": 16, "num_labels": 3}
+# Patches overlap: two by three of them.
+AUDIO_SIZES = {
+    "patch_size": 4,
+    "frequency_stride": 3,
+    "time_stride": 3,
+    "max_length": 10,
+    "num_mel_bins": 7,
+    "num_labels": 5,
+}
 CLIP_END = {"bos_token_id": 38, "eos_token_id": 39}
 TINY_TEXT = {**SIZES, "vocab_size": 40, "max_position_embeddings": 16, **CLIP_END}
 
@@ -118,6 +131,10 @@ def images(batch: int = 4, seed: int = 0) -> torch.Tensor:
     return torch.randn(batch, 3, 8, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def spectrograms(batch: int = 4, seed: int = 0) -> torch.Tensor:
+    return torch.randn(batch, 10, 7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 def padded_texts(batch: int = 4, tokens: int = 7, seed: int = 0) -> dict[str, torch.Tensor]:
     """Texts of different lengths, each ended by token 39 (CLIP's end of text) and padded."""
     input_ids = torch.randint(3, 38, (batch, tokens), generator=torch.Generator().manual_seed(seed))
@@ -169,6 +186,10 @@ class Family:
     @property
     def reads_images(self) -> bool:
         return "pixel_values" in self.inputs()
+
+    @property
+    def reads_audio(self) -> bool:
+        return "input_values" in self.inputs()
 
     @property
     def num_classes(self) -> int:
@@ -343,6 +364,20 @@ ELECTRA = Family(
     {"": "electra.encoder.layer.{}.attention.output.dense"},
     7,
 )
+MPNET = Family(
+    "mpnet",
+    backbone(MPNetForSequenceClassification, MPNetConfig, {**SIZES, **TEXT_SIZES}),
+    padded_texts,
+    {"": "mpnet.encoder.layer.{}.attention.attn.o"},
+    7,
+)
+AST = Family(
+    "ast",
+    backbone(ASTForAudioClassification, ASTConfig, {**SIZES, **AUDIO_SIZES}),
+    lambda: {"input_values": spectrograms()},
+    {"": "audio_spectrogram_transformer.layers.{}.attention.o_proj"},
+    8,
+)
 CLIP_CLASSIFIER = Family(
     "clip-classifier",
     backbone(CLIPForImageClassification, of_vision_tower(CLIPConfig), {**SIZES, **IMAGE_SIZES}),
@@ -430,6 +465,8 @@ FAMILIES = [
     CAMEMBERT,
     DISTILBERT,
     ELECTRA,
+    MPNET,
+    AST,
     CLIP_CLASSIFIER,
     SIGLIP,
     SIGLIP_CLASSIFIER,

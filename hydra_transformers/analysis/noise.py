@@ -15,7 +15,8 @@ TOKEN_NOISE = 0.2  # share of tokens
 def with_noise(
     data: Any, *, pixels: float = PIXEL_NOISE, tokens: float = TOKEN_NOISE, seed: int = 0, batch_size: int = 32
 ) -> list[dict]:
-    """A noisy version of data, as dict batches: Gaussian noise on `pixel_values`, or tokens replaced in `input_ids`.
+    """A noisy version of data, as dict batches: Gaussian noise on `pixel_values` or on spectrograms (`input_values`), or tokens
+    replaced in `input_ids`.
 
     Args:
         data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
@@ -30,13 +31,14 @@ def with_noise(
 def _with_noise(
     batch: dict[str, Tensor], pixels: float, tokens: float, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    if "pixel_values" in batch:
-        values = batch["pixel_values"]
+    name = next((each for each in ("pixel_values", "input_values") if each in batch), None)
+    if name is not None:
+        values = batch[name]
         noise = torch.randn(values.shape, generator=generator).to(values.device, values.dtype)
-        return batch | {"pixel_values": values + pixels * noise}
+        return batch | {name: values + pixels * noise}
     if "input_ids" not in batch:
         raise ValueError(
-            f"data has neither pixel_values nor input_ids (its entries: {', '.join(batch)}): add noise yourself"
+            f"data has no pixel_values, input_values or input_ids (its entries: {', '.join(batch)}): add noise yourself"
         )
     return batch | {"input_ids": _replaced(batch["input_ids"], batch.get("attention_mask"), tokens, generator)}
 

@@ -206,7 +206,7 @@ def pruning_under_noise(
     """How the loss changes on clean and on noisy data when heads are cut out, and what Proposition 1 assumes of it.
 
     Args:
-        model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is.
+        model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is.
         clean_data, noisy_data: with labels: a DataLoader, a list of dict batches, or a Dataset or list of dict rows. Noisy data
             may be several sets, `{name: data}`.
         head_sets: name -> the heads to cut out: a `Circuit` (all that it ranks), a `TaylorPruning`, heads as `prune_heads`

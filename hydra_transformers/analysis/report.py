@@ -120,7 +120,7 @@ def analyse_heads(
     everything is judged on `id_data` and `ood_data`, which must be other rows.
 
     Args:
-        model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is.
+        model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is.
         choosing_data, choosing_ood: with labels, and foreign: what heads are chosen by.
         id_data, ood_data: with labels, and foreign (one set, or several as `{name: data}`): what is judged on.
         noisy_data: with labels; by default `id_data` with Gaussian noise, or of texts with some tokens replaced (`with_noise`).

@@ -87,6 +87,7 @@ class Baseline(nn.Module):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         pixel_values: Tensor | None = None,
+        input_values: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         **inputs: Any,
@@ -103,6 +104,7 @@ class Baseline(nn.Module):
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
             "pixel_values": pixel_values,
+            "input_values": input_values,
         }
         given = {name: value for name, value in inputs.items() if value is not None}
         read = {name: value for name, value in given.items() if name in self.reads}

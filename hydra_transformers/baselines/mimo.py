@@ -51,6 +51,8 @@ class MIMO(Baseline):
 
     def __init__(self, model: PreTrainedModel, num_members: int = 3, spread: float = 1.0, seed: int = 0):
         check_is_classifier(model)
+        if model.main_input_name not in ("pixel_values", "input_ids"):
+            raise ValueError(f"model is a {type(model).__name__}: pass a classifier of images or texts")
         if num_members < 1:
             raise ValueError(f"num_members is {num_members}: pass at least 1")
         if not spread >= 0:

@@ -76,6 +76,7 @@ def source_of(
         part=part,
         limit=arguments.limit,
         image_column=arguments.image_column,
+        audio_column=arguments.audio_column,
         text_column=arguments.text_column,
         max_length=arguments.max_length,
         label_column=arguments.label_column,

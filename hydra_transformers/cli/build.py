@@ -31,7 +31,7 @@ BUILD_SETTINGS = "build.json"
 # What changes nothing, or is for --target alone.
 NO_SETTINGS = ("command", "debug", "device", "others", "report_to", "target")
 # What a step takes over as it is given here, where it is.
-OF_DATA = ("image_column", "text_column", "max_length", "label_column", "processor")
+OF_DATA = ("image_column", "audio_column", "text_column", "max_length", "label_column", "processor")
 
 
 def build(arguments: argparse.Namespace) -> None:

@@ -121,7 +121,17 @@ def _unknown_data(arguments, config: PreTrainedConfig, processor: Any, data: Any
 def _settings(arguments: argparse.Namespace, models: list[str], objectives: list[str], members: int) -> dict[str, Any]:
     """What the members depend on: a folder made with other settings is another step's."""
     names = ("method", "data", "split", "part", "ood_data", "ood_split", "limit", "budget", "heads_per_layer")
-    names += ("out_of", "mode", "seed", "image_column", "text_column", "label_column", "labels_in_order", "processor")
+    names += (
+        "out_of",
+        "mode",
+        "seed",
+        "image_column",
+        "audio_column",
+        "text_column",
+        "label_column",
+        "labels_in_order",
+        "processor",
+    )
     settings = {"model": models[0] if len(models) == 1 else models}
     settings |= {name: getattr(arguments, name) for name in names}
     settings |= {"objectives": objectives, "members": members}

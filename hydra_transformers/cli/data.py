@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig
 from ..cost import TEXT_TOKENS
 from ..models.auto import is_zero_shot
 from ..raw_data import TEXT_NAMES
+from ..sounds import is_audio, prepared_sound, undecoded
 
 
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "class")
@@ -31,11 +32,11 @@ class DataSource:
     """Which rows to read.
 
     name: a data set on the Hub ("cifar100", with a config "glue:sst2"), a folder that `save_to_disk` wrote, a folder of
-        images, csv, json or parquet files, or one such file
+        images or sounds, csv, json or parquet files, or one such file
     split: by default the first that exists of those a command prefers; "train[:1000]" and "train[:10%]" are parts of one
     part: "training", "validation" or "test": a random part of the split, the same in every command, before any limit
     limit: at most this many rows, drawn at random with the seed 0, because many sets are sorted by class
-    image_column, text_column, label_column: guessed where not given; "translation.en" is a field of a text column, and
+    image_column, audio_column, text_column, label_column: guessed where not given; "translation.en" is a field of a text column, and
         "premise,hypothesis" are two columns of pairs
     max_length: the tokens that texts, or both texts of a pair together, are cut to
     labels_in_order: take the data's class indices as they are, whatever the classes are called
@@ -46,6 +47,7 @@ class DataSource:
     part: str | None = None
     limit: int | None = None
     image_column: str | None = None
+    audio_column: str | None = None
     text_column: str | None = None
     label_column: str | None = None
     labels_in_order: bool = False
@@ -59,9 +61,10 @@ class DataSource:
 
 @dataclass
 class PreparedData(torch.utils.data.Dataset):
-    """Rows `{"pixel_values": ...}` or `{"input_ids": ..., ...}`, with `labels` where they were asked for.
+    """Rows `{"pixel_values": ...}`, `{"input_ids": ..., ...}` or `{"input_values": ...}`, with `labels` where they were asked
+    for.
 
-    Images are opened and processed when a row is read; texts are tokenized once, and kept.
+    Images and sounds are opened and processed when a row is read; texts are tokenized once, and kept.
     notes: what was found and decided, for the user to read
     class_names: of the data's own classes, in order; None where labels were not asked for or have no names
     split: the one that was read; None where the data has none
@@ -76,6 +79,7 @@ class PreparedData(torch.utils.data.Dataset):
     tokens: dict[str, Tensor] | None = None
     image_column: str | None = None
     image_mode: str = "RGB"
+    audio_column: str | None = None
     processor: Any = None
     split: str | None = None
     change: Callable[[Any], Any] | None = None
@@ -97,6 +101,8 @@ class PreparedData(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         if self.tokens is not None:
             row = {name: values[index] for name, values in self.tokens.items()}
+        elif self.audio_column is not None:
+            row = prepared_sound(self.rows[index][self.audio_column], self.processor)
         else:
             image = self.rows[index][self.image_column].convert(self.image_mode)
             image = image if self.change is None else self.change(image)
@@ -115,8 +121,8 @@ def prepare_data(
 
     Args:
         source: which rows.
-        config: the model's: whether it reads images or texts, and its class names. CLIP has none, so it takes the data's.
-        processor: the model's image processor, tokenizer, or for CLIP both in one.
+        config: the model's: whether it reads images, sounds or texts, and its class names. CLIP has none, so it takes the data's.
+        processor: the model's image processor, feature extractor, tokenizer, or for CLIP images' and texts' in one.
         labelled: whether labels are needed; out-of-distribution data has none that the model knows.
         prefer: the splits to choose from where the source names none.
     """
@@ -147,6 +153,11 @@ def prepare_data(
         prepared.image_mode = "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
         prepared.processor = processor
         notes.append(f"images: column {prepared.image_column!r}")
+    elif hasattr(config, "num_mel_bins"):
+        prepared.audio_column = find_audio_column(rows.features, source)
+        prepared.rows, prepared.processor = undecoded(rows), processor
+        _check_none_is_missing(prepared.rows, prepared.audio_column, "sound", source)
+        notes.append(f"sounds: column {prepared.audio_column!r}")
     else:
         columns = find_text_columns(rows.features, source)
         for column in columns:
@@ -346,7 +357,7 @@ def _load_from_hub(datasets: Any, source: DataSource, prefer: Sequence[str]) -> 
 def _builders(datasets: Any) -> set[str]:
     """Names that `load_dataset` takes for file formats, whose files it then looks for in the working directory."""
     known = getattr(datasets.packaged_modules, "_PACKAGED_DATASETS_MODULES", ())
-    return {*known, *FILE_FORMATS.values(), "text", "arrow", "imagefolder"}
+    return {*known, *FILE_FORMATS.values(), "text", "arrow", "imagefolder", "audiofolder"}
 
 
 def _split_of(datasets: Any, found: Any, source: DataSource, prefer: Sequence[str]) -> tuple[Any, str | None]:
@@ -390,6 +401,11 @@ def find_image_column(features: Any, source: DataSource) -> str:
     return _one_column(features, source, "image", source.image_column, found, _is_image)
 
 
+def find_audio_column(features: Any, source: DataSource) -> str:
+    found = [name for name, feature in features.items() if is_audio(feature)]
+    return _one_column(features, source, "audio", source.audio_column, found, is_audio)
+
+
 def find_text_columns(features: Any, source: DataSource) -> tuple[str, ...]:
     """One column of texts, or where the source names two those of pairs."""
     found = _columns_of_texts(features)
@@ -428,7 +444,9 @@ def _one_column(
             raise ValueError(f"{source.name} has no column {chosen!r}: it has {columns}")
         if is_fit is not None and not is_fit(features[chosen]):
             held = getattr(features[chosen], "dtype", None) or type(features[chosen]).__name__
-            raise ValueError(f"the column {chosen!r} of {source.name} holds {held}, no {kind}s: name another")
+            raise ValueError(
+                f"the column {chosen!r} of {source.name} holds {held}, no {kind}{'s' * (kind != 'audio')}: name another"
+            )
         return chosen
     if len(found) != 1:
         problem = "no" if not found else "more than one"
@@ -442,9 +460,10 @@ def _one_column(
 def _without_missing_columns(source: DataSource, features: Any) -> DataSource:
     """Columns are named for the labelled data: another set that has no such column is searched for its own."""
     image = source.image_column if source.image_column in features else None
+    audio = source.audio_column if source.audio_column in features else None
     has_texts = all(column in features for column in source.text_columns)
     text = source.text_column if has_texts else _pair_instead(source, features)
-    return replace(source, image_column=image, text_column=text)
+    return replace(source, image_column=image, audio_column=audio, text_column=text)
 
 
 def _pair_instead(source: DataSource, features: Any) -> str | None:

@@ -14,6 +14,7 @@ from torch import nn
 from ..files import written_whole
 from ..models.auto import auto_class_of
 from ..prediction import ZeroShotClassifier
+from ..sounds import waveform
 from ..uncertainty import DecidingClassifier, detector_by_name, predict_decisions
 from ..uncertainty import calibrate as fit
 from .arguments import (
@@ -38,6 +39,7 @@ from .problems import CommandError
 
 
 ZERO_SHOT = "AutoModelForZeroShotImageClassification"
+AUDIO = "AutoModelForAudioClassification"
 TARGETS = ("risk", "coverage", "tpr")
 
 
@@ -127,7 +129,7 @@ def predict(arguments: argparse.Namespace) -> None:
     unread = count = 0
     names = _names(arguments.inputs)
     while group := list(islice(names, arguments.batch_size)):
-        inputs = dict(enumerate(group)) if task == "AutoModelForSequenceClassification" else _images(group)
+        inputs = _read(group, task, processor)
         count, unread = count + len(group), unread + len(group) - len(inputs)
         answers = predict_decisions(model, list(inputs.values()), processor, arguments.batch_size, **parameters)
         for place, answer in zip(inputs, answers, strict=True):
@@ -136,9 +138,11 @@ def predict(arguments: argparse.Namespace) -> None:
                 flush=True,
             )
     if unread:
-        raise CommandError(f"{unread} of {count} images could not be read, the others are answered")
+        raise CommandError(
+            f"{unread} of {count} {'sounds' if task == AUDIO else 'images'} could not be read, the others are answered"
+        )
     if count == 0:
-        raise CommandError("stdin has no lines: pass a text or an image file on each")
+        raise CommandError("stdin has no lines: pass a text, or an image or audio file, on each")
 
 
 def classes_decided_on(name: str) -> list[str] | None:
@@ -189,23 +193,29 @@ def _names(inputs: Sequence[str]) -> Iterator[str]:
         yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip()) if each == "-" else [each]
 
 
-def _images(names: Sequence[str]) -> dict[int, Any]:
-    """Those that can be read, by their place; tells of the others."""
+def _read(names: Sequence[str], task: str, processor: Any) -> dict[int, Any]:
+    """Texts, or what of files can be read, by their place; tells of the others."""
+    if task == "AutoModelForSequenceClassification":
+        return dict(enumerate(names))
+    is_audio, found = task == AUDIO, {}
+    for place, name in enumerate(names):
+        try:
+            found[place] = waveform(name, processor.sampling_rate) if is_audio else _image(name)
+        except Exception as error:  # whatever a broken file makes a decoder raise
+            kind = "a sound" if is_audio else "an image"
+            reason = "there is no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
+            print(f"{name} cannot be read as {kind}: {reason or type(error).__name__}", file=sys.stderr)
+    return found
+
+
+def _image(name: str) -> Any:
     from PIL import Image
     from transformers.image_utils import load_image
 
-    found = {}
-    for place, name in enumerate(names):
-        try:
-            if name.startswith(("http://", "https://")):
-                found[place] = load_image(name)
-            else:
-                with Image.open(name) as image:
-                    found[place] = image.convert("RGB")
-        except Exception as error:  # whatever a broken file makes a decoder raise
-            reason = "there is no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
-            print(f"{name} cannot be read as an image: {reason or type(error).__name__}", file=sys.stderr)
-    return found
+    if name.startswith(("http://", "https://")):
+        return load_image(name)
+    with Image.open(name) as image:
+        return image.convert("RGB")
 
 
 def _told(name: str, answer: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from transformers import (
     AutoConfig,
+    AutoFeatureExtractor,
     AutoImageProcessor,
     AutoProcessor,
     AutoTokenizer,
@@ -34,6 +35,7 @@ from .problems import CommandError, access_to
 
 # What reads a model's inputs, by the Auto class of its task.
 PROCESSOR_CLASSES = {
+    "AutoModelForAudioClassification": AutoFeatureExtractor,
     "AutoModelForImageClassification": AutoImageProcessor,
     "AutoModelForSequenceClassification": AutoTokenizer,
     "AutoModelForZeroShotImageClassification": AutoProcessor,
@@ -81,13 +83,15 @@ def is_baseline(name: str) -> bool:
 
 
 def load_processor(name: str, config: PreTrainedConfig) -> Any:
-    """The image processor, tokenizer, or for CLIP both in one, that was saved with a model."""
+    """The image processor, tokenizer, feature extractor, or for CLIP two in one, that was saved with a model."""
     processor_class = PROCESSOR_CLASSES[auto_class_of(config)]
     try:
         with access_to(name, "model"):
             try:
                 return processor_class.from_pretrained(name)
             except ImportError:
+                if processor_class not in WITHOUT_TORCHVISION:
+                    raise
                 return WITHOUT_TORCHVISION[processor_class].from_pretrained(name)
     except (CommandError, ValueError) as error:
         if not Path(name).exists() and isinstance(error, CommandError):
@@ -119,13 +123,14 @@ def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConf
 
 
 def _preparation(processor: Any) -> dict[str, Any]:
-    """What decides how an image or a text becomes numbers; not who does it."""
+    """What decides how an image, a text or a sound becomes numbers; not who does it."""
     if hasattr(processor, "image_processor"):
         return _preparation(processor.image_processor) | _preparation(processor.tokenizer)
     if hasattr(processor, "get_vocab"):
         settings = {name: getattr(processor, name, None) for name in ("do_lower_case", "padding_side")}
         return {"vocabulary": processor.get_vocab(), "special tokens": processor.special_tokens_map, **settings}
     kinds = ("do_", "image_mean", "image_std", "size", "crop_size", "resample", "rescale_factor")
+    kinds += ("sampling_rate", "num_mel_bins", "max_length", "mean", "std")  # of sounds
     return {name: value for name, value in processor.to_dict().items() if name.startswith(kinds) and value is not None}
 
 

@@ -262,6 +262,8 @@ def benchmark(arguments: argparse.Namespace) -> None:
 def _sample(config: PreTrainedConfig) -> str:
     inputs = example_inputs(config, 1, "meta")
     parts = ["{} x {} pixels".format(*inputs["pixel_values"].shape[2:])] if "pixel_values" in inputs else []
+    if "input_values" in inputs:
+        parts.append("{} frames of {} mel bins".format(*inputs["input_values"].shape[1:]))
     if "input_ids" in inputs:
         parts.append(f"{inputs['input_ids'].shape[1]} tokens")
     return " and ".join(parts)

@@ -35,10 +35,10 @@ Layout = dict[str, Places]
 def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrainedModel:
     """A plain model of Transformers that answers as `model` does, for every tool that takes one; `model` is left as it is.
 
-    Its config says how many heads a layer has, once for all layers, and in some families (ViT, DeiT, DINOv2, Llama, Qwen2,
-    Gemma) how wide a head is. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)`
+    Its config says how many heads a layer has, once for all layers, and in some families (ViT, DeiT, AST, DINOv2, Llama,
+    Qwen2, Gemma) how wide a head is. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)`
     leaves them, and where several heads read one key and value, equally many for each of these. Families
-    whose heads are always as wide together as the hidden size (BERT, RoBERTa, ELECTRA, DistilBERT, ModernBERT, CLIP, SigLIP)
+    whose heads are always as wide together as the hidden size (BERT, RoBERTa, ELECTRA, MPNet, DistilBERT, ModernBERT, CLIP, SigLIP)
     cannot have fewer heads of the same width. Neurons of MLPs likewise: equally many in each layer, where the config has an
     `intermediate_size` (all but DINOv2 and DistilBERT). What a plain model cannot be is refused with a sentence, or filled up.
 
@@ -226,7 +226,7 @@ def _new(cls: type, config: PreTrainedConfig, layout: Layout) -> PreTrainedModel
         for name in FIELDS_OF_HYDRAS:
             own.pop(name, None)
     plain_config = plain_class.config_class(**fields_of_backbone(cls, fields))
-    plain_config._attn_implementation = config._attn_implementation
+    plain_config._attn_implementation = config._attn_implementation if plain_class._supports_sdpa else None
     has_pooler = getattr(config, "add_pooling_layer", None)
     if has_pooler is None or "add_pooling_layer" not in signature(plain_class.__init__).parameters:
         return plain_class(plain_config)
@@ -291,9 +291,9 @@ def _undone(transform: Callable[..., Tensor], tensor: Tensor, shapes: Sequence[t
     factors = [tensor.new_ones(shape) for shape in others]
     forms = [tensor, tensor.t() if tensor.dim() == 2 else tensor, tensor.squeeze(0), tensor.unsqueeze(0)]
     guesses = [[form, *factors] for form in forms]
-    rows = [shape[0] for shape in shapes]
-    if others and sum(rows) == tensor.shape[0]:
-        guesses.append(list(tensor.split(rows)))
+    if others:
+        rows = [shape[0] for shape in shapes]
+        guesses += [list(tensor.split(rows))] if sum(rows) == tensor.shape[0] else []
     for guess in guesses:
         if [each.shape for each in guess] == list(shapes) and torch.equal(transform(*guess), tensor):
             return guess

@@ -126,6 +126,8 @@ def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
         tensors[slot.name] = tensor.unsqueeze(0) if parameter in cls.per_member_parameters else tensor
     own = config_in_backbone(cls, model.config)
     config = hydra_config(cls.config_class, own, kept, SHARED_PARTS, **_has_pooler(cls, model))
+    if not model._supports_sdpa:
+        config._attn_implementation = None  # eager was no choice: it is all that the backbone has
     return _checked(cls, Member(name, config, tensors))
 
 

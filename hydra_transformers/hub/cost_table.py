@@ -48,6 +48,9 @@ def _cost(model: PreTrainedModel | Baseline) -> dict[str, int]:
         )
         tokens = inputs["input_ids"].shape[1]
         cost[f"Multiply-adds per prompt of {tokens} tokens"] = multiply_adds_of(model.get_text_features, **text)
+    elif "input_values" in inputs:
+        frames = inputs["input_values"].shape[1]
+        cost[f"Multiply-adds per sound of {frames} frames"] = multiply_adds_of(model, **inputs)
     elif image:
         cost["Multiply-adds per image"] = multiply_adds_of(model, **image)
     else:

@@ -28,6 +28,7 @@ from ..baselines.baseline import MODEL_FOLDER
 from ..uncertainty import DecidingClassifier, TemperatureScaling, UncertaintyReport
 from .card import create_model_card, taken_apart, task_of
 from .card_sections import EditedCardError, renewed, replaced
+from .handler import PROCESSORS
 from .space import EXAMPLES, PACKAGE
 
 
@@ -177,7 +178,8 @@ def _stage(
         decision.save(folder)
     if processor is not None:
         processor.save_pretrained(folder)
-        if isinstance(model, PreTrainedModel):  # a baseline needs this package to be loaded
+        # A baseline needs this package to be loaded, and sounds are not what the handler reads.
+        if isinstance(model, PreTrainedModel) and not PROCESSORS.keys().isdisjoint(model.config.auto_classes):
             shutil.copyfile(HANDLER, folder / HANDLER.name)
     if temperature is not None:
         temperature.save(folder)

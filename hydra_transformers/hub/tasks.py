@@ -98,6 +98,26 @@ print(model.config.id2label[mean.argmax(-1).item()], f"{{mean.max():.0%}}, epist
 """,
 )
 
+AUDIO = Task(
+    pipeline_tag="audio-classification",
+    logits_name="logits",
+    intended_use=USE.format(task="Audio classification over the classes in `config.id2label`"),
+    limits=LIMITS.format(own="It always answers with one of its classes, also where none of them is to be heard."),
+    snippet=f"""
+import numpy as np
+import torch
+from transformers import AutoFeatureExtractor, AutoModelForAudioClassification, pipeline
+
+sound = np.zeros(16_000, dtype=np.float32)  # a waveform at the extractor's sampling rate{ANSWER.format(task="audio-classification", inputs="sound")}extractor = AutoFeatureExtractor.from_pretrained("REPO")
+model = AutoModelForAudioClassification.from_pretrained("REPO", trust_remote_code=True).eval()
+inputs = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+with torch.no_grad():
+    outputs = model(**inputs)
+{UNCERTAINTY}
+print(model.config.id2label[mean.argmax(-1).item()], f"{{mean.max():.0%}}, epistemic {{epistemic.item():.3f}} nats")
+""",
+)
+
 LABELLED = '"photo.jpg", candidate_labels=labels, hypothesis_template=template'
 ZERO_SHOT_SNIPPET = f"""
 import torch
@@ -176,12 +196,21 @@ from transformers import AutoTokenizer
 {BASELINE_IMPORTS}
 tokenizer = AutoTokenizer.from_pretrained("REPO")
 inputs = tokenizer("A film that is worth your evening.", return_tensors="pt"){BASELINE_ANSWER}""",
+    AUDIO.pipeline_tag: f"""
+import numpy as np
+import torch
+from transformers import AutoFeatureExtractor
+{BASELINE_IMPORTS}
+extractor = AutoFeatureExtractor.from_pretrained("REPO")
+sound = np.zeros(16_000, dtype=np.float32)  # a waveform at the extractor's sampling rate
+inputs = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="pt"){BASELINE_ANSWER}""",
     ZERO_SHOT.pipeline_tag: f"""{BASELINE_IMPORTS}
 """,
 }
 
 # By the Auto class that loads a model for it.
 TASKS = {
+    "AutoModelForAudioClassification": AUDIO,
     "AutoModelForImageClassification": IMAGES,
     "AutoModelForSequenceClassification": TEXTS,
     "AutoModelForZeroShotImageClassification": ZERO_SHOT,

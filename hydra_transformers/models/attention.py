@@ -12,6 +12,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .grouped import GroupedLinear, GroupedOutput
 
 
+# Those that add a mask of numbers to the scores, with other numbers for each head.
+BACKENDS_WITH_BIAS = ("eager", "sdpa")
+
 # cos and sin of every angle that queries and keys are turned by, (batch or 1, tokens, head_dim) each; or such a pair for
 # each type of layers that `config.layer_types` names.
 RotaryTables = tuple[torch.Tensor, torch.Tensor]
@@ -48,7 +51,8 @@ class HydraAttention(nn.Module):
     - members on the batch axis, (members * batch, heads, tokens, head_dim), where each keeps as many heads (for each head
       of keys and values): the products come out in this shape;
     - members on the head axis, (batch, heads of all members, tokens, head_dim), where head counts differ, where the
-      mask cannot be repeated over members, and for the eager backend, which returns its weights in this shape.
+      mask cannot be repeated over members, where positions have a bias, which need not be repeated over the batch then,
+      and for the eager backend, which returns its weights in this shape.
     """
 
     def __init__(self, config: PreTrainedConfig, layer: int):
@@ -114,6 +118,7 @@ class HydraAttention(nn.Module):
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
         first_token_only: bool = False,
+        position_bias: torch.Tensor | None = None,
         position_embeddings: RotaryTables | Mapping[str, RotaryTables] | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -122,6 +127,7 @@ class HydraAttention(nn.Module):
         hidden_states: (members or 1, batch, tokens, hidden)
         attention_mask: what `members_mask` returns, for all layers or by `config.layer_types`
         first_token_only: let only the first token ask
+        position_bias: what is added to the scores, (members or 1, heads of the backbone, tokens, tokens)
         position_embeddings: the tables of rotary positions, for all layers or by `config.layer_types`
 
         Returns (members, batch, query tokens, width) or, where members keep different numbers of heads, (batch, query
@@ -137,8 +143,12 @@ class HydraAttention(nn.Module):
         if first_token_only:
             attention_mask = mask_of_first_token(attention_mask)
         on_batch_axis = self.has_equal_members and has_rows(attention_mask) and not is_eager
+        on_batch_axis = on_batch_axis and (position_bias is None or self.num_members == 1)
         if isinstance(attention_mask, torch.Tensor) and (self.is_trunk or not on_batch_axis):
             attention_mask = attention_mask[:batch]
+        if position_bias is not None:
+            position_bias = position_bias[:, :, :1] if first_token_only else position_bias
+            attention_mask = self._mask_with_bias(attention_mask, position_bias)
 
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
@@ -162,6 +172,22 @@ class HydraAttention(nn.Module):
         if self.is_uniform:
             output = output.unflatten(-1, (self.num_members, -1)).movedim(-2, 0)
         return output, weights
+
+    def _mask_with_bias(self, attention_mask: torch.Tensor | None, position_bias: torch.Tensor) -> torch.Tensor:
+        """A mask to be added to the scores, (batch or 1, heads of all members, query tokens, tokens)."""
+        if self.config._attn_implementation not in BACKENDS_WITH_BIAS:
+            raise ValueError(
+                f"the attention backend is {self.config._attn_implementation!r}, which cannot add a bias of positions: "
+                f"use {' or '.join(map(repr, BACKENDS_WITH_BIAS))}"
+            )
+        by_head = [of_member.unbind() for of_member in position_bias.expand(self.num_members, -1, -1, -1)]
+        kept = [by_head[member][head] for member, heads in enumerate(self.kept_heads) for head in heads]
+        bias = torch.stack(kept).unsqueeze(0)
+        if attention_mask is None:
+            return bias
+        if attention_mask.dtype == torch.bool:
+            return torch.where(attention_mask, bias, torch.finfo(bias.dtype).min)
+        return attention_mask + bias
 
     def of_layer(self, given):
         """This layer's own of what is given for each type of layers, `{type: ...}`; anything else is for all of them."""

@@ -16,6 +16,7 @@ from transformers.pipelines import PIPELINE_REGISTRY
 
 from . import pipeline_hydra
 from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers
+from .configuration_hydra_ast import HydraASTConfig
 from .configuration_hydra_bert import HydraBertConfig
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
 from .configuration_hydra_deit import HydraDeiTConfig
@@ -26,10 +27,12 @@ from .configuration_hydra_electra import HydraElectraConfig
 from .configuration_hydra_gemma import HydraGemmaConfig
 from .configuration_hydra_llama import HydraLlamaConfig
 from .configuration_hydra_modernbert import HydraModernBertConfig
+from .configuration_hydra_mpnet import HydraMPNetConfig
 from .configuration_hydra_qwen2 import HydraQwen2Config
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig, HydraSiglipVisionConfig
 from .configuration_hydra_vit import HydraViTConfig
+from .modeling_hydra_ast import HydraASTForAudioClassification, HydraASTModel
 from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertModel
 from .modeling_hydra_clip import (
     HydraCLIPForImageClassification,
@@ -48,6 +51,7 @@ from .modeling_hydra_electra import HydraElectraForSequenceClassification, Hydra
 from .modeling_hydra_gemma import HydraGemmaForSequenceClassification, HydraGemmaModel
 from .modeling_hydra_llama import HydraLlamaForSequenceClassification, HydraLlamaModel
 from .modeling_hydra_modernbert import HydraModernBertForSequenceClassification, HydraModernBertModel
+from .modeling_hydra_mpnet import HydraMPNetForSequenceClassification, HydraMPNetModel
 from .modeling_hydra_qwen2 import HydraQwen2ForSequenceClassification, HydraQwen2Model
 from .modeling_hydra_roberta import HydraRobertaForSequenceClassification, HydraRobertaModel
 from .modeling_hydra_siglip import (
@@ -244,6 +248,9 @@ def register() -> None:
 
 __all__ = [
     "AutoHydra",
+    "HydraASTConfig",
+    "HydraASTForAudioClassification",
+    "HydraASTModel",
     "HydraBertConfig",
     "HydraBertForSequenceClassification",
     "HydraBertModel",
@@ -275,6 +282,9 @@ __all__ = [
     "HydraLlamaConfig",
     "HydraLlamaForSequenceClassification",
     "HydraLlamaModel",
+    "HydraMPNetConfig",
+    "HydraMPNetForSequenceClassification",
+    "HydraMPNetModel",
     "HydraModernBertConfig",
     "HydraModernBertForSequenceClassification",
     "HydraModernBertModel",

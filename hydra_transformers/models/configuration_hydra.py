@@ -62,6 +62,7 @@ class Anatomy:
 
 # The task of a pipeline that says how sure it is, and its class in `pipeline_hydra`, by the Auto class it runs.
 PIPELINES = {
+    "AutoModelForAudioClassification": ("hydra-audio-classification", "HydraAudioClassificationPipeline"),
     "AutoModelForImageClassification": ("hydra-image-classification", "HydraImageClassificationPipeline"),
     "AutoModelForSequenceClassification": ("hydra-text-classification", "HydraTextClassificationPipeline"),
     "AutoModelForZeroShotImageClassification": (

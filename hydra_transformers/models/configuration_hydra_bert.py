@@ -1,12 +1,12 @@
 """HydraBert configuration."""
 
 from huggingface_hub.dataclasses import strict
-from transformers import BertConfig, ElectraConfig, RobertaConfig
+from transformers import BertConfig, ElectraConfig, MPNetConfig, RobertaConfig
 
 from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
 
 
-def bert_anatomy(config: BertConfig | ElectraConfig | RobertaConfig) -> Anatomy:
+def bert_anatomy(config: BertConfig | ElectraConfig | MPNetConfig | RobertaConfig) -> Anatomy:
     return Anatomy(
         inner_size=config.intermediate_size,
         activation=config.hidden_act,

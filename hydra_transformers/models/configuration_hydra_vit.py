@@ -1,12 +1,12 @@
 """HydraViT configuration."""
 
 from huggingface_hub.dataclasses import strict
-from transformers import DeiTConfig, ViTConfig
+from transformers import ASTConfig, DeiTConfig, ViTConfig
 
 from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
 
 
-def vit_anatomy(config: DeiTConfig | ViTConfig) -> Anatomy:
+def vit_anatomy(config: ASTConfig | DeiTConfig | ViTConfig) -> Anatomy:
     return Anatomy(
         inner_size=config.intermediate_size,
         activation=config.hidden_act,

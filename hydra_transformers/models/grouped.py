@@ -134,10 +134,10 @@ class GroupedClassificationHead(nn.Module):
 
     def __init__(self, config: PreTrainedConfig, activation: nn.Module):
         super().__init__()
-        members, has_own_dropout = config.num_members, config.classifier_dropout is not None
+        members, own_dropout = config.num_members, getattr(config, "classifier_dropout", None)
         self.dense = GroupedLinear(config.hidden_size, [config.hidden_size] * members)
         self.activation = activation
-        self.dropout = nn.Dropout(config.classifier_dropout if has_own_dropout else config.hidden_dropout_prob)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if own_dropout is None else own_dropout)
         self.out_proj = GroupedLinear(config.hidden_size, [config.num_labels] * members)
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:

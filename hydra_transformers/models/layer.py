@@ -61,11 +61,20 @@ class HydraLayer(GradientCheckpointingLayer):
         self.dropout = None if anatomy.dropout is None else nn.Dropout(anatomy.dropout)
         self.drops_mlp = anatomy.inner_dropout is None
 
+    def __call__(self, hidden_states, attention_mask=None, first_token_only=False, position_bias=None, **kwargs):
+        # Gradient checkpoints know as inputs, to which gradients flow, what has no name.
+        return super().__call__(hidden_states, attention_mask, first_token_only, position_bias, **kwargs)
+
     def forward(
-        self, hidden_states: torch.Tensor, attention_mask=None, first_token_only: bool = False, **kwargs
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask=None,
+        first_token_only: bool = False,
+        position_bias: torch.Tensor | None = None,
+        **kwargs,
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
-        heads = self.heads(hidden_states, attention_mask, first_token_only, **kwargs)
+        heads = self.heads(hidden_states, attention_mask, first_token_only, position_bias=position_bias, **kwargs)
         return self.complete(hidden_states, heads, first_token_only)
 
     def heads(

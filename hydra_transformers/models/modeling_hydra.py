@@ -141,8 +141,8 @@ class HydraModelMixin:
         return package("uncertainty.calibration").calibrate(self, data, ood, **options)
 
     def predict(self, inputs, processor=None, batch_size: int = 1, **parameters) -> list[dict]:
-        """A dict for each of several texts, PIL images or paths of images: label, score, how uncertain and why, whether to
-        abstain, and which classes it may be. See `pipeline_hydra.predict`."""
+        """A dict for each of several texts, PIL images or paths of images, or sounds: label, score, how uncertain and why,
+        whether to abstain, and which classes it may be. See `pipeline_hydra.predict`."""
         from .pipeline_hydra import predict  # not above: that would import all pipelines with every model
 
         return predict(self, inputs, processor, batch_size, **parameters)

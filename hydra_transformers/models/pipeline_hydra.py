@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoImageProcessor, AutoTokenizer
+from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
 from transformers.pipelines import (
+    AudioClassificationPipeline,
     ImageClassificationPipeline,
     Pipeline,
     TextClassificationPipeline,
@@ -80,6 +81,23 @@ class HydraImageClassificationPipeline(AnswersMixin, ImageClassificationPipeline
     every_score = {"top_k": sys.maxsize}
 
 
+class HydraAudioClassificationPipeline(AnswersMixin, AudioClassificationPipeline):
+    @property
+    def every_score(self) -> dict[str, Any]:
+        return {"top_k": self.model.config.num_labels}
+
+    def _sanitize_parameters(self, top_k: int | str | None = "", function_to_apply: str | None = None, **parameters):
+        # Transformers' own fills in what was not asked for, over what the pipeline was made with.
+        *before, after = super()._sanitize_parameters(function_to_apply=function_to_apply, **parameters)
+        after = {} if function_to_apply is None else {"function_to_apply": after["function_to_apply"]}
+        return *before, after if top_k == "" else after | {"top_k": top_k}
+
+    def postprocess(self, model_outputs: dict, **parameters) -> dict[str, Any]:
+        if getattr(self.model.config, "problem_type", None) == "multi_label_classification":
+            parameters = {"function_to_apply": "sigmoid", **parameters}
+        return super().postprocess(model_outputs, **parameters)
+
+
 class HydraTextClassificationPipeline(AnswersMixin, TextClassificationPipeline):
     every_score = {"top_k": None, "_legacy": False}
 
@@ -96,32 +114,44 @@ class HydraZeroShotImageClassificationPipeline(AnswersMixin, ZeroShotImageClassi
         return {"candidate_labels": labels, "logits": outputs.logits_per_image, **decided}
 
 
+PIPELINES_BY_INPUT = {
+    "pixel_values": HydraImageClassificationPipeline,
+    "input_values": HydraAudioClassificationPipeline,
+}
+READERS = {
+    "tokenizer": AutoTokenizer,
+    "image_processor": AutoImageProcessor,
+    "feature_extractor": AutoFeatureExtractor,
+}
+
+
 def predict(
     model: nn.Module, inputs: Iterable[Any], processor: Any = None, batch_size: int = 1, **parameters: Any
 ) -> list[dict[str, Any]]:
     """What the pipelines answer to raw inputs, a dict each: see `AnswersMixin`.
 
     model: a Hydra, or any classifier or CLIP of Transformers; it runs in eval mode, on its device
-    inputs: texts, PIL images, or paths or URLs of images
-    processor: the tokenizer, image processor or both in one; by default those saved with the model
+    inputs: texts; PIL images, or paths or URLs of images; or audio: arrays at the sampling rate of the feature extractor,
+        `{"array": ..., "sampling_rate": ...}`, or paths or URLs of files, which take ffmpeg
+    processor: the tokenizer, image processor, feature extractor or several in one; by default those saved with the model
     parameters: of the pipeline: `top_k`, and for CLIP `candidate_labels`
     """
     if isinstance(inputs, (str, bytes)) or not isinstance(inputs, Iterable):
         raise TypeError(
-            f"inputs is a {type(inputs).__name__}: pass a list of texts or images, [{type(inputs).__name__}]"
+            f"inputs is a {type(inputs).__name__}: pass a list of texts, images or sounds, [{type(inputs).__name__}]"
         )
     inputs = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in inputs]
     if hasattr(model, "get_image_features"):
         found = HydraZeroShotImageClassificationPipeline
         if not parameters.get("candidate_labels"):
             raise ValueError("candidate_labels is missing: CLIP chooses among labels that you name")
-    elif model.main_input_name == "pixel_values":
-        found = HydraImageClassificationPipeline
+    elif model.main_input_name in PIPELINES_BY_INPUT:
+        found = PIPELINES_BY_INPUT[model.main_input_name]
     else:
         found = HydraTextClassificationPipeline
     readers = {
         name: processor_of(model, auto_class) if processor is None else getattr(processor, name, processor)
-        for name, auto_class in {"tokenizer": AutoTokenizer, "image_processor": AutoImageProcessor}.items()
+        for name, auto_class in READERS.items()
         if getattr(found, f"_load_{name}")
     }
     if found is HydraTextClassificationPipeline:

@@ -112,6 +112,7 @@ def keep_heads(attention: HydraAttention, before: list[int], after: list[int]) -
     output.weight = nn.Parameter(heads_at(output.weight, places, attention.head_dim), requires_grad=False)
     for name, tensor in list(qkv.named_parameters()):
         setattr(qkv, name, nn.Parameter(qkv_rows(tensor, before, after, attention), requires_grad=False))
+    attention.kept_heads = [after]
     attention.readers = [readers_of(after, queries_per_key(attention))]
     qkv.widths = [qkv.weight.shape[0]]
     output.widths = attention.widths = [output.weight.shape[0]]
@@ -161,7 +162,7 @@ class Ablation:
 
 
 class ClassifierAblation(Ablation):
-    """Heads of an image or text classifier turned off one by one."""
+    """Heads of a classifier turned off one by one."""
 
     def __init__(self, model: PreTrainedModel, memory: int):
         towers = {"": Tower(model.base_model, model.read, model.reads_first_token)}

@@ -56,7 +56,7 @@ def extract_circuit(
     head. `Circuit.tied` says how many heads shared each score. `model` is left as it is; the extraction runs where it lies.
 
     Args:
-        model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one. For a list of several
+        model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one. For a list of several
             backbones, fine-tunings of one pre-trained model for example, a list of their circuits is returned; the data is
             read once.
         id_data: in-distribution data with labels (which "ood" does not need): a DataLoader, a list of dict batches, or a

@@ -19,7 +19,6 @@ from ..models.auto import HYDRA_CLASSES
 
 # What encoders without a Hydra call the map behind their heads, inside a layer.
 OTHER_OUTPUTS = (
-    "attention.attn.o",
     "attention.out_proj",
     "attn.out_proj",
     "layer.0.SelfAttention.o",

@@ -76,7 +76,7 @@ def oba_prune(
     copy costs what the model does.
 
     Args:
-        model: an image or text classifier or a CLIP model of Transformers, of any family.
+        model: a classifier or a CLIP model of Transformers, of any family.
         dataloader: calibration data with labels, as `taylor_scores` takes it.
         sparsity: the share of the weights that become zero, of those that are ranked: the weights of the encoder's linear and
             convolutional layers, all layers together. Biases, LayerNorms, embeddings and the classification head stay.

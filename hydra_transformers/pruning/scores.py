@@ -128,7 +128,7 @@ def head_scores(
     """How important each head is; the higher, the more. `model` is left as it is.
 
     Args:
-        model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one.
+        model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
         dataloader: data with labels (for "entropy" and "confidence" also without): a DataLoader, a list of dict batches, or a
             Dataset or list of dict rows. "magnitude" and "random" need none.
         method: "michel" (the loss's gradient in a gate on the head), "taylor" (|weight · gradient|), "oba" (the loss's second

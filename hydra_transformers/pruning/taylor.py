@@ -82,7 +82,7 @@ def taylor_scores(
     as it is. The loss is the model's own; for CLIP, the cross-entropy of zero-shot classification.
 
     Args:
-        model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one.
+        model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
         dataloader: calibration data with labels: a DataLoader, a list of dict batches, or a Dataset or list of dict
             rows.
         class_prompts: for CLIP, the tokenizer's output with one row per class.

@@ -37,7 +37,8 @@ def default_recipe(
     not risen for a third of them (at least 3), and keeps the weights that validated best.
 
     Args:
-        config: of the model: whether it reads images or texts.
+        config: of the model: whether it reads images or texts. Sounds train as images do, without the transforms of these;
+            that was not tried.
         train_dataset: its number of rows counts.
         is_pretrained: whether it is a pre-trained model with a new classifier, and no member of a Hydra that was pruned.
         epochs: where the number of passes is known, at most so many.
@@ -53,6 +54,7 @@ def default_recipe(
     return replace(
         named,
         name=f"default {named.name}",
+        train_transforms=() if hasattr(config, "num_mel_bins") else named.train_transforms,
         epochs=epochs,
         early_stopping_patience=patience if patience < epochs else None,
         keep_best=True,
@@ -65,5 +67,5 @@ def base_recipe(config: PreTrainedConfig, is_pretrained: bool) -> str:
     auto_class = AUTO_CLASSES[CLASSIFIERS[config.model_type]] if is_given_a_classifier else auto_class_of(config)
     if "ZeroShot" in auto_class:
         raise ValueError(f"a {config.model_type} has no classifier to train, and no default recipe: pass a recipe")
-    reads = "images" if auto_class == "AutoModelForImageClassification" else "texts"
+    reads = "texts" if auto_class == "AutoModelForSequenceClassification" else "images"
     return f"{'finetune' if is_pretrained else 'tune'}-{reads}"

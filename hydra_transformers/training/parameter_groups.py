@@ -14,10 +14,10 @@ from ..models.auto import HYDRA_CLASSES, AutoHydra
 # By the names of a Hydra's parameters. The first pattern that matches decides; BERT's LayerNorm of the embeddings is part
 # of them, and what lies in no layer and is nothing else belongs to what follows the encoder, as do the LayerNorms of a head.
 PART_PATTERNS = {
-    "embeddings": r"(^|\.)embeddings\.",
+    "embeddings": r"(^|\.)(embeddings|relative_attention_bias)\.",
     "attention": r"(^|\.)layers\.\d+\.attention\.",
     "mlp": r"(^|\.)layers\.\d+\.mlp\.",
-    "layernorm": r"^(?!(.*\.)?head\.).*norm(\.|$)",
+    "layernorm": r"^(?!classifier\.|(.*\.)?head\.).*norm(\.|$)",
     "classifier": r"",
 }
 PARTS = tuple(PART_PATTERNS)

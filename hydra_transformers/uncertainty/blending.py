@@ -86,24 +86,29 @@ def weights_of(hydra: PreTrainedModel, part: str) -> Weights:
     """
     if part == "mlp":
         check_equal_neurons(hydra)
-    shared = _shared_names(hydra, part) if part in SHARED_PARTS else ()
+    own = _names_in(hydra, part)
     attentions = tuple(f"{name}." for of_tower in attention_names(hydra).values() for name in of_tower)
     weights: Weights = {}
     for name, slot in slots(hydra):
         tensor = hydra.get_parameter(name).detach()
-        if slot.member is not None and slot.name in shared:
+        if slot.member is not None and slot.name in own:
             weights.setdefault(slot.name, []).append(tensor)
         elif slot.rows is not None and part == ("attention" if name.startswith(attentions) else "classifier"):
             weights[name] = list(tensor.split(slot.rows))
     return weights if part != "attention" or has_equal_heads(hydra) else {}
 
 
-def _shared_names(hydra: PreTrainedModel, part: str) -> set[str]:
-    """The parameters that members would have in common if they shared this part."""
+def _names_in(hydra: PreTrainedModel, part: str) -> set[str]:
+    """The parameters of a part that members have in modules of their own: those that they would have in common if they shared
+    it, and of the classifier those that they never share."""
+    if part == "attention":
+        return set()
     config = copy.deepcopy(hydra.config)
-    config.shared = [part]
-    sharing = without_weights(type(hydra), config)
-    return {slot.name for _, slot in slots(sharing) if slot.member is None and slot.rows is None}
+    config.shared = [part] if part in SHARED_PARTS else list(SHARED_PARTS)
+    found = [slot for _, slot in slots(without_weights(type(hydra), config))]
+    if part in SHARED_PARTS:
+        return {slot.name for slot in found if slot.member is None and slot.rows is None}
+    return {slot.name for slot in found if slot.member is not None}
 
 
 def weight_cosines(hydra: PreTrainedModel) -> dict[str, dict[str, float | None]]:

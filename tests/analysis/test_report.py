@@ -104,7 +104,7 @@ def test_noise_is_the_same_for_a_seed_and_leaves_labels_and_ends_of_texts():
     [changed] = with_noise([turned], tokens=1.0)
     is_other, first = changed["input_ids"] != turned["input_ids"], turned["attention_mask"].argmax(dim=1)
     assert not is_other[:, -1].any() and not is_other[torch.arange(40), first].any() and is_other.any()
-    with pytest.raises(ValueError, match="neither pixel_values nor input_ids"):
+    with pytest.raises(ValueError, match="no pixel_values, input_values or input_ids"):
         with_noise([{"values": torch.ones(2, 3)}])
 
 

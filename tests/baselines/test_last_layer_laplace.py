@@ -9,15 +9,15 @@ from torch import nn
 from hydra_transformers.baselines import Baseline, LastLayerLaplace
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.prediction import predict
-from tests.families import BERT, DECODERS, FAMILIES, VIT, images, padded_texts
+from tests.families import BERT, DECODERS, FAMILIES, VIT, images, padded_texts, spectrograms
 
 
 def rows(family, batches: int = 4) -> list[dict[str, torch.Tensor]]:
-    make = (
-        (lambda seed: {"pixel_values": images(seed=seed)})
-        if family.reads_images
-        else lambda seed: padded_texts(seed=seed)
-    )
+    def make(seed: int) -> dict[str, torch.Tensor]:
+        if family.reads_audio:
+            return {"input_values": spectrograms(seed=seed)}
+        return {"pixel_values": images(seed=seed)} if family.reads_images else padded_texts(seed=seed)
+
     return [{**make(seed), "labels": torch.zeros(4, dtype=torch.long)} for seed in range(batches)]
 
 

@@ -283,4 +283,4 @@ def test_wrong_calls_end_at_once(words, sentence, capsys):
 def test_empty_stdin_is_told(workplace, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["predict", str(workplace / "bert"), "-"]) == 1
-    assert "stdin has no lines: pass a text or an image file on each" in capsys.readouterr().err
+    assert "stdin has no lines: pass a text, or an image or audio file, on each" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydra_transformers import export
-from tests.families import DINOV2_WITH_REGISTERS, Family
+from tests.families import DINOV2_WITH_REGISTERS, VIT, Family, images
 
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
@@ -71,42 +71,38 @@ def test_members_without_heads_are_in_no_product(model, gradients):
 
 @pytest.mark.slow
 def test_exported_models_answer_as_the_model_does(model, tmp_path):
-    """One graph for batches of any size and texts of any length, in both formats of `export`."""
-    hydra, family, inputs = model.hydra, model.family, model.inputs
+    """One graph for batches of any size and texts of any length. `export` itself runs both formats on inputs of its own, of
+    another size than it recorded, and refuses what answers otherwise."""
+    hydra, inputs = model.hydra, model.inputs
     folder = export(hydra, tmp_path / "exported", ["onnx", "torch"])
     session = onnxruntime.InferenceSession(folder / "model.onnx")
-    program = torch.export.load(folder / "model.pt2").module()
     twice = {name: torch.cat([tensor, tensor.flip(0)]) for name, tensor in inputs.items()}
     for batch in ({name: tensor[:1] for name, tensor in inputs.items()}, twice):
         outputs = hydra(**batch)
-        expected = {"logits": family.ensemble_logits(outputs), "member_logits": outputs.member_logits}
-        assert_same(
-            session.run(list(expected), {name: each.numpy() for name, each in batch.items()}), expected.values()
-        )
-        found = program(**batch)
-        assert_same(found.values(), expected.values())
-        assert list(found) == list(expected)
+        expected = {"logits": model.family.ensemble_logits(outputs), "member_logits": outputs.member_logits}
+        found = session.run(list(expected), {name: each.numpy() for name, each in batch.items()})
+        assert_same(found, expected.values())
 
 
 @pytest.mark.slow
 def test_the_older_exporter_gives_the_same_logits(model, tmp_path):
-    """By tracing."""
-    names = list(model.inputs)
+    """By tracing, which fixes the size of batches in embeddings that are Transformers' own; not in those of a ViT."""
+    names, tensors, sizes = list(model.inputs), model.example, {}
+    if model.family is VIT:
+        sizes = {"dynamic_axes": {"pixel_values": {0: "batch"}}}
+        tensors = (images(7).float(),)
 
     def write() -> None:
         torch.onnx.export(model, model.example, tmp_path / "model.onnx", dynamo=False, input_names=names, **sizes)
 
-    sizes = {"dynamic_axes": {name: {0: f"batch of {name}"} for name in names}}
     if model.family is DINOV2_WITH_REGISTERS:
-        with pytest.raises(
-            Exception, match="_upsample_bicubic2d_aa"
-        ):  # in the embeddings, which are Transformers' own
+        with pytest.raises(Exception, match="_upsample_bicubic2d_aa"):  # in the embeddings, too
             write()
         return
     write()
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
-    more = tuple(torch.cat([tensor, tensor.flip(0)]) for tensor in model.example)
-    assert_same(session.run(None, {name: each.numpy() for name, each in zip(names, more, strict=True)}), model(*more))
+    found = session.run(None, {name: each.numpy() for name, each in zip(names, tensors, strict=True)})
+    assert_same(found, model(*tensors))
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from tests.families import FAMILIES, Family
+from tests.families import FAMILIES, Family, spectrograms
 
 
 CLASSES = 5
@@ -127,6 +127,9 @@ def other(family: Family, dtype: torch.dtype, samples: int):
     if family.reads_images:
         ood = {"pixel_values": images(samples - 4, 17, 0.5, dtype)}
         return model, {"pixel_values": images(samples, 16, dtype=dtype)}, ood
+    if family.reads_audio:
+        ood = {"input_values": 0.5 * spectrograms(samples - 4, 17).to(dtype)}
+        return model, {"input_values": spectrograms(samples, 16).to(dtype)}, ood
     return model, texts(samples, 18), texts(samples - 4, 19)
 
 

@@ -41,7 +41,7 @@ def test_prune_heads_finds_the_hydra_of_a_model():
     assert type(prune_heads(vit().vit, {0: [1]})) is HydraViTModel
     assert type(prune_heads(clip(), {"text": {0: [1]}})) is HydraCLIPModel
     assert type(prune_heads(bert())).__name__ == "HydraBertForSequenceClassification"
-    with pytest.raises(TypeError, match="model is a Linear: pass a Hydra or one of BertForSequenceClassification"):
+    with pytest.raises(TypeError, match="model is a Linear: pass a Hydra or one of ASTForAudioClassification"):
         prune_heads(torch.nn.Linear(2, 2))
 
 

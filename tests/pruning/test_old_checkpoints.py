@@ -16,8 +16,8 @@ from tests.families import BERT, CLIP, DECODERS, FAMILIES, HEAD_DIM, LLAMA, MODE
 PRUNED = {0: [1], 1: [0, 1, 2, 3], 2: [0, 3]}
 PRUNED_BY_TRANSFORMERS_4 = [family for family in FAMILIES if family not in (MODERNBERT, *DECODERS)]
 # As the files name a layer's four projections; output projections lose columns, the others rows.
-OUTPUTS = r"(attention\.output\.dense|out_proj|out_lin)\.weight"
-INPUTS = r"(attention|self|self_attn)\.(query|key|value|[qkv]_proj|[qkv]_lin)\.(weight|bias)"
+OUTPUTS = r"(attention\.output\.dense|out_proj|out_lin|attn\.o)\.weight"
+INPUTS = r"(attention|self|self_attn|attn)\.(query|key|value|[qkv]_proj|[qkv]_lin|[qkv])\.(weight|bias)"
 
 
 def save_as_transformers_4(model, folder: Path, pruned: dict) -> None:

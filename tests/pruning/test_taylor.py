@@ -11,7 +11,13 @@ from tests.pruning.backbones import OTHERS, family, rows_in_batches
 from tests.pruning.reference import output_projections
 
 
-NAMES = (("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("Wqkv",))
+NAMES = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("query", "key", "value"),
+    ("q_lin", "k_lin", "v_lin"),
+    ("q", "k", "v"),
+    ("Wqkv",),
+)
 
 
 def projections(model, layer) -> list[torch.nn.Linear]:

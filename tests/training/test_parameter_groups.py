@@ -14,24 +14,27 @@ EXPECTED = {
     "embeddings": """distillation_token mask_token register_tokens cls_token position_embeddings projection.weight projection.bias word_embeddings.weight
         embeddings_project.weight embeddings_project.bias position_embeddings.weight token_type_embeddings.weight embeddings.LayerNorm.weight embeddings.LayerNorm.bias
         token_embedding.weight position_embedding.weight class_embedding patch_embedding.weight patch_embedding.bias
-        tok_embeddings.weight embeddings.norm.weight embed_tokens.weight""",
+        tok_embeddings.weight embeddings.norm.weight embed_tokens.weight relative_attention_bias.weight""",
     "attention": """qkv_proj.weight qkv_proj.bias layer_scale1.lambda1 q_lin.weight q_lin.bias k_lin.weight
         k_lin.bias v_lin.weight v_lin.bias out_lin.weight out_lin.bias q_proj.weight q_proj.bias k_proj.weight k_proj.bias v_proj.weight v_proj.bias o_proj.weight
         o_proj.bias out_proj.weight out_proj.bias self.query.weight self.query.bias self.key.weight self.key.bias
-        self.value.weight self.value.bias attention.output.dense.weight attention.output.dense.bias attn.Wqkv.weight attn.Wo.weight""",
+        self.value.weight self.value.bias attn.q.weight attn.q.bias attn.k.weight attn.k.bias attn.v.weight attn.v.bias
+        attn.o.weight attn.o.bias attention.output.dense.weight attention.output.dense.bias attn.Wqkv.weight attn.Wo.weight""",
     "mlp": """layer_scale2.lambda1 lin1.weight lin1.bias lin2.weight lin2.bias gate_proj.weight gate_proj.bias
         up_proj.weight up_proj.bias down_proj.weight down_proj.bias fc1.weight fc1.bias fc2.weight fc2.bias intermediate.dense.weight intermediate.dense.bias
         layer.output.dense.weight layer.output.dense.bias mlp.Wi.weight mlp.Wo.weight""",
     "layernorm": """layernorm_before.weight layernorm_before.bias layernorm_after.weight layernorm_after.bias
         layernorm.weight layernorm.bias attention_norm.weight attention_norm.bias mlp_norm.weight mlp_norm.bias
         norm1.weight norm1.bias norm2.weight norm2.bias sa_layer_norm.weight sa_layer_norm.bias
-        output_layer_norm.weight output_layer_norm.bias output.LayerNorm.weight output.LayerNorm.bias layer_norm1.weight layer_norm1.bias
+        output_layer_norm.weight output_layer_norm.bias output.LayerNorm.weight output.LayerNorm.bias
+        attention.LayerNorm.weight attention.LayerNorm.bias layer_norm1.weight layer_norm1.bias
         layer_norm2.weight layer_norm2.bias pre_layrnorm.weight pre_layrnorm.bias pre_layernorm.weight
         pre_layernorm.bias post_layernorm.weight post_layernorm.bias final_layer_norm.weight final_layer_norm.bias
         attn_norm.weight final_norm.weight input_layernorm.weight post_attention_layernorm.weight norm.weight""",
     "classifier": """classifier.weight classifier.bias pooler.dense.weight pooler.dense.bias logit_scale
         visual_projection.weight text_projection.weight classifier.dense.weight classifier.dense.bias
-        classifier.out_proj.weight classifier.out_proj.bias pre_classifier.weight pre_classifier.bias head.dense.weight head.norm.weight score.weight
+        classifier.out_proj.weight classifier.out_proj.bias classifier.layernorm.weight classifier.layernorm.bias
+        pre_classifier.weight pre_classifier.bias head.dense.weight head.norm.weight score.weight
         logit_bias head.weight head.bias head.probe head.attention.in_proj_weight head.attention.in_proj_bias
         head.attention.out_proj.weight head.attention.out_proj.bias head.layernorm.weight head.layernorm.bias
         head.mlp.fc1.weight head.mlp.fc1.bias head.mlp.fc2.weight head.mlp.fc2.bias""",
@@ -75,7 +78,7 @@ def test_layers_are_counted_from_the_end_of_their_tower(form):
 
 
 def test_a_model_of_another_kind_is_refused():
-    with pytest.raises(ValueError, match=r"0\.weight of Sequential belongs to no part.*pass a Hydra or one of Bert"):
+    with pytest.raises(ValueError, match=r"0\.weight of Sequential belongs to no part.*pass a Hydra or one of AST"):
         places(nn.Sequential(nn.Linear(2, 2)))
 
 

@@ -64,7 +64,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
         "inputs",
         nargs="+",
         metavar="INPUT",
-        help="texts, or image files or URLs; - reads them from stdin, one per line",
+        help="texts, image files or URLs, or audio files; - reads them from stdin, one per line",
     )
     parser.add_argument("--json", action="store_true", help="one line of JSON per input, in place of a table")
     parser.add_argument(

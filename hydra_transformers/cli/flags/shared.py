@@ -107,6 +107,7 @@ def add_data(parser: argparse.ArgumentParser, split: str, has_own_classes: bool 
     group.add_argument("--split", help=f'which split to read, or which part, "train[:1000]" (default: {split})')
     group.add_argument("--limit", type=positive, metavar="N", help="read at most N rows of each set, drawn at random")
     group.add_argument("--image-column", metavar="NAME", help="default: the only column of images")
+    group.add_argument("--audio-column", metavar="NAME", help="default: the only column of sounds")
     group.add_argument(
         "--text-column",
         metavar="NAME",

@@ -1,0 +1,65 @@
+"""Encoders and classifiers of audio."""
+
+import torch
+from torch import nn
+from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .attention import encoder_mask
+from .encoder import HydraEncoderMixin
+from .ensembling import HydraClassifierMixin, HydraClassifierOutput, HydraModelOutput
+from .grouped import embed
+
+
+class HydraAudioEncoderMixin(HydraEncoderMixin):
+    """An encoder of spectrograms: embeddings of their patches."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The patch embeddings; those of the first member where members do not share them."""
+        return self.first_embeddings().patch_embeddings
+
+    def start(self, input_values: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None):
+        if input_values is None:
+            raise ValueError("input_values is missing: pass the feature extractor's output")
+        if input_values.dim() != 3:
+            raise ValueError(
+                f"input_values has the shape {tuple(input_values.shape)}: pass spectrograms, (batch, frames, mel bins)"
+            )
+        dtype = self.get_input_embeddings().projection.weight.dtype
+        states = embed(self.embeddings, input_values.to(dtype))
+        return states, encoder_mask(self.config, states, attention_mask), {}
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        input_values: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        first_token_only: bool = False,
+        members_only: bool = False,
+        **kwargs,
+    ) -> HydraModelOutput:
+        """
+        input_values: (batch, frames, mel bins)
+        attention_mask: (batch, tokens)
+        first_token_only, members_only: compute no more than a classifier reads, see `encode`
+        """
+        states, mask, for_layers = self.start(input_values, attention_mask)
+        return self.encode(states, mask, first_token_only, members_only, **for_layers, **kwargs)
+
+
+class HydraAudioClassifierMixin(HydraClassifierMixin):
+    @can_return_tuple
+    def forward(
+        self,
+        input_values: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        **kwargs,
+    ) -> HydraClassifierOutput:
+        """
+        input_values: (batch, frames, mel bins)
+        labels: (batch,) class indices, or what the config's `problem_type` asks for
+        attention_mask: (batch, tokens)
+        """
+        return self.answer(labels, {"input_values": input_values, "attention_mask": attention_mask}, **kwargs)

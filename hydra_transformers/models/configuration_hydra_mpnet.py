@@ -1,0 +1,37 @@
+"""HydraMPNet configuration."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import MPNetConfig
+
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
+from .configuration_hydra_bert import bert_anatomy
+
+
+@strict
+class HydraMPNetConfig(HydraConfigMixin, MPNetConfig):
+    r"""
+    An [`MPNetConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
+    `fast_inference`).
+
+    Args:
+        add_pooling_layer (`bool`, *optional*, defaults to `True`):
+            Whether [`HydraMPNetModel`] has a pooler. The text classifier has none, as in MPNet.
+    """
+
+    model_type = "hydra_mpnet"
+    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
+
+    add_pooling_layer: bool = True
+
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_mpnet.HydraMPNetConfig",
+        "AutoModel": "modeling_hydra_mpnet.HydraMPNetModel",
+        "AutoModelForSequenceClassification": "modeling_hydra_mpnet.HydraMPNetForSequenceClassification",
+    }
+
+    @property
+    def anatomy(self) -> Anatomy:
+        return bert_anatomy(self)
+
+
+__all__ = ["HydraMPNetConfig"]

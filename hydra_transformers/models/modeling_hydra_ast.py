@@ -1,0 +1,87 @@
+"""HydraAST: M head-pruned audio spectrogram transformers as one network."""
+
+import torch
+from torch import nn
+from transformers import ASTForAudioClassification, ASTModel
+from transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogram_transformer import (
+    ASTEmbeddings,
+    ASTPreTrainedModel,
+)
+
+from .audio import HydraAudioClassifierMixin, HydraAudioEncoderMixin
+from .configuration_hydra_ast import HydraASTConfig
+from .grouped import GroupedLinear, of_members
+from .layer import hydra_layers
+from .modeling_hydra import HydraModelMixin, Rule, attention_rules
+
+
+class HydraASTPreTrainedModel(HydraModelMixin, ASTPreTrainedModel):
+    config_class = HydraASTConfig
+    config: HydraASTConfig
+    base_model_prefix = "audio_spectrogram_transformer"
+    architecture = "audio spectrogram transformer (AST)"
+    _no_split_modules = ["ASTEmbeddings", "HydraLayer"]
+    backbone_types = ("audio-spectrogram-transformer",)
+    backbone_rules = (
+        *attention_rules("layers.*.attention.{}_proj", "qkvo"),
+        Rule("layers.*.attention_norm.*", "layers.*.layernorm_before.*"),
+        Rule("layers.*.mlp_norm.*", "layers.*.layernorm_after.*"),
+        Rule("classifier.out_proj.*", "classifier.dense.*"),
+    )
+
+
+class HydraASTModel(HydraAudioEncoderMixin, HydraASTPreTrainedModel):
+    """The fused encoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (ASTModel,)
+
+    def __init__(self, config: HydraASTConfig):
+        super().__init__(config)
+        self.embeddings = of_members(config, "embeddings", lambda: ASTEmbeddings(config))
+        self.layers = hydra_layers(config)
+        self.layernorm = of_members(
+            config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        )
+        self.post_init()
+
+    def finish(self, states: torch.Tensor):
+        states = self.layernorm(states)
+        return states, states[:, :, :2].mean(dim=2)  # of the [CLS] and the distillation token
+
+
+class NormedHead(nn.Module):
+    """A LayerNorm and a map per member: (members, batch, hidden) -> (members, batch, classes)."""
+
+    def __init__(self, config: HydraASTConfig):
+        super().__init__()
+        # A head belongs to its member as a whole, whatever else members share.
+        self.layernorm = of_members(
+            config, "classifier", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        )
+        self.out_proj = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.out_proj(self.layernorm(features))
+
+
+class HydraASTForAudioClassification(HydraAudioClassifierMixin, HydraASTPreTrainedModel):
+    """The fused audio classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (ASTForAudioClassification,)
+    reads_first_token = False
+
+    def __init__(self, config: HydraASTConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.audio_spectrogram_transformer = HydraASTModel(config)
+        self.classifier = NormedHead(config)
+        self.post_init()
+
+    def prepare(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier.layernorm(features)
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(features)
+
+
+__all__ = ["HydraASTForAudioClassification", "HydraASTModel", "HydraASTPreTrainedModel"]

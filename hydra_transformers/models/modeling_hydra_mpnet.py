@@ -1,0 +1,90 @@
+"""HydraMPNet: M head-pruned MPNet encoders as one network.
+
+MPNet adds to each head's scores a number that depends on how far two tokens are apart, from one table for all layers. The
+table keeps a column for every head of the backbone, since other layers may keep a head that one has lost; each layer takes
+the columns of its own heads. It counts as embeddings: members that share these share the mean of their tables, others keep
+their own.
+"""
+
+import torch
+from torch import nn
+from transformers import MPNetForSequenceClassification, MPNetModel
+from transformers.models.mpnet.modeling_mpnet import MPNetEmbeddings, MPNetEncoder, MPNetPreTrainedModel
+
+from .configuration_hydra_mpnet import HydraMPNetConfig
+from .grouped import GroupedClassificationHead, GroupedPooler, embed, of_members
+from .layer import hydra_layers
+from .modeling_hydra import HydraModelMixin, Rule, attention_rules
+from .texts import HydraTextEncoderMixin, HydraTwoMapTextClassifierMixin
+
+
+class HydraMPNetPreTrainedModel(HydraModelMixin, MPNetPreTrainedModel):
+    config_class = HydraMPNetConfig
+    config: HydraMPNetConfig
+    base_model_prefix = "mpnet"
+    architecture = "MPNet"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["MPNetEmbeddings", "HydraLayer"]
+    _supports_sdpa = True
+    backbone_types = ("mpnet",)
+    backbone_rules = (
+        *attention_rules("encoder.layer.*.attention.attn.{}", "qkvo"),
+        Rule("layers.*.attention_norm.*", "encoder.layer.*.attention.LayerNorm.*"),
+        Rule("layers.*.mlp.fc1.*", "encoder.layer.*.intermediate.dense.*"),
+        Rule("layers.*.mlp.fc2.*", "encoder.layer.*.output.dense.*"),
+        Rule("layers.*.mlp_norm.*", "encoder.layer.*.output.LayerNorm.*"),
+        Rule("relative_attention_bias.weight", "encoder.relative_attention_bias.weight"),
+    )
+
+
+class RelativeAttentionBias(nn.Embedding):
+    """What is added to the scores of each of the backbone's heads; weight (buckets of distances, heads)."""
+
+    def __init__(self, config: HydraMPNetConfig):
+        super().__init__(config.relative_attention_num_buckets, config.num_attention_heads)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """For states (members or 1, batch, tokens, hidden): (heads, tokens, tokens)"""
+        positions = torch.arange(states.shape[2], device=states.device)
+        # As many buckets as MPNet uses, which are 32 whatever its config says.
+        buckets = MPNetEncoder.relative_position_bucket(positions[None, :] - positions[:, None])
+        return super().forward(buckets).permute(2, 0, 1)
+
+
+class HydraMPNetModel(HydraTextEncoderMixin, HydraMPNetPreTrainedModel):
+    """The fused encoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (MPNetModel,)
+
+    def __init__(self, config: HydraMPNetConfig, add_pooling_layer: bool | None = None):
+        super().__init__(config)
+        self.embeddings = of_members(config, "embeddings", lambda: MPNetEmbeddings(config))
+        self.relative_attention_bias = of_members(config, "embeddings", lambda: RelativeAttentionBias(config))
+        self.layers = hydra_layers(config)
+        self.pooler = None
+        if config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer:
+            self.pooler = GroupedPooler(config.hidden_size, config.hidden_size, config.num_members, nn.Tanh())
+        self.post_init()
+
+    def start(self, *args, **kwargs):
+        states, mask, for_layers = super().start(*args, **kwargs)
+        return states, mask, for_layers | {"position_bias": embed(self.relative_attention_bias, states)}
+
+    def finish(self, states: torch.Tensor):
+        return states, None if self.pooler is None else self.pooler(states)
+
+
+class HydraMPNetForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraMPNetPreTrainedModel):
+    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (MPNetForSequenceClassification,)
+
+    def __init__(self, config: HydraMPNetConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.mpnet = HydraMPNetModel(config, add_pooling_layer=False)
+        self.classifier = GroupedClassificationHead(config, nn.Tanh())
+        self.post_init()
+
+
+__all__ = ["HydraMPNetForSequenceClassification", "HydraMPNetModel", "HydraMPNetPreTrainedModel"]

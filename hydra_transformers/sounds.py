@@ -1,0 +1,89 @@
+"""Audio as it comes in data sets and files, as waveforms and as what a model reads."""
+
+import io
+import os
+import wave
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from transformers import SequenceFeatureExtractor
+from transformers.pipelines.audio_utils import ffmpeg_read
+
+
+def prepared_sound(sound: Any, extractor: SequenceFeatureExtractor) -> dict[str, Tensor]:
+    """What the model reads of a sound: for AST `{"input_values": (frames, mel bins)}`."""
+    rate = extractor.sampling_rate
+    name = extractor.model_input_names[0]
+    return {name: extractor(waveform(sound, rate), sampling_rate=rate, return_tensors="pt")[name][0]}
+
+
+def waveform(sound: Any, sampling_rate: int) -> np.ndarray:
+    """A sound as float32 numbers (samples,) at this rate, the mean of its channels.
+
+    sound: numbers at this rate; `{"array": ..., "sampling_rate": ...}`; a file's path or content, or `{"path": ...,
+        "bytes": ...}`; or an `AudioDecoder` of torchcodec. A WAV file of 16-bit numbers at this rate is read as it is, all
+        other files take ffmpeg
+    """
+    if hasattr(sound, "get_all_samples"):
+        samples = sound.get_all_samples()
+        sound = {"array": samples.data, "sampling_rate": samples.sample_rate}
+    if isinstance(sound, Mapping) and sound.get("array") is not None:
+        if sound.get("sampling_rate") != sampling_rate:
+            raise ValueError(
+                f"a sound has {sound.get('sampling_rate')} samples per second, the model reads {sampling_rate}: resample it, "
+                f"of a data set with cast_column(name, datasets.Audio(sampling_rate={sampling_rate}))"
+            )
+        sound = sound["array"]
+    elif isinstance(sound, Mapping):
+        sound = sound.get("bytes") or sound.get("path")
+    if isinstance(sound, (str, os.PathLike)):
+        sound = Path(sound).read_bytes()
+    if isinstance(sound, bytes):
+        plain = _plain_wav(sound, sampling_rate)
+        return ffmpeg_read(sound, sampling_rate) if plain is None else plain
+    try:
+        samples = np.asarray(sound, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"a sound is a {type(sound).__name__}: pass numbers, or a file's path or content, in a dict or not"
+        ) from error
+    if samples.ndim == 2:  # (channels, samples)
+        samples = samples.mean(axis=0)
+    if samples.ndim != 1 or not len(samples):
+        raise ValueError(f"a sound has the shape {samples.shape}: pass (samples,), or (channels, samples)")
+    return samples
+
+
+def _plain_wav(content: bytes, sampling_rate: int) -> np.ndarray | None:
+    """A WAV file of 16-bit numbers at this rate; None for anything else."""
+    try:
+        with wave.open(io.BytesIO(content)) as file:
+            if (file.getsampwidth(), file.getframerate()) != (2, sampling_rate):
+                return None
+            samples = np.frombuffer(file.readframes(file.getnframes()), dtype="<i2")
+            channels = file.getnchannels()
+    except (wave.Error, EOFError):
+        return None
+    return samples.reshape(-1, channels).mean(axis=1, dtype=np.float32) / 2**15 if len(samples) else None
+
+
+def undecoded(rows: Any) -> Any:
+    """A `datasets` Dataset whose sounds come as their files, which needs no torchcodec; anything else as it is."""
+    for name, feature in (getattr(rows, "features", None) or {}).items():
+        if is_audio(feature) and feature.decode and hasattr(rows, "cast_column"):
+            rows = rows.cast_column(name, type(feature)(decode=False))
+    return rows
+
+
+def is_audio(feature: Any) -> bool:
+    """Whether a column of a `datasets` Dataset holds sounds."""
+    return type(feature).__name__ == "Audio"
+
+
+def is_sound(value: Any) -> bool:
+    """Whether an entry of a row is a sound, as `datasets` has them."""
+    known = isinstance(value, Mapping) and ("array" in value or {"bytes", "path"} <= value.keys())
+    return known or hasattr(value, "get_all_samples")

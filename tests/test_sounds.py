@@ -1,0 +1,196 @@
+"""Sounds in data sets and files become what an audio model reads, in Python and on the command line."""
+
+import io
+import wave
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from transformers import ASTConfig, ASTFeatureExtractor, ASTForAudioClassification, BertTokenizer
+
+from hydra_transformers import AutoHydra, prepare
+from hydra_transformers.analysis.noise import with_noise
+from hydra_transformers.baselines import MIMO, DeepEnsemble
+from hydra_transformers.cli import main
+from hydra_transformers.cost import example_inputs
+from hydra_transformers.hub import create_model_card, publishing
+from hydra_transformers.prediction import collate
+from hydra_transformers.sounds import waveform
+from hydra_transformers.training.default_recipe import default_recipe
+from hydra_transformers.uncertainty import evaluate_uncertainty
+from tests.families import AST, AUDIO_SIZES, SIZES
+
+
+RATE = 16_000
+
+
+def tone(pitch: float, seed: int = 0, samples: int = 1_600) -> np.ndarray:
+    noise = 0.01 * np.random.default_rng(seed).standard_normal(samples)
+    return (0.5 * np.sin(np.arange(samples) * pitch) + noise).astype(np.float32)
+
+
+def wav(samples: np.ndarray, rate: int = RATE, channels: int = 1) -> bytes:
+    content = io.BytesIO()
+    with wave.open(content, "wb") as file:
+        file.setnchannels(channels)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((samples * 2**15).astype("<i2").repeat(channels).tobytes())
+    return content.getvalue()
+
+
+def extractor() -> ASTFeatureExtractor:
+    return ASTFeatureExtractor(num_mel_bins=7, max_length=10)
+
+
+def tone_rows(count: int = 12) -> datasets.Dataset:
+    """Files of low and high tones."""
+    labels = [index % 2 for index in range(count)]
+    sounds = [{"bytes": wav(tone((0.05, 1.0)[label], index)), "path": ""} for index, label in enumerate(labels)]
+    rows = datasets.Dataset.from_dict({"audio": sounds, "label": labels})
+    return rows.cast_column("audio", datasets.Audio()).cast_column("label", datasets.ClassLabel(names=["low", "high"]))
+
+
+def save_ast(folder) -> None:
+    torch.manual_seed(0)
+    names = {"id2label": {0: "low", 1: "high"}, "label2id": {"low": 0, "high": 1}}
+    sizes = {**SIZES, **AUDIO_SIZES, "num_hidden_layers": 2, "num_labels": 2}
+    config = ASTConfig(**sizes, **names, initializer_range=0.2)
+    ASTForAudioClassification(config).save_pretrained(folder)
+    extractor().save_pretrained(folder)
+
+
+# Waveforms
+
+
+def test_a_sound_is_the_same_in_every_form_it_comes_in(tmp_path):
+    expected = np.round(tone(0.3) * 2**15 - 0.5) / 2**15
+    (tmp_path / "tone.wav").write_bytes(wav(tone(0.3)))
+    forms = [
+        tone(0.3),
+        {"array": tone(0.3).tolist(), "sampling_rate": RATE},
+        np.stack([tone(0.3), tone(0.3)]),
+        wav(tone(0.3)),
+        wav(tone(0.3), channels=2),
+        {"bytes": wav(tone(0.3)), "path": "elsewhere.wav"},
+        {"bytes": None, "path": str(tmp_path / "tone.wav")},
+        tmp_path / "tone.wav",
+    ]
+    for form in forms:
+        found = waveform(form, RATE)
+        assert found.dtype == np.float32 and found.shape == (1_600,)
+        assert np.abs(found - expected).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("sound", "sentence"),
+    [
+        (
+            {"array": [0.0], "sampling_rate": 44_100},
+            "has 44100 samples per second, the model reads 16000: resample it",
+        ),
+        (object(), "a sound is a object: pass numbers"),
+        (np.zeros((2, 3, 4)), r"has the shape \(2, 3, 4\)"),
+        ([], r"has the shape \(0,\)"),
+    ],
+)
+def test_what_is_no_sound_is_refused(sound, sentence):
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        waveform(sound, RATE)
+
+
+# Data
+
+
+def test_rows_of_files_are_prepared_without_torchcodec():
+    data = prepare(tone_rows(), extractor())
+    expected = extractor()(waveform(wav(tone(1.0, 1)), RATE), sampling_rate=RATE, return_tensors="pt")["input_values"][
+        0
+    ]
+    assert torch.equal(data[1]["input_values"], expected) and data[1]["labels"] == 1
+    batch = collate([data[0], data[1]])
+    assert batch["input_values"].shape == (2, 10, 7) and batch["labels"].tolist() == [0, 1]
+
+
+def test_columns_that_do_not_fit_are_told_of(tmp_path):
+    rows = [{"sound": {"array": tone(1.0), "sampling_rate": RATE}, "other": tone(0.1), "label": 0}]
+    assert prepare(rows, extractor())[0]["input_values"].shape == (10, 7)
+    assert prepare(rows, extractor(), audio="other")[0]["input_values"].shape == (10, 7)
+    with pytest.raises(
+        ValueError, match=r"'words' does not go with a ASTFeatureExtractor: .* reads sounds: pass audio="
+    ):
+        prepare(rows, extractor(), text="words")
+    with pytest.raises(ValueError, match="data has no column of sounds, it has 'label'"):
+        prepare([{"label": 0}], extractor())
+    with pytest.raises(ValueError, match="row 0 of the data cannot be read as a sound"):
+        prepare([{"sound": "words", "label": 0}], extractor(), audio="sound")[0]
+    with pytest.raises(ValueError, match="'sound' does not go with a BertTokenizer"):
+        prepare(rows, BertTokenizer(vocab={"[UNK]": 0}), audio="sound")
+
+
+@pytest.mark.filterwarnings("ignore:12 samples are fewer")
+def test_what_works_on_images_and_texts_works_on_sounds():
+    members = [AST.backbone(seed, num_labels=2).float() for seed in range(2)]
+    data = prepare(tone_rows(), extractor())
+    hydra = AutoHydra.from_pruned_members(members, shared=())
+    found = evaluate_uncertainty({"fused": hydra, "apart": DeepEnsemble(members)}, data).models
+    assert found["fused"].id["nll"] == pytest.approx(found["apart"].id["nll"], abs=1e-4)
+    [noisy] = with_noise([collate([data[0], data[1]])])
+    assert noisy["input_values"].sub(collate([data[0], data[1]])["input_values"]).std() > 0.3
+    assert example_inputs(hydra.config, 3)["input_values"].shape == (3, 10, 7)
+    assert default_recipe(hydra.config, data).train_transforms == ()
+    with pytest.raises(ValueError, match="ASTForAudioClassification: pass a classifier of images or texts"):
+        MIMO(members[0])
+
+
+def test_the_card_says_that_it_classifies_audio():
+    card = str(create_model_card(AST.fused().float(), repo_id="someone/hydra-ast"))
+    assert "pipeline_tag: audio-classification" in card and "AutoModelForAudioClassification" in card
+    assert "Multiply-adds per sound of 10 frames" in card
+
+
+def test_it_is_published_without_a_handler_that_could_not_read_sounds(tmp_path):
+    publishing._stage(tmp_path, AST.fused().float(), extractor(), None, None)
+    found = {path.name for path in tmp_path.iterdir()}
+    assert {"preprocessor_config.json", "audio.py"} <= found and "handler.py" not in found
+
+
+# The command line
+
+
+def test_prune_fuse_info_and_predict(tmp_path, capsys):
+    save_ast(tmp_path / "ast")
+    tone_rows(24).save_to_disk(tmp_path / "tones")
+    (tmp_path / "tone.wav").write_bytes(wav(tone(1.0)))
+    (tmp_path / "broken.wav").write_bytes(b"no sound")
+    assert (
+        main(
+            [
+                "prune",
+                str(tmp_path / "ast"),
+                "--data",
+                str(tmp_path / "tones"),
+                "--objectives",
+                "acc",
+                "--budget",
+                "2",
+                "--members",
+                "2",
+                "--output",
+                str(tmp_path / "members"),
+            ]
+        )
+        == 0
+    )
+    assert "sounds: column 'audio'" in capsys.readouterr().out
+    assert main(["fuse", str(tmp_path / "members"), "--output", str(tmp_path / "hydra")]) == 0
+    assert main(["info", str(tmp_path / "hydra")]) == 0
+    capsys.readouterr()
+    main(["predict", str(tmp_path / "hydra"), str(tmp_path / "tone.wav"), str(tmp_path / "broken.wav")])
+    found = capsys.readouterr()
+    assert "low" in found.out or "high" in found.out
+    assert "broken.wav cannot be read as a sound" in found.err
+    assert "1 of 2 sounds could not be read, the others are answered" in found.err
+    assert main(["serve", str(tmp_path / "hydra")]) == 1
+    assert "reads neither texts nor images" in capsys.readouterr().err
