@@ -95,7 +95,7 @@ class Tower:
         mask = repeated_mask(mask, candidates)
         if layers:
             states = run_layers(layers, states.contiguous(), mask, self.first_token_only, **for_layers)
-        again = {name: inputs[name].repeat(candidates, 1) for name in self.names_to_finish if name in inputs}
+        again = {name: repeated_mask(inputs[name], candidates) for name in self.names_to_finish if name in inputs}
         return self.read(*self.encoder.finish(states, **again))[0].unflatten(0, (candidates, -1))
 
     def _candidates_together(self, states: Tensor, memory: int) -> int:
