@@ -84,7 +84,8 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
             raise ValueError("pass input_ids or inputs_embeds, and not both")
         states = embed(self.embeddings, input_ids=input_ids, inputs_embeds=inputs_embeds)
         mask = self._causal_mask(create_causal_mask, states, attention_mask, position_ids)
-        if "sliding_attention" in (getattr(self.config, "layer_types", None) or ()):
+        # A config may have fields that its backbone does not read: the anatomy says what is.
+        if self.config.anatomy.sliding_window is not None and "sliding_attention" in self.config.layer_types:
             window = self._causal_mask(create_sliding_window_causal_mask, states, attention_mask, position_ids)
             mask = {"full_attention": mask, "sliding_attention": window}
         if position_ids is None:
