@@ -5,6 +5,7 @@ Whatever predicts (a Hydra, a plain Hugging Face classifier, CLIP with class pro
 
 import inspect
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -389,13 +390,21 @@ class SavedLogits(nn.Module):
         return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
 
 
-def check_class_prompts(class_prompts: Mapping[str, Tensor] | None) -> None:
-    """Refuses class prompts that are missing or not tokenized."""
+def check_class_prompts(class_prompts: Mapping[str, Tensor] | None, model: nn.Module) -> None:
+    """Refuses class prompts that are missing or not tokenized; tells of such as a model was not trained with."""
     input_ids = None if class_prompts is None else class_prompts.get("input_ids")
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
         raise ValueError(
             "CLIP classifies by prompts, and class_prompts has no input_ids of shape (classes, tokens): pass the "
             'tokenizer\'s output with padding=True and return_tensors="pt", one row per class'
+        )
+    most = getattr(getattr(config_of(model), "text_config", None), "max_position_embeddings", None)
+    # SigLIP, which has a bias, reads the last token, be it padding.
+    if hasattr(model, "logit_bias") and most is not None and input_ids.shape[1] < most:
+        warnings.warn(
+            f"class_prompts have {input_ids.shape[1]} tokens, and {type(model).__name__} reads the last of {most}: tokenize "
+            f'with padding="max_length", max_length={most}, as it was trained',
+            stacklevel=3,
         )
 
 
@@ -421,7 +430,7 @@ class ZeroShotClassifier(nn.Module):
         self, clip_model: nn.Module, class_prompts: Mapping[str, Tensor], class_names: Sequence[str] | None = None
     ):
         super().__init__()
-        check_class_prompts(class_prompts)
+        check_class_prompts(class_prompts, clip_model)
         if class_names is not None and len(class_names) != len(class_prompts["input_ids"]):
             raise ValueError(
                 f"class_names has {len(class_names)} names, class_prompts {len(class_prompts['input_ids'])} prompts: pass one "

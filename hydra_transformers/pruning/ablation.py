@@ -245,7 +245,7 @@ def ablation_of(
     for config in tower_configs(model.config).values():
         config._attn_implementation = "sdpa"  # the form in which the masks are made
     if has_two_towers(model):
-        check_class_prompts(class_prompts)
+        check_class_prompts(class_prompts, model)
         return ZeroShotAblation(model, memory, class_prompts, towers)
     if class_prompts is not None:
         raise ValueError(f"class_prompts is for CLIP, model is a {type(model).__name__}: leave it out")
