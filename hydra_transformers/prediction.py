@@ -206,11 +206,11 @@ def _holds_rows(data: Any) -> bool:
 
 
 def _begins_with_a_row(entries: Sequence[Any]) -> bool:
-    """A row has one label, one text or one image; a batch has several."""
+    """A row has one label, one text, one image or one sound; a batch has several."""
     first = entries[0] if entries else None
     if not isinstance(first, Mapping):
         return False
-    dims = {"labels": 0, "label": 0, "input_ids": 1, "pixel_values": 3}
+    dims = {"labels": 0, "label": 0, "input_ids": 1, "pixel_values": 3, "input_values": 2}
     return any(name in first and _dim(first[name]) == dim for name, dim in dims.items())
 
 

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..fusion import heads_at, qkv_rows, queries_per_key, tower_configs
+from ..fusion.structure import is_a
 from ..models.attention import HydraAttention, readers_of, repeated_mask
+from ..models.decoders import HydraDecoderMixin
 from ..models.fast_inference import can_run_fast, complete_fast, fast_layer, run_layers
 from ..prediction import check_class_prompts, logits_of_cosines
 from .heads import Head, chosen_towers, has_two_towers, heads_of, tower_and_place
@@ -101,6 +103,8 @@ class Tower:
     def _candidates_together(self, states: Tensor, memory: int) -> int:
         """How many candidates fit in `memory`; a token holds its state a few times over and the MLP's inner layer twice."""
         config = self.encoder.config
+        if is_a(self.encoder, HydraDecoderMixin) and config.pad_token_id is None:
+            return 1  # without a padding token it reads texts one by one
         per_token = (6 * config.hidden_size + 2 * config.anatomy.inner_size) * states.element_size()
         return max(1, memory // (per_token * states.shape[1] * states.shape[2]))
 
