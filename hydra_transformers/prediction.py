@@ -5,6 +5,7 @@ Whatever predicts (a Hydra, a plain Hugging Face classifier, CLIP with class pro
 
 import inspect
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
@@ -134,9 +135,9 @@ def _raw_batches(data: Any, batch_size: int, rank: int, world_size: int) -> Iter
         yield collate(rows)
 
 
-def collate(rows: list[Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Rows as one batch of tensors. Tokens of texts of different lengths are filled up at the end, with zeros that the
-    attention mask leaves out."""
+def collate(rows: list[Mapping[str, Any]], padding: int = 0) -> dict[str, Tensor]:
+    """Rows as one batch of tensors. Tokens of texts of different lengths are filled up at the end, with the token `padding`
+    that the attention mask leaves out."""
     names = {name: name for row in rows for name, value in row.items() if _dim(value) is not None}
     # Under these names Transformers' collator makes whole numbers of all labels where the first is one.
     for name in ("label", "label_ids"):
@@ -155,7 +156,7 @@ def collate(rows: list[Mapping[str, Any]]) -> dict[str, Tensor]:
                 )
     try:
         return default_data_collator(
-            _filled_up([{name: row[source] for name, source in names.items()} for row in rows])
+            _filled_up([{name: row[source] for name, source in names.items()} for row in rows], padding)
         )
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(
@@ -163,7 +164,7 @@ def collate(rows: list[Mapping[str, Any]]) -> dict[str, Tensor]:
         ) from error
 
 
-def _filled_up(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _filled_up(rows: list[dict[str, Any]], padding: int) -> list[dict[str, Any]]:
     """Rows of tokens at the length of the longest; those that are no texts, or of one length, as they are."""
     lengths = {len(row["input_ids"]) for row in rows if _dim(row.get("input_ids")) == 1}
     if len(lengths) < 2:
@@ -172,10 +173,18 @@ def _filled_up(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         length = len(row["input_ids"])
         row = {"attention_mask": [1] * length} | row
-        zeros = [0] * (max(lengths) - length)
         tokens = {name: value for name, value in row.items() if name in PER_TOKEN and len(value) == length}
-        filled.append(row | {name: [*map(int, value), *zeros] for name, value in tokens.items()})
+        fillers = dict.fromkeys(tokens, 0) | {"input_ids": padding}
+        missing = max(lengths) - length
+        filled.append(row | {name: [*map(int, value), *[fillers[name]] * missing] for name, value in tokens.items()})
     return filled
+
+
+def padding_of(model: nn.Module) -> int | None:
+    """The token by which a plain classifier on a causal language model knows the last one of a text; None for others."""
+    # Those of Transformers call the map that gives the logits `score`, others `classifier`. Hydras read the mask as well.
+    is_decoder = any(isinstance(getattr(module, "score", None), nn.Module) for module in model.modules())
+    return getattr(config_of(model), "pad_token_id", None) if is_decoder else None
 
 
 def _row_groups(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[list[Any]]:
@@ -197,11 +206,11 @@ def _holds_rows(data: Any) -> bool:
 
 
 def _begins_with_a_row(entries: Sequence[Any]) -> bool:
-    """A row has one label, one text or one image; a batch has several."""
+    """A row has one label, one text, one image or one sound; a batch has several."""
     first = entries[0] if entries else None
     if not isinstance(first, Mapping):
         return False
-    dims = {"labels": 0, "label": 0, "input_ids": 1, "pixel_values": 3}
+    dims = {"labels": 0, "label": 0, "input_ids": 1, "pixel_values": 3, "input_values": 2}
     return any(name in first and _dim(first[name]) == dim for name, dim in dims.items())
 
 
@@ -319,7 +328,8 @@ def check_chooses_one_class(model: nn.Module, name: str) -> None:
 
 def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """The entries that the model's `forward` names, or those that it `reads` where it says so; all of them for a wrapper that
-    hands everything on."""
+    hands everything on. What the attention mask leaves out of a text is the model's own padding, where it goes by that."""
+    inputs = _with_padding_of(model, inputs)
     parameters = inspect.signature(model.forward).parameters.values()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = {parameter.name for parameter in parameters if parameter.kind not in variadic}
@@ -333,6 +343,15 @@ def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Te
             f"it reads {', '.join(sorted(named))}, which its tokenizer or image processor makes"
         )
     return accepted
+
+
+def _with_padding_of(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rows of texts are filled up with zeros before it is known who reads them."""
+    tokens, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    if tokens is None or mask is None or tokens.shape != mask.shape:
+        return inputs
+    padding = padding_of(model)
+    return inputs if padding is None else inputs | {"input_ids": tokens.masked_fill(mask == 0, padding)}
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -371,13 +390,21 @@ class SavedLogits(nn.Module):
         return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
 
 
-def check_class_prompts(class_prompts: Mapping[str, Tensor] | None) -> None:
-    """Refuses class prompts that are missing or not tokenized."""
+def check_class_prompts(class_prompts: Mapping[str, Tensor] | None, model: nn.Module) -> None:
+    """Refuses class prompts that are missing or not tokenized; tells of such as a model was not trained with."""
     input_ids = None if class_prompts is None else class_prompts.get("input_ids")
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
         raise ValueError(
             "CLIP classifies by prompts, and class_prompts has no input_ids of shape (classes, tokens): pass the "
             'tokenizer\'s output with padding=True and return_tensors="pt", one row per class'
+        )
+    most = getattr(getattr(config_of(model), "text_config", None), "max_position_embeddings", None)
+    # SigLIP, which has a bias, reads the last token, be it padding.
+    if hasattr(model, "logit_bias") and most is not None and input_ids.shape[1] < most:
+        warnings.warn(
+            f"class_prompts have {input_ids.shape[1]} tokens, and {type(model).__name__} reads the last of {most}: tokenize "
+            f'with padding="max_length", max_length={most}, as it was trained',
+            stacklevel=3,
         )
 
 
@@ -403,7 +430,7 @@ class ZeroShotClassifier(nn.Module):
         self, clip_model: nn.Module, class_prompts: Mapping[str, Tensor], class_names: Sequence[str] | None = None
     ):
         super().__init__()
-        check_class_prompts(class_prompts)
+        check_class_prompts(class_prompts, clip_model)
         if class_names is not None and len(class_names) != len(class_prompts["input_ids"]):
             raise ValueError(
                 f"class_names has {len(class_names)} names, class_prompts {len(class_prompts['input_ids'])} prompts: pass one "

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..fusion.structure import is_a
+from ..models.decoders import HydraDecoderMixin, last_token
 from ..pruning import prune_heads
 from ..pruning.evaluation_data import read_data
 from ..pruning.head_maps import HeadMap
@@ -205,7 +207,8 @@ def head_separation(
 ) -> HeadSeparation:
     """How well each head's outputs tell foreign data from known data, by themselves.
 
-    A head's output is what it gives before the output projection, for the first token. All of them are kept in memory.
+    A head's output is what it gives before the output projection, for the first token, and where texts are read in one
+    direction (Llama, Qwen2, Gemma) for the last one: the first knows nothing of the others. All of them are kept in memory.
 
     Args:
         model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is. Of
@@ -268,19 +271,31 @@ def _read(hydra: PreTrainedModel, data: Any, name: str, batch_size: int) -> Any:
 
 
 def head_vectors(hydra: PreTrainedModel, data: Any) -> Vectors:
-    """By head what it gives for the first token of every row, of a one-member Hydra."""
+    """By head what it gives for the first token of every row (of causal language models the last), of a one-member Hydra."""
     encoder, parts = _encoder(hydra), {}
     tower = "vision" if has_two_towers(hydra) else ""
 
     def keep(of_tower: str, layer: int, outputs: Tensor) -> None:
         numbers = encoder.config.kept_heads[layer][0]
-        for number, output in zip(numbers, outputs[:, 0].double().cpu().unbind(dim=1), strict=True):
+        of_token = outputs[torch.arange(len(outputs), device=outputs.device), token].double().cpu()
+        for number, output in zip(numbers, of_token.unbind(dim=1), strict=True):
             parts.setdefault(head_at(of_tower, layer, number), []).append(output)
 
     with watched_heads(hydra, keep), torch.inference_mode():
         for inputs in data.inputs:
+            token = _token_to_read(encoder, inputs)
             encoder(**inputs)
     return {head: torch.cat(of_head) for head, of_head in parts.items() if head[:-2] in ((), (tower,))}
+
+
+def _token_to_read(encoder: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor | int:
+    """The place of the token, of each row where these differ."""
+    if not is_a(encoder, HydraDecoderMixin):
+        return 0
+    if "input_ids" not in inputs:
+        return -1
+    padding = -1 if encoder.config.pad_token_id is None else encoder.config.pad_token_id  # -1 is no token
+    return last_token(inputs["input_ids"], inputs.get("attention_mask"), padding)
 
 
 def _separations(known: Vectors, foreign: Vectors, seed: int) -> dict[Head, Separation]:

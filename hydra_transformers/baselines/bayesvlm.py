@@ -215,7 +215,7 @@ class BayesVLMClassifier(nn.Module):
     @torch.no_grad()
     def __init__(self, bayesvlm: BayesVLM, class_prompts: Mapping[str, Tensor]):
         super().__init__()
-        check_class_prompts(class_prompts)
+        check_class_prompts(class_prompts, bayesvlm.model)
         self.model = bayesvlm
         prompts = {name: value.to(bayesvlm.device) for name, value in class_prompts.items()}
         prompts = {name: value for name, value in prompts.items() if name in ("input_ids", "attention_mask")}

@@ -42,8 +42,9 @@ def temperature_scaled_clip(
     batch_size: rows per batch, where the data is a Dataset of rows
 
     Cosines are multiplied by exp(logit_scale), so dividing by a temperature T is the same as taking log T from `logit_scale`, and
-    dividing SigLIP's `logit_bias` by T, which is fitted to its softmax over the classes, see `ZeroShotClassifier`. The copy is a plain CLIP, whatever its prompts are, and is saved and published as one. The answers of a single CLIP stay the same,
-    their probabilities do not.
+    dividing SigLIP's `logit_bias` by T, which is fitted to its softmax over the classes, see `ZeroShotClassifier`. The copy is a
+    plain CLIP, whatever its prompts are, and is saved and published as one. The answers of a single CLIP stay the same, their
+    probabilities do not.
     """
     classifier = ZeroShotClassifier(model, class_prompts)
     scaling = temperature_scaled(classifier, validation_data, batch_size).scaling

@@ -247,7 +247,7 @@ class ViLU(Baseline):
             seed: of the new weights and of the order of the rows.
         """
         if self.is_zero_shot:
-            check_class_prompts(class_prompts)
+            check_class_prompts(class_prompts, self.model)
         elif class_prompts is not None:
             raise ValueError(f"class_prompts is for CLIP, model is a {type(self.model).__name__}: leave it out")
         if epochs < 1:
@@ -348,7 +348,7 @@ class ViLUClassifier(nn.Module):
         super().__init__()
         if not vilu.is_zero_shot:
             raise TypeError(f"vilu is of a {type(vilu.model).__name__}, which has its own classes: use it as it is")
-        check_class_prompts(class_prompts)
+        check_class_prompts(class_prompts, vilu.model)
         self.model = vilu
         prompts = {name: value.to(vilu.device) for name, value in class_prompts.items()}
         with evaluation_mode(vilu):

@@ -25,9 +25,20 @@ class HydraAudioEncoderMixin(HydraEncoderMixin):
             raise ValueError(
                 f"input_values has the shape {tuple(input_values.shape)}: pass spectrograms, (batch, frames, mel bins)"
             )
+        wanted = self.config.max_length, self.config.num_mel_bins
+        if self._patches(*input_values.shape[1:]) != self._patches(*wanted):
+            raise ValueError(
+                f"input_values has {input_values.shape[1]} frames of {input_values.shape[2]} mel bins, the model reads {wanted[0]} "
+                f"of {wanted[1]}: give the feature extractor max_length={wanted[0]} and num_mel_bins={wanted[1]}"
+            )
         dtype = self.get_input_embeddings().projection.weight.dtype
         states = embed(self.embeddings, input_values.to(dtype))
         return states, encoder_mask(self.config, states, attention_mask), {}
+
+    def _patches(self, frames: int, mel_bins: int) -> tuple[int, int]:
+        """How many patches a spectrogram has along its time and along its frequencies."""
+        size, config = self.config.patch_size, self.config
+        return (frames - size) // config.time_stride, (mel_bins - size) // config.frequency_stride
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)

@@ -16,7 +16,7 @@ class HydraDecoderConfigMixin(HydraConfigMixin):
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
-        if not self.num_key_value_heads or self.num_attention_heads % self.num_key_value_heads:
+        if self.num_key_value_heads < 1 or self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads is {self.num_attention_heads}, num_key_value_heads {self.num_key_value_heads}: pass a "
                 "multiple of these"
@@ -29,6 +29,7 @@ def decoder_anatomy(
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
+    sliding_window: int | None = None,
 ) -> Anatomy:
     return Anatomy(
         inner_size=config.intermediate_size,
@@ -39,7 +40,7 @@ def decoder_anatomy(
         mlp_bias=mlp_bias,
         qkv_bias=qkv_bias,
         output_bias=output_bias,
-        sliding_window=getattr(config, "sliding_window", None),
+        sliding_window=sliding_window,
         queries_per_key=config.num_attention_heads // config.num_key_value_heads,
         attention_dropout=config.attention_dropout or 0.0,
     )

@@ -22,9 +22,19 @@ class HydraQwen2Config(HydraDecoderConfigMixin, Qwen2Config):
         "AutoModelForSequenceClassification": "modeling_hydra_qwen2.HydraQwen2ForSequenceClassification",
     }
 
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        known = ("full_attention", "sliding_attention")[: 1 if self.sliding_window is None else 2]
+        other = next((layer_type for layer_type in self.layer_types if layer_type not in known), None)
+        if other is not None:
+            raise ValueError(
+                f"layer_types names {other!r}, and sliding_window is {self.sliding_window}: layers are of type "
+                "'full_attention', or where there is a window 'sliding_attention'"
+            )
+
     @property
     def anatomy(self) -> Anatomy:
-        return decoder_anatomy(self, qkv_bias=True)
+        return decoder_anatomy(self, qkv_bias=True, sliding_window=self.sliding_window)
 
 
 __all__ = ["HydraQwen2Config"]

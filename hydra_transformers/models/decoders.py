@@ -43,6 +43,18 @@ class HydraDecoderEmbeddings(nn.Module):
         return self.word_embeddings(input_ids) if inputs_embeds is None else inputs_embeds
 
 
+def last_token(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, pad: int) -> torch.Tensor:
+    """The place of the last token of each text, which may be padded on either side: (batch, tokens) -> (batch,)
+
+    What a mask of shape (batch, tokens) leaves out is padding too, whatever token stands there: rows are often filled up
+    with another one than the config names.
+    """
+    is_text = input_ids != pad
+    if attention_mask is not None and attention_mask.dim() == 2:
+        is_text = is_text & attention_mask.to(input_ids.device).bool()
+    return (torch.arange(input_ids.shape[1], device=input_ids.device) * is_text).argmax(dim=-1)
+
+
 class HydraDecoderMixin(HydraTextEncoderMixin):
     """The layers of a causal language model; pooled is the state of each text's last token.
 
@@ -72,7 +84,8 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
             raise ValueError("pass input_ids or inputs_embeds, and not both")
         states = embed(self.embeddings, input_ids=input_ids, inputs_embeds=inputs_embeds)
         mask = self._causal_mask(create_causal_mask, states, attention_mask, position_ids)
-        if "sliding_attention" in (getattr(self.config, "layer_types", None) or ()):
+        # A config may have fields that its backbone does not read: the anatomy says what is.
+        if self.config.anatomy.sliding_window is not None and "sliding_attention" in self.config.layer_types:
             window = self._causal_mask(create_sliding_window_causal_mask, states, attention_mask, position_ids)
             mask = {"full_attention": mask, "sliding_attention": window}
         if position_ids is None:
@@ -89,16 +102,19 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         )
         return members_mask(mask, states.shape[1], self.num_members)
 
-    def finish(self, states: torch.Tensor, input_ids: torch.Tensor | None = None):
+    def finish(
+        self,
+        states: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ):
         states = self.norm(states)
         pad, batch = self.config.pad_token_id, states.shape[1]
         if pad is None:
             return states, states[:, :, -1] if batch == 1 else None
         if input_ids is None:
             return states, states[:, :, -1]
-        # Texts may be padded on either side.
-        places = torch.arange(input_ids.shape[1], device=states.device)
-        last = (places * (input_ids.to(states.device) != pad)).argmax(dim=-1)
+        last = last_token(input_ids, attention_mask, pad).to(states.device)
         return states, states[:, torch.arange(batch, device=states.device), last]
 
     @merge_with_config_defaults
@@ -120,7 +136,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         if kwargs.pop("past_key_values", None) is not None:
             raise ValueError(f"{type(self).__name__} reads texts whole and keeps no cache: leave past_key_values out")
         states, mask, for_layers = self.start(input_ids, attention_mask, inputs_embeds, position_ids)
-        finish_with = {"input_ids": input_ids}
+        finish_with = {"input_ids": input_ids, "attention_mask": attention_mask}
         return self.encode(states, mask, members_only=members_only, finish_with=finish_with, **kwargs | for_layers)
 
 

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..fusion import heads_at, qkv_rows, queries_per_key, tower_configs
+from ..fusion.structure import is_a
 from ..models.attention import HydraAttention, readers_of, repeated_mask
+from ..models.decoders import HydraDecoderMixin
 from ..models.fast_inference import can_run_fast, complete_fast, fast_layer, run_layers
 from ..prediction import check_class_prompts, logits_of_cosines
 from .heads import Head, chosen_towers, has_two_towers, heads_of, tower_and_place
@@ -95,12 +97,14 @@ class Tower:
         mask = repeated_mask(mask, candidates)
         if layers:
             states = run_layers(layers, states.contiguous(), mask, self.first_token_only, **for_layers)
-        again = {name: inputs[name].repeat(candidates, 1) for name in self.names_to_finish if name in inputs}
+        again = {name: repeated_mask(inputs[name], candidates) for name in self.names_to_finish if name in inputs}
         return self.read(*self.encoder.finish(states, **again))[0].unflatten(0, (candidates, -1))
 
     def _candidates_together(self, states: Tensor, memory: int) -> int:
         """How many candidates fit in `memory`; a token holds its state a few times over and the MLP's inner layer twice."""
         config = self.encoder.config
+        if is_a(self.encoder, HydraDecoderMixin) and config.pad_token_id is None:
+            return 1  # without a padding token it reads texts one by one
         per_token = (6 * config.hidden_size + 2 * config.anatomy.inner_size) * states.element_size()
         return max(1, memory // (per_token * states.shape[1] * states.shape[2]))
 
@@ -245,7 +249,7 @@ def ablation_of(
     for config in tower_configs(model.config).values():
         config._attn_implementation = "sdpa"  # the form in which the masks are made
     if has_two_towers(model):
-        check_class_prompts(class_prompts)
+        check_class_prompts(class_prompts, model)
         return ZeroShotAblation(model, memory, class_prompts, towers)
     if class_prompts is not None:
         raise ValueError(f"class_prompts is for CLIP, model is a {type(model).__name__}: leave it out")

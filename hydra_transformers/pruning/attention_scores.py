@@ -82,7 +82,7 @@ def _inputs_of(
     if class_prompts is not None and not has_two_towers(hydra):
         raise ValueError(f"class_prompts is for CLIP, model is a {type(hydra).__name__}: leave it out")
     if tower == "text":
-        check_class_prompts(class_prompts)
+        check_class_prompts(class_prompts, hydra)
         yield accepted_inputs(encoder, {name: value.to(hydra.device) for name, value in class_prompts.items()})
         return
     is_empty = True

@@ -197,7 +197,7 @@ class Calibration:
         self.rows = sum(len(labels) for _, labels in self.batches)
         self.prompts = None
         if has_two_towers(hydra):
-            check_class_prompts(class_prompts)
+            check_class_prompts(class_prompts, hydra)
             prompts = {name: value.to(hydra.device) for name, value in class_prompts.items()}
             self.prompts = accepted_inputs(hydra.text_model, prompts)
         elif class_prompts is not None:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ..files import write_atomically
 from ..fingerprints import fingerprint_of_data, fingerprint_of_weights
 from ..folder_lock import only_writer
 from ..models.auto import described
-from ..prediction import collate
+from ..prediction import collate, padding_of
 from ..processes import gather
 from .callback import describe_trained
 from .default_recipe import default_recipe
@@ -110,7 +111,7 @@ def finetune_members(
     learning_rates = _learning_rates(recipe, learning_rates)
     data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
     if data_collator is None and processing_class is None:
-        data_collator = collate
+        data_collator = partial(collate, padding=padding_of(members[0]) or 0)
     data |= {"data_collator": data_collator, "processing_class": processing_class}
     if compute_metrics is None and recipe.metric == "accuracy":
         compute_metrics = compute_accuracy
