@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 TARGETS = ("q", "k", "v", "o")
-CLASSIFIERS = ("classifier", "score")  # the head of a classifier in Transformers
+# The head of a classifier in Transformers: its last map, and what is new before that with it (DistilBERT, ModernBERT).
+CLASSIFIERS = ("classifier", "score", "pre_classifier", "head")
 
 
 def lora_config(
