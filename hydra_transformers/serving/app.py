@@ -8,11 +8,14 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from transformers.utils import logging
 
 from ..files import parse_json
 from ..hub.handler import Answerer, RequestError
 from .batching import Batcher
 
+
+logger = logging.get_logger(f"transformers.{__name__}")
 
 SECONDS_FOR_BODY = 30.0  # a client that sends more slowly keeps a place from others
 RETRY_AFTER = "1"  # seconds
@@ -71,10 +74,11 @@ def create_app(
             body = await _body_of(request, max_body)
             inputs, parameters, is_list = await asyncio.to_thread(_read, answerer, body)
             answers = await batcher.submit(inputs, parameters)
-            return JSONResponse(answers if is_list else answers[0])
+            return JSONResponse(answers if is_list else answers[0])  # refuses NaN, which JSON does not have
         except HTTPException:
             raise
-        except Exception as error:  # the model's, which was told of in the log
+        except Exception as error:
+            logger.exception("a request was not answered")
             raise HTTPException(500, "the model failed on this request: the server's log tells why") from error
         finally:
             app.state.requests -= 1
