@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from transformers.utils import logging
 
 from ..files import parse_json
@@ -95,6 +96,8 @@ async def _body_of(request: Request, most: int) -> bytes:
         raise too_large
     try:
         return await asyncio.wait_for(_read_stream(request, most, too_large), SECONDS_FOR_BODY)
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the request ended before all of it was there") from error
     except asyncio.TimeoutError as error:  # another class before Python 3.11
         raise HTTPException(408, f"the request did not arrive within {SECONDS_FOR_BODY:.0f} seconds") from error
 

@@ -1,5 +1,6 @@
 """Requests that are small and would cost much, or that would disturb others: refused with a sentence, or kept apart."""
 
+import asyncio
 import base64
 import io
 import math
@@ -104,6 +105,23 @@ def test_labels_are_measured_without_the_tokenizer_that_answers(clip):
     assert not problems
 
 
+def test_who_goes_away_while_sending_leaves_no_place_taken_and_no_traceback(caplog):
+    app = create_app(Answerer(None, None, "text"), {})
+    headers = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/predict", "headers": headers, "query_string": b""}
+    parts = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
+    sent = []
+
+    async def receive():
+        return next(parts)
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(app(scope, receive, send))
+    assert sent[0]["status"] == 400 and app.state.requests == 0 and not caplog.records
+
+
 class Odd(Answerer):
     """Gives no number for one text, and no answer for another."""
 
@@ -116,7 +134,7 @@ class Odd(Answerer):
 
 
 @pytest.mark.parametrize("text", ["nan", "lost"])
-def test_no_answer_is_sent_that_is_no_json_or_somebody_else_s(text, caplog):
+def test_no_answer_is_sent_that_is_no_json_or_somebody_else_s(text):
     with TestClient(create_app(Odd(), {})) as client:
         response = client.post("/predict", json={"inputs": [text, "a"]})
         assert response.status_code == 500 and list(response.json()) == ["error"]
