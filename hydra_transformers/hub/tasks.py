@@ -48,8 +48,7 @@ USE = (
 LIMITS = (
     "- Uncertainty is relative to the data the model was trained and judged on. An unusual input can still get a confident "
     "answer.\n"
-    "- The members come from one backbone and share most of its weights: they are less diverse than models trained apart, "
-    "and they share its biases.\n"
+    "- The members come from one pre-trained model and share most of their weights: where it is wrong, all of them may be.\n"
     "- Confidence is calibrated only as far as the evaluation shows. For new data, fit a temperature on a validation set.\n"
     "- {own}"
 )

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from transformers import (
-    ASTConfig,
-    ASTForAudioClassification,
     BloomConfig,
     BloomForSequenceClassification,
     LlamaConfig,
     LlamaForSequenceClassification,
+    Wav2Vec2Config,
+    Wav2Vec2ForSequenceClassification,
     XLNetConfig,
     XLNetForSequenceClassification,
 )
@@ -52,6 +52,10 @@ def test_a_model_that_picks_rows_of_its_inputs_is_refused_with_layers():
 
 def test_a_model_that_cannot_be_tried_is_refused():
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = ASTForAudioClassification(ASTConfig(**sizes, max_length=20, num_mel_bins=16, num_labels=3))
-    with pytest.raises(ValueError, match="ASTForAudioClassification cannot be tried on made-up images or texts"):
+    waves = {"conv_dim": (8,), "conv_kernel": (4,), "conv_stride": (2,), "num_conv_pos_embeddings": 4}
+    config = Wav2Vec2Config(**sizes, **waves, num_conv_pos_embedding_groups=2, num_labels=3)
+    model = Wav2Vec2ForSequenceClassification(config)
+    with pytest.raises(
+        ValueError, match="Wav2Vec2ForSequenceClassification cannot be tried on made-up images or texts"
+    ):
         BatchEnsemble(model)
