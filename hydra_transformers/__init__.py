@@ -32,6 +32,7 @@ def __getattr__(name: str) -> Any:
     if not name.startswith("_"):
         if find_spec(f"{__name__}.{name}"):
             return import_module(f".{name}", __name__)
+        import_module("transformers")  # first: its import ends with that of the models, in whichever thread that is
         home = import_module(f".{_HOMES.get(name, 'models')}", __name__)
         if name in _HOMES or name in home.__all__:
             return getattr(home, name)

@@ -34,10 +34,15 @@ def png_of(figure: Figure) -> bytes:
 
 def finish_panel(panel: "Axes", title: str) -> None:
     """A title, a light grid behind the data, and no frame above and on the right."""
-    panel.set_title(title, fontsize=11)
+    panel.set_title(drawable(title), fontsize=11)
     panel.grid(color="#DDDDDD", linewidth=0.6)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
+
+
+def drawable(name: str) -> str:
+    """A name that is drawn as it is: between dollars matplotlib would read formulas, and leave out what begins with _."""
+    return f"{' ' * name.startswith('_')}{name}".replace("$", r"\$")
 
 
 def legend_below(figure: Figure, panel: "Axes", columns: int, **look: float) -> None:

@@ -20,6 +20,16 @@ def register_with_transformers() -> None:
         sys.meta_path.insert(0, _AfterTransformers())
 
 
+def _register() -> None:
+    """Imports the models, which register themselves."""
+    try:
+        import_module(".models", __package__)
+    except RuntimeError as error:
+        # Another thread is at that already, and waits for Transformers to be imported: it registers them when this one is done.
+        if type(error).__name__ != "_DeadlockError":
+            raise
+
+
 class _AfterTransformers(MetaPathFinder):
     """Finds `transformers` where the other finders do, and registers the Hydras once it has run."""
 
@@ -28,8 +38,11 @@ class _AfterTransformers(MetaPathFinder):
     ) -> ModuleSpec | None:
         if name != "transformers":
             return None
-        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next(filter(None, (finder.find_spec(name, path, target) for finder in others)), None)
+        # Those after it alone: two of this kind, of a package that was loaded again, would ask each other for ever.
+        finders = list(sys.meta_path)
+        others = finders[finders.index(self) + 1 :] if self in finders else []
+        found = (finder.find_spec(name, path, target) for finder in others if hasattr(finder, "find_spec"))
+        spec = next(filter(None, found), None)
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module
@@ -38,7 +51,7 @@ class _AfterTransformers(MetaPathFinder):
             run(module)
             if self in sys.meta_path:  # looked up is not imported: only now is this finder done
                 sys.meta_path.remove(self)
-                import_module(".models", __package__)
+                _register()
 
         spec.loader.exec_module = run_and_register
         return spec

@@ -34,6 +34,15 @@ def read_examples(path: str | os.PathLike, reads: str, limits: Limits = USUAL) -
     return groups
 
 
+def example_files(path: str | os.PathLike) -> list[Path]:
+    """The files that `read_examples` reads of a file or folder, and no others that may lie there."""
+    path = Path(path)
+    if not path.is_dir():
+        return [path]
+    texts = _text_files(path).values()
+    return list(texts) or [Path(file) for files in _images(path).values() for file in files[:MOST_OF_A_GROUP]]
+
+
 def _images(path: Path) -> dict[str, list[str]]:
     if not path.is_dir():
         raise ValueError(f"{path} is no folder: pass a folder of images as examples")
@@ -42,9 +51,12 @@ def _images(path: Path) -> dict[str, list[str]]:
 
 
 def _texts(path: Path) -> dict[str, list[str]]:
-    files = {each.stem: each for each in _visible(path) if each.suffix == ".txt"} if path.is_dir() else {}
-    files = files or ({DEFAULT_GROUP: path} if path.is_file() else {})
+    files = _text_files(path) if path.is_dir() else {DEFAULT_GROUP: path}
     return {name: _lines(file) for name, file in files.items()}
+
+
+def _text_files(folder: Path) -> dict[str, Path]:
+    return {each.stem: each for each in _visible(folder) if each.suffix == ".txt"}
 
 
 def _lines(file: Path) -> list[str]:

@@ -24,12 +24,14 @@ class Limits:
     """
     megabytes: of an image's file
     pixels: of an image; a small file can hold very many
+    slender: its long side by its short one; processors scale the short one up, and the long one with it
     characters: of a text, or of the names of the classes
     classes: for CLIP to choose from
     """
 
     megabytes: float = 10.0
     pixels: int = 50_000_000
+    slender: int = 100
     characters: int = 10_000
     classes: int = 100
 
@@ -42,7 +44,7 @@ def read_image(path: str | os.PathLike, limits: Limits = USUAL, name: str | None
 
     name: what the user calls it; by default that of the file
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     path, name = Path(path), name or Path(path).name
     try:
@@ -56,7 +58,14 @@ def read_image(path: str | os.PathLike, limits: Limits = USUAL, name: str | None
                     raise InputError(
                         f"{name} has {width:,} x {height:,} pixels, more than {limits.pixels:,}: send a smaller image."
                     )
-                return image.convert("RGB")
+                if max(width, height) > limits.slender * min(width, height):
+                    raise InputError(
+                        f"{name} is more than {limits.slender} times as long as wide: send an image that is less so."
+                    )
+                # Turned here, and not by the pipeline, which would fail on what a broken file says of that.
+                found = ImageOps.exif_transpose(image).convert("RGB")
+                found.info.clear()
+                return found
     except InputError:
         raise
     except Image.UnidentifiedImageError as error:

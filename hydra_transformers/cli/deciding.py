@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -134,7 +135,7 @@ def predict(arguments: argparse.Namespace) -> None:
         answers = predict_decisions(model, list(inputs.values()), processor, arguments.batch_size, **parameters)
         for place, answer in zip(inputs, answers, strict=True):
             print(
-                json.dumps({"input": group[place], **answer}) if arguments.json else _told(group[place], answer),
+                _json({"input": group[place], **answer}) if arguments.json else _told(group[place], answer),
                 flush=True,
             )
     if unread:
@@ -143,6 +144,22 @@ def predict(arguments: argparse.Namespace) -> None:
         )
     if count == 0:
         raise CommandError("stdin has no lines: pass a text, or an image or audio file, on each")
+
+
+def _json(answer: dict[str, Any]) -> str:
+    """A line of JSON, which has no word for what is no number: null."""
+    try:
+        return json.dumps(answer, allow_nan=False)
+    except ValueError:
+        return json.dumps(_without_nan(answer), allow_nan=False)
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def classes_decided_on(name: str) -> list[str] | None:

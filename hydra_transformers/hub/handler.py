@@ -8,9 +8,11 @@ It needs torch, transformers, Pillow for images, and the files that lie beside i
 
 import base64
 import binascii
+import copy
 import io
 import json
 import re
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +27,11 @@ PROCESSORS = {
 }
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # no decoder but these is let at the bytes of strangers
 MOST_PIXELS = 25_000_000  # of all images of a request together: a small file may unfold to more than the memory holds
+MOST_SLENDER = 100  # long side by short side: processors scale the short one up, and the long one with it
+MOST_CHARACTERS = 1_000_000  # of all texts of a request together: all of them are tokenized before they are cut
 MOST_INPUTS = 32
 MOST_LABELS = 1_000
+MOST_OF_A_LABEL = 1_000  # characters, of a template too
 DEFAULT_TEMPLATE = "This is a photo of {}."  # of Transformers' pipeline
 
 
@@ -44,6 +49,11 @@ class Answerer:
 
     def __init__(self, model: Any, processor: Any, kind: str, most_inputs: int = MOST_INPUTS):
         self.model, self.processor, self.kind, self.most_inputs = model, processor, kind, most_inputs
+        # Most tokenizers put tokens of their own around a text; those of decoders may not.
+        self.takes_empty = kind == "text" and processor is not None and len(processor("")["input_ids"]) > 0
+        # Tokenizers cannot be used by two threads at once, and requests are read while others are answered.
+        self.reader = copy.deepcopy(processor.tokenizer) if kind == "zero-shot" else None
+        self.one_reads = threading.Lock()
 
     def __call__(self, data: dict[str, Any]) -> dict[str, Any] | list[dict[str, Any]]:
         """
@@ -69,7 +79,9 @@ class Answerer:
             raise RequestError(f"inputs has {len(inputs)} entries: send 1 to {self.most_inputs}")
         parameters = self.read_parameters(data.get("parameters"))
         if self.kind == "text":
-            return [read_text(each, place) for place, each in enumerate(inputs)], parameters
+            texts = [read_text(each, place, self.takes_empty) for place, each in enumerate(inputs)]
+            _check_total(texts)
+            return texts, parameters
         images, pixels = [], 0
         for place, each in enumerate(inputs):
             images.append(read_image(each, place, MOST_PIXELS - pixels))
@@ -92,8 +104,11 @@ class Answerer:
         if "hypothesis_template" in parameters:
             template = parameters["hypothesis_template"]
             # Nothing but {}: what else may stand in braces reads attributes.
-            if not is_text(template) or template.count("{}") != 1 or re.sub("[^{}]", "", template) != "{}":
-                raise RequestError("hypothesis_template must be a text with one {} for the label")
+            is_short = is_text(template) and len(template) <= MOST_OF_A_LABEL
+            if not is_short or template.count("{}") != 1 or re.sub("[^{}]", "", template) != "{}":
+                raise RequestError(
+                    f"hypothesis_template must be a text of at most {MOST_OF_A_LABEL:,} characters with one {{}} for the label"
+                )
             found["hypothesis_template"] = template
         if self.kind == "zero-shot":
             self.check_lengths(found["candidate_labels"], found.get("hypothesis_template", DEFAULT_TEMPLATE))
@@ -102,7 +117,8 @@ class Answerer:
     def check_lengths(self, labels: list[str], template: str) -> None:
         """Refuses labels that the text tower cannot read to their end."""
         most = self.model.config.text_config.max_position_embeddings
-        lengths = [len(tokens) for tokens in self.processor.tokenizer(list(map(template.format, labels)))["input_ids"]]
+        with self.one_reads:
+            lengths = [len(tokens) for tokens in self.reader(list(map(template.format, labels)))["input_ids"]]
         if max(lengths) > most:
             long = labels[lengths.index(max(lengths))]
             raise RequestError(
@@ -136,7 +152,7 @@ def is_text(value: Any) -> bool:
         return False
 
 
-def read_text(value: Any, place: int) -> str | dict[str, str]:
+def read_text(value: Any, place: int, takes_empty: bool) -> str | dict[str, str]:
     """A text, or a pair of texts {"text", "text_pair"}."""
     is_pair = isinstance(value, dict) and value.keys() == {"text", "text_pair"}
     texts = list(value.values()) if is_pair else [value]
@@ -144,12 +160,20 @@ def read_text(value: Any, place: int) -> str | dict[str, str]:
         raise RequestError(f'inputs[{place}] is {_kind(value)}: send a text, or {{"text": ..., "text_pair": ...}}')
     if not all(map(is_text, texts)):
         raise RequestError(f"inputs[{place}] has half a character (a lone surrogate): send whole ones")
+    if not takes_empty and not "".join(texts).strip():
+        raise RequestError(f"inputs[{place}] is empty, and this model reads nothing then: send a text")
     return value
+
+
+def _check_total(texts: list[str | dict[str, str]]) -> None:
+    total = sum(len(part) for each in texts for part in (each.values() if isinstance(each, dict) else [each]))
+    if total > MOST_CHARACTERS:
+        raise RequestError(f"inputs has {total:,} characters: send at most {MOST_CHARACTERS:,} in one request")
 
 
 def read_image(value: Any, place: int, most_pixels: int = MOST_PIXELS) -> Any:
     """An image in RGB, of base64; never of a path or URL."""
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     if isinstance(value, Image.Image):
         image = value
@@ -166,8 +190,15 @@ def read_image(value: Any, place: int, most_pixels: int = MOST_PIXELS) -> Any:
         raise RequestError(
             f"inputs[{place}] is {image.width} x {image.height} pixels: send at most {MOST_PIXELS:,} in one request"
         )
+    if max(image.size) > MOST_SLENDER * min(image.size):
+        raise RequestError(
+            f"inputs[{place}] is {image.width} x {image.height} pixels: send one at most {MOST_SLENDER} times as long as wide"
+        )
     try:
-        return image.convert("RGB")
+        # Turned here, and not by the pipeline, which would fail on what a broken file says of that.
+        found = ImageOps.exif_transpose(image).convert("RGB")
+        found.info.clear()
+        return found
     except Exception as error:
         raise RequestError(f"inputs[{place}] is a broken image: its pixels cannot be read") from error
 
@@ -182,10 +213,13 @@ def _decoded(text: str) -> bytes:
 
 
 def _labels(labels: Any) -> list[str]:
-    is_list = isinstance(labels, list) and all(is_text(label) and label.strip() for label in labels)
+    is_list = isinstance(labels, list) and all(
+        is_text(label) and label.strip() and len(label) <= MOST_OF_A_LABEL for label in labels
+    )
     if not is_list or not 1 <= len(labels) <= MOST_LABELS:
         raise RequestError(
-            f"candidate_labels must be a list of 1 to {MOST_LABELS:,} texts: the model chooses among them"
+            f"candidate_labels must be a list of 1 to {MOST_LABELS:,} texts of at most {MOST_OF_A_LABEL:,} characters: the model "
+            "chooses among them"
         )
     if len(set(labels)) < len(labels):
         raise RequestError("candidate_labels names a label twice: send each once")

@@ -101,10 +101,15 @@ def _version(package: str, missing: str) -> str:
 
 
 def _copied(examples: Path, folder: Path) -> Path:
-    if examples.is_dir():
-        return shutil.copytree(examples, folder, ignore=shutil.ignore_patterns(".*"))
-    folder.mkdir()
-    return Path(shutil.copy(examples, folder))
+    """What the page shows of examples, and nothing else that lies beside: all that is copied becomes public."""
+    from ..app.examples import example_files  # not above: the page needs this package
+
+    root = examples if examples.is_dir() else examples.parent
+    for file in example_files(examples):
+        place = folder / file.relative_to(root)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place)
+    return folder if examples.is_dir() else folder / examples.name
 
 
 def _quoted(words: list[str]) -> str:

@@ -101,6 +101,14 @@ class HydraAudioClassificationPipeline(AnswersMixin, AudioClassificationPipeline
 class HydraTextClassificationPipeline(AnswersMixin, TextClassificationPipeline):
     every_score = {"top_k": None, "_legacy": False}
 
+    def preprocess(self, inputs: Any, **parameters) -> Any:
+        found = super().preprocess(inputs, **parameters)
+        if (
+            found["input_ids"].shape[-1] == 0
+        ):  # by itself the model fails on it, among others it would read their padding
+            raise ValueError("a text has no tokens for this model to read: leave out what is empty")
+        return found
+
     def __call__(self, inputs: Any, **parameters):
         return Pipeline.__call__(self, inputs, **parameters)  # one dict for one text, no list of one
 
@@ -155,7 +163,7 @@ def predict(
         if getattr(found, f"_load_{name}")
     }
     if found is HydraTextClassificationPipeline:
-        most = min(readers["tokenizer"].model_max_length, model.config.max_position_embeddings)
+        most = min(readers["tokenizer"].model_max_length, most_tokens(model))
         parameters = {"truncation": True, "max_length": most, **parameters}
     modes = {module: module.training for module in model.modules()}
     model.eval()
@@ -165,6 +173,17 @@ def predict(
     finally:
         for module, is_training in modes.items():
             module.training = is_training
+
+
+def most_tokens(model: nn.Module) -> int:
+    """How long a text may be: RoBERTa and MPNet count positions from the padding token's number on, which takes some of them."""
+    padding = (
+        getattr(module, "padding_idx", None)
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] == "position_embeddings"
+    )
+    taken = max((index + 1 for index in padding if index is not None), default=0)
+    return model.config.max_position_embeddings - taken
 
 
 def processor_of(model: nn.Module, auto_class: type) -> Any:

@@ -8,11 +8,15 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from transformers.utils import logging
 
 from ..files import parse_json
 from ..hub.handler import Answerer, RequestError
 from .batching import Batcher
 
+
+logger = logging.get_logger(f"transformers.{__name__}")
 
 SECONDS_FOR_BODY = 30.0  # a client that sends more slowly keeps a place from others
 RETRY_AFTER = "1"  # seconds
@@ -71,10 +75,11 @@ def create_app(
             body = await _body_of(request, max_body)
             inputs, parameters, is_list = await asyncio.to_thread(_read, answerer, body)
             answers = await batcher.submit(inputs, parameters)
-            return JSONResponse(answers if is_list else answers[0])
+            return JSONResponse(answers if is_list else answers[0])  # refuses NaN, which JSON does not have
         except HTTPException:
             raise
-        except Exception as error:  # the model's, which was told of in the log
+        except Exception as error:
+            logger.exception("a request was not answered")
             raise HTTPException(500, "the model failed on this request: the server's log tells why") from error
         finally:
             app.state.requests -= 1
@@ -91,6 +96,8 @@ async def _body_of(request: Request, most: int) -> bytes:
         raise too_large
     try:
         return await asyncio.wait_for(_read_stream(request, most, too_large), SECONDS_FOR_BODY)
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the request ended before all of it was there") from error
     except asyncio.TimeoutError as error:  # another class before Python 3.11
         raise HTTPException(408, f"the request did not arrive within {SECONDS_FOR_BODY:.0f} seconds") from error
 

@@ -6,10 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from transformers.utils import logging
-
-
-logger = logging.get_logger(f"transformers.{__name__}")
 
 Answer = Callable[[list[Any], dict[str, Any]], list[dict[str, Any]]]
 
@@ -108,13 +104,14 @@ class Batcher:
         parameters = batch[0].parameters | {"top_k": max(each.parameters["top_k"] for each in batch)}
         try:
             answers = await asyncio.get_running_loop().run_in_executor(self.thread, self.answer, inputs, parameters)
+            if len(answers) != len(inputs):  # nobody knows whose they are
+                raise RuntimeError(f"the model gave {len(answers)} answers to {len(inputs)} inputs")
         except Exception as error:
             if len(batch) > 1:
                 # One of them may be at fault, and the others are not.
                 for each in batch:
                     await self._answer([each])
             elif not batch[0].answers.done():
-                logger.exception("a request was not answered")
                 batch[0].answers.set_exception(error)
             return
         for each in batch:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..pictures import COLOURS, Figure, finish_panel, legend_below, png_of, write_png
+from ..pictures import COLOURS, Figure, drawable, finish_panel, legend_below, png_of, write_png
 from .tables import COLUMNS, clean
 
 
@@ -198,7 +198,7 @@ def _score_histograms(report: "UncertaintyReport") -> Figure:
         centres = [(low + high) / 2 for low, high in itertools.pairwise(histogram["edges"])]
         panel.stairs(histogram["id"], histogram["edges"], fill=True, color=ID_COLOUR, label="In distribution")
         for number, (data_set, shares) in enumerate(histogram["ood"].items()):
-            panel.plot(centres, [max(floor, share) for share in shares], label=data_set, **_line(number))
+            panel.plot(centres, [max(floor, share) for share in shares], label=drawable(data_set), **_line(number))
         panel.set(xlabel=SCORE_LABELS.get(report.score, f"OOD score: {report.score}"), ylabel="Share of the samples")
         panel.yaxis.set_major_formatter(lambda share, _: f"{100 * share:g} %")
         panel.tick_params(labelbottom=True, labelleft=True)
@@ -245,7 +245,7 @@ def _roc(report: "UncertaintyReport", data_set: str) -> Figure:
     for number, (name, result) in enumerate(report.models.items()):
         metrics, curve = _ood_sets(result)[data_set], result.curves["roc"][data_set]
         label = f"{name}, AUROC {100 * metrics['auroc']:.1f} %, FPR95 {100 * metrics['fpr95']:.1f} %"
-        panel.plot(curve["fpr"], curve["tpr"], label=label, **_line(number))
+        panel.plot(curve["fpr"], curve["tpr"], label=drawable(label), **_line(number))
     panel.plot([0, 1], [0, 1], color="#555555", linestyle=":", linewidth=1)
     panel.axhline(0.95, color="#555555", linestyle=":", linewidth=1)
     panel.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02))
@@ -270,7 +270,7 @@ def _quality_against_cost(report: "UncertaintyReport", costs: "Mapping[str, Cost
         for number, (name, result) in enumerate(report.models.items()):
             value = factor * (result.ood_average() if metric == "auroc" else result.id)[metric]
             look = {"marker": MARKERS[number % len(MARKERS)], "color": COLOURS[number % len(COLOURS)]}
-            panel.scatter([prices[name]], [value], s=70, label=name, **look)
+            panel.scatter([prices[name]], [value], s=70, label=drawable(name), **look)
         panel.set(xlabel=label)
         panel.set_xlim(0, 1.1 * max(prices.values()))
         panel.margins(y=0.15)
@@ -302,7 +302,9 @@ def _risk_coverage(report: "UncertaintyReport") -> Figure:
     top = 0.0
     for number, (name, result) in enumerate(report.models.items()):
         curve = result.curves["risk_coverage"]
-        panel.plot(curve["coverage"], curve["risk"], label=f"{name}, AURC {result.id['aurc']:.4f}", **_line(number))
+        panel.plot(
+            curve["coverage"], curve["risk"], label=drawable(f"{name}, AURC {result.id['aurc']:.4f}"), **_line(number)
+        )
         coverage, risk = dots[number]
         if risk is not None:
             panel.plot([coverage], [risk], "o", color=COLOURS[number % len(COLOURS)])
@@ -356,12 +358,12 @@ def _accuracy_by_corruption(report: "UncertaintyReport") -> Figure:
 def _sweep(panel: "Axes", by_severity: dict[str, dict], metric: str, name: str, number: int) -> None:
     factor = 100 if COLUMNS[metric].percent else 1
     values = [factor * metrics[metric] for metrics in by_severity.values()]
-    panel.plot(list(by_severity), values, marker="o", markersize=4, label=name, **_line(number))
+    panel.plot(list(by_severity), values, marker="o", markersize=4, label=drawable(name), **_line(number))
 
 
 def _uncertainty_split(report: "UncertaintyReport") -> Figure:
     """Per model and data set a bar: mean aleatoric and epistemic uncertainty, on one scale for all models."""
-    names = ["In distribution", *_ood_sets(next(iter(report.models.values())))]
+    names = ["In distribution", *map(drawable, _ood_sets(next(iter(report.models.values()))))]
     size = {"width": 3.8 + 0.08 * max(map(len, names)), "height": 1.4 + 0.4 * len(names)}
     figure, panels, columns = _grid(len(report.models), sharex=True, sharey=True, **size)
     for panel, (name, result) in zip(panels, report.models.items(), strict=True):

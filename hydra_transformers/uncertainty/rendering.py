@@ -43,8 +43,8 @@ def _markdown(part: Part) -> str:
 
 
 def _without_bars(text: str) -> str:
-    """A bar would end the cell of a table."""
-    return text.replace("|", "\\|")
+    """A bar or the end of a line would end the cell of a table."""
+    return " ".join(text.splitlines()).replace("|", "\\|")
 
 
 def _marked(row: Sequence[Cell], places: Mapping[int, str], escape: Callable[[str], str] = str) -> list[str]:
