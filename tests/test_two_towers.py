@@ -21,6 +21,7 @@ from hydra_transformers.pruning import prune_heads
 from hydra_transformers.training.from_pretrained import with_new_classifiers
 from hydra_transformers.training.parameter_groups import without_effect
 from hydra_transformers.uncertainty import calibrate, decompose, evaluate_uncertainty
+from hydra_transformers.uncertainty.features import AnswerReader
 from tests.families import CLIP, CLIP_CLASSIFIER, SIGLIP, SIGLIP_CLASSIFIER, images, padded_texts
 from tests.tiny_data import CLASSES, picture_rows, pictures, save_clip, save_siglip
 
@@ -88,6 +89,17 @@ def test_a_temperature_divides_the_logits_of_pairs_with_their_bias(make):
     name = "member_logits" if "member_logits" in before else "logits_per_image"
     ratio = before[name] / after[name]
     assert ratio[0].flatten()[0] != 1 and torch.allclose(ratio, ratio.flatten()[0])
+
+
+@pytest.mark.parametrize("family", [CLIP, SIGLIP], ids=lambda family: family.name)
+def test_features_and_heads_of_members_give_their_logits(family):
+    hydra = AutoHydra.from_pruned_members([prune_heads(family.backbone(), {"vision": {0: [head]}}) for head in (0, 1)])
+    reader = AnswerReader(ZeroShotClassifier(hydra, PROMPTS))
+    logits, features = reader({"pixel_values": images(4, seed=3)})
+    for member, (weight, bias) in enumerate(reader.heads):
+        found = features[:, member] @ weight.T + (0 if bias is None else bias)
+        torch.testing.assert_close(found, logits[:, member])
+    assert (reader.heads[0].bias is not None) == (family is SIGLIP)
 
 
 def test_baselines_made_for_clip_refuse_siglip():

@@ -179,9 +179,11 @@ def _read(call: Call, member_logits: Tensor) -> Tensor | None:
 def _heads(call: Call, members: int) -> list[Head]:
     module = call.module
     if isinstance(module, PromptSimilarity):
-        _, text_features, scale = call.inputs
+        _, text_features, scale, bias = call.inputs
         weights = (scale.reshape(-1, 1, 1) * text_features.transpose(0, 1)).expand(call.output.shape[1], -1, -1)
-        own = [Head(weight, None) for weight in weights]
+        # SigLIP adds one number to all classes of a member.
+        biases = [None] * len(weights) if bias is None else bias.reshape(-1, 1).expand(weights.shape[:2])
+        own = [Head(*each) for each in zip(weights, biases, strict=True)]
     elif isinstance(module, GroupedLinear):
         biases = [None] * len(module.widths) if module.bias is None else module.bias.split(module.widths)
         own = [Head(*each) for each in zip(module.weight.split(module.widths), biases, strict=True)]

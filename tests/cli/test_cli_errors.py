@@ -134,7 +134,9 @@ def test_a_folder_without_a_model(fails, tmp_path):
 
 def test_a_model_of_another_kind(fails, tmp_path):
     ResNetConfig().save_pretrained(tmp_path)
-    assert "is a resnet: pass a hydra_ast, audio-spectrogram-transformer, hydra_bert, bert, hydra_clip" in fails("info", tmp_path)
+    assert "is a resnet: pass a hydra_ast, audio-spectrogram-transformer, hydra_bert, bert, hydra_clip" in fails(
+        "info", tmp_path
+    )
 
 
 def test_a_model_without_a_trained_classifier(fails, tmp_path, workplace):
