@@ -43,9 +43,13 @@ def bert(tmp_path_factory):
 def figures(monkeypatch):
     """Figures by the name of their file, as they are before pixels are made of them, which takes seconds."""
     found = {}
-    monkeypatch.setattr(
-        "hydra_transformers.uncertainty.plots.write_png", lambda figure, path: found.setdefault(path.name, figure)
-    )
+
+    def write_png(figure, path):
+        found[path.name] = figure
+        path.write_bytes(b"")  # the page of the report reads it
+        return path
+
+    monkeypatch.setattr("hydra_transformers.uncertainty.plots.write_png", write_png)
     return found
 
 
