@@ -46,6 +46,7 @@ def figures(monkeypatch):
 
     def write_png(figure, path):
         found[path.name] = figure
+        path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"")  # the page of the report reads it
         return path
 
