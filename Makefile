@@ -21,11 +21,12 @@ help:
 	@echo "make coverage     tests with a coverage report"
 	@echo "make hf-tests     the common model tests of a Transformers checkout: CHECKOUT=path"
 
-# torch comes first: asked for by name with its version pinned, pip takes the CPU build where there is one.
+# torch comes first: asked for by name with its version pinned, pip takes the CPU build where there is one. Bytecode is made of
+# what is imported, not of all that is installed, which takes longer.
 define install
 	$(PYTHON) -m venv $(1)
-	$(1)/bin/python -m pip install --quiet --constraint $(2) torch
-	$(1)/bin/python -m pip install --quiet --constraint $(2) --editable ".[test,quality,demo]"
+	$(1)/bin/python -m pip install --quiet --no-compile --constraint $(2) torch
+	$(1)/bin/python -m pip install --quiet --no-compile --constraint $(2) --editable ".[test,quality,demo]"
 	touch $(1)/.installed
 endef
 
@@ -60,7 +61,7 @@ demo: $(VENV)/.installed
 	$(VENV)/bin/python -m hydra_transformers.demo
 
 $(VENV)/.installed-docs: $(VENV)/.installed
-	$(VENV)/bin/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[docs]"
+	$(VENV)/bin/python -m pip install --quiet --no-compile --constraint $(CONSTRAINTS) --editable ".[docs]"
 	touch $(VENV)/.installed-docs
 
 # Strict: a page that is missing, or a link or anchor that leads nowhere, fails.

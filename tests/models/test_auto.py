@@ -64,7 +64,7 @@ def test_folders_that_are_no_members_get_a_sentence(tmp_path):
         fuse("vit", "nothing")
     with pytest.raises(ValueError, match=r"bare has no classifier.bias: pass a model that is trained"):
         fuse("vit", "bare")
-    with pytest.raises(ValueError, match="gpt2 is a gpt2: pass a hydra_ast, .* hydra_bert, bert,"):
+    with pytest.raises(ValueError, match=r"gpt2 is a gpt2: pass a hydra_ast, .* hydra_bert, bert,"):
         fuse("gpt2", "vit")
     with pytest.raises(ValueError, match=r"members\[1\] has other classes than members\[0\] \(number 3 is None"):
         fuse("vit", "three")

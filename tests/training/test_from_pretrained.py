@@ -126,7 +126,10 @@ def test_a_run_that_was_cut_off_goes_on(interrupt_after, unbroken, data, tmp_pat
         finetune_from_pretrained(pretrained, 2, SHORT, *data, seed=1, **broken)
 
 
-@pytest.mark.parametrize("name", CLASSIFIERS)
+# Trainer knows of no family: one for each form that a head has, since a head is what is new in a checkpoint.
+@pytest.mark.parametrize(
+    "name", ["vit", "bert", "roberta", "distilbert", "modernbert", "llama", "ast", "siglip-classifier"]
+)
 def test_plain_models_go_on_from_a_checkpoint_with_its_weights_and_return_to_their_best(name, tmp_path):
     """Names on disk may be older than those of the model."""
     rows, model = tiny_dataset(name), tiny_model(name, "backbone", num_labels=3)
@@ -176,7 +179,11 @@ def test_half_precision_on_disk_is_trained_in_float32(tmp_path):
             {},
             r"pretrained \(CLIPTextModel\) is a clip_text_model: pass",
         ),
-        (lambda: tiny_model("vit", "member"), {}, "is a hydra_vit: pass a pre-trained model, one of bert"),
+        (
+            lambda: tiny_model("vit", "member"),
+            {},
+            "is a hydra_vit: pass a pre-trained model, one of audio-spectrogram-transformer, bert",
+        ),
         (lambda: tiny_model("vit", "backbone"), {"num_members": 0}, "num_members is 0"),
         (lambda: tiny_model("vit", "backbone"), {"class_names": ["a", "a"]}, "class_names is .*different names"),
         (lambda: tiny_model("vit", "backbone"), {"class_names": "red"}, "class_names is 'red'"),

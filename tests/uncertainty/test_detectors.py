@@ -393,7 +393,8 @@ def test_the_config_says_which_form_a_model_needs():
 def head_input(model, inputs):
     """What the last linear map of a plain Transformers classifier gets, by a hook of one's own."""
     model, seen = copy.deepcopy(model), []
-    head = getattr(model, "score", None) or getattr(model.classifier, "out_proj", model.classifier)
+    head = getattr(model, "score", None) or model.classifier
+    head = getattr(head, "out_proj", None) or getattr(head, "dense", head)  # of two maps the last; AST's norm and map
     head.register_forward_hook(lambda module, given, output: seen.append(given[0]))
     with torch.no_grad():
         model.eval()(**inputs)
