@@ -128,7 +128,7 @@ def test_a_run_that_was_cut_off_goes_on(interrupt_after, unbroken, data, tmp_pat
 
 # Trainer knows of no family: one for each form that a head has, since a head is what is new in a checkpoint.
 @pytest.mark.parametrize(
-    "name", ["vit", "bert", "roberta", "distilbert", "modernbert", "llama", "ast", "siglip-classifier"]
+    "name", ["vit", "dinov2", "bert", "roberta", "distilbert", "modernbert", "llama", "ast", "siglip-classifier"]
 )
 def test_plain_models_go_on_from_a_checkpoint_with_its_weights_and_return_to_their_best(name, tmp_path):
     """Names on disk may be older than those of the model."""
