@@ -4,16 +4,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import SiglipConfig, SiglipTextConfig, SiglipVisionConfig
 
 from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
-from .configuration_hydra_towers import HydraTowersConfigMixin
-
-
-def tower_anatomy(config: SiglipTextConfig | SiglipVisionConfig) -> Anatomy:
-    return Anatomy(
-        inner_size=config.intermediate_size,
-        activation=config.hidden_act,
-        norm_eps=config.layer_norm_eps,
-        attention_dropout=config.attention_dropout,
-    )
+from .configuration_hydra_towers import HydraTowersConfigMixin, tower_anatomy
 
 
 @strict

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedConfig
 
 from .configuration_hydra import (
+    Anatomy,
     KeptHeads,
     ShippedPipelines,
     check_ensemble_loss,
@@ -81,3 +82,13 @@ def _tower_config(config, config_class: type):
     if isinstance(config, dict):
         return config_class(**config)
     return config_class() if config is None else config
+
+
+def tower_anatomy(config: PreTrainedConfig) -> Anatomy:
+    """Of a tower's config."""
+    return Anatomy(
+        inner_size=config.intermediate_size,
+        activation=config.hidden_act,
+        norm_eps=config.layer_norm_eps,
+        attention_dropout=config.attention_dropout,
+    )

@@ -7,16 +7,16 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention import members_mask
-from .ensembling import HydraClassifierMixin, HydraClassifierOutput, HydraModelOutput
-from .grouped import GroupedLinear, embed, of_members
+from .ensembling import HydraModelOutput
+from .grouped import GroupedLinear, of_members
 from .layer import hydra_layers
 from .modeling_hydra import Rule, attention_rules
 from .norms import norm_of
-from .texts import HydraTextEncoderMixin
+from .texts import HydraTextEncoderMixin, HydraUntypedTextClassifierMixin
 
 
 DECODER_RULES = (
@@ -80,9 +80,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         inputs_embeds: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
     ):
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("pass input_ids or inputs_embeds, and not both")
-        states = embed(self.embeddings, input_ids=input_ids, inputs_embeds=inputs_embeds)
+        states = self.embedded(input_ids, inputs_embeds)
         mask = self._causal_mask(create_causal_mask, states, attention_mask, position_ids)
         # A config may have fields that its backbone does not read: the anatomy says what is.
         if self.config.anatomy.sliding_window is not None and "sliding_attention" in self.config.layer_types:
@@ -140,7 +138,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         return self.encode(states, mask, members_only=members_only, finish_with=finish_with, **kwargs | for_layers)
 
 
-class HydraDecoderClassifierMixin(HydraClassifierMixin):
+class HydraDecoderClassifierMixin(HydraUntypedTextClassifierMixin):
     """A head per member on the last token of each text, as `GenericForSequenceClassification` of Transformers reads it."""
 
     encoder_class: type[nn.Module]
@@ -160,26 +158,3 @@ class HydraDecoderClassifierMixin(HydraClassifierMixin):
                 "by which the last token of each is found"
             )
         return pooled
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs,
-    ) -> HydraClassifierOutput:
-        """
-        input_ids, attention_mask, position_ids: (batch, tokens)
-        inputs_embeds: (batch, tokens, hidden), in place of input_ids
-        labels: (batch,) class indices, or what the config's `problem_type` asks for
-        """
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "position_ids": position_ids,
-            "inputs_embeds": inputs_embeds,
-        }
-        return self.answer(labels, inputs, **kwargs)

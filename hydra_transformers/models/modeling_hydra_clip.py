@@ -15,14 +15,16 @@ from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, Hydr
 from .ensembling import at_least_float32, log_mean_probability
 from .grouped import Grouped, GroupedLinear, of_members
 from .layer import hydra_layers
-from .modeling_hydra import HydraModelMixin, Rule, attention_rules
+from .modeling_hydra import HydraModelMixin, Rule
 from .patch_embedding import as_patch_projection
 from .towers import (
+    TOWER_RULES,
     HydraTextTowerMixin,
     HydraTowersOutput,
     HydraTwoTowersMixin,
     HydraVisionTowerClassifierMixin,
     HydraVisionTowerMixin,
+    layer_norm_of,
 )
 
 
@@ -57,10 +59,7 @@ class HydraCLIPPreTrainedModel(HydraModelMixin, CLIPPreTrainedModel):
     _no_split_modules = ["CLIPTextEmbeddings", "HydraCLIPVisionEmbeddings", "HydraLayer"]
     backbone_types = ("clip",)
     backbone_rules = (
-        *attention_rules("encoder.layers.*.self_attn.{}", ("q_proj", "k_proj", "v_proj", "out_proj")),
-        Rule("layers.*.attention_norm.*", "encoder.layers.*.layer_norm1.*"),
-        Rule("layers.*.mlp_norm.*", "encoder.layers.*.layer_norm2.*"),
-        Rule("layers.*.mlp.*", "encoder.layers.*.mlp.*"),
+        *TOWER_RULES,
         Rule("pre_layernorm.*", "pre_layrnorm.*"),
     )
 
@@ -86,7 +85,7 @@ class HydraCLIPTextModel(HydraTextTowerMixin, HydraCLIPPreTrainedModel):
         super().__init__(config)
         self.embeddings = of_members(config, "embeddings", lambda: CLIPTextEmbeddings(config))
         self.layers = hydra_layers(config)
-        self.final_layer_norm = of_members(config, "layernorm", lambda: _layer_norm(config))
+        self.final_layer_norm = of_members(config, "layernorm", lambda: layer_norm_of(config))
         self.post_init()
 
     def start(
@@ -128,9 +127,9 @@ class HydraCLIPVisionModel(HydraVisionTowerMixin, HydraCLIPPreTrainedModel):
     def __init__(self, config: HydraCLIPVisionConfig):
         super().__init__(config)
         self.embeddings = of_members(config, "embeddings", lambda: HydraCLIPVisionEmbeddings(config))
-        self.pre_layernorm = of_members(config, "layernorm", lambda: _layer_norm(config), layer=0)
+        self.pre_layernorm = of_members(config, "layernorm", lambda: layer_norm_of(config), layer=0)
         self.layers = hydra_layers(config)
-        self.post_layernorm = of_members(config, "layernorm", lambda: _layer_norm(config))
+        self.post_layernorm = of_members(config, "layernorm", lambda: layer_norm_of(config))
         self.post_init()
 
     def start(self, pixel_values: torch.Tensor | None = None, interpolate_pos_encoding: bool = False):
@@ -139,10 +138,6 @@ class HydraCLIPVisionModel(HydraVisionTowerMixin, HydraCLIPPreTrainedModel):
 
     def finish(self, states: torch.Tensor):
         return states, self.post_layernorm(states[:, :, 0])
-
-
-def _layer_norm(config: HydraCLIPTextConfig | HydraCLIPVisionConfig) -> nn.LayerNorm:
-    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
 
 class HydraCLIPModel(HydraTwoTowersMixin, HydraCLIPPreTrainedModel):

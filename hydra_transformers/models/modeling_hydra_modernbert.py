@@ -15,16 +15,16 @@ from transformers.models.modernbert.modeling_modernbert import (
     ModernBertPreTrainedModel,
     ModernBertRotaryEmbedding,
 )
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention import encoder_mask, sliding_mask
 from .configuration_hydra_modernbert import HydraModernBertConfig
-from .ensembling import HydraClassifierMixin, HydraClassifierOutput, HydraModelOutput
-from .grouped import Grouped, GroupedLayerNorm, GroupedLinear, GroupedOutput, embed, of_members
+from .ensembling import HydraModelOutput
+from .grouped import Grouped, GroupedLayerNorm, GroupedLinear, GroupedOutput, of_members
 from .layer import hydra_layers
 from .modeling_hydra import HydraModelMixin, Rule, attention_rules
-from .texts import HydraTextEncoderMixin
+from .texts import HydraTextEncoderMixin, HydraUntypedTextClassifierMixin
 
 
 MASKS = {"full_attention": encoder_mask, "sliding_attention": sliding_mask}
@@ -73,9 +73,7 @@ class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ):
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("pass input_ids or inputs_embeds, and not both")
-        states = embed(self.embeddings, input_ids=input_ids, inputs_embeds=inputs_embeds)
+        states = self.embedded(input_ids, inputs_embeds)
         if position_ids is None:
             position_ids = torch.arange(states.shape[2], device=states.device).unsqueeze(0)
         kinds = sorted(set(self.config.layer_types))
@@ -136,7 +134,7 @@ class HydraModernBertHead(nn.Module):
         return self.norm(self.act(self.dense(features)))
 
 
-class HydraModernBertForSequenceClassification(HydraClassifierMixin, HydraModernBertPreTrainedModel):
+class HydraModernBertForSequenceClassification(HydraUntypedTextClassifierMixin, HydraModernBertPreTrainedModel):
     """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
 
     backbone_classes = (ModernBertForSequenceClassification,)
@@ -160,29 +158,6 @@ class HydraModernBertForSequenceClassification(HydraClassifierMixin, HydraModern
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         return self.drop(self.head(features))
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        **kwargs,
-    ) -> HydraClassifierOutput:
-        """
-        input_ids, attention_mask, position_ids: (batch, tokens)
-        inputs_embeds: (batch, tokens, hidden), in place of input_ids
-        labels: (batch,) class indices, or what the config's `problem_type` asks for
-        """
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "position_ids": position_ids,
-            "inputs_embeds": inputs_embeds,
-        }
-        return self.answer(labels, inputs, **kwargs)
 
 
 __all__ = [

@@ -24,14 +24,16 @@ from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig
 from .ensembling import at_least_float32, logit_of_mean_probability
 from .grouped import Grouped, GroupedLinear, of_members
 from .layer import hydra_layers
-from .modeling_hydra import HydraModelMixin, Rule, attention_rules
+from .modeling_hydra import HydraModelMixin, Rule
 from .patch_embedding import as_patch_projection
 from .towers import (
+    TOWER_RULES,
     HydraTextTowerMixin,
     HydraTowersOutput,
     HydraTwoTowersMixin,
     HydraVisionTowerClassifierMixin,
     HydraVisionTowerMixin,
+    layer_norm_of,
 )
 
 
@@ -69,10 +71,7 @@ class HydraSiglipPreTrainedModel(HydraModelMixin, SiglipPreTrainedModel):
     ]
     backbone_types = ("siglip",)
     backbone_rules = (
-        *attention_rules("encoder.layers.*.self_attn.{}", ("q_proj", "k_proj", "v_proj", "out_proj")),
-        Rule("layers.*.attention_norm.*", "encoder.layers.*.layer_norm1.*"),
-        Rule("layers.*.mlp_norm.*", "encoder.layers.*.layer_norm2.*"),
-        Rule("layers.*.mlp.*", "encoder.layers.*.mlp.*"),
+        *TOWER_RULES,
         *(Rule(name, name, lambda tensor: tensor.squeeze(0)) for name in ("logit_scale", "logit_bias")),
     )
 
@@ -99,7 +98,7 @@ class HydraSiglipTextModel(HydraTextTowerMixin, HydraSiglipPreTrainedModel):
         super().__init__(config)
         self.embeddings = of_members(config, "embeddings", lambda: SiglipTextEmbeddings(config))
         self.layers = hydra_layers(config)
-        self.final_layer_norm = of_members(config, "layernorm", lambda: _layer_norm(config))
+        self.final_layer_norm = of_members(config, "layernorm", lambda: layer_norm_of(config))
         self.head = GroupedLinear(config.hidden_size, [config.projection_size] * config.num_members)
         self.post_init()
 
@@ -130,7 +129,7 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
         super().__init__(config)
         self.embeddings = of_members(config, "embeddings", lambda: HydraSiglipVisionEmbeddings(config))
         self.layers = hydra_layers(config)
-        self.post_layernorm = of_members(config, "layernorm", lambda: _layer_norm(config))
+        self.post_layernorm = of_members(config, "layernorm", lambda: layer_norm_of(config))
         self.head = None
         if config.vision_use_head:
             self.head = of_members(config, "head", lambda: SiglipMultiheadAttentionPoolingHead(config))
@@ -145,10 +144,6 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
         if self.num_members > 1:
             return self.head(states)
         return self.head(states[0]).unsqueeze(0)
-
-
-def _layer_norm(config: HydraSiglipTextConfig | HydraSiglipVisionConfig) -> nn.LayerNorm:
-    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
 
 class HydraSiglipModel(HydraTwoTowersMixin, HydraSiglipPreTrainedModel):

@@ -25,6 +25,14 @@ class HydraTextEncoderMixin(HydraEncoderMixin):
             raise ValueError("each member has word embeddings of its own: change them in the members, then fuse these")
         setattr(self.embeddings, self.word_embeddings_name, value)
 
+    def embedded(
+        self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, **for_embeddings
+    ) -> torch.Tensor:
+        """(batch, tokens) or (batch, tokens, hidden) -> (members or 1, batch, tokens, hidden)"""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("pass input_ids or inputs_embeds, and not both")
+        return embed(self.embeddings, input_ids=input_ids, inputs_embeds=inputs_embeds, **for_embeddings)
+
     def start(
         self,
         input_ids: torch.Tensor | None = None,
@@ -32,9 +40,7 @@ class HydraTextEncoderMixin(HydraEncoderMixin):
         inputs_embeds: torch.Tensor | None = None,
         **for_embeddings,
     ):
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("pass input_ids or inputs_embeds, and not both")
-        states = embed(self.embeddings, input_ids=input_ids, inputs_embeds=inputs_embeds, **for_embeddings)
+        states = self.embedded(input_ids, inputs_embeds, **for_embeddings)
         return states, encoder_mask(self.config, states, attention_mask), {}
 
     @merge_with_config_defaults
@@ -81,6 +87,33 @@ class HydraTextClassifierMixin(HydraClassifierMixin):
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
+        return self.answer(labels, inputs, **kwargs)
+
+
+class HydraUntypedTextClassifierMixin(HydraClassifierMixin):
+    """A classifier of texts that knows no token types."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs,
+    ) -> HydraClassifierOutput:
+        """
+        input_ids, attention_mask, position_ids: (batch, tokens)
+        inputs_embeds: (batch, tokens, hidden), in place of input_ids
+        labels: (batch,) class indices, or what the config's `problem_type` asks for
+        """
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
         }

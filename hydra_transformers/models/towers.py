@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -18,6 +19,20 @@ from .ensembling import (
     wants_every_token,
 )
 from .grouped import GroupedLinear, embed
+from .modeling_hydra import Rule, attention_rules
+
+
+TOWER_RULES = (
+    *attention_rules("encoder.layers.*.self_attn.{}", ("q_proj", "k_proj", "v_proj", "out_proj")),
+    Rule("layers.*.attention_norm.*", "encoder.layers.*.layer_norm1.*"),
+    Rule("layers.*.mlp_norm.*", "encoder.layers.*.layer_norm2.*"),
+    Rule("layers.*.mlp.*", "encoder.layers.*.mlp.*"),
+)
+
+
+def layer_norm_of(config: PreTrainedConfig) -> nn.LayerNorm:
+    """Of a tower's config."""
+    return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
 
 
 @dataclass

@@ -10,14 +10,7 @@ from hydra_transformers.prediction import SavedLogits
 from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty
 from hydra_transformers.uncertainty.curves import reliability_curve
 from hydra_transformers.uncertainty.plots import _free_name, _joined_bins, _on_common_axis, _report_figures
-
-
-def saved(samples, strength, seed):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(4, (samples,), generator=generator)
-    logits = torch.randn(samples, 3, 4, generator=generator)
-    logits[torch.arange(samples), :, labels] += strength
-    return [{"member_logits": logits, "labels": labels}]
+from tests.uncertainty.answers import saved
 
 
 def figures(strength=3, costs=None, score="msp"):

@@ -8,18 +8,11 @@ from PIL import Image
 from hydra_transformers.prediction import SavedLogits
 from hydra_transformers.uncertainty import Abstention, UncertaintyReport, evaluate_uncertainty
 from hydra_transformers.uncertainty.plots import _risk_coverage
+from tests.uncertainty.answers import saved
 
 
 ALWAYS = ["reliability_diagram", "risk_coverage", "uncertainty_split"]
 WITH_OOD = ["score_histograms", "roc_A_near", "roc_B_far"]
-
-
-def saved(samples, strength, seed):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(4, (samples,), generator=generator)
-    logits = torch.randn(samples, 3, 4, generator=generator)
-    logits[torch.arange(samples), :, labels] += strength
-    return [{"member_logits": logits, "labels": labels}]
 
 
 def report(models=1, ood=True, score="msp"):

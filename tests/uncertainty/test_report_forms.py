@@ -10,14 +10,7 @@ from hydra_transformers.cost import Cost
 from hydra_transformers.models.ensembling import HydraClassifierOutput
 from hydra_transformers.prediction import SavedLogits
 from hydra_transformers.uncertainty import Abstention, ConformalSets, UncertaintyReport, evaluate_uncertainty
-
-
-def saved(samples, strength, seed):
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(4, (samples,), generator=generator)
-    logits = torch.randn(samples, 3, 4, generator=generator)
-    logits[torch.arange(samples), :, labels] += strength
-    return [{"member_logits": logits, "labels": labels}]
+from tests.uncertainty.answers import saved
 
 
 class OneMember(torch.nn.Module):
