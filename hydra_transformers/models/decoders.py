@@ -58,7 +58,8 @@ def last_token(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, pad
 class HydraDecoderMixin(HydraTextEncoderMixin):
     """The layers of a causal language model; pooled is the state of each text's last token.
 
-    Texts are read whole: there is no cache of keys and values, and `use_cache` changes nothing.
+    Texts are read whole: there is no cache of keys and values. Without `use_cache`, position_ids that start anew in a row without
+    a mask tell of several texts in it, which do not see each other: as in the backbone.
     """
 
     embedding_class: type[nn.Embedding] = nn.Embedding
@@ -79,16 +80,21 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
+        use_cache: bool | None = None,
     ):
         states = self.embedded(input_ids, inputs_embeds)
-        mask = self._causal_mask(create_causal_mask, states, attention_mask, position_ids)
+        has_texts_in_a_row = not (self.config.use_cache if use_cache is None else use_cache)
+        places = position_ids if has_texts_in_a_row else None
+        mask = self._causal_mask(create_causal_mask, states, attention_mask, places)
         # A config may have fields that its backbone does not read: the anatomy says what is.
         if self.config.anatomy.sliding_window is not None and "sliding_attention" in self.config.layer_types:
-            window = self._causal_mask(create_sliding_window_causal_mask, states, attention_mask, position_ids)
+            window = self._causal_mask(create_sliding_window_causal_mask, states, attention_mask, places)
             mask = {"full_attention": mask, "sliding_attention": window}
         if position_ids is None:
             position_ids = torch.arange(states.shape[2], device=states.device).unsqueeze(0)
-        return states, mask, {"is_causal": True, "position_embeddings": self.rotary_emb(states, position_ids)}
+        # What the masks went by: some models have their tokens read those behind them, too.
+        is_causal = getattr(self.config, "is_causal", True)
+        return states, mask, {"is_causal": is_causal, "position_embeddings": self.rotary_emb(states, position_ids)}
 
     def _causal_mask(self, create: Callable, states: torch.Tensor, attention_mask, position_ids: torch.Tensor | None):
         mask = create(
@@ -96,7 +102,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
             inputs_embeds=states[0],
             attention_mask=attention_mask,
             past_key_values=None,
-            position_ids=position_ids,  # which may tell of several texts in one row
+            position_ids=position_ids,
         )
         return members_mask(mask, states.shape[1], self.num_members)
 
@@ -133,7 +139,8 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         """
         if kwargs.pop("past_key_values", None) is not None:
             raise ValueError(f"{type(self).__name__} reads texts whole and keeps no cache: leave past_key_values out")
-        states, mask, for_layers = self.start(input_ids, attention_mask, inputs_embeds, position_ids)
+        use_cache = kwargs.pop("use_cache", None)
+        states, mask, for_layers = self.start(input_ids, attention_mask, inputs_embeds, position_ids, use_cache)
         finish_with = {"input_ids": input_ids, "attention_mask": attention_mask}
         return self.encode(states, mask, members_only=members_only, finish_with=finish_with, **kwargs | for_layers)
 

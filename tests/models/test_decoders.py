@@ -62,9 +62,17 @@ def test_a_dense_hydra_is_the_backbone_wherever_texts_are_padded(family, backend
         (LLAMA, {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}}),
         (LLAMA, {"num_key_value_heads": 4}),
         (QWEN2, {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+        (QWEN2, {"is_causal": False}),
         (GEMMA, {"attention_bias": True, "num_key_value_heads": 2}),
     ],
-    ids=["biases", "scaled positions", "a key for each head", "windows", "biases of Gemma"],
+    ids=[
+        "biases",
+        "scaled positions",
+        "a key for each head",
+        "windows",
+        "tokens read those behind them",
+        "biases of Gemma",
+    ],
 )
 def test_what_a_config_may_say_is_heeded(family: Family, fields: dict):
     backbone = family.backbone(**fields)
@@ -73,6 +81,7 @@ def test_what_a_config_may_say_is_heeded(family: Family, fields: dict):
         for model in (backbone, hydra):
             model.set_attn_implementation(backend)
         assert_same(hydra, backbone, padded_texts())
+        assert_same(hydra, backbone, {"input_ids": padded_texts()["input_ids"]})
     plain = to_transformers(hydra)
     assert all(torch.equal(plain.get_parameter(name), tensor) for name, tensor in backbone.named_parameters())
 
@@ -141,6 +150,16 @@ def test_there_is_no_cache():
     assert "past_key_values" not in expected
     with pytest.raises(ValueError, match="keeps no cache: leave past_key_values out"):
         hydra(**padded_texts(), past_key_values=object())
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_positions_that_start_anew_tell_of_texts_in_a_row_as_they_do_the_backbone(use_cache):
+    """Which makes two texts of them where it has no cache alone."""
+    backbone = LLAMA.backbone(use_cache=use_cache)
+    row = {"input_ids": padded_texts(batch=4)["input_ids"], "position_ids": torch.tensor([[0, 1, 2, 3, 0, 1, 2]] * 4)}
+    hydra = LLAMA.hydra.from_backbone(backbone)
+    assert_same(hydra, backbone, row)
+    assert_same(hydra, backbone, row | {"use_cache": not use_cache})
 
 
 @EVERY
