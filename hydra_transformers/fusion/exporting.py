@@ -74,7 +74,7 @@ def _smallest_layout(cls: type, member: Member, fill_up: bool) -> Layout:
     for what, (kept, all_of) in units.items():
         if not fill_up:
             _check_equal(cls, what, kept)
-        narrow = layout | {what: _narrow(kept)}
+        narrow = layout | {what: _narrow(kept, all_of)}
         if what == "heads":
             left = _queries_left_per_key(cls, member.config, fill_up)
             if left is None:
@@ -169,13 +169,14 @@ def _neurons_in(config: PreTrainedConfig) -> tuple[dict[str, list[list[int]]], d
     return kept, all_of
 
 
-def _narrow(kept: dict[str, list[list[int]]]) -> Places:
-    """Those that are kept one after the other, with zeros up to the largest layer."""
-    most = {tower: max(map(len, layers)) for tower, layers in kept.items()}
-    return {
-        tower: [[*range(len(of_layer)), *[None] * (most[tower] - len(of_layer))] for of_layer in layers]
-        for tower, layers in kept.items()
-    }
+def _narrow(kept: dict[str, list[list[int]]], all_of: dict[str, int]) -> Places:
+    """Those that are kept one after the other, with zeros up to the largest layer. In a tower whose largest layer keeps all they
+    stay where they were: a head may be known by its number elsewhere (MPNet's table of positions)."""
+    most, found = {tower: max(map(len, layers)) for tower, layers in kept.items()}, _whole(kept, all_of)
+    for tower, layers in kept.items():
+        if most[tower] < all_of[tower]:
+            found[tower] = [[*range(len(of_layer)), *[None] * (most[tower] - len(of_layer))] for of_layer in layers]
+    return found
 
 
 def _whole(kept: dict[str, list[list[int]]], all_of: dict[str, int]) -> Places:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hydra_transformers import HydraMPNetForSequenceClassification
+from hydra_transformers.fusion import to_transformers
 from hydra_transformers.models.fast_inference import can_run_fast
 from hydra_transformers.models.grouped import PerMember
 from tests.families import MPNET, padded_texts
@@ -73,6 +74,13 @@ def test_a_head_that_all_layers_have_lost_leaves_its_column():
     gradient = member.mpnet.relative_attention_bias.weight.grad
     assert gradient[:, 2].eq(0).all()
     assert gradient[:, [0, 1, 3]].ne(0).any(0).all()
+
+
+@torch.no_grad()
+def test_a_plain_mpnet_has_every_head_where_its_column_is():
+    member = HydraMPNetForSequenceClassification.from_backbone(MPNET.backbone(), {0: [1], 2: [0, 3]})
+    plain = to_transformers(member, fill_up=True)  # a layer keeps all of its heads, as the plain model has them
+    torch.testing.assert_close(plain(**MPNET.inputs()).logits, member(**MPNET.inputs()).member_logits[:, 0])
 
 
 def test_members_of_one_backbone_with_other_tables_have_no_layer_in_common():
