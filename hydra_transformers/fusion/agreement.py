@@ -34,6 +34,8 @@ OWN_KINDS = ("dropout", "drop_path", "initializer", "_init_value", "layerscale_v
 # Networks of different training have a cosine near 0, fine-tunings of one model near 1.
 LITTLE_IN_COMMON = 0.5
 LABEL_FIELDS = ("num_labels", "id2label", "problem_type")
+# Which Transformers reads of every config that has it, though no class names it.
+UNNAMED_FIELDS = ("is_causal",)
 
 
 def check_can_be_fused(models: Sequence[PreTrainedModel], name: str) -> None:
@@ -81,7 +83,7 @@ def architecture_fields(config_class: type) -> list[str]:
     common = {field.name for field in fields(PreTrainedConfig)}
     own = [field.name for field in fields(config_class) if field.name not in common | OWN_FIELDS]
     own = [name for name in own if not name.endswith("_config")]  # towers are compared one by one
-    return [name for name in own if not any(kind in name for kind in OWN_KINDS)] + list(LABEL_FIELDS)
+    return [name for name in own if not any(kind in name for kind in OWN_KINDS)] + [*UNNAMED_FIELDS, *LABEL_FIELDS]
 
 
 def _short(value) -> str:

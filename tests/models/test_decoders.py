@@ -224,3 +224,9 @@ def test_what_cannot_be_matched_is_refused(family, fields, sentence):
     config = family.backbone().config.to_dict() | fields
     with pytest.raises(Exception, match=sentence):
         family.hydra.config_class(**{name: value for name, value in config.items() if name != "model_type"})
+
+
+def test_members_that_read_in_other_directions_are_not_fused():
+    members = [LLAMA.backbone(), LLAMA.backbone(is_causal=False)]
+    with pytest.raises(ValueError, match=r"members\[1\] has is_causal = False, members\[0\] has None"):
+        LLAMA.hydra.from_pruned_members(members)
