@@ -6,7 +6,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
@@ -16,6 +15,7 @@ from .grouped import GroupedLinear, of_members
 from .layer import hydra_layers
 from .modeling_hydra import Rule, attention_rules
 from .norms import norm_of
+from .rotary import HydraRotaryEmbedding
 from .texts import HydraTextEncoderMixin, HydraUntypedTextClassifierMixin
 
 
@@ -71,7 +71,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         )
         self.layers = hydra_layers(config)
         self.norm = of_members(config, "layernorm", lambda: norm_of(config.anatomy, config.hidden_size))
-        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.rotary_emb = HydraRotaryEmbedding(config)
         self.post_init()
 
     def start(

@@ -24,6 +24,7 @@ from .ensembling import HydraModelOutput
 from .grouped import Grouped, GroupedLayerNorm, GroupedLinear, GroupedOutput, of_members
 from .layer import hydra_layers
 from .modeling_hydra import HydraModelMixin, Rule, attention_rules
+from .rotary import FixedFrequencies
 from .texts import HydraTextEncoderMixin, HydraUntypedTextClassifierMixin
 
 
@@ -49,6 +50,10 @@ class HydraModernBertPreTrainedModel(HydraModelMixin, ModernBertPreTrainedModel)
         return std / math.sqrt(2 * self.config.num_hidden_layers) if isinstance(module, GroupedOutput) else std
 
 
+class HydraModernBertRotaryEmbedding(FixedFrequencies, ModernBertRotaryEmbedding):
+    """A table for each kind of layers."""
+
+
 class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel):
     """The fused encoder without a head: `HydraModelOutput`; pooled, where `config.classifier_pooling` asks for it, is the
     mean of the tokens that are no padding."""
@@ -63,7 +68,7 @@ class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel
         self.final_norm = of_members(
             config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
         )
-        self.rotary_emb = ModernBertRotaryEmbedding(config)
+        self.rotary_emb = HydraModernBertRotaryEmbedding(config)
         self.post_init()
 
     def start(

@@ -92,14 +92,17 @@ def _with_head(
     """The model with a classification head, and the names of the parameters that are not pre-trained."""
     head = CLASSIFIERS[config.model_type]
     if not isinstance(pretrained, PreTrainedModel):
+        # Loaded in float32, not cast to it: what a model computes from its config it would have rounded (Gemma's scale).
         model, found = head.from_pretrained(
-            pretrained, config=config, ignore_mismatched_sizes=True, output_loading_info=True
+            pretrained, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
         )
         names = [*found["missing_keys"], *(entry[0] for entry in found["mismatched_keys"])]
-        return model.float(), {name for name in names if name in dict(model.named_parameters())}
+        return model, {name for name in names if name in dict(model.named_parameters())}
     if any(parameter.is_meta for parameter in pretrained.parameters()):
         raise ValueError(f"{called} has weights that are not in memory: load it whole")
-    model = head(config).to(device=pretrained.device, dtype=pretrained.dtype)
+    model = head(config).to(pretrained.device)
+    for parameter in model.parameters():  # and no buffers: rotary positions stay in float32, as loading leaves them
+        parameter.data = parameter.data.to(pretrained.dtype)
     prefix = _encoder_of(model)
     encoder, theirs = getattr(model, prefix), getattr(pretrained, prefix, pretrained).state_dict()
     untrained = set()

@@ -8,6 +8,7 @@ from hydra_transformers import HydraBertConfig
 from hydra_transformers.models import fast_inference
 from hydra_transformers.models.attention import rotated
 from hydra_transformers.models.layer import HydraLayer, hydra_layers
+from tests.families import LLAMA, MODERNBERT
 
 
 HEAD_DIM, TOKENS, BATCH = 8, 5, 3
@@ -106,6 +107,16 @@ def test_half_precision_may_be_turned_in_float32():
     found = rotated(query, *turns, in_float32=True)
     assert found.dtype == torch.bfloat16
     assert torch.equal(found, apply_rotary_pos_emb(query.float(), query.float(), *turns)[0].bfloat16())
+
+
+@pytest.mark.parametrize("family", [LLAMA, MODERNBERT], ids=lambda family: family.name)
+def test_a_model_that_is_cast_keeps_the_frequencies_of_its_positions(family):
+    hydra = family.hydra.from_backbone(family.backbone().float())
+    before = dict(hydra.model.rotary_emb.named_buffers())
+    for cast in (hydra.bfloat16(), hydra.double(), hydra.to("meta", torch.float16)):
+        found = dict(cast.model.rotary_emb.named_buffers())
+        assert found.keys() == before.keys() and {buffer.dtype for buffer in found.values()} == {torch.float32}
+        assert all(found[name].is_meta or torch.equal(found[name], before[name]) for name in before)
 
 
 def test_layers_with_rotary_positions_are_called_as_modules():

@@ -11,6 +11,7 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.pruning import draw_members, extract_circuit
 from hydra_transformers.training import finetune_from_pretrained, finetune_members, recipe
 from hydra_transformers.training.from_pretrained import with_new_classifiers
+from tests.families import GEMMA
 from tests.training.test_finetune_members import Interrupting, assert_same_weights
 from tests.training.tiny import FAMILIES, QUIET, copy_of_weights, tiny_dataset, tiny_members, tiny_model
 
@@ -169,6 +170,16 @@ def test_a_language_model_lends_its_encoder(tmp_path):
 def test_half_precision_on_disk_is_trained_in_float32(tmp_path):
     tiny_model("vit", "backbone").half().save_pretrained(tmp_path)
     assert with_new_classifiers(tmp_path, 1)[0].dtype == torch.float32
+
+
+def test_what_a_model_computes_from_its_config_is_not_rounded_with_its_weights(tmp_path):
+    """The scale of Gemma's words, which is no whole number here, and frequencies of positions."""
+    backbone = GEMMA.backbone(hidden_size=24).bfloat16()
+    backbone.save_pretrained(tmp_path)
+    from_disk, from_memory = with_new_classifiers(tmp_path, 1)[0].model, with_new_classifiers(backbone, 1)[0].model
+    assert from_disk.embed_tokens.embed_scale == torch.tensor(24.0).sqrt()
+    assert from_memory.dtype == torch.bfloat16
+    assert torch.equal(from_memory.rotary_emb.inv_freq, from_disk.rotary_emb.inv_freq)
 
 
 @pytest.mark.parametrize(
