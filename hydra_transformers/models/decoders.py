@@ -63,6 +63,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
     """
 
     embedding_class: type[nn.Embedding] = nn.Embedding
+    last_norm = "norm"
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
@@ -112,7 +113,14 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
     ):
-        states = self.norm(states)
+        return self.pool(self.norm(states), input_ids, attention_mask)
+
+    def pool(
+        self,
+        states: torch.Tensor,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+    ):
         pad, batch = self.config.pad_token_id, states.shape[1]
         if pad is None:
             return states, states[:, :, -1] if batch == 1 else None

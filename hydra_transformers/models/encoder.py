@@ -23,6 +23,9 @@ class HydraEncoderMixin:
     """
 
     is_base_model = True
+    # The norm behind the layers, where the last of `hidden_states` has passed it, as in language models: `finish` is then
+    # this norm, and `pool` of what it gives.
+    last_norm: str | None = None
 
     def encode(
         self,
@@ -47,7 +50,13 @@ class HydraEncoderMixin:
             states = run_layers(self.layers, states, mask, first_token_only and has_rows(mask), **kwargs)
         else:
             states, shown = self._run_and_show(states, mask, wanted, **kwargs)
-        states, pooled = self.finish(states, **(finish_with or {}))
+        finish_with = finish_with or {}
+        if self.last_norm is None or shown is None or shown[-1] is None:
+            states, pooled = self.finish(states, **finish_with)
+        else:
+            # Pooled from the very tensor that is shown, like everything behind it.
+            shown = (*shown[:-1], batch_first(getattr(self, self.last_norm)(states), self.num_members))
+            states, pooled = self.pool(shown[-1].transpose(0, 1), **finish_with)
         return HydraModelOutput(
             last_hidden_state=None if members_only else mean_of_members(states),
             pooler_output=None if members_only or pooled is None else mean_of_members(pooled),

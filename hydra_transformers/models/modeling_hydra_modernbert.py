@@ -60,6 +60,7 @@ class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel
 
     backbone_classes = (ModernBertModel,)
     word_embeddings_name = "tok_embeddings"
+    last_norm = "final_norm"
 
     def __init__(self, config: HydraModernBertConfig):
         super().__init__(config)
@@ -88,7 +89,9 @@ class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel
         return states, masks, for_layers
 
     def finish(self, states: torch.Tensor, attention_mask: torch.Tensor | None = None):
-        states = self.final_norm(states)
+        return self.pool(self.final_norm(states), attention_mask)
+
+    def pool(self, states: torch.Tensor, attention_mask: torch.Tensor | None = None):
         if self.config.classifier_pooling == "cls":
             return states, None
         if attention_mask is None:
