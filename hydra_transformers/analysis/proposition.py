@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
 from ..prediction import check_chooses_one_class
+from ..processes import gather, gather_batches
 from ..pruning.ablation import Ablation, ablation_of
 from ..pruning.evaluation_data import EvaluationData, read_data
 from ..pruning.heads import Head, heads_of, tower_and_place
@@ -268,15 +269,24 @@ class GatedLoss:
         return read_data(data, name, engine.input_names, batch_size, hydra.device, hydra.dtype, engine.num_classes)
 
     def changes(self, data: EvaluationData, sets: Mapping[str, Sequence[Head]]) -> dict[str, LossChange]:
-        rows: dict[str, dict[str, list[Tensor]]] = {name: {} for name in sets}
-        for inputs, labels in zip(data.inputs, data.labels, strict=True):
-            for name, values in self._changes_of_batch(inputs, labels, sets).items():
-                for key, value in values.items():
-                    rows[name].setdefault(key, []).append(value.detach().double().cpu())
-        return {
-            name: _loss_change({key: torch.cat(parts) for key, parts in values.items()}, data.num_samples)
-            for name, values in rows.items()
-        }
+        of_batches = [
+            {
+                name: {key: value.detach().double().cpu() for key, value in values.items()}
+                for name, values in self._changes_of_batch(inputs, labels, sets).items()
+            }
+            for inputs, labels in zip(data.inputs, data.labels, strict=True)
+        ]
+        of_batches = gather_batches(of_batches)
+        changes = {}
+        for name in sets:
+            rows = {key: torch.cat([each[name][key] for each in of_batches]) for key in of_batches[0][name]}
+            if not all(value.isfinite().all() for value in rows.values()):
+                raise ValueError(
+                    f"the loss on {data.name}, or a derivative of it, is no finite number without the heads of {name!r}: look "
+                    "for NaN in the data and in the weights"
+                )
+            changes[name] = _loss_change(rows, data.num_samples)
+        return changes
 
     def _changes_of_batch(
         self, inputs: Mapping[str, Tensor], labels: Tensor, sets: Mapping[str, Sequence[Head]]
@@ -310,6 +320,7 @@ class GatedLoss:
                 for row, (place, index) in enumerate(heads):
                     second = self._derivatives(slopes[place][:, index].sum(), gates)
                     total[row] += torch.cat([each.sum(dim=0) for each in second.values()]).double().cpu()
+        total = torch.stack(gather(total)).sum(dim=0)
         return (total + total.t()) / (2 * data.num_samples)
 
     def gates(self, rows: int, turned_off: Sequence[Head] | None = None) -> dict[Place, Tensor]:

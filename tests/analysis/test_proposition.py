@@ -195,6 +195,11 @@ def test_the_model_is_left_as_it_was():
         ({"twice": [(0, 1), (0, 1)]}, [], "twice"),
         ({"one": [(0, 1)]}, {"clean": []}, "of other names"),
         ({"one": [(0, 1)]}, [{"pixel_values": images(2, 0)}], r"noisy_data \(noisy\) has no labels"),
+        (
+            {"one": [(0, 1)]},
+            labelled_images(4, 0, math.nan),
+            r"the loss on noisy_data \(noisy\).* is no finite number",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(head_sets, noisy, sentence):
