@@ -17,7 +17,7 @@ from ..processes import gather_batches
 from ..pruning import prune_heads
 from ..pruning.evaluation_data import read_data
 from ..pruning.head_maps import HeadMap
-from ..pruning.heads import Head, as_heads_to_prune, has_two_towers, head_at, heads_of
+from ..pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, head_at, heads_of
 from ..pruning.scoring import auroc_of_confidence
 from .foreign_sets import foreign_sets
 from .head_outputs import one_member, watched_heads
@@ -95,11 +95,12 @@ class HeadSeparation:
         return Separation(*(math.fsum(getattr(each, name) for each in chosen) / len(chosen) for name in MEASURES))
 
     def by_importance(self, count: int) -> dict[str, list[Head]]:
-        """The `count` heads that go first, and those that go last: heads that were never ranked, the last layer's first, then the
-        end of the ranking."""
-        ranked = set(self.ranking)
-        never = [head for head in self._dense() if head not in ranked]
-        return {"go first": self.ranking[:count], "go last": (never[::-1] + self.ranking[::-1])[:count]}
+        """The `count` heads that go first, at most half of all, and of the others those that go last: heads that were never
+        ranked, the last layer's first, then the end of the ranking."""
+        first = self.ranking[: min(count, len(self._dense()) // 2)]
+        never = [head for head in self._dense() if head not in set(self.ranking)]
+        others = [head for head in never[::-1] + self.ranking[::-1] if head not in set(first)]
+        return {"go first": first, "go last": others[:count]}
 
     def to_dict(self) -> dict[str, Any]:
         """Without the points of pictures."""
@@ -223,6 +224,7 @@ def head_separation(
         pictured: how many of each to picture.
         seed: of the halves that discriminants are fitted and judged on.
     """
+    check_count(pictured, "pictured", 0, 10**6, "pictures are drawn one by one")
     hydra = one_member(model)
     heads = heads_of(hydra, ["vision"] if has_two_towers(hydra) else None)
     if pruned is not None:
@@ -237,13 +239,8 @@ def head_separation(
     foreign = foreign_sets(ood_data)
     known = _read(hydra, id_data, "id_data", batch_size)
     others = {name: _read(hydra, data, f"ood_data ({name})", batch_size) for name, data in foreign.items()}
-    rows = known.num_samples
-    head_dim = next(iter(_encoder(hydra).layers)).attention.head_dim
-    if rows < head_dim + 3:
-        raise ValueError(f"id_data has {rows} rows, and heads have {head_dim} dimensions: pass more rows than these")
-    for name, data in others.items():
-        if data.num_samples < 4:
-            raise ValueError(f"ood_data ({name}) has {data.num_samples} rows: pass at least 4, to fit and to judge on")
+    rows, head_dim = known.num_samples, head_dim_of(hydra)
+    check_are_enough_rows(head_dim, rows, {name: data.num_samples for name, data in others.items()})
 
     networks, vectors = {}, {}
     for network in (DENSE, *sets):
@@ -259,6 +256,21 @@ def head_separation(
         chosen = [head for some in result.by_importance(pictured).values() for head in some]
         result.pictures.update({head: principal_components(*(of[head] for of in vectors.values())) for head in chosen})
     return result
+
+
+def check_are_enough_rows(head_dim: int, known: int, foreign: Mapping[str, int]) -> None:
+    """Refuses so few that a covariance cannot be told from them, or a discriminant not be judged."""
+    least = head_dim + 3
+    if known < least:
+        raise ValueError(f"id_data has {known} rows, and heads have {head_dim} dimensions: pass {least} rows or more")
+    for name, rows in foreign.items():
+        if rows < 4:
+            raise ValueError(f"ood_data ({name}) has {rows} rows: pass at least 4, to fit and to judge on")
+
+
+def head_dim_of(hydra: PreTrainedModel) -> int:
+    """Of the heads that read the data."""
+    return next(iter(_encoder(hydra).layers)).attention.head_dim
 
 
 def _encoder(hydra: PreTrainedModel) -> PreTrainedModel:

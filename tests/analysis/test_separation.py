@@ -120,6 +120,7 @@ def test_heads_that_were_never_ranked_go_last(found):
     groups = found.by_importance(2)
     assert groups == {"go first": [(0, 1), (2, 0)], "go last": [(2, 2), (2, 1)]}
     assert set(found.pictures) == {(0, 1), (2, 0), (2, 2), (2, 1)}
+    assert found.by_importance(9)["go first"] == found.ranking and len(found.by_importance(9)["go last"]) == 6
     assert len(found.pictures[0, 1].known) == 30 and len(found.pictures[0, 1].foreign) == 20
 
 
@@ -155,7 +156,8 @@ def test_of_clip_it_is_the_vision_tower():
     "options, sentence",
     [
         ({"ood_data": None}, "ood_data is None"),
-        ({"id_data": [{"pixel_values": images(5, 0)}]}, "id_data has 5 rows, and heads have 8 dimensions"),
+        ({"id_data": [{"pixel_values": images(5, 0)}]}, "5 rows, and heads have 8 dimensions: pass 11"),
+        ({"pictured": -1}, "pictured is -1"),
         ({"ood_data": [{"pixel_values": images(2, 0)}]}, r"ood_data \(foreign data\) has 2 rows"),
         ({"ranking": [(7, 7)]}, r"ranking has the head \(7, 7\)"),
         ({"pruned": {DENSE: [(0, 0)]}}, "name it otherwise"),
