@@ -220,7 +220,7 @@ def _check_labels(data: Sequence[Mapping[str, Tensor]], name: str, classes: int)
 
 def _other_head_sets(given: Mapping[str, Any] | None, heads: Sequence[Head]) -> dict[str, list[Head]]:
     """Those that the caller has, by names that are not taken."""
-    if given is None:
+    if not given:
         return {}
     check_are_named(given, "other_head_sets", "heads")
     own = {TAYLOR_BY_LAYER, TAYLOR, *CIRCUITS.values(), RANDOM}
