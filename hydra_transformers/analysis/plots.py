@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 DPI = 150
 NEUTRAL = "#555555"
+ABSENT = "#DDDDDD"
 MAPS_PER_ROW = 4
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -103,12 +104,16 @@ def _maps(
         by_place = {head[-2:]: value for head, value in of_map.items()}
         grid = [[by_place.get((layer, head), math.nan) for head in range(heads)] for layer in range(layers)]
         shown = panel.imshow(grid, cmap="Blues", aspect="equal", **scale)
+        panel.set_facecolor(ABSENT)  # heads that the model does not have, being pruned already
         dots = [head for head in of_map if head in crossed]
         if dots:
             panel.plot([h[-1] for h in dots], [h[-2] for h in dots], ".", color=COLOURS[1], markersize=4, label=note)
         panel.set_title(drawable(title), fontsize=11)
         panel.set(xticks=_ticks(heads), yticks=_ticks(layers), xlabel="head", ylabel="layer")
         panel.label_outer()
+        if title in titles[-columns:]:  # nothing is below
+            panel.set_xlabel("head")
+            panel.tick_params(axis="x", labelbottom=True)
         panel.set_xticks([head - 0.5 for head in range(heads)], minor=True)
         panel.set_yticks([layer - 0.5 for layer in range(layers)], minor=True)
         panel.grid(which="minor", color="white", linewidth=1.2)
@@ -121,8 +126,10 @@ def _maps(
     for value, name in (shades or {}).items():
         look = {"color": shown.cmap(shown.norm(value)), "markeredgecolor": NEUTRAL, "markersize": 9}
         panels[0].plot([], [], "s", label=name, **look)
-    if crossed or shades:
-        legend_below(figure, panels[0], 2)
+    if any(len(of_map) < layers * heads for of_map in maps.values()):
+        panels[0].plot([], [], "s", label="not in the model", color=ABSENT, markersize=9)
+    if panels[0].get_legend_handles_labels()[1]:
+        legend_below(figure, panels[0], 3)
     return figure
 
 

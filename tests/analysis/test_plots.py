@@ -44,3 +44,6 @@ def test_a_map_says_what_its_shades_are_and_long_names_are_broken(figures, tmp_p
     HeadSetComparison({"a name that is longer than its map": [(0, 1)]}, heads, {}).plot(tmp_path)
     figure = figures["kept_heads.png"]
     assert entries(figure) == ["kept", "cut out"] and "\n" in figure.axes[0].get_title()
+    figures.clear()
+    HeadSetComparison({"one": [(0, 1)]}, [*heads, (1, 0)], {}).plot(tmp_path)  # of a model that was pruned before
+    assert entries(figures["kept_heads.png"]) == ["kept", "cut out", "not in the model"]
