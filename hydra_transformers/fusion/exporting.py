@@ -214,9 +214,7 @@ def _new(cls: type, config: PreTrainedConfig, layout: Layout) -> PreTrainedModel
         of_tower = tower_configs(config)[tower]
         heads, neurons = (len(layout[what][tower][0]) for what in ("heads", "neurons"))
         if heads != of_tower.num_attention_heads:
-            own["head_dim"] = (
-                getattr(of_tower, "head_dim", None) or of_tower.hidden_size // of_tower.num_attention_heads
-            )
+            own["head_dim"] = of_tower.anatomy.head_dim or of_tower.hidden_size // of_tower.num_attention_heads
             own[of_tower.attribute_map.get("num_attention_heads", "num_attention_heads")] = heads
         if hasattr(of_tower, "num_key_value_heads"):
             own["num_key_value_heads"] = len(layout["keys"][tower][0])
