@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import MODEL_MAPPING, PreTrainedConfig
 
 from ..cost import TEXT_TOKENS
+from ..fusion.structure import without_weights
 from ..models.auto import is_zero_shot
+from ..models.pipeline_hydra import most_tokens
 from ..raw_data import TEXT_NAMES
 from ..sounds import is_audio, prepared_sound, undecoded
 
@@ -175,7 +177,11 @@ def prepare_data(
 
 
 def _max_tokens(config: PreTrainedConfig, tokenizer: Any, max_length: int | None) -> int:
-    most = min(config.max_position_embeddings, tokenizer.model_max_length)
+    encoder = MODEL_MAPPING.get(type(config), None)
+    positions = config.max_position_embeddings
+    if isinstance(encoder, type):
+        positions = most_tokens(without_weights(encoder, config))
+    most = min(positions, tokenizer.model_max_length)
     if max_length is not None and max_length > most:
         raise ValueError(f"--max-length is {max_length}: the model reads at most {most} tokens")
     return min(TEXT_TOKENS, most) if max_length is None else max_length
