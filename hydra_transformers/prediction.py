@@ -1,6 +1,6 @@
 """From a model and data to `member_logits` (batch, members, classes).
 
-Whatever predicts (a Hydra, a plain Hugging Face classifier, CLIP with class prompts, saved arrays) is read here, in one way.
+Whatever predicts (a Hydra, a plain Hugging Face classifier, two towers with class prompts, saved arrays) is read here, in one way.
 """
 
 import inspect
@@ -286,7 +286,7 @@ def member_logits_of(output: Any, source: str = "the model") -> Tensor:
     if logits is None:
         raise TypeError(
             f"the output of {source} has neither logits nor logits_per_image: pass a classification model, "
-            "or wrap CLIP in ZeroShotClassifier"
+            "or wrap CLIP or SigLIP in ZeroShotClassifier"
         )
     if logits.dim() != 2:
         raise ValueError(f"{source} gave logits of shape {tuple(logits.shape)}: expected (batch, classes)")
@@ -409,7 +409,7 @@ def check_class_prompts(class_prompts: Mapping[str, Tensor] | None, model: nn.Mo
     input_ids = None if class_prompts is None else class_prompts.get("input_ids")
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
         raise ValueError(
-            "CLIP classifies by prompts, and class_prompts has no input_ids of shape (classes, tokens): pass the "
+            f"{type(model).__name__} classifies by prompts, and class_prompts has no input_ids of shape (classes, tokens): pass the "
             'tokenizer\'s output with padding=True and return_tensors="pt", one row per class'
         )
     most = getattr(getattr(config_of(model), "text_config", None), "max_position_embeddings", None)
@@ -498,7 +498,7 @@ def zero_shot_in(model: nn.Module) -> ZeroShotClassifier | None:
 
 
 class PromptSimilarity(nn.Module):
-    """What CLIP has in place of a classifier: a linear map whose weights are the prompts' features."""
+    """What two towers have in place of a classifier: a linear map whose weights are the prompts' features."""
 
     def forward(
         self, image_features: Tensor, text_features: Tensor, scale: Tensor, bias: Tensor | None = None

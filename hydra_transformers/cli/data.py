@@ -123,8 +123,9 @@ def prepare_data(
 
     Args:
         source: which rows.
-        config: the model's: whether it reads images, sounds or texts, and its class names. CLIP has none, so it takes the data's.
-        processor: the model's image processor, feature extractor, tokenizer, or for CLIP images' and texts' in one.
+        config: the model's: whether it reads images, sounds or texts, and its class names. CLIP and SigLIP have none, so
+            they take the data's.
+        processor: the model's image processor, feature extractor, tokenizer, or for two towers images' and texts' in one.
         labelled: whether labels are needed; out-of-distribution data has none that the model knows.
         prefer: the splits to choose from where the source names none.
     """
@@ -139,7 +140,7 @@ def prepare_data(
         if is_zero_shot(config):
             if names is None:
                 raise ValueError(
-                    f"column {column!r} of {source.name} has no class names, of which CLIP's prompts are made"
+                    f"column {column!r} of {source.name} has no class names, of which the model's prompts are made"
                 )
             prepared.labels, note = _indices(rows, column, names, source), f"{len(names)} classes named by the data"
         else:
