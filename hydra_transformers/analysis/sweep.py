@@ -195,7 +195,7 @@ def sweep_budgets(
         finetune: `(pruned model, name) -> fine-tuned model`; every pruned model is then judged before and after.
         score: the OOD score, see `hydra_transformers.uncertainty.ood_score`.
         seconds: about how long to measure the time of each pruned model; 0 for not at all.
-        class_prompts: for CLIP, the tokenizer's output with one row per class.
+        class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
         batch_size: rows per batch where data comes in rows.
     """
     check_chooses_one_class(model, "model")
@@ -233,7 +233,7 @@ def check_prompts(hydra: PreTrainedModel, class_prompts: Mapping[str, Tensor] | 
     if has_two_towers(hydra):
         check_class_prompts(class_prompts, hydra)
     elif class_prompts is not None:
-        raise ValueError(f"class_prompts is for CLIP, model is a {type(hydra).__name__}: leave it out")
+        raise ValueError(f"class_prompts is for CLIP and SigLIP, model is a {type(hydra).__name__}: leave it out")
 
 
 def checked_budgets(budgets: Sequence[int], heads: int) -> list[int]:

@@ -26,7 +26,7 @@ class HeadScores:
         lengths = {len(head) if isinstance(head, tuple) else 0 for head in self.scores}
         if lengths not in ({2}, {3}):
             raise TypeError(
-                "scores has keys that are no heads: pass {(layer, head): score}, for CLIP {(tower, layer, head): score}"
+                "scores has keys that are no heads: pass {(layer, head): score}, for two towers {(tower, layer, head): score}"
             )
 
     def by_layer(self) -> dict[str, dict[int, list[float]]]:
