@@ -26,6 +26,9 @@ class HydraEncoderMixin:
     # The norm behind the layers, where the last of `hidden_states` has passed it, as in language models: `finish` is then
     # this norm, and `pool` of what it gives.
     last_norm: str | None = None
+    one_token_stands_for_all = (
+        True  # of an image, text or sound: the first, or of a text that is read in one direction the last
+    )
 
     def encode(
         self,
