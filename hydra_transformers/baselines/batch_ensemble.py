@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..fusion import without_weights
 from ..prediction import device_of, evaluation_mode
-from .baseline import Baseline, check_is_classifier
+from .baseline import Baseline, check_is_classifier, check_is_count, is_number
 from .linear_layers import linear_of, replace
 from .mc_dropout import repeated
 
@@ -197,12 +197,11 @@ class Tiling:
 
 def _check_arguments(model: PreTrainedModel, num_members: int, init: str, std: float | None) -> None:
     check_is_classifier(model)
-    if num_members < 1:
-        raise ValueError(f"num_members is {num_members}: pass at least 1")
+    check_is_count(num_members)
     if init not in INITS:
         raise ValueError(f"init is {init!r}: pass one of {', '.join(INITS)}")
-    if std is not None and (init != "normal" or not std > 0):
-        raise ValueError(f"std is {std} and init is {init!r}: pass a positive number, with init='normal' alone")
+    if std is not None and (init != "normal" or not (is_number(std) and std > 0)):
+        raise ValueError(f"std is {std!r} and init is {init!r}: pass a positive number, with init='normal' alone")
 
 
 def _linear_names(model: nn.Module, layers: Sequence[int] | None) -> list[str]:
@@ -233,6 +232,9 @@ def _read_something_else(model: PreTrainedModel, names: Sequence[str]) -> set[st
         handles = [tried.get_submodule(name).register_forward_pre_hook(watch(name)) for name in names]
         try:
             inputs = inputs_for(model, rows, device_of(tried))
+            end = getattr(model.config, "eos_token_id", None)
+            if "input_ids" in inputs and isinstance(end, int):  # which some look for
+                inputs["input_ids"][:, -1] = end
             inputs = {
                 name: each.to(tried.dtype) if each.is_floating_point() else each for name, each in inputs.items()
             }
@@ -252,8 +254,10 @@ def _read_something_else(model: PreTrainedModel, names: Sequence[str]) -> set[st
 
 
 def _layers_name(model: PreTrainedModel) -> str:
-    count = getattr(model.config, "num_hidden_layers", None)
-    lists = [name for name, each in model.named_modules() if isinstance(each, nn.ModuleList) and len(each) == count]
+    # A classifier of one of two towers has the config of both.
+    configs = (model.config, *(getattr(model.config, f"{tower}_config", None) for tower in ("vision", "text")))
+    counts = {getattr(config, "num_hidden_layers", None) for config in configs}
+    lists = [name for name, each in model.named_modules() if isinstance(each, nn.ModuleList) and len(each) in counts]
     if len(lists) != 1:
         raise ValueError(
             f"{type(model).__name__} has no list of layers of its own that could be told apart: leave layers out"
@@ -263,9 +267,11 @@ def _layers_name(model: PreTrainedModel) -> str:
 
 def _layer_numbers(model: PreTrainedModel, layers: int | Sequence[int]) -> list[int]:
     count = len(model.get_submodule(_layers_name(model)))
-    numbers = range(count - layers, count) if isinstance(layers, int) else map(operator.index, layers)
-    found = sorted(set(numbers))
-    if not found or found[0] < 0 or found[-1] >= count:
+    try:
+        found = sorted({*(range(count - layers, count) if isinstance(layers, int) else map(operator.index, layers))})
+    except TypeError:
+        found = []
+    if isinstance(layers, bool) or not found or found[0] < 0 or found[-1] >= count:
         raise ValueError(
             f"layers is {layers!r}: pass how many of the last layers, or their numbers, of 0 to {count - 1}"
         )

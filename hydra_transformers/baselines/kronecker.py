@@ -101,8 +101,9 @@ class KroneckerPosterior(nn.Module):
         pseudo_count: τ, how many times the data count
         """
         for name, value in (("prior_precision", prior_precision), ("pseudo_count", pseudo_count)):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} is {value}: pass a positive number")
+            is_number = isinstance(value, (int, float)) and math.isfinite(value)
+            if value is not None and not (is_number and value > 0):
+                raise ValueError(f"{name} is {value!r}: pass a positive number")
         of_inputs, of_outputs = (_eigen(factor) for factor in (input_factor, output_factor))
         if prior_precision is None:
             length = float(weight.double().square().sum())
@@ -113,8 +114,8 @@ class KroneckerPosterior(nn.Module):
             "input_basis": of_inputs[1],
             "output_eigenvalues": of_outputs[0],
             "output_basis": of_outputs[1],
-            "prior_precision": torch.tensor(prior_precision),
-            "pseudo_count": torch.tensor(pseudo_count),
+            "prior_precision": torch.tensor(prior_precision, dtype=torch.float64),
+            "pseudo_count": torch.tensor(pseudo_count, dtype=torch.float64),
         }
         for name, value in values.items():
             getattr(self, name).copy_(value)
@@ -210,6 +211,11 @@ def best_prior_precision(
         return determined - prior_precision * squared_length
 
     low, high = LOG_RANGE
+    if slope(math.exp(low)) <= 0 or slope(math.exp(high)) >= 0:
+        raise ValueError(
+            "no prior precision has the highest evidence: the data say nothing about these weights, as where every probability "
+            "is 0 or 1 (or the weights next to nothing); pass prior_precision, or more data"
+        )
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if slope(math.exp(middle)) > 0 else (low, middle)

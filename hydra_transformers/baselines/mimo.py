@@ -14,7 +14,7 @@ from ..models.configuration_hydra import settle_problem_type
 from ..models.ensembling import HydraClassifierOutput
 from ..prediction import batches, collate, device_of, evaluation_mode, split_labels
 from ..uncertainty.inputs import widened
-from .baseline import Baseline, check_is_classifier
+from .baseline import Baseline, check_is_classifier, check_is_count, is_number
 from .linear_layers import changed, head_name, mean_of_heads, replace
 
 
@@ -53,10 +53,9 @@ class MIMO(Baseline):
         check_is_classifier(model)
         if model.main_input_name not in ("pixel_values", "input_ids"):
             raise ValueError(f"model is a {type(model).__name__}: pass a classifier of images or texts")
-        if num_members < 1:
-            raise ValueError(f"num_members is {num_members}: pass at least 1")
-        if not spread >= 0:
-            raise ValueError(f"spread is {spread}: pass 0 or more")
+        check_is_count(num_members)
+        if not (is_number(spread) and spread >= 0):
+            raise ValueError(f"spread is {spread!r}: pass 0 or more")
         super().__init__(copy.deepcopy(model), num_members=num_members, spread=spread, seed=seed)
         generator = torch.Generator("cpu").manual_seed(seed)
         self.reads_images = model.main_input_name == "pixel_values"
@@ -68,6 +67,7 @@ class MIMO(Baseline):
         else:
             self.projection = None
             _check_reads_embeddings(self.model)
+            self.padding_position = _padding_position(self.model)
             mixing = _mixing(self.model.get_input_embeddings(), num_members, spread, generator)
             self.embeddings = nn.ParameterDict({"mixing": mixing})  # by its name known to be a part of the embeddings
         self.head = head_name(self.model)
@@ -95,6 +95,11 @@ class MIMO(Baseline):
             "pixel_values": pixel_values,
         }
         if places is not None and self.training:
+            if labels is None and num_items_in_batch is not None:
+                raise ValueError(
+                    "a MIMO learns from labels that go with their examples into the places, and Trainer has kept them back: leave "
+                    "compute_loss_func and label smoothing out"
+                )
             inputs = {name: value if value is None else value[places] for name, value in inputs.items()}
             if labels is not None:
                 rows = len(labels)
@@ -117,7 +122,10 @@ class MIMO(Baseline):
                 1, 2
             )  # (rows, members * channels, height, width)
         else:
-            embedded = self.model.get_input_embeddings()(tensors.pop("input_ids"))  # (rows, members, tokens, width)
+            tokens = tensors.pop("input_ids")
+            embedded = self.model.get_input_embeddings()(tokens)  # (rows, members, tokens, width)
+            if self.padding_position is not None:
+                tensors["position_ids"] = _positions(tokens, self.padding_position)
             tensors["inputs_embeds"] = torch.einsum("rmti,moi->rto", embedded, self.embeddings["mixing"])
             for name in set(tensors) & {"attention_mask", "token_type_ids"}:
                 tensors[name] = tensors[name].amax(dim=1)
@@ -241,10 +249,10 @@ class MIMOCollator:
         repetitions: int = 4,
         collator: Callable[[list[Any]], Mapping[str, Any]] = collate,
     ):
-        if num_members < 1 or repetitions < 1:
-            raise ValueError(f"num_members is {num_members} and repetitions is {repetitions}: pass at least 1")
-        if not 0 <= rho <= 1:
-            raise ValueError(f"rho is {rho}: pass a share from 0 to 1")
+        check_is_count(num_members)
+        check_is_count(repetitions, "repetitions")
+        if not (is_number(rho) and 0 <= rho <= 1):
+            raise ValueError(f"rho is {rho!r}: pass a share from 0 to 1")
         self.num_members, self.rho, self.repetitions, self.collator = num_members, rho, repetitions, collator
 
     def __call__(self, rows: Any) -> dict[str, Any]:
@@ -291,8 +299,8 @@ def _check_reads_embeddings(model: PreTrainedModel) -> None:
     read = inspect.signature(model.forward).parameters
     mask = {"attention_mask": torch.tensor([[1, 1, 0]], device=device)} if "attention_mask" in read else {}
     with evaluation_mode(model):
-        expected = model(input_ids=tokens, **mask).logits
         try:
+            expected = model(input_ids=tokens, **mask).logits
             found = model(inputs_embeds=model.get_input_embeddings()(tokens), **mask).logits
         except (TypeError, ValueError, NotImplementedError):
             found = None
@@ -301,6 +309,19 @@ def _check_reads_embeddings(model: PreTrainedModel) -> None:
             f"{type(model).__name__} answers otherwise where it reads embeddings in place of tokens, and a MIMO reads those of all "
             "places: pass an encoder like BERT"
         )
+
+
+def _padding_position(model: PreTrainedModel) -> int | None:
+    """Where a model numbers only the tokens that are no padding, as RoBERTa does, the token and position of padding."""
+    tables = [each for name, each in model.named_modules() if name.endswith("position_embeddings")]
+    return next((each.padding_idx for each in tables if getattr(each, "padding_idx", None) is not None), None)
+
+
+def _positions(tokens: Tensor, padding: int) -> Tensor:
+    """The positions (rows, tokens) of what some place (rows, members, tokens) holds, as such a model would number them, which
+    it does not where it reads embeddings."""
+    is_there = (tokens != padding).any(dim=1).long()
+    return is_there.cumsum(dim=-1) * is_there + padding
 
 
 def _noise(shape: Sequence[int], num_members: int, generator: torch.Generator) -> Tensor:

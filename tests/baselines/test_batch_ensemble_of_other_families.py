@@ -14,7 +14,8 @@ from transformers import (
 )
 
 from hydra_transformers.baselines import BatchEnsemble
-from tests.families import randomise
+from hydra_transformers.hub import create_model_card
+from tests.families import SIGLIP_CLASSIFIER, randomise
 
 
 TEXTS = torch.tensor([[5, 6, 7, 8, 9, 4], [7, 9, 11, 5, 3, 4]])
@@ -59,3 +60,12 @@ def test_a_model_that_cannot_be_tried_is_refused():
         ValueError, match="Wav2Vec2ForSequenceClassification cannot be tried on made-up images or texts"
     ):
         BatchEnsemble(model)
+
+
+def test_a_classifier_of_one_tower_is_described_and_has_layers():
+    """Its config is that of two, of which it has one."""
+    ensemble = BatchEnsemble(SIGLIP_CLASSIFIER.backbone(), num_members=2, std=0.5, layers=1).eval()
+    inputs = SIGLIP_CLASSIFIER.inputs()
+    expected = torch.stack([ensemble.member(index)(**inputs).logits for index in range(2)], dim=1)
+    torch.testing.assert_close(ensemble(**inputs).member_logits, expected)
+    assert "| Multiply-adds per image |" in create_model_card(ensemble, repo_id="me/tiny").text

@@ -145,3 +145,13 @@ def test_it_compiles_as_one_graph():
     compiled = torch.compile(laplace, backend="eager", fullgraph=True)
     with torch.no_grad():
         torch.testing.assert_close(compiled(**VIT.inputs()).logits, laplace(**VIT.inputs()).logits)
+
+
+def test_data_that_say_nothing_of_the_weights_are_refused():
+    """Where every probability is 0 or 1, the best prior would know nothing, and every answer be a guess."""
+    model = VIT.backbone()
+    with torch.no_grad():
+        model.classifier.weight *= 1e6
+    with pytest.raises(ValueError, match="the data say nothing about these weights"):
+        LastLayerLaplace(model).fit(rows(VIT))
+    assert LastLayerLaplace(model).fit(rows(VIT), prior_precision=1.0).posterior.prior_precision == 1

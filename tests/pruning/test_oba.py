@@ -18,7 +18,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from hydra_transformers.pruning import oba_prune, oba_scores
+from hydra_transformers.pruning import oba_prune, oba_scores, prune_heads
 from hydra_transformers.pruning.oba import _differentiable_twice, ranked_weights, second_order_changes
 from hydra_transformers.pruning.taylor import Calibration
 from hydra_transformers.training import KeepZerosCallback, recipe
@@ -171,6 +171,10 @@ def test_bad_input_gets_one_sentence():
         oba_prune(model, [{"pixel_values": rows["pixel_values"]}], sparsity=0.1)
     with pytest.raises(TypeError, match="ViTModel has no classifier"):
         oba_prune(model.vit, [rows], sparsity=0.1)
+    with pytest.raises(
+        TypeError, match="is a HydraViTForImageClassification: pass a plain model"
+    ):  # whose q, k, v are one
+        oba_prune(prune_heads(model), [rows], sparsity=0.1)
 
 
 def test_a_model_without_layers_that_are_ranked_is_refused():
