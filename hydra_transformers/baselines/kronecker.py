@@ -94,7 +94,18 @@ class KroneckerPosterior(nn.Module):
         prior_precision: float | None = None,
         pseudo_count: float = 1.0,
     ) -> None:
-        """Takes the factors A (inputs, inputs) and B (outputs, outputs), in place of those before.
+        """Takes the factors A (inputs, inputs) and B (outputs, outputs), in place of those before; see `found`."""
+        self.take(self.found(input_factor, output_factor, weight, prior_precision, pseudo_count))
+
+    def found(
+        self,
+        input_factor: Tensor,
+        output_factor: Tensor,
+        weight: Tensor,
+        prior_precision: float | None = None,
+        pseudo_count: float = 1.0,
+    ) -> dict[str, Tensor]:
+        """The distribution for these factors, by buffer, which `take` takes; where it refuses them, nothing has changed.
 
         weight: the trained weights (outputs, inputs)
         prior_precision: λ; None for that with the highest evidence
@@ -109,7 +120,7 @@ class KroneckerPosterior(nn.Module):
             length = float(weight.double().square().sum())
             eigenvalues = (of_inputs[0], of_outputs[0])
             prior_precision = best_prior_precision(*eigenvalues, length, self.form, pseudo_count)
-        values = {
+        return {
             "input_eigenvalues": of_inputs[0],
             "input_basis": of_inputs[1],
             "output_eigenvalues": of_outputs[0],
@@ -117,7 +128,9 @@ class KroneckerPosterior(nn.Module):
             "prior_precision": torch.tensor(prior_precision, dtype=torch.float64),
             "pseudo_count": torch.tensor(pseudo_count, dtype=torch.float64),
         }
-        for name, value in values.items():
+
+    def take(self, found: dict[str, Tensor]) -> None:
+        for name, value in found.items():
             getattr(self, name).copy_(value)
 
     def precisions(self) -> Tensor:
@@ -152,7 +165,12 @@ def _eigen(factor: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, none below zero, and eigenvectors."""
     if not factor.isfinite().all():
         raise ValueError("a Kronecker factor is not finite: check the model's weights and the data")
-    values, vectors = torch.linalg.eigh(factor.double().cpu())
+    factor = factor.double().cpu()
+    if not torch.allclose(factor, factor.t(), rtol=1e-3, atol=1e-4 * float(factor.abs().max())):
+        raise ValueError(
+            "a Kronecker factor is not symmetric, so it is no sum of squares: pass the factors as they were"
+        )
+    values, vectors = torch.linalg.eigh(factor)
     return values.clamp(min=0), vectors
 
 

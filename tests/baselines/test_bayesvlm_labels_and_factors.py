@@ -15,6 +15,10 @@ def test_factors_of_one_side_alone_are_not_taken(tmp_path):
     torch.save(torch.eye(outputs), tmp_path / "B_img_analytic.pt")
     with pytest.raises(FileNotFoundError, match=r"A_txt_analytic\.pt does not exist"):
         bayesvlm.load_factors(tmp_path)
+    for name, size in (("A", bayesvlm.model.text_projection.in_features), ("B", outputs)):
+        torch.save(torch.ones(size, size).triu(), tmp_path / f"{name}_txt_analytic.pt")
+    with pytest.raises(ValueError, match="a Kronecker factor is not symmetric"):
+        bayesvlm.load_factors(tmp_path)
     assert bayesvlm.image_posterior.prior_precision.isinf()
 
 

@@ -18,7 +18,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from hydra_transformers.baselines import MIMO, BatchEnsemble, HeadEnsemble, LastLayerLaplace, ViLU
+from hydra_transformers.baselines import MIMO, BatchEnsemble, DeepEnsemble, HeadEnsemble, LastLayerLaplace, ViLU
 from hydra_transformers.prediction import predict
 from tests.families import BERT, VIT, bert_backbone, randomise, vit_backbone
 from tests.training.tiny import QUIET, tiny_dataset, tiny_model
@@ -136,3 +136,11 @@ def test_a_loss_of_the_members_mean_is_stopped(tmp_path):
     baseline = BatchEnsemble(tiny_model("vit", "backbone"), num_members=2)
     with pytest.raises(RuntimeError, match="each member of a BatchEnsemble has a loss of its own"):
         Trainer(baseline, arguments, train_dataset=tiny_dataset("vit")).train()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda model: BatchEnsemble(model, std=0.5), lambda model: DeepEnsemble([model] * 2)]
+)
+def test_a_single_output_is_a_number_before_and_after_the_first_loss(make):
+    output = make(bert_backbone(num_labels=1)).eval()(**BERT.inputs())
+    torch.testing.assert_close(output.logits, output.member_logits.mean(dim=1))
