@@ -2,7 +2,7 @@
 
 import copy
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -67,17 +67,14 @@ class BatchEnsemble(Baseline):
         )
         if layers is not None:
             _tile_from(self.model, layers, num_members)
-        self.runs_whole = layers is None
 
     def member_logits(self, **inputs: Tensor) -> Tensor:
-        rows = max(len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0)
-        if self.runs_whole:
-            inputs = {name: repeated(value, rows, self.num_members) for name, value in inputs.items()}
-        logits = self.model(**inputs).logits
+        rows = _most_rows(inputs.values())
+        logits = self.model(**{name: repeated(value, rows, self.num_members) for name, value in inputs.items()}).logits
         if len(logits) != self.num_members * rows:
             raise ValueError(
-                f"{type(self.model).__name__} answers {rows} rows of {self.num_members} members with {len(logits)} rows: behind its "
-                "layers it goes by the rows of its inputs, so leave layers out"
+                f"{type(self.model).__name__} answers {rows} rows of {self.num_members} members with {len(logits)} rows, so it does "
+                "more than pass rows through its layers: leave layers out"
             )
         return logits.unflatten(0, (self.num_members, -1)).transpose(0, 1)
 
@@ -111,7 +108,7 @@ class BatchEnsemble(Baseline):
         model = copy.deepcopy(self.model)
         replace(model, plain, [module for module in model.modules() if isinstance(module, MemberLinear)])
         for module in model.modules():
-            for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, Tiling)]:
+            for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, (Cutting, Tiling))]:
                 del module._forward_pre_hooks[key], module._forward_pre_hooks_with_kwargs[key]
         return model
 
@@ -178,6 +175,22 @@ class MemberLinear(nn.Module):
         return linear_of(self.weight.detach(), self.bias)
 
 
+class Cutting:
+    """Before the encoder, a pre-forward hook that leaves its inputs' rows once in place of once for each member. What lies behind
+    the encoder reads all of them: the head of a decoder, for example, looks in the tokens for the last of each row."""
+
+    def __init__(self, num_members: int):
+        self.num_members = num_members
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        rows = _most_rows([*args, *kwargs.values()])
+
+        def cut(value: Any) -> Any:
+            return value[: rows // self.num_members] if _has_rows(value) and len(value) == rows else value
+
+        return tuple(map(cut, args)), {name: cut(value) for name, value in kwargs.items()}
+
+
 class Tiling:
     """Before the first layer of members, a pre-forward hook that repeats its rows for each of them; before later ones, one
     that repeats what comes beside the rows, such as masks."""
@@ -190,9 +203,19 @@ class Tiling:
         rows = len(states) if self.is_first else len(states) // self.num_members
 
         def tiled(value: Any) -> Any:
+            if isinstance(value, tuple):  # cosines and sines of positions
+                return tuple(map(tiled, value))
             return value if value is states and not self.is_first else repeated(value, rows, self.num_members)
 
         return tuple(map(tiled, args)), {name: tiled(value) for name, value in kwargs.items()}
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _most_rows(values: Iterable[Any]) -> int:
+    return max(len(value) for value in values if _has_rows(value))
 
 
 def _check_arguments(model: PreTrainedModel, num_members: int, init: str, std: float | None) -> None:
@@ -279,6 +302,7 @@ def _layer_numbers(model: PreTrainedModel, layers: int | Sequence[int]) -> list[
 
 
 def _tile_from(model: PreTrainedModel, layers: Sequence[int], num_members: int) -> None:
+    model.base_model.register_forward_pre_hook(Cutting(num_members), with_kwargs=True)
     for number, layer in enumerate(model.get_submodule(_layers_name(model))):
         if number >= layers[0]:
             layer.register_forward_pre_hook(Tiling(num_members, number == layers[0]), with_kwargs=True)
