@@ -94,12 +94,19 @@ class BayesVLM(Baseline):
             prior_precision: λ; None for those with the highest evidence, one for images and one for texts.
             pseudo_count: τ, how many times the data count.
         """
+        if isinstance(pairs_together, bool) or not isinstance(pairs_together, int) or pairs_together < 2:
+            raise ValueError(f"pairs_together is {pairs_together!r}: pass a whole number, 2 or more")
         activations: dict[str, list[Tensor]] = {"image": [], "text": []}
         with evaluation_mode(self):
             for number, batch in enumerate(batches(data, batch_size, self.device)):
                 missing = {"pixel_values", "input_ids"} - set(batch)
                 if missing:
                     raise ValueError(f"batch {number} of data has no {min(missing)}: pass images with a text each")
+                if len(batch["pixel_values"]) != len(batch["input_ids"]):
+                    raise ValueError(
+                        f"batch {number} of data has {len(batch['pixel_values'])} images and {len(batch['input_ids'])} texts: pass "
+                        "one text for each image"
+                    )
                 activations["image"].append(self._image_activations(batch["pixel_values"]))
                 texts = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
                 activations["text"].append(self._text_activations(**texts))

@@ -63,7 +63,7 @@ class MIMO(Baseline):
             self.projection = _patch_projection(self.model)
             old = self.model.get_submodule(self.projection)
             replace(self.model, lambda _: _in_places(old, num_members, spread, generator), [old])
-            _set_channels(self.model, old.in_channels, num_members)
+            _set_channels(self.model, old.in_channels, old.in_channels * num_members)
         else:
             self.projection = None
             _check_reads_embeddings(self.model)
@@ -156,7 +156,7 @@ class MIMO(Baseline):
         if self.reads_images:
             old = model.get_submodule(self.projection)
             replace(model, lambda _: _joined_places(old, members), [old])
-            _set_channels(model, old.in_channels, 1 / members)
+            _set_channels(model, old.in_channels, old.in_channels // members)
         head = model.get_submodule(self.head)
         replace(model, lambda _: mean_of_heads(head, members), [head])
         return model
@@ -264,7 +264,7 @@ class MIMOCollator:
         """(examples * repetitions, members): which example lies where. Every example is in each place `repetitions` times."""
         total = examples * self.repetitions
         drawn = torch.randperm(total) % examples
-        mixed = int(total * (1 - self.rho))
+        mixed = round(total * (1 - self.rho))
         columns = [torch.cat([drawn[:mixed][torch.randperm(mixed)], drawn[mixed:]]) for _ in range(self.num_members)]
         return torch.stack(columns, dim=1)
 
@@ -370,8 +370,8 @@ def _repeated_head(head: nn.Linear, members: int) -> nn.Linear:
     return changed(head, lambda tensor: tensor.repeat(members, *[1] * (tensor.dim() - 1)))
 
 
-def _set_channels(model: PreTrainedModel, channels: int, factor: float) -> None:
+def _set_channels(model: PreTrainedModel, before: int, channels: int) -> None:
     """Modules that look whether an image has their number of channels expect those of all places."""
     for module in model.modules():
-        if getattr(module, "num_channels", None) == channels:
-            module.num_channels = int(channels * factor)
+        if getattr(module, "num_channels", None) == before:
+            module.num_channels = channels

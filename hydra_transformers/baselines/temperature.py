@@ -46,6 +46,8 @@ def temperature_scaled_clip(
     plain CLIP, whatever its prompts are, and is saved and published as one. The answers of a single CLIP stay the same, their
     probabilities do not.
     """
+    if not hasattr(model, "get_text_features"):
+        raise TypeError(f"model is a {type(model).__name__}, no model of two towers: pass it to temperature_scaled")
     classifier = ZeroShotClassifier(model, class_prompts)
     scaling = temperature_scaled(classifier, validation_data, batch_size).scaling
     scaled = copy.deepcopy(model)

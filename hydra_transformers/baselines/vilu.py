@@ -331,6 +331,11 @@ class ViLU(Baseline):
                     optimizer.step()
                     done += 1
         optimizer.zero_grad()
+        if not all(parameter.isfinite().all() for parameter in self.predictor.parameters()):
+            raise ValueError(
+                f"the training has come to numbers that are not finite (learning_rate is {learning_rate}): pass a smaller one, "
+                "and look whether the model's features are finite"
+            )
 
 
 def _size(rows: Tensor) -> Tensor:

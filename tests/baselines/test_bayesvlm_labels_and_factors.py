@@ -29,3 +29,10 @@ def test_with_labels_the_loss_is_the_cross_entropy_among_the_texts():
     output = bayesvlm(**batch, labels=labels)
     torch.testing.assert_close(output.loss, nn.functional.cross_entropy(output.logits, labels))
     torch.testing.assert_close(bayesvlm(**batch, labels=labels, num_items_in_batch=8).loss, output.loss / 2)
+
+
+def test_images_and_texts_that_are_no_pairs_are_refused():
+    with pytest.raises(ValueError, match="batch 0 of data has 3 images and 4 texts: pass one text for each image"):
+        BayesVLM(CLIP.backbone()).fit([{"pixel_values": images(3), **padded_texts(4)}])
+    with pytest.raises(ValueError, match="pairs_together is 0: pass a whole number, 2 or more"):
+        BayesVLM(CLIP.backbone()).fit([], pairs_together=0)

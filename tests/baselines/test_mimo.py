@@ -203,3 +203,19 @@ def test_labels_that_do_not_go_into_the_places_are_no_labels_of_these():
     mimo, places = MIMO(vit_backbone(), num_members=2), torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
     with pytest.raises(ValueError, match="leave compute_loss_func and label smoothing out"):
         mimo.train()(**VIT.inputs(), places=places, num_items_in_batch=4)
+
+
+@pytest.mark.parametrize("rho", [0.8, 0.9])
+def test_the_share_of_rows_that_are_mixed_is_rounded(rho):
+    """10 * (1 - 0.9) is a little less than one."""
+    torch.manual_seed(0)
+    places = MIMOCollator(50, rho=rho, repetitions=1).places(20)
+    assert (places != places[:, :1]).any(dim=1).sum() == round(20 * (1 - rho))
+
+
+def test_many_places_are_joined_to_the_channels_of_one_image():
+    """3 * 49 * (1 / 49) is a little less than three."""
+    torch.testing.assert_close(
+        predict(MIMO(vit_backbone(), num_members=49).plain_model(), VIT.inputs()),
+        predict(vit_backbone(), VIT.inputs()),
+    )

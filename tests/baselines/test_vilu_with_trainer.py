@@ -55,6 +55,12 @@ def test_the_model_itself_is_never_in_training():
     assert vilu.predictor.training and torch.equal(vilu(**BERT.inputs()).logits, vilu(**BERT.inputs()).logits)
 
 
+def test_a_training_that_comes_to_nothing_is_told():
+    labels = torch.where(torch.arange(4) < 2, VIT.backbone()(**VIT.inputs()).logits.argmax(dim=-1), -1)
+    with pytest.raises(ValueError, match=r"numbers that are not finite \(learning_rate is inf\)"):
+        ViLU(VIT.backbone()).fit([VIT.inputs() | {"labels": labels}], learning_rate=float("inf"), epochs=1)
+
+
 def test_a_label_that_no_class_has_is_refused():
     with pytest.raises(ValueError, match="data has the label 5: the classes are 0 to 4"):
         ViLU(VIT.backbone()).fit([VIT.inputs() | {"labels": torch.tensor([1, 2, 3, 5])}])
