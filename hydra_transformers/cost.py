@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 TEXT_TOKENS = 128  # the length that texts are cut to, as in the paper
+IMAGE_SIZE = 224  # of models that take any, and whose config names none
 WARM_UP_ROUNDS = 2
 MOST_ROUNDS = 50
 
@@ -163,6 +164,8 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
         most = getattr(text, "max_position_embeddings", 0)  # models with relative positions have none, or -1
         tokens = min(TEXT_TOKENS, most) if most > 0 else TEXT_TOKENS
         inputs["input_ids"] = torch.ones(batch_size, tokens, dtype=torch.long, device=device)
+    if not inputs and hasattr(vision, "num_channels"):
+        inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, IMAGE_SIZE, IMAGE_SIZE, device=device)
     return inputs
 
 

@@ -264,7 +264,7 @@ def _read_something_else(model: PreTrainedModel, names: Sequence[str]) -> set[st
             with torch.no_grad(), evaluation_mode(tried):
                 tried(**inputs)
             return {name for name, counts in found.items() if any(count % rows for count in counts)}
-        except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as caught:
+        except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as caught:
             found.clear()
             error = caught
         finally:

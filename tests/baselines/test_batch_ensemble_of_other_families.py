@@ -7,6 +7,8 @@ from transformers import (
     BloomForSequenceClassification,
     LlamaConfig,
     LlamaForSequenceClassification,
+    SegformerConfig,
+    SegformerForImageClassification,
     Wav2Vec2Config,
     Wav2Vec2ForSequenceClassification,
     XLNetConfig,
@@ -72,3 +74,14 @@ def test_a_classifier_of_one_tower_is_described_and_has_layers():
     expected = torch.stack([ensemble.member(index)(**inputs).logits for index in range(2)], dim=1)
     torch.testing.assert_close(ensemble(**inputs).member_logits, expected)
     assert "| Multiply-adds per image |" in create_model_card(ensemble, repo_id="me/tiny").text
+
+
+def test_a_model_of_images_of_any_size_has_members_and_a_cost():
+    """Its config names no size."""
+    sizes = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4, "mlp_ratios": [1] * 4}
+    model = randomise(SegformerForImageClassification(SegformerConfig(**sizes, num_labels=3)).double(), seed=0)
+    ensemble = BatchEnsemble(model, num_members=2, std=0.5).eval()
+    inputs = {"pixel_values": torch.randn(2, 3, 32, 64, dtype=torch.float64)}
+    expected = torch.stack([ensemble.member(index)(**inputs).logits for index in range(2)], dim=1)
+    torch.testing.assert_close(ensemble(**inputs).member_logits, expected)
+    assert count_multiply_adds(ensemble) == 2 * count_multiply_adds(model)

@@ -5,11 +5,12 @@ import copy
 import pytest
 import torch
 from torch import nn
+from transformers import DeiTForImageClassificationWithTeacher
 
 from hydra_transformers.baselines import Baseline, LastLayerLaplace
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.prediction import predict
-from tests.families import BERT, DECODERS, FAMILIES, VIT, images, padded_texts, spectrograms
+from tests.families import BERT, DECODERS, DEIT, FAMILIES, VIT, images, padded_texts, spectrograms
 
 
 def rows(family, batches: int = 4) -> list[dict[str, torch.Tensor]]:
@@ -137,6 +138,9 @@ def test_logits_that_another_module_makes_are_refused():
     model.__class__ = Doubled
     with pytest.raises(ValueError, match="the logits of Doubled are not the outputs of its classifier"):
         LastLayerLaplace(model).fit(rows(VIT))
+    two_heads = DeiTForImageClassificationWithTeacher(DEIT.backbone().config).double()
+    with pytest.raises(ValueError, match="are not the outputs of its distillation_classifier"):
+        LastLayerLaplace(two_heads).fit(rows(DEIT))
 
 
 @pytest.mark.slow
