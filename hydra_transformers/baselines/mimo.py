@@ -98,7 +98,7 @@ class MIMO(Baseline):
             if labels is None and num_items_in_batch is not None:
                 raise ValueError(
                     "a MIMO learns from labels that go with their examples into the places, and Trainer has kept them back: leave "
-                    "compute_loss_func and label smoothing out"
+                    "compute_loss_func and label smoothing out (of a recipe, dataclasses.replace(recipe, label_smoothing=0.0))"
                 )
             inputs = {name: value if value is None else value[places] for name, value in inputs.items()}
             if labels is not None:
