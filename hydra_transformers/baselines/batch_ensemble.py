@@ -277,11 +277,11 @@ def _read_something_else(model: PreTrainedModel, names: Sequence[str]) -> set[st
 
 
 def _layers_name(model: PreTrainedModel) -> str:
-    # A classifier of one of two towers has the config of both.
+    # A classifier of one of two towers has the config of both; encoders and decoders behind each other have no last layers.
     configs = (model.config, *(getattr(model.config, f"{tower}_config", None) for tower in ("vision", "text")))
     counts = {getattr(config, "num_hidden_layers", None) for config in configs}
     lists = [name for name, each in model.named_modules() if isinstance(each, nn.ModuleList) and len(each) in counts]
-    if len(lists) != 1:
+    if len(lists) != 1 or getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
             f"{type(model).__name__} has no list of layers of its own that could be told apart: leave layers out"
         )

@@ -127,7 +127,9 @@ def oba_prune(
 
 def ranked_weights(model: PreTrainedModel) -> list[nn.Parameter]:
     """The weights of the linear and convolutional layers of a model's encoder (of CLIP, of both towers and projections)."""
-    modules = model.base_model.modules()
+    # A classifier of one of two towers has no encoder of its own that it could be told apart from.
+    head = set(model.classifier.modules()) if isinstance(getattr(model, "classifier", None), nn.Module) else set()
+    modules = [module for module in model.base_model.modules() if module not in head]
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
     return list({id(module.weight): module.weight for module in modules if isinstance(module, kinds)}.values())
 

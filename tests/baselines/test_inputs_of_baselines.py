@@ -129,6 +129,8 @@ def test_a_checkpoint_of_tied_weights_is_saved_by_trainer(tmp_path):
     assert torch.equal(predict(again, batch), predict(baseline, batch))
     with pytest.raises(ValueError, match="BartForSequenceClassification answers otherwise where it reads embeddings"):
         MIMO(small_bart())
+    with pytest.raises(ValueError, match="BartForSequenceClassification has no list of layers of its own"):
+        BatchEnsemble(small_bart(), layers=1)
 
 
 def test_a_loss_of_the_members_mean_is_stopped(tmp_path):
