@@ -79,6 +79,8 @@ LOOKS = {
     "their soup, one model": ("soup of 3 fine-tunings", "s", ONE),
     "LoRA Ensemble of 3": ("LoRA Ensemble of 3", "^", SEVERAL),
     "BatchEnsemble of 3": ("BatchEnsemble of 3", "s", SEVERAL),
+    "MIMO of 3": ("MIMO of 3", "X", ONE),
+    "MC Dropout, 10 passes": ("MC Dropout, 10 passes", "d", ONE),
     "Deep Ensemble of 3 fine-tunings": ("Deep Ensemble of 3 fine-tunings", "o", SEVERAL),
     "Hydra as in the paper: 3 circuits of one fine-tuning, tuned": ("Hydra of one fine-tuning (paper)", "v", HYDRA),
     "**Hydra of the 3 fine-tunings**, nothing pruned": ("Hydra of 3 fine-tunings", "D", HYDRA),
@@ -86,7 +88,9 @@ LOOKS = {
     "**…** the first three quarters merged": ("… first three quarters merged", "P", HYDRA),
     "**…** each pruned by its own circuit and tuned": ("… each pruned and tuned", "*", HYDRA),
 }
-NOT_DRAWN = ("MC Dropout, 10 passes", "MIMO of 3")  # far off in cost, or in quality
+# A method that costs more than so many models, or whose AUROC is so many points below one model's, would squeeze the others
+# together: its figures are written beside the picture.
+FAR_IN_COST, FAR_IN_AUROC = 4, 5
 
 
 def draw(results: Mapping[str, Any], settings: Mapping[str, Setting], folder: Path) -> Path:
@@ -99,13 +103,14 @@ def draw(results: Mapping[str, Any], settings: Mapping[str, Setting], folder: Pa
     for column, name in enumerate(results):
         seeds, setting = results[name]["seeds"], settings[name]
         cost = cost_of(next(iter(seeds.values()))["single"])[1]
-        chosen = methods(seeds, setting)
+        found = {title: _runs(seeds, method) for title, method in methods(seeds, setting).items()}
+        away = {title for title, runs in found.items() if runs and far_off(runs, found["One model"], cost)}
         panels[0, column].set_title(setting.title, fontsize=10)
         panels[1, column].set_xlabel("multiply-adds, one model = 1")
         for panel, ((_, value, _), label) in zip(panels[:, column], measures, strict=True):
             for title, (short, marker, colour) in LOOKS.items():
-                runs = _runs(seeds, chosen[title])
-                if not runs:
+                runs = found[title]
+                if not runs or title in away:
                     continue
                 values = [value(run) for run in runs]
                 panel.errorbar(
@@ -121,12 +126,20 @@ def draw(results: Mapping[str, Any], settings: Mapping[str, Setting], folder: Pa
             panel.set_ylabel(label)
             panel.grid(alpha=0.3)
             panel.spines[["top", "right"]].set_visible(False)
-        away = [
-            note_on(title, _runs(seeds, chosen[title]), cost) for title in NOT_DRAWN if _runs(seeds, chosen[title])
-        ]
-        panels[0, column].set_xlabel("not shown: " + "\n".join(away), fontsize=8)
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+        if away:
+            notes = [note_on(title, found[title], cost) for title in LOOKS if title in away]
+            panels[0, column].set_xlabel("not shown: " + "\n".join(notes), fontsize=8)
+    drawn = {
+        label: handle for panel in panels[0] for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    labels = [short for short, _, _ in LOOKS.values() if short in drawn]
+    figure.legend([drawn[label] for label in labels], labels, loc="outside lower center", ncols=3, frameon=False)
     return write_png(figure, folder / PICTURE)
+
+
+def far_off(runs: list[Run], single: list[Run], cost: Callable[[Run], float]) -> bool:
+    auroc = BOTH[1]
+    return mean(map(cost, runs)) > FAR_IN_COST or mean(map(auroc, runs)) < mean(map(auroc, single)) - FAR_IN_AUROC
 
 
 def note_on(title: str, runs: list[Run], cost: Callable[[Run], float]) -> str:

@@ -66,7 +66,7 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def count_multiply_adds(model: nn.Module) -> int:
-    """Multiply-adds for one sample (for CLIP an image and a prompt), counted on the meta device: nothing is computed.
+    """Multiply-adds for one sample (for two towers an image and a prompt), counted on the meta device: nothing is computed.
 
     Of a `ZeroShotClassifier`, whose prompts are computed once: an image, and its products with the prompts' features.
     """
@@ -151,7 +151,7 @@ def inputs_for(model: nn.Module, batch_size: int, device: str = "cpu") -> dict[s
 
 
 def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu") -> dict[str, Tensor]:
-    """Inputs of the size a model takes: images, spectrograms, texts of at most 128 tokens, or for CLIP images and texts."""
+    """Inputs of the size a model takes: images, spectrograms, texts of at most 128 tokens, or for two towers images and texts."""
     inputs = {}
     vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
     if hasattr(vision, "image_size"):

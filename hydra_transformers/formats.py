@@ -41,13 +41,13 @@ def export(
     """Writes a Hydra in another format, for batches of every size and texts of every length; returns the folder.
 
     Args:
-        model: a Hydra with a head, or a Hydra CLIP; it is left as it is.
+        model: a Hydra with a head, or a Hydra of CLIP or SigLIP; it is left as it is.
         path: a new folder. It gets `model.onnx` or `model.pt2`, config.json, and the processor's files.
         to: "onnx", "torch" (what `torch.export.load` reads), or both in a list, which costs less than twice.
         processor: what prepares the model's inputs: written beside it, and asked which inputs it makes, and of which size.
 
     The inputs have the names of the model's own. The outputs are `logits` (batch, classes) and `member_logits` (batch,
-    members, classes), for CLIP (images, texts) and (images, members, texts); of a calibrated Hydra also `detector_score`,
+    members, classes), for two towers (images, texts) and (images, members, texts); of a calibrated Hydra also `detector_score`,
     `abstain` and `prediction_set`, as far as it was calibrated for them. Before anything is put in its place, the exported
     model answers a batch of another size, and must answer as the model does.
     """
@@ -75,7 +75,9 @@ def _check(model: PreTrainedModel, path: Path, formats: list[str]) -> None:
     classes = getattr(getattr(model, "config", None), "auto_classes", {})
     heads = [name.rpartition(".")[2] for auto, name in classes.items() if auto not in ("AutoConfig", "AutoModel")]
     if type(model).__name__ not in heads:
-        raise TypeError(f"model is a {type(model).__name__}: pass a Hydra that classifies, or a Hydra CLIP")
+        raise TypeError(
+            f"model is a {type(model).__name__}: pass a Hydra that classifies, or a Hydra of CLIP or SigLIP"
+        )
     if "onnx" in formats and model.dtype == torch.bfloat16:
         raise ValueError("model is in bfloat16, which ONNX Runtime does not compute with on a CPU: pass model.float()")
     for package in (package for each in formats for package in PACKAGES[each]):

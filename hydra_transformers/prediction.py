@@ -1,6 +1,6 @@
 """From a model and data to `member_logits` (batch, members, classes).
 
-Whatever predicts (a Hydra, a plain Hugging Face classifier, CLIP with class prompts, saved arrays) is read here, in one way.
+Whatever predicts (a Hydra, a plain Hugging Face classifier, two towers with class prompts, saved arrays) is read here, in one way.
 """
 
 import inspect
@@ -286,7 +286,7 @@ def member_logits_of(output: Any, source: str = "the model") -> Tensor:
     if logits is None:
         raise TypeError(
             f"the output of {source} has neither logits nor logits_per_image: pass a classification model, "
-            "or wrap CLIP in ZeroShotClassifier"
+            "or wrap CLIP or SigLIP in ZeroShotClassifier"
         )
     if logits.dim() != 2:
         raise ValueError(f"{source} gave logits of shape {tuple(logits.shape)}: expected (batch, classes)")
@@ -295,7 +295,7 @@ def member_logits_of(output: Any, source: str = "the model") -> Tensor:
 
 def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
     """The output of an ensemble of models like `model`, for its members' logits (batch, members, classes)."""
-    problem_type = problem_type_of(model)
+    problem_type = problem_type_of_answers(model)
     if problem_type is None and getattr(config_of(model), "num_labels", None) == 1:
         problem_type = "regression"  # as Transformers' loss takes it, and every Hydra
     logits = ensemble_logits(member_logits, problem_type)
@@ -304,15 +304,29 @@ def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
 
 def config_of(model: nn.Module | None) -> Any:
     """The model's config, be it that of a model inside; None where there is none."""
-    while model is not None and not hasattr(model, "config"):
+    return next((each.config for each in _models_inside(model) if hasattr(each, "config")), None)
+
+
+def _models_inside(model: nn.Module | None) -> Iterator[nn.Module]:
+    """The model itself, and what it wraps, one inside the other; the first one of several."""
+    while model is not None:
+        yield model
         inside = (getattr(model, name, None) for name in ("model", "module"))
         model = model.models[0] if hasattr(model, "models") else next(filter(None, inside), None)
-    return None if model is None else model.config
 
 
 def problem_type_of(model: nn.Module | None) -> str | None:
     """What the config says, be it that of a model inside."""
     return getattr(config_of(model), "problem_type", None)
+
+
+def problem_type_of_answers(model: nn.Module) -> str | None:
+    """How the model's own logits are read: as its config says, and those of SigLIP text by text. It says yes or no to each text,
+    and chooses one of several only as a `ZeroShotClassifier`."""
+    inside = list(_models_inside(model))
+    has_bias = any(hasattr(each, "logit_bias") for each in inside)
+    chooses_one = any(isinstance(each, ZeroShotClassifier) for each in inside)
+    return "multi_label_classification" if has_bias and not chooses_one else problem_type_of(model)
 
 
 # Problem types, as configs name them, whose answer is not one of several classes.
@@ -398,7 +412,7 @@ def check_class_prompts(class_prompts: Mapping[str, Tensor] | None, model: nn.Mo
     input_ids = None if class_prompts is None else class_prompts.get("input_ids")
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
         raise ValueError(
-            "CLIP classifies by prompts, and class_prompts has no input_ids of shape (classes, tokens): pass the "
+            f"{type(model).__name__} classifies by prompts, and class_prompts has no input_ids of shape (classes, tokens): pass the "
             'tokenizer\'s output with padding=True and return_tensors="pt", one row per class'
         )
     most = getattr(getattr(config_of(model), "text_config", None), "max_position_embeddings", None)
@@ -487,7 +501,7 @@ def zero_shot_in(model: nn.Module) -> ZeroShotClassifier | None:
 
 
 class PromptSimilarity(nn.Module):
-    """What CLIP has in place of a classifier: a linear map whose weights are the prompts' features."""
+    """What two towers have in place of a classifier: a linear map whose weights are the prompts' features."""
 
     def forward(
         self, image_features: Tensor, text_features: Tensor, scale: Tensor, bias: Tensor | None = None

@@ -15,6 +15,7 @@ from types import ModuleType
 def register_with_transformers() -> None:
     """Registers all Hydras, now or when `transformers` is imported."""
     if "transformers" in sys.modules:
+        import_module("transformers")  # which another thread may be at
         import_module(".models", __package__)
     else:
         sys.meta_path.insert(0, _AfterTransformers())
@@ -28,6 +29,14 @@ def _register() -> None:
         # Another thread is at that already, and waits for Transformers to be imported: it registers them when this one is done.
         if type(error).__name__ != "_DeadlockError":
             raise
+
+
+def _hand_on(module: ModuleType) -> None:
+    """Transformers ends its import by putting another module in its place, which knows all names. `from transformers import ...`
+    in a thread that has waited for that import still looks into the first: it looks further now."""
+    final = sys.modules[module.__name__]
+    if final is not module:
+        vars(module)["__getattr__"] = lambda name: getattr(final, name)
 
 
 class _AfterTransformers(MetaPathFinder):
@@ -49,6 +58,7 @@ class _AfterTransformers(MetaPathFinder):
 
         def run_and_register(module: ModuleType) -> None:
             run(module)
+            _hand_on(module)
             if self in sys.meta_path:  # looked up is not imported: only now is this finder done
                 sys.meta_path.remove(self)
                 _register()

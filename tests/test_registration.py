@@ -19,7 +19,7 @@ def test_two_finders_do_not_ask_each_other_for_ever(monkeypatch):
 
 
 IN_THREADS = """
-import importlib, threading
+import importlib, sys, threading
 import hydra_transformers
 
 importlib.reload(hydra_transformers)
@@ -30,13 +30,22 @@ def look(name):
 
 names = ("transformers", "hydra_transformers.models")
 threads = [threading.Thread(target=look, args=[name]) for name in names]
+
+def read():
+    while "transformers" not in sys.modules:
+        pass
+    from transformers import PreTrainedConfig
+
+    found.append(PreTrainedConfig)
+
+threads.append(threading.Thread(target=read))
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
 from transformers import AutoConfig
 
-assert len(found) == 2, found
+assert len(found) == 3, found
 assert AutoConfig.for_model("hydra_bert").model_type == "hydra_bert"
 """
 

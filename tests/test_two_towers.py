@@ -9,7 +9,7 @@ import torch
 from transformers import AutoProcessor, CLIPForImageClassification, SiglipForImageClassification, pipeline
 
 from hydra_transformers import AutoHydra
-from hydra_transformers.baselines import BayesVLM, ViLU, temperature_scaled_clip
+from hydra_transformers.baselines import BayesVLM, DeepEnsemble, ViLU, temperature_scaled_clip
 from hydra_transformers.cli import main
 from hydra_transformers.cost import compare_costs, count_multiply_adds, count_parameters, unpruned_backbone
 from hydra_transformers.fusion import encoder_config
@@ -20,7 +20,7 @@ from hydra_transformers.prediction import ZeroShotClassifier
 from hydra_transformers.pruning import prune_heads
 from hydra_transformers.training.from_pretrained import with_new_classifiers
 from hydra_transformers.training.parameter_groups import without_effect
-from hydra_transformers.uncertainty import calibrate, decompose, evaluate_uncertainty
+from hydra_transformers.uncertainty import calibrate, decompose, evaluate_uncertainty, predict_uncertainty
 from hydra_transformers.uncertainty.features import AnswerReader
 from tests.families import CLIP, CLIP_CLASSIFIER, SIGLIP, SIGLIP_CLASSIFIER, images, padded_texts
 from tests.tiny_data import CLASSES, picture_rows, pictures, save_clip, save_siglip
@@ -65,6 +65,24 @@ def test_fixed_prompts_choose_one_class_by_a_softmax_over_the_logits_of_pairs(ma
     yes = logits.sigmoid()
     exactly_one = torch.stack([yes[..., k] * (1 - yes).prod(-1) / (1 - yes[..., k]) for k in range(3)], dim=-1)
     torch.testing.assert_close(logits.softmax(-1), exactly_one / exactly_one.sum(-1, keepdim=True))
+
+
+@torch.no_grad()
+def test_without_a_zero_shot_classifier_siglip_decides_on_each_text_and_clip_chooses_one():
+    batch = {"pixel_values": images(), **PROMPTS}
+    for model in (SIGLIP.fused(), SIGLIP.backbone(), DeepEnsemble([SIGLIP.backbone(seed) for seed in range(2)])):
+        outputs = model(**batch)
+        answer = outputs.logits_per_image if "logits_per_image" in outputs else outputs.logits
+        parts = predict_uncertainty(model, [batch])
+        torch.testing.assert_close(parts.mean_probabilities, answer.sigmoid().double())
+        assert parts.total.shape == (4, 3) and (parts.total > 0).all()
+    for model in (ZeroShotClassifier(SIGLIP.fused(), PROMPTS), CLIP.fused()):
+        assert torch.allclose(predict_uncertainty(model, [batch]).mean_probabilities.sum(-1), torch.ones(4).double())
+    fewer = {"pixel_values": images(2), **padded_texts(2)}
+    with pytest.raises(
+        ValueError, match="first batch of data has 3 classes or texts, a later one 2: pass the same texts"
+    ):
+        predict_uncertainty(CLIP.fused(), [batch, fewer])
 
 
 def test_a_siglip_is_judged_and_calibrated_by_class_prompts():

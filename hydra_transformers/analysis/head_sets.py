@@ -76,7 +76,7 @@ def _heads(given: Any, name: str) -> list[Head]:
     for head in heads:
         if not isinstance(head, tuple):
             raise TypeError(
-                f"{name} has {head!r}, which is no head: a head is (layer, head), for CLIP (tower, layer, head)"
+                f"{name} has {head!r}, which is no head: a head is (layer, head), of two towers (tower, layer, head)"
             )
     return heads
 

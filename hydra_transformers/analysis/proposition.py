@@ -213,7 +213,7 @@ def pruning_under_noise(
             takes them, or a list of heads.
         all_directions: whether to look for a step that removes heads along which the noisy loss is curved less than the clean
             one, which the paper's premise rules out. Takes a Hessian-vector product for each head.
-        class_prompts: for CLIP, the tokenizer's output with one row per class.
+        class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
         batch_size: rows per batch where data comes in rows. Second derivatives take several times the memory of training.
     """
     check_chooses_one_class(model, "model")

@@ -131,7 +131,7 @@ def analyse_heads(
         random_orders: how many random orders the sweep has for comparison.
         noise_rows: how many of the rows the loss is looked at on under noise: second derivatives take as long as dozens of
             answers.
-        class_prompts: for CLIP, the tokenizer's output with one row per class.
+        class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
         batch_size: rows per batch where data comes in rows.
         circuit_options: further options of `extract_circuit`, such as `{"mode": "shortlist"}`.
         tell: is called with a sentence when a step begins.

@@ -187,7 +187,7 @@ def sweep_budgets(
         finetune: `(pruned model, name) -> fine-tuned model`; every pruned model is then judged before and after.
         score: the OOD score, see `hydra_transformers.uncertainty.ood_score`.
         seconds: about how long to measure the time of each pruned model; 0 for not at all.
-        class_prompts: for CLIP, the tokenizer's output with one row per class.
+        class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
         batch_size: rows per batch where data comes in rows.
     """
     check_chooses_one_class(model, "model")
@@ -199,7 +199,7 @@ def sweep_budgets(
     if not budgets:
         raise ValueError("budgets is empty: pass how many heads go, such as [4, 8, 12]")
     if class_prompts is None and hasattr(model, "get_image_features"):
-        raise ValueError("class_prompts is missing: CLIP classifies by them, pass one per class")
+        raise ValueError("class_prompts is missing: the model classifies by them, pass one per class")
     plan = [
         Pruning(name, place, budget, chosen)
         for name, given in orders.items()

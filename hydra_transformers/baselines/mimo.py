@@ -100,6 +100,11 @@ class MIMO(Baseline):
                     "a MIMO learns from labels that go with their examples into the places, and Trainer has kept them back: leave "
                     "compute_loss_func and label smoothing out (of a recipe, dataclasses.replace(recipe, label_smoothing=0.0))"
                 )
+            if getattr(self, "_is_replica", False):  # its part of the batch has not the examples that its places name
+                raise RuntimeError(
+                    "nn.DataParallel splits a batch, and a MIMO in training reads examples of all of it together: train on "
+                    "one GPU (CUDA_VISIBLE_DEVICES=0), or with a process for each (torchrun)"
+                )
             inputs = {name: value if value is None else value[places] for name, value in inputs.items()}
             if labels is not None:
                 rows = len(labels)
@@ -240,6 +245,7 @@ class MIMOCollator:
 
     The paper's are 0.5 and 4; ViTs were found to need mostly rows of the same example (0.6 to 0.9). The batch itself stays
     as it is, `places` (rows, members) comes with it: in evaluation, where a MIMO does not look at it, it changes nothing.
+    Several GPUs train with a process for each (`torchrun`): `nn.DataParallel`, which splits a batch, is refused.
     """
 
     def __init__(

@@ -246,7 +246,7 @@ class ViLU(Baseline):
         Args:
             data: labelled, as `evaluate_uncertainty` takes it, of rows that the model was not trained on. Of a row with the
                 label -1, every answer is wrong.
-            class_prompts: for CLIP, the tokenizer's output with one row per class.
+            class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
             batch_size: rows per step, and where the data is a Dataset of rows, per batch that the model computes.
             epochs, learning_rate: of AdamW with a weight decay of 0.05, warmed up and then along a cosine. The authors train
                 for 300 to 800 epochs with SGD on augmented images of large sets; on features of a few thousand rows, that
@@ -256,7 +256,9 @@ class ViLU(Baseline):
         if self.is_zero_shot:
             check_class_prompts(class_prompts, self.model)
         elif class_prompts is not None:
-            raise ValueError(f"class_prompts is for CLIP, model is a {type(self.model).__name__}: leave it out")
+            raise ValueError(
+                f"class_prompts is for CLIP and SigLIP, model is a {type(self.model).__name__}: leave it out"
+            )
         if epochs < 1:
             raise ValueError(f"epochs is {epochs}: pass at least 1")
         before = self.sizes.clone()

@@ -96,7 +96,7 @@ def check_can_be_learnt_from(data: PreparedData, name: str, purpose: str, by_cla
 
 
 def class_prompts(config: PreTrainedConfig, processor: Any, data: PreparedData) -> dict | None:
-    """For CLIP the tokenized prompts of the data's classes; for classifiers nothing."""
+    """For two towers the tokenized prompts of the data's classes; for classifiers nothing."""
     if not is_zero_shot(config):
         return None
     return prompts_for(config, processor, data.class_names)

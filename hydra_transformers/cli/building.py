@@ -238,7 +238,7 @@ def _heads_per_layer(arguments: argparse.Namespace, config: PreTrainedConfig) ->
 
 
 def _most_heads_in_a_layer(config: PreTrainedConfig, trunk_layers: int) -> int:
-    """Behind the trunk, in the tower that Taylor pruning looks at, for CLIP that of images."""
+    """Behind the trunk, in the tower that Taylor pruning looks at, of two that of images."""
     tower = next(iter(saved_tower_configs(config).values()))
     if hasattr(tower, "kept_heads"):
         return max(len(layer[0]) for layer in tower.kept_heads[trunk_layers:])

@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
+from transformers import MODEL_MAPPING, PreTrainedConfig
 
 from ..cost import TEXT_TOKENS
+from ..fusion.structure import without_weights
 from ..models.auto import is_zero_shot
+from ..models.pipeline_hydra import most_tokens
 from ..raw_data import TEXT_NAMES
 from ..sounds import is_audio, prepared_sound, undecoded
 
@@ -121,8 +123,9 @@ def prepare_data(
 
     Args:
         source: which rows.
-        config: the model's: whether it reads images, sounds or texts, and its class names. CLIP has none, so it takes the data's.
-        processor: the model's image processor, feature extractor, tokenizer, or for CLIP images' and texts' in one.
+        config: the model's: whether it reads images, sounds or texts, and its class names. CLIP and SigLIP have none, so
+            they take the data's.
+        processor: the model's image processor, feature extractor, tokenizer, or for two towers images' and texts' in one.
         labelled: whether labels are needed; out-of-distribution data has none that the model knows.
         prefer: the splits to choose from where the source names none.
     """
@@ -137,7 +140,7 @@ def prepare_data(
         if is_zero_shot(config):
             if names is None:
                 raise ValueError(
-                    f"column {column!r} of {source.name} has no class names, of which CLIP's prompts are made"
+                    f"column {column!r} of {source.name} has no class names, of which the model's prompts are made"
                 )
             prepared.labels, note = _indices(rows, column, names, source), f"{len(names)} classes named by the data"
         else:
@@ -175,7 +178,11 @@ def prepare_data(
 
 
 def _max_tokens(config: PreTrainedConfig, tokenizer: Any, max_length: int | None) -> int:
-    most = min(config.max_position_embeddings, tokenizer.model_max_length)
+    encoder = MODEL_MAPPING.get(type(config), None)
+    positions = config.max_position_embeddings
+    if isinstance(encoder, type):
+        positions = most_tokens(without_weights(encoder, config))
+    most = min(positions, tokenizer.model_max_length)
     if max_length is not None and max_length > most:
         raise ValueError(f"--max-length is {max_length}: the model reads at most {most} tokens")
     return min(TEXT_TOKENS, most) if max_length is None else max_length

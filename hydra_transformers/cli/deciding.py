@@ -163,12 +163,12 @@ def _without_nan(value: Any) -> Any:
 
 
 def classes_decided_on(name: str) -> list[str] | None:
-    """Of CLIP, the classes that it was calibrated for."""
+    """Of two towers, the classes that it was calibrated for."""
     return DecidingClassifier.classes_saved_in(name) if DecidingClassifier.is_saved_in(name) else None
 
 
 def load_to_answer(arguments: argparse.Namespace) -> tuple[nn.Module, Any]:
-    """The model with what it decides by, and its processor; CLIP as a classifier where it was calibrated as one.
+    """The model with what it decides by, and its processor; two towers as a classifier where it was calibrated as one.
 
     arguments: with model, processor and device
     """
@@ -187,11 +187,13 @@ def load_to_answer(arguments: argparse.Namespace) -> tuple[nn.Module, Any]:
 
 
 def _parameters(arguments: argparse.Namespace, task: str, classes: list[str] | None) -> dict[str, Any]:
-    """Of the pipeline. classes: of CLIP, those that it was calibrated for"""
+    """Of the pipeline. classes: of two towers, those that it was calibrated for"""
     parameters = {"top_k": arguments.top_k}
     if task != ZERO_SHOT:
         if arguments.labels is not None:
-            raise CommandError(f"--labels is for CLIP, {arguments.model} has classes of its own: leave it out")
+            raise CommandError(
+                f"--labels is for CLIP and SigLIP, {arguments.model} has classes of its own: leave it out"
+            )
         return parameters
     if classes is not None:
         if arguments.labels not in (None, classes):
@@ -201,7 +203,7 @@ def _parameters(arguments: argparse.Namespace, task: str, classes: list[str] | N
             )
         return parameters
     if arguments.labels is None:
-        raise CommandError("CLIP chooses among classes that you name: pass --labels")
+        raise CommandError(f"{arguments.model} chooses among classes that you name: pass --labels")
     return parameters | {"candidate_labels": arguments.labels}
 
 

@@ -21,7 +21,8 @@ def export(arguments: argparse.Namespace) -> None:
     processor = load_processor(arguments.processor or arguments.model, config)
     if DecidingClassifier.is_saved_in(arguments.model):
         print(
-            "note: CLIP is exported without its decision, which is about the classes of one data set", file=sys.stderr
+            f"note: {arguments.model} is exported without its decision, which is about the classes of one data set",
+            file=sys.stderr,
         )
     model = load_model(arguments.model).float()
     write(model, arguments.output, arguments.to, processor)

@@ -70,7 +70,7 @@ def load_config(name: str) -> PreTrainedConfig:
 
 
 def load_model(name: str, device: str = "cpu") -> PreTrainedModel | Baseline:
-    """A classifier, CLIP model or baseline by Hub name or folder, ready to predict; one with untrained parts is refused."""
+    """A classifier, CLIP or SigLIP model or baseline by Hub name or folder, ready to predict; one with untrained parts is refused."""
     load_config(name)  # has the clearer sentences
     with access_to(name, "model"):
         return (Baseline.from_pretrained(name) if is_baseline(name) else load_trained(name)).to(device)
@@ -83,7 +83,7 @@ def is_baseline(name: str) -> bool:
 
 
 def load_processor(name: str, config: PreTrainedConfig) -> Any:
-    """The image processor, tokenizer, feature extractor, or for CLIP two in one, that was saved with a model."""
+    """The image processor, tokenizer, feature extractor, or for two towers two in one, that was saved with a model."""
     processor_class = PROCESSOR_CLASSES[auto_class_of(config)]
     try:
         with access_to(name, "model"):

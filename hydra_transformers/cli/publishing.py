@@ -100,7 +100,8 @@ def push(arguments: argparse.Namespace) -> None:
     is_decided, of_baseline = DecidingClassifier.is_saved_in(arguments.folder), is_baseline(str(arguments.folder))
     if is_decided and not of_baseline:
         print(
-            "note: CLIP is published without its decision, which is about the classes of one data set", file=sys.stderr
+            f"note: {arguments.folder} is published without its decision, which is about the classes of one data set",
+            file=sys.stderr,
         )
     card = arguments.folder / "README.md"
     if card.exists():

@@ -18,7 +18,7 @@ def app(arguments: argparse.Namespace) -> None:
     limits = Limits(megabytes=arguments.max_megabytes, characters=arguments.max_characters)
     model = _asked(arguments.model, arguments)
     if arguments.labels is not None and not model.needs_classes:
-        raise CommandError(f"--labels is for CLIP, {arguments.model} has classes of its own: leave it out")
+        raise CommandError(f"--labels is for CLIP and SigLIP, {arguments.model} has classes of its own: leave it out")
     examples = None if arguments.examples is None else read_examples(arguments.examples, model.reads, limits)
     single = None if arguments.single is None else _asked(arguments.single, arguments)
     try:

@@ -157,7 +157,7 @@ def build(
     config = hydra_config(cls.config_class, members[0].config, kept, shared, trunks, _common_neurons(members, kept))
     for part in (config, *tower_configs(config).values()):
         part.dtype = reference.dtype
-    with torch.device(reference.device), no_init_weights(), default_dtype(reference.dtype):
+    with weights_to_come(reference):
         model = cls(config)
     with torch.no_grad():
         for name, slot in slots(model):
@@ -208,6 +208,15 @@ def _fill(parameter: torch.Tensor, slot: Slot, members: list[Member]) -> None:
         for member in members:
             total += member.tensors[slot.name].to(device)
         parameter.copy_(total / len(members))
+
+
+@contextmanager
+def weights_to_come(like: torch.Tensor) -> Iterator[None]:
+    """New models are of the dtype and on the device of `like`, their weights yet to come. Some classes draw them all the same:
+    outside, random numbers go on as if nothing had been drawn."""
+    own = torch.random.fork_rng(devices=[like.device] if like.is_cuda else [])
+    with own, torch.device(like.device), no_init_weights(), default_dtype(like.dtype):
+        yield
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from transformers.initialization import no_init_weights
 
 from ..models.attention import keys_of, readers_of
 from ..models.configuration_hydra import HydraConfigMixin, neurons_in
-from .building import default_dtype
+from .building import weights_to_come
 from .reading import Member, backbone_source, read_members
 from .structure import attention_names, fields_of_backbone, outline, tower_configs
 
@@ -56,7 +56,7 @@ def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrained
     member = next(read_members(cls, model, cls.__name__))
     layout = _smallest_layout(cls, member, fill_up)
     reference = next(iter(member.tensors.values()))
-    with torch.device(reference.device), no_init_weights(), default_dtype(reference.dtype):
+    with weights_to_come(reference):
         plain = _new(cls, member.config, layout)
     own = dict(plain.named_parameters())
     weights = dict(_plain_weights(cls, _rearranged(cls, member, layout), own))
@@ -214,9 +214,7 @@ def _new(cls: type, config: PreTrainedConfig, layout: Layout) -> PreTrainedModel
         of_tower = tower_configs(config)[tower]
         heads, neurons = (len(layout[what][tower][0]) for what in ("heads", "neurons"))
         if heads != of_tower.num_attention_heads:
-            own["head_dim"] = (
-                getattr(of_tower, "head_dim", None) or of_tower.hidden_size // of_tower.num_attention_heads
-            )
+            own["head_dim"] = of_tower.anatomy.head_dim or of_tower.hidden_size // of_tower.num_attention_heads
             own[of_tower.attribute_map.get("num_attention_heads", "num_attention_heads")] = heads
         if hasattr(of_tower, "num_key_value_heads"):
             own["num_key_value_heads"] = len(layout["keys"][tower][0])

@@ -183,7 +183,7 @@ def _task_of_baseline(model: Baseline) -> Task:
     name = type(model.model).__name__
     found = next((task for auto_class, task in TASKS.items() if auto_class.removeprefix("AutoModel") in name), None)
     if found is None:
-        raise TypeError(f"model has a {name} inside: a card describes classifiers, and CLIP")
+        raise TypeError(f"model has a {name} inside: a card describes classifiers, CLIP and SigLIP")
     return found
 
 

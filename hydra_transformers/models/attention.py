@@ -61,7 +61,7 @@ class HydraAttention(nn.Module):
         self.config, self.layer, self.kept_heads = config, layer, kept_heads
         self.num_members, self.is_trunk = len(kept_heads), layer < config.trunk_layers
         # The softmax keeps the scale of the backbone's heads, however many are left.
-        self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.head_dim = anatomy.head_dim or config.hidden_size // config.num_attention_heads
         self.scaling = self.head_dim**-0.5
         self.attention_dropout = anatomy.attention_dropout
         self.float32_softmax = anatomy.float32_softmax

@@ -14,6 +14,7 @@ def dinov2_anatomy(config: Dinov2Config | Dinov2WithRegistersConfig) -> Anatomy:
         inner_size=inner,
         activation="silu" if config.use_swiglu_ffn else config.hidden_act,
         norm_eps=config.layer_norm_eps,
+        head_dim=getattr(config, "head_dim", None),
         gated_mlp=config.use_swiglu_ffn,
         qkv_bias=config.qkv_bias,
         float32_softmax=False,

@@ -35,6 +35,7 @@ def decoder_anatomy(
         inner_size=config.intermediate_size,
         activation=config.hidden_act,
         norm_eps=config.rms_norm_eps,
+        head_dim=getattr(config, "head_dim", None),
         norm=norm,
         gated_mlp=True,
         mlp_bias=mlp_bias,

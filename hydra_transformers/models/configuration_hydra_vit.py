@@ -11,6 +11,7 @@ def vit_anatomy(config: ASTConfig | DeiTConfig | ViTConfig) -> Anatomy:
         inner_size=config.intermediate_size,
         activation=config.hidden_act,
         norm_eps=config.layer_norm_eps,
+        head_dim=getattr(config, "head_dim", None),
         qkv_bias=config.qkv_bias,
         dropout=config.hidden_dropout_prob,
         attention_dropout=config.attention_probs_dropout_prob,

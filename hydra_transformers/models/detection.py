@@ -144,20 +144,30 @@ def knn(answers: Answers, k: int = 50) -> Tensor:
 
 def mahalanobis(answers: Answers) -> Tensor:
     """min_c (f - μ_c)ᵀ Σ⁻¹ (f - μ_c), Σ the covariance within classes (Lee et al., 2018)."""
-    features = _whitened(answers, "whitening")
-    means = answers.state["class_means"].to(features)  # (members, classes, dim), centred and whitened as well
-    products = torch.einsum("bmd,mcd->bmc", features, means)
-    nearest = (means.square().sum(dim=-1) - 2 * products).amin(dim=-1)
-    return (features.square().sum(dim=-1) + nearest).clamp(min=0)
+    return _to_nearest_class(answers).to(answers.features.dtype)
 
 
 def relative_mahalanobis(answers: Answers) -> Tensor:
     """`mahalanobis` less the distance to all training data, (f - μ)ᵀ Σ₀⁻¹ (f - μ) (Ren et al., 2021)."""
-    return mahalanobis(answers) - _whitened(answers, "background_whitening").square().sum(dim=-1)
+    to_all = _whitened(answers, "background_whitening").square().sum(dim=-1)
+    return (_to_nearest_class(answers) - to_all).to(answers.features.dtype)
+
+
+def _to_nearest_class(answers: Answers) -> Tensor:
+    features = _whitened(answers, "whitening")
+    means = answers.state["class_means"].to(features)  # (members, classes, dim), centred and whitened as well
+    products = torch.einsum("bmd,mcd->bmc", features, means)
+    nearest = (means.square().sum(dim=-1) - 2 * products).argmin(dim=-1)
+    # Not |f|² + |μ|² - 2 fμ: far from the centre, that is a small difference of large numbers.
+    of_nearest = means[torch.arange(len(means), device=means.device), nearest]
+    return (features - of_nearest).square().sum(dim=-1)
 
 
 def _whitened(answers: Answers, whitening: str) -> Tensor:
-    centred = answers.features - answers.state["center"].to(answers.features)
+    """In float64, where the device has it: what is rounded here grows where features hardly vary, and would differ between
+    batches of different sizes."""
+    features = answers.features if answers.features.device.type == "mps" else answers.features.double()
+    centred = features - answers.state["center"].to(features)
     return torch.einsum("bmd,mde->bme", centred, answers.state[whitening].to(centred))
 
 

@@ -152,7 +152,7 @@ def predict(
     if hasattr(model, "get_image_features"):
         found = HydraZeroShotImageClassificationPipeline
         if not parameters.get("candidate_labels"):
-            raise ValueError("candidate_labels is missing: CLIP chooses among labels that you name")
+            raise ValueError("candidate_labels is missing: the model chooses among labels that you name")
     elif model.main_input_name in PIPELINES_BY_INPUT:
         found = PIPELINES_BY_INPUT[model.main_input_name]
     else:

@@ -241,7 +241,7 @@ def ablation_of(
     """The engine for a one-member Hydra.
 
     model: the engine's own copy, with the weights it runs on and with its attention backend
-    class_prompts: the tokenizer's output with one row per class, for CLIP
+    class_prompts: the tokenizer's output with one row per class, for CLIP and SigLIP
     towers: the towers of CLIP whose heads are candidates
     memory: bytes that the states of the candidates that run together may take
     """
@@ -252,7 +252,7 @@ def ablation_of(
         check_class_prompts(class_prompts, model)
         return ZeroShotAblation(model, memory, class_prompts, towers)
     if class_prompts is not None:
-        raise ValueError(f"class_prompts is for CLIP, model is a {type(model).__name__}: leave it out")
+        raise ValueError(f"class_prompts is for CLIP and SigLIP, model is a {type(model).__name__}: leave it out")
     if not hasattr(model, "classify"):
         raise TypeError(f"{type(model).__name__} has no classifier: pass the model with its classification head")
     return ClassifierAblation(model, memory)

@@ -80,7 +80,7 @@ def _inputs_of(
 ) -> Iterator[dict[str, Tensor]]:
     """What an encoder reads, batch by batch; the text tower of CLIP reads the prompts."""
     if class_prompts is not None and not has_two_towers(hydra):
-        raise ValueError(f"class_prompts is for CLIP, model is a {type(hydra).__name__}: leave it out")
+        raise ValueError(f"class_prompts is for CLIP and SigLIP, model is a {type(hydra).__name__}: leave it out")
     if tower == "text":
         check_class_prompts(class_prompts, hydra)
         yield accepted_inputs(encoder, {name: value.to(hydra.device) for name, value in class_prompts.items()})

@@ -70,8 +70,8 @@ def extract_circuit(
         score: the OOD score of "ood" and "avg": "msp" (the paper's, the maximum softmax probability), "max_logit", "energy",
             "entropy" or "gen", best the one that the model will be used with. Scores that are fitted on features are
             refused: they would have to be fitted anew on each candidate.
-        class_prompts: for CLIP, the tokenizer's output with one row per class.
-        towers: for CLIP, the towers whose heads compete: both, or ("vision",) or ("text",).
+        class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
+        towers: for CLIP and SigLIP, the towers whose heads compete: both, or ("vision",) or ("text",).
         trunk_layers: how many first layers keep all their heads (of each tower, where there are two): only heads behind them
             compete. Members that have these layers in common run them once when they are fused.
         mode: "exact" evaluates every head that is left at every removal. "shortlist" does so at every `check_every`-th

@@ -65,7 +65,7 @@ def chosen_towers(model: PreTrainedModel, towers: Sequence[str] | None) -> list[
     if isinstance(towers, str):
         towers = [towers]
     if existing == [""]:
-        raise ValueError(f"towers is {towers!r}: only CLIP has towers, leave the argument out")
+        raise ValueError(f"towers is {towers!r}: only CLIP and SigLIP have towers, leave the argument out")
     if not towers or not set(towers) <= set(existing):
         raise ValueError(f'towers is {towers!r}: pass some of "vision" and "text"')
     return [tower for tower in existing if tower in towers]

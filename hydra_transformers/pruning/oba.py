@@ -85,7 +85,7 @@ def oba_prune(
             plus |θ|; that is close to a ranking by magnitude.
         steps: how many times scores are computed anew, with the share of weights that are left shrinking by the same factor
             each time. The authors take about 50.
-        class_prompts: for CLIP, the tokenizer's output with one row per class.
+        class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
 
     Zeros stay zeros in a training with the recipe's `keep_zeros=True`, or with `KeepZerosCallback`.
     """

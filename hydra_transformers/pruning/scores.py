@@ -134,7 +134,7 @@ def head_scores(
         method: "michel" (the loss's gradient in a gate on the head), "taylor" (|weight · gradient|), "oba" (the loss's second
             order), "magnitude" (the norm of its weights), "entropy" and "confidence" (how sharply it looks),
             "leave_one_out" (what is lost without it), "circuit" (when greedy removal takes it) or "random".
-        class_prompts: for CLIP, the tokenizer's output with one row per class.
+        class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
         towers: for CLIP, the towers to score: by default the vision tower, as scores of the two are not on one scale, and both
             for "leave_one_out" and "circuit", where they are.
         normalize: divide the scores of a layer by their Euclidean norm, as Michel et al. do before they compare layers.

@@ -85,7 +85,7 @@ def taylor_scores(
         model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
         dataloader: calibration data with labels: a DataLoader, a list of dict batches, or a Dataset or list of dict
             rows.
-        class_prompts: for CLIP, the tokenizer's output with one row per class.
+        class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
         towers: for CLIP, the towers to score; by default the vision tower only, because scores of the two towers are not
             on one scale.
 
@@ -201,7 +201,7 @@ class Calibration:
             prompts = {name: value.to(hydra.device) for name, value in class_prompts.items()}
             self.prompts = accepted_inputs(hydra.text_model, prompts)
         elif class_prompts is not None:
-            raise ValueError(f"class_prompts is for CLIP, model is a {type(hydra).__name__}: leave it out")
+            raise ValueError(f"class_prompts is for CLIP and SigLIP, model is a {type(hydra).__name__}: leave it out")
         elif "labels" not in inspect.signature(hydra.forward).parameters:
             raise TypeError(f"{type(hydra).__name__} has no classifier: pass the model with its classification head")
         num_classes = hydra.config.num_labels if self.prompts is None else len(self.prompts["input_ids"])

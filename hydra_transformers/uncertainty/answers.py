@@ -46,8 +46,8 @@ class _Wrapped(nn.Module):
             zero_shot = zero_shot_in(model)
             if zero_shot is None or zero_shot.class_names is None:
                 raise TypeError(
-                    f"model is a {type(model).__name__} of CLIP, whose classes have no names here: pass the CLIP model itself, "
-                    "with candidate_labels=, or a ZeroShotClassifier with class_names="
+                    f"model is a {type(model).__name__} of two towers, whose classes have no names here: pass the towers "
+                    "themselves, with candidate_labels=, or a ZeroShotClassifier with class_names="
                 )
             self.config = PreTrainedConfig(
                 id2label=dict(enumerate(zero_shot.class_names)), name_or_path=inside.config.name_or_path

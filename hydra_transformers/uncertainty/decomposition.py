@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..prediction import batches, device_of, predict, problem_type_of
+from ..prediction import batches, device_of, predict, problem_type_of_answers
 from .inputs import as_member_logits, log_of_mean_probability, wide_log_sigmoid, wide_log_softmax
 from .temperature import TemperatureScaling
 
@@ -19,7 +19,7 @@ class Decomposition:
     """The ensemble's prediction and its uncertainty, one row per sample; entropies in nats, everything in float64.
 
     For a multi-label model every attribute is (batch, labels): each label is a choice of its own between 0 (no) and 1 (yes),
-    `mean_probabilities` that of yes.
+    `mean_probabilities` that of yes. Likewise for SigLIP without a `ZeroShotClassifier`, (images, texts).
 
     Attributes:
         mean_probabilities: (batch, classes), the members' mean probability p̄.
@@ -128,12 +128,14 @@ def predict_uncertainty(
 
     Args:
         model: a Hydra, a Hugging Face classifier (one member) or a `ZeroShotClassifier`. `problem_type` in its config says
-            whether it chooses one class or decides on each label; a single output is one label, as in the pipelines.
+            whether it chooses one class or decides on each label; a single output is one label, as in the pipelines. CLIP by
+            itself chooses among the texts of each batch, SigLIP by itself says yes or no to each of them; to choose one of
+            fixed classes, pass a `ZeroShotClassifier` of it.
         data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
         batch_size: rows per batch, where data comes in rows.
         temperature: applied to the member logits first, where given.
     """
-    problem_type = problem_type_of(model)
+    problem_type = problem_type_of_answers(model)
     check_problem_type(problem_type)
     parts: list[dict[str, Tensor]] = []
     for batch in batches(data, batch_size, device_of(model)):
@@ -141,6 +143,11 @@ def predict_uncertainty(
         member_logits = temperature(member_logits) if temperature is not None else member_logits
         is_single_output = member_logits.shape[-1] == 1
         decomposition = decompose(member_logits, "multi_label_classification" if is_single_output else problem_type)
+        if parts and member_logits.shape[-1] != parts[0]["mean_probabilities"].shape[-1]:
+            raise ValueError(
+                f"the first batch of data has {parts[0]['mean_probabilities'].shape[-1]} classes or texts, a later one "
+                f"{member_logits.shape[-1]}: pass the same texts with each batch, or a ZeroShotClassifier of the model"
+            )
         parts.append({field.name: getattr(decomposition, field.name).cpu() for field in fields(decomposition)})
     if not parts:
         raise ValueError("data has no batches: pass at least one sample")

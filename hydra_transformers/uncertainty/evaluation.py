@@ -50,7 +50,7 @@ def evaluate_uncertainty(
         corruptions: names of `hydra_transformers.shift.CORRUPTIONS` or of their groups, one or several, or "all": `id_data`
             is corrupted so at severities 1 to 5. Other choices, and `id_data` whose image processor is not known: pass what
             `corrupted_sets` makes. Or other labelled data, such as ImageNet-C, as `{corruption: {severity: data}}`.
-        class_prompts: for CLIP, the tokenizer's output with one prompt per class: makes it a zero-shot classifier.
+        class_prompts: for CLIP and SigLIP, the tokenizer's output with one prompt per class: makes it a zero-shot classifier.
         temperature: applied to the member logits; one for all models, or `{name: temperature}` for those that have one. A
             detector that was fitted on logits is fitted on `temperature.wrap(model)`, and that is passed as the model.
         abstention: fitted on other rows, on the same `score`: the report tells what its threshold buys on these. One for all

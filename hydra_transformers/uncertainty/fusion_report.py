@@ -259,7 +259,7 @@ def _checked_members(members: Sequence[PreTrainedModel]) -> PreTrainedModel:
         if not hasattr(hydra_class(member, name), "classify"):
             raise TypeError(
                 f"{name} is a {type(member).__name__}, which has no classifier, and this is about classifiers: pass models "
-                "with a classification head; CLIP's two towers are compared with evaluate_uncertainty, fused and not"
+                "with a classification head; two towers are compared with evaluate_uncertainty, fused and not"
             )
         check_chooses_one_class(member, name)
     hydra = AutoHydra.from_pruned_members(members, shared=())

@@ -64,6 +64,16 @@ def test_in_use_places_change_nothing():
     assert torch.equal(plain.member_logits, given.member_logits) and torch.equal(plain.loss, given.loss)
 
 
+def test_a_part_of_a_batch_is_not_trained_on_as_if_it_were_the_whole():
+    """`nn.DataParallel` splits the examples as well as the places, which are numbers of examples in the whole batch."""
+    mimo, places = MIMO(vit_backbone(), num_members=2).train(), torch.tensor([[3, 1], [1, 0]])
+    half = mimo._replicate_for_data_parallel()  # what it makes of a model for each GPU
+    with pytest.raises(
+        RuntimeError, match=r"nn\.DataParallel splits a batch, .*: train on one GPU .* or with a process"
+    ):
+        half(pixel_values=VIT.inputs()["pixel_values"][:2], labels=LABELS[:2], places=places)
+
+
 def test_with_rho_one_the_loss_is_that_of_the_model_times_the_members():
     model = vit_backbone()
     mimo, collator = MIMO(model, num_members=3).train(), MIMOCollator(3, rho=1.0, repetitions=2)

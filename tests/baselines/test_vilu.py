@@ -138,7 +138,7 @@ def test_failure_metrics_by_hand_and_the_docstrings_example():
 
 def test_bad_input_gets_one_sentence():
     data = rows_of(VIT, 16)
-    with pytest.raises(ValueError, match="class_prompts is for CLIP, model is a ViTForImageClassification"):
+    with pytest.raises(ValueError, match="class_prompts is for CLIP and SigLIP, model is a ViTForImageClassification"):
         ViLU(VIT.backbone()).fit(data, PROMPTS)
     with pytest.raises(ValueError, match="class_prompts has no input_ids"):
         ViLU(CLIP.backbone()).fit(data)

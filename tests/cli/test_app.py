@@ -70,7 +70,7 @@ def test_clip_starts_with_the_labels_that_are_named(workplace, launched):
     "words, sentence",
     [
         (["nowhere/at-all"], "nowhere/at-all is not on this machine"),
-        (["vit", "--labels", "cat", "dog"], "--labels is for CLIP"),
+        (["vit", "--labels", "cat", "dog"], "--labels is for CLIP and SigLIP"),
         (["vit", "--examples", "nowhere"], "there are no examples"),
         (["vit", "--single", "bert"], "bert reads texts, vit images: pass two of a kind"),
         (["vit", "--single", "other"], "other has other classes than vit"),

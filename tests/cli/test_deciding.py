@@ -136,7 +136,7 @@ def test_clip_is_calibrated_for_the_classes_of_the_data(kind, workplace, tmp_pat
     assert "threshold" not in result.abstaining and not result.sets
     if kind == "hydra-clip":
         assert main(["push", str(tmp_path / "decided"), "me/decided"]) == 1  # there is no Hub here
-        assert "note: CLIP is published without its decision" in capsys.readouterr().err
+        assert "is published without its decision" in capsys.readouterr().err
 
 
 def test_a_decision_beside_other_weights_is_told_and_left_out(workplace, tmp_path, capsys):
@@ -247,8 +247,11 @@ def test_other_commands_take_a_calibrated_model(workplace, calibrated, tmp_path,
         ),
         (["calibrate", "vit", "--data", "pictures", "--sets", "raps"], "k_reg is 5, there are 3 classes"),
         (["predict", "./nowhere", "text"], "there is no folder ./nowhere"),
-        (["predict", "clip", "0.png"], "CLIP chooses among classes that you name: pass --labels"),
-        (["predict", "vit", "0.png", "--labels", "red"], "--labels is for CLIP, vit has classes of its own"),
+        (["predict", "clip", "0.png"], "clip chooses among classes that you name: pass --labels"),
+        (
+            ["predict", "vit", "0.png", "--labels", "red"],
+            "--labels is for CLIP and SigLIP, vit has classes of its own",
+        ),
         (["predict", "bare", "0.png"], "bare has no ImageProcessor saved with it"),
     ],
 )

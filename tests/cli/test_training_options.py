@@ -3,11 +3,12 @@
 import argparse
 import shlex
 import shutil
+from dataclasses import replace
 
 import datasets
 import pytest
 import torch
-from transformers import BertConfig, BertModel, BertTokenizer
+from transformers import BertConfig, BertModel, BertTokenizer, RobertaConfig
 
 from hydra_transformers.cli import building, main
 from hydra_transformers.cli.build import steps_of
@@ -109,6 +110,11 @@ def test_pairs_are_read_as_the_tokenizer_reads_them(workplace, capsys):
     assert "texts: pairs of the columns 'premise' and 'hypothesis', 8 tokens" in data.notes
     with pytest.raises(ValueError, match="--max-length is 17: the model reads at most 16 tokens"):
         prepare_data(DataSource(source.name, text_column=source.text_column, max_length=17), config, tokenizer)
+    # RoBERTa counts positions from the one behind the padding token's number on
+    roberta = RobertaConfig(max_position_embeddings=16, pad_token_id=1, num_labels=2)
+    with pytest.raises(ValueError, match="--max-length is 16: the model reads at most 14 tokens"):
+        prepare_data(DataSource(source.name, text_column=source.text_column, max_length=16), roberta, tokenizer)
+    assert prepare_data(replace(source, max_length=None), roberta, tokenizer).max_tokens == 14
     with pytest.raises(ValueError, match="name one column, or two of pairs"):
         prepare_data(DataSource(source.name, text_column="premise,hypothesis,label"), config, tokenizer)
     with pytest.raises(ValueError, match="name it with --text-column, or two of pairs as --text-column FIRST,SECOND"):

@@ -217,9 +217,21 @@ def test_the_overview_has_every_setting_side_by_side_and_costs_against_one_model
     seeds = found["sst2-gte"]["seeds"].values()
     accuracy = mean(100 * methods["deep-ensembles"]["id"]["accuracy"] for methods in seeds)
     assert rows["| Deep Ensemble of 3 fine-tunings"][5] == f"{accuracy:.2f}"
-    assert set(overview.LOOKS) | set(overview.NOT_DRAWN) == set(
-        overview.methods(found["sst2-gte"]["seeds"], SETTINGS["sst2-gte"])
-    )
+    assert set(overview.LOOKS) == set(overview.methods(found["sst2-gte"]["seeds"], SETTINGS["sst2-gte"]))
+
+
+def test_the_overview_draws_a_method_unless_it_is_far_behind_or_far_more_expensive():
+    """A method that is ahead is never left out."""
+
+    def run(auroc):
+        found = {"noise": {"auroc": auroc}}
+        return [{"ood": {"msp": {"near": found, "far": found}}}]
+
+    single = run(0.80)
+    assert not overview.far_off(run(0.99), single, lambda run: 1.0)
+    assert not overview.far_off(run(0.76), single, lambda run: 3.0)
+    assert overview.far_off(run(0.70), single, lambda run: 1.0)
+    assert overview.far_off(run(0.99), single, lambda run: 10.0)
 
 
 def test_the_picture_is_drawn_from_the_results(tmp_path):

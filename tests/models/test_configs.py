@@ -14,6 +14,7 @@ from hydra_transformers import (
     HydraViTConfig,
     HydraViTForImageClassification,
 )
+from tests.families import BERT, DISTILBERT, SIGLIP_CLASSIFIER, VIT
 
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
@@ -114,6 +115,15 @@ def test_clip_towers_need_the_same_number_of_members_or_one():
 def test_bert_decoders_are_refused():
     with pytest.raises(ValueError, match="HydraBertConfig is an encoder's"):
         HydraBertConfig(is_decoder=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", [BERT, DISTILBERT, SIGLIP_CLASSIFIER, VIT], ids=lambda family: family.name)
+def test_a_width_of_heads_is_believed_where_the_backbone_believes_it(family):
+    backbone = family.backbone(head_dim=4)
+    hydra = family.hydra.from_backbone(backbone)
+    expected = backbone(**family.inputs()).logits
+    torch.testing.assert_close(hydra(**family.inputs()).member_logits[:, 0], expected)
 
 
 def test_a_backbone_checkpoint_is_not_loaded_as_a_hydra(family, tmp_path):

@@ -44,8 +44,9 @@ def test_the_backbone_is_left_as_it_was(family):
 
 def test_members_are_left_as_they_were_and_share_no_storage_with_the_hydra(family):
     members = family.members()
-    before = [state(member) for member in members]
+    before, random_state = [state(member) for member in members], torch.get_rng_state()
     hydra = family.hydra.from_pruned_members(members)
+    assert torch.equal(torch.get_rng_state(), random_state)
     with torch.no_grad():
         for parameter in hydra.parameters():
             parameter.zero_()

@@ -224,7 +224,7 @@ def test_the_lowest_heads_are_chosen_over_all_layers_or_in_each():
         ({"method": "michel"}, "dataloader is missing: 'michel' is computed on data"),
         ({"method": "random", "metric": max}, "metric is no option of 'random': it takes seed"),
         ({"method": "magnitude", "seed": 1}, "seed is no option of 'magnitude': leave it out"),
-        ({"method": "magnitude", "dataloader": [], "towers": ("text",)}, "only CLIP has towers"),
+        ({"method": "magnitude", "dataloader": [], "towers": ("text",)}, "only CLIP and SigLIP have towers"),
         ({"method": "entropy", "dataloader": []}, "dataloader has no samples"),
     ],
 )

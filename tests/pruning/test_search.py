@@ -290,8 +290,8 @@ def test_data_that_says_nothing_is_refused_or_told_of():
         ({"shortlist": 3}, "shortlist is for mode='shortlist'"),
         ({"mode": "shortlist", "shortlist": 0}, "shortlist is 0"),
         ({"mode": "shortlist", "check_every": 0}, "check_every is 0"),
-        ({"towers": ("vision",)}, "only CLIP has towers"),
-        ({"class_prompts": class_prompts()}, "class_prompts is for CLIP"),
+        ({"towers": ("vision",)}, "only CLIP and SigLIP have towers"),
+        ({"class_prompts": class_prompts()}, "class_prompts is for CLIP and SigLIP"),
     ],
 )
 def test_bad_arguments_get_one_sentence(arguments, sentence):

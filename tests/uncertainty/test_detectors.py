@@ -309,6 +309,20 @@ def test_float32_features_give_the_scores_of_float64(name):
     torch.testing.assert_close(scores, fitted(name)(*TEST[:2]), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["mahalanobis", "relative_mahalanobis"])
+def test_distances_to_classes_that_lie_far_apart_are_no_rounding_errors(name):
+    """The squares of these features are a million times the distances."""
+    logits, features, labels = TRAIN
+    rows = (features + 1000 * torch.eye(CLASSES, DIM)[labels].unsqueeze(1)).float()
+    low = fitted(name, (logits, rows, labels))
+    scores = low(logits, rows)
+    torch.testing.assert_close(
+        scores, fitted(name, (logits, rows.double(), labels))(logits, rows.double()), rtol=1e-3, atol=1e-3
+    )
+    one_by_one = [low(logits[row : row + 1], rows[row : row + 1]) for row in range(20)]
+    torch.testing.assert_close(torch.cat(one_by_one), scores[:20], rtol=1e-6, atol=1e-6)
+
+
 # Classes without rows
 
 

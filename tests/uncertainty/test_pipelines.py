@@ -293,7 +293,7 @@ def test_any_classifier_answers_with_its_uncertainty(folders):
 def test_what_has_no_names_for_its_classes_is_refused(folders):
     clip = load_trained(folders / "clip")
     prompts = AutoTokenizer.from_pretrained(folders / "clip")(LABELS, padding=True, return_tensors="pt")
-    with pytest.raises(TypeError, match="pass the CLIP model itself, with candidate_labels="):
+    with pytest.raises(TypeError, match="pass the towers themselves, with candidate_labels="):
         predict_decisions(ZeroShotClassifier(clip, prompts), IMAGES)
     with pytest.raises(TypeError, match="Linear without a model of Transformers inside"):
         predict_decisions(torch.nn.Linear(2, 2), IMAGES)

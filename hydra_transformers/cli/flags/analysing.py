@@ -10,7 +10,7 @@ ROWS = 2_000  # of each set, unless told otherwise: an analysis answers thousand
 
 def add_analyse(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL", help="a fine-tuned classifier, a CLIP model, or a Hydra with one member"
+        "model", metavar="MODEL", help="a fine-tuned classifier, a CLIP or SigLIP model, or a Hydra with one member"
     )
     ood = "out-of-distribution data; may be repeated. Circuits are extracted with one half of the rows of the first"
     add_named(parser, "--ood", "DATA", ood, required=True)

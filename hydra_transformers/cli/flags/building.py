@@ -22,7 +22,7 @@ def add_prune(parser: argparse.ArgumentParser) -> None:
         "models",
         nargs="+",
         metavar="MODEL",
-        help="an image, text or audio classifier or a CLIP model, by Hub name or folder; or several fine-tunings of one pre-trained "
+        help="an image, text or audio classifier or a CLIP or SigLIP model, by Hub name or folder; or several fine-tunings of one pre-trained "
         "model, or the folder of `finetune` that holds them: then each makes one member, by a circuit of its own",
     )
     parser.add_argument("--method", choices=("taylor", "circuits"), default="circuits", help="default: %(default)s")

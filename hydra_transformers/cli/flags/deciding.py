@@ -11,7 +11,9 @@ SETS = ("lac", "aps", "raps", "none")
 
 def add_calibrate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL", help="the output of `fuse`, or any classifier, CLIP model or saved baseline"
+        "model",
+        metavar="MODEL",
+        help="the output of `fuse`, or any classifier, CLIP or SigLIP model or saved baseline",
     )
     add_data(parser, "validation, test or train, whichever comes first; best rows that the model was not trained on")
     group = parser.add_argument_group("when to abstain (default: never)")
@@ -58,7 +60,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="the output of `calibrate` or `fuse`, or any classifier, CLIP model or saved baseline",
+        help="the output of `calibrate` or `fuse`, or any classifier, CLIP or SigLIP model or saved baseline",
     )
     parser.add_argument(
         "inputs",
@@ -71,7 +73,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
         "--labels",
         nargs="+",
         metavar="LABEL",
-        help="for CLIP: the classes to choose from (default: those it was calibrated for)",
+        help="for CLIP and SigLIP: the classes to choose from (default: those it was calibrated for)",
     )
     parser.add_argument(
         "--top-k", type=positive, default=5, metavar="N", help="scores per input (default: %(default)s)"

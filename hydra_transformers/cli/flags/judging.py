@@ -9,7 +9,9 @@ from .shared import add_batch_size, add_data, add_device, add_named, positive, s
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model", metavar="MODEL", help="the output of `fuse`, or any classifier, CLIP model or saved baseline"
+        "model",
+        metavar="MODEL",
+        help="the output of `fuse`, or any classifier, CLIP or SigLIP model or saved baseline",
     )
     add_named(parser, "--compare", "MODEL", "another model, judged as well, with its own processor; may be repeated")
     for group in ("near", "far"):

@@ -9,7 +9,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="the output of `calibrate` or `fuse`, or any classifier, CLIP model or saved baseline",
+        help="the output of `calibrate` or `fuse`, or any classifier, CLIP or SigLIP model or saved baseline",
     )
     parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s, which only this machine reaches")
     parser.add_argument(

@@ -11,7 +11,7 @@ def add_app(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="the output of `calibrate` or `fuse`, or any classifier, CLIP model or saved baseline; folder or Hub name",
+        help="the output of `calibrate` or `fuse`, or any classifier, CLIP or SigLIP model or saved baseline; folder or Hub name",
     )
     parser.add_argument(
         "--single", metavar="MODEL", help="another model, whose answers stand beside: one backbone, for example"
@@ -27,7 +27,7 @@ def add_app(parser: argparse.ArgumentParser) -> None:
         "--labels",
         nargs="+",
         metavar="LABEL",
-        help="for CLIP: the classes that are there first; users may name others",
+        help="for CLIP and SigLIP: the classes that are there first; users may name others",
     )
     parser.add_argument("--processor", metavar="NAME_OR_FOLDER", help="default: the one saved with each model")
     group = parser.add_argument_group("who may send what")
