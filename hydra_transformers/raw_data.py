@@ -48,8 +48,8 @@ class PreparedRows(torch.utils.data.Dataset):
         return PreparedRows(rows, self.processor, self.columns, self.label, self.max_length)
 
     def _pixels(self, image: Any, index: int) -> Tensor:
-        if getattr(image, "mode", "RGB") not in ("RGB", "L"):  # of PIL: a palette, or transparent
-            image = image.convert("RGB")
+        if hasattr(image, "mode"):
+            image = rgb_or_grey(image, f"the image of row {index}")
         try:
             return self.processor(images=image, return_tensors="pt")["pixel_values"][0]
         except (TypeError, ValueError, AttributeError) as error:
@@ -73,6 +73,18 @@ class PreparedRows(torch.utils.data.Dataset):
                 f"the label of row {index} is {label!r}: pass class indices, as the model's config.label2id has them"
             )
         return label
+
+
+def rgb_or_grey(image: Any, name: str) -> Any:
+    """An image of PIL that has neither colours nor greys (a palette, a transparent one) as RGB.
+
+    Refuses one of more than 256 levels: PIL would make white of all that is above the 255th.
+    """
+    if image.mode.startswith(("I", "F")):
+        raise ValueError(
+            f"{name} has the mode {image.mode}, of more than 256 levels: scale it to 8 bits a channel first"
+        )
+    return image if image.mode in ("L", "RGB") else image.convert("RGB")
 
 
 class _ChangedTexts:

@@ -22,7 +22,7 @@ def with_noise(
         data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
         pixels: the standard deviation of the noise, in the units that the model reads.
         tokens: the share of tokens that become others, drawn from the same batch; the first and the last of a text stay.
-        seed: the same gives the same noise.
+        seed: the same gives the same noise, for the same batches.
     """
     generator = torch.Generator().manual_seed(seed)
     return [_with_noise(batch, pixels, tokens, generator) for batch in batches(data, batch_size)]

@@ -4,9 +4,10 @@ import math
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from ..pictures import COLOURS, Figure, finish_panel, legend_below, write_png
+from ..pictures import COLOURS, Figure, drawable, finish_panel, legend_below, write_png
 from ..pruning.heads import Head
 from .sweep import PERCENT, TITLES
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 DPI = 150
 NEUTRAL = "#555555"
+ABSENT = "#DDDDDD"
 MAPS_PER_ROW = 4
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
@@ -35,14 +37,14 @@ def draw_pruning_under_noise(result: "PruningUnderNoise", folder: str | os.PathL
         changes = [result.changes[name][data] for name in names]
         looks = (
             ("second_order", -0.19, COLOURS[5], "Expected, to second order"),
-            ("change", 0.19, COLOURS[1], "True"),
+            ("change", 0.19, COLOURS[1], "True (lines: ± one standard error)"),
         )
         for key, shift, colour, label in looks:
             estimates = [getattr(each, key) for each in changes]
             panel.barh(
                 [place + shift for place in places],
                 [each.value for each in estimates],
-                xerr=[each.error or 0 for each in estimates],
+                xerr=[math.nan if each.error is None else each.error for each in estimates],  # unknown is not 0
                 height=0.36,
                 color=colour,
                 ecolor=NEUTRAL,
@@ -50,7 +52,7 @@ def draw_pruning_under_noise(result: "PruningUnderNoise", folder: str | os.PathL
                 label=label,
             )
         panel.axvline(0, color=NEUTRAL, linewidth=1)
-        panel.set_yticks(list(places), names)
+        panel.set_yticks(list(places), list(map(drawable, names)))
         panel.set_xlabel("Change of the loss (nats)")
         panel.locator_params(axis="x", nbins=5)
         finish_panel(panel, data)
@@ -83,26 +85,35 @@ def _maps(
     high: float | None = None,
     crossed: Collection[Head] = (),
     note: str = "",
+    shades: Mapping[float, str] | None = None,
 ) -> Figure:
-    """Heads by layer, a panel for each title; a dot marks the heads in `crossed`. With a label there is a colour bar."""
+    """Heads by layer, a panel for each title; a dot marks the heads in `crossed`. With a label there is a colour bar, with
+    `shades` a legend of the values that there are."""
     rows = math.ceil(len(maps) / MAPS_PER_ROW)
     columns = math.ceil(len(maps) / rows)
     layers, heads = (1 + max(head[axis] for of_map in maps.values() for head in of_map) for axis in (-2, -1))
-    size = (1.6 + columns * max(1.9, 0.24 * heads + 0.5), 0.7 + rows * (0.24 * layers + 0.8))
+    width = max(1.9, 0.24 * heads + 0.5)
+    titles = ["\n".join(wrap(title, int(11 * width))) for title in maps]
+    lines = max(title.count("\n") for title in titles)
+    size = (1.6 + columns * width, 0.7 + rows * (0.24 * layers + 0.8 + 0.2 * lines))
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
     values = [value for of_map in maps.values() for value in of_map.values()]
     scale = {"vmin": min(values) if low is None else low, "vmax": max(values) if high is None else high}
-    for panel, (title, of_map) in zip(panels, maps.items(), strict=False):
+    for panel, title, of_map in zip(panels, titles, maps.values(), strict=False):
         by_place = {head[-2:]: value for head, value in of_map.items()}
         grid = [[by_place.get((layer, head), math.nan) for head in range(heads)] for layer in range(layers)]
         shown = panel.imshow(grid, cmap="Blues", aspect="equal", **scale)
+        panel.set_facecolor(ABSENT)  # heads that the model does not have, being pruned already
         dots = [head for head in of_map if head in crossed]
         if dots:
             panel.plot([h[-1] for h in dots], [h[-2] for h in dots], ".", color=COLOURS[1], markersize=4, label=note)
-        panel.set_title(title, fontsize=11)
+        panel.set_title(drawable(title), fontsize=11)
         panel.set(xticks=_ticks(heads), yticks=_ticks(layers), xlabel="head", ylabel="layer")
         panel.label_outer()
+        if title in titles[-columns:]:  # nothing is below
+            panel.set_xlabel("head")
+            panel.tick_params(axis="x", labelbottom=True)
         panel.set_xticks([head - 0.5 for head in range(heads)], minor=True)
         panel.set_yticks([layer - 0.5 for layer in range(layers)], minor=True)
         panel.grid(which="minor", color="white", linewidth=1.2)
@@ -112,8 +123,13 @@ def _maps(
         panel.set_visible(False)
     if label is not None:
         figure.colorbar(shown, ax=panels, label=label, shrink=0.9)
-    if crossed:
-        legend_below(figure, panels[0], 1)
+    for value, name in (shades or {}).items():
+        look = {"color": shown.cmap(shown.norm(value)), "markeredgecolor": NEUTRAL, "markersize": 9}
+        panels[0].plot([], [], "s", label=name, **look)
+    if any(len(of_map) < layers * heads for of_map in maps.values()):
+        panels[0].plot([], [], "s", label="not in the model", color=ABSENT, markersize=9)
+    if panels[0].get_legend_handles_labels()[1]:
+        legend_below(figure, panels[0], 3)
     return figure
 
 
@@ -123,7 +139,7 @@ def _ticks(count: int) -> range:
 
 def _principal_components(result: "HeadSeparation") -> Figure:
     """The heads that go last above, those that go first below, each along its own two directions."""
-    groups = result.by_importance(max(1, len(result.pictures) // 2))
+    groups = result.by_importance(len(result.pictures))
     shown = {name: [head for head in groups[name] if head in result.pictures] for name in ("go last", "go first")}
     columns = max(map(len, shown.values()))
     figure = Figure(figsize=(1.75 * columns + 0.4, 4.4), dpi=DPI, layout="constrained")
@@ -134,7 +150,7 @@ def _principal_components(result: "HeadSeparation") -> Figure:
             picture = result.pictures[head]
             for points, colour, label in (
                 (picture.known, "#999999", "known data"),
-                (picture.foreign, COLOURS[1], foreign),
+                (picture.foreign, COLOURS[1], drawable(foreign)),
             ):
                 panel.plot(*zip(*points, strict=True), ".", color=colour, markersize=2.5, alpha=0.6, label=label)
             auroc = 100 * result.networks["all heads"][foreign][head].auroc
@@ -155,7 +171,9 @@ def draw_comparison(result: "HeadSetComparison", folder: str | os.PathLike) -> l
             kept = {head: float(head not in set(pruned)) for head in result.heads if head[:-2] == tower}
             maps[f"{name}: {sum(kept.values()):.0f} kept"] = kept
         name = "_".join(["kept_heads", *tower])
-        paths.append(write_png(_maps(maps, low=0, high=1.3), Path(folder) / f"{name}.png"))
+        paths.append(
+            write_png(_maps(maps, low=0, high=1.3, shades={1: "kept", 0: "cut out"}), Path(folder) / f"{name}.png")
+        )
     if result.pairs:
         paths.append(write_png(_overlaps(result), Path(folder) / "overlaps.png"))
     return paths
@@ -164,6 +182,7 @@ def draw_comparison(result: "HeadSetComparison", folder: str | os.PathLike) -> l
 def _overlaps(result: "HeadSetComparison") -> Figure:
     """The overlap of each two sets, and in brackets what chance would give."""
     names = list(result.head_sets)
+    shown = list(map(drawable, names))
     figure = Figure(figsize=(2.2 + 0.85 * len(names), 1.4 + 0.62 * len(names)), dpi=DPI, layout="constrained")
     panel = figure.subplots()
     places = {name: place for place, name in enumerate(names)}
@@ -174,8 +193,8 @@ def _overlaps(result: "HeadSetComparison") -> Figure:
         ink = "white" if pair.overlap > 0.55 else "#333333"
         panel.text(places[a], places[b], text, ha="center", va="center", fontsize=8, color=ink)
     panel.imshow(grid, cmap="Blues", vmin=0, vmax=1, aspect="auto")
-    panel.set_xticks(range(len(names) - 1), names[:-1], rotation=30, ha="right")
-    panel.set_yticks(range(1, len(names)), names[1:])
+    panel.set_xticks(range(len(names) - 1), shown[:-1], rotation=30, ha="right")
+    panel.set_yticks(range(1, len(names)), shown[1:])
     panel.set(xlim=(-0.5, len(names) - 1.5), ylim=(len(names) - 0.5, 0.5))
     panel.set_title("Overlap of pruned heads (by chance)", fontsize=11)
     panel.spines[:].set_visible(False)
@@ -204,17 +223,19 @@ def draw_sweep(result: "BudgetSweep", folder: str | os.PathLike) -> list[Path]:
                 several = [[scale * each for each in of_budget] for of_budget in values.values()]
                 means = [math.fsum(each) / len(each) for each in several]
                 style = "-" if tuned or True not in result.stages else "--"
-                label = f"{order}, fine-tuned" if tuned else order
+                label = drawable(f"{order}, fine-tuned" if tuned else order)
                 start = [] if tuned else [dense]
                 panel.plot(budgets, start + means, linestyle=style, linewidth=1.6, label=label, **look)
                 if max(map(len, several)) > 1:
                     low, high = (start + [bound(each) for each in several] for bound in (min, max))
-                    panel.fill_between(budgets, low, high, color=look["color"], alpha=0.15, linewidth=0)
+                    band = {"color": look["color"], "alpha": 0.15, "linewidth": 0}
+                    panel.fill_between(budgets, low, high, label=f"{label}: lowest to highest", **band)
         panel.set_xlabel(f"Heads that go, of {result.dense.kept}")
         panel.xaxis.get_major_locator().set_params(integer=True)
         finish_panel(panel, TITLES[metric])
     labels = panels[0].get_legend_handles_labels()[1]
-    legend_below(figure, panels[0], min(len(labels), 2 * columns))
+    inches = 0.6 + 0.075 * max(map(len, labels))  # of an entry
+    legend_below(figure, panels[0], max(1, min(len(labels), int(figure.get_figwidth() / inches))))
     return [write_png(figure, Path(folder) / "budgets.png")]
 
 

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
 from ..prediction import check_chooses_one_class
+from ..processes import gather, gather_batches
 from ..pruning.ablation import Ablation, ablation_of
 from ..pruning.evaluation_data import EvaluationData, read_data
 from ..pruning.heads import Head, heads_of, tower_and_place
@@ -49,13 +50,10 @@ class Estimate:
         variance = math.fsum(((rows - mean) ** 2).tolist()) / (len(rows) - 1)
         return cls(mean, math.sqrt(variance / len(rows)))
 
-    def __add__(self, other: "Estimate") -> "Estimate":
+    def __sub__(self, other: "Estimate") -> "Estimate":
         """Of rows that have nothing to do with each other."""
         errors = (self.error, other.error)
-        return Estimate(self.value + other.value, None if None in errors else math.hypot(*errors))
-
-    def __sub__(self, other: "Estimate") -> "Estimate":
-        return self + Estimate(-other.value, other.error)
+        return Estimate(self.value - other.value, None if None in errors else math.hypot(*errors))
 
     @property
     def is_clear(self) -> bool | None:
@@ -126,11 +124,14 @@ class PruningUnderNoise:
     head_sets: head set -> its heads
     smallest_eigenvalues: noisy set -> the smallest eigenvalue of H_noisy - H_clean over all steps that remove heads, each head
         a unit; below 0 it is not positive definite. Only where it was asked for
+    paired: head set -> noisy set -> the differences to the clean set of the means "change", "curvature" and "second_order", by
+        pairs of rows. Only where rows are pairs, as many with the same labels in the same order, and are told apart
     """
 
     changes: dict[str, dict[str, LossChange]]
     head_sets: dict[str, list[Head]]
     smallest_eigenvalues: dict[str, float] = field(default_factory=dict)
+    paired: dict[str, dict[str, dict[str, Estimate]]] = field(default_factory=dict)
 
     @property
     def noisy_sets(self) -> list[str]:
@@ -141,16 +142,21 @@ class PruningUnderNoise:
 
         noisy: which noisy set, where there are several
         """
-        changes = self.changes[head_set]
-        clean, other = changes[CLEAN], changes[self.noisy_sets[0] if noisy is None else noisy]
+        noisy = self.noisy_sets[0] if noisy is None else noisy
+        clean, other = (self.changes[head_set][data] for data in (CLEAN, noisy))
+        paired = self.paired.get(head_set, {}).get(noisy, {})
+
+        def difference(name: str) -> Estimate:
+            return paired[name] if name in paired else getattr(other, name) - getattr(clean, name)
+
         return Premises(
             clean_slope=clean.slope,
             noisy_slope=other.slope,
-            curvature=other.curvature - clean.curvature,
+            curvature=difference("curvature"),
             gap_before=other.before - clean.before,
             gap_after=other.after - clean.after,
-            gap_change=other.change - clean.change,
-            expected_change=other.second_order - clean.second_order,
+            gap_change=difference("change"),
+            expected_change=difference("second_order"),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -232,19 +238,24 @@ def pruning_under_noise(
         name: loss.read(each, "clean_data" if name == CLEAN else f"noisy_data ({name})", batch_size)
         for name, each in given.items()
     }
-    changes: dict[str, dict[str, LossChange]] = {name: {} for name in sets}
-    hessians = {}
-    for name, each in data.items():
-        for head_set, change in loss.changes(each, sets).items():
-            changes[head_set][name] = change
-        if all_directions:
-            hessians[name] = loss.hessian(each)
+    rows = {name: loss.rows(each, sets) for name, each in data.items()}
+    changes = {
+        head_set: {name: _loss_change(rows[name][head_set], each.num_samples) for name, each in data.items()}
+        for head_set in sets
+    }
+    labels = {name: all_labels(each) for name, each in data.items()}
+    pairs = [name for name in data if name != CLEAN and torch.equal(labels[name], labels[CLEAN])]
+    paired = {
+        head_set: {name: _differences(rows[name][head_set], rows[CLEAN][head_set]) for name in pairs}
+        for head_set in sets
+    }
+    hessians = {name: loss.hessian(each) for name, each in data.items()} if all_directions else {}
     smallest = {
         name: float(torch.linalg.eigvalsh(hessian - hessians[CLEAN])[0])
         for name, hessian in hessians.items()
         if name != CLEAN
     }
-    return PruningUnderNoise(changes, sets, smallest)
+    return PruningUnderNoise(changes, sets, smallest, paired)
 
 
 Place = tuple[str, int]  # tower and layer
@@ -267,16 +278,25 @@ class GatedLoss:
         engine, hydra = self.engine, self.hydra
         return read_data(data, name, engine.input_names, batch_size, hydra.device, hydra.dtype, engine.num_classes)
 
-    def changes(self, data: EvaluationData, sets: Mapping[str, Sequence[Head]]) -> dict[str, LossChange]:
-        rows: dict[str, dict[str, list[Tensor]]] = {name: {} for name in sets}
-        for inputs, labels in zip(data.inputs, data.labels, strict=True):
-            for name, values in self._changes_of_batch(inputs, labels, sets).items():
-                for key, value in values.items():
-                    rows[name].setdefault(key, []).append(value.detach().double().cpu())
-        return {
-            name: _loss_change({key: torch.cat(parts) for key, parts in values.items()}, data.num_samples)
-            for name, values in rows.items()
-        }
+    def rows(self, data: EvaluationData, sets: Mapping[str, Sequence[Head]]) -> dict[str, dict[str, Tensor]]:
+        """By head set what `_changes_of_batch` has, of all batches."""
+        of_batches = [
+            {
+                name: {key: value.detach().double().cpu() for key, value in values.items()}
+                for name, values in self._changes_of_batch(inputs, labels, sets).items()
+            }
+            for inputs, labels in zip(data.inputs, data.labels, strict=True)
+        ]
+        of_batches = gather_batches(of_batches)
+        found = {}
+        for name in sets:
+            found[name] = {key: torch.cat([each[name][key] for each in of_batches]) for key in of_batches[0][name]}
+            if not all(value.isfinite().all() for value in found[name].values()):
+                raise ValueError(
+                    f"the loss on {data.name}, or a derivative of it, is no finite number without the heads of {name!r}: look "
+                    "for NaN in the data and in the weights"
+                )
+        return found
 
     def _changes_of_batch(
         self, inputs: Mapping[str, Tensor], labels: Tensor, sets: Mapping[str, Sequence[Head]]
@@ -310,6 +330,7 @@ class GatedLoss:
                 for row, (place, index) in enumerate(heads):
                     second = self._derivatives(slopes[place][:, index].sum(), gates)
                     total[row] += torch.cat([each.sum(dim=0) for each in second.values()]).double().cpu()
+        total = torch.stack(gather(total)).sum(dim=0)
         return (total + total.t()) / (2 * data.num_samples)
 
     def gates(self, rows: int, turned_off: Sequence[Head] | None = None) -> dict[Place, Tensor]:
@@ -350,18 +371,41 @@ class GatedLoss:
         return torch.stack([part.sum() for part in parts]).sum(dim=0, keepdim=True)
 
 
+def all_labels(data: EvaluationData) -> Tensor:
+    """(rows,), of all processes"""
+    return torch.cat(gather_batches([labels.cpu() for labels in data.labels]))
+
+
 def _loss_change(rows: Mapping[str, Tensor], count: int) -> LossChange:
     """From the values of each row, or the sums of batches of slope and curvature where rows are not told apart."""
+    means = _means(rows)
 
     def estimate(values: Tensor) -> Estimate:
-        return Estimate.of(values) if len(rows["slope"]) == count else Estimate(math.fsum(values.tolist()) / count)
+        return Estimate.of(values) if len(values) == count else Estimate(math.fsum(values.tolist()) / count)
 
     return LossChange(
         before=exact_mean(rows["before"]),
         after=exact_mean(rows["after"]),
-        change=Estimate.of(rows["after"] - rows["before"]),
         slope=estimate(rows["slope"]),
-        curvature=estimate(rows["curvature"]),
-        second_order=estimate(rows["slope"] + rows["curvature"] / 2),
         rows=count,
+        **{name: estimate(values) for name, values in means.items()},
     )
+
+
+def _means(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What means of two data sets are compared of."""
+    return {
+        "change": rows["after"] - rows["before"],
+        "curvature": rows["curvature"],
+        "second_order": rows["slope"] + rows["curvature"] / 2,
+    }
+
+
+def _differences(noisy: Mapping[str, Tensor], clean: Mapping[str, Tensor]) -> dict[str, Estimate]:
+    """Of rows that are pairs, where they are told apart."""
+    count, theirs = len(clean["before"]), _means(clean)
+    return {
+        name: Estimate.of(values - theirs[name])
+        for name, values in _means(noisy).items()
+        if len(values) == len(theirs[name]) == count
+    }

@@ -11,16 +11,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..files import write_atomically
-from ..prediction import batches
+from ..prediction import batches, split_labels
 from ..pruning import Circuit, TaylorPruning, extract_circuit, prune_heads, taylor_prune, taylor_scores
+from ..pruning.evaluation_data import check_label_range
 from ..pruning.heads import Head, as_heads, check_count, has_two_towers, heads_of
 from .comparison import HeadSetComparison, compare_head_sets
 from .foreign_sets import foreign_sets
-from .head_sets import random_order
+from .head_sets import as_head_set, check_are_named, random_order
 from .noise import with_noise
 from .proposition import PruningUnderNoise, pruning_under_noise
-from .separation import HeadSeparation, head_separation
-from .sweep import BudgetSweep, FineTune, sweep_budgets
+from .separation import HeadSeparation, check_are_enough_rows, head_dim_of, head_separation
+from .sweep import BudgetSweep, FineTune, check_prompts, checked_budgets, sweep_budgets
 from .towers import HeadScores
 
 
@@ -141,16 +142,21 @@ def analyse_heads(
     budget = max(1, len(heads) // 4) if budget is None else budget
     check_count(noise_rows, "noise_rows", 1, 10**9, "the loss is looked at on rows")
     check_count(budget, "budget", 1, len(heads) - 1, f"the model has {len(heads)} heads")
-    budgets = _usual_budgets(len(heads)) if budgets is None else sorted({*budgets})
-    if not budgets:
-        raise ValueError("budgets is empty: pass how many heads go, such as [4, 8, 12]")
-    for each in budgets:
-        check_count(each, "budgets", 1, len(heads) - 1, f"the model has {len(heads)} heads")
+    check_count(random_orders, "random_orders", 0, 10**6, "each is judged at every budget")
+    budgets = _usual_budgets(len(heads)) if budgets is None else checked_budgets(budgets, len(heads))
+    others = _other_head_sets(other_head_sets, heads)
+    check_prompts(hydra, class_prompts)
     prompts = {} if class_prompts is None else {"class_prompts": class_prompts}
     choosing_data, choosing_ood, id_data = (
         list(batches(data, batch_size)) for data in (choosing_data, choosing_ood, id_data)
     )
     ood_data = {name: list(batches(data, batch_size)) for name, data in foreign_sets(ood_data).items()}
+    noisy_data = None if noisy_data is None else list(batches(noisy_data, batch_size))
+    # What would be refused at the end is refused before circuits are extracted, which takes hours of a large model.
+    check_are_enough_rows(head_dim_of(hydra), _rows(id_data), {name: _rows(data) for name, data in ood_data.items()})
+    classes = hydra.config.num_labels if class_prompts is None else len(class_prompts["input_ids"])
+    for name, data in {"id_data": id_data, "noisy_data": noisy_data or []}.items():
+        _check_labels(data, name, classes)
 
     tell("Taylor scores")
     towers = {"towers": ("vision", "text")} if has_two_towers(hydra) else {}
@@ -186,19 +192,41 @@ def analyse_heads(
         RANDOM: orders[RANDOM][0][:budget] if random_orders else None,
     }
     sets = {name: each for name, each in sets.items() if each is not None}
-    comparison = compare_head_sets(model, {**sets, **(other_head_sets or {})})
+    comparison = compare_head_sets(model, {**sets, **others})
     tell("whether pruning is worse under noise")
     clean = spread(id_data, noise_rows)
-    noisy = with_noise(clean) if noisy_data is None else spread(list(batches(noisy_data, batch_size)), noise_rows)
+    noisy = with_noise(clean) if noisy_data is None else spread(noisy_data, noise_rows)
     proposition = pruning_under_noise(model, clean, noisy, sets, **prompts)
     return HeadReport(budget, circuits, proposition, separation, comparison, sweep, HeadScores(scores))
 
 
 def spread(data: Sequence[Mapping[str, Tensor]], rows: int) -> list[dict[str, Tensor]]:
     """About `rows` rows of dict batches, evenly from all of them."""
-    total = sum(len(next(iter(batch.values()))) for batch in data)
-    step = max(1, round(total / rows))
+    step = max(1, round(_rows(data) / rows))
     return [{name: value[::step] for name, value in batch.items()} for batch in data]
+
+
+def _rows(data: Sequence[Mapping[str, Tensor]]) -> int:
+    return sum(len(next(iter(batch.values()))) for batch in data)
+
+
+def _check_labels(data: Sequence[Mapping[str, Tensor]], name: str, classes: int) -> None:
+    for batch in data:
+        labels = split_labels(batch)[1]
+        if labels is None:
+            raise ValueError(f"{name} has no labels: give every batch its class indices as 'labels'")
+        check_label_range(labels, name, classes)
+
+
+def _other_head_sets(given: Mapping[str, Any] | None, heads: Sequence[Head]) -> dict[str, list[Head]]:
+    """Those that the caller has, by names that are not taken."""
+    if not given:
+        return {}
+    check_are_named(given, "other_head_sets", "heads")
+    own = {TAYLOR_BY_LAYER, TAYLOR, *CIRCUITS.values(), RANDOM}
+    for name in own & set(given):
+        raise ValueError(f"other_head_sets has a set named {name!r}, which is made here: name it otherwise")
+    return {name: as_head_set(each, f"other_head_sets[{name!r}]", heads) for name, each in given.items()}
 
 
 def _usual_budgets(heads: int) -> list[int]:

@@ -13,10 +13,11 @@ from transformers import PreTrainedModel
 
 from ..fusion.structure import is_a
 from ..models.decoders import HydraDecoderMixin, last_token
+from ..processes import gather_batches
 from ..pruning import prune_heads
 from ..pruning.evaluation_data import read_data
 from ..pruning.head_maps import HeadMap
-from ..pruning.heads import Head, as_heads_to_prune, has_two_towers, head_at, heads_of
+from ..pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, head_at, heads_of
 from ..pruning.scoring import auroc_of_confidence
 from .foreign_sets import foreign_sets
 from .head_outputs import one_member, watched_heads
@@ -37,7 +38,7 @@ class Separation:
 
     euclidean: the distance of the means
     relative: the same in units of the known data's spread, the root of its total variance
-    mahalanobis: the distance of the means by the known data's covariance
+    mahalanobis: the distance of the means by the known data's covariance, along the directions in which that varies
     auroc: of a linear discriminant that is fitted on one half of the rows and judged on the other, mean of both ways
     """
 
@@ -94,11 +95,12 @@ class HeadSeparation:
         return Separation(*(math.fsum(getattr(each, name) for each in chosen) / len(chosen) for name in MEASURES))
 
     def by_importance(self, count: int) -> dict[str, list[Head]]:
-        """The `count` heads that go first, and those that go last: heads that were never ranked, the last layer's first, then the
-        end of the ranking."""
-        ranked = set(self.ranking)
-        never = [head for head in self._dense() if head not in ranked]
-        return {"go first": self.ranking[:count], "go last": (never[::-1] + self.ranking[::-1])[:count]}
+        """The `count` heads that go first, at most half of all, and of the others those that go last: heads that were never
+        ranked, the last layer's first, then the end of the ranking."""
+        first = self.ranking[: min(count, len(self._dense()) // 2)]
+        never = [head for head in self._dense() if head not in set(self.ranking)]
+        others = [head for head in never[::-1] + self.ranking[::-1] if head not in set(first)]
+        return {"go first": first, "go last": others[:count]}
 
     def to_dict(self) -> dict[str, Any]:
         """Without the points of pictures."""
@@ -110,7 +112,7 @@ class HeadSeparation:
                 }
                 for network, sets in self.networks.items()
             },
-            "columns": ["head", *MEASURES],
+            "columns": ["tower", "layer", "head", *MEASURES][-len(next(iter(self._dense()))) - len(MEASURES) :],
             "chance": self.chance,
             "ranking": self.ranking,
         }
@@ -208,7 +210,8 @@ def head_separation(
     """How well each head's outputs tell foreign data from known data, by themselves.
 
     A head's output is what it gives before the output projection, for the first token, and where texts are read in one
-    direction (Llama, Qwen2, Gemma) for the last one: the first knows nothing of the others. All of them are kept in memory.
+    direction (Llama, Qwen2, Gemma) for the last one: the first knows nothing of the others. SigLIP's images have no token that
+    stands for all, there it is the mean over the patches. All of them are kept in memory.
 
     Args:
         model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is. Of
@@ -221,6 +224,7 @@ def head_separation(
         pictured: how many of each to picture.
         seed: of the halves that discriminants are fitted and judged on.
     """
+    check_count(pictured, "pictured", 0, 10**6, "pictures are drawn one by one")
     hydra = one_member(model)
     heads = heads_of(hydra, ["vision"] if has_two_towers(hydra) else None)
     if pruned is not None:
@@ -235,13 +239,8 @@ def head_separation(
     foreign = foreign_sets(ood_data)
     known = _read(hydra, id_data, "id_data", batch_size)
     others = {name: _read(hydra, data, f"ood_data ({name})", batch_size) for name, data in foreign.items()}
-    rows = known.num_samples
-    head_dim = next(iter(_encoder(hydra).layers)).attention.head_dim
-    if rows < head_dim + 3:
-        raise ValueError(f"id_data has {rows} rows, and heads have {head_dim} dimensions: pass more rows than these")
-    for name, data in others.items():
-        if data.num_samples < 4:
-            raise ValueError(f"ood_data ({name}) has {data.num_samples} rows: pass at least 4, to fit and to judge on")
+    rows, head_dim = known.num_samples, head_dim_of(hydra)
+    check_are_enough_rows(head_dim, rows, {name: data.num_samples for name, data in others.items()})
 
     networks, vectors = {}, {}
     for network in (DENSE, *sets):
@@ -259,6 +258,21 @@ def head_separation(
     return result
 
 
+def check_are_enough_rows(head_dim: int, known: int, foreign: Mapping[str, int]) -> None:
+    """Refuses so few that a covariance cannot be told from them, or a discriminant not be judged."""
+    least = head_dim + 3
+    if known < least:
+        raise ValueError(f"id_data has {known} rows, and heads have {head_dim} dimensions: pass {least} rows or more")
+    for name, rows in foreign.items():
+        if rows < 4:
+            raise ValueError(f"ood_data ({name}) has {rows} rows: pass at least 4, to fit and to judge on")
+
+
+def head_dim_of(hydra: PreTrainedModel) -> int:
+    """Of the heads that read the data."""
+    return next(iter(_encoder(hydra).layers)).attention.head_dim
+
+
 def _encoder(hydra: PreTrainedModel) -> PreTrainedModel:
     """That which reads the data."""
     return hydra.vision_model if has_two_towers(hydra) else hydra.base_model
@@ -271,31 +285,45 @@ def _read(hydra: PreTrainedModel, data: Any, name: str, batch_size: int) -> Any:
 
 
 def head_vectors(hydra: PreTrainedModel, data: Any) -> Vectors:
-    """By head what it gives for the first token of every row (of causal language models the last), of a one-member Hydra."""
-    encoder, parts = _encoder(hydra), {}
-    tower = "vision" if has_two_towers(hydra) else ""
+    """By head what it gives for the first token of every row, of a one-member Hydra; of causal language models for the last, and
+    where no token stands for the whole image the mean of all."""
+    encoder, of_batches = _encoder(hydra), []
 
-    def keep(of_tower: str, layer: int, outputs: Tensor) -> None:
+    def keep(tower: str, layer: int, outputs: Tensor) -> None:
         numbers = encoder.config.kept_heads[layer][0]
-        of_token = outputs[torch.arange(len(outputs), device=outputs.device), token].double().cpu()
-        for number, output in zip(numbers, of_token.unbind(dim=1), strict=True):
-            parts.setdefault(head_at(of_tower, layer, number), []).append(output)
+        of_row = _of_row(outputs, token).double().cpu()
+        for number, output in zip(numbers, of_row.unbind(dim=1), strict=True):
+            of_batches[-1][head_at(tower, layer, number)] = output
 
     with watched_heads(hydra, keep), torch.inference_mode():
         for inputs in data.inputs:
             token = _token_to_read(encoder, inputs)
+            of_batches.append({})
             encoder(**inputs)
-    return {head: torch.cat(of_head) for head, of_head in parts.items() if head[:-2] in ((), (tower,))}
+    of_batches = gather_batches(of_batches)
+    vectors = {head: torch.cat([each[head] for each in of_batches]) for head in of_batches[0]}
+    if not all(vector.isfinite().all() for vector in vectors.values()):
+        raise ValueError(f"heads give no finite numbers for {data.name}: look for NaN in the data and in the weights")
+    return vectors
 
 
-def _token_to_read(encoder: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor | int:
-    """The place of the token, of each row where these differ."""
+def _token_to_read(encoder: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor | int | None:
+    """The place of the token, of each row where these differ; None where all are read."""
+    if not encoder.one_token_stands_for_all:
+        return None
     if not is_a(encoder, HydraDecoderMixin):
         return 0
     if "input_ids" not in inputs:
         return -1
     padding = -1 if encoder.config.pad_token_id is None else encoder.config.pad_token_id  # -1 is no token
     return last_token(inputs["input_ids"], inputs.get("attention_mask"), padding)
+
+
+def _of_row(outputs: Tensor, token: Tensor | int | None) -> Tensor:
+    """(rows, tokens, heads, head_dim) -> (rows, heads, head_dim)"""
+    if token is None:
+        return outputs.mean(dim=1)
+    return outputs[torch.arange(len(outputs), device=outputs.device), token]
 
 
 def _separations(known: Vectors, foreign: Vectors, seed: int) -> dict[Head, Separation]:
@@ -345,7 +373,8 @@ def _aurocs(x: Tensor, y: Tensor, seed: int) -> Tensor:
 def _discriminant(x: Tensor, y: Tensor) -> Tensor:
     """Fisher's: where the second set lies higher, (heads, dim)."""
     within = (_covariance(x) + _covariance(y)) / 2
-    scale = within.diagonal(dim1=-2, dim2=-1).mean(dim=-1).clamp(min=torch.finfo(x.dtype).tiny)
+    scale = within.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
+    scale = torch.where(scale > 0, scale, 1.0)  # where both sets are constant, along their difference
     within = within + RIDGE * scale[:, None, None] * torch.eye(x.shape[-1], dtype=x.dtype)
     return torch.linalg.solve(within, (y.mean(dim=1) - x.mean(dim=1)).unsqueeze(-1)).squeeze(-1)
 

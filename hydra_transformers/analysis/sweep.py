@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,12 @@ from ..prediction import (
     accepted_inputs,
     batches,
     check_chooses_one_class,
+    check_class_prompts,
     device_of,
     split_labels,
 )
 from ..pruning import prune_heads
-from ..pruning.heads import Head, as_heads_to_prune, check_count, heads_of
+from ..pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, heads_of
 from ..uncertainty import evaluate_uncertainty
 from .foreign_sets import foreign_sets
 from .head_sets import as_head_set, as_order, check_are_named
@@ -109,14 +110,21 @@ class BudgetSweep:
         self, order: str, metric: str = "accuracy", tolerance: float = 0.01, tuned: bool = False
     ) -> int:
         """The most heads that can go, of the budgets that were tried, before the metric (a mean over draws) is first more than
-        `tolerance` worse than that of all heads; 0 where the first is already."""
+        `tolerance` worse than that of all heads; 0 where the first is already.
+
+        tuned: of the fine-tuned networks, where there are any
+        """
         if order not in self.orders:
             raise ValueError(f"order is {order!r}: pass one of {', '.join(map(repr, self.orders))}")
         if metric not in self.metrics:
             raise ValueError(f"metric is {metric!r}: pass one of {', '.join(map(repr, self.metrics))}")
+        by_budget = self.values(order, metric, tuned)
+        if not by_budget:
+            stage = "after fine-tuning" if tuned else "before fine-tuning"
+            raise ValueError(f"{order!r} has no {metric} {stage}: pass tuned={not tuned}, or another metric")
         sign = 1 if HIGHER_IS_BETTER[metric] else -1
         largest, reference = 0, getattr(self.dense, metric)
-        for budget, values in self.values(order, metric, tuned).items():
+        for budget, values in by_budget.items():
             if sign * (reference - math.fsum(values) / len(values)) > tolerance:
                 break
             largest = budget
@@ -194,17 +202,13 @@ def sweep_budgets(
     check_are_named(orders, "orders", "order of heads")
     hydra = prune_heads(model).eval()
     heads = heads_of(hydra)
-    for budget in budgets:
-        check_count(budget, "budgets", 1, len(heads) - 1, f"the model has {len(heads)} heads")
-    if not budgets:
-        raise ValueError("budgets is empty: pass how many heads go, such as [4, 8, 12]")
-    if class_prompts is None and hasattr(model, "get_image_features"):
-        raise ValueError("class_prompts is missing: the model classifies by them, pass one per class")
+    budgets = checked_budgets(budgets, len(heads))
+    check_prompts(hydra, class_prompts)
     plan = [
         Pruning(name, place, budget, chosen)
         for name, given in orders.items()
         for place, order in enumerate(_several(given, f"orders[{name!r}]", heads))
-        for budget in sorted(set(budgets))
+        for budget in budgets
         if (chosen := _heads_that_go(order, budget, f"orders[{name!r}]", heads)) is not None
     ]
     if not plan:
@@ -217,8 +221,31 @@ def sweep_budgets(
         pruned = prune_heads(hydra, as_heads_to_prune(pruning.heads)).eval()
         points.append(judge.point(pruned, pruning, kept, tuned=False))
         if finetune is not None:
-            points.append(judge.point(finetune(pruned, pruning.folder_name).eval(), pruning, kept, tuned=True))
+            tuned = finetune(pruned, pruning.folder_name)
+            if not isinstance(tuned, nn.Module):
+                raise TypeError(f"finetune gave a {type(tuned).__name__}: return the fine-tuned model")
+            points.append(judge.point(tuned.eval(), pruning, kept, tuned=True))
     return BudgetSweep(dense, points)
+
+
+def check_prompts(hydra: PreTrainedModel, class_prompts: Mapping[str, Tensor] | None) -> None:
+    """Refuses to go without them where classes are known by nothing else, and with them where they are not read."""
+    if has_two_towers(hydra):
+        check_class_prompts(class_prompts, hydra)
+    elif class_prompts is not None:
+        raise ValueError(f"class_prompts is for CLIP and SigLIP, model is a {type(hydra).__name__}: leave it out")
+
+
+def checked_budgets(budgets: Sequence[int], heads: int) -> list[int]:
+    """In order, each once; refuses what leaves no head, or takes none."""
+    if not isinstance(budgets, Iterable):
+        raise TypeError(f"budgets is {budgets!r}: pass how many heads go, such as [4, 8, 12]")
+    budgets = list(budgets)
+    for budget in budgets:
+        check_count(budget, "budgets", 1, heads - 1, f"the model has {heads} heads")
+    if not budgets:
+        raise ValueError("budgets is empty: pass how many heads go, such as [4, 8, 12]")
+    return sorted(set(budgets))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from .. import markdown
 
 
 def markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Names may hold what ends a cell."""
+    heading, *rows = ([cell.replace("|", "\\|") for cell in line] for line in (heading, *rows))
     return markdown.markdown_table(heading, rows, ["---"] * len(heading))
 
 

@@ -23,6 +23,11 @@ class HeadScores:
     def __post_init__(self):
         if not isinstance(self.scores, Mapping) or not self.scores:
             raise TypeError(f"scores is a {type(self.scores).__name__}: pass {{head: score}}, at least one")
+        lengths = {len(head) if isinstance(head, tuple) else 0 for head in self.scores}
+        if lengths not in ({2}, {3}):
+            raise TypeError(
+                "scores has keys that are no heads: pass {(layer, head): score}, for two towers {(tower, layer, head): score}"
+            )
 
     def by_layer(self) -> dict[str, dict[int, list[float]]]:
         """Tower ("" where there is one) -> layer -> the scores of its heads, in order."""

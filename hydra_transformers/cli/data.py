@@ -19,7 +19,7 @@ from ..cost import TEXT_TOKENS
 from ..fusion.structure import without_weights
 from ..models.auto import is_zero_shot
 from ..models.pipeline_hydra import most_tokens
-from ..raw_data import TEXT_NAMES
+from ..raw_data import TEXT_NAMES, rgb_or_grey
 from ..sounds import is_audio, prepared_sound, undecoded
 
 
@@ -106,7 +106,9 @@ class PreparedData(torch.utils.data.Dataset):
         elif self.audio_column is not None:
             row = prepared_sound(self.rows[index][self.audio_column], self.processor)
         else:
-            image = self.rows[index][self.image_column].convert(self.image_mode)
+            image = rgb_or_grey(self.rows[index][self.image_column], f"the image of row {index}").convert(
+                self.image_mode
+            )
             image = image if self.change is None else self.change(image)
             row = {"pixel_values": self.processor(image, return_tensors="pt")["pixel_values"][0]}
         return row if self.labels is None else {**row, "labels": self.labels[index]}

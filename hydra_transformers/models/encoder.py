@@ -23,6 +23,9 @@ class HydraEncoderMixin:
     """
 
     is_base_model = True
+    one_token_stands_for_all = (
+        True  # of an image, text or sound: the first, or of a text that is read in one direction the last
+    )
 
     def encode(
         self,

@@ -124,6 +124,7 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
     config: HydraSiglipVisionConfig
     backbone_types = ("siglip_vision_model",)
     backbone_classes = (SiglipVisionModel,)
+    one_token_stands_for_all = False  # all tokens are patches
 
     def __init__(self, config: HydraSiglipVisionConfig):
         super().__init__(config)

@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..markdown import markdown_table
+from ..raw_data import rgb_or_grey
 from . import images, texts
 from .jpeg import as_jpeg
 from .pixel_scale import PixelScale
@@ -218,7 +219,7 @@ def _corrupted_picture(picture: Any, corruption: Corruption, strength: float, se
     import numpy as np
     from PIL import Image
 
-    picture = picture if picture.mode in ("L", "RGB") else picture.convert("RGB")
+    picture = rgb_or_grey(picture, "the image")
     pixels = torch.from_numpy(np.array(picture)).view(picture.height, picture.width, -1).permute(2, 0, 1)
     changed = _corrupted_tensor(pixels, corruption, strength, seed, PixelScale())
     array = changed.permute(1, 2, 0).numpy()
@@ -226,7 +227,7 @@ def _corrupted_picture(picture: Any, corruption: Corruption, strength: float, se
 
 
 def corruption_named(name: str) -> Corruption:
-    if name in CORRUPTIONS:
+    if isinstance(name, str) and name in CORRUPTIONS:
         return CORRUPTIONS[name]
     near = [known for known in CORRUPTIONS if known.startswith(str(name))] or get_close_matches(
         str(name), CORRUPTIONS, 1
@@ -241,9 +242,20 @@ def checked_severity(severity: int) -> int:
     return int(severity)
 
 
+def checked_severities(severities: Sequence[int]) -> list[int]:
+    if not isinstance(severities, Iterable) or isinstance(severities, str):
+        raise TypeError(f"severities is {severities!r}: pass some of 1 to 5, such as [1, 3, 5]")
+    found = [checked_severity(severity) for severity in severities]
+    if not found:
+        raise ValueError("severities is empty: pass at least one of 1 to 5")
+    return found
+
+
 def names_of(chosen: str | Sequence[str], kind: str) -> list[str]:
     """Corruptions of a kind ("image", "text") by name, by group, or "all" of them; each once, in the order given."""
     names: list[str] = []
+    if not isinstance(chosen, Iterable):
+        raise TypeError(f'corruptions is {chosen!r}: pass a name, several, or "all"')
     for each in [chosen] if isinstance(chosen, str) else chosen:
         if each == "all":
             found = [name for name, corruption in CORRUPTIONS.items() if corruption.kind == kind]

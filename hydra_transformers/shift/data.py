@@ -1,14 +1,15 @@
 """Data sets whose rows are corrupted when they are read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data import Subset
 
 from ..prediction import ChangedBatches, check_is_data
-from .corruptions import SEVERITIES, checked_severity, corrupt, corruption_named, names_of
+from .corruptions import SEVERITIES, checked_severities, checked_severity, corrupt, corruption_named, names_of
 from .pixel_scale import PixelScale
 
 
@@ -25,7 +26,8 @@ def corrupted(
     """A data set, corrupted by `corrupt` when it is read; everything that takes the data set takes this.
 
     Args:
-        data: images as `batches` takes them, with `pixel_values`; or texts (or images) that `prepare` made ready.
+        data: images as `batches` takes them, with `pixel_values`; or texts (or images) that `prepare` made ready, or a Subset
+            of these.
         name, severity, seed: as in `corrupt`.
         processor, mean, std: how `pixel_values` were scaled. By default by the image processor that the data set has, as what
             `prepare` makes has one, also in a DataLoader or Subset; else they are taken to lie in [0, 1].
@@ -36,7 +38,7 @@ def corrupted(
     kind = kind_of(data)
     names_of([corruption_named(name).name], kind)
     if kind == "text":
-        return data.with_changed_texts(partial(corrupt, name=name, severity=checked_severity(severity), seed=seed))
+        return _with_changed_texts(data, partial(corrupt, name=name, severity=checked_severity(severity), seed=seed))
     if processor is None and mean is None and std is None:
         processor = _processor_of(data)
     scale = PixelScale.chosen(processor, mean, std)
@@ -58,8 +60,7 @@ def corrupted_sets(
             "words"), or "all" that there are for such data.
         severities: which of 1 to 5.
     """
-    if not severities:
-        raise ValueError("severities is empty: pass at least one of 1 to 5")
+    severities = checked_severities(severities)
     return {
         name: {severity: corrupted(data, name, severity, seed, **scale) for severity in severities}
         for name in names_of(corruptions, kind_of(data))
@@ -84,21 +85,34 @@ class CorruptPixels:
 
 def kind_of(data: Any) -> str:
     """Whether a data set holds images ("image") or texts ("text"); refuses texts that are tokens already."""
-    if getattr(data, "holds_texts", False):
+    if getattr(data, "holds_texts", False) or (isinstance(data, Subset) and kind_of(data.dataset) == "text"):
         return "text"
     check_is_data(data)
     first = _first(getattr(data, "dataset", data))
+    if isinstance(first, str):
+        raise TypeError(
+            "data is a list of texts: pass prepare(rows, tokenizer), or corrupt them by corrupt(texts, ...)"
+        )
     if isinstance(first, Mapping):
         _check_has_pixels(first)
     return "image"
 
 
 def _check_has_pixels(row: Mapping[str, Any]) -> None:
-    if "pixel_values" not in row:
-        raise ValueError(
-            f"the data has no pixel_values to corrupt, it has {', '.join(row) or 'nothing'}: pass "
-            "prepare(rows, processor), with the model's image processor or tokenizer; texts are corrupted before they are tokenized"
-        )
+    if "pixel_values" in row:
+        return
+    if "input_values" in row:
+        raise ValueError("the data are sounds, for which there is no corruption: pass noisy sounds of your own")
+    raise ValueError(
+        f"the data has no pixel_values to corrupt, it has {', '.join(row) or 'nothing'}: pass prepare(rows, processor), with the "
+        "model's image processor or tokenizer; texts are corrupted before they are tokenized, so pass these, not a DataLoader"
+    )
+
+
+def _with_changed_texts(data: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(data, Subset):
+        return Subset(_with_changed_texts(data.dataset, change), data.indices)
+    return data.with_changed_texts(change)
 
 
 def _first(data: Any) -> Any:
@@ -107,7 +121,7 @@ def _first(data: Any) -> Any:
 
 
 def _processor_of(data: Any) -> Any:
-    """The image processor of a data set, be it in a DataLoader, a Subset or both."""
+    """The image processor of a data set, be it in a DataLoader, a Subset or both, or corrupted already."""
     while data is not None and getattr(data, "processor", None) is None:
-        data = getattr(data, "dataset", None)
+        data = data.data if isinstance(data, ChangedBatches) else getattr(data, "dataset", None)
     return None if data is None else data.processor

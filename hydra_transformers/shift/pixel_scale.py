@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -80,5 +81,6 @@ class PixelScale:
         return [torch.tensor(values, device=images.device).view(1, -1, 1, 1) for values in (self.mean, self.std)]
 
 
-def _numbers(value: float | Sequence[float]) -> tuple[float, ...]:
-    return tuple(map(float, value)) if isinstance(value, Sequence) else (float(value),)
+def _numbers(value: float | Sequence[float] | Tensor) -> tuple[float, ...]:
+    """Be it one, a list, an array or a tensor."""
+    return tuple(np.asarray(value, dtype=float).reshape(-1).tolist())

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .corruptions import SEVERITIES, checked_severity
+from .corruptions import SEVERITIES, checked_severities
 
 
 # Hendrycks and Dietterich's fifteen, and the four they keep for validation.
@@ -41,7 +41,7 @@ STANDARD_SETS = {
 
 def load_standard_set(
     name: str,
-    corruptions: Sequence[str] | None = None,
+    corruptions: str | Sequence[str] | None = None,
     severities: Sequence[int] = SEVERITIES,
     limit: int | None = None,
 ) -> dict[str, dict[int, Any]]:
@@ -63,10 +63,11 @@ def load_standard_set(
         raise ValueError(f"no standard set is called {name!r}: there are {', '.join(STANDARD_SETS)}")
     chosen = STANDARD_SETS[name]
     corruptions = chosen.corruptions if corruptions is None else corruptions
+    corruptions = [corruptions] if isinstance(corruptions, str) else corruptions
     for corruption in corruptions:
         if corruption not in chosen.corruptions:
             raise ValueError(f"{name} has no {corruption!r}: it has {', '.join(chosen.corruptions)}")
-    severities = [checked_severity(severity) for severity in severities]
+    severities = checked_severities(severities)
     read = _from_own_repositories if "{" in chosen.repository else _from_columns
     return {
         corruption: {severity: _limited(rows, limit) for severity, rows in sweep.items()}

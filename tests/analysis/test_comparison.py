@@ -54,9 +54,10 @@ def test_the_divergence_of_heads_says_the_same_as_their_overlap():
 
 def test_tables_maps_and_pictures_have_every_set(tmp_path):
     circuit = Circuit([(0, 1), (2, 0)], [0.5, 0.4], 0.6, "acc")
-    found = compare_head_sets(vit(), {"one": circuit, "other": {2: [0, 1]}, "third": [(1, 1)]})
+    found = compare_head_sets(vit(), {"one": circuit, "other": {2: [0, 1]}, "a|b": [(1, 1)]})
     text = found.to_markdown()
     assert "| one | 2 | 1 | 0 | 1 |" in text and "| one | other | 2, 2 | 1 (0.4) |" in text
+    assert r"| a\|b | 1 |" in text  # one cell
     assert [path.name for path in found.plot(tmp_path)] == ["kept_heads.png", "overlaps.png"]
     assert found._repr_html_().count("<svg") == 3 and found._repr_html_().count("<rect") == 27
     assert len(found.to_dict()["pairs"]) == 3

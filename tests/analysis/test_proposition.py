@@ -132,6 +132,26 @@ def test_errors_are_those_of_means_over_rows_whatever_the_batches():
     assert Estimate.of(torch.tensor([1.0, 2.0, 3.0])) == Estimate(2.0, pytest.approx(math.sqrt(1 / 3)))
 
 
+def test_errors_of_differences_know_which_rows_are_pairs():
+    model, clean = vit(), labelled_images(8, 2)
+    noise = {"same": clean, "other": labelled_images(8, 3)}
+    found = pruning_under_noise(model, clean, noise, {"one": [(1, 1)]})
+    same, other = found.premises("one", "same"), found.premises("one", "other")
+    assert same.gap_change.error == same.curvature.error == same.expected_change.error == 0
+    both = found.changes["one"]["clean"].change, found.changes["one"]["other"].change
+    assert other.gap_change.error == pytest.approx(math.hypot(*(each.error for each in both)))
+
+    doubled = [{**batch, "pixel_values": 2 * batch["pixel_values"]} for batch in clean]
+    paired = pruning_under_noise(model, clean, doubled, {"one": [(1, 1)]}).premises("one").gap_change
+    changes = []
+    for data in (clean, doubled):  # row by row
+        rows = [{name: value[row : row + 1] for name, value in batch.items()} for batch in data for row in range(4)]
+        pruned = prune_heads(model, {1: [1]})
+        changes.append([mean_cross_entropy(pruned, [row]) - mean_cross_entropy(model, [row]) for row in rows])
+    expected = Estimate.of(torch.tensor(changes[1]).double() - torch.tensor(changes[0]).double())
+    assert (paired.value, paired.error) == pytest.approx((expected.value, expected.error), rel=1e-5)
+
+
 def test_premises_hold_fail_or_cannot_be_told():
     clear, not_clear = Estimate(0.5, 0.1), Estimate(-0.1, 0.1)
     assert (clear.at_least_zero(), not_clear.at_least_zero(), Estimate(-0.5, 0.1).at_least_zero()) == (
@@ -195,6 +215,11 @@ def test_the_model_is_left_as_it_was():
         ({"twice": [(0, 1), (0, 1)]}, [], "twice"),
         ({"one": [(0, 1)]}, {"clean": []}, "of other names"),
         ({"one": [(0, 1)]}, [{"pixel_values": images(2, 0)}], r"noisy_data \(noisy\) has no labels"),
+        (
+            {"one": [(0, 1)]},
+            labelled_images(4, 0, math.nan),
+            r"the loss on noisy_data \(noisy\).* is no finite number",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(head_sets, noisy, sentence):

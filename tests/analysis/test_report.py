@@ -118,6 +118,31 @@ def test_a_budget_that_cannot_be_is_refused_before_any_work(build):
         analyse_heads(build(), [], [], [], [], budgets=[])
 
 
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        ({"id_data": [{"pixel_values": images(5, 0), "labels": torch.zeros(5).long()}]}, "id_data has 5 rows"),
+        ({"id_data": [{"pixel_values": images(20, 0)}]}, "id_data has no labels"),
+        (
+            {"noisy_data": [{"pixel_values": images(5, 0), "labels": torch.full((5,), 9)}]},
+            "noisy_data has the label 9",
+        ),
+        ({"other_head_sets": {"Taylor": [(0, 0)]}}, "a set named 'Taylor', which is made here"),
+        ({"other_head_sets": {"mine": [(9, 9)]}}, r"other_head_sets\['mine'\] has the head \(9, 9\)"),
+        ({"random_orders": -1}, "random_orders is -1"),
+        ({"class_prompts": {}}, "class_prompts is for CLIP"),
+    ],
+)
+def test_what_would_be_refused_at_the_end_is_refused_before_any_work(options, sentence):
+    model, id_data, ood_data, _ = family("vit")
+    steps = []
+    with pytest.raises(ValueError, match=sentence):
+        analyse_heads(
+            model, id_data, ood_data, **({"id_data": id_data, "ood_data": ood_data, "tell": steps.append} | options)
+        )
+    assert not steps
+
+
 @pytest.mark.slow
 def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -70,6 +70,23 @@ def test_a_head_that_always_gives_the_same_sees_nothing():
     constant = {(0, 0): torch.ones(10, 4, dtype=torch.float64)}
     [found] = _separations(constant, constant, seed=0).values()
     assert (found.euclidean, found.relative, found.mahalanobis, found.auroc) == (0, 0, 0, 0.5)
+    [apart] = _separations(constant, {(0, 0): torch.zeros(10, 4, dtype=torch.float64)}, seed=0).values()
+    assert apart.auroc == 1  # each set has its own
+
+
+def test_where_no_token_stands_for_the_image_all_are_read():
+    model, id_data, _, _ = family("siglip-classifier")
+    hydra = one_member(model)
+    rows = _read(hydra, id_data, "data", 13)
+    vectors = head_vectors(hydra, rows)
+    seen = []
+    for layer in model.vision_model.encoder.layers:
+        layer.self_attn.out_proj.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].mean(dim=1)))
+    with torch.no_grad():
+        for batch in id_data:
+            model(pixel_values=batch["pixel_values"])
+    layers = len(model.vision_model.encoder.layers)
+    torch.testing.assert_close(vectors[1, 2], torch.cat(seen[1::layers])[:, 16:24])
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +120,7 @@ def test_heads_that_were_never_ranked_go_last(found):
     groups = found.by_importance(2)
     assert groups == {"go first": [(0, 1), (2, 0)], "go last": [(2, 2), (2, 1)]}
     assert set(found.pictures) == {(0, 1), (2, 0), (2, 2), (2, 1)}
+    assert found.by_importance(9)["go first"] == found.ranking and len(found.by_importance(9)["go last"]) == 6
     assert len(found.pictures[0, 1].known) == 30 and len(found.pictures[0, 1].foreign) == 20
 
 
@@ -129,17 +147,25 @@ def test_of_clip_it_is_the_vision_tower():
         ("vision", layer, head) for layer in range(2) for head in range(2)
     ]
     assert len(found.networks["both"]["foreign data"]) == 3
+    columns = ["layer", "head", "euclidean", "relative", "mahalanobis", "auroc"]
+    assert found.to_dict()["columns"] == ["tower", *columns]
+    assert head_separation(vit(), id_data, ood_data).to_dict()["columns"] == columns
 
 
 @pytest.mark.parametrize(
     "options, sentence",
     [
         ({"ood_data": None}, "ood_data is None"),
-        ({"id_data": [{"pixel_values": images(5, 0)}]}, "id_data has 5 rows, and heads have 8 dimensions"),
+        ({"id_data": [{"pixel_values": images(5, 0)}]}, "5 rows, and heads have 8 dimensions: pass 11"),
+        ({"pictured": -1}, "pictured is -1"),
         ({"ood_data": [{"pixel_values": images(2, 0)}]}, r"ood_data \(foreign data\) has 2 rows"),
         ({"ranking": [(7, 7)]}, r"ranking has the head \(7, 7\)"),
         ({"pruned": {DENSE: [(0, 0)]}}, "name it otherwise"),
         ({"ood_data": {"near": {"one": []}, "far": {"one": []}}}, "a name in two groups"),
+        (
+            {"ood_data": [{"pixel_values": images(8, 1) * float("nan")}]},
+            r"no finite numbers for ood_data \(foreign data\)",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(options, sentence):

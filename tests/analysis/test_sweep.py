@@ -89,7 +89,7 @@ def test_clip_is_swept_as_a_zero_shot_classifier():
         prune_heads(model, as_heads_to_prune(order)), id_data, class_prompts=prompts
     ).models.values()
     assert found.points[0].accuracy == expected.id["accuracy"] and found.points[0].nll == expected.id["nll"]
-    with pytest.raises(ValueError, match="class_prompts is missing"):
+    with pytest.raises(ValueError, match="class_prompts has no input_ids"):
         sweep_budgets(model, id_data, orders={"order": order}, budgets=[2])
 
 
@@ -107,6 +107,8 @@ def test_the_largest_budget_is_the_last_before_the_metric_is_first_too_low():
         found.largest_budget("order", "auroc")
     with pytest.raises(ValueError, match="order is 'other'"):
         found.largest_budget("other")
+    with pytest.raises(ValueError, match="'order' has no accuracy after fine-tuning: pass tuned=False"):
+        found.largest_budget("order", tuned=True)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +121,9 @@ def test_the_largest_budget_is_the_last_before_the_metric_is_first_too_low():
         ({"orders": {"a": {0: [1]}}}, "a dict whose keys are no heads"),
         ({"orders": {"a": lambda budget: [(0, 0)]}, "budgets": [2]}, r"orders\['a'\]\(2\) gives 1 heads"),
         ({"orders": {}}, "pass {name: order of heads}, at least one"),
+        ({"budgets": 2}, "budgets is 2: pass how many heads go"),
+        ({"class_prompts": {}}, "class_prompts is for CLIP"),
+        ({"finetune": lambda pruned, name: None}, "finetune gave a NoneType"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(tiny, options, sentence):
@@ -145,3 +150,5 @@ def test_scores_of_both_towers_stand_side_by_side(tmp_path):
     assert alone.ratios() == {} and "| 0 | 2 (1 to 3) |" in alone.to_markdown()
     with pytest.raises(TypeError, match=r"pass \{head: score\}"):
         HeadScores({})
+    with pytest.raises(TypeError, match="keys that are no heads"):
+        HeadScores({(0, 0): 1.0, ("text", 0, 1): 1.0})

@@ -67,7 +67,7 @@ def test_a_killed_process_leaves_a_checkpoint_that_another_finishes(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_end_with_the_circuit_of_one(tmp_path):
+def test_two_processes_end_with_the_circuit_and_the_analyses_of_one(tmp_path):
     logs = [tmp_path / f"{rank}.log" for rank in range(2)]
     workers = [start(log, worker.join, tmp_path, rank) for rank, log in enumerate(logs)]
     assert [exit_code(each) for each in workers] == [0, 0], "\n".join(log.read_text() for log in logs)
@@ -77,7 +77,10 @@ def test_two_processes_end_with_the_circuit_of_one(tmp_path):
         assert [Circuit.load(tmp_path / f"{name}-{rank}.json") for rank in range(2)] == [expected] * 2
         checkpoint = json.loads((tmp_path / f"{name}-checkpoint.json").read_text())
         assert Circuit.from_dict(checkpoint["circuit"]) == expected
+    model, id_batches, ood_batches, _ = family("vit")
+    expected = json.loads(json.dumps(worker.analyses(model, id_batches, ood_batches)))
     for rank in range(2):
+        assert json.loads((tmp_path / f"analyses-{rank}.json").read_text()) == expected
         assert "id_data has no labels" in (tmp_path / f"refusal-{rank}.txt").read_text()
         assert "shuffle" in (tmp_path / f"shuffled-{rank}.txt").read_text()
         assert "its sampler is a SubsetRandomSampler" in (tmp_path / f"subset-{rank}.txt").read_text()

@@ -1,5 +1,6 @@
 """What runs in a process of its own: `kill` dies in an evaluation, `join` is one of two processes."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
+from hydra_transformers.analysis import head_separation, pruning_under_noise
 from hydra_transformers.pruning import extract_circuit
 from hydra_transformers.pruning.greedy import GreedySearch
 from tests.pruning.backbones import family
@@ -27,6 +29,11 @@ def kill(path: Path, number: int) -> None:
     extract_circuit(model, id_batches, ood_batches, "avg", budget=5, checkpoint=path, progress=False)
 
 
+def analyses(model, id_batches: list[dict], ood_batches: list[dict]) -> list[dict]:
+    noise = pruning_under_noise(model, id_batches, id_batches[:1], {"one": [(0, 1)]}, all_directions=True)
+    return [noise.to_dict(), head_separation(model, id_batches, ood_batches).to_dict()]
+
+
 def join(folder: Path, rank: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     for name in ("vit", "clip"):
@@ -43,6 +50,7 @@ def join(folder: Path, rank: int) -> None:
         circuit.save(f"{folder}/{name}-{rank}.json")
 
     model, id_batches, ood_batches, _ = family("vit")
+    Path(f"{folder}/analyses-{rank}.json").write_text(json.dumps(analyses(model, id_batches, ood_batches)))
     del id_batches[1]["labels"]  # the second process alone sees this batch
     shuffled = DataLoader(id_batches, batch_size=None, shuffle=True)
     subset = DataLoader(id_batches, batch_size=None, sampler=SubsetRandomSampler(range(len(id_batches))))

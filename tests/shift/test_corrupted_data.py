@@ -3,8 +3,10 @@
 import json
 
 import datasets
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import DataLoader, Subset
 from transformers import (
     AutoModelForSequenceClassification,
@@ -76,6 +78,17 @@ def test_every_form_of_data_is_corrupted_alike(vit):
     assert torch.equal(torch.cat([shared[0], shared[2], shared[1]]), expected)
 
 
+def test_data_that_are_corrupted_already_keep_their_scale(vit):
+    _, processor = vit
+    rows = prepare([{"image": Image.new("RGB", (8, 8), (140, 180, 220))}], processor)
+    once = corrupted(rows, "pixelate", 1)
+    assert pixels_of(once).min() > 0 and pixels_of(once).max() < 1  # which could be taken for an image in [0, 1]
+    expected = corrupt(pixels_of(once), "brightness", 2, processor=processor)
+    assert torch.equal(pixels_of(corrupted(once, "brightness", 2)), expected)
+    tensors = {"mean": torch.tensor(processor.image_mean), "std": np.array(processor.image_std)}
+    assert torch.equal(corrupt(pixels_of(once), "brightness", 2, **tensors), expected)
+
+
 def test_a_report_by_names_is_that_of_data_corrupted_by_hand(vit):
     model, processor = vit
     rows = prepare(picture_rows(24), processor)
@@ -141,6 +154,8 @@ def test_texts_are_corrupted_before_they_are_tokenized(bert):
     texts = corrupt(list(rows[column]), "word_drops", 5, seed=2)
     assert [row["input_ids"] for row in changed] == [tokenizer(text)["input_ids"] for text in texts]
     assert [row["labels"] for row in changed] == [row["labels"] for row in data] and texts != list(rows[column])
+    some = corrupted(Subset(data, [3, 1]), "word_drops", 5, seed=2)
+    assert [row["input_ids"] for row in some] == [changed[row]["input_ids"] for row in (3, 1)]
     report = evaluate_uncertainty(model, data, corruptions="all")
     assert list(next(iter(report.models.values())).corruptions) == [
         n for n, c in CORRUPTIONS.items() if c.kind == "text"
@@ -161,6 +176,14 @@ def test_data_that_cannot_be_corrupted_are_refused_before_anything_is_judged(vit
         evaluate_uncertainty(model, iter([{"pixel_values": torch.rand(2, 3, 8, 8)}]), corruptions="contrast")
     with pytest.raises(ValueError, match="severities is empty"):
         corrupted_sets(rows, severities=[])
+    with pytest.raises(TypeError, match="severities is 3"):
+        corrupted_sets(rows, severities=3)
+    with pytest.raises(TypeError, match="data is a list of texts"):
+        corrupted_sets(["a film"], "typos")
+    with pytest.raises(ValueError, match="the data are sounds"):
+        corrupted_sets([{"input_values": torch.ones(2, 3, 4)}], "noise")
+    with pytest.raises(ValueError, match="the image of row 0 has the mode I;16"):
+        prepare([{"image": Image.new("I;16", (8, 8))}], processor)[0]
 
 
 # The command line

@@ -269,6 +269,10 @@ def test_names_groups_and_all_of_a_kind():
         (lambda: corrupt(IMAGES, "contrast", 1, processor=object()), TypeError, "image processor"),
         (lambda: names_of("typos", "image"), ValueError, "the data are images"),
         (lambda: names_of([], "image"), ValueError, "at least one"),
+        (lambda: names_of(3, "image"), TypeError, "corruptions is 3"),
+        (lambda: corrupt(IMAGES, ["contrast"], 1), ValueError, "no corruption is called"),
+        (lambda: corrupt(Image.new("I;16", (4, 4)), "contrast", 1), ValueError, "mode I;16, of more than 256 levels"),
+        (lambda: corrupt(Image.new("F", (4, 4)), "contrast", 1), ValueError, "mode F, of more than 256 levels"),
     ],
 )
 def test_what_cannot_be_corrupted_is_refused_with_a_sentence(call, error, said):
