@@ -222,6 +222,7 @@ class Comparison:
             start = setting.new_backbone(setting.start).to(self.device)
         if name == "mimo":
             model = MIMO(start, num_members=3, seed=seed)
+            recipe = replace(recipe, label_smoothing=0.0)  # only its own loss knows which label lies in which place
             options["data_collator"] = MIMOCollator(3, collator=self.splits.data_collator)
         else:
             model = {"batch-ensemble": BatchEnsemble, "heads": HeadEnsemble}[name](start, num_members=3, seed=seed)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 TEXT_TOKENS = 128  # the length that texts are cut to, as in the paper
+IMAGE_SIZE = 224  # of models that take any, and whose config names none
 WARM_UP_ROUNDS = 2
 MOST_ROUNDS = 50
 
@@ -146,7 +147,7 @@ def wait_for(device: torch.device) -> None:
 
 def inputs_for(model: nn.Module, batch_size: int, device: str = "cpu") -> dict[str, Tensor]:
     """Those of `example_inputs` that a model reads: a classifier of one of two towers has the config of both."""
-    return accepted_inputs(model, example_inputs(_config_of(model), batch_size, device))
+    return accepted_inputs(_reader_in(model), example_inputs(_config_of(model), batch_size, device))
 
 
 def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu") -> dict[str, Tensor]:
@@ -163,16 +164,24 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
         most = getattr(text, "max_position_embeddings", 0)  # models with relative positions have none, or -1
         tokens = min(TEXT_TOKENS, most) if most > 0 else TEXT_TOKENS
         inputs["input_ids"] = torch.ones(batch_size, tokens, dtype=torch.long, device=device)
+    if not inputs and hasattr(vision, "num_channels"):
+        inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, IMAGE_SIZE, IMAGE_SIZE, device=device)
     return inputs
 
 
-def _config_of(model: nn.Module) -> PreTrainedConfig:
+def _reader_in(model: nn.Module) -> nn.Module:
+    """What names the inputs that it reads: the model itself, or the one inside it."""
     if isinstance(model, DeepEnsemble):
-        return _config_of(model.models[0])
-    wrappers = (LoRAEnsemble, MCDropout, TemperatureScaledClassifier)
-    if isinstance(model, (*wrappers, ZeroShotClassifier, BayesVLMClassifier, ViLUClassifier)):
-        return _config_of(model.model)
-    return model.config
+        return _reader_in(model.models[0])
+    if isinstance(model, LoRAEnsemble):
+        return model.model.get_base_model()
+    return _reader_in(model.model) if isinstance(model, (Baseline, MCDropout, TemperatureScaledClassifier)) else model
+
+
+def _config_of(model: nn.Module) -> PreTrainedConfig:
+    model = _reader_in(model)
+    is_of_prompts = isinstance(model, (ZeroShotClassifier, BayesVLMClassifier, ViLUClassifier))
+    return _config_of(model.model) if is_of_prompts else model.config
 
 
 # Baselines of the same shape

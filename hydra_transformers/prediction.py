@@ -295,7 +295,10 @@ def member_logits_of(output: Any, source: str = "the model") -> Tensor:
 
 def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
     """The output of an ensemble of models like `model`, for its members' logits (batch, members, classes)."""
-    logits = ensemble_logits(member_logits, problem_type_of_answers(model))
+    problem_type = problem_type_of_answers(model)
+    if problem_type is None and getattr(config_of(model), "num_labels", None) == 1:
+        problem_type = "regression"  # as Transformers' loss takes it, and every Hydra
+    logits = ensemble_logits(member_logits, problem_type)
     return HydraClassifierOutput(logits=logits, member_logits=member_logits)
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,7 +19,7 @@ from ..files import parse_json, write_atomically, written_whole
 from ..fusion import without_weights
 from ..models import auto
 from ..models.configuration_hydra import settle_problem_type
-from ..models.ensembling import HydraClassifierOutput, check_labels
+from ..models.ensembling import HydraClassifierOutput, check_labels, watch_for_other_loss
 from ..prediction import answer_of, device_of
 
 
@@ -58,12 +59,12 @@ class Baseline(nn.Module):
 
     def __init__(self, model: PreTrainedModel, **arguments: Any):
         super().__init__()
-        if not isinstance(model, PreTrainedModel):
-            raise TypeError(f"model is a {type(model).__name__}: pass a model of Transformers that is loaded")
+        check_is_plain(model)
         json.dumps(arguments)  # what could not be saved is an error now, not after the training
         self.model = model
         self.arguments = arguments
-        self.reads = frozenset(inspect.signature(model.forward).parameters) - {"labels"}  # names of inputs
+        parameters = inspect.signature(model.forward).parameters.values()
+        self.reads = frozenset(each.name for each in parameters if each.kind is not each.VAR_KEYWORD) - {"labels"}
 
     @property
     def num_members(self) -> int:
@@ -120,6 +121,9 @@ class Baseline(nn.Module):
             loss = self.loss(member_logits, labels, **about_sum)
         output = answer_of(self.model, member_logits)
         output.loss = loss
+        if labels is None and self.training and self.num_members > 1:
+            wanted = f"each member of a {type(self).__name__} has a loss of its own"
+            watch_for_other_loss(output.logits, num_items_in_batch is not None, wanted, otherwise="")
         return output
 
     def member_logits(self, **inputs: Tensor) -> Tensor:
@@ -138,6 +142,19 @@ class Baseline(nn.Module):
         self.model.gradient_checkpointing_enable(**kwargs)
 
     # Saving
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        """As of every module. Of tied weights each name has numbers of its own: Trainer saves what is no model of Transformers
+        with safetensors, which takes no two names of the same."""
+        state, seen = super().state_dict(*args, **kwargs), set()
+        for name, tensor in state.items():
+            if not isinstance(tensor, Tensor) or tensor.requires_grad or tensor.is_meta or tensor.numel() == 0:
+                continue
+            storage = tensor.untyped_storage().data_ptr()
+            if storage in seen:
+                state[name] = tensor.clone()
+            seen.add(storage)
+        return state
 
     def plain_model(self) -> PreTrainedModel:
         """The model as Transformers can save it and load it again."""
@@ -219,10 +236,26 @@ class Baseline(nn.Module):
             return type(self)(model, **self.arguments).eval()
 
 
-def check_is_classifier(model: Any, name: str = "model") -> None:
-    """Refuses what has no classes of its own, and Hydras, which have members already."""
+def check_is_plain(model: Any, name: str = "model") -> None:
+    """Refuses what is no model of Transformers, and one with adapters of PEFT: saved, it would be these alone."""
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"{name} is a {type(model).__name__}: pass a model of Transformers that is loaded")
+    auto.check_has_no_adapters(model, name)
+
+
+def check_is_count(value: Any, name: str = "num_members") -> None:
+    """Refuses what is no whole number, or none above zero."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} is {value!r}: pass at least 1, a whole number")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def check_is_classifier(model: Any, name: str = "model") -> None:
+    """Refuses what has no classes of its own, and Hydras, which have members already."""
+    check_is_plain(model, name)
     if "Classification" not in type(model).__name__:
         raise TypeError(f"{name} is a {type(model).__name__}, no classifier: pass a model for classification")
     if "TokenClassification" in type(model).__name__:

@@ -2,7 +2,7 @@
 
 import copy
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..fusion import without_weights
 from ..prediction import device_of, evaluation_mode
-from .baseline import Baseline, check_is_classifier
+from .baseline import Baseline, check_is_classifier, check_is_count, is_number
 from .linear_layers import linear_of, replace
 from .mc_dropout import repeated
 
@@ -67,17 +67,14 @@ class BatchEnsemble(Baseline):
         )
         if layers is not None:
             _tile_from(self.model, layers, num_members)
-        self.runs_whole = layers is None
 
     def member_logits(self, **inputs: Tensor) -> Tensor:
-        rows = max(len(value) for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0)
-        if self.runs_whole:
-            inputs = {name: repeated(value, rows, self.num_members) for name, value in inputs.items()}
-        logits = self.model(**inputs).logits
+        rows = _most_rows(inputs.values())
+        logits = self.model(**{name: repeated(value, rows, self.num_members) for name, value in inputs.items()}).logits
         if len(logits) != self.num_members * rows:
             raise ValueError(
-                f"{type(self.model).__name__} answers {rows} rows of {self.num_members} members with {len(logits)} rows: behind its "
-                "layers it goes by the rows of its inputs, so leave layers out"
+                f"{type(self.model).__name__} answers {rows} rows of {self.num_members} members with {len(logits)} rows, so it does "
+                "more than pass rows through its layers: leave layers out"
             )
         return logits.unflatten(0, (self.num_members, -1)).transpose(0, 1)
 
@@ -111,7 +108,7 @@ class BatchEnsemble(Baseline):
         model = copy.deepcopy(self.model)
         replace(model, plain, [module for module in model.modules() if isinstance(module, MemberLinear)])
         for module in model.modules():
-            for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, Tiling)]:
+            for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, (Cutting, Tiling))]:
                 del module._forward_pre_hooks[key], module._forward_pre_hooks_with_kwargs[key]
         return model
 
@@ -178,6 +175,22 @@ class MemberLinear(nn.Module):
         return linear_of(self.weight.detach(), self.bias)
 
 
+class Cutting:
+    """Before the encoder, a pre-forward hook that leaves its inputs' rows once in place of once for each member. What lies behind
+    the encoder reads all of them: the head of a decoder, for example, looks in the tokens for the last of each row."""
+
+    def __init__(self, num_members: int):
+        self.num_members = num_members
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        rows = _most_rows([*args, *kwargs.values()])
+
+        def cut(value: Any) -> Any:
+            return value[: rows // self.num_members] if _has_rows(value) and len(value) == rows else value
+
+        return tuple(map(cut, args)), {name: cut(value) for name, value in kwargs.items()}
+
+
 class Tiling:
     """Before the first layer of members, a pre-forward hook that repeats its rows for each of them; before later ones, one
     that repeats what comes beside the rows, such as masks."""
@@ -190,19 +203,28 @@ class Tiling:
         rows = len(states) if self.is_first else len(states) // self.num_members
 
         def tiled(value: Any) -> Any:
+            if isinstance(value, tuple):  # cosines and sines of positions
+                return tuple(map(tiled, value))
             return value if value is states and not self.is_first else repeated(value, rows, self.num_members)
 
         return tuple(map(tiled, args)), {name: tiled(value) for name, value in kwargs.items()}
 
 
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def _most_rows(values: Iterable[Any]) -> int:
+    return max(len(value) for value in values if _has_rows(value))
+
+
 def _check_arguments(model: PreTrainedModel, num_members: int, init: str, std: float | None) -> None:
     check_is_classifier(model)
-    if num_members < 1:
-        raise ValueError(f"num_members is {num_members}: pass at least 1")
+    check_is_count(num_members)
     if init not in INITS:
         raise ValueError(f"init is {init!r}: pass one of {', '.join(INITS)}")
-    if std is not None and (init != "normal" or not std > 0):
-        raise ValueError(f"std is {std} and init is {init!r}: pass a positive number, with init='normal' alone")
+    if std is not None and (init != "normal" or not (is_number(std) and std > 0)):
+        raise ValueError(f"std is {std!r} and init is {init!r}: pass a positive number, with init='normal' alone")
 
 
 def _linear_names(model: nn.Module, layers: Sequence[int] | None) -> list[str]:
@@ -233,13 +255,16 @@ def _read_something_else(model: PreTrainedModel, names: Sequence[str]) -> set[st
         handles = [tried.get_submodule(name).register_forward_pre_hook(watch(name)) for name in names]
         try:
             inputs = inputs_for(model, rows, device_of(tried))
+            end = getattr(model.config, "eos_token_id", None)
+            if "input_ids" in inputs and isinstance(end, int):  # which some look for
+                inputs["input_ids"][:, -1] = end
             inputs = {
                 name: each.to(tried.dtype) if each.is_floating_point() else each for name, each in inputs.items()
             }
             with torch.no_grad(), evaluation_mode(tried):
                 tried(**inputs)
             return {name for name, counts in found.items() if any(count % rows for count in counts)}
-        except (AttributeError, TypeError, ValueError, RuntimeError, NotImplementedError) as caught:
+        except (AttributeError, IndexError, TypeError, ValueError, RuntimeError) as caught:
             found.clear()
             error = caught
         finally:
@@ -252,9 +277,11 @@ def _read_something_else(model: PreTrainedModel, names: Sequence[str]) -> set[st
 
 
 def _layers_name(model: PreTrainedModel) -> str:
-    count = getattr(model.config, "num_hidden_layers", None)
-    lists = [name for name, each in model.named_modules() if isinstance(each, nn.ModuleList) and len(each) == count]
-    if len(lists) != 1:
+    # A classifier of one of two towers has the config of both; encoders and decoders behind each other have no last layers.
+    configs = (model.config, *(getattr(model.config, f"{tower}_config", None) for tower in ("vision", "text")))
+    counts = {getattr(config, "num_hidden_layers", None) for config in configs}
+    lists = [name for name, each in model.named_modules() if isinstance(each, nn.ModuleList) and len(each) in counts]
+    if len(lists) != 1 or getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
             f"{type(model).__name__} has no list of layers of its own that could be told apart: leave layers out"
         )
@@ -263,9 +290,11 @@ def _layers_name(model: PreTrainedModel) -> str:
 
 def _layer_numbers(model: PreTrainedModel, layers: int | Sequence[int]) -> list[int]:
     count = len(model.get_submodule(_layers_name(model)))
-    numbers = range(count - layers, count) if isinstance(layers, int) else map(operator.index, layers)
-    found = sorted(set(numbers))
-    if not found or found[0] < 0 or found[-1] >= count:
+    try:
+        found = sorted({*(range(count - layers, count) if isinstance(layers, int) else map(operator.index, layers))})
+    except TypeError:
+        found = []
+    if isinstance(layers, bool) or not found or found[0] < 0 or found[-1] >= count:
         raise ValueError(
             f"layers is {layers!r}: pass how many of the last layers, or their numbers, of 0 to {count - 1}"
         )
@@ -273,6 +302,7 @@ def _layer_numbers(model: PreTrainedModel, layers: int | Sequence[int]) -> list[
 
 
 def _tile_from(model: PreTrainedModel, layers: Sequence[int], num_members: int) -> None:
+    model.base_model.register_forward_pre_hook(Cutting(num_members), with_kwargs=True)
     for number, layer in enumerate(model.get_submodule(_layers_name(model))):
         if number >= layers[0]:
             layer.register_forward_pre_hook(Tiling(num_members, number == layers[0]), with_kwargs=True)

@@ -94,12 +94,19 @@ class BayesVLM(Baseline):
             prior_precision: λ; None for those with the highest evidence, one for images and one for texts.
             pseudo_count: τ, how many times the data count.
         """
+        if isinstance(pairs_together, bool) or not isinstance(pairs_together, int) or pairs_together < 2:
+            raise ValueError(f"pairs_together is {pairs_together!r}: pass a whole number, 2 or more")
         activations: dict[str, list[Tensor]] = {"image": [], "text": []}
         with evaluation_mode(self):
             for number, batch in enumerate(batches(data, batch_size, self.device)):
                 missing = {"pixel_values", "input_ids"} - set(batch)
                 if missing:
                     raise ValueError(f"batch {number} of data has no {min(missing)}: pass images with a text each")
+                if len(batch["pixel_values"]) != len(batch["input_ids"]):
+                    raise ValueError(
+                        f"batch {number} of data has {len(batch['pixel_values'])} images and {len(batch['input_ids'])} texts: pass "
+                        "one text for each image"
+                    )
                 activations["image"].append(self._image_activations(batch["pixel_values"]))
                 texts = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
                 activations["text"].append(self._text_activations(**texts))
@@ -108,6 +115,7 @@ class BayesVLM(Baseline):
         collected = {side: torch.cat(parts) for side, parts in activations.items()}
         weights = {side: at_least_float32(each.weight) for side, each in self._projections().items()}
         embeddings = {side: collected[side] @ weights[side].t() for side in collected}
+        found = {}  # both, before either is taken
         for side, other in (("image", "text"), ("text", "image")):
             factors = Factors(*reversed(weights[side].shape), self.device)
             for start in range(0, len(collected[side]), pairs_together):
@@ -115,8 +123,14 @@ class BayesVLM(Baseline):
                 targets = nn.functional.normalize(embeddings[other][part], dim=-1)
                 curvature = self._curvature(embeddings[side][part], targets)
                 factors.add(collected[side][part], curvature)
-            self._posteriors()[side].set(*factors.scaled(), weights[side], prior_precision, pseudo_count)
+            posterior = self._posteriors()[side]
+            found[side] = posterior.found(*factors.scaled(), weights[side], prior_precision, pseudo_count)
+        self._take(found)
         return self
+
+    def _take(self, found: Mapping[str, dict[str, Tensor]]) -> None:
+        for side, posterior in self._posteriors().items():
+            posterior.take(found[side])
 
     def _curvature(self, embeddings: Tensor, targets: Tensor, rows: int = 1024) -> Tensor:
         """In parts of so many rows, which bounds the memory."""
@@ -138,14 +152,14 @@ class BayesVLM(Baseline):
         """
         folder = Path(folder)
         published = _read_prior(folder) if with_published_prior else {}
-        short_names, factors = {"image": "img", "text": "txt"}, {}
-        for side, short in short_names.items():  # all are read before any is taken
-            outputs, inputs = self._projections()[side].weight.shape
-            sizes = {f"A_{short}": inputs, f"B_{short}": outputs}
-            factors[side] = [_read_factor(folder / f"{name}_analytic.pt", size) for name, size in sizes.items()]
-        for side, short in short_names.items():
+        found = {}  # both, before either is taken
+        for side, short in {"image": "img", "text": "txt"}.items():
+            weight = self._projections()[side].weight.detach()
+            sizes = {f"A_{short}": weight.shape[1], f"B_{short}": weight.shape[0]}
+            factors = [_read_factor(folder / f"{name}_analytic.pt", size) for name, size in sizes.items()]
             prior, count = published.get(f"lambda_{short}"), published.get(f"n_{short}", pseudo_count)
-            self._posteriors()[side].set(*factors[side], self._projections()[side].weight.detach(), prior, count)
+            found[side] = self._posteriors()[side].found(*factors, weight, prior, count)
+        self._take(found)
         return self
 
     # Predicting

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .baseline import Baseline, check_is_classifier
+from .baseline import Baseline, check_is_classifier, check_is_count
 from .linear_layers import changed, head_name, mean_of_heads, replace
 
 
@@ -28,8 +28,7 @@ class HeadEnsemble(Baseline):
 
     def __init__(self, model: PreTrainedModel, num_members: int = 3, frozen: bool = True, seed: int = 0):
         check_is_classifier(model)
-        if num_members < 1:
-            raise ValueError(f"num_members is {num_members}: pass at least 1")
+        check_is_count(num_members)
         super().__init__(copy.deepcopy(model), num_members=num_members, frozen=frozen, seed=seed)
         self.head = head_name(self.model)
         if frozen:

@@ -94,29 +94,43 @@ class KroneckerPosterior(nn.Module):
         prior_precision: float | None = None,
         pseudo_count: float = 1.0,
     ) -> None:
-        """Takes the factors A (inputs, inputs) and B (outputs, outputs), in place of those before.
+        """Takes the factors A (inputs, inputs) and B (outputs, outputs), in place of those before; see `found`."""
+        self.take(self.found(input_factor, output_factor, weight, prior_precision, pseudo_count))
+
+    def found(
+        self,
+        input_factor: Tensor,
+        output_factor: Tensor,
+        weight: Tensor,
+        prior_precision: float | None = None,
+        pseudo_count: float = 1.0,
+    ) -> dict[str, Tensor]:
+        """The distribution for these factors, by buffer, which `take` takes; where it refuses them, nothing has changed.
 
         weight: the trained weights (outputs, inputs)
         prior_precision: λ; None for that with the highest evidence
         pseudo_count: τ, how many times the data count
         """
         for name, value in (("prior_precision", prior_precision), ("pseudo_count", pseudo_count)):
-            if value is not None and not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} is {value}: pass a positive number")
+            is_number = isinstance(value, (int, float)) and math.isfinite(value)
+            if value is not None and not (is_number and value > 0):
+                raise ValueError(f"{name} is {value!r}: pass a positive number")
         of_inputs, of_outputs = (_eigen(factor) for factor in (input_factor, output_factor))
         if prior_precision is None:
             length = float(weight.double().square().sum())
             eigenvalues = (of_inputs[0], of_outputs[0])
             prior_precision = best_prior_precision(*eigenvalues, length, self.form, pseudo_count)
-        values = {
+        return {
             "input_eigenvalues": of_inputs[0],
             "input_basis": of_inputs[1],
             "output_eigenvalues": of_outputs[0],
             "output_basis": of_outputs[1],
-            "prior_precision": torch.tensor(prior_precision),
-            "pseudo_count": torch.tensor(pseudo_count),
+            "prior_precision": torch.tensor(prior_precision, dtype=torch.float64),
+            "pseudo_count": torch.tensor(pseudo_count, dtype=torch.float64),
         }
-        for name, value in values.items():
+
+    def take(self, found: dict[str, Tensor]) -> None:
+        for name, value in found.items():
             getattr(self, name).copy_(value)
 
     def precisions(self) -> Tensor:
@@ -151,7 +165,12 @@ def _eigen(factor: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, none below zero, and eigenvectors."""
     if not factor.isfinite().all():
         raise ValueError("a Kronecker factor is not finite: check the model's weights and the data")
-    values, vectors = torch.linalg.eigh(factor.double().cpu())
+    factor = factor.double().cpu()
+    if not torch.allclose(factor, factor.t(), rtol=1e-3, atol=1e-4 * float(factor.abs().max())):
+        raise ValueError(
+            "a Kronecker factor is not symmetric, so it is no sum of squares: pass the factors as they were"
+        )
+    values, vectors = torch.linalg.eigh(factor)
     return values.clamp(min=0), vectors
 
 
@@ -210,6 +229,11 @@ def best_prior_precision(
         return determined - prior_precision * squared_length
 
     low, high = LOG_RANGE
+    if slope(math.exp(low)) <= 0 or slope(math.exp(high)) >= 0:
+        raise ValueError(
+            "no prior precision has the highest evidence: the data say nothing about these weights, as where every probability "
+            "is 0 or 1 (or the weights next to nothing); pass prior_precision, or more data"
+        )
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if slope(math.exp(middle)) > 0 else (low, middle)

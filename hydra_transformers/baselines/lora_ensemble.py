@@ -21,6 +21,7 @@ from ..threads import ONE_PASS
 from ..training.finetune import FINISHED, MEMBERS, RUN, finetune_members
 from ..training.lora import lora_config
 from ..training.recipes import Recipe
+from .baseline import check_is_count
 from .deep_ensemble import joined
 from .seeding import seeded
 
@@ -210,8 +211,7 @@ def finetune_lora_ensemble(
 
     Call it again with the same arguments and it goes on where it was, as `finetune_members` does.
     """
-    if num_members < 1:
-        raise ValueError(f"num_members is {num_members}: pass at least 1")
+    check_is_count(num_members)
     peft = _peft("finetune_lora_ensemble()")
     members = []
     for index in range(num_members):

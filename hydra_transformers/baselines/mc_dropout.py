@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..models.ensembling import HydraClassifierOutput
 from ..prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..threads import ONE_PASS, twin_of
+from .baseline import check_is_count
 from .seeding import seeded
 
 
@@ -34,8 +35,7 @@ class MCDropout(nn.Module):
         super().__init__()
         if not isinstance(model, nn.Module):
             raise TypeError(f"model is a {type(model).__name__}: pass a classifier that is loaded")
-        if num_samples < 1:
-            raise ValueError(f"num_samples is {num_samples}: pass at least 1")
+        check_is_count(num_samples, "num_samples")
         if p is not None and not 0 < p < 1:
             raise ValueError(f"p is {p}: pass a probability between 0 and 1, or None for the model's own")
         if hasattr(model, "get_image_features"):

@@ -14,7 +14,7 @@ from ..models.configuration_hydra import settle_problem_type
 from ..models.ensembling import HydraClassifierOutput
 from ..prediction import batches, collate, device_of, evaluation_mode, split_labels
 from ..uncertainty.inputs import widened
-from .baseline import Baseline, check_is_classifier
+from .baseline import Baseline, check_is_classifier, check_is_count, is_number
 from .linear_layers import changed, head_name, mean_of_heads, replace
 
 
@@ -53,10 +53,9 @@ class MIMO(Baseline):
         check_is_classifier(model)
         if model.main_input_name not in ("pixel_values", "input_ids"):
             raise ValueError(f"model is a {type(model).__name__}: pass a classifier of images or texts")
-        if num_members < 1:
-            raise ValueError(f"num_members is {num_members}: pass at least 1")
-        if not spread >= 0:
-            raise ValueError(f"spread is {spread}: pass 0 or more")
+        check_is_count(num_members)
+        if not (is_number(spread) and spread >= 0):
+            raise ValueError(f"spread is {spread!r}: pass 0 or more")
         super().__init__(copy.deepcopy(model), num_members=num_members, spread=spread, seed=seed)
         generator = torch.Generator("cpu").manual_seed(seed)
         self.reads_images = model.main_input_name == "pixel_values"
@@ -64,10 +63,11 @@ class MIMO(Baseline):
             self.projection = _patch_projection(self.model)
             old = self.model.get_submodule(self.projection)
             replace(self.model, lambda _: _in_places(old, num_members, spread, generator), [old])
-            _set_channels(self.model, old.in_channels, num_members)
+            _set_channels(self.model, old.in_channels, old.in_channels * num_members)
         else:
             self.projection = None
             _check_reads_embeddings(self.model)
+            self.padding_position = _padding_position(self.model)
             mixing = _mixing(self.model.get_input_embeddings(), num_members, spread, generator)
             self.embeddings = nn.ParameterDict({"mixing": mixing})  # by its name known to be a part of the embeddings
         self.head = head_name(self.model)
@@ -95,6 +95,11 @@ class MIMO(Baseline):
             "pixel_values": pixel_values,
         }
         if places is not None and self.training:
+            if labels is None and num_items_in_batch is not None:
+                raise ValueError(
+                    "a MIMO learns from labels that go with their examples into the places, and Trainer has kept them back: leave "
+                    "compute_loss_func and label smoothing out (of a recipe, dataclasses.replace(recipe, label_smoothing=0.0))"
+                )
             if getattr(self, "_is_replica", False):  # its part of the batch has not the examples that its places name
                 raise RuntimeError(
                     "nn.DataParallel splits a batch, and a MIMO in training reads examples of all of it together: train on "
@@ -122,7 +127,10 @@ class MIMO(Baseline):
                 1, 2
             )  # (rows, members * channels, height, width)
         else:
-            embedded = self.model.get_input_embeddings()(tensors.pop("input_ids"))  # (rows, members, tokens, width)
+            tokens = tensors.pop("input_ids")
+            embedded = self.model.get_input_embeddings()(tokens)  # (rows, members, tokens, width)
+            if self.padding_position is not None:
+                tensors["position_ids"] = _positions(tokens, self.padding_position)
             tensors["inputs_embeds"] = torch.einsum("rmti,moi->rto", embedded, self.embeddings["mixing"])
             for name in set(tensors) & {"attention_mask", "token_type_ids"}:
                 tensors[name] = tensors[name].amax(dim=1)
@@ -153,7 +161,7 @@ class MIMO(Baseline):
         if self.reads_images:
             old = model.get_submodule(self.projection)
             replace(model, lambda _: _joined_places(old, members), [old])
-            _set_channels(model, old.in_channels, 1 / members)
+            _set_channels(model, old.in_channels, old.in_channels // members)
         head = model.get_submodule(self.head)
         replace(model, lambda _: mean_of_heads(head, members), [head])
         return model
@@ -247,10 +255,10 @@ class MIMOCollator:
         repetitions: int = 4,
         collator: Callable[[list[Any]], Mapping[str, Any]] = collate,
     ):
-        if num_members < 1 or repetitions < 1:
-            raise ValueError(f"num_members is {num_members} and repetitions is {repetitions}: pass at least 1")
-        if not 0 <= rho <= 1:
-            raise ValueError(f"rho is {rho}: pass a share from 0 to 1")
+        check_is_count(num_members)
+        check_is_count(repetitions, "repetitions")
+        if not (is_number(rho) and 0 <= rho <= 1):
+            raise ValueError(f"rho is {rho!r}: pass a share from 0 to 1")
         self.num_members, self.rho, self.repetitions, self.collator = num_members, rho, repetitions, collator
 
     def __call__(self, rows: Any) -> dict[str, Any]:
@@ -262,7 +270,7 @@ class MIMOCollator:
         """(examples * repetitions, members): which example lies where. Every example is in each place `repetitions` times."""
         total = examples * self.repetitions
         drawn = torch.randperm(total) % examples
-        mixed = int(total * (1 - self.rho))
+        mixed = round(total * (1 - self.rho))
         columns = [torch.cat([drawn[:mixed][torch.randperm(mixed)], drawn[mixed:]]) for _ in range(self.num_members)]
         return torch.stack(columns, dim=1)
 
@@ -297,16 +305,29 @@ def _check_reads_embeddings(model: PreTrainedModel) -> None:
     read = inspect.signature(model.forward).parameters
     mask = {"attention_mask": torch.tensor([[1, 1, 0]], device=device)} if "attention_mask" in read else {}
     with evaluation_mode(model):
-        expected = model(input_ids=tokens, **mask).logits
         try:
+            expected = model(input_ids=tokens, **mask).logits
             found = model(inputs_embeds=model.get_input_embeddings()(tokens), **mask).logits
-        except (TypeError, ValueError, NotImplementedError):
+        except (AttributeError, IndexError, TypeError, ValueError, RuntimeError):
             found = None
     if found is None or not torch.allclose(found, expected, rtol=1e-3, atol=1e-5):
         raise ValueError(
             f"{type(model).__name__} answers otherwise where it reads embeddings in place of tokens, and a MIMO reads those of all "
             "places: pass an encoder like BERT"
         )
+
+
+def _padding_position(model: PreTrainedModel) -> int | None:
+    """Where a model numbers only the tokens that are no padding, as RoBERTa does, the token and position of padding."""
+    tables = [each for name, each in model.named_modules() if name.endswith("position_embeddings")]
+    return next((each.padding_idx for each in tables if getattr(each, "padding_idx", None) is not None), None)
+
+
+def _positions(tokens: Tensor, padding: int) -> Tensor:
+    """The positions (rows, tokens) of what some place (rows, members, tokens) holds, as such a model would number them, which
+    it does not where it reads embeddings."""
+    is_there = (tokens != padding).any(dim=1).long()
+    return is_there.cumsum(dim=-1) * is_there + padding
 
 
 def _noise(shape: Sequence[int], num_members: int, generator: torch.Generator) -> Tensor:
@@ -355,8 +376,8 @@ def _repeated_head(head: nn.Linear, members: int) -> nn.Linear:
     return changed(head, lambda tensor: tensor.repeat(members, *[1] * (tensor.dim() - 1)))
 
 
-def _set_channels(model: PreTrainedModel, channels: int, factor: float) -> None:
+def _set_channels(model: PreTrainedModel, before: int, channels: int) -> None:
     """Modules that look whether an image has their number of channels expect those of all places."""
     for module in model.modules():
-        if getattr(module, "num_channels", None) == channels:
-            module.num_channels = int(channels * factor)
+        if getattr(module, "num_channels", None) == before:
+            module.num_channels = channels

@@ -1,7 +1,6 @@
 """Packed-Ensembles (Laurent et al., 2023): M narrow networks that run as one, and never exchange anything."""
 
 import copy
-import math
 from fractions import Fraction
 
 import torch
@@ -9,7 +8,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..fusion.building import default_dtype
 from ..models.auto import AutoHydra, hydra_class
-from .baseline import check_is_classifier
+from .baseline import check_is_classifier, check_is_count, is_number
 from .seeding import seeded
 
 
@@ -54,10 +53,9 @@ class PackedEnsemble:
     @staticmethod
     def narrow_config(config: PreTrainedConfig, num_members: int = 3, alpha: float = 2.0) -> PreTrainedConfig:
         """The config of one member; refuses widths that are no whole numbers."""
-        if num_members < 1:
-            raise ValueError(f"num_members is {num_members}: pass at least 1")
-        if not 0 < alpha <= num_members:
-            raise ValueError(f"alpha is {alpha}: pass a width of up to num_members ({num_members}) models")
+        check_is_count(num_members)
+        if not (is_number(alpha) and 0 < alpha <= num_members):
+            raise ValueError(f"alpha is {alpha!r}: pass a width of up to num_members ({num_members}) models")
         if not hasattr(config, "hidden_size"):
             raise ValueError(f"config is a {type(config).__name__} without a hidden_size: pass that of one encoder")
         factor = Fraction(alpha).limit_denominator(1000) / num_members
@@ -73,8 +71,11 @@ class PackedEnsemble:
                     f"alpha * {heads} / {num_members} is the number of heads, such as {_fitting(heads, num_members, alpha)}"
                 )
             setattr(narrow, name, int(width * factor))
-        if hasattr(narrow, "num_key_value_heads"):  # as many heads read each key and value
-            narrow.num_key_value_heads = math.gcd(narrow.num_attention_heads, narrow.num_key_value_heads)
+        if getattr(config, "num_key_value_heads", None):
+            # As many heads read each key and value as in the model, or where that leaves heads over, about as many.
+            heads, together = narrow.num_attention_heads, config.num_attention_heads // config.num_key_value_heads
+            fitting = (count for count in range(1, heads + 1) if heads % count == 0)
+            narrow.num_key_value_heads = heads // min(fitting, key=lambda count: abs(count - together))
         return narrow
 
 

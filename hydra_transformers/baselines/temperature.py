@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,11 +47,21 @@ def temperature_scaled_clip(
     plain CLIP, whatever its prompts are, and is saved and published as one. The answers of a single CLIP stay the same, their
     probabilities do not.
     """
+    if not hasattr(model, "get_text_features"):
+        raise TypeError(f"model is a {type(model).__name__}, no model of two towers: pass it to temperature_scaled")
     classifier = ZeroShotClassifier(model, class_prompts)
     scaling = temperature_scaled(classifier, validation_data, batch_size).scaling
     scaled = copy.deepcopy(model)
+    temperature = scaling.temperature[0]
     with torch.no_grad():
-        scaled.logit_scale -= math.log(scaling.temperature[0])
+        scaled.logit_scale -= math.log(temperature)
         if hasattr(scaled, "logit_bias"):
-            scaled.logit_bias /= scaling.temperature[0]
+            scaled.logit_bias /= temperature
+        kept = (model.logit_scale.double() - scaled.logit_scale.double()).exp()
+    if ((kept / temperature - 1).abs() > 1e-3).any():
+        warnings.warn(
+            f"logit_scale is {model.logit_scale.dtype}, which makes {kept.mean().item():.4g} of the temperature "
+            f"{temperature:.4g}: pass the model in float32",
+            stacklevel=2,
+        )
     return scaled

@@ -141,6 +141,12 @@ class ViLU(Baseline):
     def is_zero_shot(self) -> bool:
         return self.head is None
 
+    def train(self, mode: bool = True) -> "ViLU":
+        """The predictor alone trains: the model's answers are those of eval mode, without dropout."""
+        super().train(mode)
+        self.model.eval()
+        return self
+
     def plain_model(self) -> PreTrainedModel:
         return self.model if self.is_zero_shot else with_head(self.model, self.head, self._head_name)
 
@@ -238,7 +244,8 @@ class ViLU(Baseline):
         """Trains the predictor, from new weights, on features that are computed once; returns itself.
 
         Args:
-            data: labelled, as `evaluate_uncertainty` takes it, of rows that the model was not trained on.
+            data: labelled, as `evaluate_uncertainty` takes it, of rows that the model was not trained on. Of a row with the
+                label -1, every answer is wrong.
             class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
             batch_size: rows per step, and where the data is a Dataset of rows, per batch that the model computes.
             epochs, learning_rate: of AdamW with a weight decay of 0.05, warmed up and then along a cosine. The authors train
@@ -273,6 +280,8 @@ class ViLU(Baseline):
                 self.sizes.copy_(torch.stack([_size(features), _size(at_least_float32(self.head.weight))]))
                 features = features / self.sizes[0]
             classes = self.class_features(**{name: value.to(self.device) for name, value in prompts.items()})
+            if labels.max() >= len(classes):  # below 0 is none of them, as of rows from elsewhere
+                raise ValueError(f"data has the label {labels.max().item()}: the classes are 0 to {len(classes) - 1}")
             is_right = self.seen(features, classes).logits().argmax(dim=-1) == labels
         if is_right.all() or not is_right.any():
             raise ValueError(
@@ -324,6 +333,11 @@ class ViLU(Baseline):
                     optimizer.step()
                     done += 1
         optimizer.zero_grad()
+        if not all(parameter.isfinite().all() for parameter in self.predictor.parameters()):
+            raise ValueError(
+                f"the training has come to numbers that are not finite (learning_rate is {learning_rate}): pass a smaller one, "
+                "and look whether the model's features are finite"
+            )
 
 
 def _size(rows: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ..cost import (
     compare_costs,
     cost_table,
     count_parameters,
-    example_inputs,
+    inputs_for,
     unpruned_backbone,
 )
 from ..files import write_atomically
@@ -252,15 +252,15 @@ def benchmark(arguments: argparse.Namespace) -> None:
         models[f"Deep Ensemble of {hydra.num_members}"] = DeepEnsemble(several)
         models["Pruned member"] = hydra.member(0)
     models["Hydra" if hydra.num_members > 1 else "Pruned member"] = hydra
-    print(f"One sample has {_sample(hydra.config)}; median times on {device} (threads: {torch.get_num_threads()}).\n")
+    print(f"One sample has {_sample(hydra)}; median times on {device} (threads: {torch.get_num_threads()}).\n")
     table = cost_table(compare_costs(models, arguments.batch_sizes, arguments.seconds))
     print(table)
     if arguments.output is not None:
         write_atomically(arguments.output, table + "\n")
 
 
-def _sample(config: PreTrainedConfig) -> str:
-    inputs = example_inputs(config, 1, "meta")
+def _sample(model: nn.Module) -> str:
+    inputs = inputs_for(model, 1, "meta")
     parts = ["{} x {} pixels".format(*inputs["pixel_values"].shape[2:])] if "pixel_values" in inputs else []
     if "input_values" in inputs:
         parts.append("{} frames of {} mel bins".format(*inputs["input_values"].shape[1:]))
@@ -302,7 +302,7 @@ def describe_baseline(model: Baseline) -> None:
     arguments = ", ".join(f"{name}={value!r}" for name, value in model.arguments.items())
     print(f"{type(model).__name__}({arguments}) around a {type(model.model).__name__}\n")
     rows = {"This model": model, "One plain model": without_weights(type(model.model), model.config)}
-    print(f"{cost_table(compare_costs(rows))}\n({_sample(model.config)} per sample)")
+    print(f"{cost_table(compare_costs(rows))}\n({_sample(model)} per sample)")
 
 
 def describe(config: PreTrainedConfig, name: str) -> None:
@@ -322,4 +322,4 @@ def describe(config: PreTrainedConfig, name: str) -> None:
     if config.num_members > 1:
         several = [unpruned_backbone(model) for _ in range(config.num_members)]
         rows[f"Deep Ensemble of {config.num_members}"] = DeepEnsemble(several)
-    print(f"\n{cost_table(compare_costs(rows))}\n({_sample(config)} per sample)")
+    print(f"\n{cost_table(compare_costs(rows))}\n({_sample(model)} per sample)")

@@ -171,9 +171,14 @@ def check_labels(labels: torch.Tensor, member_logits: torch.Tensor, problem_type
         )
 
 
-def watch_for_other_loss(logits: torch.Tensor, from_trainer: bool) -> None:
-    """Tells, in the backward pass, of a loss that somebody computed from the ensemble's logits although the config asks
-    for the members' losses. Trainer's label smoothing does that, and is stopped; other callers know what they do."""
+def watch_for_other_loss(
+    logits: torch.Tensor,
+    from_trainer: bool,
+    wanted: str = "config.ensemble_loss is 'members', a loss for each member",
+    otherwise: str = ", or set config.ensemble_loss to 'ensemble'",
+) -> None:
+    """Tells, in the backward pass, of a loss that somebody computed from the ensemble's logits although the members' losses
+    are wanted. Trainer's label smoothing does that, and is stopped; other callers know what they do."""
     if not logits.requires_grad or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return
 
@@ -181,10 +186,9 @@ def watch_for_other_loss(logits: torch.Tensor, from_trainer: bool) -> None:
         if gradient is None or not gradient.any():
             return  # DDP passes nothing, or zeros, to outputs that no loss was computed from
         message = (
-            "the loss is computed from the ensemble's logits, but config.ensemble_loss is 'members', a loss for each "
-            "member: compute it from member_logits (for Trainer's label_smoothing_factor pass "
-            "compute_loss_func=EnsembleLoss(label_smoothing=...) of hydra_transformers.training), or set "
-            "config.ensemble_loss to 'ensemble'"
+            f"the loss is computed from the ensemble's logits, but {wanted}: compute it from member_logits (for Trainer's "
+            "label_smoothing_factor pass compute_loss_func=EnsembleLoss(label_smoothing=...) of hydra_transformers.training)"
+            f"{otherwise}"
         )
         if from_trainer:
             raise RuntimeError(message)

@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
 from ..fusion import qkv_by_head
+from ..models.auto import check_has_no_adapters
 from ..prediction import evaluation_mode
 from .heads import Head, attention_of, heads_of, tower_and_place
 from .taylor import Calibration, only_gradients_of, settled_towers, working_copy
@@ -94,6 +95,9 @@ def oba_prune(
         raise ValueError(f"score is {score!r}: pass one of {', '.join(map(repr, SCORES))}")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps is {steps!r}: pass a whole number, 1 or more")
+    if not isinstance(model, PreTrainedModel) or hasattr(type(model), "backbone_rules"):
+        raise TypeError(f"model is a {type(model).__name__}: pass a plain model of Transformers")
+    check_has_no_adapters(model, "model")
     pruned = copy.deepcopy(model)
     working = copy.deepcopy(model)
     working = (working if working.dtype == torch.float64 else working.float()).eval()
@@ -123,7 +127,9 @@ def oba_prune(
 
 def ranked_weights(model: PreTrainedModel) -> list[nn.Parameter]:
     """The weights of the linear and convolutional layers of a model's encoder (of CLIP, of both towers and projections)."""
-    modules = model.base_model.modules()
+    # A classifier of one of two towers has no encoder of its own that it could be told apart from.
+    head = set(model.classifier.modules()) if isinstance(getattr(model, "classifier", None), nn.Module) else set()
+    modules = [module for module in model.base_model.modules() if module not in head]
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
     return list({id(module.weight): module.weight for module in modules if isinstance(module, kinds)}.values())
 

@@ -201,6 +201,9 @@ def test_bad_arguments_are_refused():
         ({"init": "zeros"}, "init is 'zeros': pass one of normal, ones, signs"),
         ({"init": "ones", "std": 0.1}, "std is 0.1 and init is 'ones'"),
         ({"std": -1.0}, "std is -1.0"),
+        ({"std": float("inf")}, "std is inf"),
+        ({"num_members": 2.0}, "num_members is 2.0: pass at least 1, a whole number"),
+        ({"layers": "2"}, "layers is '2'"),
         ({"layers": 4}, r"layers is 4: pass how many of the last layers, or their numbers, of 0 to 2"),
         ({"layers": [3]}, r"layers is \[3\]"),
     ]:

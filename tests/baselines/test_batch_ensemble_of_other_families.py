@@ -7,6 +7,8 @@ from transformers import (
     BloomForSequenceClassification,
     LlamaConfig,
     LlamaForSequenceClassification,
+    SegformerConfig,
+    SegformerForImageClassification,
     Wav2Vec2Config,
     Wav2Vec2ForSequenceClassification,
     XLNetConfig,
@@ -14,7 +16,9 @@ from transformers import (
 )
 
 from hydra_transformers.baselines import BatchEnsemble
-from tests.families import randomise
+from hydra_transformers.cost import count_multiply_adds
+from hydra_transformers.hub import create_model_card
+from tests.families import SIGLIP_CLASSIFIER, randomise
 
 
 TEXTS = torch.tensor([[5, 6, 7, 8, 9, 4], [7, 9, 11, 5, 3, 4]])
@@ -41,13 +45,15 @@ def test_members_without_a_table_of_positions_answer_as_their_plain_models(make)
         torch.testing.assert_close(member_logits[:, index], expected, rtol=1e-10, atol=1e-10)
 
 
-def test_a_model_that_picks_rows_of_its_inputs_is_refused_with_layers():
-    """A decoder picks the last token of each row that it was given, and would leave out those of later members."""
+def test_a_model_that_picks_rows_of_its_inputs_has_layers():
+    """A decoder picks the last token of each row that it was given: behind its layers, there are those of all members."""
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = LlamaForSequenceClassification(LlamaConfig(**FEW, **sizes, pad_token_id=0))
-    assert BatchEnsemble(model, num_members=2)(input_ids=TEXTS).member_logits.shape == (2, 2, 3)
-    with pytest.raises(ValueError, match=r"answers 2 rows of 2 members with 2 rows: .* leave layers out"):
-        BatchEnsemble(model, num_members=2, layers=1)(input_ids=TEXTS)
+    model = randomise(LlamaForSequenceClassification(LlamaConfig(**FEW, **sizes, pad_token_id=0)).double(), seed=0)
+    ensemble = BatchEnsemble(model, num_members=2, std=0.5, layers=1).eval()
+    inputs = {"input_ids": TEXTS, "position_ids": torch.tensor([[0, 1, 2, 3, 4, 5], [2, 3, 4, 5, 6, 7]])}
+    expected = torch.stack([ensemble.member(index)(**inputs).logits for index in range(2)], dim=1)
+    torch.testing.assert_close(ensemble(**inputs).member_logits, expected)
+    assert count_multiply_adds(ensemble) < 1.6 * count_multiply_adds(model)
 
 
 def test_a_model_that_cannot_be_tried_is_refused():
@@ -59,3 +65,23 @@ def test_a_model_that_cannot_be_tried_is_refused():
         ValueError, match="Wav2Vec2ForSequenceClassification cannot be tried on made-up images or texts"
     ):
         BatchEnsemble(model)
+
+
+def test_a_classifier_of_one_tower_is_described_and_has_layers():
+    """Its config is that of two, of which it has one."""
+    ensemble = BatchEnsemble(SIGLIP_CLASSIFIER.backbone(), num_members=2, std=0.5, layers=1).eval()
+    inputs = SIGLIP_CLASSIFIER.inputs()
+    expected = torch.stack([ensemble.member(index)(**inputs).logits for index in range(2)], dim=1)
+    torch.testing.assert_close(ensemble(**inputs).member_logits, expected)
+    assert "| Multiply-adds per image |" in create_model_card(ensemble, repo_id="me/tiny").text
+
+
+def test_a_model_of_images_of_any_size_has_members_and_a_cost():
+    """Its config names no size."""
+    sizes = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4, "mlp_ratios": [1] * 4}
+    model = randomise(SegformerForImageClassification(SegformerConfig(**sizes, num_labels=3)).double(), seed=0)
+    ensemble = BatchEnsemble(model, num_members=2, std=0.5).eval()
+    inputs = {"pixel_values": torch.randn(2, 3, 32, 64, dtype=torch.float64)}
+    expected = torch.stack([ensemble.member(index)(**inputs).logits for index in range(2)], dim=1)
+    torch.testing.assert_close(ensemble(**inputs).member_logits, expected)
+    assert count_multiply_adds(ensemble) == 2 * count_multiply_adds(model)

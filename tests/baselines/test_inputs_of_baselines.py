@@ -2,19 +2,26 @@
 
 import pytest
 import torch
+from peft import LoraConfig
+from safetensors.torch import load_file
 from torch import nn
 from transformers import (
+    BartConfig,
+    BartForSequenceClassification,
     BertConfig,
     BertForTokenClassification,
     GPT2Config,
     GPT2ForSequenceClassification,
     LayoutLMConfig,
     LayoutLMForSequenceClassification,
+    Trainer,
+    TrainingArguments,
 )
 
-from hydra_transformers.baselines import MIMO, BatchEnsemble, HeadEnsemble, LastLayerLaplace, ViLU
+from hydra_transformers.baselines import MIMO, BatchEnsemble, DeepEnsemble, HeadEnsemble, LastLayerLaplace, ViLU
 from hydra_transformers.prediction import predict
 from tests.families import BERT, VIT, bert_backbone, randomise, vit_backbone
+from tests.training.tiny import QUIET, tiny_dataset, tiny_model
 
 
 SIZES = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8, "vocab_size": 40}
@@ -91,3 +98,51 @@ def test_a_mimo_of_a_single_output_takes_one_number_per_row():
     output = MIMO(model, num_members=2).train()(**BERT.inputs(), labels=labels, places=places)
     squares = (output.member_logits.squeeze(-1) - labels[places]) ** 2
     torch.testing.assert_close(output.loss, 2 * squares.mean())
+
+
+@pytest.mark.parametrize("make", [BatchEnsemble, HeadEnsemble, MIMO, LastLayerLaplace, ViLU])
+def test_a_model_with_adapters_is_refused(make):
+    """Saved, it would be the adapters alone."""
+    model = vit_backbone()
+    model.add_adapter(LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match=r"has adapters of PEFT: pass what merge_and_unload\(\)"):
+        make(model)
+
+
+def small_bart() -> BartForSequenceClassification:
+    """Its embeddings have three names; it looks for the end of a text."""
+    sizes = {
+        f"{part}_{name}": 1 for part in ("encoder", "decoder") for name in ("layers", "attention_heads", "ffn_dim")
+    }
+    return BartForSequenceClassification(BartConfig(**sizes, d_model=8, vocab_size=40, num_labels=3)).eval()
+
+
+def test_a_checkpoint_of_tied_weights_is_saved_by_trainer(tmp_path):
+    baseline = BatchEnsemble(small_bart(), num_members=2)
+    rows = [{"input_ids": torch.tensor([5, 6 + number, 2]), "labels": number} for number in range(2)]
+    Trainer(baseline, TrainingArguments(tmp_path, max_steps=1, **QUIET), train_dataset=rows).train()
+    saved = load_file(tmp_path / "checkpoint-1" / "model.safetensors")
+    assert saved.keys() == baseline.state_dict().keys()
+    again = BatchEnsemble(small_bart(), num_members=2)
+    again.load_state_dict(saved)
+    batch = {"input_ids": torch.stack([row["input_ids"] for row in rows])}
+    assert torch.equal(predict(again, batch), predict(baseline, batch))
+    with pytest.raises(ValueError, match="BartForSequenceClassification answers otherwise where it reads embeddings"):
+        MIMO(small_bart())
+    with pytest.raises(ValueError, match="BartForSequenceClassification has no list of layers of its own"):
+        BatchEnsemble(small_bart(), layers=1)
+
+
+def test_a_loss_of_the_members_mean_is_stopped(tmp_path):
+    arguments = TrainingArguments(tmp_path, max_steps=1, label_smoothing_factor=0.1, **QUIET)
+    baseline = BatchEnsemble(tiny_model("vit", "backbone"), num_members=2)
+    with pytest.raises(RuntimeError, match="each member of a BatchEnsemble has a loss of its own"):
+        Trainer(baseline, arguments, train_dataset=tiny_dataset("vit")).train()
+
+
+@pytest.mark.parametrize(
+    "make", [lambda model: BatchEnsemble(model, std=0.5), lambda model: DeepEnsemble([model] * 2)]
+)
+def test_a_single_output_is_a_number_before_and_after_the_first_loss(make):
+    output = make(bert_backbone(num_labels=1)).eval()(**BERT.inputs())
+    torch.testing.assert_close(output.logits, output.member_logits.mean(dim=1))

@@ -5,11 +5,12 @@ import copy
 import pytest
 import torch
 from torch import nn
+from transformers import DeiTForImageClassificationWithTeacher
 
 from hydra_transformers.baselines import Baseline, LastLayerLaplace
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.prediction import predict
-from tests.families import BERT, DECODERS, FAMILIES, VIT, images, padded_texts, spectrograms
+from tests.families import BERT, DECODERS, DEIT, FAMILIES, VIT, images, padded_texts, spectrograms
 
 
 def rows(family, batches: int = 4) -> list[dict[str, torch.Tensor]]:
@@ -137,6 +138,9 @@ def test_logits_that_another_module_makes_are_refused():
     model.__class__ = Doubled
     with pytest.raises(ValueError, match="the logits of Doubled are not the outputs of its classifier"):
         LastLayerLaplace(model).fit(rows(VIT))
+    two_heads = DeiTForImageClassificationWithTeacher(DEIT.backbone().config).double()
+    with pytest.raises(ValueError, match="are not the outputs of its distillation_classifier"):
+        LastLayerLaplace(two_heads).fit(rows(DEIT))
 
 
 @pytest.mark.slow
@@ -145,3 +149,13 @@ def test_it_compiles_as_one_graph():
     compiled = torch.compile(laplace, backend="eager", fullgraph=True)
     with torch.no_grad():
         torch.testing.assert_close(compiled(**VIT.inputs()).logits, laplace(**VIT.inputs()).logits)
+
+
+def test_data_that_say_nothing_of_the_weights_are_refused():
+    """Where every probability is 0 or 1, the best prior would know nothing, and every answer be a guess."""
+    model = VIT.backbone()
+    with torch.no_grad():
+        model.classifier.weight *= 1e6
+    with pytest.raises(ValueError, match="the data say nothing about these weights"):
+        LastLayerLaplace(model).fit(rows(VIT))
+    assert LastLayerLaplace(model).fit(rows(VIT), prior_precision=1.0).posterior.prior_precision == 1

@@ -11,7 +11,7 @@ from hydra_transformers.baselines import MIMO, MIMOCollator
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.prediction import collate, predict
 from hydra_transformers.training import compute_accuracy
-from tests.families import BERT, CLIP, DECODERS, FAMILIES, VIT, bert_backbone, vit_backbone
+from tests.families import BERT, CLIP, DECODERS, FAMILIES, MPNET, ROBERTA, VIT, bert_backbone, vit_backbone
 from tests.training.tiny import QUIET, tiny_dataset, tiny_model
 
 
@@ -174,7 +174,11 @@ def test_it_costs_about_one_forward():
 
 
 def test_bad_arguments_are_refused():
-    for arguments, message in [({"num_members": 0}, "num_members is 0"), ({"spread": -1.0}, "spread is -1.0")]:
+    for arguments, message in [
+        ({"num_members": 0}, "num_members is 0"),
+        ({"num_members": True}, "num_members is True"),
+        ({"spread": -1.0}, "spread is -1.0"),
+    ]:
         with pytest.raises(ValueError, match=message):
             MIMO(vit_backbone(), **arguments)
     with pytest.raises(TypeError, match="model is a CLIPModel, no classifier"):
@@ -183,6 +187,7 @@ def test_bad_arguments_are_refused():
         ((0,), "num_members is 0"),
         ((2, 1.5), "rho is 1.5"),
         ((2, 0.5, 0), "repetitions is 0"),
+        ((2, 0.5, 1.5), "repetitions is 1.5"),
     ]:
         with pytest.raises(ValueError, match=message):
             MIMOCollator(*arguments)
@@ -190,3 +195,37 @@ def test_bad_arguments_are_refused():
         MIMO(vit_backbone()).independence([VIT.inputs()])
     with pytest.raises(ValueError, match="data has no batch with examples of several classes"):
         MIMO(vit_backbone().float()).independence(tiny_dataset("vit", 9)[::3])
+
+
+@pytest.mark.parametrize("family", [ROBERTA, MPNET], ids=lambda family: family.name)
+def test_texts_that_are_filled_up_in_front_are_read_as_the_model_does(family):
+    """Such a model numbers only what is no padding, and where it reads embeddings does not see that."""
+    model = family.backbone()
+    padding = model.config.pad_token_id
+    tokens = torch.tensor([[padding, padding, 5, 6], [padding, 7, 8, 9]])
+    inputs = {"input_ids": tokens, "attention_mask": (tokens != padding).long()}
+    expected = model(**inputs).logits.unsqueeze(1).expand(-1, 2, -1)
+    torch.testing.assert_close(predict(MIMO(model, num_members=2), inputs), expected)
+
+
+def test_labels_that_do_not_go_into_the_places_are_no_labels_of_these():
+    """Trainer keeps them back where it computes the loss itself, as for label smoothing."""
+    mimo, places = MIMO(vit_backbone(), num_members=2), torch.tensor([[0, 1], [1, 0], [2, 3], [3, 2]])
+    with pytest.raises(ValueError, match="leave compute_loss_func and label smoothing out"):
+        mimo.train()(**VIT.inputs(), places=places, num_items_in_batch=4)
+
+
+@pytest.mark.parametrize("rho", [0.8, 0.9])
+def test_the_share_of_rows_that_are_mixed_is_rounded(rho):
+    """10 * (1 - 0.9) is a little less than one."""
+    torch.manual_seed(0)
+    places = MIMOCollator(50, rho=rho, repetitions=1).places(20)
+    assert (places != places[:, :1]).any(dim=1).sum() == round(20 * (1 - rho))
+
+
+def test_many_places_are_joined_to_the_channels_of_one_image():
+    """3 * 49 * (1 / 49) is a little less than three."""
+    torch.testing.assert_close(
+        predict(MIMO(vit_backbone(), num_members=49).plain_model(), VIT.inputs()),
+        predict(vit_backbone(), VIT.inputs()),
+    )

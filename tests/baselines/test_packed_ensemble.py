@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from hydra_transformers.baselines import PackedEnsemble
 from hydra_transformers.cost import count_multiply_adds, count_parameters
@@ -77,3 +78,11 @@ def test_bad_arguments_are_refused():
             PackedEnsemble.from_backbone(vit_backbone(), **arguments)
     with pytest.raises(TypeError, match="model is a CLIPModel, no classifier"):
         PackedEnsemble.from_backbone(CLIP.backbone())
+
+
+@pytest.mark.parametrize(("keys", "expected"), [(12, 8), (4, 4), (6, 4), (1, 1)])
+def test_about_as_many_heads_read_each_key_and_value(keys, expected):
+    """Two of three heads are left; where all had their own keys, they still have."""
+    config = LlamaConfig(hidden_size=24, intermediate_size=24, num_attention_heads=12, num_key_value_heads=keys)
+    narrow = PackedEnsemble.narrow_config(config, num_members=3, alpha=2)
+    assert (narrow.num_attention_heads, narrow.num_key_value_heads) == (8, expected)

@@ -9,7 +9,7 @@ from transformers import CLIPModel
 from hydra_transformers.baselines import temperature_scaled, temperature_scaled_clip
 from hydra_transformers.prediction import ZeroShotClassifier, collect_member_logits, predict
 from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics
-from tests.families import CLIP, images, padded_texts
+from tests.families import CLIP, VIT, images, padded_texts
 
 
 FIRST, SECOND = padded_texts(batch=4, seed=1), padded_texts(batch=6, seed=2)
@@ -50,3 +50,14 @@ def test_saved_it_is_a_plain_clip(tmp_path):
     assert torch.equal(loaded.logit_scale, scaled.logit_scale)
     expected = predict(ZeroShotClassifier(scaled, SECOND), DATA[0])
     torch.testing.assert_close(predict(ZeroShotClassifier(loaded, SECOND), DATA[0]), expected)
+
+
+def test_a_model_without_texts_is_refused():
+    with pytest.raises(TypeError, match="ViTForImageClassification, no model of two towers"):
+        temperature_scaled_clip(VIT.backbone(), {}, [])
+
+
+def test_a_temperature_that_half_precision_rounds_is_told():
+    data = [{name: each.bfloat16() if each.is_floating_point() else each for name, each in DATA[0].items()}]
+    with pytest.warns(UserWarning, match=r"logit_scale is torch\.bfloat16, which makes .* of the temperature"):
+        temperature_scaled_clip(CLIP.backbone().bfloat16(), FIRST, data)

@@ -6,7 +6,7 @@ import torch
 from hydra_transformers.baselines import ViLU
 from hydra_transformers.cost import compare_costs, count_multiply_adds
 from hydra_transformers.prediction import ZeroShotClassifier
-from tests.families import CLIP, VIT, images, padded_texts
+from tests.families import BERT, CLIP, VIT, bert_backbone, images, padded_texts
 
 
 PROMPTS = padded_texts(seed=9)
@@ -48,3 +48,19 @@ def test_a_fit_that_is_refused_leaves_an_earlier_one_as_it_was():
         with pytest.raises(ValueError, match=message):
             vilu.fit([VIT.inputs() | labels])
         assert torch.equal(vilu(**VIT.inputs()).detector_score, expected)
+
+
+def test_the_model_itself_is_never_in_training():
+    vilu = ViLU(bert_backbone(hidden_dropout_prob=0.5)).train()
+    assert vilu.predictor.training and torch.equal(vilu(**BERT.inputs()).logits, vilu(**BERT.inputs()).logits)
+
+
+def test_a_training_that_comes_to_nothing_is_told():
+    labels = torch.where(torch.arange(4) < 2, VIT.backbone()(**VIT.inputs()).logits.argmax(dim=-1), -1)
+    with pytest.raises(ValueError, match=r"numbers that are not finite \(learning_rate is inf\)"):
+        ViLU(VIT.backbone()).fit([VIT.inputs() | {"labels": labels}], learning_rate=float("inf"), epochs=1)
+
+
+def test_a_label_that_no_class_has_is_refused():
+    with pytest.raises(ValueError, match="data has the label 5: the classes are 0 to 4"):
+        ViLU(VIT.backbone()).fit([VIT.inputs() | {"labels": torch.tensor([1, 2, 3, 5])}])

@@ -18,10 +18,11 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from hydra_transformers.pruning import oba_prune, oba_scores
+from hydra_transformers.pruning import oba_prune, oba_scores, prune_heads
 from hydra_transformers.pruning.oba import _differentiable_twice, ranked_weights, second_order_changes
 from hydra_transformers.pruning.taylor import Calibration
 from hydra_transformers.training import KeepZerosCallback, recipe
+from tests.families import CLIP_CLASSIFIER
 from tests.pruning.backbones import family, images, labelled, rows_in_batches
 from tests.training.tiny import QUIET
 
@@ -171,6 +172,17 @@ def test_bad_input_gets_one_sentence():
         oba_prune(model, [{"pixel_values": rows["pixel_values"]}], sparsity=0.1)
     with pytest.raises(TypeError, match="ViTModel has no classifier"):
         oba_prune(model.vit, [rows], sparsity=0.1)
+    with pytest.raises(
+        TypeError, match="is a HydraViTForImageClassification: pass a plain model"
+    ):  # whose q, k, v are one
+        oba_prune(prune_heads(model), [rows], sparsity=0.1)
+
+
+def test_the_head_of_a_classifier_of_one_tower_stays():
+    model = CLIP_CLASSIFIER.backbone()
+    ranked = {id(weight) for weight in ranked_weights(model)}
+    names = {name for name, weight in model.named_parameters() if id(weight) in ranked}
+    assert "classifier.weight" not in names and "vision_model.encoder.layers.0.mlp.fc1.weight" in names
 
 
 def test_a_model_without_layers_that_are_ranked_is_refused():
