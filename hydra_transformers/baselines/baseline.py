@@ -19,7 +19,7 @@ from ..files import parse_json, write_atomically, written_whole
 from ..fusion import without_weights
 from ..models import auto
 from ..models.configuration_hydra import settle_problem_type
-from ..models.ensembling import HydraClassifierOutput, check_labels, watch_for_other_loss
+from ..models.ensembling import HydraClassifierOutput, check_labels, mean_loss, watch_for_other_loss
 from ..prediction import answer_of, device_of
 
 
@@ -134,8 +134,7 @@ class Baseline(nn.Module):
         """The mean of the members' losses, each the model's own. kwargs: `num_items_in_batch`, where Trainer knows it"""
         settle_problem_type(self.config)
         check_labels(labels, member_logits, self.config.problem_type)
-        members = member_logits.unbind(dim=1)
-        return torch.stack([self.model.loss_function(labels, each, self.config, **kwargs) for each in members]).mean()
+        return mean_loss(self.model.loss_function, labels, member_logits.unbind(dim=1), self.config, **kwargs)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
         """As Trainer asks for it: less memory in training, for a second forward."""

@@ -1,7 +1,7 @@
 """From the members' states to the ensemble's answer: outputs, the classifier of every family, logits, losses."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -150,9 +150,21 @@ def ensemble_loss(loss_function: Callable, labels: torch.Tensor, member_logits: 
     """
     check_labels(labels, member_logits, config.problem_type)
     if config.ensemble_loss == "members":
-        members = member_logits.unbind(dim=1)
-        return torch.stack([loss_function(labels, logits, config, **kwargs) for logits in members]).mean()
-    return loss_function(labels, ensemble_logits(member_logits, config.problem_type), config, **kwargs)
+        return mean_loss(loss_function, labels, member_logits.unbind(dim=1), config, **kwargs)
+    return mean_loss(loss_function, labels, [ensemble_logits(member_logits, config.problem_type)], config, **kwargs)
+
+
+def mean_loss(loss_function: Callable, labels: torch.Tensor, answers: Sequence[torch.Tensor], config, **kwargs):
+    """The mean of the losses of several logits (batch, classes).
+
+    kwargs: with `num_items_in_batch`, losses are sums divided by it. Transformers' function sees to that for one label of
+        several only, and gives the mean of the batch otherwise
+    """
+    loss = torch.stack([loss_function(labels, logits, config, **kwargs) for logits in answers]).mean()
+    items = kwargs.get("num_items_in_batch")
+    if items is None or config.problem_type == "single_label_classification":
+        return loss
+    return loss * labels.numel() / (items.to(loss.device) if isinstance(items, torch.Tensor) else items)
 
 
 def check_labels(labels: torch.Tensor, member_logits: torch.Tensor, problem_type: str) -> None:

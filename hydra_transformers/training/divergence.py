@@ -9,6 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
 
+from .lora import is_peft_model
+from .losses import IGNORED_LABEL
 from .parameter_groups import set_classifier_rate
 
 
@@ -22,6 +24,10 @@ class FiniteTrainer(Trainer):
 
     A checkpoint is read as `from_pretrained` reads it. (A plain one takes the names on disk for those of the model, which for
     some models are older ones, and goes on with the weights it has.)
+
+    Batches that are accumulated, and those of several processes, count by their labels with plain models of Transformers too.
+    (Of a plain one, many models are asked to divide by the labels of all of them and do not, so that gradients are as many
+    times too large.)
 
     classifier_factor: how many times the learning rate of the rest what follows the encoder has
     """
@@ -42,6 +48,24 @@ class FiniteTrainer(Trainer):
         if not self._is_true_everywhere(torch.isfinite(loss).all()):
             raise DivergedError(f"the loss is {loss.mean().item()} in step {self.state.global_step + 1}")
         return loss
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        is_mean = self.compute_loss_func is None and self._gives_means and self.args.n_gpu <= 1
+        if num_items_in_batch is None or not is_mean or "labels" not in inputs:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        share = inputs["labels"].ne(IGNORED_LABEL).sum() / num_items_in_batch
+        if self.args.average_tokens_across_devices:
+            share = share * self.accelerator.num_processes
+        found = super().compute_loss(model, inputs, return_outputs)
+        return (found[0] * share, found[1]) if return_outputs else found * share
+
+    @property
+    def _gives_means(self) -> bool:
+        """Whether the model's loss is the mean of a batch, unless it is told the number of labels."""
+        model = self.model.get_base_model() if is_peft_model(self.model) else self.model
+        return isinstance(model, PreTrainedModel) and not hasattr(type(model), "backbone_rules")
 
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
         metrics = super().evaluate(*args, **kwargs)

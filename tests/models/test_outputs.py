@@ -184,13 +184,17 @@ def test_extreme_logits_give_finite_answers():
     )
 
 
-def test_the_loss_counts_items_over_accumulated_batches():
+@pytest.mark.parametrize("problem", ["single_label_classification", "multi_label_classification", "regression"])
+def test_the_loss_counts_items_over_accumulated_batches(problem):
     """Trainer passes num_items_in_batch with gradient accumulation: two half batches must add up to the whole one."""
     hydra = VIT.fused()
+    hydra.config.problem_type = problem
     pixel_values, labels = images(), torch.tensor([0, 1, 2, 3])
+    if problem != "single_label_classification":
+        labels = torch.nn.functional.one_hot(labels, hydra.config.num_labels).to(hydra.dtype)
     whole = hydra(pixel_values, labels=labels).loss
     halves = [
-        hydra(pixel_values[half], labels=labels[half], num_items_in_batch=4).loss
+        hydra(pixel_values[half], labels=labels[half], num_items_in_batch=torch.tensor(labels.numel())).loss
         for half in (slice(0, 2), slice(2, 4))
     ]
     torch.testing.assert_close(sum(halves), whole)

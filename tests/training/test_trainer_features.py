@@ -5,9 +5,11 @@ import shutil
 
 import pytest
 import torch
+from transformers import TrainingArguments
 
 from hydra_transformers.training import recipe
-from tests.training.tiny import QUIET, changed, copy_of_weights, tiny_model, tiny_trainer
+from hydra_transformers.training.divergence import FiniteTrainer
+from tests.training.tiny import QUIET, changed, copy_of_weights, tiny_dataset, tiny_model, tiny_trainer
 
 
 SETTINGS = {
@@ -75,3 +77,14 @@ def test_accumulated_batches_of_a_member_make_the_same_steps(tmp_path, monkeypat
     parts = trained("vit", "member", tmp_path, per_device_train_batch_size=2, gradient_accumulation_steps=3)
     for (parameter, expected), found in zip(whole.named_parameters(), parts.parameters(), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5, msg=parameter)
+
+
+def test_accumulated_batches_count_by_their_labels_in_models_that_give_means(tmp_path):
+    """BERT of Transformers is told how many labels there are, and divides by those of each batch alone."""
+    model, rows = tiny_model("bert", "backbone").eval(), tiny_dataset("bert", 6)
+    whole = {name: torch.stack([torch.as_tensor(row[name]) for row in rows]) for name in rows[0]}
+    expected = model(**whole).loss
+    trainer = FiniteTrainer(model=model, args=TrainingArguments(tmp_path, **QUIET))
+    parts = [{name: tensor[rows] for name, tensor in whole.items()} for rows in (slice(0, 4), slice(4, 6))]
+    losses = [trainer.compute_loss(model, dict(part), num_items_in_batch=torch.tensor(6)) for part in parts]
+    torch.testing.assert_close(sum(losses), expected)
