@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 
-# What is being written lies beside its place as `.NAME.PID.tmp`.
+# What is being written lies beside its place as `.NAME.PID.tmp`, and a folder that another takes the place of as `.NAME.PID.old`.
 UNFINISHED = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.tmp")
+REPLACED = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.old")
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> Path:
@@ -41,9 +42,11 @@ def written_whole(folder: str | os.PathLike) -> Iterator[Path]:
     """A folder to write into, whose files are those of `folder` once everything is written.
 
     A folder that others hold on to stays, and is filled: an empty one, the working directory, a mount point. Its
-    `config.json`, by which a model is known to be there, comes last. Any other is replaced at once, behind a symlink too.
+    `config.json`, by which a model is known to be there, goes first and comes last. Any other is replaced at once, behind a
+    symlink too: a process that is killed leaves the one or the other, whole.
     """
     folder = Path(os.path.realpath(folder))
+    _put_back(folder)
     remove_leftovers(folder.parent, folder.name)
     remove_leftovers(folder)
     is_filled = folder.is_dir() and (folder == Path.cwd() or folder.is_mount() or not any(folder.iterdir()))
@@ -53,13 +56,12 @@ def written_whole(folder: str | os.PathLike) -> Iterator[Path]:
     try:
         yield unfinished
         if is_filled:
-            for path in set(folder.iterdir()) - {unfinished}:
+            for path in sorted(set(folder.iterdir()) - {unfinished}, key=lambda path: path.name != "config.json"):
                 _remove(path)
             for path in sorted(unfinished.iterdir(), key=lambda path: path.name == "config.json"):
                 os.replace(path, folder / path.name)
         else:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(unfinished, folder)
+            _replace_folder(folder, unfinished)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -72,6 +74,32 @@ def remove_leftovers(folder: str | os.PathLike, name: str | None = None) -> None
         if parts is None or name not in (None, parts["name"]) or _is_running(int(parts["process"])):
             continue
         _remove(path)
+
+
+def _replace_folder(folder: Path, new: Path) -> None:
+    """Puts `new` in the place of `folder`, which is removed no sooner than that has worked."""
+    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    if folder.exists():
+        os.replace(folder, old)
+    try:
+        os.replace(new, folder)
+    except BaseException:
+        if old.exists():
+            os.replace(old, folder)
+        raise
+    _remove(old)
+
+
+def _put_back(folder: Path) -> None:
+    """A process that was killed while it replaced a folder may have left the old one beside its place."""
+    for path in list(folder.parent.iterdir()) if folder.parent.is_dir() else []:
+        parts = REPLACED.fullmatch(path.name)
+        if parts is None or parts["name"] != folder.name or _is_running(int(parts["process"])):
+            continue
+        if folder.exists():
+            _remove(path)
+        else:
+            os.replace(path, folder)
 
 
 def _remove(path: Path) -> None:

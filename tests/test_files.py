@@ -99,6 +99,34 @@ def test_the_config_of_a_model_comes_last(tmp_path, monkeypatch):
     assert order[-1] == "config.json"
 
 
+KILLED = """
+import os, sys
+from hydra_transformers.files import written_whole
+moves, replace = [], os.replace
+def move(source, target):
+    if len(moves) == int(sys.argv[2]):
+        os._exit(9)
+    moves.append(replace(source, target))
+os.replace = move
+with written_whole(sys.argv[1]) as folder:
+    (folder / "config.json").write_text("newer")
+    import shutil
+    shutil.rmtree = lambda *_, **__: os._exit(9)
+"""
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_a_process_killed_while_it_replaces_a_folder_leaves_a_whole_one(moves, tmp_path):
+    model = tmp_path / "model"
+    fill(model)
+    (model / "weights").write_text("old")
+    assert subprocess.run([sys.executable, "-c", KILLED, model, str(moves)]).returncode == 9
+    with pytest.raises(ZeroDivisionError), written_whole(model):
+        raise ZeroDivisionError
+    assert names_in(tmp_path) == {"model"}
+    assert names_in(model) == ({"config.json"} if moves == 2 else {"config.json", "weights"})
+
+
 def test_what_fails_leaves_nothing_and_keeps_what_was_there(tmp_path):
     fill(tmp_path / "model")
     (tmp_path / "empty").mkdir()
