@@ -4,12 +4,15 @@ import torch
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
+from ..fusion.structure import is_a
+from ..models.grouped import Grouped
+
 
 class KeepZerosCallback(TrainerCallback):
     """Weights that are exactly zero when training begins are zero after every step: `Trainer(callbacks=[KeepZerosCallback()])`.
 
-    For models that `oba_prune` made. It looks at the weights of linear and convolutional layers; biases, of which new models
-    have zeros that shall train, are free.
+    For models that `oba_prune` made, and Hydras of them. It looks at the weights of linear and convolutional layers; biases, of
+    which new models have zeros that shall train, are free.
     """
 
     def __init__(self):
@@ -21,7 +24,7 @@ class KeepZerosCallback(TrainerCallback):
                 "KeepZerosCallback needs whole weights on every process: train without FSDP and DeepSpeed"
             )
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
-        weights = [module.weight for module in model.modules() if isinstance(module, kinds)]
+        weights = [module.weight for module in model.modules() if isinstance(module, kinds) or is_a(module, Grouped)]
         self._kept = [(weight, weight.detach() == 0) for weight in weights if weight.requires_grad]
 
     @torch.no_grad()

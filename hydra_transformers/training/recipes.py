@@ -94,6 +94,11 @@ class Recipe:
             check_learning_rate("classifier_learning_rate", self.classifier_learning_rate)
             if self.learning_rate == 0:
                 raise ValueError("classifier_learning_rate is in proportion to learning_rate: pass one above 0")
+        if self.keep_zeros and self.reset_classifier:
+            raise ValueError(
+                "keep_zeros would keep the zeros that reset_classifier starts from, and the classifier would never train: pass "
+                "one of them"
+            )
         if type(self.trunk_layers) is not int or self.trunk_layers < 0:
             raise ValueError(f"trunk_layers is {self.trunk_layers}: pass a number of layers, 0 or more")
         for name in NOT_NEGATIVE:

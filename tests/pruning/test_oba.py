@@ -1,5 +1,6 @@
 """OBA is θ · (Hθ) of the whole calibration set: against a full Hessian, and against differences of the loss."""
 
+import argparse
 import copy
 from dataclasses import replace
 
@@ -157,6 +158,18 @@ def test_a_recipe_keeps_zeros():
     kept = replace(recipe("imagenet1k"), keep_zeros=True).callbacks()
     assert any(isinstance(callback, KeepZerosCallback) for callback in kept)
     assert not any(isinstance(callback, KeepZerosCallback) for callback in recipe("imagenet1k").callbacks())
+    with pytest.raises(ValueError, match="keep_zeros would keep the zeros that reset_classifier starts from"):
+        replace(recipe("cifar100"), keep_zeros=True)
+
+
+def test_zeros_of_a_hydra_stay_too():
+    hydra, callback = prune_heads(toy()[0]), KeepZerosCallback()
+    weight = next(module.weight for name, module in hydra.named_modules() if name.endswith("qkv_proj"))
+    weight.data[0] = 0
+    callback.on_train_begin(argparse.Namespace(fsdp=None, deepspeed=None), None, None, model=hydra)
+    weight.data += 1
+    callback.on_optimizer_step(None, None, None)
+    assert not weight[0].any() and weight[1].all()
 
 
 def test_bad_input_gets_one_sentence():
