@@ -20,9 +20,10 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from ..files import write_atomically
+from ..files import parse_json, write_atomically
 from ..fingerprints import fingerprint_of_data, fingerprint_of_weights
 from ..folder_lock import only_writer
+from ..fusion import tower_configs
 from ..models.auto import described
 from ..prediction import collate, padding_of
 from ..processes import gather
@@ -251,7 +252,7 @@ def _finetune_member(
 def _run(member: PreTrainedModel, recipe: Recipe, folder: Path, arguments: dict, data: dict) -> dict[str, float]:
     """Trains a copy of the member in `folder`, from its last checkpoint if there is one; its validation metrics."""
     if (folder / FINISHED).exists():
-        return json.loads((folder / FINISHED).read_text())
+        return _record(folder / FINISHED)
     process = recipe.training_arguments(folder, **arguments)
     trainer = _train(member, recipe, folder, process, data)
     metrics = {name: value for name, value in trainer.evaluate().items() if isinstance(value, (int, float))}
@@ -319,9 +320,10 @@ def last_checkpoint(folder: Path, processes: int = 1) -> Path | None:
 def trainer_state(checkpoint: Path) -> dict[str, Any] | None:
     """Trainer's state in a checkpoint; None where it is missing or was cut off in writing."""
     try:
-        return json.loads((checkpoint / "trainer_state.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+        state = parse_json((checkpoint / "trainer_state.json").read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
+    return state if isinstance(state, dict) else None
 
 
 def _goodness(metrics: dict[str, float], recipe: Recipe) -> tuple[float, float]:
@@ -384,10 +386,21 @@ def _where_written(process: TrainingArguments, act: Callable[[], Any]) -> Any:
     return result
 
 
+def _record(path: Path) -> dict[str, Any]:
+    """What a JSON file of a run holds."""
+    try:
+        found = parse_json(path.read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is broken: remove {path.parent} to start again, or pass another output_dir")
+    return found
+
+
 def _claim_members(folder: Path, count: int) -> None:
     """Notes how many members there shall be, so that some of them are not taken for all; more may join later."""
     path = folder / MEMBERS
-    found = json.loads(path.read_text())["members"] if path.exists() else 0
+    found = _record(path).get("members", 0) if path.exists() else 0
     if found > count:
         raise ValueError(f"{folder} holds {found} members, and these are {count}: pass another output_dir")
     if found < count:
@@ -407,6 +420,7 @@ def _identity(
     about_member = {
         "class": type(member).__name__,
         "kept_heads": getattr(member.config, "kept_heads", None),
+        "config": _taught_by(member.config),
         "weights": fingerprint_of_weights(member),
     }
     if is_peft_model(member):
@@ -426,10 +440,24 @@ def _identity(
     return json.loads(json.dumps(identity, default=str))  # as it will be read again
 
 
+def _taught_by(config: Any) -> dict[str, Any]:
+    """What decides how a model learns and is in none of its weights: dropouts, its loss, and what its classes are called."""
+    parts = {"": config} | tower_configs(config)
+    found = {
+        f"{tower}.{name}" if tower else name: value
+        for tower, part in parts.items()
+        for name, value in part.to_dict().items()
+        if "drop" in name or name == "ensemble_loss"
+    }
+    return found | {"id2label": config.id2label}
+
+
 def _claim(folder: Path, identity: dict[str, Any]) -> None:
     """Takes a folder for this fine-tuning, or refuses one that holds another."""
     if (folder / RUN).exists():
-        found = json.loads((folder / RUN).read_text())
+        found = _record(folder / RUN)
+        if "config" not in found.get("member", {}):
+            identity["member"].pop("config", None)  # as it was before runs noted it
         different = [name for name in identity if found.get(name) != identity[name]]
         # A finished run takes no further step: any number of processes may load it.
         if (folder / FINISHED).exists() and "rows_per_step" in different:

@@ -63,6 +63,11 @@ def unbroken(tmp_path_factory):
     return finetune_members(tiny_members(FAMILIES["vit"])[:2], SHORT, *rows, output_dir=output_dir, **ARGUMENTS)
 
 
+def with_dropout(model):
+    model.config.hidden_dropout_prob = 0.5
+    return model
+
+
 def assert_same_weights(first, second):
     for (name, expected), (_, found) in zip(first.named_parameters(), second.named_parameters(), strict=True):
         assert torch.equal(expected, found), name
@@ -187,12 +192,12 @@ def test_a_checkpoint_that_was_cut_off_is_not_resumed_from(unbroken, members, da
         finetune_members(
             members[:1], SHORT, Interrupting(data[0], 21), data[1], output_dir=tmp_path / "broken", **ARGUMENTS
         )
-    for step, state in {5: None, 6: '{"global_step": 6, "max'}.items():
+    for step, state in {5: None, 6: b'{"global_step": 6, "max', 7: b"\xff", 8: b"[]"}.items():
         cut_off = tmp_path / "broken" / "member-0" / "lr-0.01" / f"checkpoint-{step}"
         cut_off.mkdir()
         (cut_off / "model.safetensors").write_bytes(b"half")
         if state is not None:
-            (cut_off / "trainer_state.json").write_text(state)
+            (cut_off / "trainer_state.json").write_bytes(state)
     resumed = finetune_members(members[:1], SHORT, *data, output_dir=tmp_path / "broken", **ARGUMENTS)
     assert_same_weights(unbroken[0], resumed[0])
 
@@ -244,6 +249,7 @@ def test_plain_backbones_and_clip_train_too(tmp_path):
         ({"train_dataset": tiny_dataset("vit", seed=3)}, "train_dataset"),
         ({"eval_dataset": tiny_dataset("vit", 6, seed=3)}, "eval_dataset"),
         ({"members": [tiny_model("vit", "backbone")]}, "member"),
+        ({"members": [with_dropout(tiny_members(FAMILIES["vit"])[0])]}, "member"),
     ],
 )
 def test_a_folder_with_another_run_is_refused(change, different, members, data, tmp_path):
@@ -253,6 +259,14 @@ def test_a_folder_with_another_run_is_refused(change, different, members, data, 
         finetune_members(**same | {"train_dataset": Interrupting(data[0], 0)})
     with pytest.raises(ValueError, match=rf"member-0 holds another fine-tuning \(other {different}\)"):
         finetune_members(**same | change)
+
+
+@pytest.mark.parametrize("name", ["members.json", "member-0/run.json"])
+def test_a_broken_record_is_named(name, members, data, tmp_path):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("[")
+    with pytest.raises(ValueError, match=f"{name} is broken: remove"):
+        finetune_members(members[:1], SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
 
 
 def test_a_folder_with_something_else_is_refused(members, data, tmp_path):
