@@ -222,7 +222,20 @@ def _checked(cls: type, member: Member) -> Member:
                 f"{member.name}: {name} has the shape {tuple(member.tensors[name].shape)}, its config asks for "
                 f"{tuple(parameter.shape)}"
             )
+    _check_one_dtype(member)
     return member
+
+
+def _check_one_dtype(member: Member) -> None:
+    """A Hydra has one dtype; weights of another would be rounded to it without a word."""
+    first, *names = member.tensors
+    expected = member.tensors[first].dtype
+    for name in names:
+        if member.tensors[name].dtype != expected:
+            raise ValueError(
+                f"{member.name} has weights of several dtypes ({first} is {expected}, {name} is {member.tensors[name].dtype}): "
+                f"convert it to one, with model.to({expected})"
+            )
 
 
 def projection_names(cls: type) -> Iterator[tuple[str, ...]]:

@@ -281,6 +281,12 @@ def test_a_member_that_never_met_a_loss_fuses_with_one_that_did():
 def test_members_of_different_dtype_are_refused():
     with pytest.raises(ValueError, match=r"members\[1\] is torch.float32 .* members\[0\] is torch.float64"):
         VIT.hydra.from_pruned_members([vit_backbone(0), vit_backbone(1).float()])
+    mixed = vit_backbone(0)
+    mixed.classifier.bfloat16()
+    with pytest.raises(
+        ValueError, match=r"weights of several dtypes \(.* is torch.float64, classifier.weight is torch.bfl"
+    ):
+        VIT.hydra.from_backbone(mixed)
 
 
 def test_heads_that_do_not_exist_cannot_be_pruned():
