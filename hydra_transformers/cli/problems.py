@@ -39,6 +39,8 @@ def _access_problem(error: BaseException, name: str, kind: str) -> str | None:
         return f"the Hub could not be reached for the {kind} {name}: check the network, or pass a local folder"
     if "Config name is missing" in text or ("BuilderConfig" in text and "not found" in text):
         return f"the data set {name} has several configs, name one as {repository}:CONFIG: {_listed(text)}"
+    if "SafetensorError" in types:
+        return f"the weights of {name} are broken ({_first_line(error)}): make or download the {kind} again"
     if isinstance(error, OSError):
         return f"the {kind} {name} cannot be read: {_first_line(error)}"
     return None

@@ -14,6 +14,7 @@ from transformers import PreTrainedConfig
 from ..app import read_examples
 from ..app.answering import read_by
 from ..baselines import Baseline
+from ..files import write_atomically
 from ..uncertainty import DecidingClassifier, UncertaintyReport
 from .folders import are_fine_tunings, circuits_of, is_baseline, load_config, load_model, load_processor
 from .judging import check_can_be_published
@@ -35,7 +36,7 @@ def card(arguments: argparse.Namespace) -> None:
     report, fields = _card_fields(arguments, config)
     model = _with_decision(arguments.folder)
     repo = arguments.repo or "me/" + re.sub(r"[^\w.-]+", "-", arguments.folder.resolve().name).strip("-.")
-    create_model_card(model, report, repo_id=repo, **fields).save(path)
+    write_atomically(path, str(create_model_card(model, report, repo_id=repo, **fields)))
     print(f"the card is in {path}. Next: hydra-transformers push {arguments.folder} {arguments.repo or 'me/my-hydra'}")
 
 

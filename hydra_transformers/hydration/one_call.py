@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from .. import __version__
-from ..files import parse_json, write_atomically, written_whole
+from ..files import write_atomically, written_whole
 from ..fingerprints import fingerprint_of_data
 from ..folder_lock import only_writer
 from ..hub.card import check_names, create_model_card
@@ -289,8 +289,7 @@ def _check_is_ours(output: Path, work: Work) -> None:
     """Refuses to replace a folder that this hydration did not make."""
     if not output.exists() or not any(output.iterdir()):
         return
-    record = output / RECORD
-    if record.exists() and parse_json(record.read_bytes()).get("made_from") == work.digest:
+    if work.is_made_here(output / RECORD):
         return
     raise ValueError(f"output_dir {output} holds something else already: pass another, or remove it")
 

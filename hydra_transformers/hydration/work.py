@@ -26,7 +26,7 @@ class Work:
         remove_leftovers(folder)
         record = folder / IDENTITY
         if record.exists():
-            found = parse_json(record.read_bytes())
+            found = self._identity_in(record)
             different = [name for name in identity if found.get(name) != identity[name]]
             if different:
                 raise ValueError(
@@ -38,9 +38,27 @@ class Work:
         else:
             write_atomically(record, json.dumps(identity, indent=1) + "\n")
 
+    def _identity_in(self, record: Path) -> dict[str, Any]:
+        try:
+            found = parse_json(record.read_bytes())
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ValueError(
+                f"{record} is broken, so nobody knows what steps {self.folder} holds: remove that folder, or pass another "
+                "output_dir"
+            )
+        return found
+
     def read(self, *place: str) -> dict[str, Any] | None:
         """What `write` left there; None where there is nothing, or something that was made from something else."""
-        path = self.path(*place)
+        return self._made_here(self.path(*place))
+
+    def is_made_here(self, path: Path) -> bool:
+        """Whether a JSON file, of this folder or another, is of this hydration."""
+        return self._made_here(path) is not None
+
+    def _made_here(self, path: Path) -> dict[str, Any] | None:
         if not path.exists():
             return None
         try:

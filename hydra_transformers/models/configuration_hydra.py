@@ -8,6 +8,7 @@ from dataclasses import dataclass
 OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_set")
 # What members may share: the mean over the members stands in for each of them.
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
+PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
 KeptHeads = list[list[list[int]]]
 KeptNeurons = list[list[str]]  # of each member a hexadecimal number, whose bit n says whether neuron n is kept
@@ -281,6 +282,8 @@ def settle_problem_type(config) -> None:
     """Says once what the labels are, as Transformers' loss would: what `logits` mean never changes after that."""
     if config.problem_type is None:
         config.problem_type = "regression" if config.num_labels == 1 else "single_label_classification"
+    if config.problem_type not in PROBLEM_TYPES:
+        raise ValueError(f"problem_type is {config.problem_type!r}: use one of {', '.join(map(repr, PROBLEM_TYPES))}")
 
 
 def check_ensemble_loss(ensemble_loss: str) -> None:

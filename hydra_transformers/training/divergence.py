@@ -2,10 +2,13 @@
 
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer
 
@@ -105,9 +108,21 @@ class FiniteTrainer(Trainer):
 
 def load_weights(model: PreTrainedModel, folder: str | os.PathLike) -> None:
     """Gives `model` the weights that were saved in `folder`; refuses a folder that lacks some of them."""
-    loaded, found = type(model).from_pretrained(folder, dtype=model.dtype, output_loading_info=True)
+    with broken_weights_named(folder):
+        loaded, found = type(model).from_pretrained(folder, dtype=model.dtype, output_loading_info=True)
     check_nothing_is_missing(folder, set(found["missing_keys"]))
     model.load_state_dict(loaded.state_dict())
+
+
+@contextmanager
+def broken_weights_named(folder: str | os.PathLike) -> Iterator[None]:
+    """Says where a file of weights lies that cannot be read."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(
+            f"the weights in {folder} are broken ({error}): remove that folder and train again"
+        ) from error
 
 
 def check_nothing_is_missing(folder: str | os.PathLike, names: set[str]) -> None:

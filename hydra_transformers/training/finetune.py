@@ -29,7 +29,7 @@ from ..prediction import collate, padding_of
 from ..processes import gather
 from .callback import describe_trained
 from .default_recipe import default_recipe
-from .divergence import DivergedError, FiniteTrainer, check_nothing_is_missing
+from .divergence import DivergedError, FiniteTrainer, broken_weights_named, check_nothing_is_missing
 from .lora import adapter_settings, is_peft_model
 from .parameter_groups import is_baseline
 from .recipes import Recipe, check_learning_rate
@@ -334,6 +334,11 @@ def _goodness(metrics: dict[str, float], recipe: Recipe) -> tuple[float, float]:
 
 def _load(member: PreTrainedModel, folder: Path) -> PreTrainedModel:
     """The model saved in `folder` as `member` was: its dtype, device, attention backend, and ready to predict."""
+    with broken_weights_named(folder):
+        return _read(member, folder)
+
+
+def _read(member: PreTrainedModel, folder: Path) -> PreTrainedModel:
     if is_peft_model(member):
         from peft import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import re
 import shutil
 from types import SimpleNamespace
@@ -315,6 +316,12 @@ def test_a_broken_record_of_a_step(fails, tmp_path, workplace, pruned):
     assert "prune.json is broken" in fails(*prune(workplace, tmp_path))
 
 
+def test_weights_that_were_cut_off(fails, tmp_path, pruned):
+    folder = shutil.copytree(pruned, tmp_path / "pruned")
+    (folder / "member-1" / "model.safetensors").write_bytes(b"half")
+    assert re.search("the weights of .*member-1 are broken", fails("fuse", folder, "--output", tmp_path / "hydra"))
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -429,12 +436,16 @@ def test_models_with_other_classes_are_not_compared(fails, tmp_path, workplace):
     assert "other has other classes" in fails(*command)
 
 
-def test_a_report_that_is_not_there(fails, tmp_path, workplace):
+def test_a_report_that_is_not_there_and_a_card_that_is(fails, tmp_path, workplace, monkeypatch):
     assert main([str(word) for word in prune(workplace, tmp_path, "--budget", 1)]) == 0
     assert main(["fuse", str(tmp_path / "out"), "--output", str(tmp_path / "hydra")]) == 0
     assert "there is no report" in fails("card", tmp_path / "hydra", "--report", tmp_path / "none.json")
     assert main(["card", str(tmp_path / "hydra")]) == 0
     assert "pass --overwrite" in fails("card", tmp_path / "hydra")
+    card = (tmp_path / "hydra" / "README.md").read_bytes()
+    monkeypatch.setattr(os, "replace", refusing(OSError("no space left")))
+    assert "a long text" in fails("card", tmp_path / "hydra", "--overwrite", "--base-model", "a/b")
+    assert (tmp_path / "hydra" / "README.md").read_bytes() == card
 
 
 def test_debug_shows_the_trace(workplace, tmp_path, capsys):

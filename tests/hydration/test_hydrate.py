@@ -16,6 +16,7 @@ from hydra_transformers.baselines import soup
 from hydra_transformers.hydration import one_call, search
 from hydra_transformers.hydration.costs import Costs, peak_bytes
 from hydra_transformers.hydration.search import Search
+from hydra_transformers.hydration.work import Work
 from hydra_transformers.training import finetune
 from hydra_transformers.uncertainty import UncertaintyReport
 from tests.families import clip_backbone
@@ -270,6 +271,15 @@ def test_other_models_and_foreign_folders_are_refused(finished, two, tmp_path):
     (tmp_path / "other-steps" / "thesis.txt").write_text("mine")
     with pytest.raises(ValueError, match="something else than a hydration"):
         hydrate(two, output_dir=tmp_path / "other", **everything())
+
+
+def test_a_broken_record_of_steps_is_named(tmp_path):
+    Work(tmp_path, {"seed": 0})
+    assert not Work(tmp_path, {"seed": 0}).is_made_here(tmp_path / "hydration.json")
+    for content in ("[", "[]"):
+        (tmp_path / "hydration.json").write_text(content)
+        with pytest.raises(ValueError, match=r"hydration\.json is broken, so nobody knows"):
+            Work(tmp_path, {"seed": 0})
 
 
 def test_times_of_another_machine_are_measured_again(finished, two, tmp_path, monkeypatch):

@@ -100,6 +100,11 @@ def test_an_unknown_ensemble_loss_is_refused(config_class):
         config_class(ensemble_loss="mean")
 
 
+def test_an_unknown_problem_type_is_refused():
+    with pytest.raises(ValueError, match="problem_type is 'ranking': use one of 'single_label_classification', "):
+        HydraViTConfig(problem_type="ranking")
+
+
 def test_clip_towers_need_the_same_number_of_members_or_one():
     def config(vision: int, text: int) -> HydraCLIPConfig:
         def tower(members):

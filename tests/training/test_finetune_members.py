@@ -457,6 +457,9 @@ def test_weights_that_a_folder_lacks_are_not_drawn_at_random(members, data, tmp_
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"member-0 has no weights for classifier\.weight: remove that folder"):
         finetune_members(members[:1], SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
+    file.write_bytes(b"half")
+    with pytest.raises(ValueError, match=r"the weights in .*member-0 are broken \(.*\): remove that folder"):
+        finetune_members(members[:1], SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
 
 
 def test_a_learning_rate_of_its_own_resumes_and_changes_the_classifier(members, data, tmp_path):
