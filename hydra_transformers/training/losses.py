@@ -18,7 +18,8 @@ class EnsembleLoss:
     a model whose config says "members" stops it. For a single member, or a model that is no Hydra, both kinds are the plain cross-entropy.
 
     Args:
-        kind: "members" for the mean of the members' cross-entropies, so that each learns as if it were alone;
+        kind: "members" for the mean of the members' cross-entropies: what is a member's own gets the gradient it would have
+            alone, divided by the number of members (and Trainer's `max_grad_norm` goes by the norm of all together);
             "ensemble" for the negative log-likelihood of the ensemble's mean probability.
         label_smoothing: the share of the target that is spread evenly over the classes.
     """
