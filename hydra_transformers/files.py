@@ -4,29 +4,30 @@ import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
-# What is being written lies beside its place as `.NAME.PID.tmp`, and a folder that another takes the place of as `.NAME.PID.old`.
-UNFINISHED = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.tmp")
+# What is being written lies beside its place as `.NAME.PID-THREAD.tmp`, and a folder that another takes the place of as `.NAME.PID.old`.
+UNFINISHED = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)(-\d+)?\.tmp")
 REPLACED = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.old")
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> Path:
-    """Write `content` beside `path` first, then put it in place; missing folders are made."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    remove_leftovers(path.parent, path.name)
-    unfinished = _unfinished(path.parent, path.name)
+    """Write `content` beside `path` first, then put it in place, behind a symlink too; missing folders are made."""
+    place = Path(os.path.realpath(path))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(place.parent, place.name)
+    unfinished = _unfinished(place.parent, place.name)
     try:
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
-        os.replace(unfinished, path)
+        os.replace(unfinished, place)
     finally:
         unfinished.unlink(missing_ok=True)
-    return path
+    return Path(path)
 
 
 def parse_json(content: bytes) -> Any:
@@ -110,7 +111,7 @@ def _remove(path: Path) -> None:
 
 
 def _unfinished(folder: Path, name: str) -> Path:
-    return folder / f".{name}.{os.getpid()}.tmp"
+    return folder / f".{name}.{os.getpid()}-{threading.get_ident()}.tmp"
 
 
 def _is_running(process: int) -> bool:

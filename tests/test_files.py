@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -125,6 +126,15 @@ def test_a_process_killed_while_it_replaces_a_folder_leaves_a_whole_one(moves, t
         raise ZeroDivisionError
     assert names_in(tmp_path) == {"model"}
     assert names_in(model) == ({"config.json"} if moves == 2 else {"config.json", "weights"})
+
+
+def test_threads_that_write_one_file_do_not_meet_and_a_symlink_stays(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    contents = [letter * 100_000 for letter in "abcd"]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda content: write_atomically(tmp_path / "link", content), contents * 10))
+    assert (tmp_path / "file").read_text() in contents
+    assert names_in(tmp_path) == {"file", "link"} and (tmp_path / "link").is_symlink()
 
 
 def test_what_fails_leaves_nothing_and_keeps_what_was_there(tmp_path):

@@ -20,7 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from ..files import parse_json, write_atomically
+from ..files import UNFINISHED, parse_json, write_atomically
 from ..fingerprints import fingerprint_of_data, fingerprint_of_weights
 from ..folder_lock import only_writer
 from ..fusion import tower_configs
@@ -39,9 +39,6 @@ from .recipes import recipe as recipe_by_name
 # A run folder holds RUN from its start and FINISHED as the last thing that is written; MEMBERS, in the folder above, says
 # how many members there shall be.
 RUN, FINISHED, MEMBERS = "run.json", "finished.json", "members.json"
-
-# What a killed process leaves of a file that it was writing.
-LEFTOVER = re.compile(r"\..+\.\d+\.tmp")
 
 # Arguments that differ between runs, or on which more depends than Trainer knows.
 SETTLED_ELSEWHERE = {
@@ -472,7 +469,7 @@ def _claim(folder: Path, identity: dict[str, Any]) -> None:
                 f"{folder} holds another fine-tuning (other {', '.join(different)}): pass another output_dir, or "
                 "remove that folder to start again"
             )
-    elif folder.exists() and not all(LEFTOVER.fullmatch(path.name) for path in folder.iterdir()):
+    elif folder.exists() and not all(UNFINISHED.fullmatch(path.name) for path in folder.iterdir()):
         raise ValueError(f"{folder} holds something else than a fine-tuning: pass another output_dir")
     else:
         write_atomically(folder / RUN, json.dumps(identity, indent=2))
