@@ -281,6 +281,8 @@ def _train(member: PreTrainedModel, recipe: Recipe, folder: Path, process: Train
         _say(process, f"{about}: trained before, {chosen.name}")
         return FiniteTrainer(model=_load(member, chosen), args=process, compute_loss_func=loss, **data)
 
+    if checkpoint is not None:
+        _check_goes_on(checkpoint, process)
     model = copy.deepcopy(member)
     trainer = FiniteTrainer(
         model=model,
@@ -294,6 +296,19 @@ def _train(member: PreTrainedModel, recipe: Recipe, folder: Path, process: Train
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     trainer.save_state()
     return trainer
+
+
+def _check_goes_on(checkpoint: Path, process: TrainingArguments) -> None:
+    """Refuses a checkpoint that lacks what Trainer would silently start anew: momenta, learning rate, random numbers."""
+    if process.fsdp or process.deepspeed:
+        return  # which have files of their own
+    names = ["optimizer.pt", "scheduler.pt", *(["rng_state.pth"] if process.world_size == 1 else [])]
+    missing = next((name for name in names if not (checkpoint / name).exists()), None)
+    if missing is not None:
+        raise ValueError(
+            f"{checkpoint} has no {missing}, without which training would not go on as it was: remove that folder, and it goes "
+            "on from an earlier one or from the start"
+        )
 
 
 def _has_ended(state: dict[str, Any]) -> bool:

@@ -192,6 +192,11 @@ def test_a_checkpoint_that_was_cut_off_is_not_resumed_from(unbroken, members, da
         finetune_members(
             members[:1], SHORT, Interrupting(data[0], 21), data[1], output_dir=tmp_path / "broken", **ARGUMENTS
         )
+    last = tmp_path / "broken" / "member-0" / "lr-0.01" / "checkpoint-3"
+    (last / "scheduler.pt").rename(last / "elsewhere")
+    with pytest.raises(ValueError, match=r"checkpoint-3 has no scheduler\.pt, without which"):
+        finetune_members(members[:1], SHORT, *data, output_dir=tmp_path / "broken", **ARGUMENTS)
+    (last / "elsewhere").rename(last / "scheduler.pt")
     for step, state in {5: None, 6: b'{"global_step": 6, "max', 7: b"\xff", 8: b"[]"}.items():
         cut_off = tmp_path / "broken" / "member-0" / "lr-0.01" / f"checkpoint-{step}"
         cut_off.mkdir()
