@@ -166,7 +166,7 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     fast = {name: lines.pop(name) for name in ("fast_inference.py", "fast_kernels.py")}
     assert sum(lines.values()) <= 1_880, lines
     assert sum(fast.values()) <= 700, fast
-    assert sum(decides.values()) <= 660, decides
+    assert sum(decides.values()) <= 720, decides
 
 
 def test_building_without_the_package_gets_a_sentence(family, monkeypatch):
