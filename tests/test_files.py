@@ -101,18 +101,20 @@ def test_the_config_of_a_model_comes_last(tmp_path, monkeypatch):
 
 
 KILLED = """
-import os, sys
+import os, shutil, sys
 from hydra_transformers.files import written_whole
 moves, replace = [], os.replace
 def move(source, target):
     if len(moves) == int(sys.argv[2]):
         os._exit(9)
     moves.append(replace(source, target))
+def remove(path, **_):
+    min(path.iterdir()).unlink()
+    os._exit(9)
 os.replace = move
 with written_whole(sys.argv[1]) as folder:
     (folder / "config.json").write_text("newer")
-    import shutil
-    shutil.rmtree = lambda *_, **__: os._exit(9)
+    shutil.rmtree = remove
 """
 
 
