@@ -12,6 +12,11 @@ def is_exporting() -> bool:
     return (torch.compiler.is_exporting() if is_export is None else is_export) or torch.jit.is_tracing()
 
 
+def is_recording_kernels() -> bool:
+    """Whether what runs on the GPU is recorded as a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def has_global_hooks() -> bool:
     """Whether anyone watches the calls of all modules, by a hook for every module."""
     try:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from .compat import is_exporting
+from .compat import is_exporting, is_recording_kernels
 from .detection import DETECTORS, score
 from .ensembling import at_least_float32, log_mean_probability
 
@@ -48,6 +48,7 @@ class Decision(nn.Module):
         threshold: None, or the highest score that is answered
         sets: None, or {"method": "lac" | "aps" | "raps", "thresholds", "by_class", "k_reg", "penalty", "allow_empty"}
         alpha: the share of the sets that may miss the right class
+        dtype: of the weights that were calibrated; configs of before have none
         state: {name: shape} of the detector's tensors, and weights: how many numbers the weights are known by
         sentences: what was fitted on what, and what it promises
     """
@@ -58,8 +59,7 @@ class Decision(nn.Module):
         for name, shape in {**settings["state"], "weights": [settings["weights"]]}.items():
             self.register_buffer(name, torch.full(shape, math.nan))
         self.is_on = True
-        # The weights and where they belong, their version, whether they are as calibrated.
-        self.seen: tuple[list[nn.Parameter], Places, int, bool] | None = None
+        self.seen: SeenWeights | None = None
 
     @property
     def reads_features(self) -> bool:
@@ -86,15 +86,18 @@ class Decision(nn.Module):
     # Whether it is about the weights that the model has now
 
     def is_current(self, model: nn.Module) -> bool:
-        """Whether the model's weights are those that were calibrated. Looks at them where something was written into one, or
-        another was put into its place, as quantisers do."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return True
+        """Whether the model's weights are those that were calibrated. A few of their values are looked at each time: who writes
+        into `weight.data`, as PEFT does when it merges adapters, leaves no other trace."""
+        if is_exporting():
+            return True  # who exports has asked before
         if getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config"):
             return self._told(False)
-        if self.seen is not None and not all(map(is_, map(dict.get, *self.seen[1]), self.seen[0])):
-            self.seen = None
-        weights = list(model.parameters()) if self.seen is None else self.seen[0]
+        if self.seen is not None and self.seen.is_unchanged():
+            return self._told(self.seen.are_calibrated)
+        self.seen = None
+        weights = list(model.parameters())
+        if not weights:  # a replica of DataParallel, whose weights are plain tensors
+            return self._told(_sample_is(self.weights, _weights_of_replica(model)))
         if any(weight.is_meta for weight in weights):
             if hasattr(model, "hf_device_map"):
                 logger.warning_once(
@@ -102,10 +105,10 @@ class Decision(nn.Module):
                     "temperature, its threshold and its sets are left out, load it without offloading"
                 )
             return False  # otherwise there is no model, only its shapes
-        version = _version(weights)
-        if self.seen is None or self.seen[2] != version:
-            self.seen = (weights, _places_of(model), version, _sample_is(self.weights, weights))
-        return self._told(self.seen[3])
+        are_calibrated = _sample_is(self.weights, weights)
+        self.seen = SeenWeights.of(model, weights, are_calibrated)
+        self._tell_of_dtype(weights)
+        return self._told(are_calibrated)
 
     def _told(self, is_current: bool) -> bool:
         if not is_current:
@@ -115,10 +118,32 @@ class Decision(nn.Module):
             )
         return is_current
 
+    def _tell_of_dtype(self, weights: list[nn.Parameter]) -> None:
+        then, now = self.settings.get("dtype"), _dtype_of(weights)
+        if None in (then, now) or not self.reads_features:
+            return
+        if torch.finfo(getattr(torch, now)).eps > torch.finfo(getattr(torch, then)).eps:
+            logger.warning_once(
+                f"this model was calibrated in {then} and runs in {now}: its detector, {self.settings['detector']['name']}, reads "
+                "features, and may take what rounding changes in them for foreign; call calibrate() in this dtype"
+            )
+
     def remember(self, model: nn.Module) -> None:
         """Takes the model's weights for those that were calibrated."""
+        self.settings["dtype"] = _dtype_of(list(model.parameters()))
         self.weights = sample_of(list(model.parameters())).to(self.weights.device)
         self.seen = None
+
+    def _apply(self, fn, recurse=True):
+        """Goes where the model goes, but keeps its dtype: in 16 bits, distances and thresholds would be others."""
+        self.seen = None  # it holds on to the weights' memory
+        before = dict(self.named_buffers())
+        super()._apply(fn, recurse)
+        for name, tensor in before.items():
+            found = getattr(self, name)
+            if found.dtype != tensor.dtype:
+                setattr(self, name, tensor.to(found.device))
+        return self
 
     def check_loaded(self) -> None:
         missing = next((name for name, tensor in self.named_buffers() if tensor.isnan().any()), None)
@@ -127,6 +152,56 @@ class Decision(nn.Module):
                 f"the config has a decision, but the weights have no decision.{missing}: take `decision` out of config.json, "
                 "or save the calibrated model again"
             )
+
+
+@dataclass(frozen=True)
+class SeenWeights:
+    """Weights as they were when they were looked at, so that looking again is quick.
+
+    weights, places, version: the parameters, where they lie in their model, and a number that most writing into them raises
+    tensors, addresses: those that hold numbers, and where these lie in memory
+    views, values: some of the numbers, by dtype and device: where they lie, and what they were
+    are_calibrated: whether they are those that were calibrated
+    """
+
+    weights: list[nn.Parameter]
+    places: Places
+    version: int
+    tensors: list[Tensor]
+    addresses: list[int]
+    views: list[list[Tensor]]
+    values: list[Tensor]
+    are_calibrated: bool
+
+    @classmethod
+    def of(cls, model: nn.Module, weights: list[nn.Parameter], are_calibrated: bool) -> "SeenWeights | None":
+        """None where a weight does not lie in one piece, so that what is cut from it may be a copy."""
+        tensors = list(_plain(weights))
+        if not all(tensor.is_contiguous() for tensor in tensors):
+            return None
+        groups: dict[tuple, list[Tensor]] = {}
+        for tensor in tensors:
+            middle = tensor.numel() // 2
+            # Neighbours: what is spread takes longer to read.
+            view = tensor.detach().view(-1)[middle : middle + VALUES_PER_WEIGHT]
+            # Types of 8 bits and less have no comparison of their own.
+            view = view.view(torch.uint8) if view.element_size() == 1 else view
+            groups.setdefault((view.dtype, view.device), []).append(view)
+        views = list(groups.values())
+        values = [torch.cat(group) for group in views]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        return cls(weights, _places_of(model), _version(weights), tensors, addresses, views, values, are_calibrated)
+
+    def is_unchanged(self) -> bool:
+        """Whether they are where they were, and what they were."""
+        if not all(map(is_, map(dict.get, *self.places), self.weights)):
+            return False
+        if _version(self.weights) != self.version:
+            return False
+        if [tensor.data_ptr() for tensor in self.tensors] != self.addresses:
+            return False
+        # A CUDA graph may not wait for numbers.
+        return is_recording_kernels() or all(map(torch.equal, map(torch.cat, self.views), self.values))
 
 
 @contextmanager
@@ -207,6 +282,18 @@ def _sample_is(remembered: Tensor, weights: list[nn.Parameter]) -> bool:
     return True
 
 
+def _dtype_of(weights: list[nn.Parameter]) -> str | None:
+    """That of most weights that are floating-point numbers: "float32"."""
+    names = [str(weight.dtype).removeprefix("torch.") for weight in weights if weight.is_floating_point()]
+    return max(set(names), key=names.count, default=None)
+
+
+def _weights_of_replica(model: nn.Module) -> list[Tensor]:
+    """In the order of `model.parameters()`."""
+    found = (each for module in model.modules() for each in vars(module).get("_former_parameters", {}).values())
+    return list({id(weight): weight for weight in found if weight is not None}.values())
+
+
 def _places_of(model: nn.Module) -> Places:
     """Where `model.parameters()` lie, in their order."""
     places = {}
@@ -219,7 +306,7 @@ def _places_of(model: nn.Module) -> Places:
 
 
 def _version(weights: list[nn.Parameter]) -> int:
-    """Grows whenever something is written into one of the weights."""
+    """Grows whenever something is written into one of the weights, but for what is written into its `data`."""
     try:
         return sum(weight._version for weight in weights)
     except RuntimeError:  # made in inference mode, where nobody writes

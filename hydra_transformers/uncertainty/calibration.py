@@ -308,13 +308,17 @@ class DecidingClassifier(nn.Module):
 
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         member_logits, features = self.reader[0](inputs)
-        if self.training or not self.decision.is_current(self.model):
+        if self.training or not self._has_calibrated_weights():
             return answer_of(self.model, member_logits)
         decided = vars(self.decision(member_logits, features))
         answer = answer_of(self.model, decided.pop("member_logits"))
         for name, tensor in decided.items():
             answer[name] = tensor
         return answer
+
+    @torch.compiler.assume_constant_result  # as a Hydra's
+    def _has_calibrated_weights(self) -> bool:
+        return self.decision.is_current(self.model)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Writes the decision, not the model, into a folder, such as the one the model was saved to."""
