@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, SequenceFeatureExtractor
 
+from .models.image_levels import check_levels
 from .prediction import LABEL_NAMES
 from .sounds import is_sound, prepared_sound, undecoded
 
@@ -78,12 +79,9 @@ class PreparedRows(torch.utils.data.Dataset):
 def rgb_or_grey(image: Any, name: str) -> Any:
     """An image of PIL that has neither colours nor greys (a palette, a transparent one) as RGB.
 
-    Refuses one of more than 256 levels: PIL would make white of all that is above the 255th.
+    Refuses one of more than 256 levels, see `check_levels`.
     """
-    if image.mode.startswith(("I", "F")):
-        raise ValueError(
-            f"{name} has the mode {image.mode}, of more than 256 levels: scale it to 8 bits a channel first"
-        )
+    check_levels(image, name)
     return image if image.mode in ("L", "RGB") else image.convert("RGB")
 
 

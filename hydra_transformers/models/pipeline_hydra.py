@@ -16,6 +16,8 @@ from transformers.pipelines import (
     ZeroShotImageClassificationPipeline,
 )
 
+from .image_levels import check_levels
+
 
 class AnswersMixin:
     """Answers each input with
@@ -77,7 +79,21 @@ def entropies(member_logits: Tensor, is_multi_label: bool = False) -> dict[str, 
     return {"uncertainty": total, "aleatoric": aleatoric, "epistemic": epistemic}
 
 
-class HydraImageClassificationPipeline(AnswersMixin, ImageClassificationPipeline):
+class ImagesMixin:
+    """Refuses images of more than 256 levels, of which Transformers' own pipelines make white ones."""
+
+    def preprocess(self, image: Any, **parameters) -> Any:
+        if hasattr(image, "mode"):
+            check_levels(image, "an image")
+        elif isinstance(image, str) and os.path.isfile(image):
+            from PIL import Image
+
+            with Image.open(image) as found:
+                check_levels(found, image)
+        return super().preprocess(image, **parameters)
+
+
+class HydraImageClassificationPipeline(ImagesMixin, AnswersMixin, ImageClassificationPipeline):
     every_score = {"top_k": sys.maxsize}
 
 
@@ -113,7 +129,7 @@ class HydraTextClassificationPipeline(AnswersMixin, TextClassificationPipeline):
         return Pipeline.__call__(self, inputs, **parameters)  # one dict for one text, no list of one
 
 
-class HydraZeroShotImageClassificationPipeline(AnswersMixin, ZeroShotImageClassificationPipeline):
+class HydraZeroShotImageClassificationPipeline(ImagesMixin, AnswersMixin, ZeroShotImageClassificationPipeline):
     def _forward(self, model_inputs: dict) -> dict[str, Any]:
         labels, [texts, *_] = model_inputs.pop("candidate_labels"), model_inputs.pop("text_inputs")
         texts = texts[0] if isinstance(texts, list) else texts  # a batch has them once per image

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from transformers.utils import cached_file
 
 from ..files import parse_json, write_atomically
-from ..models.decision import Decision, sample_of, undecided
+from ..models.decision import Decision, undecided
 from ..models.ensembling import HydraClassifierOutput
+from ..models.known_weights import sample_of
 from ..prediction import (
     answer_of,
     batches,

@@ -167,6 +167,16 @@ def test_no_trust_is_needed_and_none_is_used_where_the_package_is_installed(fold
         assert type(answer) is HydraTextClassificationPipeline
 
 
+@pytest.mark.parametrize("kind", ["images", "zero-shot"])
+def test_images_of_more_levels_than_a_model_reads_are_refused(kind, folders, tmp_path):
+    deep = Image.new("I;16", (8, 8), 300)
+    deep.save(tmp_path / "deep.png")
+    hydra, processor = load_trained(folders / kind), processor_for(folders / kind)
+    for image in (deep, tmp_path / "deep.png"):
+        with pytest.raises(ValueError, match="has the mode I;16, of more than 256 levels"):
+            hydra.predict([image], processor, **({"candidate_labels": LABELS} if kind == "zero-shot" else {}))
+
+
 def test_images_come_as_paths_too(folders, tmp_path):
     IMAGES[0].save(tmp_path / "one.png")
     hydra = load_trained(folders / "images")
