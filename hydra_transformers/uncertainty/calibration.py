@@ -317,6 +317,12 @@ class DecidingClassifier(nn.Module):
             answer[name] = tensor
         return answer
 
+    def _apply(self, fn: Any, recurse: bool = True) -> "DecidingClassifier":
+        super()._apply(fn, recurse)
+        # Its twin would keep the buffers that the model had before.
+        self.reader = [AnswerReader(self.model, self.decision.reads_features)]
+        return self
+
     @torch.compiler.assume_constant_result  # as a Hydra's
     def _has_calibrated_weights(self) -> bool:
         return self.decision.is_current(self.model)

@@ -5,6 +5,7 @@ import json
 import logging
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import peft
 import pytest
@@ -170,6 +171,19 @@ def test_other_weights_are_told_and_nothing_is_decided(tmp_path, caplog):
     # another model of it is another model
     assert hydra.member(0).decision is None and hydra.member(0).config.decision is None
     assert AutoHydra.from_pruned_members([hydra.member(0), hydra.member(1)]).config.decision is None
+
+
+def test_threads_that_share_a_classifier_get_their_own_answers():
+    """Features are read while a model predicts, and those of another thread are of other rows."""
+    members = DeepEnsemble([BY_NAME["vit"].backbone().float().eval() for _ in range(2)])
+    fitted = calibrate(members, rows_for("vit"), target={"coverage": 0.5}, detector="mahalanobis").model.eval()
+    asked = [rows_for("vit", seed=seed, labelled=False, count=4)[0] for seed in range(6)]
+    expected = [fitted(**batch).detector_score for batch in asked]
+    with ThreadPoolExecutor(6) as threads:
+        for scores, found in zip(expected, threads.map(lambda batch: fitted(**batch), asked), strict=True):
+            assert torch.equal(scores, found.detector_score)
+    fitted.to("meta")
+    assert all(buffer.is_meta for buffer in fitted.reader[0].model.buffers())  # goes where the model goes
 
 
 @pytest.mark.parametrize("written", ["into data", "as data", "by a merged adapter"])
