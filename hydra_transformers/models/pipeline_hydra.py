@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
+from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, image_utils
 from transformers.pipelines import (
     AudioClassificationPipeline,
     ImageClassificationPipeline,
@@ -16,6 +16,7 @@ from transformers.pipelines import (
     ZeroShotImageClassificationPipeline,
 )
 
+from .evaluation_mode import evaluation_mode
 from .image_levels import check_levels
 
 
@@ -86,9 +87,7 @@ class ImagesMixin:
         if hasattr(image, "mode"):
             check_levels(image, "an image")
         elif isinstance(image, str) and os.path.isfile(image):
-            from PIL import Image
-
-            with Image.open(image) as found:
+            with image_utils.PIL.Image.open(image) as found:
                 check_levels(found, image)
         return super().preprocess(image, **parameters)
 
@@ -181,14 +180,9 @@ def predict(
     if found is HydraTextClassificationPipeline:
         most = min(readers["tokenizer"].model_max_length, most_tokens(model))
         parameters = {"truncation": True, "max_length": most, **parameters}
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with evaluation_mode(model):
         answer = found(model=model, device=model.device, **readers)
         return answer(inputs, batch_size=batch_size, **parameters) if inputs else []
-    finally:
-        for module, is_training in modes.items():
-            module.training = is_training
 
 
 def most_tokens(model: nn.Module) -> int:

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 import torch
@@ -167,6 +169,29 @@ def test_no_trust_is_needed_and_none_is_used_where_the_package_is_installed(fold
         assert type(answer) is HydraTextClassificationPipeline
 
 
+def test_a_thread_that_is_done_does_not_end_the_eval_mode_of_another(folders):
+    hydra, processor = load_trained(folders / "images").train(), processor_for(folders / "images")
+
+    first_is_in, second_is_in, modes = Event(), Event(), []
+
+    def read_first(**options):
+        first_is_in.set()
+        second_is_in.wait(10)
+        return processor(**options)
+
+    def read_second(**options):
+        second_is_in.set()
+        first.result(10)
+        modes.append(hydra.training)
+        return processor(**options)
+
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(hydra.predict, IMAGES[:1], read_first)
+        first_is_in.wait(10)
+        hydra.predict(IMAGES[:1], read_second)
+    assert modes == [False] and hydra.training
+
+
 @pytest.mark.parametrize("kind", ["images", "zero-shot"])
 def test_images_of_more_levels_than_a_model_reads_are_refused(kind, folders, tmp_path):
     deep = Image.new("I;16", (8, 8), 300)
@@ -236,6 +261,7 @@ def test_a_saved_model_names_its_pipeline_and_takes_it_along(folders, tmp_path):
 
 WITHOUT_THE_PACKAGE = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 sys.modules["hydra_transformers"] = None
 import json
 from PIL import Image
