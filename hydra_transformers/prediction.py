@@ -232,6 +232,14 @@ def split_labels(batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor
     return inputs, labels
 
 
+def labels_of(batch: Mapping[str, Tensor], rows: int) -> Tensor | None:
+    """A batch's labels, one for each of its rows; None where it has none."""
+    labels = split_labels(batch)[1]
+    if labels is not None and len(labels) != rows:
+        raise ValueError(f"a batch of data has {rows} rows and {len(labels)} labels: give each row one")
+    return labels
+
+
 def predict(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """The member logits (batch, members, classes) of one batch; a plain model has one member.
 
@@ -360,7 +368,7 @@ def collect_member_logits(
     all_logits, all_labels = [], []
     for batch in batches(data, batch_size, device_of(model) if device is None else device):
         all_logits.append(predict(model, batch).cpu())
-        labels = split_labels(batch)[1]
+        labels = labels_of(batch, len(all_logits[-1]))
         if labels is not None:
             all_labels.append(labels.cpu())
     if not all_logits:

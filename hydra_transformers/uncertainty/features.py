@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..models.decision import Decision
 from ..models.grouped import GroupedLinear
-from ..prediction import PromptSimilarity, batches, config_of, device_of, predict, split_labels
+from ..prediction import PromptSimilarity, batches, config_of, device_of, labels_of, predict
 from ..threads import twin_of
 from .temperature import TemperatureScaledClassifier, TemperatureScaling
 
@@ -205,7 +205,8 @@ def collect_answers(
     """
     reader, parts = AnswerReader(model, with_features), []
     for batch in batches(data, batch_size, reader.device):
-        parts.append([*reader(batch), split_labels(batch)[1]])
+        member_logits, features = reader(batch)
+        parts.append([member_logits, features, labels_of(batch, len(member_logits))])
     if not parts:
         raise ValueError("data has no batches: pass at least one sample")
     all_logits, all_features, all_labels = zip(*parts, strict=True)

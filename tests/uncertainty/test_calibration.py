@@ -331,6 +331,11 @@ def test_sets_are_those_of_the_package(method, by_class, allow_empty):
     "data, options, message",
     [
         (rows_for("vit", labelled=False), {}, "data has no labels: calibrate on rows whose right class is known"),
+        (
+            [rows_for("vit")[0] | {"labels": torch.zeros(47).long()}],
+            {},
+            "has 48 rows and 47 labels: give each row one",
+        ),
         (rows_for("vit", count=8), {}, "data has 8 rows: pass at least 20"),
         (rows_for("vit"), {"target": {"tpr": 0.9}, "ood": []}, "ood has no batches"),
     ],
