@@ -15,7 +15,7 @@ from ..files import parse_json, write_atomically
 from ..models.ensembling import at_least_float32
 from ..processes import from_first_process, gather_batches, gather_samples, rank_and_world_size
 from .ablation import Ablate, Ablation
-from .circuits import Circuit
+from .circuits import LAST_DIGITS, Circuit
 from .evaluation_data import EvaluationData
 from .heads import Head
 from .scoring import METRIC, Metric, SampleValues, Score, chance_score, metric_scores, objective_scores, sample_values
@@ -202,7 +202,7 @@ def end_of(circuit: Circuit, budget: int, tolerance: float | None) -> int:
         return budget
     best = circuit.dense_score
     for removal, score in enumerate(circuit.scores[:budget], start=1):
-        if score < best - tolerance:
+        if best - score > tolerance + LAST_DIGITS:
             return removal
         best = max(best, score)
     return budget
