@@ -226,8 +226,9 @@ def _check_finite(confidence: Tensor, candidates: Sequence[Head], name: str, rem
 
 def _check_same_run(found: Circuit, wanted: Circuit, path: str | os.PathLike) -> None:
     """Refuses a checkpoint with a sentence about the first thing that differs."""
-    # Earlier versions knew one score.
-    made_from = {"score": None if found.objective == "acc" else "msp"} | found.made_from
+    # Earlier versions knew one score, and took it that models of equal weights compute the same.
+    earlier = {"score": None if found.objective == "acc" else "msp", "config": wanted.made_from["config"]}
+    made_from = earlier | found.made_from
     differing = {
         "objective": (found.objective, wanted.objective),
         "mode": (found.mode, wanted.mode),
