@@ -16,6 +16,7 @@ from tests.families import (
     MODERNBERT,
     MPNET,
     QWEN2,
+    SIGLIP,
     SIGLIP_CLASSIFIER,
     VARIANTS,
     VIT,
@@ -45,6 +46,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         # difference between rows that have the same layers.
         is_exported = metafunc.function.__name__ == "test_exported_models_answer_as_the_model_does"
         families = [family for family in FAMILIES if family not in (*VARIANTS, AST)] if is_exported else OWN_LAYERS
+    elif metafunc.module.__name__.endswith("test_trunk"):
+        families = [*OWN_LAYERS, SIGLIP]
     elif not metafunc.module.__name__.endswith(READ_SAVE_LOAD):
         families = [family for family in FAMILIES if family not in ALIASES + LIKE_LLAMA]
     rows = [

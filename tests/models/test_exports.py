@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydra_transformers import export
-from tests.families import VIT, Family, images
+from tests.families import MODERNBERT, VIT, Family, images
 
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
@@ -45,6 +45,13 @@ def assert_same(found, expected) -> None:
         torch.testing.assert_close(torch.as_tensor(mine), theirs, atol=1e-5, rtol=1e-5)
 
 
+def keep_first_layers(hydra: torch.nn.Module) -> None:
+    """Of each tower one layer, which says as much about a format as three do, in half of the time."""
+    for module in hydra.modules():
+        if isinstance(getattr(module, "layers", None), torch.nn.ModuleList):
+            module.layers = module.layers[:1]
+
+
 class Products(TorchDispatchMode):
     """The shapes of all factors of matrix products."""
 
@@ -74,6 +81,8 @@ def test_exported_models_answer_as_the_model_does(model, tmp_path):
     """One graph for batches of any size and texts of any length. `export` itself runs both formats on inputs of its own, of
     another size than it recorded, and refuses what answers otherwise."""
     hydra, inputs = model.hydra, model.inputs
+    if model.family not in (VIT, MODERNBERT):  # whose layers are the common ones, and not all alike
+        keep_first_layers(hydra)
     folder = export(hydra, tmp_path / "exported", ["onnx", "torch"])
     session = onnxruntime.InferenceSession(folder / "model.onnx")
     twice = {name: torch.cat([tensor, tensor.flip(0)]) for name, tensor in inputs.items()}

@@ -23,7 +23,18 @@ from transformers import (
 )
 from transformers.models.clip import CLIPImageProcessorPil
 
-from tests.families import BERT, CLIP, DECODERS, FAMILIES, VIT, bert_backbone, clip_backbone, randomise, vit_backbone
+from tests.families import (
+    BERT,
+    CLIP,
+    DECODERS,
+    FAMILIES,
+    MODERNBERT,
+    VIT,
+    bert_backbone,
+    clip_backbone,
+    randomise,
+    vit_backbone,
+)
 
 
 CODE_FILES = {
@@ -142,6 +153,8 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
         modules.add("images.py" if family.reads_images else "audio.py" if family.reads_audio else "texts.py")
     if family in DECODERS:
         modules.add("decoders.py")
+    if family in (*DECODERS, MODERNBERT):
+        modules.add("rotary.py")
     assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules
 
 
@@ -151,9 +164,9 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     decides = {name: lines.pop(name) for name in ("decision.py", "detection.py", "pipeline_hydra.py")}
     # What is computed can be read without how it is computed fast, which is the same for every family.
     fast = {name: lines.pop(name) for name in ("fast_inference.py", "fast_kernels.py")}
-    assert sum(lines.values()) <= 1_840, lines
+    assert sum(lines.values()) <= 1_880, lines
     assert sum(fast.values()) <= 700, fast
-    assert sum(decides.values()) <= 660, decides
+    assert sum(decides.values()) <= 720, decides
 
 
 def test_building_without_the_package_gets_a_sentence(family, monkeypatch):
