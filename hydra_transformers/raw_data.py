@@ -31,6 +31,11 @@ class PreparedRows(torch.utils.data.Dataset):
         row = self.rows[index]
         values = [row[column] for column in self.columns]
         if self.holds_texts:
+            for column, value in zip(self.columns, values, strict=True):
+                if not isinstance(value, str):
+                    raise ValueError(
+                        f"row {index} of the data has a {type(value).__name__} as its {column}: pass texts"
+                    )
             length = {} if self.max_length is None else {"max_length": self.max_length}
             prepared = dict(self.processor(*values, truncation=True, **length))
         elif isinstance(self.processor, SequenceFeatureExtractor):
