@@ -18,6 +18,7 @@ from .baselines.vilu import ViLUClassifier
 from .fusion import FIELDS_OF_HYDRAS, fields_of_backbone, tower_configs, without_weights
 from .markdown import markdown_table
 from .models.auto import HYDRA_CLASSES
+from .models.pipeline_hydra import most_tokens
 from .prediction import ZeroShotClassifier, accepted_inputs, device_of, evaluation_mode, only_what_is_read
 from .uncertainty.temperature import TemperatureScaledClassifier
 
@@ -146,8 +147,13 @@ def wait_for(device: torch.device) -> None:
 
 
 def inputs_for(model: nn.Module, batch_size: int, device: str = "cpu") -> dict[str, Tensor]:
-    """Those of `example_inputs` that a model reads: a classifier of one of two towers has the config of both."""
-    return accepted_inputs(_reader_in(model), example_inputs(_config_of(model), batch_size, device))
+    """Those of `example_inputs` that a model reads: a classifier of one of two towers has the config of both, and some count
+    positions from behind the padding token on."""
+    reader, config = _reader_in(model), _config_of(model)
+    inputs = accepted_inputs(reader, example_inputs(config, batch_size, device))
+    if "input_ids" in inputs and getattr(config, "max_position_embeddings", 0) > 0:
+        inputs["input_ids"] = inputs["input_ids"][:, : most_tokens(reader)]
+    return inputs
 
 
 def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu") -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Short names for weights and data, by which a run knows again what it left behind."""
 
 import hashlib
+import json
 import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+from transformers import PreTrainedConfig
 
 
 ROWS_IN_SAMPLE = 64
@@ -23,6 +25,22 @@ def fingerprint_of_weights(model: nn.Module) -> str:
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
         digest.update(_bytes(parameter))
     return digest.hexdigest()
+
+
+# What a config says that changes no answer, and what is asked for beside it.
+OF_NO_CONSEQUENCE = ("_name_or_path", "architectures", "auto_map", "dtype", "fast_inference", "id2label", "label2id")
+OF_NO_CONSEQUENCE += ("kept_heads", "torch_dtype", "transformers_version")
+
+
+def fingerprint_of_config(config: PreTrainedConfig) -> str:
+    """The same for two configs by which equal weights compute the same: activations, epsilons, positions, windows."""
+
+    def told(fields: Any) -> Any:
+        if not isinstance(fields, dict):
+            return fields
+        return {str(name): told(value) for name, value in fields.items() if name not in OF_NO_CONSEQUENCE}
+
+    return hashlib.sha256(json.dumps(told(config.to_dict()), sort_keys=True, default=str).encode()).hexdigest()
 
 
 def fingerprints_of_rows(batch: Mapping[str, Tensor]) -> list[bytes]:

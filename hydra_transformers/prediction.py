@@ -4,10 +4,8 @@ Whatever predicts (a Hydra, a plain Hugging Face classifier, two towers with cla
 """
 
 import inspect
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain, islice
 from numbers import Number
 from typing import Any
@@ -19,6 +17,7 @@ from torch.utils.data import Dataset
 from transformers import default_data_collator
 
 from .models.ensembling import HydraClassifierOutput, at_least_float32, ensemble_logits, log_mean_probability
+from .models.evaluation_mode import evaluation_mode
 
 
 LABEL_NAMES = ("labels", "label")
@@ -233,31 +232,12 @@ def split_labels(batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor
     return inputs, labels
 
 
-# The modules that are kept in eval mode: the mode each goes back to, and for how many callers it is kept.
-_modes_before: dict[nn.Module, tuple[bool, int]] = {}
-_modes_lock = threading.RLock()
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; on leaving, every module is back in the mode it was in. Of several threads, the last to leave
-    puts it back."""
-    modules = list(model.modules())
-    with _modes_lock:
-        for module in modules:
-            before, callers = _modes_before.get(module, (module.training, 0))
-            _modes_before[module] = (before, callers + 1)
-        model.eval()
-    try:
-        yield
-    finally:
-        with _modes_lock:
-            for module in modules:
-                before, callers = _modes_before.pop(module)
-                if callers > 1:
-                    _modes_before[module] = (before, callers - 1)
-                else:
-                    module.training = before
+def labels_of(batch: Mapping[str, Tensor], rows: int) -> Tensor | None:
+    """A batch's labels, one for each of its rows; None where it has none."""
+    labels = split_labels(batch)[1]
+    if labels is not None and len(labels) != rows:
+        raise ValueError(f"a batch of data has {rows} rows and {len(labels)} labels: give each row one")
+    return labels
 
 
 def predict(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
@@ -388,7 +368,7 @@ def collect_member_logits(
     all_logits, all_labels = [], []
     for batch in batches(data, batch_size, device_of(model) if device is None else device):
         all_logits.append(predict(model, batch).cpu())
-        labels = split_labels(batch)[1]
+        labels = labels_of(batch, len(all_logits[-1]))
         if labels is not None:
             all_labels.append(labels.cpu())
     if not all_logits:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, SequenceFeatureExtractor
 
+from .models.image_levels import check_levels
 from .prediction import LABEL_NAMES
 from .sounds import is_sound, prepared_sound, undecoded
 
@@ -30,6 +31,11 @@ class PreparedRows(torch.utils.data.Dataset):
         row = self.rows[index]
         values = [row[column] for column in self.columns]
         if self.holds_texts:
+            for column, value in zip(self.columns, values, strict=True):
+                if not isinstance(value, str):
+                    raise ValueError(
+                        f"row {index} of the data has a {type(value).__name__} as its {column}: pass texts"
+                    )
             length = {} if self.max_length is None else {"max_length": self.max_length}
             prepared = dict(self.processor(*values, truncation=True, **length))
         elif isinstance(self.processor, SequenceFeatureExtractor):
@@ -78,12 +84,9 @@ class PreparedRows(torch.utils.data.Dataset):
 def rgb_or_grey(image: Any, name: str) -> Any:
     """An image of PIL that has neither colours nor greys (a palette, a transparent one) as RGB.
 
-    Refuses one of more than 256 levels: PIL would make white of all that is above the 255th.
+    Refuses one of more than 256 levels, see `check_levels`.
     """
-    if image.mode.startswith(("I", "F")):
-        raise ValueError(
-            f"{name} has the mode {image.mode}, of more than 256 levels: scale it to 8 bits a channel first"
-        )
+    check_levels(image, name)
     return image if image.mode in ("L", "RGB") else image.convert("RGB")
 
 

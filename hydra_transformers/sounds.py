@@ -50,11 +50,19 @@ def waveform(sound: Any, sampling_rate: int) -> np.ndarray:
         raise TypeError(
             f"a sound is a {type(sound).__name__}: pass numbers, or a file's path or content, in a dict or not"
         ) from error
+    if getattr(sound, "dtype", None) is not None and not _is_real(sound) and np.abs(samples).max(initial=0) > 1:
+        raise ValueError(f"a sound holds whole numbers ({sound.dtype}): divide them by the largest, 32768 of 16 bits")
+    if samples.ndim == 2 and samples.shape[0] > samples.shape[1]:
+        raise ValueError(f"a sound has the shape {samples.shape}, of more channels than samples: pass its transpose")
     if samples.ndim == 2:  # (channels, samples)
         samples = samples.mean(axis=0)
     if samples.ndim != 1 or not len(samples):
         raise ValueError(f"a sound has the shape {samples.shape}: pass (samples,), or (channels, samples)")
     return samples
+
+
+def _is_real(sound: Any) -> bool:
+    return sound.is_floating_point() if isinstance(sound, Tensor) else np.asarray(sound).dtype.kind == "f"
 
 
 def _plain_wav(content: bytes, sampling_rate: int) -> np.ndarray | None:

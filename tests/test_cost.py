@@ -12,11 +12,12 @@ from hydra_transformers.cost import (
     count_multiply_adds,
     count_parameters,
     example_inputs,
+    inputs_for,
     median_milliseconds,
     readable_count,
     unpruned_backbone,
 )
-from tests.families import bert_backbone, clip_backbone, vit_backbone
+from tests.families import CLIP, ROBERTA, bert_backbone, clip_backbone, vit_backbone
 
 
 HEADS_GONE = [{0: [0], 1: [1, 2]}, {0: [2, 3]}, {2: [0, 1]}]
@@ -72,6 +73,24 @@ def test_the_unpruned_backbone_of_a_hydra_is_the_model_it_was_made_from(hydra_cl
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.to("meta")(**example_inputs(model.config, 1, "meta"))
     assert count_multiply_adds(rebuilt) == counter.get_total_flops() // 2
+
+
+def test_towers_cost_the_same_whatever_their_dtype():
+    """Made from their configs, they are of that dtype, and what lies between them is of the default one."""
+    hydra = CLIP.fused("uniform")
+    costs = []
+    for dtype in (torch.float32, torch.float64):
+        for config in (hydra.config, hydra.config.vision_config, hydra.config.text_config):
+            config.dtype = dtype
+        costs.append(count_multiply_adds(hydra))
+    assert costs[0] == costs[1]
+
+
+def test_texts_are_no_longer_than_positions_counted_from_behind_the_padding():
+    model = ROBERTA.backbone()
+    inputs = inputs_for(model, 1)
+    assert inputs["input_ids"].shape == (1, model.config.max_position_embeddings - 1)
+    model(**inputs)
 
 
 def test_only_a_hydra_has_an_unpruned_backbone():

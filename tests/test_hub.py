@@ -208,6 +208,9 @@ def test_the_card_of_a_calibrated_model_tells_what_it_decides(hydra):
     assert "### Decision" not in plain.text
     assert "### Decision\n" in card.text and len(sentences) == 3
     assert "\n".join(f"- {sentence}" for sentence in sentences) in card.text
+    with torch.no_grad():
+        calibrated.classifier.weight.mul_(2)
+    assert sentences[0] not in create_model_card(calibrated).text  # nothing of it holds any more
     assert "### Decision" in renewed(str(plain), card).text  # also in a card from before
     assert "### Decision" not in renewed(str(card), plain).text
 

@@ -213,6 +213,8 @@ def test_collecting_gives_all_logits_and_labels_in_order():
     assert collect_member_logits(SavedLogits(), [{"member_logits": logits}])[1] is None
     with pytest.raises(ValueError, match="no batches"):
         collect_member_logits(SavedLogits(), [])
+    with pytest.raises(ValueError, match="7 rows and 6 labels: give each row one"):
+        collect_member_logits(SavedLogits(), [{"member_logits": logits, "labels": torch.arange(6)}])
     with pytest.raises(ValueError, match="1 of 2 batches have labels"):
         collect_member_logits(
             SavedLogits(), [{"member_logits": logits}, {"member_logits": logits, "labels": torch.zeros(7)}]

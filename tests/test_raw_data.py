@@ -137,6 +137,9 @@ def test_what_cannot_be_prepared_is_told_in_a_sentence(bert):
         prepare(two, processor, text="first")
     with pytest.raises(ValueError, match="the label of row 0 is 'b': pass class indices"):
         prepare(two, tokenizer, text="first", label="second")[0]
+    for value, kind in ((None, "NoneType"), (["a", "b"], "list")):
+        with pytest.raises(ValueError, match=f"row 1 of the data has a {kind} as its text: pass texts"):
+            prepare([{"text": "a"}, {"text": value}], tokenizer)[1]
     with pytest.raises(TypeError, match="data is a str: pass a Dataset"):
         prepare("imdb", tokenizer)
     with pytest.raises(TypeError, match="processor is a NoneType: pass the model's tokenizer, image processor"):

@@ -93,6 +93,8 @@ def test_a_sound_is_the_same_in_every_form_it_comes_in(tmp_path):
         (object(), "a sound is a object: pass numbers"),
         (np.zeros((2, 3, 4)), r"has the shape \(2, 3, 4\)"),
         ([], r"has the shape \(0,\)"),
+        (np.array([1200, -30000], dtype=np.int16), r"holds whole numbers \(int16\): divide them"),
+        (np.zeros((1600, 2), dtype=np.float32), r"the shape \(1600, 2\), of more channels than samples"),
     ],
 )
 def test_what_is_no_sound_is_refused(sound, sentence):

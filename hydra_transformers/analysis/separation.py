@@ -366,7 +366,7 @@ def _aurocs(x: Tensor, y: Tensor, seed: int) -> Tensor:
     for fit, judge in ((0, 1), (1, 0)):
         direction = _discriminant(halves[0][fit], halves[1][fit])
         confidences = [-torch.einsum("hrd,hd->hr", half[judge], direction) for half in halves]
-        aurocs.append(torch.tensor(auroc_of_confidence(*confidences)))
+        aurocs.append(torch.tensor([float(share) for share in auroc_of_confidence(*confidences)]))
     return torch.stack(aurocs).mean(dim=0)
 
 

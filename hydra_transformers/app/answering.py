@@ -22,6 +22,7 @@ from ..prediction import (
 )
 from ..pruning.head_maps import HeadMap
 from ..uncertainty import predict_decisions
+from ..uncertainty.features import taken_apart
 
 
 ZERO_SHOT = "AutoModelForZeroShotImageClassification"
@@ -107,8 +108,8 @@ class AskedModel:
 
     @property
     def sentences(self) -> list[str]:
-        """What it was calibrated for and promises; none where it was not calibrated."""
-        decision = getattr(self.model, "decision", None)
+        """What it was calibrated for and promises; none where it was not calibrated, or has other weights since."""
+        _, decision = taken_apart(self.model)
         return [] if decision is None else list(decision.settings["sentences"])
 
     @property

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..models.image_levels import check_levels
+
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -62,6 +64,10 @@ def read_image(path: str | os.PathLike, limits: Limits = USUAL, name: str | None
                     raise InputError(
                         f"{name} is more than {limits.slender} times as long as wide: send an image that is less so."
                     )
+                try:
+                    check_levels(image, name)
+                except ValueError as error:
+                    raise InputError(f"{error}.") from error
                 # Turned here, and not by the pipeline, which would fail on what a broken file says of that.
                 found = ImageOps.exif_transpose(image).convert("RGB")
                 found.info.clear()

@@ -25,6 +25,7 @@ from .problems import CommandError
 
 def analyse(arguments: argparse.Namespace) -> None:
     check_named_once([name for name, _ in arguments.ood], "--ood")
+    check_named_once(arguments.budgets or [], "--budgets")
     check_is_new(arguments.output)
     check_takes_files(arguments.output)
     device = device_of(arguments)

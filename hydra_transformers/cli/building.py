@@ -75,6 +75,8 @@ def prune(arguments: argparse.Namespace) -> None:
     models, config = [load_model(name, device) for name in names], configs[0]
     if len(models) > 1:
         check_can_be_fused(models, "MODEL")
+        if arguments.method == "circuits" and not arguments.allow_equal:
+            _refuse_equal(models, names, "pass different fine-tunings")  # before it takes long to find equal circuits
     processor = load_processor(arguments.processor or names[0], config)
     if arguments.processor is None:
         check_same_processors(names, configs, processor)
@@ -548,7 +550,7 @@ def fuse(arguments: argparse.Namespace) -> None:
     members = [load_model(name) for name in names]
     check_can_be_fused(members, "members")
     if not arguments.allow_equal:
-        _refuse_equal(members, names)
+        _refuse_equal(members, names, "prune with another --budget or other data")
     with written_whole(arguments.output) as unfinished:
         hydra = AutoHydra.from_pruned_members(members, arguments.shared, arguments.trunk_layers)
         hydra.save_pretrained(unfinished)
@@ -569,7 +571,7 @@ def _are_fine_tunings(folder: Path | None, names: list[str], configs: list[PreTr
     return is_plain or any(are_fine_tunings(each) for each in folders)
 
 
-def _refuse_equal(members: list[PreTrainedModel], names: list[str]) -> None:
+def _refuse_equal(members: list[PreTrainedModel], names: list[str], instead: str) -> None:
     """Members of equal weights agree on everything, so that the Hydra would be one model at the price of several."""
     first: dict[str, str] = {}
     for place, (member, name) in enumerate(zip(members, names, strict=True)):
@@ -577,6 +579,6 @@ def _refuse_equal(members: list[PreTrainedModel], names: list[str]) -> None:
         equal = first.setdefault(fingerprint_of_weights(member), called)
         if len(first) <= place:
             raise CommandError(
-                f"{equal} and {called} have the same heads and weights and would agree on everything: prune with another "
-                "--budget or other data, or pass --allow-equal"
+                f"{equal} and {called} have the same heads and weights and would agree on everything: {instead}, or pass "
+                "--allow-equal"
             )

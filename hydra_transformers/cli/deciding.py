@@ -14,6 +14,7 @@ from torch import nn
 
 from ..files import written_whole
 from ..models.auto import auto_class_of
+from ..models.image_levels import check_levels
 from ..prediction import ZeroShotClassifier
 from ..sounds import waveform
 from ..uncertainty import DecidingClassifier, detector_by_name, predict_decisions
@@ -234,6 +235,7 @@ def _image(name: str) -> Any:
     if name.startswith(("http://", "https://")):
         return load_image(name)
     with Image.open(name) as image:
+        check_levels(image, "it")
         return image.convert("RGB")
 
 

@@ -26,7 +26,8 @@ def export(arguments: argparse.Namespace) -> None:
         )
     model = load_model(arguments.model).float()
     write(model, arguments.output, arguments.to, processor)
-    is_calibrated = getattr(config, "decision", None) is not None
-    told = "with its calibration" if is_calibrated else "not calibrated, so it has no abstain and no prediction_set"
+    told = (
+        "with its calibration" if model.is_deciding else "not calibrated, so it has no abstain and no prediction_set"
+    )
     files = " and ".join(str(Path(arguments.output) / FILES[each]) for each in arguments.to)
     print(f"{files}: {told}; it answers as the model does (docs/export.md tells how to run it).")

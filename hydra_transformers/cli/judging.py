@@ -239,6 +239,7 @@ def _tell_what_says_little(arguments: argparse.Namespace, data: PreparedData) ->
 
 
 def benchmark(arguments: argparse.Namespace) -> None:
+    check_named_once(arguments.batch_sizes, "--batch-sizes")
     check_is_hydra(load_config(arguments.model), arguments.model)
     device = device_of(arguments)
     if arguments.output is not None:

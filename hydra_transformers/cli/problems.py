@@ -39,8 +39,9 @@ def _access_problem(error: BaseException, name: str, kind: str) -> str | None:
         return f"the Hub could not be reached for the {kind} {name}: check the network, or pass a local folder"
     if "Config name is missing" in text or ("BuilderConfig" in text and "not found" in text):
         return f"the data set {name} has several configs, name one as {repository}:CONFIG: {_listed(text)}"
-    if "SafetensorError" in types:
-        return f"the weights of {name} are broken ({_first_line(error)}): make or download the {kind} again"
+    if types & {"SafetensorError", "StrictDataclassError"}:
+        what = "its weights are" if "SafetensorError" in types else "its config.json is"
+        return f"the {kind} {name} cannot be read, {what} broken ({_in_one_line(error)}): save or fetch it again"
     if isinstance(error, OSError):
         return f"the {kind} {name} cannot be read: {_first_line(error)}"
     return None
@@ -74,8 +75,12 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
+def _in_one_line(error: BaseException) -> str:
+    return " ".join(line.strip() for line in str(error).strip().splitlines()) or type(error).__name__
+
+
 def sentence_of(error: Exception) -> str:
     """Any exception as one line; what is nobody's mistake but ours says so."""
     if isinstance(error, (CommandError, ValueError, TypeError, OSError, ImportError, RuntimeError)):
-        return " ".join(line.strip() for line in str(error).strip().splitlines()) or type(error).__name__
+        return _in_one_line(error)
     return f"unexpected {type(error).__name__}: {_first_line(error)} (--debug shows where)"

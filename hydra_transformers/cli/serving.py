@@ -9,7 +9,7 @@ from .. import __version__
 from ..hub.handler import Answerer
 from ..models.auto import auto_class_of
 from ..prediction import config_of
-from ..uncertainty import DecidingClassifier
+from ..uncertainty.features import taken_apart
 from .deciding import ZERO_SHOT, classes_decided_on, load_to_answer
 from .folders import load_config
 from .problems import CommandError
@@ -38,7 +38,6 @@ def answerer_of(arguments: argparse.Namespace) -> tuple[Answerer, dict[str, Any]
         )
     classes = classes_decided_on(arguments.model)
     model, processor = load_to_answer(arguments)
-    is_calibrated = DecidingClassifier.is_saved_in(arguments.model) or getattr(config, "decision", None) is not None
     kind = "image" if classes is not None else KINDS[task]
     if kind != "zero-shot":
         classes = classes or list(config_of(model).id2label.values())
@@ -48,7 +47,7 @@ def answerer_of(arguments: argparse.Namespace) -> tuple[Answerer, dict[str, Any]
         "kind": kind,
         "labels": classes,
         "members": getattr(config, "num_members", None),
-        "calibrated": is_calibrated,
+        "calibrated": taken_apart(model)[1] is not None,
         "hydra_transformers": __version__,
     }
     return ModelAnswerer(model, processor, kind), about

@@ -181,6 +181,9 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
 def check_output(output: Path) -> None:
     if output.exists() and not (output / MARKER).exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} holds something else than a demo: pass another --output, or remove it")
+    there = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(f"{output} cannot be made, {there} takes no files: pass another --output")
 
 
 def finetuned(

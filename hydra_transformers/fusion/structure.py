@@ -151,7 +151,8 @@ def hydra_config(
 def without_weights(model_class: type, config: PreTrainedConfig) -> PreTrainedModel:
     """A model on the meta device, to ask for names, shapes and counts and not to compute with."""
     with torch.device("meta"), no_init_weights():
-        return model_class(copy.deepcopy(config)).eval()
+        # Towers are made in the dtype that their configs name, what lies between them is not: products know one alone.
+        return model_class(copy.deepcopy(config)).eval().float()
 
 
 MOST_OUTLINES = 16

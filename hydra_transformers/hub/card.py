@@ -117,7 +117,7 @@ def card_fields(
         "logits_name": task.logits_name,
         "logits_are": task.logits_are,
         "decomposed": task.decomposed,
-        "decision": _listed((getattr(config, "decision", None) or {}).get("sentences", ())),
+        "decision": _listed(_promises(model)),
         "heads_sentence": _heads_sentence(model),
         "shared_sentence": f"{shared} (the mean over the members)"
         if shared
@@ -129,6 +129,14 @@ def card_fields(
         "cost": card_cost_table(model),
         "limits": task.limits,
     }
+
+
+def _promises(model: PreTrainedModel) -> Sequence[str]:
+    """What a calibrated Hydra promises; nothing where its weights are not those that were calibrated."""
+    decision = model.decision
+    if decision is None or not (model.device.type == "meta" or decision.is_current(model)):
+        return ()
+    return decision.settings["sentences"]
 
 
 def taken_apart(model: Any) -> tuple[Any, DecidingClassifier | None]:

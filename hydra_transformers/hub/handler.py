@@ -194,6 +194,10 @@ def read_image(value: Any, place: int, most_pixels: int = MOST_PIXELS) -> Any:
         raise RequestError(
             f"inputs[{place}] is {image.width} x {image.height} pixels: send one at most {MOST_SLENDER} times as long as wide"
         )
+    if image.mode.startswith(("I", "F")):  # made RGB, all that is above the 255th level would be white
+        raise RequestError(
+            f"inputs[{place}] has the mode {image.mode}, of more than 256 levels: send 8 bits a channel"
+        )
     try:
         # Turned here, and not by the pipeline, which would fail on what a broken file says of that.
         found = ImageOps.exif_transpose(image).convert("RGB")

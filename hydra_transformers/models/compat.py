@@ -12,6 +12,11 @@ def is_exporting() -> bool:
     return (torch.compiler.is_exporting() if is_export is None else is_export) or torch.jit.is_tracing()
 
 
+def is_recording_kernels() -> bool:
+    """Whether what runs on the GPU is recorded as a CUDA graph."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
 def has_global_hooks() -> bool:
     """Whether anyone watches the calls of all modules, by a hook for every module."""
     try:
@@ -21,10 +26,13 @@ def has_global_hooks() -> bool:
 
 
 def is_watched() -> bool:
-    """Whether operations do more than compute: fake tensors, counters, vmap and its kin, forward-mode derivatives."""
+    """Whether operations do more than compute: fake tensors, counters, vmap and its kin, forward-mode derivatives, or modes
+    that functions of torch go through (but not the one that says on which device tensors are made)."""
     try:
+        modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
         return (
-            torch._C._len_torch_dispatch_stack() > 0
+            any(not isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)
+            or torch._C._len_torch_dispatch_stack() > 0
             or torch._C._functorch.maybe_current_level() is not None
             or torch.autograd.forward_ad._current_level >= 0
         )

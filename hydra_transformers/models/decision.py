@@ -1,10 +1,9 @@
 """What a calibrated model makes of its answer: how sure it is, whether to act on it, and which classes it may be."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import is_
 from typing import Any
 
 import torch
@@ -14,14 +13,12 @@ from transformers.utils import logging
 from .compat import is_exporting
 from .detection import DETECTORS, score
 from .ensembling import at_least_float32, log_mean_probability
+from .known_weights import SeenWeights, are_same, dtype_of, sample_of, weights_of_replica
 
 
 logger = logging.get_logger(f"transformers.{__name__}")
 
 ROUNDING = 1e-6  # of sums of probabilities; in doubt a class is in the set
-VALUES_PER_WEIGHT = 4  # by which weights are known again
-
-Places = tuple[list[dict[str, nn.Parameter | None]], list[str]]  # modules' own parameters, and the name of one in each
 
 
 @dataclass(frozen=True)
@@ -48,6 +45,7 @@ class Decision(nn.Module):
         threshold: None, or the highest score that is answered
         sets: None, or {"method": "lac" | "aps" | "raps", "thresholds", "by_class", "k_reg", "penalty", "allow_empty"}
         alpha: the share of the sets that may miss the right class
+        dtype: of the weights that were calibrated; configs of before have none
         state: {name: shape} of the detector's tensors, and weights: how many numbers the weights are known by
         sentences: what was fitted on what, and what it promises
     """
@@ -58,8 +56,7 @@ class Decision(nn.Module):
         for name, shape in {**settings["state"], "weights": [settings["weights"]]}.items():
             self.register_buffer(name, torch.full(shape, math.nan))
         self.is_on = True
-        # The weights and where they belong, their version, whether they are as calibrated.
-        self.seen: tuple[list[nn.Parameter], Places, int, bool] | None = None
+        self.seen: SeenWeights | None = None
 
     @property
     def reads_features(self) -> bool:
@@ -86,15 +83,18 @@ class Decision(nn.Module):
     # Whether it is about the weights that the model has now
 
     def is_current(self, model: nn.Module) -> bool:
-        """Whether the model's weights are those that were calibrated. Looks at them where something was written into one, or
-        another was put into its place, as quantisers do."""
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return True
+        """Whether the model's weights are those that were calibrated. A few of their values are looked at each time: who writes
+        into `weight.data`, as PEFT does when it merges adapters, leaves no other trace."""
+        if is_exporting():
+            return True  # who exports has asked before
         if getattr(model, "_hf_peft_config_loaded", False) or hasattr(model, "peft_config"):
             return self._told(False)
-        if self.seen is not None and not all(map(is_, map(dict.get, *self.seen[1]), self.seen[0])):
-            self.seen = None
-        weights = list(model.parameters()) if self.seen is None else self.seen[0]
+        if self.seen is not None and self.seen.is_unchanged():
+            return self._told(self.seen.are_calibrated)
+        self.seen = None
+        weights = list(model.parameters())
+        if not weights:  # a replica of DataParallel, whose weights are plain tensors
+            return self._told(are_same(self.weights, weights_of_replica(model)))
         if any(weight.is_meta for weight in weights):
             if hasattr(model, "hf_device_map"):
                 logger.warning_once(
@@ -102,10 +102,10 @@ class Decision(nn.Module):
                     "temperature, its threshold and its sets are left out, load it without offloading"
                 )
             return False  # otherwise there is no model, only its shapes
-        version = _version(weights)
-        if self.seen is None or self.seen[2] != version:
-            self.seen = (weights, _places_of(model), version, _sample_is(self.weights, weights))
-        return self._told(self.seen[3])
+        are_calibrated = are_same(self.weights, weights)
+        self.seen = SeenWeights.of(model, weights, are_calibrated)
+        self._tell_of_dtype(weights)
+        return self._told(are_calibrated)
 
     def _told(self, is_current: bool) -> bool:
         if not is_current:
@@ -115,10 +115,32 @@ class Decision(nn.Module):
             )
         return is_current
 
+    def _tell_of_dtype(self, weights: list[nn.Parameter]) -> None:
+        then, now = self.settings.get("dtype"), dtype_of(weights)
+        if None in (then, now) or not self.reads_features:
+            return
+        if torch.finfo(getattr(torch, now)).eps > torch.finfo(getattr(torch, then)).eps:
+            logger.warning_once(
+                f"this model was calibrated in {then} and runs in {now}: its detector, {self.settings['detector']['name']}, reads "
+                "features, and may take what rounding changes in them for foreign; call calibrate() in this dtype"
+            )
+
     def remember(self, model: nn.Module) -> None:
         """Takes the model's weights for those that were calibrated."""
+        self.settings["dtype"] = dtype_of(list(model.parameters()))
         self.weights = sample_of(list(model.parameters())).to(self.weights.device)
         self.seen = None
+
+    def _apply(self, fn, recurse=True):
+        """Goes where the model goes, but keeps its dtype: in 16 bits, distances and thresholds would be others."""
+        self.seen = None  # it holds on to the weights' memory
+        before = dict(self.named_buffers())
+        super()._apply(fn, recurse)
+        for name, tensor in before.items():
+            found = getattr(self, name)
+            if found.dtype != tensor.dtype:
+                setattr(self, name, tensor.to(found.device))
+        return self
 
     def check_loaded(self) -> None:
         missing = next((name for name, tensor in self.named_buffers() if tensor.isnan().any()), None)
@@ -169,58 +191,3 @@ def prediction_sets(
         return chosen
     likeliest = nn.functional.one_hot(probabilities.argmax(dim=-1), probabilities.shape[-1]).bool()
     return chosen | (likeliest & ~chosen.any(dim=-1, keepdim=True))
-
-
-def sample_of(weights: list[nn.Parameter]) -> Tensor:
-    """A few numbers of every weight, in float32 on the CPU; of a quantised one its codes and scales."""
-    parts = []
-    for weight in _plain(weights):
-        values = weight.detach().reshape(-1)
-        step = max(1, values.numel() // VALUES_PER_WEIGHT)
-        parts.append(values[::step][:VALUES_PER_WEIGHT].float().cpu())
-    return torch.cat(parts)
-
-
-def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """The tensors that hold numbers: those inside of tensors of other classes (torchao's, distributed ones), which cannot be
-    cut nor viewed."""
-    for tensor in tensors:
-        if hasattr(tensor, "__tensor_flatten__"):
-            yield from _plain(getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-        else:
-            yield tensor
-
-
-def _sample_is(remembered: Tensor, weights: list[nn.Parameter]) -> bool:
-    """Whether weights are those remembered, as far as their dtype tells."""
-    found = sample_of(weights)
-    if found.shape != remembered.shape:
-        return False
-    dtypes = [weight.dtype for weight in _plain(weights) for _ in range(min(VALUES_PER_WEIGHT, weight.numel()))]
-    expected = remembered.detach().float().cpu()
-    for dtype in set(dtypes):
-        of_dtype = torch.tensor([each == dtype for each in dtypes])
-        own = expected[of_dtype]
-        # Rounded to codes, small weights would all be 0.
-        if not torch.equal(own.to(dtype).float() if dtype.is_floating_point else own, found[of_dtype]):
-            return False
-    return True
-
-
-def _places_of(model: nn.Module) -> Places:
-    """Where `model.parameters()` lie, in their order."""
-    places = {}
-    for module in model.modules():
-        for name, weight in module._parameters.items():
-            if weight is not None:
-                places.setdefault(weight, (module._parameters, name))
-    owners, names = zip(*places.values(), strict=True)
-    return list(owners), list(names)
-
-
-def _version(weights: list[nn.Parameter]) -> int:
-    """Grows whenever something is written into one of the weights."""
-    try:
-        return sum(weight._version for weight in weights)
-    except RuntimeError:  # made in inference mode, where nobody writes
-        return 0

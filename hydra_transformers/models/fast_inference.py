@@ -82,12 +82,14 @@ def can_run_fast(
         and config.fast_inference
         and os.environ.get("HYDRA_FAST_INFERENCE", "1") != "0"
         and config._attn_implementation == "sdpa"
+        and states.__class__ is torch.Tensor  # subclasses may see in functions what they like
         and not states.is_meta
         and not torch.is_autocast_enabled(states.device.type)
         and not torch.compiler.is_compiling()
         and not is_exporting()
         and not is_watched()
         and not has_global_hooks()
+        and are_as_defined()
         and states.is_contiguous()
         and states.numel() > 0
         and has_rows(attention_mask)
@@ -131,7 +133,7 @@ def fast_layer(layer: nn.Module) -> FastLayer | None:
     norms = parts["attention_norm"], parts["mlp_norm"]
     parameters = [weight_and_bias(part) for part in (qkv, o, fc1, fc2, *norms)]
     widths = tuple(o.widths)
-    if None in parameters or not any(widths) or attention.queries_per_key > 1:
+    if None in parameters or not any(widths) or attention.queries_per_key > 1 or attention.is_causal:
         return None
     if any(part[1] is None for part in (parameters[1], *parameters[4:])):
         return None  # the sums and kernels below add biases of the output projection and the norms
@@ -148,7 +150,18 @@ MLP = (HydraMLP, {"fc1": LINEAR, "activation_fn": (None, {}), "fc2": LINEAR})
 PARTS = {"attention_norm": NORM, "attention": ATTENTION, "mlp_norm": NORM, "mlp": MLP, "dropout": (nn.Dropout, {})}
 LAYER = (HydraLayer, PARTS)
 # What an instance may have been given in place of its class's methods, or in front of them.
-OWN_METHODS = frozenset({"forward", "heads", "complete", "__call__", "_compiled_call_impl", "_is_replica"})
+OWN_METHODS = frozenset(
+    {"forward", "heads", "complete", "__call__", "_call_impl", "_compiled_call_impl", "_is_replica"}
+    | {"_dropped", "_project", "_one_after_the_other"}
+)
+# Where someone may have put another function in place of a class's own, for all modules of the class.
+CLASSES = (HydraLayer, HydraAttention, HydraMLP, GroupedLinear, GroupedOutput, nn.LayerNorm, nn.Linear, nn.Module)
+DEFINED = tuple((own_class, own_class.forward, own_class.__call__) for own_class in CLASSES)
+
+
+def are_as_defined() -> bool:
+    """Whether modules of these classes still do what is written there."""
+    return all(each.forward is forward and each.__call__ is call for each, forward, call in DEFINED)
 
 
 def is_plain(module: nn.Module, kind: tuple[type | None, dict[str, Any]]) -> bool:

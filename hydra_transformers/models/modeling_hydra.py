@@ -133,7 +133,11 @@ class HydraModelMixin:
     def is_deciding(self) -> bool:
         """Whether it was calibrated, and answers as what was calibrated: not while it trains, nor with other weights."""
         decision = self.decision
-        return decision is not None and decision.is_on and not self.training and decision.is_current(self)
+        return decision is not None and decision.is_on and not self.training and self._has_calibrated_weights()
+
+    @torch.compiler.assume_constant_result  # a compiled model is looked at when it is compiled
+    def _has_calibrated_weights(self) -> bool:
+        return self.decision.is_current(self)
 
     def calibrate(self, data, ood=None, **options):
         """Fits a temperature, a detector with its threshold, and prediction sets, which become part of the model: saved,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer
+from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, image_utils
 from transformers.pipelines import (
     AudioClassificationPipeline,
     ImageClassificationPipeline,
@@ -15,6 +15,9 @@ from transformers.pipelines import (
     TextClassificationPipeline,
     ZeroShotImageClassificationPipeline,
 )
+
+from .evaluation_mode import evaluation_mode
+from .image_levels import check_levels
 
 
 class AnswersMixin:
@@ -77,7 +80,19 @@ def entropies(member_logits: Tensor, is_multi_label: bool = False) -> dict[str, 
     return {"uncertainty": total, "aleatoric": aleatoric, "epistemic": epistemic}
 
 
-class HydraImageClassificationPipeline(AnswersMixin, ImageClassificationPipeline):
+class ImagesMixin:
+    """Refuses images of more than 256 levels, of which Transformers' own pipelines make white ones."""
+
+    def preprocess(self, image: Any, **parameters) -> Any:
+        if hasattr(image, "mode"):
+            check_levels(image, "an image")
+        elif isinstance(image, str) and os.path.isfile(image):
+            with image_utils.PIL.Image.open(image) as found:
+                check_levels(found, image)
+        return super().preprocess(image, **parameters)
+
+
+class HydraImageClassificationPipeline(ImagesMixin, AnswersMixin, ImageClassificationPipeline):
     every_score = {"top_k": sys.maxsize}
 
 
@@ -113,7 +128,7 @@ class HydraTextClassificationPipeline(AnswersMixin, TextClassificationPipeline):
         return Pipeline.__call__(self, inputs, **parameters)  # one dict for one text, no list of one
 
 
-class HydraZeroShotImageClassificationPipeline(AnswersMixin, ZeroShotImageClassificationPipeline):
+class HydraZeroShotImageClassificationPipeline(ImagesMixin, AnswersMixin, ZeroShotImageClassificationPipeline):
     def _forward(self, model_inputs: dict) -> dict[str, Any]:
         labels, [texts, *_] = model_inputs.pop("candidate_labels"), model_inputs.pop("text_inputs")
         texts = texts[0] if isinstance(texts, list) else texts  # a batch has them once per image
@@ -165,14 +180,9 @@ def predict(
     if found is HydraTextClassificationPipeline:
         most = min(readers["tokenizer"].model_max_length, most_tokens(model))
         parameters = {"truncation": True, "max_length": most, **parameters}
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with evaluation_mode(model):
         answer = found(model=model, device=model.device, **readers)
         return answer(inputs, batch_size=batch_size, **parameters) if inputs else []
-    finally:
-        for module, is_training in modes.items():
-            module.training = is_training
 
 
 def most_tokens(model: nn.Module) -> int:

@@ -15,6 +15,7 @@ from .scoring import METRIC, OBJECTIVES
 
 
 MODES = ("exact", "shortlist")
+LAST_DIGITS = 1e-12  # that a difference of scores may be off by: 0.8 - 0.7 is more than 0.1
 
 
 @dataclass
@@ -71,7 +72,8 @@ class Circuit:
         if not isinstance(tolerance, (int, float)) or not tolerance >= 0:
             raise ValueError(f"tolerance is {tolerance!r}: pass how much of the score may be lost, such as 0.01")
         scores = [self.dense_score, *self.scores]
-        return max(removed for removed, score in enumerate(scores) if score >= max(scores) - tolerance)
+        best = max(scores)
+        return max(removed for removed, score in enumerate(scores) if best - score <= tolerance + LAST_DIGITS)
 
     def plot(self, path: str | os.PathLike) -> Path:
         """Draws the score after each removal, and where it is best, as a PNG file; returns its path."""

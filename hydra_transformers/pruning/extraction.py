@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..fingerprints import fingerprint_of_rows, fingerprint_of_weights, fingerprints_of_rows
+from ..fingerprints import fingerprint_of_config, fingerprint_of_rows, fingerprint_of_weights, fingerprints_of_rows
 from ..fusion import check_can_be_fused
 from ..prediction import check_chooses_one_class
 from .ablation import GIB, ablation_of
@@ -106,6 +106,8 @@ def extract_circuit(
     if is_several:
         _check_backbones(models, budget, towers, trunk_layers)
     checkpoints = _checkpoints(checkpoint, len(models)) if is_several else [checkpoint]
+    for path in checkpoints:
+        _check_can_be_written(path)
     circuits, already_read = [], {}
     for each, path in zip(models, checkpoints, strict=True):
         search = start_search(each, id_data, ood_data, objective, already_read=already_read, **settings)
@@ -140,6 +142,19 @@ def _checkpoints(
     if len(checkpoint) != count:
         raise ValueError(f"there are {count} backbones, and checkpoint has {len(checkpoint)} files: pass one each")
     return list(checkpoint)
+
+
+def _check_can_be_written(path: str | os.PathLike | None) -> None:
+    """Refuses a checkpoint that would be missed with the first removal only."""
+    if path is None:
+        return
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"checkpoint is {path!r}: pass the path of a JSON file")
+    there = next(each for each in Path(path).absolute().parents if each.exists())
+    if Path(path).is_dir() or not there.is_dir():
+        raise ValueError(
+            f"checkpoint is {path}, which can be no file ({there} is there): pass the path of a JSON file"
+        )
 
 
 def start_search(
@@ -181,6 +196,8 @@ def start_search(
     hydra = prune_heads(model)
     weights = fingerprint_of_weights(hydra)
     hydra = hydra if dtype is None else hydra.to(dtype)
+    if memory_gib is not None and not (isinstance(memory_gib, (int, float)) and 0 < memory_gib < math.inf):
+        raise ValueError(f"memory_gib is {memory_gib!r}: pass how many GiB candidates may take, such as 0.5")
     if memory_gib is None:
         memory_gib = CPU_MEMORY_GIB if hydra.device.type == "cpu" else ACCELERATOR_MEMORY_GIB
     engine = ablation_of(hydra, class_prompts, towers, int(memory_gib * GIB))
@@ -204,6 +221,7 @@ def start_search(
     made_from = {
         "model": type(hydra).__name__,
         "weights": weights,
+        "config": fingerprint_of_config(hydra.config),
         "kept_heads": hydra.config.kept_heads,
         "id_data": id_set.description(),
         "ood_data": None if ood_set is None else ood_set.description(),
@@ -226,10 +244,9 @@ def _check_settings(objective: str, mode: str, shortlist: int | None, check_ever
         raise ValueError(f"mode is {mode!r}: pass one of {', '.join(map(repr, MODES))}")
     if mode == "exact" and shortlist is not None:
         raise ValueError("shortlist is for mode='shortlist': leave it out, or set the mode")
-    if shortlist is not None and shortlist < 1:
-        raise ValueError(f"shortlist is {shortlist}: pass at least 1")
-    if check_every < 1:
-        raise ValueError(f"check_every is {check_every}: pass at least 1")
+    for name, count in (("shortlist", shortlist), ("check_every", check_every)):
+        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+            raise ValueError(f"{name} is {count!r}: pass a whole number, at least 1")
     if objective in ("ood", "avg") and ood_data is None:
         raise ValueError(f"objective {objective!r} needs ood_data: pass out-of-distribution data, or objective='acc'")
 

@@ -15,7 +15,7 @@ from ..files import parse_json, write_atomically
 from ..models.ensembling import at_least_float32
 from ..processes import from_first_process, gather_batches, gather_samples, rank_and_world_size
 from .ablation import Ablate, Ablation
-from .circuits import Circuit
+from .circuits import LAST_DIGITS, Circuit
 from .evaluation_data import EvaluationData
 from .heads import Head
 from .scoring import METRIC, Metric, SampleValues, Score, chance_score, metric_scores, objective_scores, sample_values
@@ -202,7 +202,7 @@ def end_of(circuit: Circuit, budget: int, tolerance: float | None) -> int:
         return budget
     best = circuit.dense_score
     for removal, score in enumerate(circuit.scores[:budget], start=1):
-        if score < best - tolerance:
+        if best - score > tolerance + LAST_DIGITS:
             return removal
         best = max(best, score)
     return budget
@@ -226,8 +226,9 @@ def _check_finite(confidence: Tensor, candidates: Sequence[Head], name: str, rem
 
 def _check_same_run(found: Circuit, wanted: Circuit, path: str | os.PathLike) -> None:
     """Refuses a checkpoint with a sentence about the first thing that differs."""
-    # Earlier versions knew one score.
-    made_from = {"score": None if found.objective == "acc" else "msp"} | found.made_from
+    # Earlier versions knew one score, and took it that models of equal weights compute the same.
+    earlier = {"score": None if found.objective == "acc" else "msp", "config": wanted.made_from["config"]}
+    made_from = earlier | found.made_from
     differing = {
         "objective": (found.objective, wanted.objective),
         "mode": (found.mode, wanted.mode),

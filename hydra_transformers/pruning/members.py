@@ -166,6 +166,11 @@ def half_of_each(calibration: Sequence[Mapping[str, Tensor]], seed: int) -> list
     halves = []
     for batch in calibration:
         rows = len(next(iter(batch.values())))
+        for name, tensor in batch.items():
+            if len(tensor) != rows:
+                raise ValueError(
+                    f"a batch of dataloader has {rows} rows, and {len(tensor)} as its {name}: pass one each"
+                )
         chosen = torch.randperm(rows, generator=generator, device="cpu")[: (rows + 1) // 2].sort().values
         halves.append({name: tensor[chosen.to(tensor.device)] for name, tensor in batch.items()})
     return halves

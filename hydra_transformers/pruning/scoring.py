@@ -9,7 +9,9 @@ surely the candidate reached it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +51,7 @@ def check_ood_score(score: Any) -> None:
     raise ValueError(f"score is {score!r}, which {why}: pass one of {', '.join(map(repr, OOD_SCORES))}")
 
 
-LARGEST_NLL = 1e30  # of a label with the logit -inf: differences of margins stay numbers
+LARGEST_MEAN = 1e30  # the -log probability of a label with the logit -inf: differences of margins stay numbers
 
 
 class Score(NamedTuple):
@@ -90,10 +92,10 @@ def sample_values(logits: Tensor, labels: Tensor | None, score: str = "msp") -> 
     others = logits.scatter(-1, of_label, -torch.inf).logsumexp(dim=-1)
     # log(1 + exp(others - own)): exact also for a sure answer, where log_softmax is a difference of equal numbers.
     nll = nn.functional.softplus(others - logits.gather(-1, of_label).squeeze(-1))
-    return SampleValues(confidence, logits.argmax(dim=-1) == labels, nll.clamp(max=LARGEST_NLL))
+    return SampleValues(confidence, logits.argmax(dim=-1) == labels, nll.clamp(max=LARGEST_MEAN))
 
 
-def auroc_of_confidence(id_confidence: Tensor, ood_confidence: Tensor) -> list[float]:
+def auroc_of_confidence(id_confidence: Tensor, ood_confidence: Tensor) -> list[Fraction]:
     """The share of (OOD, ID) pairs in which the OOD sample is less confident, ties counting one half, per candidate.
 
     id_confidence: (candidates, ID samples); ood_confidence: (candidates, OOD samples)
@@ -103,17 +105,14 @@ def auroc_of_confidence(id_confidence: Tensor, ood_confidence: Tensor) -> list[f
     not_above = torch.searchsorted(ordered, ood_confidence.contiguous(), right=True)
     # Every ID sample above counts two, every equal one counts one.
     pairs = (2 * ordered.shape[-1] - below - not_above).sum(dim=-1)
-    return [count / (2 * ordered.shape[-1] * ood_confidence.shape[-1]) for count in pairs.tolist()]
+    return [Fraction(count, 2 * ordered.shape[-1] * ood_confidence.shape[-1]) for count in pairs.tolist()]
 
 
 def objective_scores(objective: str, id_values: SampleValues, ood_values: SampleValues | None) -> list[Score]:
     """The score of each candidate."""
-    if objective == "ood":
-        return _separability(id_values, ood_values)
-    if objective == "acc":
-        return _accuracy(id_values)
-    pairs = zip(_accuracy(id_values), _separability(id_values, ood_values), strict=True)
-    return [Score((a.value + b.value) / 2, (a.margin + b.margin) / 2) for a, b in pairs]
+    parts = [] if objective == "ood" else [_accuracy(id_values)]
+    parts += [] if objective == "acc" else [_separability(id_values, ood_values)]
+    return [_mean_score(of_candidate) for of_candidate in zip(*parts, strict=True)]
 
 
 def metric_scores(metric: Metric, logits: Tensor, labels: Tensor) -> list[Score]:
@@ -138,16 +137,25 @@ def name_of(metric: Metric) -> str:
     return getattr(metric, "__qualname__", type(metric).__qualname__)
 
 
-def _accuracy(id_values: SampleValues) -> list[Score]:
+# A score before it is a float: sums and differences of floats would tell ties apart by their last digits.
+Exact = tuple[Fraction, Decimal]
+
+
+def _mean_score(scores: Sequence[Exact]) -> Score:
+    values, margins = zip(*scores, strict=True)
+    return Score(float(sum(values) / len(values)), float(sum(margins) / len(margins)))
+
+
+def _accuracy(id_values: SampleValues) -> list[Exact]:
     samples = id_values.correct.shape[-1]
     counts, nlls = id_values.correct.sum(dim=-1).tolist(), _means(id_values.nll)
-    return [Score(count / samples, -_rounded(nll)) for count, nll in zip(counts, nlls, strict=True)]
+    return [(Fraction(count, samples), -_rounded(nll)) for count, nll in zip(counts, nlls, strict=True)]
 
 
-def _separability(id_values: SampleValues, ood_values: SampleValues) -> list[Score]:
+def _separability(id_values: SampleValues, ood_values: SampleValues) -> list[Exact]:
     aurocs = auroc_of_confidence(id_values.confidence, ood_values.confidence)
     known, unknown = _means(id_values.confidence), _means(ood_values.confidence)
-    return [Score(auroc, _rounded(k) - _rounded(u)) for auroc, k, u in zip(aurocs, known, unknown, strict=True)]
+    return [(auroc, _rounded(k) - _rounded(u)) for auroc, k, u in zip(aurocs, known, unknown, strict=True)]
 
 
 def _means(values: Tensor) -> list[float]:
@@ -155,9 +163,9 @@ def _means(values: Tensor) -> list[float]:
     return values.cpu().double().mean(dim=-1).tolist()
 
 
-def _rounded(mean: float) -> float:
+def _rounded(mean: float) -> Decimal:
     """To four digits: how batches are made up changes the last digits of logits, and heads without effect must stay equal."""
-    return float(f"{mean:.3e}")
+    return Decimal(f"{min(max(mean, -LARGEST_MEAN), LARGEST_MEAN):.3e}")
 
 
 def chance_score(objective: str, num_classes: int) -> float:

@@ -22,6 +22,7 @@ from .heads import (
     as_heads,
     as_heads_to_prune,
     attention_of,
+    check_count,
     has_two_towers,
     heads_of,
     prune_heads,
@@ -124,8 +125,7 @@ def taylor_prune(
     hydra = working_copy(model)
     heads = heads_of(hydra, settled_towers(hydra, towers), trunk_layers)
     most = max((len(of_layer) for of_layer in _by_layer(heads)), default=0)
-    if not 1 <= heads_per_layer <= most:
-        raise ValueError(f"heads_per_layer is {heads_per_layer}: it says how many heads to keep, pass 1 to {most}")
+    check_count(heads_per_layer, "heads_per_layer", 1, most, "it says how many heads to keep")
     calibration = Calibration(hydra, dataloader, class_prompts)
     if scope == "global":
         scores = _scores(hydra, calibration, heads)

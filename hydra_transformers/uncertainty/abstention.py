@@ -102,6 +102,8 @@ class Abstention:
             confidence = check_share(confidence, "confidence")
         if score is not None and not isinstance(score, str):
             raise TypeError(f"score is a {type(score).__name__}: pass the score's name, and the scores first")
+        given = [_wide(each).dtype for each in (scores, ood_scores) if each is not None]
+        dtype = torch.float64 if all(each == torch.float64 for each in given) else torch.float32
         scores, correct, ood_scores = _checked(scores, correct, ood_scores)
         if target == "risk":
             if correct is None:
@@ -119,7 +121,7 @@ class Abstention:
                 raise ValueError(
                     f"tpr={value:g} cannot be reached: too many of ood_scores are -inf, below any threshold"
                 )
-            threshold = math.nextafter(lowest_refused, -math.inf)  # that score itself is refused
+            threshold = _next_below(lowest_refused, dtype)  # that score itself is refused
         return cls(
             threshold=threshold,
             target=target,
@@ -202,6 +204,12 @@ def _percent(share: float) -> str:
 
 def _rounded(share: float) -> str:
     return f"{100 * share:.3g} %"
+
+
+def _next_below(score: float, dtype: torch.dtype) -> float:
+    """The next lower number of the scores' own dtype: what lies between would be rounded up to the score itself."""
+    lowest = torch.tensor([score, -math.inf], dtype=dtype, device="cpu")
+    return float(torch.nextafter(*lowest))
 
 
 def _shares(

@@ -18,8 +18,9 @@ from torch import Tensor, nn
 from transformers.utils import cached_file
 
 from ..files import parse_json, write_atomically
-from ..models.decision import Decision, sample_of, undecided
+from ..models.decision import Decision, undecided
 from ..models.ensembling import HydraClassifierOutput
+from ..models.known_weights import sample_of
 from ..prediction import (
     answer_of,
     batches,
@@ -308,13 +309,23 @@ class DecidingClassifier(nn.Module):
 
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         member_logits, features = self.reader[0](inputs)
-        if self.training or not self.decision.is_current(self.model):
+        if self.training or not self._has_calibrated_weights():
             return answer_of(self.model, member_logits)
         decided = vars(self.decision(member_logits, features))
         answer = answer_of(self.model, decided.pop("member_logits"))
         for name, tensor in decided.items():
             answer[name] = tensor
         return answer
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "DecidingClassifier":
+        super()._apply(fn, recurse)
+        # Its twin would keep the buffers that the model had before.
+        self.reader = [AnswerReader(self.model, self.decision.reads_features)]
+        return self
+
+    @torch.compiler.assume_constant_result  # as a Hydra's
+    def _has_calibrated_weights(self) -> bool:
+        return self.decision.is_current(self.model)
 
     def save(self, folder: str | os.PathLike) -> None:
         """Writes the decision, not the model, into a folder, such as the one the model was saved to."""

@@ -1,6 +1,7 @@
 """What a classifier's last linear map reads: the features of each member, beside its logits."""
 
 import hashlib
+import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ..models.decision import Decision
 from ..models.grouped import GroupedLinear
-from ..prediction import PromptSimilarity, batches, config_of, device_of, predict, split_labels
+from ..prediction import PromptSimilarity, batches, config_of, device_of, labels_of, predict
 from ..threads import twin_of
 from .temperature import TemperatureScaledClassifier, TemperatureScaling
 
@@ -44,7 +45,8 @@ class AnswerReader:
 
     def __init__(self, model: nn.Module, with_features: bool = True):
         self.name, self.with_features = type(model).__name__, with_features
-        self.scalings, self.calls, self.heads = [], [], []
+        self.scalings, self.heads = [], []
+        self.calls: dict[int, list[Call]] = {}  # of each thread, as those of another are of other rows
         while with_features:
             inside, scaling = _without_temperature(model)
             if inside is model:
@@ -59,11 +61,12 @@ class AnswerReader:
                 module.register_forward_hook(self._record)
 
     def __call__(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        self.calls[threading.get_ident()] = []
         try:
             member_logits = predict(self.model, batch)
             features = self._features(member_logits) if self.with_features else None
         finally:
-            self.calls.clear()  # they hold the batch's tensors
+            del self.calls[threading.get_ident()]  # they hold the batch's tensors
         for scaling in self.scalings:
             member_logits = scaling(member_logits)
         return member_logits, features
@@ -81,12 +84,12 @@ class AnswerReader:
 
     def _record(self, module: nn.Module, inputs: tuple, output: Tensor) -> None:
         if inputs and isinstance(output, Tensor):
-            self.calls.append(Call(module, inputs, output))
+            self.calls[threading.get_ident()].append(Call(module, inputs, output))
 
     def _features(self, member_logits: Tensor) -> Tensor:
         """The inputs of those calls that, in this order, gave the logits of all members."""
         members, features, heads = member_logits.shape[1], [], []
-        for call in self.calls:
+        for call in self.calls[threading.get_ident()]:
             found = None if len(heads) == members else _read(call, member_logits[:, len(heads) :])
             if found is not None:
                 features.append(found)
@@ -202,7 +205,8 @@ def collect_answers(
     """
     reader, parts = AnswerReader(model, with_features), []
     for batch in batches(data, batch_size, reader.device):
-        parts.append([*reader(batch), split_labels(batch)[1]])
+        member_logits, features = reader(batch)
+        parts.append([member_logits, features, labels_of(batch, len(member_logits))])
     if not parts:
         raise ValueError("data has no batches: pass at least one sample")
     all_logits, all_features, all_labels = zip(*parts, strict=True)

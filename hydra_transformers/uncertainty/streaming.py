@@ -99,7 +99,13 @@ class UncertaintyAccumulator:
         if rank_and_world_size()[1] > 1:
             rows, members = _gather_rows(rows, members)
         index = rows[:, COLUMNS.index("index")]
-        if len(index) and not index.isnan().any():
+        unnumbered = int(index.isnan().sum())
+        if 0 < unnumbered < len(index):
+            raise ValueError(
+                f"{unnumbered} of {len(index)} samples have no index, so that nobody can tell which are repeated: give every "
+                "batch an index, or none"
+            )
+        if len(index) and not unnumbered:
             rows = rows[_first_occurrences(index)]
         gathered = UncertaintyAccumulator(self.score, self.num_bins)
         gathered.num_members = members

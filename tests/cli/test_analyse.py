@@ -54,6 +54,7 @@ def test_what_is_wrong_is_said_before_any_work(workplace, tmp_path, capsys):
     for more, sentence in (
         (same, "--ood same is the data itself"),
         (["--ood", f"grey={workplace / 'grey'}"], "--ood has grey twice"),
+        (["--budgets", 1, 1], "--budgets has 1 twice"),
         (["--limit", "4"], "--ood grey gives 4 rows, too few"),
     ):
         assert main(words(workplace, tmp_path / "heads", *more)) == 1

@@ -133,6 +133,26 @@ def test_a_folder_without_a_model(fails, tmp_path):
     assert "has no config.json" in fails("info", tmp_path)
 
 
+def test_a_model_whose_files_are_broken(fails, tmp_path, workplace):
+    folder = shutil.copytree(workplace / "vit", tmp_path / "vit")
+    weights, command = folder / "model.safetensors", ["prune", folder, "--data", workplace / "pictures", "--output"]
+    weights.write_bytes(weights.read_bytes()[:200])
+    assert "vit cannot be read, its weights are broken" in fails(*command, tmp_path / "out")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"hidden_size": "wide"}))
+    assert "vit cannot be read, its config.json is broken" in fails("info", folder)
+
+
+def test_the_same_model_twice_is_refused_before_the_first_circuit(fails, tmp_path, workplace, monkeypatch):
+    monkeypatch.setattr(building, "extract_circuit", lambda *_, **__: pytest.fail("work began"))
+    command = ["prune", workplace / "vit", workplace / "vit", "--data", workplace / "pictures"]
+    assert "vit and vit have the same heads and weights" in fails(*command, "--output", tmp_path / "out")
+
+
+def test_a_batch_size_twice(fails, tmp_path):
+    assert "--batch-sizes has 1 twice" in fails("benchmark", tmp_path, "--batch-sizes", 1, 1)
+
+
 def test_a_model_of_another_kind(fails, tmp_path):
     ResNetConfig().save_pretrained(tmp_path)
     assert "is a resnet: pass a hydra_ast, audio-spectrogram-transformer, hydra_bert, bert, hydra_clip" in fails(
@@ -314,12 +334,6 @@ def test_a_broken_record_of_a_step(fails, tmp_path, workplace, pruned):
     (folder / "prune.json").write_text('{"members"')
     assert "prune.json is broken" in fails("fuse", folder, "--output", tmp_path / "hydra")
     assert "prune.json is broken" in fails(*prune(workplace, tmp_path))
-
-
-def test_weights_that_were_cut_off(fails, tmp_path, pruned):
-    folder = shutil.copytree(pruned, tmp_path / "pruned")
-    (folder / "member-1" / "model.safetensors").write_bytes(b"half")
-    assert re.search("the weights of .*member-1 are broken", fails("fuse", folder, "--output", tmp_path / "hydra"))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from PIL import Image
 from transformers import AutoModelForImageClassification, AutoTokenizer, CLIPProcessor, ViTImageProcessorPil
 from transformers.utils import logging
 
@@ -201,14 +202,16 @@ def test_clip_chooses_among_labels(workplace, capsys):
 
 def test_a_broken_image_is_named_and_the_others_are_answered(workplace, calibrated, capsys):
     capsys.readouterr()
-    names = ["0.png", "broken.png", "nowhere.png", "1.png"]
+    Image.new("I;16", (8, 8), 300).save(workplace / "deep.png")  # of which PIL would make a white one
+    names = ["0.png", "broken.png", "nowhere.png", "deep.png", "1.png"]
     assert main(["predict", str(calibrated), *(str(workplace / name) for name in names), "--json"]) == 1
     captured = capsys.readouterr()
     assert [json.loads(line)["input"][-5:] for line in captured.out.splitlines()] == ["0.png", "1.png"]
-    first, second, last = captured.err.splitlines()
+    first, second, third, last = captured.err.splitlines()
+    assert third.startswith(f"{workplace / 'deep.png'} cannot be read as an image: it has the mode I;16")
     assert first.startswith(f"{workplace / 'broken.png'} cannot be read as an image: ")
     assert second == f"{workplace / 'nowhere.png'} cannot be read as an image: there is no such file"
-    assert last == "hydra-transformers predict: 2 of 4 images could not be read, the others are answered"
+    assert last == "hydra-transformers predict: 3 of 5 images could not be read, the others are answered"
 
 
 def test_other_commands_take_a_calibrated_model(workplace, calibrated, tmp_path, capsys):

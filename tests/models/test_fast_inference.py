@@ -1,5 +1,7 @@
 """Layers that run fast give what the modules give, and only run so where nobody could tell."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
@@ -341,6 +343,14 @@ def patch_a_method(hydra):
     layer.complete = lambda *args: 2 * complete(*args)
 
 
+def patch_a_part_of_a_method(hydra):
+    hydra.vit.layers[1]._dropped = lambda branch, has_dropout=True: 2 * branch
+
+
+def see_no_later_tokens(hydra):
+    hydra.vit.layers[2].attention.is_causal = True
+
+
 def hang_a_child_into_the_attention(hydra):
     attention = hydra.vit.layers[1].attention
     attention.scale = nn.Linear(32, 32).double()
@@ -362,6 +372,8 @@ CHANGES = [
     hang_a_child_into_a_layer,
     hang_a_child_into_the_attention,
     patch_a_method,
+    patch_a_part_of_a_method,
+    see_no_later_tokens,
     give_a_weight_of_its_own_kind,
     double_as_subclass,
     double_as_wrapper,
@@ -380,6 +392,43 @@ def test_changed_layers_do_as_they_were_told(change, fast):
     with torch.no_grad():
         torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
     assert len(fast) == (3 if change is tie_layers else 2)
+
+
+class DoubledMaps(torch.overrides.TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        return 2 * result if function is nn.functional.linear else result
+
+
+class DoubledNorms(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        result = super().__torch_function__(function, types, args, kwargs)
+        return 2 * result if function is nn.functional.layer_norm else result
+
+
+@pytest.mark.parametrize("who", ["a mode", "a subclass", "another forward"])
+def test_functions_that_mean_something_else_are_called_by_the_modules(who, fast, monkeypatch):
+    hydra, inputs, mode = vit_hydra(), VIT.inputs(), nullcontext()
+    if who == "a mode":
+        mode = DoubledMaps()
+    elif who == "a subclass":
+        inputs = {name: tensor.as_subclass(DoubledNorms) for name, tensor in inputs.items()}
+    else:
+        forward = nn.Linear.forward
+        monkeypatch.setattr(nn.Linear, "forward", lambda self, states: 2 * forward(self, states))
+    with mode:
+        expected = plain(hydra, inputs)
+        with torch.no_grad():
+            torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
+    assert not fast
+
+
+@torch.no_grad()
+def test_a_default_device_is_no_other_meaning(fast):
+    with torch.device("cpu"):
+        vit_hydra()(**VIT.inputs())
+    assert fast
 
 
 @torch.no_grad()

@@ -45,9 +45,12 @@ CODE_FILES = {
     "configuration_hydra.py",
     "encoder.py",
     "ensembling.py",
+    "evaluation_mode.py",
     "fast_inference.py",
     "fast_kernels.py",
     "grouped.py",
+    "image_levels.py",
+    "known_weights.py",
     "layer.py",
     "modeling_hydra.py",
     "norms.py",
@@ -161,12 +164,20 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
 def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     VIT.hydra.from_backbone(VIT.backbone()).save_pretrained(tmp_path)
     lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")}
-    decides = {name: lines.pop(name) for name in ("decision.py", "detection.py", "pipeline_hydra.py")}
+    of_decisions = (
+        "decision.py",
+        "detection.py",
+        "evaluation_mode.py",
+        "image_levels.py",
+        "known_weights.py",
+        "pipeline_hydra.py",
+    )
+    decides = {name: lines.pop(name) for name in of_decisions}
     # What is computed can be read without how it is computed fast, which is the same for every family.
     fast = {name: lines.pop(name) for name in ("fast_inference.py", "fast_kernels.py")}
     assert sum(lines.values()) <= 1_880, lines
     assert sum(fast.values()) <= 700, fast
-    assert sum(decides.values()) <= 720, decides
+    assert sum(decides.values()) <= 830, decides
 
 
 def test_building_without_the_package_gets_a_sentence(family, monkeypatch):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads
-from hydra_transformers.pruning.greedy import GreedySearch
-from hydra_transformers.pruning.scoring import MARGINS, OOD_SCORES
+from hydra_transformers.pruning.greedy import GreedySearch, end_of
+from hydra_transformers.pruning.scoring import MARGINS, OOD_SCORES, SampleValues, objective_scores
 from tests.pruning.backbones import CLASSES, NAMES, family, rows_in_batches, vit
 from tests.pruning.reference import (
     algorithm_1,
@@ -336,6 +336,26 @@ def test_ties_go_to_the_lower_layer_and_head():
     assert circuit.ranking == [(0, 0), (0, 1), (0, 2), (1, 0)]
     assert circuit.scores == [1.0] * 4
     assert circuit.tied == [9, 8, 7, 6]
+
+
+def test_equal_scores_are_equal_to_the_last_digit():
+    """5/13 + 60/117 = 6/13 + 51/117, and 1.864 - 1.845 = 1.881 - 1.862: sums of floats differ."""
+    correct = torch.arange(13) < torch.tensor([[5], [6]])
+    known = torch.tensor([[1.864] * 13, [1.881] * 13], dtype=torch.float64)
+    unknown = torch.tensor([[1.845] * 9, [1.862] * 9], dtype=torch.float64)
+    first, second = objective_scores("ood", SampleValues(known), SampleValues(unknown))
+    assert first == second == (1.0, 0.019)
+    # Of 117 pairs, 60 are in order for the first and 51 for the second.
+    known = torch.arange(13.0).expand(2, 13)
+    unknown = torch.tensor([[-1.0] * 4 + [4.5] + [20.0] * 4, [-1.0] * 3 + [0.5] + [20.0] * 5])
+    scores = objective_scores("avg", SampleValues(known, correct, torch.zeros(2, 13)), SampleValues(unknown))
+    assert scores[0].value == scores[1].value == 105 / 234
+
+
+def test_a_score_that_falls_by_the_tolerance_is_within_it():
+    circuit = Circuit([(0, 0), (0, 1)], [0.7, 0.6], 0.8, "acc")
+    assert circuit.largest_budget(0.1) == 1
+    assert end_of(circuit, 2, 0.1) == 2
 
 
 def test_ties_go_to_the_vision_tower():

@@ -191,6 +191,11 @@ def test_several_backbones_are_pruned_by_taylor_scores_of_their_own():
         assert member.config.kept_heads == prune_heads(backbone, expected).config.kept_heads
 
 
+def test_a_batch_with_fewer_labels_than_rows_is_no_calibration():
+    with pytest.raises(ValueError, match="has 3 rows, and 2 as its labels: pass one each"):
+        half_of_each([{"pixel_values": torch.zeros(3, 1), "labels": torch.zeros(2)}], 0)
+
+
 def test_equal_heads_are_twins_only_with_equal_weights():
     backbones, same = fine_tunings(2), [circuit_of(RANKING), circuit_of(RANKING)]
     members = draw_members(backbones, circuits=same, budget=2)

@@ -105,6 +105,7 @@ def test_a_finished_checkpoint_gives_shorter_and_longer_circuits(tmp_path):
         ({"dtype": torch.float32}, "other dtype .'float64' there, 'float32' here"),
         ({"mode": "shortlist"}, "other mode"),
         ({"model": vit(seed=7)}, "other weights"),
+        ({"model": "relu"}, "other config"),
         ({"id_batches": "first"}, "other id_data"),
         ({"ood_batches": "first"}, "other ood_data"),
     ],
@@ -114,7 +115,10 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, change, difference)
     arguments = {"model": model, "id_batches": id_batches, "ood_batches": ood_batches, "budget": 1}
     extract(**arguments, checkpoint=tmp_path / "run.json")
     for name, value in change.items():
-        arguments[name] = arguments[name][:1] if value == "first" else value
+        if value == "relu":
+            model.config.hidden_act = "relu"
+        else:
+            arguments[name] = arguments[name][:1] if value == "first" else value
     with pytest.raises(ValueError, match=difference):
         extract(**arguments, checkpoint=tmp_path / "run.json")
 
@@ -124,7 +128,7 @@ def test_a_checkpoint_from_before_there_were_scores_goes_on(tmp_path):
     expected = extract(model, id_batches, ood_batches, budget=2)
     extract(model, id_batches, ood_batches, budget=1, checkpoint=tmp_path / "run.json")
     state = json.loads((tmp_path / "run.json").read_text())
-    del state["circuit"]["made_from"]["score"]
+    del state["circuit"]["made_from"]["score"], state["circuit"]["made_from"]["config"]
     (tmp_path / "run.json").write_text(json.dumps(state))
     with pytest.raises(ValueError, match=r"with other score .'msp' there, 'energy' here"):
         extract(model, id_batches, ood_batches, budget=2, score="energy", checkpoint=tmp_path / "run.json")
@@ -293,6 +297,10 @@ def test_data_that_says_nothing_is_refused_or_told_of():
         ({"shortlist": 3}, "shortlist is for mode='shortlist'"),
         ({"mode": "shortlist", "shortlist": 0}, "shortlist is 0"),
         ({"mode": "shortlist", "check_every": 0}, "check_every is 0"),
+        ({"mode": "shortlist", "shortlist": 2.5}, "shortlist is 2.5: pass a whole number"),
+        ({"memory_gib": -1}, "memory_gib is -1: pass how many GiB"),
+        ({"checkpoint": __file__ + "/run.json"}, "can be no file"),
+        ({"checkpoint": "."}, "can be no file"),
         ({"towers": ("vision",)}, "only CLIP and SigLIP have towers"),
         ({"class_prompts": class_prompts()}, "class_prompts is for CLIP and SigLIP"),
     ],

@@ -177,8 +177,10 @@ def test_a_saved_pruning_is_the_pruning(tmp_path):
 
 def test_bad_input_gets_one_sentence():
     model, batches, _, _ = family("vit")
-    with pytest.raises(ValueError, match="heads_per_layer is 4: it says how many heads to keep, pass 1 to 3"):
+    with pytest.raises(ValueError, match="heads_per_layer is 4: it says how many heads to keep, so pass 1 to 3"):
         taylor_prune(model, batches, heads_per_layer=4)
+    with pytest.raises(TypeError, match=r"heads_per_layer is 1\.5: pass a whole number"):
+        taylor_prune(model, batches, heads_per_layer=1.5)
     with pytest.raises(ValueError, match="scope is 'model'"):
         taylor_prune(model, batches, heads_per_layer=2, scope="model")
     with pytest.raises(ValueError, match="dataloader has no samples"):

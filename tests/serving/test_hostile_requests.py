@@ -39,6 +39,16 @@ def test_a_slender_image_is_refused_that_a_processor_would_scale_up_to_gigabytes
     assert read_image(base64_of(Image.new("RGB", (MOST_SLENDER, 1))), 0).size == (MOST_SLENDER, 1)
 
 
+def test_images_of_more_levels_than_a_model_reads_are_refused(tmp_path):
+    """PIL would make white of all that is above the 255th level."""
+    path = tmp_path / "deep.png"
+    Image.new("I;16", (8, 8), 300).save(path)
+    with pytest.raises(RequestError, match=r"inputs\[2\] has the mode I;16, of more than 256 levels"):
+        read_image(base64.b64encode(path.read_bytes()).decode(), 2)
+    with pytest.raises(InputError, match=r"^deep\.png has the mode I;16, of more than 256 levels: .* first\.$"):
+        read_file(path)
+
+
 def jpeg(exif: bytes | Image.Exif) -> bytes:
     file = io.BytesIO()
     Image.new("RGB", (8, 4), "red").save(file, "JPEG", exif=exif)

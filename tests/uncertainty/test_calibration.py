@@ -1,13 +1,17 @@
 """A decision is part of the model: fitted once, saved, loaded and applied with it, and stale once the weights change."""
 
+import copy
 import json
 import logging
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
+import peft
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForImageClassification
+from transformers.utils import logging as transformers_logging
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
@@ -50,6 +54,15 @@ def rows_for(name: str, seed: int = 0, labelled: bool = True, count: int = ROWS)
             batch[key] = torch.randint(5, 30, (count, value.shape[1]), generator=generator)
     labels = torch.randint(0, family.backbone().config.num_labels, (count,), generator=generator)
     return [batch | ({"labels": labels} if labelled else {})]
+
+
+@pytest.fixture
+def told(caplog):
+    logger = logging.getLogger("transformers")
+    logger.addHandler(caplog.handler)
+    transformers_logging.get_logger("transformers").warning_once.cache_clear()
+    yield caplog
+    logger.removeHandler(caplog.handler)
 
 
 def test_rows_that_are_all_answered_rightly_fit_no_temperature():
@@ -121,13 +134,26 @@ def test_saved_is_loaded_with_features_of_every_head(family, tmp_path):
     torch.testing.assert_close(ours.detector_score.double(), detector(logits, features), rtol=1e-4, atol=1e-4)
 
 
-def test_half_precision_keeps_what_was_fitted(tmp_path):
+def test_half_precision_keeps_what_was_fitted(tmp_path, told):
     hydra = hydra_of("vit")
     hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}, detector="relative_mahalanobis")
     hydra.save_pretrained(tmp_path)
     loaded = type(hydra).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
-    assert loaded.decision.center.dtype == torch.float32
-    assert torch.equal(loaded.decision.center, hydra.decision.center) and loaded.is_deciding
+    for cast in (loaded, copy.deepcopy(hydra).to(torch.bfloat16)):
+        assert cast.dtype == torch.bfloat16 and cast.decision.center.dtype == torch.float32
+        assert torch.equal(cast.decision.center, hydra.decision.center) and cast.is_deciding
+    assert "calibrated in float32 and runs in bfloat16" in told.text
+    assert not cast.float().is_deciding  # its weights are not what they were
+
+
+def test_what_is_refused_of_equal_scores_is_refused_by_the_model_too():
+    """Scores are float32, in which a threshold just below one of them must not be that score."""
+    hydra = hydra_of("vit")
+    foreign = rows_for("vit", seed=1, labelled=False)
+    calibration = hydra.calibrate(rows_for("vit"), foreign, target={"tpr": 0.5}, detector="disagreement")
+    with torch.no_grad():
+        refused = hydra(**foreign[0]).abstain
+    assert refused.double().mean().item() == calibration.abstention.tpr >= 0.5
 
 
 def test_other_weights_are_told_and_nothing_is_decided(tmp_path, caplog):
@@ -145,6 +171,66 @@ def test_other_weights_are_told_and_nothing_is_decided(tmp_path, caplog):
     # another model of it is another model
     assert hydra.member(0).decision is None and hydra.member(0).config.decision is None
     assert AutoHydra.from_pruned_members([hydra.member(0), hydra.member(1)]).config.decision is None
+
+
+def test_threads_that_share_a_classifier_get_their_own_answers():
+    """Features are read while a model predicts, and those of another thread are of other rows."""
+    members = DeepEnsemble([BY_NAME["vit"].backbone().float().eval() for _ in range(2)])
+    fitted = calibrate(members, rows_for("vit"), target={"coverage": 0.5}, detector="mahalanobis").model.eval()
+    asked = [rows_for("vit", seed=seed, labelled=False, count=4)[0] for seed in range(6)]
+    expected = [fitted(**batch).detector_score for batch in asked]
+    with ThreadPoolExecutor(6) as threads:
+        for scores, found in zip(expected, threads.map(lambda batch: fitted(**batch), asked), strict=True):
+            assert torch.equal(scores, found.detector_score)
+    fitted.to("meta")
+    assert all(buffer.is_meta for buffer in fitted.reader[0].model.buffers())  # goes where the model goes
+
+
+@pytest.mark.parametrize("written", ["into data", "as data", "by a merged adapter"])
+def test_weights_that_change_without_a_trace_are_told(written):
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
+    assert hydra.is_deciding
+    weight = hydra.vit.layers[0].mlp.fc1.weight
+    if written == "into data":
+        weight.data.mul_(2)
+    elif written == "as data":
+        weight.data = weight.data * 2
+    else:
+        settings = peft.LoraConfig(target_modules=["fc1"], r=2, init_lora_weights=False)
+        hydra = peft.get_peft_model(hydra, settings).merge_and_unload().eval()
+    assert not hydra.is_deciding
+
+
+@pytest.mark.slow
+def test_a_model_is_looked_at_when_it_is_compiled():
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
+    [batch] = rows_for("vit", seed=1, labelled=False)
+    with torch.no_grad():
+        compiled = torch.compile(hydra, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(**batch).abstain, hydra(**batch).abstain)
+        torch.compiler.reset()
+        next(hydra.vit.layers[0].mlp.parameters()).add_(0.1)
+        assert torch.compile(hydra, fullgraph=True, backend="eager")(**batch).abstain is None
+    torch.compiler.reset()
+
+
+def test_a_replica_of_data_parallel_decides():
+    """As `nn.DataParallel` makes them, which needs GPUs: their weights are plain tensors, and they have no parameters."""
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
+    replicas = {module: module._replicate_for_data_parallel() for module in hydra.modules()}
+    for module, replica in replicas.items():
+        replica._modules = {name: replicas[child] for name, child in module._modules.items() if child is not None}
+        replica._former_parameters = {
+            name: weight.detach().clone() for name, weight in module._parameters.items() if weight is not None
+        }
+        for name, weight in replica._former_parameters.items():
+            setattr(replica, name, weight)
+    assert not list(replicas[hydra].parameters()) and replicas[hydra].is_deciding
+    replicas[hydra.vit.layers[0].mlp.fc1].weight.mul_(2)
+    assert not replicas[hydra].is_deciding
 
 
 def test_a_model_without_weights_decides_nothing_and_offloaded_ones_are_told_of(tmp_path, caplog):
@@ -245,6 +331,11 @@ def test_sets_are_those_of_the_package(method, by_class, allow_empty):
     "data, options, message",
     [
         (rows_for("vit", labelled=False), {}, "data has no labels: calibrate on rows whose right class is known"),
+        (
+            [rows_for("vit")[0] | {"labels": torch.zeros(47).long()}],
+            {},
+            "has 48 rows and 47 labels: give each row one",
+        ),
         (rows_for("vit", count=8), {}, "data has 8 rows: pass at least 20"),
         (rows_for("vit"), {"target": {"tpr": 0.9}, "ood": []}, "ood has no batches"),
     ],

@@ -521,7 +521,7 @@ def test_the_model_gets_no_hooks_not_even_where_reading_fails():
     with pytest.raises(ValueError, match="doesn't match"):
         reader({"pixel_values": torch.zeros(2, 3, 9, 9, dtype=torch.float64)})
     seen.append(hooks_of(model))
-    assert seen == [[], []] and reader.calls == []
+    assert seen == [[], []] and not reader.calls
 
 
 def test_threads_read_one_model_at_the_same_time():

@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 import torch
@@ -167,6 +169,39 @@ def test_no_trust_is_needed_and_none_is_used_where_the_package_is_installed(fold
         assert type(answer) is HydraTextClassificationPipeline
 
 
+def test_a_thread_that_is_done_does_not_end_the_eval_mode_of_another(folders):
+    hydra, processor = load_trained(folders / "images").train(), processor_for(folders / "images")
+
+    first_is_in, second_is_in, modes = Event(), Event(), []
+
+    def read_first(**options):
+        first_is_in.set()
+        second_is_in.wait(10)
+        return processor(**options)
+
+    def read_second(**options):
+        second_is_in.set()
+        first.result(10)
+        modes.append(hydra.training)
+        return processor(**options)
+
+    with ThreadPoolExecutor(1) as thread:
+        first = thread.submit(hydra.predict, IMAGES[:1], read_first)
+        first_is_in.wait(10)
+        hydra.predict(IMAGES[:1], read_second)
+    assert modes == [False] and hydra.training
+
+
+@pytest.mark.parametrize("kind", ["images", "zero-shot"])
+def test_images_of_more_levels_than_a_model_reads_are_refused(kind, folders, tmp_path):
+    deep = Image.new("I;16", (8, 8), 300)
+    deep.save(tmp_path / "deep.png")
+    hydra, processor = load_trained(folders / kind), processor_for(folders / kind)
+    for image in (deep, tmp_path / "deep.png"):
+        with pytest.raises(ValueError, match="has the mode I;16, of more than 256 levels"):
+            hydra.predict([image], processor, **({"candidate_labels": LABELS} if kind == "zero-shot" else {}))
+
+
 def test_images_come_as_paths_too(folders, tmp_path):
     IMAGES[0].save(tmp_path / "one.png")
     hydra = load_trained(folders / "images")
@@ -226,6 +261,7 @@ def test_a_saved_model_names_its_pipeline_and_takes_it_along(folders, tmp_path):
 
 WITHOUT_THE_PACKAGE = """
 import sys
+from concurrent.futures import ThreadPoolExecutor
 sys.modules["hydra_transformers"] = None
 import json
 from PIL import Image
