@@ -34,6 +34,16 @@ def methods(seeds: Seeds, setting: Setting) -> dict[str, str]:
     }
 
 
+# What the picture has and the table leaves to the pages of the settings. They cost what one model does, and are drawn side by
+# side to be told apart.
+ONLY_DRAWN = {
+    "LoRA, one adapter": "lora-single",
+    "Laplace on the last layer": "last-layer-laplace",
+    "Classifiers on one backbone, 3": "heads",
+    "OBA, fine-tuned": "oba-tuned",
+}
+
+
 def cost_of(single: Run) -> Column:
     """Multiply-adds, one model's being 1."""
     return ("cost", lambda run: run["multiply_adds"] / single["multiply_adds"], ".2f")
@@ -81,6 +91,10 @@ LOOKS = {
     "BatchEnsemble of 3": ("BatchEnsemble of 3", "s", SEVERAL),
     "MIMO of 3": ("MIMO of 3", "X", ONE),
     "MC Dropout, 10 passes": ("MC Dropout, 10 passes", "d", ONE),
+    "LoRA, one adapter": ("one LoRA adapter", "^", ONE),
+    "Laplace on the last layer": ("Laplace on the last layer", "D", ONE),
+    "Classifiers on one backbone, 3": ("3 classifiers on one backbone", "<", ONE),
+    "OBA, fine-tuned": ("OBA, fine-tuned", "v", ONE),
     "Deep Ensemble of 3 fine-tunings": ("Deep Ensemble of 3 fine-tunings", "o", SEVERAL),
     "Hydra as in the paper: 3 circuits of one fine-tuning, tuned": ("Hydra of one fine-tuning (paper)", "v", HYDRA),
     "**Hydra of the 3 fine-tunings**, nothing pruned": ("Hydra of 3 fine-tunings", "D", HYDRA),
@@ -91,6 +105,7 @@ LOOKS = {
 # A method that costs more than so many models, or whose AUROC is so many points below one model's, would squeeze the others
 # together: its figures are written beside the picture.
 FAR_IN_COST, FAR_IN_AUROC = 4, 5
+ASIDE = 0.05
 
 
 def draw(results: Mapping[str, Any], settings: Mapping[str, Setting], folder: Path) -> Path:
@@ -103,18 +118,20 @@ def draw(results: Mapping[str, Any], settings: Mapping[str, Setting], folder: Pa
     for column, name in enumerate(results):
         seeds, setting = results[name]["seeds"], settings[name]
         cost = cost_of(next(iter(seeds.values()))["single"])[1]
-        found = {title: _runs(seeds, method) for title, method in methods(seeds, setting).items()}
+        drawn = methods(seeds, setting) | ONLY_DRAWN
+        found = {title: _runs(seeds, method) for title, method in drawn.items()}
         away = {title for title, runs in found.items() if runs and far_off(runs, found["One model"], cost)}
         panels[0, column].set_title(setting.title, fontsize=10)
-        panels[1, column].set_xlabel("multiply-adds, one model = 1")
+        panels[1, column].set_xlabel("multiply-adds, one model = 1 (hollow: these cost 1, too)")
         for panel, ((_, value, _), label) in zip(panels[:, column], measures, strict=True):
             for title, (short, marker, colour) in LOOKS.items():
                 runs = found[title]
                 if not runs or title in away:
                     continue
                 values = [value(run) for run in runs]
+                aside = ASIDE * (1 + list(ONLY_DRAWN).index(title)) if title in ONLY_DRAWN else 0
                 panel.errorbar(
-                    mean(map(cost, runs)),
+                    mean(map(cost, runs)) + aside,
                     mean(values),
                     stdev(values) if len(values) > 1 else None,
                     fmt=marker,
@@ -122,6 +139,7 @@ def draw(results: Mapping[str, Any], settings: Mapping[str, Setting], folder: Pa
                     label=short,
                     capsize=2,
                     markersize=9 if marker in "*P" else 7,
+                    fillstyle="none" if aside else "full",
                 )
             panel.set_ylabel(label)
             panel.grid(alpha=0.3)
@@ -129,11 +147,11 @@ def draw(results: Mapping[str, Any], settings: Mapping[str, Setting], folder: Pa
         if away:
             notes = [note_on(title, found[title], cost) for title in LOOKS if title in away]
             panels[0, column].set_xlabel("not shown: " + "\n".join(notes), fontsize=8)
-    drawn = {
+    handles = {
         label: handle for panel in panels[0] for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
-    labels = [short for short, _, _ in LOOKS.values() if short in drawn]
-    figure.legend([drawn[label] for label in labels], labels, loc="outside lower center", ncols=3, frameon=False)
+    labels = [short for short, _, _ in LOOKS.values() if short in handles]
+    figure.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=3, frameon=False)
     return write_png(figure, folder / PICTURE)
 
 
