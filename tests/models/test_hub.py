@@ -176,7 +176,7 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     # What is computed can be read without how it is computed fast, which is the same for every family.
     fast = {name: lines.pop(name) for name in ("fast_inference.py", "fast_kernels.py")}
     assert sum(lines.values()) <= 1_900, lines
-    assert sum(fast.values()) <= 700, fast
+    assert sum(fast.values()) <= 720, fast
     assert sum(decides.values()) <= 830, decides
 
 
