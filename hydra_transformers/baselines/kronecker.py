@@ -86,16 +86,9 @@ class KroneckerPosterior(nn.Module):
         self.register_buffer("prior_precision", torch.tensor(math.inf))
         self.register_buffer("pseudo_count", torch.tensor(1.0))
 
-    def set(
-        self,
-        input_factor: Tensor,
-        output_factor: Tensor,
-        weight: Tensor,
-        prior_precision: float | None = None,
-        pseudo_count: float = 1.0,
-    ) -> None:
+    def set(self, input_factor: Tensor, output_factor: Tensor, weight: Tensor, **options: float | None) -> None:
         """Takes the factors A (inputs, inputs) and B (outputs, outputs), in place of those before; see `found`."""
-        self.take(self.found(input_factor, output_factor, weight, prior_precision, pseudo_count))
+        self.take(self.found(input_factor, output_factor, weight, **options))
 
     def found(
         self,

@@ -79,7 +79,7 @@ class LastLayerLaplace(Baseline):
                 factors.add(features, second_derivatives_of_softmax(logits))
         if not factors.rows:
             raise ValueError("data has no samples: pass at least one batch")
-        self.posterior.set(*factors.scaled(), weight, prior_precision)
+        self.posterior.set(*factors.scaled(), weight, prior_precision=prior_precision)
         if self.arguments["num_samples"]:
             self.samples.copy_(self.posterior.sample(self.arguments["num_samples"], seed))
         return self

@@ -13,6 +13,7 @@ from transformers.utils import logging
 from .compat import is_exporting
 from .detection import DETECTORS, score
 from .ensembling import at_least_float32, log_mean_probability
+from .fixed_dtype import FixedDtype
 from .known_weights import SeenWeights, are_same, dtype_of, sample_of, weights_of_replica
 
 
@@ -36,7 +37,7 @@ class Decided:
     prediction_set: Tensor | None = None
 
 
-class Decision(nn.Module):
+class Decision(FixedDtype):
     """A temperature, a detector with its threshold, and prediction sets, as `calibrate` fitted them.
 
     settings: the config's `decision`
@@ -132,15 +133,8 @@ class Decision(nn.Module):
         self.seen = None
 
     def _apply(self, fn, recurse=True):
-        """Goes where the model goes, but keeps its dtype: in 16 bits, distances and thresholds would be others."""
         self.seen = None  # it holds on to the weights' memory
-        before = dict(self.named_buffers())
-        super()._apply(fn, recurse)
-        for name, tensor in before.items():
-            found = getattr(self, name)
-            if found.dtype != tensor.dtype:
-                setattr(self, name, tensor.to(found.device))
-        return self
+        return super()._apply(fn, recurse)
 
     def check_loaded(self) -> None:
         missing = next((name for name, tensor in self.named_buffers() if tensor.isnan().any()), None)

@@ -6,16 +6,17 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .attention import members_mask
 from .ensembling import HydraModelOutput
+from .fixed_dtype import FixedDtype
 from .grouped import GroupedLinear, of_members
 from .layer import hydra_layers
 from .modeling_hydra import Rule, attention_rules
 from .norms import norm_of
-from .rotary import HydraRotaryEmbedding
 from .texts import HydraTextEncoderMixin, HydraUntypedTextClassifierMixin
 
 
@@ -53,6 +54,10 @@ def last_token(input_ids: torch.Tensor, attention_mask: torch.Tensor | None, pad
     if attention_mask is not None and attention_mask.dim() == 2:
         is_text = is_text & attention_mask.to(input_ids.device).bool()
     return (torch.arange(input_ids.shape[1], device=input_ids.device) * is_text).argmax(dim=-1)
+
+
+class HydraRotaryEmbedding(FixedDtype, LlamaRotaryEmbedding):
+    """Of causal language models of Llama's kind."""
 
 
 class HydraDecoderMixin(HydraTextEncoderMixin):

@@ -4,15 +4,15 @@ import torch
 from torch import nn
 from transformers import DistilBertForSequenceClassification, DistilBertModel
 from transformers.models.distilbert.modeling_distilbert import DistilBertPreTrainedModel, Embeddings
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hydra_distilbert import HydraDistilBertConfig
-from .ensembling import HydraClassifierMixin, HydraClassifierOutput, HydraModelOutput
+from .ensembling import HydraClassifierOutput, HydraModelOutput
 from .grouped import GroupedLinear, of_members
 from .layer import hydra_layers
 from .modeling_hydra import HydraModelMixin, Rule, attention_rules
-from .texts import HydraTextEncoderMixin
+from .texts import HydraTextEncoderMixin, HydraUntypedTextClassifierMixin
 
 
 class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel):
@@ -66,7 +66,7 @@ class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel
         return self.encode(states, mask, first_token_only, members_only, **for_layers, **kwargs)
 
 
-class HydraDistilBertForSequenceClassification(HydraClassifierMixin, HydraDistilBertPreTrainedModel):
+class HydraDistilBertForSequenceClassification(HydraUntypedTextClassifierMixin, HydraDistilBertPreTrainedModel):
     """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
 
     backbone_classes = (DistilBertForSequenceClassification,)
@@ -83,7 +83,6 @@ class HydraDistilBertForSequenceClassification(HydraClassifierMixin, HydraDistil
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         return self.dropout(torch.relu(self.pre_classifier(features)))
 
-    @can_return_tuple
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -93,18 +92,8 @@ class HydraDistilBertForSequenceClassification(HydraClassifierMixin, HydraDistil
         position_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> HydraClassifierOutput:
-        """
-        input_ids, attention_mask, position_ids: (batch, tokens)
-        inputs_embeds: (batch, tokens, hidden), in place of input_ids
-        labels: (batch,) class indices, or what the config's `problem_type` asks for
-        """
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "inputs_embeds": inputs_embeds,
-            "position_ids": position_ids,
-        }
-        return self.answer(labels, inputs, **kwargs)
+        """What others read too, in the order that DistilBERT has."""
+        return super().forward(input_ids, attention_mask, position_ids, inputs_embeds, labels, **kwargs)
 
 
 __all__ = ["HydraDistilBertForSequenceClassification", "HydraDistilBertModel", "HydraDistilBertPreTrainedModel"]

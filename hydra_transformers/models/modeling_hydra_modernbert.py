@@ -21,10 +21,10 @@ from transformers.utils.output_capturing import capture_outputs
 from .attention import encoder_mask, sliding_mask
 from .configuration_hydra_modernbert import HydraModernBertConfig
 from .ensembling import HydraModelOutput
+from .fixed_dtype import FixedDtype
 from .grouped import Grouped, GroupedLayerNorm, GroupedLinear, GroupedOutput, of_members
 from .layer import hydra_layers
 from .modeling_hydra import HydraModelMixin, Rule, attention_rules
-from .rotary import FixedFrequencies
 from .texts import HydraTextEncoderMixin, HydraUntypedTextClassifierMixin
 
 
@@ -50,7 +50,7 @@ class HydraModernBertPreTrainedModel(HydraModelMixin, ModernBertPreTrainedModel)
         return std / math.sqrt(2 * self.config.num_hidden_layers) if isinstance(module, GroupedOutput) else std
 
 
-class HydraModernBertRotaryEmbedding(FixedFrequencies, ModernBertRotaryEmbedding):
+class HydraModernBertRotaryEmbedding(FixedDtype, ModernBertRotaryEmbedding):
     """A table for each kind of layers."""
 
 

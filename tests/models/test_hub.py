@@ -28,7 +28,6 @@ from tests.families import (
     CLIP,
     DECODERS,
     FAMILIES,
-    MODERNBERT,
     VIT,
     bert_backbone,
     clip_backbone,
@@ -48,6 +47,7 @@ CODE_FILES = {
     "evaluation_mode.py",
     "fast_inference.py",
     "fast_kernels.py",
+    "fixed_dtype.py",
     "grouped.py",
     "image_levels.py",
     "known_weights.py",
@@ -156,8 +156,6 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
         modules.add("images.py" if family.reads_images else "audio.py" if family.reads_audio else "texts.py")
     if family in DECODERS:
         modules.add("decoders.py")
-    if family in (*DECODERS, MODERNBERT):
-        modules.add("rotary.py")
     assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules
 
 
@@ -168,6 +166,7 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
         "decision.py",
         "detection.py",
         "evaluation_mode.py",
+        "fixed_dtype.py",
         "image_levels.py",
         "known_weights.py",
         "pipeline_hydra.py",
@@ -177,7 +176,7 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     fast = {name: lines.pop(name) for name in ("fast_inference.py", "fast_kernels.py")}
     assert sum(lines.values()) <= 1_900, lines
     assert sum(fast.values()) <= 720, fast
-    assert sum(decides.values()) <= 830, decides
+    assert sum(decides.values()) <= 840, decides
 
 
 def test_building_without_the_package_gets_a_sentence(family, monkeypatch):
