@@ -1,4 +1,6 @@
 PYTHON ?= python3
+# Without bytecode every process compiles torch and transformers anew, which takes longer than most tests.
+export PYTHONDONTWRITEBYTECODE =
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
 VENV_OLDEST ?= .venv-oldest

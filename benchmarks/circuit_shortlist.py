@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.head_scores import NAMES, Task, real_task, smallest_task, synchronised
 from benchmarks.provenance import where_it_ran
-from hydra_transformers.files import write_atomically
+from hydra_transformers._io.files import write_atomically
 from hydra_transformers.pruning import Circuit, extract_circuit
 
 

@@ -26,9 +26,9 @@ from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hydra_transformers import HydraViTForImageClassification, export
+from hydra_transformers._io.files import write_atomically
 from hydra_transformers.cost import unpruned_backbone
-from hydra_transformers.files import write_atomically
-from hydra_transformers.markdown import markdown_table
+from hydra_transformers.reports.markdown import markdown_table
 from provenance import where_it_ran
 
 

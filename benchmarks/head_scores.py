@@ -34,9 +34,9 @@ from experiments.pretrained import IMAGENET_MEAN, IMAGENET_STD, read_strings_of
 from experiments.setting import Setting
 from experiments.settings import SETTINGS
 from experiments.splits import Splits
-from hydra_transformers.files import write_atomically
+from hydra_transformers._io.files import write_atomically
+from hydra_transformers.data.prediction import evaluation_mode
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.prediction import evaluation_mode
 from hydra_transformers.pruning import HEAD_SCORES, head_scores, lowest_heads, prune_heads
 from hydra_transformers.pruning.scores import normalized
 from hydra_transformers.shift import corrupt

@@ -27,7 +27,7 @@ from hydra_transformers import HydraQwen2Config, HydraQwen2ForSequenceClassifica
 from hydra_transformers.cost import multiply_adds_of, readable_count
 from hydra_transformers.fusion import without_weights
 from hydra_transformers.fusion.building import default_dtype
-from hydra_transformers.markdown import markdown_table
+from hydra_transformers.reports.markdown import markdown_table
 from provenance import where_it_ran
 
 

@@ -29,10 +29,10 @@ from experiments.local_files import read_images
 from experiments.rows import PrepareImages, TensorRows
 from experiments.settings import CIFAR10_MEAN, CIFAR10_STD
 from hydra_transformers import AutoHydra
-from hydra_transformers.files import write_atomically
+from hydra_transformers._io.files import write_atomically
+from hydra_transformers.data.prediction import collect_member_logits
 from hydra_transformers.fusion import with_linear_layers
 from hydra_transformers.models.ensembling import log_mean_probability
-from hydra_transformers.prediction import collect_member_logits
 from hydra_transformers.pruning import prune_heads, taylor_scores
 from hydra_transformers.pruning.heads import as_heads_to_prune
 from hydra_transformers.uncertainty import classification_metrics

@@ -39,10 +39,10 @@ from transformers import ViTConfig, ViTForImageClassification, ViTImageProcessor
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from hydra_transformers import AutoHydra
+from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import DeepEnsemble
-from hydra_transformers.files import write_atomically
-from hydra_transformers.markdown import markdown_table
 from hydra_transformers.models.auto import load_trained
+from hydra_transformers.reports.markdown import markdown_table
 from provenance import where_it_ran
 
 

@@ -25,9 +25,9 @@ from typing import Any
 import torch
 
 from benchmarks.provenance import where_it_ran
+from hydra_transformers._io.files import parse_json, write_atomically
 from hydra_transformers.analysis import HeadReport, analyse_heads, sweep_budgets
 from hydra_transformers.analysis.report import CIRCUITS, REPORT, RESULTS, TAYLOR
-from hydra_transformers.files import parse_json, write_atomically
 from hydra_transformers.pruning import extract_circuit, taylor_scores
 
 from .methods import Comparison

@@ -23,7 +23,7 @@ from statistics import mean
 import torch
 
 from benchmarks.provenance import where_it_ran
-from hydra_transformers.files import write_atomically
+from hydra_transformers._io.files import write_atomically
 
 from .augmentation import crop_and_flip, strong
 from .methods import Comparison, fused

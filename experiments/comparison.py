@@ -27,7 +27,7 @@ from pathlib import Path
 
 import torch
 
-from hydra_transformers.files import write_atomically
+from hydra_transformers._io.files import write_atomically
 
 from .methods import Comparison
 from .results import gather, results_file, write_results

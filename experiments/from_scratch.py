@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hydra_transformers.files import write_atomically, written_whole
+from hydra_transformers._io.files import write_atomically, written_whole
 
 from .muon import Muon
 from .parallel_training import Stack

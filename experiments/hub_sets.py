@@ -9,9 +9,9 @@ import torch
 from torch.utils.data import Subset
 from transformers import AutoConfig
 
-from hydra_transformers.cli.data import DataSource, PreparedData, prepare_data
 from hydra_transformers.cli.folders import load_processor
-from hydra_transformers.raw_data import prepare
+from hydra_transformers.data.loading import DataSource, PreparedData, prepare_data
+from hydra_transformers.data.raw_data import prepare
 from hydra_transformers.shift import corrupted_sets, load_standard_set
 from hydra_transformers.training import Recipe
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import (
     MIMO,
     BatchEnsemble,
@@ -29,16 +30,17 @@ from hydra_transformers.baselines import (
     soup,
 )
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.files import write_atomically
+from hydra_transformers.data.prediction import SavedLogits, collect_member_logits
 from hydra_transformers.models.auto import AutoHydra
 from hydra_transformers.models.configuration_hydra import SHARED_PARTS
-from hydra_transformers.prediction import SavedLogits, collect_member_logits
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, oba_prune, prune_heads
 from hydra_transformers.pruning.members import sample_heads
 from hydra_transformers.pruning.oba import ranked_weights
+from hydra_transformers.reports import fusion_report
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.training import Recipe, finetune_members
 from hydra_transformers.training.from_pretrained import with_new_classifiers
-from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty, fusion_report
+from hydra_transformers.uncertainty import TemperatureScaling
 
 from .initial_weights import mimic_trained_attention
 from .rows import LengthBatches, TensorRows

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from hydra_transformers import HydraDinov2Model
-from hydra_transformers.cli.data import DataSource, load_rows
+from hydra_transformers.data.loading import DataSource, load_rows
 from hydra_transformers.training import recipe
 
 from .augmentation import resized_crop_and_flip

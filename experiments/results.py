@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import where_it_ran
-from hydra_transformers.files import write_atomically
+from hydra_transformers._io.files import write_atomically
 
 
 DIGITS = 6  # significant ones; metrics carry no more

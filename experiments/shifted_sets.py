@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from hydra_transformers.reports.report import ModelResult
 from hydra_transformers.shift import corrupt
-from hydra_transformers.uncertainty import ModelResult
 
 from .rows import TensorRows
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from hydra_transformers.files import write_atomically
+from hydra_transformers._io.files import write_atomically
 from hydra_transformers.pruning import Circuit
 
 from . import fine_tuning_tables, overview, zero_shot_tables

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from transformers import CLIPConfig, CLIPModel, Dinov2Config, Dinov2Model, PreTrainedTokenizerFast
 
 from hydra_transformers import HydraDinov2Model
-from hydra_transformers.prediction import ZeroShotClassifier, collect_member_logits
+from hydra_transformers.data.prediction import ZeroShotClassifier, collect_member_logits
 
 from . import smallest
 from .captions import Captions, captions_for, prompts_for, read_class_names, word_tokenizer

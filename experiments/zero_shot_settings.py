@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import Subset
 from transformers import AutoConfig, AutoTokenizer, CLIPModel, Dinov2Model, PreTrainedModel
 
-from hydra_transformers.cli.data import DataSource, prepare_data
 from hydra_transformers.cli.folders import load_processor
+from hydra_transformers.data.loading import DataSource, prepare_data
 
 from . import hub_sets, smallest
 from .captions import prompts_for, read_class_names

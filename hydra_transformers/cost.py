@@ -15,11 +15,17 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from .baselines import Baseline, DeepEnsemble, LoRAEnsemble, MCDropout
 from .baselines.bayesvlm import BayesVLMClassifier
 from .baselines.vilu import ViLUClassifier
+from .data.prediction import (
+    ZeroShotClassifier,
+    accepted_inputs,
+    device_of,
+    evaluation_mode,
+    only_what_is_read,
+)
 from .fusion import FIELDS_OF_HYDRAS, fields_of_backbone, tower_configs, without_weights
-from .markdown import markdown_table
 from .models.auto import HYDRA_CLASSES
 from .models.pipeline_hydra import most_tokens
-from .prediction import ZeroShotClassifier, accepted_inputs, device_of, evaluation_mode, only_what_is_read
+from .reports.markdown import markdown_table
 from .uncertainty.temperature import TemperatureScaledClassifier
 
 

@@ -26,14 +26,14 @@ from hydra_transformers import (
     HydraViTConfig,
     HydraViTForImageClassification,
 )
+from hydra_transformers._io.files import written_whole
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.files import written_whole
 from hydra_transformers.fusion import without_weights
 from hydra_transformers.hub import create_model_card
 from hydra_transformers.hub.card import TEMPLATE
 from hydra_transformers.models.auto import load_trained
+from hydra_transformers.reports.report import ModelResult, UncertaintyReport
 from hydra_transformers.training import recipe
-from hydra_transformers.uncertainty import ModelResult, UncertaintyReport
 
 
 ROOT = Path(__file__).parents[1]

@@ -18,11 +18,13 @@ from torch import nn
 from transformers import ViTImageProcessorPil
 
 from hydra_transformers import AutoHydra
-from hydra_transformers.app import AskedModel, launch_page, read_examples
 from hydra_transformers.demo.deciding import calibrate
 from hydra_transformers.demo.digits import DemoData, load_data
 from hydra_transformers.demo.pretraining import load_shipped_model
 from hydra_transformers.demo.story import BATCH_SIZE, FULL, finetuned, pruned_members
+from hydra_transformers.serving.page import launch_page
+from hydra_transformers.serving.page_answers import AskedModel
+from hydra_transformers.serving.page_examples import read_examples
 
 
 OUTPUT = Path(__file__).parents[1] / "docs" / "images" / "app.png"

@@ -31,7 +31,7 @@ from hydra_transformers.demo.pretraining import (
 )
 from hydra_transformers.demo.story import FULL, finetuned
 from hydra_transformers.demo.table import verdict
-from hydra_transformers.uncertainty import UncertaintyReport
+from hydra_transformers.reports.report import UncertaintyReport
 
 
 pytestmark = pytest.mark.slow

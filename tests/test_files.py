@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hydra_transformers.files import remove_leftovers, write_atomically, written_whole
+from hydra_transformers._io.files import remove_leftovers, write_atomically, written_whole
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_the_config_of_a_model_comes_last(tmp_path, monkeypatch):
 
 KILLED = """
 import os, shutil, sys
-from hydra_transformers.files import written_whole
+from hydra_transformers._io.files import written_whole
 moves, replace = [], os.replace
 def move(source, target):
     if len(moves) == int(sys.argv[2]):

@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from PIL import Image
 
-from hydra_transformers.fingerprints import ROWS_IN_SAMPLE, fingerprint_of_data
+from hydra_transformers.data.fingerprints import ROWS_IN_SAMPLE, fingerprint_of_data
 
 
 def rows(count: int = 5, first: float = 0.0) -> list[dict]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hydra_transformers import folder_lock
-from hydra_transformers.folder_lock import LOCK, only_writer
+from hydra_transformers._io import folder_lock
+from hydra_transformers._io.folder_lock import LOCK, only_writer
 
 
 # Holds a folder, and, where asked to, forks a process that outlives it, as one that loads data may.

@@ -32,7 +32,8 @@ from hydra_transformers.hub import HubError, create_model_card, kept_heads_map, 
 from hydra_transformers.hub.card_sections import PART, TO_FILL_IN, EditedCardError, renewed
 from hydra_transformers.hub.cost_table import card_cost_table
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit
-from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.uncertainty import TemperatureScaling
 from tests.families import BERT, CLIP, VIT, Family, randomise
 from tests.pages import run_python_blocks
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForImageClassification, ViTConfig, ViTForImage
 from hydra_transformers import AutoHydra
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.hub.card_sections import TO_FILL_IN
-from hydra_transformers.uncertainty import UncertaintyReport
+from hydra_transformers.reports.report import UncertaintyReport
 from scripts import build_model_cards as script
 from tests.pages import ROOT
 

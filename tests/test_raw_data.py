@@ -13,10 +13,11 @@ from transformers import (
 )
 
 from hydra_transformers import AutoHydra, prepare
-from hydra_transformers.prediction import batches, collate, predict
+from hydra_transformers.data.prediction import batches, collate, predict
 from hydra_transformers.pruning import extract_circuit
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.training import finetune_members, recipe
-from hydra_transformers.uncertainty import TemperatureScaling, evaluate_uncertainty
+from hydra_transformers.uncertainty import TemperatureScaling
 from tests.families import FAMILIES
 from tests.tiny_data import save_bert
 

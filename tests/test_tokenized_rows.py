@@ -8,15 +8,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Data
 
 from hydra_transformers import AutoHydra, prepare
 from hydra_transformers.baselines import temperature_scaled
-from hydra_transformers.hydration.held_out import held_out
 from hydra_transformers.pruning import draw_members, extract_circuit, taylor_scores
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.search.held_out import held_out
 from hydra_transformers.training import finetune_members
-from hydra_transformers.uncertainty import (
-    calibrate,
-    detector_by_name,
-    evaluate_uncertainty,
-    predict_uncertainty,
-)
+from hydra_transformers.uncertainty import calibrate, detector_by_name, predict_uncertainty
 from tests.tiny_data import save_bert
 
 

@@ -12,15 +12,16 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import BayesVLM, DeepEnsemble, ViLU, temperature_scaled_clip
 from hydra_transformers.cli import main
 from hydra_transformers.cost import compare_costs, count_multiply_adds, count_parameters, unpruned_backbone
+from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.fusion import encoder_config
 from hydra_transformers.hub import create_model_card
-from hydra_transformers.hydration.plan import budgets_of, stand_in
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.prediction import ZeroShotClassifier
 from hydra_transformers.pruning import prune_heads
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.search.plan import budgets_of, stand_in
 from hydra_transformers.training.from_pretrained import with_new_classifiers
 from hydra_transformers.training.parameter_groups import without_effect
-from hydra_transformers.uncertainty import calibrate, decompose, evaluate_uncertainty, predict_uncertainty
+from hydra_transformers.uncertainty import calibrate, decompose, predict_uncertainty
 from hydra_transformers.uncertainty.features import AnswerReader
 from tests.families import CLIP, CLIP_CLASSIFIER, SIGLIP, SIGLIP_CLASSIFIER, images, padded_texts
 from tests.tiny_data import CLASSES, picture_rows, pictures, save_clip, save_siglip

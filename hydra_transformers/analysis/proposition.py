@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
-from ..prediction import check_chooses_one_class
-from ..processes import gather, gather_batches
+from .._io.processes import gather, gather_batches
+from ..data.evaluation_data import EvaluationData, read_data
+from ..data.prediction import check_chooses_one_class
 from ..pruning.ablation import Ablation, ablation_of
-from ..pruning.evaluation_data import EvaluationData, read_data
 from ..pruning.heads import Head, heads_of, tower_and_place
 from ..uncertainty.metrics import exact_mean
 from ..uncertainty.paired import NORMAL_95

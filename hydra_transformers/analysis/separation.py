@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .._io.processes import gather_batches
+from ..data.evaluation_data import read_data
 from ..fusion.structure import is_a
 from ..models.decoders import HydraDecoderMixin, last_token
-from ..processes import gather_batches
 from ..pruning import prune_heads
-from ..pruning.evaluation_data import read_data
 from ..pruning.head_maps import HeadMap
 from ..pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, head_at, heads_of
 from ..pruning.scoring import auroc_of_confidence

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..cost import median_milliseconds
-from ..prediction import (
+from ..data.prediction import (
     ZeroShotClassifier,
     accepted_inputs,
     batches,
@@ -22,7 +22,7 @@ from ..prediction import (
 )
 from ..pruning import prune_heads
 from ..pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, heads_of
-from ..uncertainty import evaluate_uncertainty
+from ..reports.evaluation import evaluate_uncertainty
 from .foreign_sets import foreign_sets
 from .head_sets import as_head_set, as_order, check_are_named
 from .tables import markdown_table

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .. import markdown
+from ..reports import markdown
 
 
 def markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
-from ..files import parse_json, write_atomically, written_whole
+from .._io.files import parse_json, write_atomically, written_whole
+from ..data.prediction import answer_of, device_of
 from ..fusion import without_weights
 from ..models import auto
 from ..models.configuration_hydra import settle_problem_type
 from ..models.ensembling import HydraClassifierOutput, check_labels, mean_loss, watch_for_other_loss
-from ..prediction import answer_of, device_of
 
 
 SETTINGS_FILE, WEIGHTS_FILE, MODEL_FOLDER = "baseline.json", "baseline.safetensors", "model"

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..data.prediction import device_of, evaluation_mode
 from ..fusion import without_weights
-from ..prediction import device_of, evaluation_mode
 from .baseline import Baseline, check_is_classifier, check_is_count, is_number
 from .linear_layers import linear_of, replace
 from .mc_dropout import repeated

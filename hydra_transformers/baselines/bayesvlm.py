@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import CLIPModel
 
-from ..files import parse_json
+from .._io.files import parse_json
+from ..data.prediction import batches, check_class_prompts, evaluation_mode
 from ..models.ensembling import HydraClassifierOutput, at_least_float32, log_mean_probability
-from ..prediction import batches, check_class_prompts, evaluation_mode
 from .baseline import Baseline
 from .kronecker import (
     Factors,

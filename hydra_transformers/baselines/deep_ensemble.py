@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..models.ensembling import HydraClassifierOutput
-from ..prediction import accepted_inputs, answer_of, device_of, member_logits_of
 
 
 class DeepEnsemble(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..threads import twin_of
+from .._io.threads import twin_of
 from .linear_layers import head_name
 
 

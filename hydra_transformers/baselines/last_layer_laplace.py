@@ -6,8 +6,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..data.prediction import (
+    accepted_inputs,
+    batches,
+    check_chooses_one_class,
+    evaluation_mode,
+    split_labels,
+)
 from ..models.ensembling import at_least_float32
-from ..prediction import accepted_inputs, batches, check_chooses_one_class, evaluation_mode, split_labels
 from .baseline import Baseline
 from .kronecker import Factors, KroneckerPosterior, probit_logits, second_derivatives_of_softmax, without_autocast
 from .last_layer import check_is_head, with_head, without_head

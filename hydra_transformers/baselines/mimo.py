@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..data.prediction import batches, collate, device_of, evaluation_mode, split_labels
 from ..models.configuration_hydra import settle_problem_type
 from ..models.ensembling import HydraClassifierOutput
-from ..prediction import batches, collate, device_of, evaluation_mode, split_labels
 from ..uncertainty.inputs import widened
 from .baseline import Baseline, check_is_classifier, check_is_count, is_number
 from .linear_layers import changed, head_name, mean_of_heads, replace

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..threads import ONE_PASS
+from .._io.threads import ONE_PASS
 
 
 @contextmanager

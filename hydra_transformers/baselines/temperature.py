@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..prediction import ZeroShotClassifier, collect_member_logits
+from ..data.prediction import ZeroShotClassifier, collect_member_logits
 from ..uncertainty.temperature import TemperatureScaledClassifier, TemperatureScaling
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import CLIPModel, PreTrainedModel
 
-from ..models.ensembling import HydraClassifierOutput, at_least_float32
-from ..prediction import (
+from ..data.prediction import (
     accepted_inputs,
     answer_of,
     batches,
@@ -21,6 +20,7 @@ from ..prediction import (
     member_logits_of,
     split_labels,
 )
+from ..models.ensembling import HydraClassifierOutput, at_least_float32
 from ..uncertainty.inputs import as_tensor
 from ..uncertainty.metrics import (
     adaptive_calibration_error,

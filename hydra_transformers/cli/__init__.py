@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from logging import NOTSET, WARNING, Handler, LogRecord, getLogger
 
-from .. import __version__
+from .._version import __version__
 from .problems import sentence_of
 
 

@@ -8,9 +8,10 @@ import torch
 from torch.utils.data import Dataset, Subset
 from transformers import PreTrainedConfig
 
+from .._io.files import written_whole
 from ..analysis import analyse_heads
 from ..analysis.report import REPORT
-from ..files import written_whole
+from ..data.loading import PreparedData, is_same_source
 from .arguments import (
     check_can_be_learnt_from,
     check_named_once,
@@ -18,7 +19,6 @@ from .arguments import (
     device_of,
     read_data,
 )
-from .data import PreparedData, is_same_source
 from .folders import check_is_new, check_takes_files, load_config, load_model, load_processor
 from .problems import CommandError
 

@@ -8,8 +8,8 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.integrations import get_available_reporting_integrations
 
+from ..data.loading import DataSource, PreparedData, prepare_data
 from ..models.auto import HYDRA_CLASSES, head_of, is_zero_shot
-from .data import DataSource, PreparedData, prepare_data
 from .problems import CommandError, access_to
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
+from ..data.loading import is_same_source
 from .arguments import (
     check_named_once,
     check_training,
@@ -14,7 +15,6 @@ from .arguments import (
 )
 from .building import check_heads, check_trainable, check_trunk, objectives_of, overlap
 from .choosing import build_for_target
-from .data import is_same_source
 from .folders import (
     FUSE_SETTINGS,
     check_takes_files,

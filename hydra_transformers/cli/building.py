@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..files import write_atomically, written_whole
-from ..fingerprints import fingerprint_of_weights
+from .._io.files import write_atomically, written_whole
+from ..data.fingerprints import fingerprint_of_weights
+from ..data.loading import PreparedData, classes_in, is_same_source, random_changes
 from ..fusion import check_can_be_fused, saved_tower_configs
 from ..models.auto import CLASSIFIERS, AutoHydra, is_zero_shot
 from ..pruning import Circuit, draw_members, extract_circuit
@@ -29,7 +30,6 @@ from .arguments import (
     read_data,
     source_of,
 )
-from .data import PreparedData, classes_in, is_same_source, random_changes
 from .folders import (
     CIRCUITS,
     FUSE_SETTINGS,

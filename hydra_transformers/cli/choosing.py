@@ -29,8 +29,8 @@ DECIDED = {
 
 def build_for_target(arguments: argparse.Namespace) -> None:
     """One Hydra, chosen by `hydrate`."""
-    from ..hydration import hydrate
-    from ..hydration.sources import has_classifier
+    from ..search import hydrate
+    from ..search.sources import has_classifier
 
     for name, default in DECIDED.items():
         if getattr(arguments, name) != default:

@@ -12,11 +12,12 @@ from typing import Any
 
 from torch import nn
 
-from ..files import written_whole
+from .._io.files import written_whole
+from ..data.loading import is_same_source
+from ..data.prediction import ZeroShotClassifier
+from ..data.sounds import waveform
 from ..models.auto import auto_class_of
 from ..models.image_levels import check_levels
-from ..prediction import ZeroShotClassifier
-from ..sounds import waveform
 from ..uncertainty import DecidingClassifier, detector_by_name, predict_decisions
 from ..uncertainty import calibrate as fit
 from .arguments import (
@@ -25,7 +26,6 @@ from .arguments import (
     prompts_for,
     read_data,
 )
-from .data import is_same_source
 from .folders import (
     FUSE_SETTINGS,
     check_is_new,

@@ -4,8 +4,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from ..formats import FILES
-from ..formats import export as write
+from ..export import FILES
+from ..export import export as write
 from ..uncertainty import DecidingClassifier
 from .arguments import check_named_once
 from .folders import check_is_new, check_takes_files, load_config, load_model, load_processor

@@ -21,9 +21,9 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
+from .._io.files import remove_leftovers, write_atomically, written_whole
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
-from ..files import remove_leftovers, write_atomically, written_whole
 from ..hub.member_circuits import has_led_to, heads_of_backbone, in_order_of_members, kept_by
 from ..models.auto import HEADS, auto_class_of, load_trained
 from ..pruning import Circuit

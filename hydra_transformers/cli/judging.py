@@ -11,6 +11,7 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedConfig
 
+from .._io.files import write_atomically
 from ..baselines import Baseline, DeepEnsemble
 from ..cost import (
     compare_costs,
@@ -19,12 +20,14 @@ from ..cost import (
     inputs_for,
     unpruned_backbone,
 )
-from ..files import write_atomically
+from ..data.loading import PreparedData, is_same_source
+from ..data.prediction import ChangedBatches, ZeroShotClassifier
 from ..fusion import without_weights
 from ..models.auto import head_of, is_zero_shot
-from ..prediction import ChangedBatches, ZeroShotClassifier
+from ..reports.evaluation import evaluate_uncertainty
+from ..reports.report import UncertaintyReport
 from ..shift import SEVERITIES, corrupted_sets
-from ..uncertainty import DecidingClassifier, UncertaintyReport, detector_by_name, evaluate_uncertainty
+from ..uncertainty import DecidingClassifier, detector_by_name
 from ..uncertainty.calibration import OtherClassesError
 from .arguments import (
     check_can_be_learnt_from,
@@ -34,7 +37,6 @@ from .arguments import (
     read_data,
 )
 from .building import overlap
-from .data import PreparedData, is_same_source
 from .folders import (
     check_takes_files,
     is_baseline,

@@ -11,11 +11,12 @@ from huggingface_hub import ModelCard
 from torch import nn
 from transformers import PreTrainedConfig
 
-from ..app import read_examples
-from ..app.answering import read_by
+from .._io.files import write_atomically
 from ..baselines import Baseline
-from ..files import write_atomically
-from ..uncertainty import DecidingClassifier, UncertaintyReport
+from ..reports.report import UncertaintyReport
+from ..serving.page_answers import read_by
+from ..serving.page_examples import read_examples
+from ..uncertainty import DecidingClassifier
 from .folders import are_fine_tunings, circuits_of, is_baseline, load_config, load_model, load_processor
 from .judging import check_can_be_published
 from .problems import CommandError

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
+from .._version import __version__
+from ..data.prediction import config_of
 from ..hub.handler import Answerer
 from ..models.auto import auto_class_of
-from ..prediction import config_of
 from ..uncertainty.features import taken_apart
 from .deciding import ZERO_SHOT, classes_decided_on, load_to_answer
 from .folders import load_config

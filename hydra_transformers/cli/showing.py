@@ -9,11 +9,13 @@ from .problems import CommandError
 
 
 if TYPE_CHECKING:
-    from ..app import AskedModel
+    from ..serving.page_answers import AskedModel
 
 
 def app(arguments: argparse.Namespace) -> None:
-    from ..app import Limits, launch_page, read_examples
+    from ..serving.page import launch_page
+    from ..serving.page_examples import read_examples
+    from ..serving.page_inputs import Limits
 
     limits = Limits(megabytes=arguments.max_megabytes, characters=arguments.max_characters)
     model = _asked(arguments.model, arguments)
@@ -33,7 +35,7 @@ def app(arguments: argparse.Namespace) -> None:
 
 
 def _asked(name: str, arguments: argparse.Namespace) -> "AskedModel":
-    from ..app import AskedModel
+    from ..serving.page_answers import AskedModel
 
     folder = Path(name)
     loaded = load_to_answer(argparse.Namespace(**vars(arguments) | {"model": name}))

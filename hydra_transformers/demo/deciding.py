@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from transformers import PreTrainedModel
 
-from ..uncertainty import Calibration, ModelResult
+from ..reports.report import ModelResult
+from ..uncertainty import Calibration
 from .digits import DemoData
 
 

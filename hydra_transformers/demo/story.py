@@ -15,14 +15,17 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedModel
 
+from .._io.files import written_whole
 from ..baselines import DeepEnsemble
 from ..cost import Cost, compare_costs
-from ..files import written_whole
 from ..hub import create_model_card, kept_heads_map
 from ..models import AutoHydra
 from ..pruning import draw_members, extract_circuit
+from ..reports import fusion_report
+from ..reports.evaluation import evaluate_uncertainty
+from ..reports.fusion_report import FusionReport
+from ..reports.report import UncertaintyReport
 from ..training import Recipe, finetune_from_pretrained
-from ..uncertainty import FusionReport, UncertaintyReport, evaluate_uncertainty, fusion_report
 from .deciding import Answer, Example, calibrate, draw, examples_of, judgement, reached, told
 from .digits import KNOWN_DIGITS, DemoData, Images, load_data
 from .pretraining import accuracy, accuracy_on_turns, load_shipped_model, pretrain

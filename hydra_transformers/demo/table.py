@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ..cost import Cost, readable_count
-from ..uncertainty import ModelResult, UncertaintyReport
+from ..reports.report import ModelResult, UncertaintyReport
 
 
 def comparison_table(report: UncertaintyReport, costs: Mapping[str, Cost], batch_size: int) -> str:

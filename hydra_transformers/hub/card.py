@@ -15,7 +15,8 @@ from ..baselines import Baseline
 from ..fusion import slots, tower_configs
 from ..models.auto import AUTO_CLASSES
 from ..pruning import Circuit
-from ..uncertainty import DecidingClassifier, TemperatureScaling, UncertaintyReport
+from ..reports.report import UncertaintyReport
+from ..uncertainty import DecidingClassifier, TemperatureScaling
 from . import baseline_card
 from .card_sections import sealed, to_fill_in
 from .cost_table import card_cost_table

@@ -4,9 +4,9 @@ from transformers import PreTrainedModel
 
 from ..baselines import Baseline
 from ..cost import count_parameters, inputs_for, multiply_adds_of, readable_count, unpruned_backbone
+from ..data.prediction import only_what_is_read
 from ..fusion import without_weights
-from ..markdown import markdown_table
-from ..prediction import only_what_is_read
+from ..reports.markdown import markdown_table
 
 
 def card_cost_table(model: PreTrainedModel) -> str:

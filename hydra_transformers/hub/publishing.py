@@ -25,7 +25,8 @@ from transformers.utils import logging
 
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
-from ..uncertainty import DecidingClassifier, TemperatureScaling, UncertaintyReport
+from ..reports.report import UncertaintyReport
+from ..uncertainty import DecidingClassifier, TemperatureScaling
 from .card import create_model_card, taken_apart, task_of
 from .card_sections import EditedCardError, renewed, replaced
 from .handler import PROCESSORS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from huggingface_hub import RepoCard, SpaceCardData
 
-from ..files import written_whole
+from .._io.files import written_whole
 
 
 PACKAGE = Path(__file__).parents[1]
@@ -49,7 +49,7 @@ def write_space(
         folder: is replaced.
         repo_id: the model on the Hub, which the Space loads when it starts.
         single: another model on the Hub, whose answers stand beside.
-        examples: a folder, or for texts a file: see `hydra_transformers.app.read_examples`.
+        examples: a folder, or for texts a file: see `hydra_transformers.serving.read_examples`.
 
     `push_space_to_hub` publishes it.
     """
@@ -102,7 +102,7 @@ def _version(package: str, missing: str) -> str:
 
 def _copied(examples: Path, folder: Path) -> Path:
     """What the page shows of examples, and nothing else that lies beside: all that is copied becomes public."""
-    from ..app.examples import example_files  # not above: the page needs this package
+    from ..serving.page_examples import example_files  # not above: the page needs this package
 
     root = examples if examples.is_dir() else examples.parent
     for file in example_files(examples):

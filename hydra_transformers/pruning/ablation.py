@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..data.prediction import check_class_prompts, logits_of_cosines
 from ..fusion import heads_at, qkv_rows, queries_per_key, tower_configs
 from ..fusion.structure import is_a
 from ..models.attention import HydraAttention, readers_of, repeated_mask
 from ..models.decoders import HydraDecoderMixin
 from ..models.fast_inference import can_run_fast, complete_fast, fast_layer, run_layers
-from ..prediction import check_class_prompts, logits_of_cosines
 from .heads import Head, chosen_towers, has_two_towers, heads_of, tower_and_place
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..prediction import accepted_inputs, batches, check_class_prompts, split_labels
+from ..data.prediction import accepted_inputs, batches, check_class_prompts, split_labels
 from .heads import Head, chosen_towers, has_two_towers, head_at
 from .taylor import settled_towers, working_copy
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..files import parse_json, write_atomically
+from .._io.files import parse_json, write_atomically
 from .head_maps import HeadMap
 from .heads import Head, as_heads_to_prune, check_count, head_at
 from .scoring import METRIC, OBJECTIVES

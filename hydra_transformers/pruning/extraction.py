@@ -11,12 +11,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..fingerprints import fingerprint_of_config, fingerprint_of_rows, fingerprint_of_weights, fingerprints_of_rows
+from ..data.evaluation_data import EvaluationData, read_data
+from ..data.fingerprints import (
+    fingerprint_of_config,
+    fingerprint_of_rows,
+    fingerprint_of_weights,
+    fingerprints_of_rows,
+)
+from ..data.prediction import check_chooses_one_class
 from ..fusion import check_can_be_fused
-from ..prediction import check_chooses_one_class
 from .ablation import GIB, ablation_of
 from .circuits import MODES, Circuit
-from .evaluation_data import EvaluationData, read_data
 from .greedy import GreedySearch, end_of
 from .heads import check_count, chosen_towers, heads_of, prune_heads
 from .scoring import MARGINS, METRIC, OBJECTIVES, Metric, check_ood_score, name_of

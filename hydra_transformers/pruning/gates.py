@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..prediction import logits_of_cosines
+from ..data.prediction import logits_of_cosines
 from .heads import Head, attention_of, heads_of, tower_and_place
 from .taylor import Calibration, only_gradients_of, settled_towers, working_copy
 

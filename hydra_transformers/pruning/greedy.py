@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from ..files import parse_json, write_atomically
+from .._io.files import parse_json, write_atomically
+from .._io.processes import from_first_process, gather_batches, gather_samples, rank_and_world_size
+from ..data.evaluation_data import EvaluationData
 from ..models.ensembling import at_least_float32
-from ..processes import from_first_process, gather_batches, gather_samples, rank_and_world_size
 from .ablation import Ablate, Ablation
 from .circuits import LAST_DIGITS, Circuit
-from .evaluation_data import EvaluationData
 from .heads import Head
 from .scoring import METRIC, Metric, SampleValues, Score, chance_score, metric_scores, objective_scores, sample_values
 

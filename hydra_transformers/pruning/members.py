@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..fingerprints import fingerprint_of_weights
+from ..data.fingerprints import fingerprint_of_weights
+from ..data.prediction import batches
 from ..fusion import check_can_be_fused
-from ..prediction import batches
 from .circuits import Circuit
 from .heads import as_heads, as_heads_to_prune, check_count, prune_heads, tower_and_place
 from .taylor import taylor_prune

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
+from ..data.prediction import evaluation_mode
 from ..fusion import qkv_by_head
 from ..models.auto import check_has_no_adapters
-from ..prediction import evaluation_mode
 from .heads import Head, attention_of, heads_of, tower_and_place
 from .taylor import Calibration, only_gradients_of, settled_towers, working_copy
 

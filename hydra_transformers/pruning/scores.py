@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..data.evaluation_data import check_label_range
 from ..fusion import qkv_by_head
 from .attention_scores import confidence_scores, entropy_scores
-from .evaluation_data import check_label_range
 from .extraction import extract_circuit, start_search
 from .gates import in_order, michel_scores
 from .heads import Head, as_heads_to_prune, attention_of, check_count, has_two_towers, heads_of, tower_and_place

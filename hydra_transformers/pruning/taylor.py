@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..files import parse_json, write_atomically
+from .._io.files import parse_json, write_atomically
+from ..data.evaluation_data import check_label_range
+from ..data.prediction import accepted_inputs, batches, check_class_prompts, logits_of_cosines, split_labels
 from ..fusion import qkv_by_head
-from ..prediction import accepted_inputs, batches, check_class_prompts, logits_of_cosines, split_labels
-from .evaluation_data import check_label_range
 from .heads import (
     Head,
     as_heads,

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from transformers.utils import logging
 
-from ..files import parse_json
+from .._io.files import parse_json
 from ..hub.handler import Answerer, RequestError
 from .batching import Batcher
 

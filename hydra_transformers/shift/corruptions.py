@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..markdown import markdown_table
-from ..raw_data import rgb_or_grey
+from ..data.raw_data import rgb_or_grey
+from ..reports.markdown import markdown_table
 from . import images, texts
 from .jpeg import as_jpeg
 from .pixel_scale import PixelScale

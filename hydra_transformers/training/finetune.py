@@ -20,13 +20,13 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 from transformers.utils import SAFE_WEIGHTS_NAME
 
-from ..files import UNFINISHED, parse_json, write_atomically
-from ..fingerprints import fingerprint_of_data, fingerprint_of_weights
-from ..folder_lock import only_writer
+from .._io.files import UNFINISHED, parse_json, write_atomically
+from .._io.folder_lock import only_writer
+from .._io.processes import gather
+from ..data.fingerprints import fingerprint_of_data, fingerprint_of_weights
+from ..data.prediction import collate, padding_of
 from ..fusion import tower_configs
 from ..models.auto import described
-from ..prediction import collate, padding_of
-from ..processes import gather
 from .callback import describe_trained
 from .default_recipe import default_recipe
 from .divergence import DivergedError, FiniteTrainer, broken_weights_named, check_nothing_is_missing

@@ -1,7 +1,9 @@
 """Uncertainty of an ensemble: decomposition, metrics, out-of-distribution detection, temperature scaling, abstention,
-conformal prediction sets and reports.
+conformal prediction sets. Mathematics only: reports are made in `hydra_transformers.reports`.
+"""
 
-`fusion_report` tells whether members may be fused."""
+from importlib import import_module
+from typing import Any
 
 from .abstention import Abstention
 from .answers import predict_decisions
@@ -9,12 +11,9 @@ from .calibration import Calibration, DecidingClassifier, calibrate
 from .conformal import ConformalSets
 from .decomposition import Decomposition, decompose, predict_uncertainty
 from .detectors import Detector, detector_by_name
-from .evaluation import evaluate_uncertainty
 from .features import AnswerReader, collect_answers
-from .fusion_report import FusionReport, fusion_report
 from .metrics import classification_metrics, diversity_metrics, ood_metrics
 from .ood import OOD_SCORES, ood_score
-from .report import ModelResult, UncertaintyReport
 from .streaming import UncertaintyAccumulator
 from .temperature import TemperatureScaling
 from .trainer import StreamingComputeMetrics, compute_metrics
@@ -29,12 +28,9 @@ __all__ = [
     "DecidingClassifier",
     "Decomposition",
     "Detector",
-    "FusionReport",
-    "ModelResult",
     "StreamingComputeMetrics",
     "TemperatureScaling",
     "UncertaintyAccumulator",
-    "UncertaintyReport",
     "calibrate",
     "classification_metrics",
     "collect_answers",
@@ -42,10 +38,17 @@ __all__ = [
     "decompose",
     "detector_by_name",
     "diversity_metrics",
-    "evaluate_uncertainty",
-    "fusion_report",
     "ood_metrics",
     "ood_score",
     "predict_decisions",
     "predict_uncertainty",
 ]
+
+# Part of this package's public names; they live one floor up, where reports are made.
+_REPORTS = ("FusionReport", "ModelResult", "UncertaintyReport", "evaluate_uncertainty", "fusion_report")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _REPORTS:
+        return getattr(import_module("hydra_transformers.reports"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..data.prediction import accepted_inputs, device_of, zero_shot_in
 from ..models.pipeline_hydra import predict
-from ..prediction import accepted_inputs, device_of, zero_shot_in
 
 
 def predict_decisions(

@@ -17,11 +17,8 @@ from safetensors.torch import save as format_tensors
 from torch import Tensor, nn
 from transformers.utils import cached_file
 
-from ..files import parse_json, write_atomically
-from ..models.decision import Decision, undecided
-from ..models.ensembling import HydraClassifierOutput
-from ..models.known_weights import sample_of
-from ..prediction import (
+from .._io.files import parse_json, write_atomically
+from ..data.prediction import (
     answer_of,
     batches,
     check_chooses_one_class,
@@ -30,6 +27,9 @@ from ..prediction import (
     device_of,
     zero_shot_in,
 )
+from ..models.decision import Decision, undecided
+from ..models.ensembling import HydraClassifierOutput
+from ..models.known_weights import sample_of
 from .abstention import Abstention, check_share, check_target
 from .conformal import ConformalSets, check_method
 from .decomposition import decompose

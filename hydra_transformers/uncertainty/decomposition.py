@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..prediction import batches, device_of, predict, problem_type_of_answers
+from ..data.prediction import batches, device_of, predict, problem_type_of_answers
 from .inputs import as_member_logits, log_of_mean_probability, wide_log_sigmoid, wide_log_softmax
 from .temperature import TemperatureScaling
 

@@ -15,10 +15,10 @@ from safetensors.torch import save as format_tensors
 from torch import Tensor, nn
 from transformers.utils import cached_file
 
-from ..files import parse_json, write_atomically
+from .._io.files import parse_json, write_atomically
+from ..data.prediction import batches, problem_type_of, split_labels
 from ..models import detection
 from ..models.detection import DETECTORS, answers_of
-from ..prediction import batches, problem_type_of, split_labels
 from .detector_fits import BankFit, DetectorFit, GaussianFit, PatternFit, TemplateFit, ViMFit
 from .features import AnswerReader, Head
 from .inputs import as_labels, as_member_logits, as_tensor, wide_log_sigmoid, wide_log_softmax, widened

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .._io.threads import twin_of
+from ..data.prediction import PromptSimilarity, batches, config_of, device_of, labels_of, predict
 from ..models.decision import Decision
 from ..models.grouped import GroupedLinear
-from ..prediction import PromptSimilarity, batches, config_of, device_of, labels_of, predict
-from ..threads import twin_of
 from .temperature import TemperatureScaledClassifier, TemperatureScaling
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..processes import rank_and_world_size
+from .._io.processes import rank_and_world_size
 from .inputs import as_labels, as_member_logits
 from .metrics import (
     LABELLED_VALUES,

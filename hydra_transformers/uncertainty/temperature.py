@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import cached_file
 
-from ..files import parse_json, write_atomically
+from .._io.files import parse_json, write_atomically
+from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..models.ensembling import HydraClassifierOutput
-from ..prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from .inputs import as_labels, as_member_logits, log_of_mean_probability, wide_log_softmax, widened
 
 

@@ -9,9 +9,9 @@ import torch
 
 from experiments import analysis as experiment
 from hydra_transformers import analysis
+from hydra_transformers._io.files import write_atomically
 from hydra_transformers.analysis import analyse_heads, plots, with_noise
 from hydra_transformers.analysis.report import TaylorByLayer
-from hydra_transformers.files import write_atomically
 from hydra_transformers.pruning import taylor_prune
 from hydra_transformers.pruning.heads import as_heads
 from tests.pages import ROOT, run_python_blocks

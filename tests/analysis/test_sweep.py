@@ -7,7 +7,7 @@ from hydra_transformers.analysis import BudgetSweep, HeadScores, random_order, s
 from hydra_transformers.analysis.sweep import SweepPoint
 from hydra_transformers.pruning import Circuit, prune_heads, taylor_prune, taylor_scores
 from hydra_transformers.pruning.heads import as_heads_to_prune
-from hydra_transformers.uncertainty import evaluate_uncertainty
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from tests.pruning.backbones import family
 
 

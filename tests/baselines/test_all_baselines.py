@@ -8,8 +8,9 @@ from peft import get_peft_model
 
 from hydra_transformers.baselines import DeepEnsemble, LoRAEnsemble, MCDropout, temperature_scaled
 from hydra_transformers.cost import compare_costs, cost_table
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.training import lora_config
-from hydra_transformers.uncertainty import evaluate_uncertainty, predict_uncertainty
+from hydra_transformers.uncertainty import predict_uncertainty
 from tests.families import BERT, VIT
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from hydra_transformers.baselines.baseline import Baseline
-from hydra_transformers.prediction import predict
+from hydra_transformers.data.prediction import predict
 from tests.families import BERT, VIT
 from tests.training.tiny import QUIET, tiny_dataset, tiny_model
 

@@ -11,7 +11,8 @@ from hydra_transformers.baselines import MIMO, Baseline, BatchEnsemble
 from hydra_transformers.cli import main
 from hydra_transformers.hub import create_model_card, push_hydra_to_hub
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.uncertainty import DecidingClassifier, calibrate, evaluate_uncertainty, predict_uncertainty
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.uncertainty import DecidingClassifier, calibrate, predict_uncertainty
 from tests.test_hub import commits, hub  # noqa: F401
 from tests.tiny_data import picture_rows, pictures, review_rows, save_bert, save_vit
 

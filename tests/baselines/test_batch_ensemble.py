@@ -18,7 +18,7 @@ from transformers import (
 
 from hydra_transformers.baselines import BatchEnsemble
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.prediction import predict
+from hydra_transformers.data.prediction import predict
 from tests.families import BERT, CLIP, VIT, vit_backbone
 from tests.training.tiny import QUIET, tiny_dataset, tiny_model
 

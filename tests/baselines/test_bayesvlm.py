@@ -11,9 +11,9 @@ from transformers import AutoProcessor
 from hydra_transformers.baselines import Baseline, BayesVLM, ViLU
 from hydra_transformers.baselines.bayesvlm import similarity_moments
 from hydra_transformers.cost import count_multiply_adds, count_parameters
+from hydra_transformers.data.prediction import ZeroShotClassifier, predict
 from hydra_transformers.hub import create_model_card
-from hydra_transformers.prediction import ZeroShotClassifier, predict
-from hydra_transformers.uncertainty import evaluate_uncertainty
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from tests.families import CLIP, VIT, images, padded_texts
 
 

@@ -5,7 +5,7 @@ import torch
 
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.prediction import ZeroShotClassifier, predict
+from hydra_transformers.data.prediction import ZeroShotClassifier, predict
 from tests.families import BERT, FAMILIES, VIT, bert_backbone, clip_backbone, images, padded_texts, vit_backbone
 
 

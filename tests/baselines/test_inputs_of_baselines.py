@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from hydra_transformers.baselines import MIMO, BatchEnsemble, DeepEnsemble, HeadEnsemble, LastLayerLaplace, ViLU
-from hydra_transformers.prediction import predict
+from hydra_transformers.data.prediction import predict
 from tests.families import BERT, VIT, bert_backbone, randomise, vit_backbone
 from tests.training.tiny import QUIET, tiny_dataset, tiny_model
 

@@ -9,7 +9,7 @@ from transformers import DeiTForImageClassificationWithTeacher
 
 from hydra_transformers.baselines import Baseline, LastLayerLaplace
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.prediction import predict
+from hydra_transformers.data.prediction import predict
 from tests.families import BERT, DECODERS, DEIT, FAMILIES, VIT, images, padded_texts, spectrograms
 
 

@@ -12,10 +12,10 @@ import torch
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file
 
+from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import LoRAEnsemble, finetune_lora_ensemble
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.files import write_atomically
-from hydra_transformers.prediction import predict
+from hydra_transformers.data.prediction import predict
 from hydra_transformers.training import finetune_members, lora_config, recipe
 from tests.families import BERT, VIT, bert_backbone, images, vit_backbone
 from tests.training.tiny import QUIET, copy_of_weights, reads_to_know, tiny_dataset, tiny_model

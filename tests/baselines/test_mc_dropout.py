@@ -9,11 +9,11 @@ from torch import nn
 from transformers import BartConfig, BartForSequenceClassification
 from transformers.modeling_outputs import ImageClassifierOutput
 
+from hydra_transformers._io.threads import twin_of
 from hydra_transformers.baselines import MCDropout
 from hydra_transformers.baselines.mc_dropout import with_dropout_on
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.prediction import predict
-from hydra_transformers.threads import twin_of
+from hydra_transformers.data.prediction import predict
 from tests.families import BERT, VIT, bert_backbone, clip_backbone, images, vit_backbone
 
 

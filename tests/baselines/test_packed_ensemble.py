@@ -6,7 +6,7 @@ from transformers import LlamaConfig
 
 from hydra_transformers.baselines import PackedEnsemble
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.prediction import predict
+from hydra_transformers.data.prediction import predict
 from tests.families import BERT, CLIP, FAMILIES, VIT, vit_backbone
 
 

@@ -7,8 +7,8 @@ import torch
 from transformers import SwinConfig, SwinForImageClassification
 
 from hydra_transformers.baselines import soup
+from hydra_transformers.data.prediction import predict
 from hydra_transformers.models.auto import AutoHydra
-from hydra_transformers.prediction import predict
 from tests.families import BERT, VIT, vit_backbone
 
 

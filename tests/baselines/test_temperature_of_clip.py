@@ -7,7 +7,7 @@ import torch
 from transformers import CLIPModel
 
 from hydra_transformers.baselines import temperature_scaled, temperature_scaled_clip
-from hydra_transformers.prediction import ZeroShotClassifier, collect_member_logits, predict
+from hydra_transformers.data.prediction import ZeroShotClassifier, collect_member_logits, predict
 from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics
 from tests.families import CLIP, VIT, images, padded_texts
 

@@ -10,7 +10,7 @@ from torch import nn
 from hydra_transformers.baselines import Baseline, ViLU, collect_confidences, failure_metrics
 from hydra_transformers.baselines import vilu as module
 from hydra_transformers.baselines.vilu import FailurePredictor, Seen, failure_loss
-from hydra_transformers.prediction import ZeroShotClassifier, predict
+from hydra_transformers.data.prediction import ZeroShotClassifier, predict
 from tests.families import BERT, CLIP, VIT, images, padded_texts
 
 

@@ -5,7 +5,7 @@ import torch
 
 from hydra_transformers.baselines import ViLU
 from hydra_transformers.cost import compare_costs, count_multiply_adds
-from hydra_transformers.prediction import ZeroShotClassifier
+from hydra_transformers.data.prediction import ZeroShotClassifier
 from tests.families import BERT, CLIP, VIT, bert_backbone, images, padded_texts
 
 

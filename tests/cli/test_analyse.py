@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from hydra_transformers._io.files import write_atomically
 from hydra_transformers.analysis import plots
 from hydra_transformers.cli import main
-from hydra_transformers.files import write_atomically
 from hydra_transformers.pruning import Circuit
 from tests.tiny_data import grey_rows, picture_rows, save_clip, save_vit
 

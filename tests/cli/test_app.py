@@ -1,4 +1,4 @@
-"""`app` on the command line; the page itself is tested in tests/app."""
+"""`app` on the command line; the page itself is tested in tests/serving."""
 
 import sys
 from types import SimpleNamespace
@@ -107,7 +107,7 @@ def test_numbers_that_mean_nothing_are_refused(flag, value, sentence, capsys):
 
 
 def test_without_gradio_a_sentence_says_what_to_install(workplace, monkeypatch, capsys):
-    monkeypatch.delitem(sys.modules, "hydra_transformers.app.page", raising=False)
+    monkeypatch.delitem(sys.modules, "hydra_transformers.serving.page", raising=False)
     monkeypatch.delattr(of_app, "page", raising=False)
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["app", str(workplace / "vit")]) == 1

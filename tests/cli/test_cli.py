@@ -18,7 +18,8 @@ from transformers import (
 from hydra_transformers import HydraViTForImageClassification
 from hydra_transformers.cli import COMMANDS, building, main
 from hydra_transformers.pruning import Circuit, draw_members
-from hydra_transformers.uncertainty import Detector, UncertaintyReport
+from hydra_transformers.reports.report import UncertaintyReport
+from hydra_transformers.uncertainty import Detector
 from tests.processes import exit_code, start
 from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_clip, save_vit
 

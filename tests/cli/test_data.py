@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, BertConfig, ViTConfig, ViTImageProcessorPil
 
-from hydra_transformers.cli.data import DataSource, prepare_data
+from hydra_transformers.data.loading import DataSource, prepare_data
 from tests.tiny_data import CLASSES, names_of, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
 
 

@@ -11,9 +11,10 @@ from transformers import AutoModelForImageClassification, AutoTokenizer, CLIPPro
 from transformers.utils import logging
 
 from hydra_transformers.cli import main
+from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.prediction import ZeroShotClassifier
-from hydra_transformers.uncertainty import DecidingClassifier, UncertaintyReport, predict_decisions
+from hydra_transformers.reports.report import UncertaintyReport
+from hydra_transformers.uncertainty import DecidingClassifier, predict_decisions
 from tests.tiny_data import CLASSES, grey_rows, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
 
 

@@ -21,12 +21,12 @@ from transformers import (
 from hydra_transformers import AutoHydra
 from hydra_transformers.cli import build as build_command
 from hydra_transformers.cli import build_parser, building, main
-from hydra_transformers.cli.data import DataSource, RandomCropAndFlip, classes_in, load_rows, random_changes
+from hydra_transformers.data.loading import DataSource, RandomCropAndFlip, classes_in, load_rows, random_changes
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.pruning import Circuit
 from hydra_transformers.pruning.greedy import GreedySearch
+from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.training import recipe
-from hydra_transformers.uncertainty import UncertaintyReport
 from tests.tiny_data import WORDS, grey_rows, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
 
 

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel, BertTokenizer, RobertaConfig
 from hydra_transformers.cli import building, main
 from hydra_transformers.cli.build import steps_of
 from hydra_transformers.cli.building import recipe_of
-from hydra_transformers.cli.data import DataSource, prepare_data
+from hydra_transformers.data.loading import DataSource, prepare_data
 from hydra_transformers.pruning import Circuit
 from hydra_transformers.training import RECIPES
 from hydra_transformers.training.default_recipe import epochs_for

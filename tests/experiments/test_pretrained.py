@@ -15,7 +15,7 @@ from experiments import pretrained
 from experiments.augmentation import resized_crop_and_flip
 from experiments.made_up_sets import drawings, mixed_words, noise, spliced
 from experiments.rows import PrepareImages
-from hydra_transformers.cli.data import DataSource
+from hydra_transformers.data.loading import DataSource
 
 
 def test_dinov2_as_a_vit_computes_the_same(tmp_path, monkeypatch):

@@ -13,8 +13,8 @@ from experiments import zero_shot, zero_shot_settings
 from experiments.captions import TEMPLATES, Captions, captions_for, prompts_for, read_class_names, word_tokenizer
 from experiments.smallest import images, splits
 from hydra_transformers.cost import count_multiply_adds, multiply_adds_of
+from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.fusion import without_weights
-from hydra_transformers.prediction import ZeroShotClassifier
 
 
 NAMES = [["fur coat"], ["beacon", "lighthouse"], ["potter's wheel"]]

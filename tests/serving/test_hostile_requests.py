@@ -12,8 +12,6 @@ from PIL import Image
 from transformers import CLIPProcessor
 from transformers.image_utils import load_image
 
-from hydra_transformers.app.inputs import InputError
-from hydra_transformers.app.inputs import read_image as read_file
 from hydra_transformers.hub.handler import (
     MOST_CHARACTERS,
     MOST_OF_A_LABEL,
@@ -24,6 +22,8 @@ from hydra_transformers.hub.handler import (
 )
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.serving import create_app
+from hydra_transformers.serving.page_inputs import InputError
+from hydra_transformers.serving.page_inputs import read_image as read_file
 from tests.serving.tiny import base64_of
 from tests.tiny_data import save_clip
 

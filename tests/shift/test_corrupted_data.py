@@ -17,15 +17,11 @@ from transformers import (
 
 from hydra_transformers import prepare
 from hydra_transformers.cli import main
-from hydra_transformers.prediction import batches
+from hydra_transformers.data.prediction import batches
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.shift import CORRUPTIONS, STANDARD_SETS, corrupt, corrupted, corrupted_sets, load_standard_set
-from hydra_transformers.uncertainty import (
-    UncertaintyReport,
-    classification_metrics,
-    evaluate_uncertainty,
-    ood_metrics,
-    ood_score,
-)
+from hydra_transformers.uncertainty import classification_metrics, ood_metrics, ood_score
 from tests.tiny_data import CLASSES, picture_rows, pictures, review_rows, save_bert, save_vit
 
 
@@ -52,7 +48,7 @@ def figures(monkeypatch):
         path.write_bytes(b"")  # the page of the report reads it
         return path
 
-    monkeypatch.setattr("hydra_transformers.uncertainty.plots.write_png", write_png)
+    monkeypatch.setattr("hydra_transformers.reports.plots.write_png", write_png)
     return found
 
 

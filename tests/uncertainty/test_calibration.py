@@ -16,6 +16,7 @@ from transformers.utils import logging as transformers_logging
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.models.decision import prediction_sets
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.uncertainty import (
     Abstention,
     ConformalSets,
@@ -24,7 +25,6 @@ from hydra_transformers.uncertainty import (
     calibrate,
     collect_answers,
     detector_by_name,
-    evaluate_uncertainty,
 )
 from tests.families import FAMILIES
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import EvalPrediction, Trainer, TrainingArguments, ViTConfig, ViTForImageClassification
 
-from hydra_transformers.prediction import predict
+from hydra_transformers.data.prediction import predict
 from hydra_transformers.uncertainty import (
     StreamingComputeMetrics,
     classification_metrics,

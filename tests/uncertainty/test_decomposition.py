@@ -9,16 +9,11 @@ from hypothesis.extra import numpy as hnp
 from transformers import BertConfig, BertForSequenceClassification
 
 from hydra_transformers import HydraBertForSequenceClassification
+from hydra_transformers.data.prediction import SavedLogits, predict
 from hydra_transformers.models.ensembling import HydraClassifierOutput
-from hydra_transformers.prediction import SavedLogits, predict
 from hydra_transformers.pruning import extract_circuit
-from hydra_transformers.uncertainty import (
-    TemperatureScaling,
-    decompose,
-    evaluate_uncertainty,
-    ood_score,
-    predict_uncertainty,
-)
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.uncertainty import TemperatureScaling, decompose, ood_score, predict_uncertainty
 
 
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True, database=None)

@@ -15,15 +15,15 @@ from sklearn.covariance import EmpiricalCovariance, oas
 from sklearn.neighbors import NearestNeighbors
 
 from hydra_transformers.baselines import DeepEnsemble, MCDropout
+from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier, predict
 from hydra_transformers.models.detection import DETECTORS
-from hydra_transformers.prediction import SavedLogits, ZeroShotClassifier, predict
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.uncertainty import (
     Detector,
     TemperatureScaling,
     UncertaintyAccumulator,
     collect_answers,
     detector_by_name,
-    evaluate_uncertainty,
     ood_metrics,
     ood_score,
 )

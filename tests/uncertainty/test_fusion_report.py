@@ -10,16 +10,11 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from hydra_transformers import AutoHydra
-from hydra_transformers.fingerprints import fingerprint_of_weights
-from hydra_transformers.prediction import collect_member_logits
-from hydra_transformers.uncertainty import (
-    FusionReport,
-    classification_metrics,
-    diversity_metrics,
-    fusion_report,
-    ood_metrics,
-    ood_score,
-)
+from hydra_transformers.data.fingerprints import fingerprint_of_weights
+from hydra_transformers.data.prediction import collect_member_logits
+from hydra_transformers.reports import fusion_report
+from hydra_transformers.reports.fusion_report import FusionReport
+from hydra_transformers.uncertainty import classification_metrics, diversity_metrics, ood_metrics, ood_score
 from hydra_transformers.uncertainty.paired import Change
 from tests.families import BERT, CLIP, RAGGED, VIT
 

@@ -1,8 +1,8 @@
 """Names of models and data sets with signs that mean something to matplotlib or markdown."""
 
-from hydra_transformers.pictures import drawable
-from hydra_transformers.uncertainty import evaluate_uncertainty
-from hydra_transformers.uncertainty.plots import _risk_coverage
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.reports.pictures import drawable
+from hydra_transformers.reports.plots import _risk_coverage
 from tests.uncertainty.test_report_forms import MODELS, saved
 
 

@@ -10,21 +10,20 @@ from huggingface_hub import ModelCardData
 from sklearn.metrics import roc_auc_score
 from torch.utils.data import DataLoader
 
+from hydra_transformers.data.prediction import SavedLogits, predict
 from hydra_transformers.models.ensembling import HydraClassifierOutput
-from hydra_transformers.prediction import SavedLogits, predict
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
+from hydra_transformers.reports.plots import _report_figures
+from hydra_transformers.reports.report import ModelResult, UncertaintyReport
 from hydra_transformers.uncertainty import (
     Abstention,
     ConformalSets,
-    ModelResult,
     TemperatureScaling,
-    UncertaintyReport,
     classification_metrics,
     diversity_metrics,
-    evaluate_uncertainty,
     ood_metrics,
     ood_score,
 )
-from hydra_transformers.uncertainty.plots import _report_figures
 from tests.families import CLIP, VIT, images, padded_texts
 
 

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from hydra_transformers.prediction import SavedLogits
+from hydra_transformers.data.prediction import SavedLogits
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.uncertainty import (
     Abstention,
     ConformalSets,
     UncertaintyAccumulator,
     classification_metrics,
     diversity_metrics,
-    evaluate_uncertainty,
 )
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import log_loss
 
-from hydra_transformers.prediction import SavedLogits, predict
+from hydra_transformers.data.prediction import SavedLogits, predict
 from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics
 
 

@@ -1,0 +1,1 @@
+"""Files written whole, locks, threads and processes."""

@@ -1,0 +1,116 @@
+"""Data that is evaluated over and over: read once, checked, and kept on the device."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._io.processes import check_can_be_shared, gather, gather_batches, rank_and_world_size
+from .fingerprints import fingerprint_of_rows, fingerprints_of_rows
+from .prediction import batches, split_labels
+
+
+@dataclass
+class EvaluationData:
+    """This process's batches, and what all processes know of the whole set."""
+
+    name: str
+    has_labels: bool
+    inputs: list[dict[str, Tensor]] = field(default_factory=list)
+    labels: list[Tensor | None] = field(default_factory=list)
+    num_samples: int = 0
+    fingerprint: str = ""
+    input_digests: list[bytes] = field(default_factory=list)
+    classes: list[int] = field(default_factory=list)
+
+    def description(self) -> dict[str, Any]:
+        return {"samples": self.num_samples, "fingerprint": self.fingerprint}
+
+    @property
+    def batch_sizes(self) -> list[int]:
+        return [len(next(iter(inputs.values()))) for inputs in self.inputs]
+
+
+def read_data(
+    data: Any,
+    name: str,
+    input_names: Sequence[str],
+    batch_size: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    num_classes: int | None,
+    any_labels: bool = False,
+) -> EvaluationData:
+    """Reads `data` once: the inputs that the model takes, and where they are needed the labels of `num_classes` classes,
+    or with `any_labels` numbers of any kind, a row each.
+
+    In a group of W processes, process r keeps the batches r, r + W, ..., with the same bounds as in a single process.
+    """
+    check_can_be_shared(data, name)
+    rank, world_size = rank_and_world_size()
+    result, rows, inputs_of_rows, error = EvaluationData(name, num_classes is not None), [], [], None
+    try:
+        for batch in batches(data, batch_size, None, rank, world_size):
+            inputs, labels = _split(batch, name, input_names, num_classes, any_labels)
+            inputs_of_rows.append(fingerprints_of_rows(inputs))
+            rows.append(inputs_of_rows[-1] if labels is None else fingerprints_of_rows({**inputs, "labels": labels}))
+            result.inputs.append({key: _to(tensor, device, dtype) for key, tensor in inputs.items()})
+            result.labels.append(None if labels is None else labels.to(device))
+    except (TypeError, ValueError) as raised:
+        error = raised
+    # A process that stopped alone would leave the others waiting for it.
+    for raised in gather(error):
+        if raised is not None:
+            raise raised
+    all_rows = [row for of_batch in gather_batches(rows) for row in of_batch]
+    if not all_rows:
+        raise ValueError(f"{name} has no samples: pass at least one batch")
+    result.num_samples, result.fingerprint = len(all_rows), fingerprint_of_rows(all_rows)
+    result.input_digests = [row for of_batch in gather_batches(inputs_of_rows) for row in of_batch]
+    are_classes = [labels for labels in result.labels if labels is not None and not labels.is_floating_point()]
+    found = gather([labels.unique().tolist() for labels in are_classes])
+    result.classes = sorted({label for of_rank in found for of_batch in of_rank for label in of_batch})
+    return result
+
+
+def _split(
+    batch: Mapping[str, Tensor], name: str, input_names: Sequence[str], num_classes: int | None, any_labels: bool
+) -> tuple[dict[str, Tensor], Tensor | None]:
+    inputs, labels = split_labels(batch)
+    if input_names[0] not in inputs:
+        raise ValueError(f"{name} has no {input_names[0]}, which the model reads (its entries: {', '.join(batch)})")
+    inputs = {key: inputs[key] for key in input_names if key in inputs}
+    if num_classes is None:
+        return inputs, None
+    return inputs, _checked_labels(labels, inputs[input_names[0]], name, num_classes, any_labels)
+
+
+def _checked_labels(labels: Tensor | None, inputs: Tensor, name: str, num_classes: int, any_labels: bool) -> Tensor:
+    if labels is None:
+        of_what = "what the metric compares with" if any_labels else "its class indices"
+        raise ValueError(f"{name} has no labels: give every batch {of_what} as 'labels'")
+    if any_labels:
+        if labels.shape[:1] != inputs.shape[:1]:
+            raise ValueError(
+                f"{name} has labels of shape {tuple(labels.shape)} for {len(inputs)} rows: pass one per row"
+            )
+        return labels
+    if labels.is_floating_point() or labels.shape != inputs.shape[:1]:
+        raise ValueError(
+            f"the labels of {name} are {labels.dtype} of shape {tuple(labels.shape)}: pass class indices, one integer "
+            f"for each of the {len(inputs)} rows"
+        )
+    check_label_range(labels, name, num_classes)
+    return labels
+
+
+def check_label_range(labels: Tensor, name: str, num_classes: int) -> None:
+    outside = labels[(labels < 0) | (labels >= num_classes)]
+    if len(outside):
+        raise ValueError(f"{name} has the label {int(outside[0])}: the model's classes are 0 to {num_classes - 1}")
+
+
+def _to(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)

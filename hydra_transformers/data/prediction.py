@@ -1,0 +1,510 @@
+"""From a model and data to `member_logits` (batch, members, classes).
+
+Whatever predicts (a Hydra, a plain Hugging Face classifier, two towers with class prompts, saved arrays) is read here, in one way.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from numbers import Number
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+from transformers import default_data_collator
+
+from ..models.ensembling import HydraClassifierOutput, at_least_float32, ensemble_logits, log_mean_probability
+from ..models.evaluation_mode import evaluation_mode
+
+
+LABEL_NAMES = ("labels", "label")
+PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "special_tokens_mask")
+
+
+class ChangedBatches:
+    """Data whose batches go through `change` each time they are read, once they are on their device."""
+
+    def __init__(self, data: Any, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]):
+        self.data, self.change = data, change
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return batches(self)
+
+
+def batches(
+    data: Any,
+    batch_size: int = 32,
+    device: torch.device | str | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Iterator[dict[str, Tensor]]:
+    """Iterate over `data` as dict batches of tensors, each tensor with the rows in its first dimension.
+
+    Args:
+        data: a torch `DataLoader`, a list (or any iterable) of dict batches, or a `torch` / `datasets` Dataset or list of dict
+            rows.
+        batch_size: rows per batch; used for rows only, the others bring their own batches.
+        device: where the tensors go; `None` leaves them where they are.
+        rank, world_size: yield every `world_size`-th batch, starting with batch `rank`, so that processes share the work.
+
+    Arrays and lists of numbers become tensors; entries that are no numbers (texts, file names) are dropped. Labels are
+    called `labels` or `label`. Rows of tokens, as `dataset.map(tokenize)` makes them, are filled up to the longest of their
+    batch. For rows of images, texts or sounds as they are, see `prepare`.
+    """
+    if isinstance(data, ChangedBatches):
+        yield from map(data.change, batches(data.data, batch_size, device, rank, world_size))
+        return
+    for number, batch in enumerate(_raw_batches(data, batch_size, rank, world_size)):
+        if not isinstance(batch, Mapping):
+            raise TypeError(
+                f"batch {number} of data is a {type(batch).__name__}: each batch must be a dict of tensors "
+                'such as {"pixel_values": ..., "labels": ...}'
+            )
+        tensors = {name: _tensor(name, value, number) for name, value in batch.items() if _counts(name, value)}
+        if not tensors.keys() - set(LABEL_NAMES):
+            raise TypeError(
+                f"batch {number} of data has no tensors{' but the labels' if tensors else ''} (its entries: "
+                f"{_entries(batch)}): tokenize the texts or run the images through the model's image processor first"
+            )
+        if any(tensor.dim() == 0 for tensor in tensors.values()):
+            raise TypeError(
+                f"batch {number} of data holds single values, so it is a row: pass a Dataset of rows, "
+                "or batches whose first dimension counts the rows"
+            )
+        yield {name: tensor.to(device) if device is not None else tensor for name, tensor in tensors.items()}
+
+
+def _counts(name: str, value: Any) -> bool:
+    """Whether an entry of a batch is numbers. A single number beside the batch is none of its rows, unless it is a label."""
+    dim = _dim(value)
+    return dim is not None and (dim > 0 or isinstance(value, Tensor) or name in LABEL_NAMES)
+
+
+def _tensor(name: str, value: Any, number: int) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    first = value[0] if isinstance(value, (list, tuple)) else None
+    try:
+        if isinstance(first, Tensor):
+            return torch.stack(tuple(value))
+        return torch.tensor(np.stack(value) if isinstance(first, np.ndarray) else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(
+            f"{name} in batch {number} of data is a {type(value).__name__} that makes no tensor ({error}): pad its rows to "
+            "one length"
+        ) from error
+
+
+def _entries(batch: Mapping[str, Any]) -> str:
+    """The names in a batch or row, with the kind of what is no tensor: "image (PngImageFile), label"."""
+    return (
+        ", ".join(
+            f"{name}" if isinstance(value, (Tensor, Number)) else f"{name} ({type(value).__name__})"
+            for name, value in batch.items()
+        )
+        or "none"
+    )
+
+
+def check_is_data(data: Any, name: str = "data") -> None:
+    """Refuses what `batches` cannot read, without reading anything."""
+    if isinstance(data, (Mapping, str, bytes, Tensor)) or not (_holds_rows(data) or isinstance(data, Iterable)):
+        raise TypeError(
+            f"{name} is a {type(data).__name__}: pass a DataLoader, a list of dict batches ([batch] for a single one) "
+            "or a Dataset or list of dict rows"
+        )
+
+
+def _raw_batches(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[Any]:
+    check_is_data(data)
+    if not _holds_rows(data):
+        yield from islice(data, rank, None, world_size)
+        return
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}: pass at least 1")
+    for number, rows in enumerate(_row_groups(data, batch_size, rank, world_size)):
+        if not isinstance(rows[0], Mapping):
+            raise TypeError(
+                f"a row of data (in batch {number}) is a {type(rows[0]).__name__}: each row must be a dict "
+                'such as {"pixel_values": ..., "labels": ...}'
+            )
+        yield collate(rows)
+
+
+def collate(rows: list[Mapping[str, Any]], padding: int = 0) -> dict[str, Tensor]:
+    """Rows as one batch of tensors. Tokens of texts of different lengths are filled up at the end, with the token `padding`
+    that the attention mask leaves out."""
+    names = {name: name for row in rows for name, value in row.items() if _dim(value) is not None}
+    # Under these names Transformers' collator makes whole numbers of all labels where the first is one.
+    for name in ("label", "label_ids"):
+        if names.pop(name, None) is not None:
+            names.setdefault("labels", name)
+    if not set(names) - set(LABEL_NAMES):
+        raise TypeError(
+            f"the rows of data have no numbers{' but the labels' if names else ''} (their entries: {_entries(rows[0])}): "
+            "pass prepare(data, processor), with the model's tokenizer or image processor"
+        )
+    for row in rows:
+        for name in names.values():
+            if _dim(row.get(name)) is None:
+                raise ValueError(
+                    f"a row of data has no numbers as its {name}, others of its batch have: give them to every row, or to none"
+                )
+    try:
+        return default_data_collator(
+            _filled_up([{name: row[source] for name, source in names.items()} for row in rows], padding)
+        )
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"the rows of data cannot be stacked ({error}): pad them to one length, or pass a DataLoader that does"
+        ) from error
+
+
+def _filled_up(rows: list[dict[str, Any]], padding: int) -> list[dict[str, Any]]:
+    """Rows of tokens at the length of the longest; those that are no texts, or of one length, as they are."""
+    lengths = {len(row["input_ids"]) for row in rows if _dim(row.get("input_ids")) == 1}
+    if len(lengths) < 2:
+        return rows
+    filled = []
+    for row in rows:
+        length = len(row["input_ids"])
+        row = {"attention_mask": [1] * length} | row
+        tokens = {name: value for name, value in row.items() if name in PER_TOKEN and len(value) == length}
+        fillers = dict.fromkeys(tokens, 0) | {"input_ids": padding}
+        missing = max(lengths) - length
+        filled.append(row | {name: [*map(int, value), *[fillers[name]] * missing] for name, value in tokens.items()})
+    return filled
+
+
+def padding_of(model: nn.Module) -> int | None:
+    """The token by which a plain classifier on a causal language model knows the last one of a text; None for others."""
+    # Those of Transformers call the map that gives the logits `score`, others `classifier`. Hydras read the mask as well.
+    is_decoder = any(isinstance(getattr(module, "score", None), nn.Module) for module in model.modules())
+    return getattr(config_of(model), "pad_token_id", None) if is_decoder else None
+
+
+def _row_groups(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[list[Any]]:
+    """Groups of `batch_size` rows; a Dataset that can be indexed never loads the rows of other processes."""
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        for start in range(rank * batch_size, len(data), world_size * batch_size):
+            yield [data[row] for row in range(start, min(start + batch_size, len(data)))]
+        return
+    rows, number = iter(data), 0
+    while group := list(islice(rows, batch_size)):
+        if number % world_size == rank:
+            yield group
+        number += 1
+
+
+def _holds_rows(data: Any) -> bool:
+    from_datasets = any(cls.__module__.split(".")[0] == "datasets" for cls in type(data).__mro__)
+    return isinstance(data, Dataset) or from_datasets or (isinstance(data, (list, tuple)) and _begins_with_a_row(data))
+
+
+def _begins_with_a_row(entries: Sequence[Any]) -> bool:
+    """A row has one label, one text, one image or one sound; a batch has several."""
+    first = entries[0] if entries else None
+    if not isinstance(first, Mapping):
+        return False
+    dims = {"labels": 0, "label": 0, "input_ids": 1, "pixel_values": 3, "input_values": 2}
+    return any(name in first and _dim(first[name]) == dim for name, dim in dims.items())
+
+
+def _dim(value: Any) -> int | None:
+    """Of numbers in a tensor, an array, nested lists or by themselves; None for anything else."""
+    if isinstance(value, (list, tuple)):
+        inner = _dim(value[0]) if value else None
+        return None if inner is None else inner + 1
+    if isinstance(value, np.ndarray):
+        return value.ndim if value.dtype.kind in "biuf" else None
+    if isinstance(value, Tensor):
+        return value.ndim
+    return 0 if isinstance(value, Number) else None
+
+
+def split_labels(batch: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Tensor | None]:
+    """Part a batch into the model's inputs and the labels (`None` where there are none)."""
+    inputs = {name: value for name, value in batch.items() if name not in LABEL_NAMES}
+    labels = next((batch[name] for name in LABEL_NAMES if batch.get(name) is not None), None)
+    return inputs, labels
+
+
+def labels_of(batch: Mapping[str, Tensor], rows: int) -> Tensor | None:
+    """A batch's labels, one for each of its rows; None where it has none."""
+    labels = split_labels(batch)[1]
+    if labels is not None and len(labels) != rows:
+        raise ValueError(f"a batch of data has {rows} rows and {len(labels)} labels: give each row one")
+    return labels
+
+
+def predict(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """The member logits (batch, members, classes) of one batch; a plain model has one member.
+
+    Labels, and entries the model's `forward` does not name, are not passed to the model.
+    """
+    inputs, _ = split_labels(batch)
+    inputs = accepted_inputs(model, inputs)
+    with evaluation_mode(model), torch.inference_mode():
+        return member_logits_of(model(**inputs), type(model).__name__)
+
+
+def member_logits_of(output: Any, source: str = "the model") -> Tensor:
+    """Read (batch, members, classes) from a model's output: `member_logits`, else `logits` or `logits_per_image` as one member."""
+    member_logits = getattr(output, "member_logits", None)
+    if member_logits is not None:
+        if member_logits.dim() != 3:
+            raise ValueError(
+                f"{source} gave member_logits of shape {tuple(member_logits.shape)}: expected (batch, members, classes)"
+            )
+        return member_logits
+    logits = getattr(output, "logits", None)
+    if logits is None:
+        logits = getattr(output, "logits_per_image", None)
+    if logits is None:
+        raise TypeError(
+            f"the output of {source} has neither logits nor logits_per_image: pass a classification model, "
+            "or wrap CLIP or SigLIP in ZeroShotClassifier"
+        )
+    if logits.dim() != 2:
+        raise ValueError(f"{source} gave logits of shape {tuple(logits.shape)}: expected (batch, classes)")
+    return logits.unsqueeze(1)
+
+
+def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
+    """The output of an ensemble of models like `model`, for its members' logits (batch, members, classes)."""
+    problem_type = problem_type_of_answers(model)
+    if problem_type is None and getattr(config_of(model), "num_labels", None) == 1:
+        problem_type = "regression"  # as Transformers' loss takes it, and every Hydra
+    logits = ensemble_logits(member_logits, problem_type)
+    return HydraClassifierOutput(logits=logits, member_logits=member_logits)
+
+
+def config_of(model: nn.Module | None) -> Any:
+    """The model's config, be it that of a model inside; None where there is none."""
+    return next((each.config for each in _models_inside(model) if hasattr(each, "config")), None)
+
+
+def _models_inside(model: nn.Module | None) -> Iterator[nn.Module]:
+    """The model itself, and what it wraps, one inside the other; the first one of several."""
+    while model is not None:
+        yield model
+        inside = (getattr(model, name, None) for name in ("model", "module"))
+        model = model.models[0] if hasattr(model, "models") else next(filter(None, inside), None)
+
+
+def problem_type_of(model: nn.Module | None) -> str | None:
+    """What the config says, be it that of a model inside."""
+    return getattr(config_of(model), "problem_type", None)
+
+
+def problem_type_of_answers(model: nn.Module) -> str | None:
+    """How the model's own logits are read: as its config says, and those of SigLIP text by text. It says yes or no to each text,
+    and chooses one of several only as a `ZeroShotClassifier`."""
+    inside = list(_models_inside(model))
+    has_bias = any(hasattr(each, "logit_bias") for each in inside)
+    chooses_one = any(isinstance(each, ZeroShotClassifier) for each in inside)
+    return "multi_label_classification" if has_bias and not chooses_one else problem_type_of(model)
+
+
+# Problem types, as configs name them, whose answer is not one of several classes.
+OTHER_PROBLEMS = {"multi_label_classification": "multi-label classification", "regression": "regression"}
+
+
+def check_chooses_one_class(model: nn.Module, name: str) -> None:
+    """Refuses models that answer with several labels at once or with numbers: a softmax over those means nothing."""
+    problem = OTHER_PROBLEMS.get(problem_type_of(model))
+    if problem is not None:
+        raise ValueError(
+            f"{name} is made for {problem} (problem_type in its config), and this is about choosing one of several classes: "
+            "pass such a classifier; predict_uncertainty also takes multi-label models"
+        )
+
+
+def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The entries that the model's `forward` names, or those that it `reads` where it says so; all of them for a wrapper that
+    hands everything on. What the attention mask leaves out of a text is the model's own padding, where it goes by that."""
+    inputs = _with_padding_of(model, inputs)
+    parameters = inspect.signature(model.forward).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = {parameter.name for parameter in parameters if parameter.kind not in variadic}
+    if not named:
+        return inputs
+    named |= getattr(model, "reads", frozenset())  # a baseline hands on what the model inside reads
+    accepted = {name: value for name, value in inputs.items() if name in named}
+    if not accepted:
+        raise ValueError(
+            f"{type(model).__name__} takes none of the batch's entries ({', '.join(inputs) or 'none'}): "
+            f"it reads {', '.join(sorted(named))}, which its tokenizer or image processor makes"
+        )
+    return accepted
+
+
+def _with_padding_of(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Rows of texts are filled up with zeros before it is known who reads them."""
+    tokens, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    if tokens is None or mask is None or tokens.shape != mask.shape:
+        return inputs
+    padding = padding_of(model)
+    return inputs if padding is None else inputs | {"input_ids": tokens.masked_fill(mask == 0, padding)}
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device the model's inputs belong on."""
+    if isinstance(getattr(model, "device", None), torch.device):
+        return model.device
+    return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
+
+
+def collect_member_logits(
+    model: nn.Module, data: Any, batch_size: int = 32, device: torch.device | str | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Predict all of `data` and keep everything: member logits (samples, members, classes) and labels (or `None`), on the CPU.
+
+    For sets that fit in memory, such as the validation set a temperature is fitted on. `device`: the model's own unless given.
+    """
+    all_logits, all_labels = [], []
+    for batch in batches(data, batch_size, device_of(model) if device is None else device):
+        all_logits.append(predict(model, batch).cpu())
+        labels = labels_of(batch, len(all_logits[-1]))
+        if labels is not None:
+            all_labels.append(labels.cpu())
+    if not all_logits:
+        raise ValueError("data has no batches: pass at least one sample")
+    if all_labels and len(all_labels) != len(all_logits):
+        raise ValueError(
+            f"{len(all_labels)} of {len(all_logits)} batches have labels: give every batch labels, or none of them"
+        )
+    return torch.cat(all_logits), torch.cat(all_labels) if all_labels else None
+
+
+class SavedLogits(nn.Module):
+    """A stand-in for a model whose member logits were saved: its batches are `{"member_logits": ..., "labels": ...}`."""
+
+    def forward(self, member_logits: Tensor) -> HydraClassifierOutput:
+        return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
+
+
+def check_class_prompts(class_prompts: Mapping[str, Tensor] | None, model: nn.Module) -> None:
+    """Refuses class prompts that are missing or not tokenized; tells of such as a model was not trained with."""
+    input_ids = None if class_prompts is None else class_prompts.get("input_ids")
+    if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
+        raise ValueError(
+            f"{type(model).__name__} classifies by prompts, and class_prompts has no input_ids of shape (classes, tokens): pass the "
+            'tokenizer\'s output with padding=True and return_tensors="pt", one row per class'
+        )
+    most = getattr(getattr(config_of(model), "text_config", None), "max_position_embeddings", None)
+    # SigLIP, which has a bias, reads the last token, be it padding.
+    if hasattr(model, "logit_bias") and most is not None and input_ids.shape[1] < most:
+        warnings.warn(
+            f"class_prompts have {input_ids.shape[1]} tokens, and {type(model).__name__} reads the last of {most}: tokenize "
+            f'with padding="max_length", max_length={most}, as it was trained',
+            stacklevel=3,
+        )
+
+
+class ZeroShotClassifier(nn.Module):
+    """A model of two towers as an image classifier over fixed class prompts; its batches hold `pixel_values`.
+
+    Args:
+        clip_model: a Hydra of two towers, or the `CLIPModel` or other model of Transformers that it is made from.
+        class_prompts: the tokenizer's output for one prompt per class, for example
+            `tokenizer([f"A photo of a {label}." for label in labels], padding=True, return_tensors="pt")`; for SigLIP with
+            `padding="max_length"`, since it reads the last token, be it padding.
+        class_names: what the classes are called in answers to raw images, one per prompt.
+
+    The classes exclude each other, so their probabilities are a softmax over them. SigLIP itself says yes or no to each prompt,
+    by a sigmoid of its logits; the softmax of these is the probability of each class given that exactly one of them is right.
+
+    The prompts' features are computed once, here; after changing the model's weights, call `refresh()`.
+    """
+
+    prompts_per_pass = 256  # bounds the memory of the text tower for thousands of classes
+
+    def __init__(
+        self, clip_model: nn.Module, class_prompts: Mapping[str, Tensor], class_names: Sequence[str] | None = None
+    ):
+        super().__init__()
+        check_class_prompts(class_prompts, clip_model)
+        if class_names is not None and len(class_names) != len(class_prompts["input_ids"]):
+            raise ValueError(
+                f"class_names has {len(class_names)} names, class_prompts {len(class_prompts['input_ids'])} prompts: pass one "
+                "name per prompt"
+            )
+        self.class_names = None if class_names is None else list(class_names)
+        prompts = {name: value for name, value in class_prompts.items() if isinstance(value, Tensor)}
+        self.model = clip_model
+        self.class_prompts = prompts
+        self.similarity = PromptSimilarity()
+        self.register_buffer("text_features", torch.empty(0), persistent=False)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Compute the class prompts' features (classes, members, dim) from the model's current weights."""
+        device = device_of(self.model)
+        rows = len(self.class_prompts["input_ids"])
+        features = []
+        with evaluation_mode(self.model):
+            for start in range(0, rows, self.prompts_per_pass):
+                part = slice(start, start + self.prompts_per_pass)
+                prompts = {name: value[part].to(device) for name, value in self.class_prompts.items()}
+                features.append(_unit_features(self.model.get_text_features(**prompts)))
+        self.text_features = torch.cat(features)
+
+    def forward(self, pixel_values: Tensor) -> HydraClassifierOutput:
+        shortcut = only_what_is_read(self.model)
+        image_features = _unit_features(self.model.get_image_features(pixel_values=pixel_values, **shortcut))
+        text_features = at_least_float32(self.text_features)  # a buffer, so `.to(torch.bfloat16)` takes it along
+        scale = at_least_float32(self.model.logit_scale).exp()
+        bias = at_least_float32(self.model.logit_bias) if hasattr(self.model, "logit_bias") else None
+        member_logits = self.similarity(image_features, text_features, scale, bias)
+        return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
+
+
+def only_what_is_read(model: nn.Module) -> dict[str, bool]:
+    """For `get_image_features`: where a Hydra makes features of one token, its last layer computes that one alone."""
+    return {"first_token_only": True} if getattr(model, "reads_first_token", False) else {}
+
+
+def logits_of_cosines(model: nn.Module, cosines: Tensor) -> Tensor:
+    """The logits (..., classes) of a plain model of two towers, or of a one-member Hydra."""
+    logits = cosines * model.logit_scale.exp()
+    return logits + model.logit_bias if hasattr(model, "logit_bias") else logits
+
+
+def zero_shot_in(model: nn.Module) -> ZeroShotClassifier | None:
+    """The model itself, or the one inside it."""
+    return next((each for each in model.modules() if isinstance(each, ZeroShotClassifier)), None)
+
+
+class PromptSimilarity(nn.Module):
+    """What two towers have in place of a classifier: a linear map whose weights are the prompts' features."""
+
+    def forward(
+        self, image_features: Tensor, text_features: Tensor, scale: Tensor, bias: Tensor | None = None
+    ) -> Tensor:
+        """(images, members, dim), (classes, members, dim), twice (members,) or () -> (images, members, classes)"""
+        image_members, text_members = image_features.shape[1], text_features.shape[1]
+        if image_members != text_members and 1 not in (image_members, text_members):
+            raise ValueError(
+                f"the vision tower has {image_members} members, the text tower {text_members}: "
+                "they must agree, or one of them must have a single member"
+            )
+        # One member per batch entry of the product: (members, images, dim) @ (members, dim, classes).
+        similarity = image_features.transpose(0, 1) @ text_features.permute(1, 2, 0)
+        logits = scale.reshape(-1, 1, 1) * similarity
+        return (logits if bias is None else logits + bias.reshape(-1, 1, 1)).transpose(0, 1)
+
+
+def _unit_features(output: Any) -> Tensor:
+    """A tower's projected features as unit vectors, at least in float32, (rows, members, dim)."""
+    if isinstance(output, Tensor):
+        features = output
+    else:
+        features = output.get("member_pooler_output", output.pooler_output)
+    if features.dim() == 2:
+        features = features.unsqueeze(1)
+    return nn.functional.normalize(at_least_float32(features), dim=-1)

@@ -1,0 +1,275 @@
+"""Hydras in formats that run without this package and without Transformers: ONNX, and PyTorch's archive of an exported graph."""
+
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+from transformers import PreTrainedModel
+
+from ._io.files import remove_leftovers, written_whole
+from .cost import example_inputs
+from .data.prediction import accepted_inputs, evaluation_mode
+from .models.configuration_hydra import OUTPUTS_OF_HYDRAS
+
+
+FILES = {"onnx": "model.onnx", "torch": "model.pt2"}
+PACKAGES = {"onnx": ("onnx", "onnxruntime", "onnxscript"), "torch": ()}
+TALKATIVE = ("torch.onnx", "onnxscript", "onnx_ir")  # they tell of every operation that they leave as it is
+# The graph is recorded with the first sizes, and checked with the second: batch, and share of the longest text.
+RECORDED, CHECKED = (2, 0.5), (3, 0.75)
+# By which an exported model may differ from the model, of the largest number in an output.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
+
+
+class ExportError(RuntimeError):
+    """A format that cannot hold the model, or computes something else than it."""
+
+
+def export(
+    model: PreTrainedModel, path: str | os.PathLike, to: str | Sequence[str] = "onnx", processor: Any = None
+) -> Path:
+    """Writes a Hydra in another format, for batches of every size and texts of every length; returns the folder.
+
+    Args:
+        model: a Hydra with a head, or a Hydra of CLIP or SigLIP; it is left as it is.
+        path: a new folder. It gets `model.onnx` or `model.pt2`, config.json, and the processor's files.
+        to: "onnx", "torch" (what `torch.export.load` reads), or both in a list, which costs less than twice.
+        processor: what prepares the model's inputs: written beside it, and asked which inputs it makes, and of which size.
+
+    The inputs have the names of the model's own. The outputs are `logits` (batch, classes) and `member_logits` (batch,
+    members, classes), for two towers (images, texts) and (images, members, texts); of a calibrated Hydra also `detector_score`,
+    `abstain` and `prediction_set`, as far as it was calibrated for them. Before anything is put in its place, the exported
+    model answers a batch of another size, and must answer as the model does.
+    """
+    formats = [to] if isinstance(to, str) else list(to)
+    path = Path(path)
+    _check(model, path, formats)
+    with evaluation_mode(model), _decided_or_not(model), torch.no_grad(), _quiet():
+        exportable = Exportable(model, processor)
+        program = exportable.program()
+        with written_whole(path) as folder:
+            for each in formats:
+                WRITERS[each](program, folder / FILES[each], exportable)
+                _check_answers(exportable, RUNNERS[each](folder / FILES[each]), each)
+            model.config.to_json_file(folder / "config.json", use_diff=False)  # with all names of classes
+            if processor is not None:
+                processor.save_pretrained(folder)
+    return path
+
+
+def _check(model: PreTrainedModel, path: Path, formats: list[str]) -> None:
+    unknown = [each for each in formats if each not in FILES]
+    if unknown or not formats:
+        raise ValueError(f"to is {(unknown or formats)[:1]}: pass one or more of {', '.join(FILES)}")
+    # By name: the class may have come with a repository.
+    classes = getattr(getattr(model, "config", None), "auto_classes", {})
+    heads = [name.rpartition(".")[2] for auto, name in classes.items() if auto not in ("AutoConfig", "AutoModel")]
+    if type(model).__name__ not in heads:
+        raise TypeError(
+            f"model is a {type(model).__name__}: pass a Hydra that classifies, or a Hydra of CLIP or SigLIP"
+        )
+    if "onnx" in formats and model.dtype == torch.bfloat16:
+        raise ValueError("model is in bfloat16, which ONNX Runtime does not compute with on a CPU: pass model.float()")
+    for package in (package for each in formats for package in PACKAGES[each]):
+        if find_spec(package) is None:
+            raise ImportError(f"to={formats} needs {package}: pip install {' '.join(PACKAGES['onnx'])}")
+    remove_leftovers(path)
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise FileExistsError(f"{path} exists already: pass another path, or remove it")
+
+
+def _decided_or_not(model: PreTrainedModel) -> Any:
+    """While a graph is recorded nobody looks whether the weights are those that were calibrated: that is decided here."""
+    return nullcontext() if model.decision is None or model.is_deciding else model.undecided()
+
+
+class Exportable(nn.Module):
+    """A Hydra with tensors in and a dict of tensors out, as the formats have them."""
+
+    def __init__(self, model: PreTrainedModel, processor: Any = None):
+        super().__init__()
+        self.model = model
+        self.names = list(inputs_of(model, processor, *RECORDED))
+        self.processor = processor
+
+    def forward(
+        self,
+        pixel_values: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        input_values: Tensor | None = None,
+        input_features: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        given = {
+            "pixel_values": pixel_values,
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "input_values": input_values,
+            "input_features": input_features,
+        }
+        outputs = self.model(**{name: given[name] for name in self.names})
+        logits = outputs["logits" if "logits" in outputs else "logits_per_image"]
+        return {"logits": logits} | {name: outputs[name] for name in OUTPUTS_OF_HYDRAS if name in outputs}
+
+    @property
+    def has_towers(self) -> bool:
+        return hasattr(self.model.config, "vision_config")
+
+    def example(self, batch: int, length: float) -> dict[str, Tensor]:
+        return inputs_of(self.model, self.processor, batch, length)
+
+    def program(self) -> ExportedProgram:
+        inputs = self.example(*RECORDED)
+        sizes = {name: dict.fromkeys(axes_of(name, self.has_towers), Dim.DYNAMIC) for name in inputs}
+        try:
+            return torch.export.export(self, (), inputs, dynamic_shapes=sizes)
+        except Exception as error:  # whatever a graph can stumble on
+            raise ExportError(
+                f"torch.export cannot record this {type(self.model).__name__}: {_first_line(error)}"
+            ) from error
+
+
+def inputs_of(model: PreTrainedModel, processor: Any, batch: int, length: float) -> dict[str, Tensor]:
+    """Random inputs, of the names that the processor makes; texts of `length` of the most tokens, padded at the end."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = {}
+    for name, tensor in example_inputs(model.config, batch).items():
+        if tensor.is_floating_point():
+            shape = tensor.shape if name != "pixel_values" else _shape_of_images(processor, tensor)
+            inputs[name] = torch.randn(shape, generator=generator).to(model.dtype)
+            continue
+        text = getattr(model.config, "text_config", model.config)
+        tokens = max(2, int(tensor.shape[1] * length))
+        inputs[name] = torch.randint(1, text.vocab_size, (batch, tokens), generator=generator)
+        mask = torch.ones_like(inputs[name])
+        mask[0, tokens // 2 :] = 0
+        inputs[name][0, tokens // 2 :] = getattr(text, "pad_token_id", None) or 0
+        made = getattr(getattr(processor, "tokenizer", processor), "model_input_names", ())
+        inputs["attention_mask"] = mask
+        if "token_type_ids" in made:
+            inputs["token_type_ids"] = torch.zeros_like(mask)
+    return {name: tensor.to(model.device) for name, tensor in accepted_inputs(model, inputs).items()}
+
+
+def _shape_of_images(processor: Any, expected: Tensor) -> torch.Size:
+    """As the processor makes them, which may be smaller than those that the model was trained on first."""
+    reader = getattr(processor, "image_processor", processor)
+    if reader is None:
+        return expected.shape
+    batch, channels, height, width = expected.shape
+    image = np.zeros((height, width, channels), dtype=np.uint8)
+    return torch.Size([batch, *reader(images=image, return_tensors="pt")["pixel_values"].shape[1:]])
+
+
+def axes_of(name: str, has_towers: bool) -> dict[int, str]:
+    """The axes of an input whose size is free, and what they count."""
+    if name == "pixel_values":
+        return {0: "images" if has_towers else "batch"}
+    if name == "input_values":
+        return {0: "batch"}  # spectrograms have as many frames as there are positions
+    return {0: "texts" if has_towers else "batch", 1: "length"}
+
+
+# Formats: how a program is written, and how what was written is run
+
+
+def _write_torch(program: ExportedProgram, path: Path, exportable: Exportable) -> None:
+    torch.export.save(program, path)
+
+
+def _run_torch(path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    module = torch.export.load(path).module()
+    return lambda inputs: module(**inputs)
+
+
+def _write_onnx(program: ExportedProgram, path: Path, exportable: Exportable) -> None:
+    outputs = list(exportable(**exportable.example(*RECORDED)))
+    try:
+        written = torch.onnx.export(program, dynamo=True, verbose=False, output_names=outputs)
+        _name_axes(written.model.graph, exportable)
+        written.save(path)
+    except Exception as error:  # whatever the exporter meets
+        raise ExportError(f"ONNX cannot hold this model: {_first_line(error)}") from error
+
+
+def _name_axes(graph: Any, exportable: Exportable) -> None:
+    """The exporter counts free sizes as s0, s1, ...: whoever opens the file should read what they are."""
+    names = {}
+    for value in graph.inputs:
+        for axis, name in axes_of(value.name, exportable.has_towers).items():
+            names[str(value.shape[axis])] = name
+    symbol = re.compile("|".join(rf"\b{name}\b" for name in names))
+    inner = (output for node in graph.all_nodes() for output in node.outputs)
+    for value in (*graph.inputs, *inner):
+        for axis, size in enumerate(value.shape or ()):
+            if not isinstance(size, int) and size.value is not None:
+                value.shape[axis] = symbol.sub(lambda found: names[found.group()], size.value)
+
+
+def _run_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    import onnxruntime
+
+    try:
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its own classes, of a module without a public name
+        raise ExportError(
+            f"ONNX Runtime cannot load the exported model, try model.float(): {_first_line(error)}"
+        ) from error
+    outputs = [output.name for output in session.get_outputs()]
+
+    def run(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found = session.run(outputs, {name: tensor.numpy(force=True) for name, tensor in inputs.items()})
+        return dict(zip(outputs, map(torch.as_tensor, found), strict=True))
+
+    return run
+
+
+WRITERS = {"onnx": _write_onnx, "torch": _write_torch}
+RUNNERS = {"onnx": _run_onnx, "torch": _run_torch}
+
+
+def _check_answers(exportable: Exportable, run: Callable, name: str) -> None:
+    """Refuses an exported model that answers otherwise than the model; yes and no may differ where a score is on the edge."""
+    inputs = exportable.example(*CHECKED)
+    found, expected = run(inputs), exportable(**inputs)
+    for output, tensor in expected.items():
+        if tensor.dtype == torch.bool:
+            continue
+        difference = (found[output].to(tensor) - tensor).abs().max().item()
+        most = TOLERANCE[exportable.model.dtype] * max(1.0, tensor.abs().max().item())
+        if not difference <= most:
+            raise ExportError(
+                f"the model exported to {name} answers otherwise than the model ({output} differs by {difference:.2g}): "
+                "nothing was written"
+            )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' notes on every operation."""
+    levels = {name: logging.getLogger(name).level for name in TALKATIVE}
+    try:
+        for name in TALKATIVE:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

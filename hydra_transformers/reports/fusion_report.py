@@ -1,0 +1,413 @@
+"""Whether members may share the mean of their weights: measured on data, before they are fused."""
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ..data.fingerprints import fingerprints_of_rows
+from ..data.prediction import batches, check_chooses_one_class, device_of, predict, split_labels
+from ..models.auto import AutoHydra, hydra_class
+from ..models.configuration_hydra import SHARED_PARTS
+from ..uncertainty.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
+from ..uncertainty.metrics import exact_mean, expected_calibration_error, ood_metrics
+from ..uncertainty.ood import ood_groups
+from ..uncertainty.paired import Change, accuracy_change, auroc_change, mean_change
+from ..uncertainty.streaming import UncertaintyAccumulator
+from .fusion_tables import fusion_tables
+from .fusion_verdict import decide
+
+
+STEPS = (0.25, 0.5, 0.75)  # of the way to the mean, between its ends
+Cosines = dict[str, dict[str, float | None]]  # part -> pair of members -> cosine
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a model, or one member of it, reached; fractions, not percentages.
+
+    Attributes:
+        auroc: group ("near") -> data set -> AUROC of the maximum softmax probability.
+    """
+
+    accuracy: float
+    nll: float
+    ece: float
+    mutual_information: float
+    disagreement: float
+    auroc: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def mean_auroc(self, group: str) -> float:
+        return sum(self.auroc[group].values()) / len(self.auroc[group])
+
+
+@dataclass(frozen=True)
+class Fused:
+    """What sharing some parts makes of the members, against sharing nothing.
+
+    Attributes:
+        shared: the parts that are shared, as `from_pruned_members` takes them.
+        ensemble: the ensemble of the members inside.
+        members: each member inside.
+        nll, accuracy: the ensemble's changes.
+        member_accuracies: each member's change.
+        auroc: group -> the ensemble's change, a mean over the group's data sets.
+        auroc_by_set: group -> data set -> the ensemble's change.
+    """
+
+    shared: tuple[str, ...]
+    ensemble: Judged
+    members: list[Judged]
+    nll: Change
+    accuracy: Change
+    member_accuracies: list[Change]
+    auroc: dict[str, Change]
+    auroc_by_set: dict[str, dict[str, Change]]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A point on the members' way to the mean: what they reach there on average."""
+
+    t: float
+    accuracy: float
+    nll: float
+
+
+@dataclass(frozen=True)
+class FusionReport:
+    """What fusing would do to members, and whether to do it. `fusion_report` makes it, and has the rule of the verdict.
+
+    Attributes:
+        verdict: "fuse", "fuse without embeddings" (or layernorm, or mlp), "do not fuse" or "cannot tell".
+        sentence: the verdict with its reasons.
+        shared: what to pass as `shared` to `from_pruned_members`; nothing where the verdict is not to fuse, or unsure.
+        num_rows, num_ood_rows: rows of `data`, and of each OOD set by group.
+        guessing: accuracy of the most frequent class, and NLL of the classes' frequencies: what needs no look at a row.
+        beats_guessing: for each member alone, whether it is surely better than that, in accuracy or in NLL.
+        alone: each member by itself.
+        not_fused: the ensemble of the members as they are.
+        fused: all three parts shared.
+        soup: one model with the mean of all weights; None where members keep different heads.
+        parts: the other choices of what to share: each part alone, and all but each.
+        path: from the members (t = 0) to all shared parts at their mean (t = 1).
+        rise: how far the members' mean NLL rises on that path above its start. The mean lies midway between the members, so
+            this is the barrier between them in the sense of mode connectivity.
+        barrier: how far it rises above the straight line between the path's two ends; 0 where the mean is the worst point.
+        diversity: mutual_information and disagreement of the members where they differ in everything ("not fused"), in
+            their attention ("attention") and in their MLPs ("mlp", where they keep the same heads); the classifiers are
+            always each member's own.
+        weight_cosines: part -> pair of members ("0-1") -> cosine between their weights. Those of LayerNorms are near 1
+            whatever they learned: their scales begin at 1.
+        difference_cosines: the same between what members have learned since `pretrained`; None where that was not given.
+    """
+
+    num_rows: int
+    num_ood_rows: dict[str, dict[str, int]]
+    guessing: dict[str, float]
+    beats_guessing: list[bool]
+    alone: list[Judged]
+    not_fused: Judged
+    fused: Fused
+    soup: Judged | None
+    parts: list[Fused]
+    path: list[Step]
+    rise: float
+    barrier: float
+    diversity: dict[str, dict[str, float]]
+    weight_cosines: Cosines
+    difference_cosines: Cosines | None
+    verdict: str = field(init=False)
+    sentence: str = field(init=False)
+    shared: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self):
+        for name, value in zip(("verdict", "sentence", "shared"), decide(self), strict=True):
+            object.__setattr__(self, name, value)
+
+    @property
+    def num_members(self) -> int:
+        return len(self.alone)
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def to_markdown(self) -> str:
+        """The sentence and all tables."""
+        return fusion_tables(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in plain dicts, lists and numbers, for JSON."""
+        return asdict(self) | {"shared": list(self.shared)}
+
+    def plot(self, folder: str | os.PathLike) -> list[Path]:
+        """Draw the way to the mean and what each part costs into PNG files in `folder`, and return their paths."""
+        from .plots import draw_fusion_report
+
+        return draw_fusion_report(self, folder)
+
+
+def fusion_report(
+    members: Sequence[PreTrainedModel],
+    data: Any,
+    ood_data: Any = None,
+    *,
+    pretrained: PreTrainedModel | None = None,
+    batch_size: int = 32,
+) -> FusionReport:
+    """Tells before members are fused what sharing the mean of their weights does to them.
+
+    Args:
+        members: two classifiers or more of one architecture, as `from_pruned_members` takes them: supported models of
+            Transformers or Hydras, pruned or not. They are left as they are.
+        data: labelled data that no member was trained on: a DataLoader, a list of dict batches, or a Dataset or list of
+            dict rows. It is read up to 13 times (`ood_data` 9 times), and must give the same rows in the same order each time.
+        ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set; labels are not read.
+        pretrained: the model that members were fine-tuned from, with or without a head: adds the cosine between what
+            they have learned since.
+        batch_size: rows per batch, where data comes in rows.
+
+    Beside the members, a Hydra that holds all of them is in memory, on the device of the first, and the weights that are
+    shared at the moment once more.
+
+    The verdict. Fused and not fused, the members answer the same rows, so every change is a mean over rows with a 95 %
+    interval. A change is sure where all of its interval lies beyond what is tolerated:
+
+    - the ensemble's NLL may rise by 5 % (at least by 0.01 nats), its accuracy may fall by 2 points, a member's by 5;
+    - the ensemble's AUROC may fall by 2 points on average over the sets of a group, near or far, of 100 rows or more each.
+
+    1. With fewer than 100 rows: "cannot tell".
+    2. One of these losses is sure: "fuse without PART" if leaving out one part makes a Hydra that passes steps 3 and 4
+       (of several, the one of the lowest NLL), otherwise "do not fuse".
+    3. A member alone is not surely better than guessing, neither in accuracy nor in NLL: "cannot tell".
+    4. None of these losses is sure, and the NLL has surely not risen by more than is tolerated: "fuse".
+    5. Anything else: "cannot tell", and about how many rows would tell.
+
+    A higher ECE, which a temperature repairs, and single OOD sets that are detected worse are told of in the sentence and
+    leave the verdict as it is. The intervals are those of other rows like these; other seeds of training, and data of
+    another kind, may do otherwise.
+    """
+    hydra = _checked_members(members)
+    groups = ood_groups(ood_data)
+    known = _DataSet("data", data, True, batch_size)
+    foreign = {
+        group: {name: _DataSet(_place(group, name), each, False, batch_size) for name, each in sets.items()}
+        for group, sets in groups.items()
+    }
+    cosines = weight_cosines(hydra)
+    learned = None if pretrained is None else difference_cosines(hydra, pretrained)
+    apart = _run(hydra, known, foreign)
+    _warn_of_known_rows(known, foreign)
+    weights = {part: weights_of(hydra, part) for part in PARTS}
+
+    def at_mean(*parts: str, t: float = 1.0) -> AbstractContextManager[None]:
+        return moved([weights[part] for part in parts], t)
+
+    def share(*parts: str) -> Fused:
+        with at_mean(*parts):
+            return _compared(parts, apart, _run(hydra, known, foreign))
+
+    def step(t: float) -> Step:
+        with at_mean(*SHARED_PARTS, t=t):
+            return _step(t, _run(hydra, known, {}).judged_members())
+
+    fused = share(*SHARED_PARTS)
+    between = [step(t) for t in STEPS]
+    parts = [share(part) for part in SHARED_PARTS]
+    parts += [share(*(part for part in SHARED_PARTS if part != left_out)) for left_out in SHARED_PARTS]
+    diversity = {"not fused": _diversity(apart.judged()), "attention": _diversity(fused.ensemble)}
+    soup = None
+    if has_equal_heads(hydra):
+        with at_mean(*(part for part in (*SHARED_PARTS, "attention") if part != "mlp")):
+            diversity["mlp"] = _diversity(_run(hydra, known, {}).judged())
+        with at_mean(*PARTS):
+            soup = _run(hydra.member(0), known, foreign).judged()
+    path = [_step(0.0, apart.judged_members()), *between, _step(1.0, fused.members)]
+    guess = _guess(known.labels)
+    return FusionReport(
+        num_rows=len(known),
+        num_ood_rows={group: {name: len(each) for name, each in sets.items()} for group, sets in foreign.items()},
+        guessing={name: exact_mean(values) for name, values in guess.items()},
+        beats_guessing=[_beats(member, guess) for member in apart.members],
+        alone=apart.judged_members(),
+        not_fused=apart.judged(),
+        fused=fused,
+        soup=soup,
+        parts=parts,
+        path=path,
+        rise=max(step.nll for step in path) - path[0].nll,
+        barrier=barrier_of(path),
+        diversity=diversity,
+        weight_cosines=cosines,
+        difference_cosines=learned,
+    )
+
+
+def _checked_members(members: Sequence[PreTrainedModel]) -> PreTrainedModel:
+    """The members as a Hydra that shares nothing; whatever cannot be judged is refused."""
+    if isinstance(members, PreTrainedModel):
+        raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
+    for position, member in enumerate(members):
+        name = f"members[{position}]"
+        if not hasattr(hydra_class(member, name), "classify"):
+            raise TypeError(
+                f"{name} is a {type(member).__name__}, which has no classifier, and this is about classifiers: pass models "
+                "with a classification head; two towers are compared with evaluate_uncertainty, fused and not"
+            )
+        check_chooses_one_class(member, name)
+    hydra = AutoHydra.from_pruned_members(members, shared=())
+    if hydra.num_members < 2:
+        raise ValueError("members has one member: pass two or more, there is nothing to fuse")
+    check_chooses_one_class(hydra, "members")  # whose problem type is settled where a backbone's is left open
+    return hydra
+
+
+class _DataSet:
+    """Data that is read again for each model, and refused where it changes."""
+
+    def __init__(self, name: str, data: Any, labelled: bool, batch_size: int):
+        if hasattr(data, "__next__"):
+            raise TypeError(f"{name} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
+        self.name, self.data, self.labelled, self.batch_size = name, data, labelled, batch_size
+        self.digests: list[list[bytes]] = []  # of the inputs, row by row, by batch
+        self.labels = torch.empty(0, dtype=torch.long, device="cpu")
+
+    def __len__(self) -> int:
+        return sum(map(len, self.digests))
+
+    def run(self, model: PreTrainedModel) -> list[Mapping[str, Tensor]]:
+        """What the ensemble, and then each member, does row by row: see `sample_values`."""
+        digests, all_labels = [], []
+        accumulators: list[UncertaintyAccumulator] = []
+        for batch in batches(self.data, self.batch_size):
+            inputs, labels = split_labels(batch)
+            digests.append(fingerprints_of_rows(inputs))
+            if self.labelled:
+                if labels is None:
+                    raise ValueError(f"{self.name} has no labels: add a column labels (or label) with class indices")
+                all_labels.append(labels.cpu())
+            device = device_of(model)
+            member_logits = predict(model, {name: tensor.to(device) for name, tensor in inputs.items()}).cpu()
+            answers = [member_logits, *member_logits.split(1, dim=1)]
+            accumulators = accumulators or [UncertaintyAccumulator() for _ in answers]
+            for accumulator, answer in zip(accumulators, answers, strict=True):
+                accumulator.update(answer, labels if self.labelled else None)
+        if not digests:
+            raise ValueError(f"{self.name} is empty: pass at least one sample")
+        self._check_same(digests, torch.cat(all_labels) if self.labelled else self.labels)
+        return [accumulator.values() for accumulator in accumulators]
+
+    def _check_same(self, digests: list[list[bytes]], labels: Tensor) -> None:
+        if not self.digests:
+            self.digests, self.labels = digests, labels
+        if digests != self.digests or not torch.equal(labels, self.labels):
+            raise ValueError(
+                f"{self.name} gives other rows, or another order of them, when it is read again, and models are compared row "
+                "by row: pass it without shuffling and without random crops or flips"
+            )
+
+
+def _place(group: str, name: str) -> str:
+    return f"ood_data[{name!r}]" if group == "OOD" else f"ood_data[{group!r}][{name!r}]"
+
+
+def _warn_of_known_rows(known: _DataSet, foreign: Mapping[str, Mapping[str, _DataSet]]) -> None:
+    digests = {digest for batch in known.digests for digest in batch}
+    for data_set in (each for sets in foreign.values() for each in sets.values()):
+        common = sum(digest in digests for batch in data_set.digests for digest in batch)
+        if common:
+            warnings.warn(f"{common} of the {len(data_set)} rows of {data_set.name} are in data too", stacklevel=3)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What an ensemble and its members did, row by row; out of distribution group -> data set -> the same."""
+
+    ensemble: Mapping[str, Tensor]
+    members: list[Mapping[str, Tensor]]
+    ood: dict[str, dict[str, list[Mapping[str, Tensor]]]]
+
+    def judged(self) -> Judged:
+        return self._judged(0, self.ensemble)
+
+    def judged_members(self) -> list[Judged]:
+        return [self._judged(1 + index, member) for index, member in enumerate(self.members)]
+
+    def _judged(self, place: int, values: Mapping[str, Tensor]) -> Judged:
+        return Judged(
+            accuracy=exact_mean(values["correct"]),
+            nll=exact_mean(values["nll"]),
+            ece=expected_calibration_error(values["confidence"], values["correct"]),
+            mutual_information=exact_mean(values["epistemic"]),
+            disagreement=exact_mean(values["disagreement"]),
+            auroc={
+                group: {
+                    name: ood_metrics(values["score"], rows[place]["score"])["auroc"] for name, rows in sets.items()
+                }
+                for group, sets in self.ood.items()
+            },
+        )
+
+
+def _run(model: PreTrainedModel, known: _DataSet, foreign: Mapping[str, Mapping[str, _DataSet]]) -> _Rows:
+    ensemble, *members = known.run(model)
+    ood = {group: {name: each.run(model) for name, each in sets.items()} for group, sets in foreign.items()}
+    return _Rows(ensemble, members, ood)
+
+
+def _compared(shared: tuple[str, ...], before: _Rows, after: _Rows) -> Fused:
+    def auroc(group: str, names: Sequence[str]) -> Change:
+        scores = [tuple(rows.ood[group][name][0]["score"] for rows in (before, after)) for name in names]
+        return auroc_change(before.ensemble["score"], after.ensemble["score"], scores)
+
+    return Fused(
+        shared=shared,
+        ensemble=after.judged(),
+        members=after.judged_members(),
+        nll=mean_change(before.ensemble["nll"], after.ensemble["nll"]),
+        accuracy=accuracy_change(before.ensemble["correct"], after.ensemble["correct"]),
+        member_accuracies=[
+            accuracy_change(alone["correct"], inside["correct"])
+            for alone, inside in zip(before.members, after.members, strict=True)
+        ],
+        auroc={group: auroc(group, list(sets)) for group, sets in before.ood.items()},
+        auroc_by_set={group: {name: auroc(group, [name]) for name in sets} for group, sets in before.ood.items()},
+    )
+
+
+def _step(t: float, members: Sequence[Judged]) -> Step:
+    accuracy, nll = (sum(getattr(member, name) for member in members) / len(members) for name in ("accuracy", "nll"))
+    return Step(t, accuracy, nll)
+
+
+def barrier_of(path: Sequence[Step]) -> float:
+    """How far the NLL rises above the straight line between the ends of the path; 0 where it never does.
+
+    Example:
+        >>> round(barrier_of([Step(0.0, 0.9, 0.2), Step(0.5, 0.8, 0.7), Step(1.0, 0.9, 0.4)]), 3)
+        0.4
+    """
+    start, end = path[0].nll, path[-1].nll
+    return max(step.nll - ((1 - step.t) * start + step.t * end) for step in path)
+
+
+def _guess(labels: Tensor) -> dict[str, Tensor]:
+    """Whether the most frequent class is right, and the NLL of the classes' frequencies, row by row."""
+    frequencies = labels.bincount().double() / len(labels)
+    return {"accuracy": (labels == frequencies.argmax()).double(), "nll": -frequencies[labels].log()}
+
+
+def _beats(member: Mapping[str, Tensor], guess: Mapping[str, Tensor]) -> bool:
+    by_accuracy = accuracy_change(guess["accuracy"], member["correct"]).low > 0
+    return by_accuracy or mean_change(guess["nll"], member["nll"]).high < 0
+
+
+def _diversity(ensemble: Judged) -> dict[str, float]:
+    return {"mutual_information": ensemble.mutual_information, "disagreement": ensemble.disagreement}

@@ -1,0 +1,51 @@
+"""Pictures as PNG files. Drawn without pyplot: no window, no global state, nothing of the caller's figures is touched."""
+
+import io
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .._io.files import write_atomically
+
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+try:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError("plot() needs matplotlib: pip install matplotlib") from error
+
+# Okabe and Ito's colours, told apart by colour-blind readers too.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+
+
+def write_png(figure: Figure, path: str | os.PathLike) -> Path:
+    """Whole or not at all; returns the path."""
+    return write_atomically(path, png_of(figure))
+
+
+def png_of(figure: Figure) -> bytes:
+    content = io.BytesIO()
+    FigureCanvasAgg(figure).print_png(content)
+    return content.getvalue()
+
+
+def finish_panel(panel: "Axes", title: str) -> None:
+    """A title, a light grid behind the data, and no frame above and on the right."""
+    panel.set_title(drawable(title), fontsize=11)
+    panel.grid(color="#DDDDDD", linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def drawable(name: str) -> str:
+    """A name that is drawn as it is: between dollars matplotlib would read formulas, and leave out what begins with _."""
+    return f"{' ' * name.startswith('_')}{name}".replace("$", r"\$")
+
+
+def legend_below(figure: Figure, panel: "Axes", columns: int, **look: float) -> None:
+    """One legend for all panels, with what `panel` shows."""
+    handles, labels = panel.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, **look)

@@ -1,0 +1,191 @@
+"""What `hydrate` is given: one fine-tuned model, several, or a pre-trained one to fine-tune several times."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Subset
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..data.fingerprints import fingerprint_of_weights
+from ..data.prediction import check_chooses_one_class
+from ..fusion import check_can_be_fused
+from ..models.auto import CLASSIFIERS, check_has_no_adapters, config_of, described, load_trained
+from ..training import Recipe, default_recipe
+from ..training import recipe as recipe_by_name
+from ..training.from_pretrained import with_new_classifiers
+from .held_out import LEAST_ROWS, divided
+
+
+MOST_HELD_OUT_ROWS = 3_000
+
+Model = PreTrainedModel | str | os.PathLike
+
+
+@dataclass(frozen=True)
+class Source:
+    """Models to make members of.
+
+    models: the fine-tuned ones; of a pre-trained model the one that is fine-tuned first, before its training
+    pretrained: the model that is to be fine-tuned `num_members` times, None where models are fine-tuned
+    """
+
+    models: list[PreTrainedModel]
+    pretrained: Model | None
+    num_members: int
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        return described(self.models[0])
+
+    @property
+    def is_one(self) -> bool:
+        """Whether members are copies of one model."""
+        return self.pretrained is None and len(self.models) == 1
+
+    def fingerprints(self) -> list[str]:
+        return [fingerprint_of_weights(model) for model in self.models]
+
+
+def read_source(
+    given: Model | Sequence[Model],
+    has_train_data: bool,
+    finetune: bool | None,
+    num_members: int,
+    class_names: Sequence[str] | None,
+    seed: int,
+    device: str | None,
+) -> Source:
+    """The models, checked; those that are named are loaded."""
+    if type(num_members) is not int or num_members < 2:
+        raise ValueError(f"num_members is {num_members!r}: pass at least 2, one member is no ensemble")
+    is_several = isinstance(given, (list, tuple))
+    if not is_several and not isinstance(given, (PreTrainedModel, str, os.PathLike)):
+        raise TypeError(
+            f"model_or_models is a {type(given).__name__}: pass a model, a folder or Hub name, or a list of these"
+        )
+    named = list(given) if is_several else [given]
+    if not named:
+        raise ValueError("model_or_models is an empty list: pass at least one model")
+    for place, each in enumerate(named):
+        _check_kind(each, f"model_or_models[{place}]" if is_several else "model_or_models")
+    if len(named) == 1:
+        [only] = named
+        if finetune if finetune is not None else not has_classifier(only):
+            if not has_train_data:
+                raise ValueError(
+                    f"{_called(only)} is a pre-trained model without a trained classifier, and there is no train_data to "
+                    "fine-tune it on: pass train_data, or fine-tuned models"
+                )
+            [first] = with_new_classifiers(only, 1, class_names, seed)
+            place = only.device if isinstance(only, PreTrainedModel) else _place(device)
+            return Source([first.to(place)], only, num_members)
+    elif finetune:
+        raise ValueError(f"finetune is for one pre-trained model, and there are {len(named)} models: leave it out")
+    if class_names is not None:
+        raise ValueError(
+            "class_names are for a pre-trained model that is fine-tuned here: leave them out, or pass finetune=True"
+        )
+    models = [_loaded(each, device) for each in named]
+    for place, model in enumerate(models):
+        called = f"model_or_models[{place}]" if is_several else "model_or_models"
+        if not has_classifier(model):
+            raise ValueError(
+                f"{called} is a {type(model).__name__}, which has no classifier: pass fine-tuned classifiers, or one pre-trained "
+                "model with train_data"
+            )
+        check_chooses_one_class(model, called)
+    if len(models) > 1:
+        check_can_be_fused(models, "model_or_models")
+        _refuse_twins(models)
+    return Source(models, None, len(models) if len(models) > 1 else num_members)
+
+
+def _loaded(model: Model, device: str | None) -> PreTrainedModel:
+    if isinstance(model, PreTrainedModel):
+        return model
+    return load_trained(model).to(_place(device))
+
+
+def _place(device: str | None) -> str:
+    return device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _check_kind(model: Any, name: str) -> None:
+    """Refuses what has no classifier that Hydras know, before anything is loaded."""
+    if isinstance(model, PreTrainedModel):
+        check_has_no_adapters(model, name)
+        config = model.config
+    elif isinstance(model, (str, os.PathLike)):
+        config = config_of(model)
+    else:
+        raise TypeError(f"{name} is a {type(model).__name__}: pass a model, a folder or a Hub name")
+    if hasattr(config, "kept_heads") or hasattr(config, "num_members"):
+        raise ValueError(f"{name} is a Hydra already: pass models of Transformers, before they are pruned or fused")
+    if config.model_type not in CLASSIFIERS:
+        raise ValueError(f"{name} is a {config.model_type}: pass a classifier, one of {', '.join(CLASSIFIERS)}")
+
+
+def has_classifier(model: Model) -> bool:
+    """Whether a model has a classifier that is trained, as far as its class or its config tells."""
+    if isinstance(model, PreTrainedModel):
+        return isinstance(model, CLASSIFIERS[model.config.model_type])
+    config = config_of(model)
+    return CLASSIFIERS[config.model_type].__name__ in (config.architectures or ())
+
+
+def _called(model: Model) -> str:
+    return f"model_or_models ({type(model).__name__})" if isinstance(model, PreTrainedModel) else os.fspath(model)
+
+
+def _refuse_twins(models: Sequence[PreTrainedModel]) -> None:
+    first: dict[str, int] = {}
+    for place, model in enumerate(models):
+        twin = first.setdefault(fingerprint_of_weights(model), place)
+        if twin != place:
+            raise ValueError(
+                f"model_or_models[{twin}] and [{place}] have the same weights and would agree on everything: pass different "
+                "fine-tunings"
+            )
+
+
+# Training
+
+
+def recipe_of(recipe: Recipe | str | None, config: PreTrainedConfig, train_data: Any, is_pretrained: bool) -> Recipe:
+    """
+    is_pretrained: for a pre-trained model, and not for pruned members
+    """
+    if recipe is None:
+        return default_recipe(config, train_data, is_pretrained)
+    return recipe_by_name(recipe) if isinstance(recipe, str) else recipe
+
+
+def divided_training_data(train_data: Any, seed: int) -> tuple[Subset, Subset]:
+    """Rows to train on, and a fifth (at most 3,000) as id_data, where none is given."""
+    count = len(train_data)
+    size = min(MOST_HELD_OUT_ROWS, count // 5)
+    if size < LEAST_ROWS:
+        raise ValueError(
+            f"id_data is missing, and a fifth of the {count} rows of train_data are too few to choose by: pass id_data, at "
+            f"least {LEAST_ROWS} rows"
+        )
+    held_out, others = divided(count, [size], seed)
+    return Subset(train_data, others.tolist()), Subset(train_data, held_out.tolist())
+
+
+def check_training_data(train_data: Any) -> None:
+    if not (hasattr(train_data, "__len__") and hasattr(train_data, "__getitem__")) or isinstance(train_data, dict):
+        raise TypeError(
+            f"train_data is a {type(train_data).__name__}: pass a Dataset or a list of dict rows, which Trainer can shuffle"
+        )
+    if len(train_data) == 0:
+        raise ValueError("train_data has no rows: pass at least one")
+
+
+def check_output(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"output_dir {folder} is a file: pass a folder")

@@ -1,0 +1,24 @@
+"""Candidates as a markdown table."""
+
+from collections.abc import Sequence
+
+from ..reports.markdown import markdown_table
+from ..reports.tables import COLUMNS, NO_VALUE
+from .candidates import Candidate
+
+
+def candidate_table(candidates: Sequence[Candidate], front: Sequence[Candidate], chosen: Candidate) -> str:
+    """One row each, fastest first; the choice in bold, those of the Pareto front marked."""
+    groups = list(candidates[0].auroc)
+    titles = ["", "time", "memory", "multiply-adds", "parameters", "quality ↑"]
+    titles += [COLUMNS[metric].heading() for metric in ("accuracy", "nll", "ece")]
+    titles += [COLUMNS["auroc"].heading("" if group == "OOD" else f"{group}-OOD") for group in groups] + ["front"]
+    rows = []
+    for each in sorted(candidates, key=lambda each: each.time):
+        costs = (each.time, each.memory, each.multiply_adds, each.parameters)
+        row = [f"**{each.name}**" if each == chosen else each.name, *(f"{cost:.2f}" for cost in costs)]
+        row.append(f"{100 * each.quality:.2f}")
+        row += [COLUMNS[metric].text(getattr(each, metric)) for metric in ("accuracy", "nll", "ece")]
+        row += [COLUMNS["auroc"].text(each.auroc.get(group)) for group in groups]
+        rows.append([*row, "●" if each in front else NO_VALUE])
+    return markdown_table(titles, rows, ["---"] + ["--:"] * (len(titles) - 2) + [":-:"])

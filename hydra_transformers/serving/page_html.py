@@ -1,0 +1,140 @@
+"""Answers as HTML. Whatever comes from users, models or their configs is escaped."""
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from .page_answers import Answer, AskedModel
+
+
+MOST_CLASSES, MOST_OF_A_SET = 5, 12
+MEMBER_COLOURS = 6  # in page.css; the seventh member has that of the first
+PARTS = {
+    "total": "all of it",
+    "aleatoric": "each member is unsure by itself",
+    "epistemic": "the members disagree",
+}
+
+
+def answers_html(answers: Sequence[tuple[str, Answer]]) -> str:
+    """Cards side by side. answers: each with the name of its model"""
+    cards = "".join(_card(name, answer) for name, answer in answers)
+    return f'<div class="hydra-cards">{cards}</div>'
+
+
+def sentence_html(sentence: str, kind: str) -> str:
+    """kind: "hint" for what to do first, "problem" for what went wrong"""
+    role = ' role="alert"' if kind == "problem" else ""
+    return f'<div class="hydra-{kind}"{role}>{escape(sentence)}</div>'
+
+
+def heading_html(model: AskedModel) -> str:
+    """The model's name, what it is, and what it was calibrated for."""
+    classes = f"{len(model.class_names):,} classes" if model.class_names else "classes that you name"
+    members = f"{model.num_members} members in one model" if model.num_members > 1 else "one model"
+    about = f"{escape(model.config.model_type)} · {members} · {classes}"
+    decided = "".join(f"<li>{escape(sentence)}</li>" for sentence in model.sentences)
+    fitted = (
+        f"<details><summary>When it says &quot;I don't know&quot;</summary><ul>{decided}</ul></details>"
+        if decided
+        else ""
+    )
+    return f'<div class="hydra-heading"><h1>{escape(model.name)}</h1><p>{about}</p>{fitted}</div>'
+
+
+def kept_heads_html(model: AskedModel) -> str:
+    picture = model.kept_heads._repr_html_()
+    return f'<div class="hydra-heads"><p>{escape(model.kept_heads_sentence)}</p>{picture}</div>'
+
+
+def _card(name: str, answer: Answer) -> str:
+    members = len(answer.members)
+    count = f"{members} members" if members > 1 else "one member"
+    parts = [
+        f'<div class="hydra-name">{escape(name)}<span>{count}</span></div>',
+        _verdict(answer),
+        _prediction_set(answer),
+        _classes(answer),
+        _uncertainty(answer),
+        _members(answer) if members > 1 else "",
+    ]
+    return f'<section class="hydra-card">{"".join(parts)}</section>'
+
+
+def _verdict(answer: Answer) -> str:
+    label, score = escape(answer.label), _percent(answer.score)
+    if answer.abstain:
+        return (
+            f"""<div class="hydra-verdict hydra-abstains">I don't know<span>its guess: {label}, {score}</span></div>"""
+        )
+    note = " · not calibrated: it never abstains" if answer.abstain is None else ""
+    return f'<div class="hydra-verdict">{label}<span>{score} sure{note}</span></div>'
+
+
+def _prediction_set(answer: Answer) -> str:
+    names = answer.prediction_set
+    if names is None:
+        return ""
+    # What a set promises holds for inputs like those it was fitted on, which this may not be.
+    begin = "If it is one of the classes, it may be" if answer.abstain else "It may be"
+    shown = "".join(f"<b>{escape(name)}</b>" for name in names[:MOST_OF_A_SET])
+    more = f" and {len(names) - MOST_OF_A_SET} more" if len(names) > MOST_OF_A_SET else ""
+    return f'<div class="hydra-set">{begin} {shown or "none of them"}{more}</div>'
+
+
+def _classes(answer: Answer) -> str:
+    """The likeliest classes, with a dot on each bar where each member stands."""
+    rows = []
+    for place, name in enumerate(answer.class_names[:MOST_CLASSES]):
+        marks = [_mark(number, len(answer.members), member[place]) for number, member in enumerate(answer.members)]
+        probability = answer.probabilities[place]
+        shown = "".join(marks) if len(marks) > 1 else ""
+        rows.append(_row(name, probability, _percent(probability), "probability", shown))
+    of_members = "; dots: the members" if len(answer.members) > 1 else ""
+    return f"<h3>Classes<span>probability{of_members}</span></h3>{''.join(rows)}"
+
+
+def _mark(number: int, members: int, share: float) -> str:
+    """Each member in a lane of its own: they often agree."""
+    place = f"left:{100 * share:.1f}%;top:{100 * (number + 0.5) / members:.0f}%"
+    return f'<i class="hydra-of-{number % MEMBER_COLOURS}" style="{place}"></i>'
+
+
+def _uncertainty(answer: Answer) -> str:
+    most = math.log(len(answer.class_names))
+    rows = []
+    for part, meaning in PARTS.items():
+        value = getattr(answer, part)
+        if part == "epistemic" and len(answer.members) == 1:
+            meaning = "one member has nobody to disagree with"
+        rows.append(_row(part, value / most, f"{value:.2f}", part, "", meaning))
+    return f"<h3>Uncertainty<span>nats; at most {most:.2f}</span></h3>{''.join(rows)}"
+
+
+def _members(answer: Answer) -> str:
+    rows = []
+    for number, member in enumerate(answer.members):
+        best = max(range(len(member)), key=member.__getitem__)
+        rows.append(
+            f'<div class="hydra-member"><i class="hydra-of-{number % MEMBER_COLOURS}"></i>member {number}'
+            f"<b>{escape(answer.class_names[best])}</b><span>{_percent(member[best])}</span></div>"
+        )
+    return f'<h3>Members</h3><div class="hydra-members">{"".join(rows)}</div>'
+
+
+def _row(name: str, share: float, value: str, kind: str, marks: str, meaning: str = "") -> str:
+    width = 100 * min(1.0, max(0.0, share))
+    note = f"<small>{meaning}</small>" if meaning else ""
+    return (
+        f'<div class="hydra-row"><label title="{escape(name)}">{escape(name)}{note}</label>'
+        f'<div class="hydra-track"><div class="hydra-bar hydra-{kind}" style="width:{width:.1f}%"></div>{marks}</div>'
+        f"<output>{value}</output></div>"
+    )
+
+
+def _percent(share: float) -> str:
+    """Never 100 % of what is not certain, nor 0 % of what is not impossible."""
+    rounded = f"{100 * share:.0f} %"
+    if 0 < share < 1:
+        return {"100 %": "> 99 %", "0 %": "< 1 %"}.get(rounded, rounded)
+    return rounded

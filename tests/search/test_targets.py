@@ -1,0 +1,211 @@
+"""The choice, the Pareto front and the division of data: pure functions."""
+
+from itertools import chain
+
+import pytest
+import torch
+
+from hydra_transformers.search import Candidate, Design, choose, pareto_front, target_of
+from hydra_transformers.search.candidates import HYDRA, ONE_MODEL, SOUP, near_front
+from hydra_transformers.search.held_out import divided, held_out, rows_in, rows_of, select
+from hydra_transformers.search.plan import Extraction, Plan, Speed, budgets_of, estimate, in_words, trunk_depths
+from hydra_transformers.search.tables import candidate_table
+from hydra_transformers.search.targets import next_best, why
+from tests.families import vit_backbone
+
+
+def candidate(accuracy, auroc, time, kind=HYDRA, memory=1.0, budget=0):
+    """In points of 100."""
+    measured = {} if auroc is None else {"near": (auroc - 2) / 100, "far": (auroc + 2) / 100}
+    design = Design(kind, 3, pruned_by="circuits" if budget else None, budget=budget)
+    return Candidate(design, accuracy / 100, 1 - accuracy / 100, 0.1, 1.0, measured, time, memory)
+
+
+SINGLE = candidate(70, 75, 1.0, ONE_MODEL)
+WHOLE = candidate(73.6, 79.8, 2.8, memory=1.7)
+HALF = candidate(73.4, 80.1, 1.8, memory=1.4, budget=1)
+MOST = candidate(73.2, 80.0, 1.3, memory=1.1, budget=2)
+POOR = candidate(71.9, 81.5, 1.2, memory=1.1, budget=3)
+ALL = [SINGLE, WHOLE, HALF, MOST, POOR]
+
+
+def chosen(target, candidates=ALL, has_ood_data=True):
+    return choose(candidates, target_of(target, has_ood_data))
+
+
+def test_balance_is_the_fastest_within_half_a_point_of_the_best_quality():
+    assert WHOLE.quality == pytest.approx(0.767) and HALF.quality == pytest.approx(0.7675)
+    assert chosen("balance") is POOR
+    assert chosen("balance", [SINGLE, WHOLE, HALF, MOST]) is MOST
+    slow = candidate(75, 82, 5.0)
+    assert chosen("balance", [*ALL, slow]) is slow, "nothing else is within half a point"
+    without = [candidate(accuracy, None, time) for accuracy, time in ((90, 3), (89.6, 2), (89, 1))]
+    assert chosen("balance", without, has_ood_data=False) is without[1]
+
+
+def test_a_cost_is_never_exceeded_and_the_best_below_it_is_chosen():
+    assert chosen({"cost": 1.25}) is POOR
+    assert chosen({"cost": 1.8}) is HALF and chosen({"cost": 1.79}) is POOR
+    with pytest.raises(ValueError, match=r"no Hydra takes at most 1.1 times .* takes 1.20, so pass a higher cost"):
+        chosen({"cost": 1.1})
+
+
+def test_quality_is_the_best_detection_among_the_most_accurate():
+    assert chosen("quality") is HALF and chosen({"accuracy_within": 0.5}) is HALF
+    assert chosen({"accuracy_within": 2}) is POOR
+    assert chosen({"accuracy_within": 0}) is WHOLE
+
+
+def test_only_hydras_are_chosen_and_better_models_are_told_of():
+    soup = candidate(80, 90, 0.9, SOUP)
+    assert chosen("balance", [*ALL, soup]) is POOR
+    sentence = why(POOR, [*ALL, soup], target_of("balance", True))
+    assert sentence.endswith(
+        "soup, which has no members to disagree, is better and no slower (0.90 times one model's time, "
+        "accuracy 80.0, AUROC 90.0)."
+    )
+    same = candidate(71.9, 81.5, 0.9, SOUP)
+    assert "soup, which has no members to disagree, is as good" in why(POOR, [*ALL, same], target_of("balance", True))
+    assert "of 4 Hydras" in sentence and "but" not in why(POOR, ALL, target_of("balance", True))
+    with pytest.raises(ValueError, match="no Hydra could be made"):
+        chosen("balance", [SINGLE, soup])
+
+
+def test_alternatives_are_what_would_be_chosen_without_the_choice():
+    target = target_of("balance", True)
+    assert next_best(ALL, target) == [MOST, HALF, WHOLE]
+    assert next_best(ALL, target_of({"cost": 1.3}, True)) == [MOST]
+
+
+@pytest.mark.parametrize(
+    ("target", "has_ood_data", "sentence"),
+    [
+        ("speed", True, "target is 'speed': pass \"balance\""),
+        ({"cost": 1.3, "accuracy_within": 1}, True, 'pass "balance"'),
+        ({"memory": 2}, True, 'pass "balance"'),
+        (1.3, True, "target is 1.3: pass"),
+        ({"cost": 0}, True, "cost 0, which nothing meets"),
+        ({"cost": -1}, True, "cost -1: pass a number"),
+        ({"cost": "low"}, True, "cost 'low': pass a number"),
+        ({"cost": float("nan")}, True, "cost nan: pass a number"),
+        ("quality", False, "without ood_data that is not measured"),
+        ({"accuracy_within": 1}, False, "without ood_data that is not measured"),
+    ],
+)
+def test_targets_that_say_nothing_are_refused(target, has_ood_data, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        target_of(target, has_ood_data)
+
+
+def test_the_front_has_all_that_no_other_beats():
+    assert pareto_front(ALL) == [SINGLE, POOR, HALF]
+    smaller = candidate(73.6, 79.8, 2.8, memory=1.0)
+    assert smaller in pareto_front([*ALL, smaller]), "slower, but smaller and as good"
+    assert pareto_front([WHOLE, WHOLE]) == [WHOLE, WHOLE], "equals do not beat each other"
+
+
+def test_near_the_front_is_what_a_training_may_bring_there():
+    weak = candidate(70, 76, 1.4, budget=5)
+    assert not near_front(weak, ALL, points=2) and near_front(weak, ALL, points=4)
+    assert near_front(candidate(60, 60, 0.5), ALL, points=1), "nothing is as fast"
+
+
+def test_the_table_has_every_candidate_and_marks_front_and_choice():
+    lines = candidate_table(ALL, pareto_front(ALL), POOR).splitlines()
+    assert len(lines) == 2 + len(ALL) and "near-OOD AUROC" in lines[0]
+    assert lines[3].startswith("| **Hydra of 3, 3 heads pruned each** | 1.20 |") and lines[3].endswith("| ● |")
+    assert lines[-1].startswith("| Hydra of 3 | 2.80 | 1.70 |") and lines[-1].endswith(
+        "| 73.60 | 0.264 | 0.1000 | 77.80 | 81.80 | - |"
+    )
+    assert all(Candidate.from_dict(each.to_dict()) == each for each in ALL)
+
+
+# Data
+
+
+def test_the_parts_are_disjoint_whole_and_the_same_for_the_same_seed():
+    parts = divided(100, [30, 20], seed=3)
+    assert [len(part) for part in parts] == [30, 20, 50] and sorted(torch.cat(parts).tolist()) == list(range(100))
+    assert all(map(torch.equal, parts, divided(100, [30, 20], seed=3)))
+    assert not torch.equal(parts[0], divided(100, [30, 20], seed=4)[0])
+
+
+def rows(count, start=0):
+    return [{"pixel_values": torch.full((3, 2, 2), float(start + row)), "labels": row % 3} for row in range(count)]
+
+
+def numbers(data):
+    return [int(row["pixel_values"].flatten()[0]) for row in rows_of(data)]
+
+
+def test_held_out_rows_search_calibrate_or_judge_and_no_row_does_two_of_these():
+    sets = {"near": {"one": rows(11, 1000)}, "far": {"two": rows(7, 2000)}}
+    data = held_out(rows(91), sets, 3, batch_size=8, seed=0)
+    parts = [numbers(part) for part in (data.search, data.calibration, data.judging)]
+    assert [len(part) for part in parts] == [30, 30, 31] and sorted(chain(*parts)) == list(range(91))
+    foreign = numbers(data.ood_search) + numbers(data.ood["near"]["one"]) + numbers(data.ood["far"]["two"])
+    assert sorted(foreign) == [*range(1000, 1011), *range(2000, 2007)] and len(data.ood_search) < 5
+    assert all("labels" not in batch for batch in data.ood_search)
+    assert (
+        "30 rows of id_data are for the search" in data.sentence and "8 for circuits, 10 for judging" in data.sentence
+    )
+    again = held_out(rows(91), sets, 3, batch_size=5, seed=0)
+    assert again.fingerprints == data.fingerprints and numbers(again.judging) == parts[2]
+    assert held_out(rows(92), sets, 3, 8, 0).fingerprints["id_data"] != data.fingerprints["id_data"]
+    assert "detection is not measured" in held_out(rows(91), None, 3, 8, 0).sentence
+
+
+def test_rows_of_batches_of_different_lengths_stay_in_batches_of_one_length():
+    texts = [{"input_ids": torch.arange(4 * length).reshape(4, length)} for length in (3, 3, 5, 3)]
+    found = select(texts, torch.tensor([0, 3, 4, 5, 6, 9, 15]), batch_size=3)
+    assert [tuple(batch["input_ids"].shape) for batch in found] == [(3, 3), (2, 3), (1, 5), (1, 3)]
+    assert torch.equal(found[0]["input_ids"][1], texts[0]["input_ids"][3]) and rows_in(found) == 7
+
+
+@pytest.mark.parametrize(
+    ("id_data", "ood_data", "sentence"),
+    [
+        (rows(59), None, "id_data has 59 rows: pass at least 60"),
+        ([{"pixel_values": torch.zeros(3, 2, 2)}] * 70, None, "id_data has no labels"),
+        (rows(70), {"near": rows(9), "far": {"x": rows(9)}}, "data sets beside groups"),
+        (rows(70), {"near": {}}, "no data sets"),
+        (rows(70), {"x": rows(3)}, r"ood_data\['x'\] has 3 rows"),
+        ([row | {"labels": 4} for row in rows(70)], None, "has the label 4: the model's classes are 0 to 2"),
+        ({"pixel_values": torch.zeros(3)}, None, "id_data is a dict"),
+    ],
+)
+def test_data_that_nothing_can_be_chosen_by(id_data, ood_data, sentence):
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        held_out(id_data, ood_data, 3, 8, 0)
+
+
+# Plan
+
+
+def test_what_is_tried_follows_from_layers_and_heads():
+    assert trunk_depths(12) == [0, 3, 6, 9] and trunk_depths(12, equal=6) == [6, 9] and trunk_depths(2) == [0, 1]
+    config = vit_backbone(num_hidden_layers=12).config
+    assert budgets_of(config, 0) == [4, 8, 16] and budgets_of(config, 9) == [1, 2, 4]
+    assert Extraction(2, 10, 3).candidates == 2 * (10 + 9 + 8)
+    assert Extraction(2, 10, 3, share=0.5).candidates == 10 + 9 + 8
+    assert [in_words(seconds) for seconds in (0.2, 40, 200, 9000)] == ["1 s", "40 s", "3 min", "2.5 h"]
+
+
+def test_the_estimate_is_work_times_speed_and_tells_what_may_follow():
+    data = held_out(rows(90), {"one": rows(20)}, 3, batch_size=8, seed=0)
+    plan = Plan(3, 5, 2, 100, [Extraction(3, 10, 1)], [Extraction(3, 20, 1)], passes=13, tuned=6, tuning_steps=10)
+    found = estimate(plan, Speed(forward=0.01, removal=0.1, step=0.05), data, seconds=2, train_batch=8)
+    assert found.parts == {
+        "fine-tuning": pytest.approx(2 * 100 * 8 * 0.05),
+        "circuits": pytest.approx(30 * 40 * 0.1),
+        "what to share": pytest.approx(13 * 3 * 40 * 0.01),
+        "judging": pytest.approx(5 * (3 * 70 * 0.01 + 2)),
+    }
+    later = {"pruning without a trunk": pytest.approx(60 * 40 * 0.1), "tuning": pytest.approx(6 * 10 * 8 * 0.05)}
+    assert found.may_follow == later and found.seconds == pytest.approx(236.1)
+    assert found.sentence == (
+        "About 4 min on this machine (fine-tuning 80 s, circuits 2 min, what to share 16 s, judging 21 s), and up to 4 min "
+        "more for pruning without a trunk, where it can still win, and up to 24 s more for tuning, where it can still win."
+    )
+    nothing = estimate(Plan(3, 0), Speed(0.01, 0.1, 0.05), data, seconds=2, train_batch=8)
+    assert nothing.sentence == "Everything is finished already."

@@ -1,0 +1,15 @@
+"""Tiny models for the page, made once."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.serving.page_models import save_clip_hydra, save_image_models, save_text_hydra
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory) -> dict[str, Path]:
+    """A calibrated Hydra of images and its backbone, a Hydra of texts, and one of CLIP; nobody writes into them."""
+    folder = tmp_path_factory.mktemp("models")
+    hydra, single = save_image_models(folder)
+    return {"images": hydra, "single": single, "texts": save_text_hydra(folder), "clip": save_clip_hydra(folder)}

@@ -1,0 +1,254 @@
+"""What the page asks of a model, without a page."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoTokenizer, BertConfig, BertForSequenceClassification
+
+from hydra_transformers.baselines import DeepEnsemble
+from hydra_transformers.data.prediction import ZeroShotClassifier
+from hydra_transformers.models.auto import load_trained
+from hydra_transformers.serving.page_answers import Answer, AskedModel
+from hydra_transformers.serving.page_examples import read_examples
+from hydra_transformers.serving.page_html import answers_html, heading_html, kept_heads_html, sentence_html
+from hydra_transformers.serving.page_inputs import InputError, Limits, check_text, read_class_names, read_image
+from hydra_transformers.uncertainty import calibrate, predict_decisions
+from tests.serving.page_models import asked
+from tests.tiny_data import CLASSES, SIZES, picture_rows, pictures
+
+
+TEXTS = ["a film of joy", "a bad film", "good"]
+
+
+def assert_says(answer: Answer, expected: dict) -> None:
+    """expected: what `predict_decisions` says with all scores"""
+    names = ("label", "score", "aleatoric", "epistemic", "abstain", "prediction_set")
+    assert {name: getattr(answer, name) for name in names} == {name: expected[name] for name in names}
+    assert answer.total == expected["uncertainty"]
+    found = dict(zip(answer.class_names, answer.probabilities, strict=True))
+    assert found == pytest.approx({each["label"]: each["score"] for each in expected["scores"]}, abs=1e-6)
+    assert answer.probabilities == sorted(answer.probabilities, reverse=True)
+    mean = torch.tensor(answer.members, dtype=torch.float64).mean(dim=0)
+    assert mean.tolist() == pytest.approx(answer.probabilities, abs=1e-12)
+
+
+# Answers
+
+
+def test_it_says_what_predict_says_with_each_members_probabilities(folders):
+    model, images = asked(folders["images"]), pictures([0, 1, 2], seed=4)
+    expected = predict_decisions(model.model, images, model.processor, top_k=None)
+    answers = [model.answer(image) for image in images]
+    for answer, each in zip(answers, expected, strict=True):
+        assert_says(answer, each)
+    assert {answer.abstain for answer in answers} == {True, False}
+    pixel_values = model.processor(images[0], return_tensors="pt").pixel_values
+    with torch.no_grad():
+        members = model.model(pixel_values).member_logits[0].double().softmax(-1)
+    order = [CLASSES.index(name) for name in answers[0].class_names]
+    assert torch.allclose(torch.tensor(answers[0].members, dtype=torch.float64), members[:, order], atol=1e-6)
+
+
+def test_a_model_of_texts_and_a_plain_model_are_asked_alike(folders):
+    texts, single = asked(folders["texts"]), asked(folders["single"])
+    for text, expected in zip(TEXTS, predict_decisions(texts.model, TEXTS, texts.processor, top_k=None), strict=True):
+        assert_says(texts.answer(text), expected)
+    [image] = pictures([1])
+    answer = single.answer(image)
+    assert_says(answer, predict_decisions(single.model, [image], single.processor, top_k=None)[0])
+    assert len(answer.members) == 1 and answer.epistemic == 0 and answer.abstain is None
+    assert (texts.reads, single.reads) == ("texts", "images") and single.kept_heads is None
+
+
+def test_clip_chooses_among_the_classes_of_each_question(folders):
+    model, [image] = asked(folders["clip"]), pictures([1])
+    assert model.needs_classes
+    for names in (["cat", "dog"], ["boat", "cat", "dog"], ["cat", "dog"]):
+        prompts = model.processor(text=[f"A photo of a {name}." for name in names], padding=True, return_tensors="pt")
+        classifier = ZeroShotClassifier(model.model, prompts, names)
+        assert_says(model.answer(image, names), predict_decisions(classifier, [image], model.processor, top_k=None)[0])
+    for number in range(9):  # prompts are not kept for ever
+        model.answer(image, ["cat", f"dog {chr(97 + number)}"])
+    assert len(model._of_classes) == 8
+    with pytest.raises(ValueError, match="class_names is missing: clip-hydra chooses among classes that you name"):
+        model.answer(image)
+
+
+def test_a_calibrated_clip_keeps_its_classes(folders):
+    clip = asked(folders["clip"])
+    prompts = clip.processor(text=[f"A photo of a {name}." for name in CLASSES], padding=True, return_tensors="pt")
+    rows = [
+        {
+            "pixel_values": clip.processor(images=row["image"], return_tensors="pt").pixel_values[0],
+            "labels": row["label"],
+        }
+        for row in picture_rows(24)
+    ]
+    classifier = ZeroShotClassifier(clip.model, prompts, CLASSES)
+    decided = calibrate(classifier, rows, target={"coverage": 0.5}, temperature=False).model
+    model, [image] = AskedModel("decided", decided, clip.processor), pictures([1])
+    assert not model.needs_classes and model.class_names == CLASSES and len(model.sentences) == 3
+    assert_says(model.answer(image), predict_decisions(decided, [image], clip.processor, top_k=None)[0])
+
+
+def test_a_baseline_is_asked_with_all_of_its_members(folders):
+    single = asked(folders["single"])
+    ensemble = AskedModel("ensemble", DeepEnsemble([single.model, single.model]), single.processor)
+    assert len(ensemble.answer(pictures([1])[0]).members) == 2
+
+
+def test_users_at_once_get_their_own_answers(folders):
+    """A tokenizer that pads and cuts fails, or mixes them up, where two threads use it."""
+    for model, values in ((asked(folders["texts"]), TEXTS), (asked(folders["images"]), pictures([0, 1, 2], seed=4))):
+        alone = [model.answer(value) for value in values]
+        with ThreadPoolExecutor(4) as users:
+            assert list(users.map(model.answer, values * 6)) == alone * 6
+
+
+@pytest.mark.parametrize(
+    "fields, sentence",
+    [
+        ({"problem_type": "multi_label_classification"}, "one is made for multi-label classification"),
+        ({"num_labels": 1}, "one has a single output: the page shows models that choose among classes"),
+    ],
+)
+def test_models_that_do_not_choose_one_class_are_refused(fields, sentence):
+    model = BertForSequenceClassification(BertConfig(vocab_size=11, **SIZES, **fields))
+    with pytest.raises(ValueError, match=sentence):
+        AskedModel("one", model, None)
+
+
+# What is shown
+
+
+ANSWER = Answer("a", 0.6, 0.7, 0.6, 0.1, None, None, ["a", "b"], [0.6, 0.4], [[0.9, 0.1], [0.3, 0.7]])
+
+
+def test_the_kept_heads_are_drawn_for_each_member(folders):
+    model = asked(folders["images"])
+    assert model.kept_heads_sentence == "Heads kept of 8: member 0 7, member 1 6, member 2 6."
+    drawn = model.kept_heads._repr_html_()
+    assert drawn.count("<svg") == 3 and drawn.count(": 0</title>") == 5 and drawn.count(": 1</title>") == 19
+    clip = asked(folders["clip"])
+    assert "vision tower" in kept_heads_html(clip) and "text tower" in kept_heads_html(clip)
+
+
+def test_an_answer_shows_classes_uncertainty_and_members():
+    shown = answers_html([("one", ANSWER), ("two", replace(ANSWER, members=[[0.6, 0.4]]))])
+    assert shown.count('class="hydra-card"') == 2 and shown.count('class="hydra-member"') == 2
+    assert "never abstains" in shown and "I don't know" not in shown and "It may be" not in shown
+    for part, value in (("total", "0.70"), ("aleatoric", "0.60"), ("epistemic", "0.10")):
+        assert shown.count(f"hydra-bar hydra-{part}") == 2 and f">{value}</output>" in shown
+    abstaining = answers_html([("one", replace(ANSWER, abstain=True, prediction_set=["a", "b"]))])
+    assert (
+        "I don't know<span>its guess: a, 60 %" in abstaining
+        and "If it is one of the classes, it may be <b>a</b><b>b</b>" in abstaining
+    )
+    many = replace(ANSWER, abstain=False, prediction_set=[str(number) for number in range(20)])
+    assert " and 8 more" in answers_html([("one", many)])
+    assert "It may be none of them" in answers_html([("one", replace(ANSWER, abstain=False, prediction_set=[]))])
+
+
+def test_nothing_certain_is_claimed_of_what_is_not():
+    shown = answers_html([("one", replace(ANSWER, score=0.9999, probabilities=[0.9999, 0.0001]))])
+    assert "> 99 % sure" in shown and "< 1 %" in shown and "100 %" not in shown
+
+
+def test_names_from_configs_and_users_are_no_markup(folders):
+    evil = '<img src=x onerror="alert(1)">'
+    model = asked(folders["images"])
+    model.name = evil
+    answer = replace(ANSWER, label=evil, class_names=[evil, "b"], prediction_set=[evil], abstain=True)
+    for shown in (heading_html(model), answers_html([(evil, answer)]), sentence_html(evil, "problem")):
+        assert "<img" not in shown and "&lt;img" in shown
+
+
+# What users send
+
+
+def test_images_are_read_within_limits(tmp_path):
+    path = tmp_path / "picture.png"
+    Image.new("RGBA", (40, 30)).save(path)
+    image = read_image(path)
+    assert image.mode == "RGB" and image.size == (40, 30)
+    with pytest.raises(InputError, match=r"^picture.png has 40 x 30 pixels, more than 1,000: send a smaller image.$"):
+        read_image(path, Limits(pixels=1_000))
+    with pytest.raises(InputError, match=r"^mine.png has more than 1e-05 MB: send a smaller file.$"):
+        read_image(path, Limits(megabytes=1e-5), "mine.png")
+
+
+def test_files_that_are_no_whole_images_get_a_sentence(tmp_path):
+    pictures([0])[0].save(tmp_path / "whole.png")
+    (tmp_path / "cut.png").write_bytes((tmp_path / "whole.png").read_bytes()[:60])
+    (tmp_path / "text.png").write_text("no image")
+    (tmp_path / "program.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n")
+    for name, reason in {
+        "cut.png": r"is broken \(.*truncated.*\): send another file",
+        "text.png": "is no image that can be read: send a BMP, GIF, JPEG, PNG, TIFF or WEBP file",
+        "program.png": "is no image that can be read",
+        "none.png": r"is broken \(there is no such file\)",
+    }.items():
+        with pytest.raises(InputError, match=f"^{name} {reason}"):
+            read_image(tmp_path / name)
+
+
+def test_texts_and_classes_are_read_within_limits():
+    assert check_text(" good ") == " good "
+    assert read_class_names("cat, dog,\nboat, cat ,") == ["cat", "dog", "boat"]
+    for read, text, sentence in (
+        (check_text, " ", "There is no text yet"),
+        (check_text, "a" * 51, "The text has 51 characters, more than 50"),
+        (read_class_names, "cat", "Name at least two classes"),
+        (read_class_names, "a,b,c,d", "These are 4 classes, more than 3"),
+        (read_class_names, "a" * 51, "The classes have more than 50 characters"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            read(text, Limits(characters=50, classes=3))
+
+
+# Examples
+
+
+def test_folders_are_groups_of_examples(tmp_path):
+    for name in ("b.png", "a.png", "known/c.png", "unknown/d.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        pictures([0])[0].save(tmp_path / name)
+    (tmp_path / "known" / ".hidden").write_text("")
+    groups = read_examples(tmp_path, "images")
+    assert list(groups) == ["Examples", "known", "unknown"]
+    assert [path.rpartition("/")[2] for path in groups["Examples"]] == ["a.png", "b.png"]
+    (tmp_path / "known" / "e.png").write_text("no image")
+    with pytest.raises(ValueError, match=r"an example of .* cannot be shown: e.png is no image"):
+        read_examples(tmp_path, "images")
+
+
+def test_lines_are_examples_of_texts(tmp_path):
+    (tmp_path / "reviews.txt").write_text("a good film\n\n a bad film \n")
+    (tmp_path / "other.txt").write_text("zwei\n" * 50)
+    assert read_examples(tmp_path / "reviews.txt", "texts") == {"Examples": ["a good film", "a bad film"]}
+    groups = read_examples(tmp_path, "texts")
+    assert list(groups) == ["other", "reviews"] and len(groups["other"]) == 24
+
+
+def test_examples_that_are_none_get_a_sentence(tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"\xff\xfe\xfa")
+    (tmp_path / "empty").mkdir()
+    for path, reads, sentence in (
+        ("nowhere", "images", "there are no examples"),
+        ("latin.txt", "images", "is no folder: pass a folder of images"),
+        ("latin.txt", "texts", "is no text in UTF-8"),
+        ("empty", "images", "has no examples in it: pass a folder of images"),
+        ("empty", "texts", "has no examples in it: pass a text file"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            read_examples(tmp_path / path, reads)
+
+
+def test_the_models_weights_and_processor_are_left_as_they_were(folders):
+    model = load_trained(folders["texts"])
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    AskedModel("texts", model, AutoTokenizer.from_pretrained(folders["texts"])).answer("good")
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

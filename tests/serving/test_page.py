@@ -1,0 +1,249 @@
+"""The page in a real browser: headless Chromium, and a server in this process."""
+
+import json
+import shutil
+
+import httpx
+import pytest
+from PIL import Image
+
+from hydra_transformers.serving.page import _respond, build_page, launch_page
+from hydra_transformers.serving.page_inputs import Limits
+from tests.serving.page_models import asked
+from tests.tiny_data import CLASSES, pictures
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+OFFLINE = ["--headless", "--no-sandbox", "--disable-gpu"]
+OFFLINE += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
+LIMITS = Limits(megabytes=0.2, pixels=1_000_000, characters=60)
+SECONDS = 20_000  # in milliseconds, for machines that do much else
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Images to send, by name."""
+    folder = tmp_path_factory.mktemp("images")
+    for name, image in zip(CLASSES, pictures([0, 1, 2], seed=4), strict=True):
+        image.save(folder / f"{name}.png")
+    (folder / "broken.png").write_bytes((folder / "red.png").read_bytes()[:60])
+    (folder / "huge.png").write_bytes((folder / "red.png").read_bytes() + bytes(300_000))
+    Image.new("1", (4_000, 4_000)).save(folder / "many-pixels.png")
+    return {path.stem: path for path in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def models(folders):
+    return [asked(folders["images"]), asked(folders["single"])]
+
+
+@pytest.fixture(scope="module")
+def server(models, files):
+    examples = {"in distribution": [str(files["red"])], "out of distribution": [str(files["blue"])]}
+    page = launch_page(*models, examples, LIMITS)
+    yield page.local_url.rstrip("/")
+    page.close(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium, which is not installed here")
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=OFFLINE)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def asked_for():
+    """The addresses that browsers asked for."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def visit(browser, asked_for):
+    """Opens a page as a new user."""
+
+    def open_page(url):
+        page = browser.new_context().new_page()
+        page.set_default_timeout(SECONDS)
+        page.on("request", lambda request: asked_for.append(request.url))
+        page.goto(url)
+        page.wait_for_selector(".hydra-hint")
+        return page
+
+    return open_page
+
+
+@pytest.fixture(scope="module")
+def user(visit, server):
+    return visit(server)
+
+
+def send(page, path) -> None:
+    """Takes away what is there, and sends a file."""
+    if page.locator("#input button[aria-label='Remove Image']").count():
+        page.click("#input button[aria-label='Remove Image']")
+        page.wait_for_selector(".hydra-hint")
+    page.set_input_files("#input input[type=file]", path)
+
+
+def told(page) -> list[str]:
+    """What the cards of the models say first: label or "I don't know"."""
+    page.wait_for_selector(".hydra-card")
+    return [each.evaluate("node => node.firstChild.textContent") for each in page.locator(".hydra-verdict").all()]
+
+
+def wait_for_verdict(page, label: str) -> None:
+    page.wait_for_function(
+        "label => document.querySelector('.hydra-verdict')?.firstChild.textContent == label", arg=label
+    )
+
+
+def expected(models, path) -> list[str]:
+    answers = [model.answer(Image.open(path).convert("RGB")) for model in models]
+    return ["I don't know" if answer.abstain else answer.label for answer in answers]
+
+
+def test_an_image_is_answered_by_both_models(user, models, files):
+    says = {}
+    for name in CLASSES:
+        send(user, files[name])
+        says[name] = told(user)
+        assert says[name] == expected(models, files[name])
+    assert {"I don't know"} < {first for first, _ in says.values()}
+    assert user.locator(".hydra-member").count() == 3 and user.locator(".hydra-epistemic").count() == 2
+    assert [each.inner_text() for each in user.locator(".hydra-name").all()] == [
+        "tiny-hydra\n3 members",
+        "single-vit\none member",
+    ]
+
+
+def test_the_map_of_kept_heads_opens(user):
+    assert not user.locator(".hydra-heads svg").first.is_visible()
+    user.get_by_text("Which attention heads each member keeps").click()
+    user.wait_for_selector(".hydra-heads svg")
+    assert user.locator(".hydra-heads svg").count() == 3
+
+
+def test_an_example_is_answered_when_it_is_clicked_on(user, models, files):
+    assert user.get_by_text("in distribution", exact=True).is_visible()
+    send(user, files["red"])
+    told(user)
+    user.locator("button.gallery-item").last.click()
+    [label, _] = expected(models, files["blue"])
+    assert label != expected(models, files["red"])[0]
+    wait_for_verdict(user, label)
+    assert told(user) == expected(models, files["blue"])
+
+
+@pytest.mark.parametrize(
+    "name, sentence",
+    [
+        ("broken", "broken.png is broken (image file is truncated): send another file."),
+        ("many-pixels", "many-pixels.png has 4,000 x 4,000 pixels, more than 1,000,000: send a smaller image."),
+    ],
+)
+def test_a_bad_file_gets_a_sentence_and_the_next_one_an_answer(user, models, files, name, sentence):
+    send(user, files[name])
+    user.wait_for_selector(".hydra-problem")
+    assert user.inner_text(".hydra-problem") == sentence
+    send(user, files["green"])
+    assert told(user) == expected(models, files["green"])
+
+
+def test_a_huge_file_is_not_sent_and_where_it_is_sent_not_taken(user, server, models, files):
+    send(user, files["huge"])
+    user.wait_for_selector(".toast-body")
+    assert "exceed the maximum allowed size" in user.inner_text(".toast-body")
+    user.click(".toast-close")
+    with files["huge"].open("rb") as file:
+        assert httpx.post(f"{server}/gradio_api/upload", files={"files": file}).status_code == 413
+    send(user, files["green"])
+    assert told(user) == expected(models, files["green"])
+
+
+def test_two_users_at_once_see_their_own_answers(user, visit, server, models, files):
+    other = visit(server)
+    for mine, theirs in (("red", "blue"), ("green", "red")):
+        send(user, files[mine])
+        send(other, files[theirs])
+        assert told(user) == expected(models, files[mine])
+        assert told(other) == expected(models, files[theirs])
+
+
+def answer_to(server: str, value) -> str:
+    """What the server says to a program that sends `value` in place of an upload."""
+    config = httpx.get(f"{server}/config").json()
+    event = next(each for each in config["dependencies"] if [target[1] for target in each["targets"]] == ["change"])
+    question = {"data": [value], "fn_index": event["id"], "session_hash": "x"}
+    httpx.post(f"{server}/gradio_api/queue/join", json=question).raise_for_status()
+    with httpx.stream("GET", f"{server}/gradio_api/queue/data?session_hash=x", timeout=20) as events:
+        for line in events.iter_lines():
+            if '"process_completed"' in line:
+                return json.dumps(json.loads(line.removeprefix("data:"))["output"])
+    raise AssertionError("no answer")
+
+
+def test_the_server_fetches_no_address_and_opens_no_file_of_its_own(server, files):
+    for value in ("http://127.0.0.1:9/red.png", "https://example.com/red.png", str(files["red"]), "/etc/passwd"):
+        said = answer_to(server, {"path": value, "meta": {"_type": "gradio.FileData"}})
+        assert "hydra-card" not in said and "hydra-problem" not in said and "root:" not in said
+        assert ("fetches nothing from elsewhere" in said) is value.startswith("http")
+    assert httpx.get(f"{server}/gradio_api/file={files['red']}").status_code == 403
+
+
+def test_a_text_is_answered(visit, folders):
+    model = asked(folders["texts"])
+    film, joy = model.answer("a film of joy").label, model.answer("good <b>joy</b>").label
+    assert film != joy
+    page = launch_page(model, examples={"reviews": ["a film of joy"]}, limits=LIMITS)
+    try:
+        user = visit(page.local_url)
+        user.fill("#input textarea", "a bad film " * 20)
+        assert len(user.input_value("#input textarea")) == 60
+        user.fill("#input textarea", "good <b>joy</b>")
+        user.get_by_role("button", name="Ask").click()
+        assert told(user) == [joy]
+        user.get_by_text("a film of joy").click()
+        wait_for_verdict(user, film)
+        user.close()
+    finally:
+        page.close(verbose=False)
+
+
+def test_no_browser_asks_for_anything_but_the_page(user, asked_for):
+    hosts = {url.split("/")[2] for url in asked_for if not url.startswith(("data:", "blob:"))}
+    assert len(asked_for) > 50 and {host.partition(":")[0] for host in hosts} == {"127.0.0.1"}
+
+
+# Without a browser
+
+
+def test_a_page_of_clip_asks_for_classes(folders, files):
+    model = asked(folders["clip"])
+    page = build_page(model, class_names=["cat", "dog"])
+    assert "cat, dog" in json.dumps(page.get_config_file(), default=str)
+    sent = (str(files["red"]), "red.png")
+    assert model.answer(Image.open(files["red"]), ["cat", "dog"]).label in _respond([model], LIMITS, sent, "cat, dog")
+    assert "Name at least two classes" in _respond([model], LIMITS, sent, "cat")
+
+
+def test_what_went_wrong_inside_is_told_to_the_server_alone(models, files, monkeypatch, capsys):
+    def fails(*_):
+        raise RuntimeError("secret")
+
+    monkeypatch.setattr(models[0], "answer", fails)
+    said = _respond(models, LIMITS, (str(files["red"]), "red.png"))
+    assert "could not answer" in said and "secret" not in said and "secret" in capsys.readouterr().err
+
+
+def test_models_that_cannot_be_asked_the_same_are_no_pair(models, folders):
+    with pytest.raises(ValueError, match="text-hydra reads texts, tiny-hydra images: pass two of a kind"):
+        build_page(models[0], asked(folders["texts"]))
+    with pytest.raises(ValueError, match="clip-hydra has other classes than tiny-hydra"):
+        build_page(models[0], asked(folders["clip"]))

@@ -1,0 +1,141 @@
+"""`export`: what is inside, what is beside it, and what is refused. That every family answers alike is in models/test_exports."""
+
+import json
+import sys
+import warnings
+
+import onnxruntime
+import pytest
+import torch
+from transformers import AutoTokenizer, ViTImageProcessorPil
+
+from hydra_transformers import AutoHydra, export
+from hydra_transformers.cli import main
+from hydra_transformers.cli.flags import choices
+from hydra_transformers.export import ExportError, inputs_of
+from hydra_transformers.models.auto import load_trained
+from hydra_transformers.models.configuration_hydra import OUTPUTS_OF_HYDRAS
+from tests.families import CLIP, DINOV2, VIT, images
+from tests.pages import run_python_blocks
+from tests.tiny_data import save_bert
+
+
+formats = sys.modules["hydra_transformers.export"]  # `hydra_transformers.export` is the function
+
+
+def calibrated_hydra():
+    backbone = VIT.backbone(0, num_hidden_layers=1).float()  # exporters take their time for every layer
+    hydra = AutoHydra.from_pruned_members([AutoHydra.from_backbone(backbone, {0: [head]}) for head in range(2)])
+    data = [{"pixel_values": images(120).float(), "labels": torch.arange(120) % 5}]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing was learnt, so the temperature is at an end of its range
+        hydra.calibrate(data, target={"coverage": 0.5}, detector="knn", sets="aps", alpha=0.3)
+    return hydra
+
+
+@pytest.mark.slow
+def test_the_calibration_is_inside(tmp_path):
+    hydra = calibrated_hydra().train()
+    folder = export(hydra, tmp_path / "exported", ["onnx", "torch"])
+    assert hydra.training
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.onnx", "model.pt2"}
+    inputs = {"pixel_values": images(40, seed=1).float()}
+    expected = hydra.eval()(**inputs)
+    names = ["logits", *OUTPUTS_OF_HYDRAS]
+    assert 0 < expected.abstain.sum() < 40 and expected.prediction_set.sum(dim=1).unique().numel() > 1
+    session = onnxruntime.InferenceSession(folder / "model.onnx")
+    found = dict(zip(names, session.run(names, {"pixel_values": inputs["pixel_values"].numpy()}), strict=True))
+    for by_format in (found, torch.export.load(folder / "model.pt2").module()(**inputs)):
+        assert set(by_format) == set(names)
+        for name in names:
+            torch.testing.assert_close(torch.as_tensor(by_format[name]), expected[name], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_calibration_of_other_weights_stays_outside(tmp_path):
+    hydra = calibrated_hydra()
+    with torch.no_grad():
+        hydra.classifier.weight.mul_(2)
+    folder = export(hydra, tmp_path / "exported", "torch")
+    assert list(torch.export.load(folder / "model.pt2").module()(pixel_values=images(3).float())) == [
+        "logits",
+        "member_logits",
+    ]
+    assert hydra.decision.is_on
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_folder_that_reads_texts(tmp_path, capsys):
+    backbone = load_trained(save_bert(tmp_path / "bert"))
+    members = [AutoHydra.from_backbone(backbone, {0: [head]}) for head in range(2)]
+    hydra, tokenizer = AutoHydra.from_pruned_members(members), AutoTokenizer.from_pretrained(tmp_path / "bert")
+    hydra.save_pretrained(tmp_path / "hydra")
+    tokenizer.save_pretrained(tmp_path / "hydra")
+    words = ["export", str(tmp_path / "hydra"), "--to", "torch", "--output", str(tmp_path / "exported")]
+    assert main(words) == 0
+    assert "model.pt2: not calibrated" in capsys.readouterr().out
+    folder = tmp_path / "exported"
+    assert json.loads((folder / "config.json").read_text())["id2label"] == {"0": "LABEL_0", "1": "LABEL_1"}
+    inputs = AutoTokenizer.from_pretrained(folder)(["a film", "a good film of joy"], padding=True, return_tensors="pt")
+    found = torch.export.load(folder / "model.pt2").module()(**inputs)  # token_type_ids are among them
+    torch.testing.assert_close(found["member_logits"], hydra.eval()(**inputs).member_logits)
+    assert main(words) == 1
+    assert "exported exists already: pass another --output" in capsys.readouterr().err
+    assert main(["export", str(tmp_path / "bert"), "--output", str(tmp_path / "other")]) == 1
+    assert "is a plain bert: pass a Hydra" in capsys.readouterr().err
+
+
+def test_the_command_offers_every_format():
+    assert tuple(formats.FILES) == choices.FORMATS
+
+
+def test_what_cannot_be_exported_is_refused_with_a_sentence(tmp_path, monkeypatch):
+    hydra = VIT.fused()
+    with pytest.raises(ValueError, match=r"to is \['tflite'\]: pass one or more of onnx, torch"):
+        export(hydra, tmp_path / "new", "tflite")
+    for other in (VIT.backbone(), hydra.vit, CLIP.fused().vision_model):
+        with pytest.raises(TypeError, match="pass a Hydra that classifies, or a Hydra of CLIP or SigLIP"):
+            export(other, tmp_path / "new")
+    with pytest.raises(ValueError, match=r"model is in bfloat16.*pass model.float\(\)"):
+        export(VIT.fused().bfloat16(), tmp_path / "new")
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="exists already"):
+        export(hydra, tmp_path)
+    assert (tmp_path / "mine.txt").exists()
+    monkeypatch.setattr(formats, "find_spec", lambda name: None if name == "onnxscript" else name)
+    with pytest.raises(ImportError, match="needs onnxscript: pip install onnx onnxruntime onnxscript"):
+        export(hydra, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_images_are_of_the_size_that_the_processor_makes():
+    """DINOv2 was pre-trained with 518 pixels, and is used with 224."""
+    hydra = DINOV2.fused()
+    assert inputs_of(hydra, None, 2, 1.0)["pixel_values"].shape == (2, 3, 8, 8)
+    processor = ViTImageProcessorPil(size={"height": 12, "width": 16})
+    assert inputs_of(hydra, processor, 2, 1.0)["pixel_values"].shape == (2, 3, 12, 16)
+
+
+@pytest.mark.parametrize("wrong_by", [1.0, float("nan")])
+def test_a_format_that_answers_otherwise_is_not_written(wrong_by, tmp_path, monkeypatch):
+    hydra = VIT.fused()
+
+    def run(inputs):
+        return {"logits": hydra(**inputs).logits, "member_logits": hydra(**inputs).member_logits + wrong_by}
+
+    monkeypatch.setattr(formats.Exportable, "program", lambda self: None)
+    monkeypatch.setitem(formats.WRITERS, "torch", lambda program, path, exportable: path.write_bytes(b""))
+    monkeypatch.setitem(formats.RUNNERS, "torch", lambda path: run)
+    with pytest.raises(ExportError, match=r"answers otherwise than the model \(member_logits differs by"):
+        export(hydra, tmp_path / "new", "torch")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_page_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    names = run_python_blocks("docs/export.md", at_least=2)
+    assert set(names["found"]) == {"logits", *OUTPUTS_OF_HYDRAS}
+    printed = capsys.readouterr().out
+    assert printed.count("LABEL") + printed.count("I don't know") == 5
+    assert (tmp_path / "my-onnx" / "preprocessor_config.json").exists()
