@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..models.image_levels import check_levels
+from ..models import pipeline_hydra
 
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def read_image(path: str | os.PathLike, limits: Limits = USUAL, name: str | None
 
     name: what the user calls it; by default that of the file
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     path, name = Path(path), name or Path(path).name
     try:
@@ -65,13 +65,9 @@ def read_image(path: str | os.PathLike, limits: Limits = USUAL, name: str | None
                         f"{name} is more than {limits.slender} times as long as wide: send an image that is less so."
                     )
                 try:
-                    check_levels(image, name)
+                    return pipeline_hydra.read_image(image, name)
                 except ValueError as error:
                     raise InputError(f"{error}.") from error
-                # Turned here, and not by the pipeline, which would fail on what a broken file says of that.
-                found = ImageOps.exif_transpose(image).convert("RGB")
-                found.info.clear()
-                return found
     except InputError:
         raise
     except Image.UnidentifiedImageError as error:
