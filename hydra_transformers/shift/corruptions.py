@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..models.pipeline_hydra import read_image
-from ..reports.markdown import markdown_table
+from ..reports.table import Cell, Table
 from . import images, texts
 from .jpeg import as_jpeg
 from .pixel_scale import PixelScale
@@ -278,7 +278,7 @@ def corruption_table() -> str:
     """All corruptions with what they do at each severity, in markdown."""
     rows = [
         [
-            f"`{each.name}`",
+            Cell(each.name, "code"),
             f"{each.kind}s",
             each.group,
             each.measure,
@@ -286,5 +286,5 @@ def corruption_table() -> str:
         ]
         for each in CORRUPTIONS.values()
     ]
-    alignment = ["---"] * 4 + ["--:"] * len(SEVERITIES)
-    return markdown_table(["name", "for", "group", "strength", *map(str, SEVERITIES)], rows, alignment)
+    header = ["name", "for", "group", "strength", *map(str, SEVERITIES)]
+    return Table(header, rows, "llll" + "r" * len(SEVERITIES)).markdown()
