@@ -123,7 +123,8 @@ def _target(arguments: argparse.Namespace) -> dict[str, float] | None:
 
 
 def predict(arguments: argparse.Namespace) -> None:
-    task = auto_class_of(load_config(arguments.model))
+    config = load_config(arguments.model)
+    task = auto_class_of(config)
     parameters = _parameters(arguments, task, classes_decided_on(arguments.model))
     model, processor = load_to_answer(arguments)
     if not arguments.json:
@@ -131,7 +132,7 @@ def predict(arguments: argparse.Namespace) -> None:
     unread = count = 0
     names = _names(arguments.inputs)
     while group := list(islice(names, arguments.batch_size)):
-        inputs = _read(group, task, processor, image_mode(model.config))
+        inputs = _read(group, task, processor, image_mode(config))
         count, unread = count + len(group), unread + len(group) - len(inputs)
         answers = predict_decisions(model, list(inputs.values()), processor, arguments.batch_size, **parameters)
         for place, answer in zip(inputs, answers, strict=True):
