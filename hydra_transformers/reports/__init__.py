@@ -3,6 +3,17 @@
 from .evaluation import evaluate_uncertainty
 from .fusion_report import FusionReport, fusion_report
 from .report import ModelResult, UncertaintyReport
+from .table import Cell, Table
+from .tables import cost_table
 
 
-__all__ = ["FusionReport", "ModelResult", "UncertaintyReport", "evaluate_uncertainty", "fusion_report"]
+__all__ = [
+    "Cell",
+    "FusionReport",
+    "ModelResult",
+    "Table",
+    "UncertaintyReport",
+    "cost_table",
+    "evaluate_uncertainty",
+    "fusion_report",
+]

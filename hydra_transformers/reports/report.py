@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._io.files import parse_json, write_atomically
 from .rendering import html_page, to_html_parts, to_markdown, to_text
-from .tables import Cell, Table, Title, all_parts, summary
+from .tables import Title, all_parts, cost_table, summary
 
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class UncertaintyReport:
             costs: what the models cost, from `compare_costs`: adds a table, and quality against cost.
             pictures: PNG files that `plot` wrote, which then are not drawn once more.
         """
-        parts = all_parts(self) + ([] if costs is None else [Title("Cost"), _cost_table(costs)])
+        parts = all_parts(self) + ([] if costs is None else [Title("Cost"), cost_table(costs)])
         if pictures is None:
             from .plots import report_pngs
 
@@ -211,13 +211,6 @@ def _rows(name: str, result: ModelResult) -> list[dict[str, Any]]:
         place = model | {"group": "corruption", "data_set": corruption}
         rows += [place | {"severity": severity} | found for severity, found in sweep.items()]
     return rows
-
-
-def _cost_table(costs: "Mapping[str, Cost]") -> Table:
-    from ..cost import cost_cells
-
-    headings, rows = cost_cells(costs)
-    return Table(["Model", *headings[1:]], [[Cell(text) for text in row] for row in rows])
 
 
 def _named_results(result: ModelResult) -> list[tuple[str, str, float]]:
