@@ -175,9 +175,7 @@ class SentFiles:
         return payload.path, payload.orig_name or Path(payload.path).name
 
 
-def _add_examples(
-    group: str, values: Sequence[str], component: Any, files: SentFiles
-) -> gradio.events.Dependency:
+def _add_examples(group: str, values: Sequence[str], component: Any, files: SentFiles) -> gradio.events.Dependency:
     """Examples to click on, and the event of a click. Gradio's own Examples would put a new component in the place of this one,
     which reads what users send in the usual way."""
     examples = gradio.Dataset(

@@ -42,7 +42,9 @@ def test_a_slender_image_is_refused_that_a_processor_would_scale_up_to_gigabytes
 def test_an_image_of_so_many_pixels_that_pillow_refuses_it_is_told_why(monkeypatch):
     bomb = base64_of(Image.new("1", (100, 100)))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4_000)
-    with pytest.raises(RequestError, match=r"^inputs\[0\] has 4,000 pixels or more, too many: send at most 25,000,000$"):
+    with pytest.raises(
+        RequestError, match=r"^inputs\[0\] has 4,000 pixels or more, too many: send at most 25,000,000$"
+    ):
         read_image(bomb, "inputs[0]")
 
 
@@ -67,7 +69,10 @@ def test_images_are_turned_as_they_ask_for_and_no_broken_word_on_that_fails_the_
     quarter[0x0112] = 6
     for exif, size in ((quarter, (4, 8)), (b"Exif\x00\x00garbage", (8, 4))):
         (tmp_path / "mine.jpg").write_bytes(jpeg(exif))
-        for image in (read_image(base64.b64encode(jpeg(exif)).decode(), "inputs[0]"), read_file(tmp_path / "mine.jpg")):
+        for image in (
+            read_image(base64.b64encode(jpeg(exif)).decode(), "inputs[0]"),
+            read_file(tmp_path / "mine.jpg"),
+        ):
             assert load_image(image).size == image.size == size  # as the pipeline reads it
 
 

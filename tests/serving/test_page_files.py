@@ -75,9 +75,21 @@ def cached(picture):
 @pytest.mark.parametrize("meta", METAS, ids=json.dumps)
 def test_no_file_is_opened_that_was_not_sent(server, picture, cached, meta, tmp_path):
     os.mkfifo(tmp_path / "fifo.png")
-    paths = [picture, tmp_path, tmp_path / "fifo.png", tmp_path / "none.png", "/etc/passwd", "/proc/self/environ", "/dev/zero"]
+    paths = [
+        picture,
+        tmp_path,
+        tmp_path / "fifo.png",
+        tmp_path / "none.png",
+        "/etc/passwd",
+        "/proc/self/environ",
+        "/dev/zero",
+    ]
     paths += [cached / name for name in ("link.png", "fifo.png", "other.png", "folder/red.png")]
-    paths += [cached / ".." / ".." / picture.relative_to("/tmp") if picture.is_relative_to("/tmp") else picture, "", "x.png"]
+    paths += [
+        cached / ".." / ".." / picture.relative_to("/tmp") if picture.is_relative_to("/tmp") else picture,
+        "",
+        "x.png",
+    ]
     paths += ["http://127.0.0.1:9/red.png", "https://example.com/red.png", "file:///etc/passwd"]
     for path in paths:
         assert_refused(answer_to(server, [{"path": str(path)} | meta]))
