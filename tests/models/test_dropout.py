@@ -49,7 +49,9 @@ def test_dropouts_sit_where_those_of_the_backbone_do(family, monkeypatch):
         """For each dropout, how often it drops, and the logits without what it passes on."""
         probabilities, found = [], []
 
-        def dropout(states: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        def dropout(
+            states: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+        ) -> torch.Tensor:
             assert training
             if p == 0:
                 return states
@@ -84,6 +86,8 @@ def test_logits_in_training_scatter_as_the_backbones_do(family):
     error = ((theirs.var(0) + ours.var(0)) / ROWS).sqrt()
     assert ((theirs.mean(0) - ours.mean(0)).abs() < 5 * error).all()
     assert ((theirs.std(0) / ours.std(0) - 1).abs() < 0.12).all()
+
+
 FAMILIES = pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
 # One more that maps its embeddings to another width after it has dropped from them.
 AND_PROJECTED = pytest.mark.parametrize("family", [VIT, BERT, ELECTRA], ids=lambda family: family.name)
