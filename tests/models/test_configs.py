@@ -107,7 +107,7 @@ def test_an_unknown_problem_type_is_refused():
 
 def test_one_class_of_one_is_refused():
     """Its loss would always be 0."""
-    with pytest.raises(ValueError, match="single_label_classification.*num_labels"):
+    with pytest.raises(ValueError, match=r"single_label_classification.*num_labels"):
         HydraViTConfig(num_labels=1, problem_type="single_label_classification")
 
 

@@ -169,7 +169,7 @@ def test_with_other_labels_a_problem_type_that_nobody_chose_is_found_anew(chosen
     labels = {"regression": torch.randn(4, num_labels), "multi_label_classification": torch.ones(4, num_labels)}
     loss = loaded(**padded_texts(), labels=labels.get(expected, torch.tensor([0, 1, 1, 0]))).loss
     assert loss > 0
-    with pytest.raises(ValueError, match="single_label_classification.*num_labels"):
+    with pytest.raises(ValueError, match=r"single_label_classification.*num_labels"):
         BERT.hydra.from_pretrained(
             tmp_path, num_labels=1, problem_type="single_label_classification", ignore_mismatched_sizes=True
         )(**padded_texts())
