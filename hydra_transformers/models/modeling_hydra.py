@@ -90,7 +90,6 @@ class HydraModelMixin:
     is_base_model: bool = False
     _can_record_outputs = {"attentions": HydraAttention}
     _keys_to_ignore_on_load_missing = [r"kept_heads_mask$"]  # of weights that were put together by hand
-    _keep_in_fp32_modules_strict = ["decision"]
 
     @property
     def num_members(self) -> int:
@@ -129,6 +128,7 @@ class HydraModelMixin:
         self.decision: Decision | None = None
         if settings is not None:
             self.decision = Decision(settings, sum(weight.numel() for weight in self.parameters()))
+            self._keep_in_fp32_modules_strict = ["decision"]
         super().post_init()
 
     @property

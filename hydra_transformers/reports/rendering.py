@@ -2,9 +2,10 @@
 
 import base64
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 
-from .table import Table, escape_html, escape_markdown
+from .table import TEXT_WIDTH, Table, escape_html, escape_markdown
 from .tables import Part, Title
 
 
@@ -41,7 +42,7 @@ def to_text(parts: Sequence[Part]) -> str:
 def _text(part: Part) -> str:
     if isinstance(part, Title):
         return part.text
-    return f"{part}\n"
+    return f"{part if isinstance(part, Table) else textwrap.fill(part, TEXT_WIDTH)}\n"
 
 
 def to_html_parts(parts: Sequence[Part]) -> str:

@@ -65,8 +65,8 @@ class Table:
         >>> print(table.text())
         Model   Accuracy
         -----------------
-        a|b        91.2*
-        plain      90.1
+        a|b         91.2*
+        plain       90.1
     """
 
     def __init__(self, header: Sequence[str], rows: Sequence[Sequence[str | Cell]], alignment: str = ""):

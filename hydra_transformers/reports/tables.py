@@ -86,6 +86,7 @@ def summary(report: "UncertaintyReport") -> list[Part]:
         by_set, names = _table(report, places), [f"{name} ({group}) ↑" for group, name in sets]
         title = Title(f"OOD detection: AUROC by data set, score {report.score}", level=3)
         parts += [title, Table(["Model", *names, *by_set.header[-2:]], by_set.rows)]
+    parts += _differences(report, level=3)
     if any("threshold" in result.abstaining for result in report.models.values()):
         parts += [Title("Abstaining", level=3), *_what_abstaining_buys(report)]
     return parts
@@ -100,6 +101,7 @@ def all_parts(report: "UncertaintyReport") -> list[Part]:
         Title("In distribution and on average out of distribution"),
         _table(report, main, with_members=True),
     ]
+    parts += _differences(report)
     if first.ood:
         told = f"Score: {report.score}. Averages are over data sets, each counting the same."
         averages = [(f"{group}-OOD avg", DETECTION, _group_average(group)) for group in first.ood]
@@ -113,6 +115,12 @@ def all_parts(report: "UncertaintyReport") -> list[Part]:
             places.append(("OOD avg", DIVERSITY, _diversity(lambda result: result.ood_average())))
         parts += [Title("Diversity of the members"), _table(report, places)]
     return parts + _decision_tables(report) + _corruption_tables(report)
+
+
+def _differences(report: "UncertaintyReport", level: int = 2) -> list[Part]:
+    """Which differences are more than chance, each model against the first."""
+    sentences = report.gain_sentences()
+    return [Title("What these rows can show", level), *sentences] if sentences else []
 
 
 def _decision_tables(report: "UncertaintyReport") -> list[Part]:

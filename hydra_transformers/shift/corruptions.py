@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.raw_data import rgb_or_grey
+from ..models.pipeline_hydra import read_image
 from ..reports.table import Cell, Table
 from . import images, texts
 from .jpeg import as_jpeg
@@ -219,7 +219,7 @@ def _corrupted_picture(picture: Any, corruption: Corruption, strength: float, se
     import numpy as np
     from PIL import Image
 
-    picture = rgb_or_grey(picture, "the image")
+    picture = read_image(picture, mode="L" if picture.mode == "L" else "RGB")
     pixels = torch.from_numpy(np.array(picture)).view(picture.height, picture.width, -1).permute(2, 0, 1)
     changed = _corrupted_tensor(pixels, corruption, strength, seed, PixelScale())
     array = changed.permute(1, 2, 0).numpy()
