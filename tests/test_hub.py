@@ -267,9 +267,7 @@ HOSTILE = "<img src=x onerror=alert(1)> [a](javascript:b) | `c` <!-- end -->\n# 
 
 def test_names_are_no_markup_in_the_text_nor_in_the_metadata(hydra, report):
     result = report.models["Hydra"]
-    named = replace(
-        report, models={HOSTILE: replace(result, ood={HOSTILE: {HOSTILE: result.ood["near"]["noise"]}})}
-    )
+    named = replace(report, models={HOSTILE: replace(result, ood={HOSTILE: {HOSTILE: result.ood["near"]["noise"]}})})
     calibrated = hydra_of(VIT).eval()
     rows = [{"pixel_values": torch.randn(40, 3, 8, 8), "labels": torch.arange(40) % 5}]
     calibrated.calibrate(rows, target={"coverage": 0.5})

@@ -104,7 +104,9 @@ def test_a_space_goes_in_one_commit_and_old_code_goes(tmp_path, hub):
     assert push_space_to_hub(folder, "me/page", private=True) == "commit"
     asked = {"repo_id": "me/page", "repo_type": "space", "space_sdk": "gradio", "private": True, "exist_ok": True}
     assert hub.calls[0] == ("create_repo", asked) and commits(hub)[0]["repo_type"] == "space"
-    assert {"README.md", "app.py", "requirements.txt", "notes.md", "hydra_transformers/serving/page.css"} < set(hub.files)
+    assert {"README.md", "app.py", "requirements.txt", "notes.md", "hydra_transformers/serving/page.css"} < set(
+        hub.files
+    )
     assert not {"hydra_transformers/old.py", "examples/old.png"} & set(hub.files)
     push_space_to_hub(folder, "me/page")
     assert [commit["changed"] == [] for commit in commits(hub)] == [False, True]
