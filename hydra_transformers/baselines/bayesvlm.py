@@ -12,7 +12,7 @@ from transformers import CLIPModel
 
 from .._io.files import parse_json
 from ..data.prediction import batches, check_class_prompts, evaluation_mode
-from ..models.ensembling import HydraClassifierOutput, at_least_float32, log_mean_probability
+from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32, log_mean_probability
 from .baseline import Baseline
 from .kronecker import (
     Factors,

@@ -13,7 +13,7 @@ from ..data.prediction import (
     evaluation_mode,
     split_labels,
 )
-from ..models.ensembling import at_least_float32
+from ..models.modeling_hydra import at_least_float32
 from .baseline import Baseline
 from .kronecker import Factors, KroneckerPosterior, probit_logits, second_derivatives_of_softmax, without_autocast
 from .last_layer import check_is_head, with_head, without_head

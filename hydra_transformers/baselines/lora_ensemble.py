@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from .._io.files import write_atomically
 from .._io.threads import ONE_PASS
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
-from ..models.ensembling import HydraClassifierOutput
+from ..models.modeling_hydra import HydraClassifierOutput
 from ..training.finetune import FINISHED, MEMBERS, RUN, finetune_members
 from ..training.lora import lora_config
 from ..training.recipes import Recipe

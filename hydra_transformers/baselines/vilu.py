@@ -20,7 +20,7 @@ from ..data.prediction import (
     member_logits_of,
     split_labels,
 )
-from ..models.ensembling import HydraClassifierOutput, at_least_float32
+from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32
 from ..uncertainty.inputs import as_tensor
 from ..uncertainty.metrics import (
     adaptive_calibration_error,

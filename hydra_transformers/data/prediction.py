@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import default_data_collator
 
-from ..models.ensembling import HydraClassifierOutput, at_least_float32, ensemble_logits, log_mean_probability
-from ..models.evaluation_mode import evaluation_mode
+from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32, ensemble_logits, log_mean_probability
+from ..models.pipeline_hydra import evaluation_mode
 
 
 LABEL_NAMES = ("labels", "label")

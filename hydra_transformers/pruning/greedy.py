@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from .._io.files import parse_json, write_atomically
 from .._io.processes import from_first_process, gather_batches, gather_samples, rank_and_world_size
 from ..data.evaluation_data import EvaluationData
-from ..models.ensembling import at_least_float32
+from ..models.modeling_hydra import at_least_float32
 from .ablation import Ablate, Ablation
 from .circuits import LAST_DIGITS, Circuit
 from .heads import Head

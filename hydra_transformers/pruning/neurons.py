@@ -41,7 +41,7 @@ def neurons_of(hydra: PreTrainedModel, towers: Sequence[str] | None = None) -> l
         config = tower_configs(hydra.config)[tower]
         for layer in range(config.num_hidden_layers):
             kept = config.kept_neurons
-            numbers = range(config.anatomy.inner_size) if kept is None else neurons_in(kept[layer][0])
+            numbers = range(config.layer_spec.inner_size) if kept is None else neurons_in(kept[layer][0])
             found += [head_at(tower, layer, number) for number in numbers]
     return found
 

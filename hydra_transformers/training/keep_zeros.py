@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from transformers import TrainerCallback
 
 from ..fusion.structure import is_a
-from ..models.grouped import Grouped
+from ..models.modeling_hydra import Grouped
 
 
 class KeepZerosCallback(TrainerCallback):

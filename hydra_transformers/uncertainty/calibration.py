@@ -28,7 +28,7 @@ from ..data.prediction import (
     zero_shot_in,
 )
 from ..models.decision import Decision, undecided
-from ..models.ensembling import HydraClassifierOutput
+from ..models.modeling_hydra import HydraClassifierOutput
 from .abstention import Abstention, check_share, check_target
 from .conformal import ConformalSets, check_method
 from .decomposition import decompose

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from .._io.threads import twin_of
 from ..data.prediction import PromptSimilarity, batches, config_of, device_of, labels_of, predict
 from ..models.decision import Decision
-from ..models.grouped import GroupedLinear
+from ..models.modeling_hydra import GroupedLinear
 from .temperature import TemperatureScaledClassifier, TemperatureScaling
 
 

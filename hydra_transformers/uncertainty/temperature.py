@@ -14,7 +14,7 @@ from transformers.utils import cached_file
 
 from .._io.files import parse_json, write_atomically
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
-from ..models.ensembling import HydraClassifierOutput
+from ..models.modeling_hydra import HydraClassifierOutput
 from .inputs import as_labels, as_member_logits, log_of_mean_probability, wide_log_softmax, widened
 
 
