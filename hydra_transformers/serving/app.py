@@ -29,15 +29,24 @@ REQUEST = {
             "type": "object",
             "properties": {
                 "top_k": {"type": "integer", "default": 5, "description": "how many scores"},
-                "candidate_labels": {"type": "array", "items": {"type": "string"}, "description": "of CLIP and SigLIP"},
-                "hypothesis_template": {"type": "string", "description": "of CLIP and SigLIP: the sentence around a label"},
+                "candidate_labels": {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "description": "of CLIP and SigLIP",
+                },
+                "hypothesis_template": {
+                    "type": "string",
+                    "description": "of CLIP and SigLIP: the sentence around a label",
+                },
             },
         },
     },
     "example": {"inputs": "a text, or an image in base64", "parameters": {"top_k": 3}},
 }
 ANSWERS = {
-    200: {"description": "label, score, uncertainty and its parts, abstain and why, prediction_set, scores; for a list a list"},
+    200: {
+        "description": "label, score, uncertainty and its parts, abstain and why, prediction_set, scores; for a list a list"
+    },
     422: {"description": "The request cannot be answered: one sentence in `error`, as with every status above 399"},
     503: {"description": "Too many requests wait: come again"},
 }
