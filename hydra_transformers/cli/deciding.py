@@ -18,7 +18,7 @@ from ..data.prediction import ZeroShotClassifier
 from ..data.sounds import waveform
 from ..models.auto import auto_class_of
 from ..models.pipeline_hydra import image_mode, read_image
-from ..uncertainty import DecidingClassifier, detector_by_name, predict_decisions
+from ..uncertainty import CalibratedClassifier, detector_by_name, predict_decisions
 from ..uncertainty import calibrate as fit
 from .arguments import (
     class_prompts,
@@ -67,13 +67,13 @@ def calibrate(arguments: argparse.Namespace) -> None:
     others = {
         name: read_data(arguments, config, processor, source, labelled=labelled, prefer=prefer)
         for name, source, labelled, prefer in (
-            ("ood", arguments.ood_data, False, ("test", "validation", "train")),
-            ("training_data", arguments.training_data, True, ("train",)),
+            ("ood_data", arguments.ood_data, False, ("test", "validation", "train")),
+            ("train_data", arguments.training_data, True, ("train",)),
         )
         if source is not None
     }
     prompts = class_prompts(config, processor, data)
-    if prompts is not None and "training_data" in others and others["training_data"].class_names != data.class_names:
+    if prompts is not None and "train_data" in others and others["train_data"].class_names != data.class_names:
         raise CommandError(
             f"{arguments.training_data} has other classes than {arguments.data}: let the detector learn from the same"
         )
@@ -90,7 +90,7 @@ def calibrate(arguments: argparse.Namespace) -> None:
     )
     with written_whole(arguments.output) as unfinished:
         model.save_pretrained(unfinished)
-        if isinstance(calibration.model, DecidingClassifier):  # a Hydra classifier's decision is a part of it
+        if isinstance(calibration.model, CalibratedClassifier):  # a Hydra classifier's decision is a part of it
             calibration.model.save(unfinished)
         processor.save_pretrained(unfinished)
         if (folder / FUSE_SETTINGS).exists():
@@ -166,7 +166,7 @@ def _without_nan(value: Any) -> Any:
 
 def classes_decided_on(name: str) -> list[str] | None:
     """Of two towers, the classes that it was calibrated for."""
-    return DecidingClassifier.classes_saved_in(name) if DecidingClassifier.is_saved_in(name) else None
+    return CalibratedClassifier.classes_saved_in(name) if CalibratedClassifier.is_saved_in(name) else None
 
 
 def load_to_answer(arguments: argparse.Namespace) -> tuple[nn.Module, Any]:
@@ -181,8 +181,8 @@ def load_to_answer(arguments: argparse.Namespace) -> tuple[nn.Module, Any]:
     classes = classes_decided_on(arguments.model)
     if classes is not None:
         model = ZeroShotClassifier(model, prompts_for(config, processor, classes), classes)
-    if DecidingClassifier.is_saved_in(arguments.model):
-        model = DecidingClassifier.load(model, arguments.model).eval()
+    if CalibratedClassifier.is_saved_in(arguments.model):
+        model = CalibratedClassifier.load(model, arguments.model).eval()
     elif getattr(config, "decision", None) is None:
         print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
     return model, processor

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..export import FILES
 from ..export import export as write
-from ..uncertainty import DecidingClassifier
+from ..uncertainty import CalibratedClassifier
 from .arguments import check_named_once
 from .folders import check_is_new, check_takes_files, load_config, load_model, load_processor
 from .judging import check_is_hydra
@@ -19,7 +19,7 @@ def export(arguments: argparse.Namespace) -> None:
     config = load_config(arguments.model)
     check_is_hydra(config, arguments.model)
     processor = load_processor(arguments.processor or arguments.model, config)
-    if DecidingClassifier.is_saved_in(arguments.model):
+    if CalibratedClassifier.is_saved_in(arguments.model):
         print(
             f"note: {arguments.model} is exported without its decision, which is about the classes of one data set",
             file=sys.stderr,
@@ -27,7 +27,7 @@ def export(arguments: argparse.Namespace) -> None:
     model = load_model(arguments.model).float()
     write(model, arguments.output, arguments.to, processor)
     told = (
-        "with its calibration" if model.is_deciding else "not calibrated, so it has no abstain and no prediction_set"
+        "with its calibration" if model.is_calibrated else "not calibrated, so it has no abstain and no prediction_set"
     )
     files = " and ".join(str(Path(arguments.output) / FILES[each]) for each in arguments.to)
     print(f"{files}: {told}; it answers as the model does (docs/export.md tells how to run it).")

@@ -27,7 +27,7 @@ from ..reports.evaluation import evaluate_uncertainty
 from ..reports.report import UncertaintyReport
 from ..reports.tables import cost_table
 from ..shift import SEVERITIES, corrupted_sets
-from ..uncertainty import DecidingClassifier, detector_by_name
+from ..uncertainty import CalibratedClassifier, detector_by_name
 from ..uncertainty.calibration import OtherClassesError
 from .arguments import (
     check_can_be_learnt_from,
@@ -136,10 +136,10 @@ def evaluate(arguments: argparse.Namespace) -> None:
 
 def _with_saved_decision(model: nn.Module, source: str) -> nn.Module:
     """With the decision that `calibrate` saved beside the model, where there is one: a Hydra classifier's is a part of it."""
-    if not DecidingClassifier.is_saved_in(source):
+    if not CalibratedClassifier.is_saved_in(source):
         return model
     try:
-        return DecidingClassifier.load(model, source).eval()
+        return CalibratedClassifier.load(model, source).eval()
     except OtherClassesError as error:
         print(f"note: {source} is judged without its decision: {error}", file=sys.stderr)
         return model

@@ -16,7 +16,7 @@ from ..baselines import Baseline
 from ..reports.report import UncertaintyReport
 from ..serving.page_answers import read_by
 from ..serving.page_examples import read_examples
-from ..uncertainty import DecidingClassifier
+from ..uncertainty import CalibratedClassifier
 from .folders import are_fine_tunings, circuits_of, is_baseline, load_config, load_model, load_processor
 from .judging import check_can_be_published
 from .problems import CommandError
@@ -44,8 +44,8 @@ def card(arguments: argparse.Namespace) -> None:
 def _with_decision(folder: Path) -> nn.Module:
     """The model in a folder; a baseline with its decision, which lies beside it."""
     model = load_model(str(folder))
-    is_decided = isinstance(model, Baseline) and DecidingClassifier.is_saved_in(folder)
-    return DecidingClassifier.load(model, folder) if is_decided else model
+    is_decided = isinstance(model, Baseline) and CalibratedClassifier.is_saved_in(folder)
+    return CalibratedClassifier.load(model, folder) if is_decided else model
 
 
 def _card_fields(arguments: argparse.Namespace, config: PreTrainedConfig) -> tuple[UncertaintyReport | None, dict]:
@@ -99,7 +99,7 @@ def push(arguments: argparse.Namespace) -> None:
     check_can_be_published(config, str(arguments.folder))
     report, fields = _card_fields(arguments, config)
     space = _space(arguments, config)
-    is_decided, of_baseline = DecidingClassifier.is_saved_in(arguments.folder), is_baseline(str(arguments.folder))
+    is_decided, of_baseline = CalibratedClassifier.is_saved_in(arguments.folder), is_baseline(str(arguments.folder))
     if is_decided and not of_baseline:
         print(
             f"note: {arguments.folder} is published without its decision, which is about the classes of one data set",

@@ -9,7 +9,7 @@ from .._version import __version__
 from ..data.prediction import config_of
 from ..hub.handler import Answerer
 from ..models.auto import auto_class_of
-from ..uncertainty.features import taken_apart
+from ..uncertainty.features import without_decision
 from .deciding import ZERO_SHOT, classes_decided_on, load_to_answer
 from .folders import load_config
 from .problems import CommandError
@@ -47,7 +47,7 @@ def answerer_of(arguments: argparse.Namespace) -> tuple[Answerer, dict[str, Any]
         "kind": kind,
         "labels": classes,
         "members": getattr(config, "num_members", None),
-        "calibrated": taken_apart(model)[1] is not None,
+        "calibrated": without_decision(model)[1] is not None,
         "hydra_transformers": __version__,
     }
     return ModelAnswerer(model, processor, kind), about
