@@ -50,6 +50,7 @@ class Calibration:
     detector: the score by which it abstains
     abstention: its threshold, with what that buys and promises; None where no target was given
     sets: the conformal prediction sets; None where none were asked for
+    rows: how many fitted the temperature and the detector, and how many the threshold and the sets
     """
 
     model: nn.Module
@@ -57,10 +58,15 @@ class Calibration:
     detector: Detector
     abstention: Abstention | None
     sets: ConformalSets | None
+    rows: tuple[int, int]
 
     @property
     def sentences(self) -> list[str]:
-        found = [f"Logits are divided by {self.temperature:.3g}; the detector is {self.detector.description}."]
+        found = [
+            f"Logits are divided by {self.temperature:.3g}; the detector is {self.detector.description}.",
+            f"Of {sum(self.rows)} rows, a random half ({self.rows[0]}) fitted these, and the other half ({self.rows[1]}) what "
+            "follows: promises need rows that nothing else was fitted on.",
+        ]
         return found + [each.sentence for each in (self.abstention, self.sets) if each is not None]
 
     def __str__(self) -> str:
@@ -93,7 +99,7 @@ def calibrate(
         ood: rows from elsewhere, for `target={"tpr": ...}`, or to see what a threshold refuses of them.
         target: when to abstain, one of {"risk": 0.05} (at most 5 % of the answers are wrong), {"coverage": 0.9} (at least
             90 % are answered) and {"tpr": 0.95} (95 % of `ood` are refused); None for never. See `Abstention.fit`.
-        confidence: for a promise about new rows in place of these.
+        confidence: for a promise about new rows in place of these; it is made by half of `data`, see there.
         detector: a name (see `detector_by_name`), or a detector, which is fitted anew where it needs a fit.
         training_data: what a detector that needs a fit learns; best the training data.
         alpha: the share of prediction sets that may miss the right class; None for no sets.
@@ -130,10 +136,16 @@ def calibrate(
     if target is not None:
         scores = decision(logits[second], _part(features, second)).detector_score
         right = decompose(scaled).prediction == labels[second]
-        abstention = Abstention.fit(scores, right, elsewhere, **target, confidence=confidence, score=chosen.name)
+        try:
+            abstention = Abstention.fit(scores, right, elsewhere, **target, confidence=confidence, score=chosen.name)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} (these {len(second)} rows are half of data: the other half fits the temperature and the detector, and "
+                "a promise needs rows that nothing else was fitted on)"
+            ) from error
     if alpha is not None:
         conformal = ConformalSets.fit(scaled, labels[second], alpha, sets)
-    return _calibrated(model, hydra, decision, chosen, value, abstention, conformal)
+    return _calibrated(model, hydra, decision, chosen, value, abstention, conformal, (len(first), len(second)))
 
 
 def _chosen(detector: str | Detector) -> Detector:
@@ -263,6 +275,7 @@ def _calibrated(
     temperature: float,
     abstention: Abstention | None,
     sets: ConformalSets | None,
+    rows: tuple[int, int],
 ) -> Calibration:
     settings = decision.settings
     if abstention is not None:
@@ -275,7 +288,7 @@ def _calibrated(
     decision.remember(inner)
     decision.to(device_of(inner))
     result = hydra or DecidingClassifier(inner, decision)
-    calibration = Calibration(result, temperature, detector, abstention, sets)
+    calibration = Calibration(result, temperature, detector, abstention, sets, rows)
     settings["sentences"] = calibration.sentences
     if hydra is not None:
         hydra.decision, hydra.config.decision = decision, settings

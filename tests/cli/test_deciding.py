@@ -64,7 +64,7 @@ def test_calibrate_writes_the_model_with_all_that_belongs_to_it(workplace, calib
     told = capsys.readouterr().out
     decision = load_trained(tmp_path / "other").config.decision
     assert decision["detector"]["name"] == "mahalanobis" and decision["sets"] is None
-    assert all(sentence in told for sentence in decision["sentences"]) and len(decision["sentences"]) == 2
+    assert all(sentence in told for sentence in decision["sentences"]) and len(decision["sentences"]) == 3
     run("calibrate", calibrated, "--data", workplace / "pictures", "--output", tmp_path / "again")
     assert load_trained(tmp_path / "again").config.decision["threshold"] is None  # calibrated anew
 

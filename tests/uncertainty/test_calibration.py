@@ -95,6 +95,7 @@ def test_everything_is_fitted_on_rows_of_its_own():
     assert calibration.sets.thresholds == pytest.approx(sets.thresholds)
     assert calibration.abstention.rows == ROWS // 2 and calibration.abstention.coverage >= 0.75
     assert hydra.config.decision["threshold"] == calibration.abstention.threshold
+    assert "Of 48 rows, a random half (24) fitted these, and the other half (24) what follows" in str(calibration)
     assert "Logits are divided by" in str(calibration) and hydra.config.decision["sentences"] == calibration.sentences
 
 
@@ -571,6 +572,13 @@ def test_arguments_are_checked_before_anything_is_predicted(options, message, mo
 
 def unreachable(self, pixel_values):
     raise AssertionError("it was asked to predict")
+
+
+def test_a_promise_that_cannot_be_made_says_that_half_of_the_rows_were_used():
+    with pytest.raises(
+        ValueError, match=r"confidence on these 24 rows.*\(these 24 rows are half of data: the other half"
+    ):
+        hydra_of("vit").calibrate(rows_for("vit"), target={"risk": 0.001}, confidence=0.999)
 
 
 def test_clip_is_calibrated_with_its_prompts_alone(monkeypatch):
