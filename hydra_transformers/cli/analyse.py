@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from .._io.files import written_whole
 from ..data.loading import PreparedData, is_same_source
+from ..data.prompts import class_prompts
 from .folders import check_is_new, check_takes_files, load_config, load_model, load_processor
 from .options import (
     DATA,
@@ -24,7 +25,7 @@ from .options import (
     option,
 )
 from .options import seconds as parse_seconds
-from .rows import check_can_be_learnt_from, class_prompts
+from .rows import check_can_be_learnt_from
 
 
 ROWS = 2_000  # of each set, unless told otherwise: an analysis answers thousands of times
@@ -106,7 +107,7 @@ def analyse(
         budget=budget,
         budgets=budgets or None,
         seconds=seconds,
-        class_prompts=class_prompts(config, processor, rows),
+        class_prompts=class_prompts(config, processor, rows.class_names),
         batch_size=batch_size,
         circuit_options={"mode": mode},
         tell=lambda step: print(f"{step} ...", flush=True),

@@ -8,7 +8,8 @@ import typer
 from torch import nn
 
 from .._io.files import write_atomically
-from ..cost import compare_costs, cost_table, inputs_for, unpruned_backbone
+from ..cost import compare_costs, inputs_for, unpruned_backbone
+from ..reports.tables import cost_table
 from .folders import check_is_hydra, check_takes_files, load_config, load_model
 from .options import Device, check_named_once, device_named, option
 from .options import seconds as parse_seconds
@@ -41,7 +42,7 @@ def benchmark(
         models["Pruned member"] = hydra.member(0)
     models["Hydra" if hydra.num_members > 1 else "Pruned member"] = hydra
     print(f"One sample has {sample_size(hydra)}; median times on {device} (threads: {torch.get_num_threads()}).\n")
-    table = cost_table(compare_costs(models, batch_sizes, seconds))
+    table = cost_table(compare_costs(models, batch_sizes, seconds)).markdown()
     print(table)
     if output is not None:
         write_atomically(output, table + "\n")

@@ -8,6 +8,7 @@ from typing import Annotated
 from .._io.files import written_whole
 from ..data.loading import is_same_source
 from ..data.prediction import ZeroShotClassifier
+from ..data.prompts import class_prompts
 from ..models.detection import DETECTORS
 from ..uncertainty import DecidingClassifier, detector_by_name
 from ..uncertainty import calibrate as fit
@@ -23,7 +24,6 @@ from .folders import (
     load_processor,
 )
 from .options import BatchSize, Device, ModelArgument, PartOptions, choice, device_named, option, share
-from .rows import class_prompts
 
 
 ABSTAIN, SETS = "When to abstain (default: never)", "Prediction sets"
@@ -95,7 +95,7 @@ def calibrate(
         others["ood"] = data.read(config, processor, ood_data, labelled=False, prefer=prefer)
     if training_data is not None:
         others["training_data"] = data.read(config, processor, training_data, prefer=("train",))
-    prompts = class_prompts(config, processor, rows)
+    prompts = class_prompts(config, processor, rows.class_names)
     if prompts is not None and "training_data" in others and others["training_data"].class_names != rows.class_names:
         raise ValueError(f"{training_data} has other classes than {data.data}: let the detector learn from the same")
     loaded = load_model(model, device)

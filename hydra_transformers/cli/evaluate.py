@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 from .._io.files import write_atomically
 from ..data.loading import PreparedData, is_same_source
 from ..data.prediction import ChangedBatches, ZeroShotClassifier
+from ..data.prompts import class_prompts
 from ..models.auto import is_zero_shot
 from ..models.detection import DETECTORS
 from ..reports.evaluation import evaluate_uncertainty
@@ -35,7 +36,7 @@ from .options import (
     named,
     option,
 )
-from .rows import check_can_be_learnt_from, class_prompts, overlap
+from .rows import check_can_be_learnt_from, overlap
 
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -138,7 +139,7 @@ def evaluate(
     models = {name: load_model(source, device) for name, source in sources.items()}
     results = {}
     for place, (name, loaded) in enumerate(models.items()):
-        prompts = class_prompts(configs[name], processors[name], rows[name])
+        prompts = class_prompts(configs[name], processors[name], rows[name].class_names)
         judged = loaded if prompts is None else ZeroShotClassifier(loaded, prompts, rows[name].class_names)
         judged = _with_saved_decision(judged, sources[name])
         detector = detector_by_name(score)

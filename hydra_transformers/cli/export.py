@@ -21,7 +21,11 @@ def export(
     output: Annotated[Path, option("a new folder: gets the exported model, config.json and the processor", "DIR")],
     to: Annotated[
         list[str],
-        option("onnx (model.onnx), torch (model.pt2, which torch.export.load reads), or both", "FORMAT...", parser=one_of(FILES)),
+        option(
+            "onnx (model.onnx), torch (model.pt2, which torch.export.load reads), or both",
+            "FORMAT...",
+            parser=one_of(FILES),
+        ),
     ] = ("onnx",),
     processor: Processor = None,
 ) -> None:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from transformers import PreTrainedConfig
 
-from ..cost import compare_costs, cost_table, count_parameters, unpruned_backbone
+from ..cost import compare_costs, count_parameters, unpruned_backbone
 from ..fusion import without_weights
 from ..models.auto import head_of, is_zero_shot
+from ..reports.tables import cost_table
 from .benchmark import sample_size
 from .folders import check_is_hydra, is_baseline, load_config, load_model, member_folders
 
@@ -34,16 +35,17 @@ def info(
             _describe(load_config(str(member)), str(member))
             print()
         return
+    config = load_config(model)
     if is_baseline(model):
         return _describe_baseline(load_model(model))
-    _describe(load_config(model), model)
+    _describe(config, model)
 
 
 def _describe_baseline(model: "Baseline") -> None:
     arguments = ", ".join(f"{name}={value!r}" for name, value in model.arguments.items())
     print(f"{type(model).__name__}({arguments}) around a {type(model.model).__name__}\n")
     rows = {"This model": model, "One plain model": without_weights(type(model.model), model.config)}
-    print(f"{cost_table(compare_costs(rows))}\n({sample_size(model)} per sample)")
+    print(f"{cost_table(compare_costs(rows)).markdown()}\n({sample_size(model)} per sample)")
 
 
 def _describe(config: PreTrainedConfig, name: str) -> None:
@@ -64,4 +66,4 @@ def _describe(config: PreTrainedConfig, name: str) -> None:
     if config.num_members > 1:
         several = [unpruned_backbone(model) for _ in range(config.num_members)]
         rows[f"Deep Ensemble of {config.num_members}"] = DeepEnsemble(several)
-    print(f"\n{cost_table(compare_costs(rows))}\n({sample_size(model)} per sample)")
+    print(f"\n{cost_table(compare_costs(rows)).markdown()}\n({sample_size(model)} per sample)")

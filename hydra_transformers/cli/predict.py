@@ -11,13 +11,13 @@ import typer
 from torch import nn
 
 from ..data.prediction import ZeroShotClassifier
+from ..data.prompts import class_prompts
 from ..data.sounds import waveform
 from ..models.auto import auto_class_of
-from ..models.image_levels import check_levels
+from ..models.pipeline_hydra import image_mode, read_image
 from ..uncertainty import DecidingClassifier, predict_decisions
 from .folders import load_config, load_model, load_processor
 from .options import BatchSize, Device, ModelArgument, Processor, device_named, option, switch
-from .rows import prompts_for
 
 
 ZERO_SHOT = "AutoModelForZeroShotImageClassification"
@@ -44,7 +44,8 @@ def predict(
     device: Device = None,
 ) -> None:
     """Answer texts, images or sounds, with the uncertainty of each answer."""
-    task = auto_class_of(load_config(model))
+    config = load_config(model)
+    task = auto_class_of(config)
     parameters = {"top_k": top_k, **_candidate_labels(model, labels or None, task, classes_decided_on(model))}
     loaded, reader = load_to_answer(model, processor, device)
     if not as_json:
@@ -52,7 +53,7 @@ def predict(
     unread = count = 0
     names = _names(inputs)
     while group := list(islice(names, batch_size)):
-        read = _read(group, task, reader)
+        read = _read(group, task, reader, image_mode(config))
         count, unread = count + len(group), unread + len(group) - len(read)
         answers = predict_decisions(loaded, list(read.values()), reader, batch_size, **parameters)
         for place, answer in zip(read, answers, strict=True):
@@ -101,7 +102,7 @@ def load_to_answer(name: str, processor: str | None = None, device: str | None =
     model = load_model(name, device)
     classes = classes_decided_on(name)
     if classes is not None:
-        model = ZeroShotClassifier(model, prompts_for(config, reader, classes), classes)
+        model = ZeroShotClassifier(model, class_prompts(config, reader, classes), classes)
     if DecidingClassifier.is_saved_in(name):
         model = DecidingClassifier.load(model, name).eval()
     elif getattr(config, "decision", None) is None:
@@ -117,30 +118,19 @@ def _names(inputs: Sequence[str]) -> Iterator[str]:
         yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip()) if each == "-" else [each]
 
 
-def _read(names: Sequence[str], task: str, processor: Any) -> dict[int, Any]:
+def _read(names: Sequence[str], task: str, processor: Any, mode: str) -> dict[int, Any]:
     """Texts, or what of files can be read, by their place; tells of the others."""
     if task == "AutoModelForSequenceClassification":
         return dict(enumerate(names))
     is_audio, found = task == AUDIO, {}
     for place, name in enumerate(names):
         try:
-            found[place] = waveform(name, processor.sampling_rate) if is_audio else _image(name)
+            found[place] = waveform(name, processor.sampling_rate) if is_audio else read_image(name, "it", mode)
         except Exception as error:  # whatever a broken file makes a decoder raise
             kind = "a sound" if is_audio else "an image"
             reason = "there is no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
             print(f"{name} cannot be read as {kind}: {reason or type(error).__name__}", file=sys.stderr)
     return found
-
-
-def _image(name: str) -> Any:
-    from PIL import Image
-    from transformers.image_utils import load_image
-
-    if name.startswith(("http://", "https://")):
-        return load_image(name)
-    with Image.open(name) as image:
-        check_levels(image, "it")
-        return image.convert("RGB")
 
 
 # Answers

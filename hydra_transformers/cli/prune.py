@@ -7,6 +7,7 @@ import typer
 
 from .._io.files import written_whole
 from ..data.loading import is_same_source
+from ..data.prompts import class_prompts
 from ..fusion import check_can_be_fused
 from ..pruning.member_plan import CIRCUITS, METHODS, MemberPlan, num_heads
 from ..pruning.scoring import OBJECTIVES, OOD_SCORES
@@ -35,7 +36,7 @@ from .options import (
     positive_or_best,
     switch,
 )
-from .rows import check_can_be_learnt_from, class_prompts
+from .rows import check_can_be_learnt_from
 
 
 # What the members depend on: a folder made with other settings is another step's.
@@ -161,7 +162,7 @@ def prune(
         loaded,
         rows,
         foreign,
-        class_prompts=class_prompts(config, processor, rows),
+        class_prompts=class_prompts(config, processor, rows.class_names),
         batch_size=batch_size,
         folder=output,
         tell=lambda sentence: print(sentence, flush=True),

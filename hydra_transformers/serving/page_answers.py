@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 
-from ..cli.arguments import prompts_for
 from ..data.prediction import (
     ZeroShotClassifier,
     accepted_inputs,
@@ -17,6 +16,7 @@ from ..data.prediction import (
     member_logits_of,
     zero_shot_in,
 )
+from ..data.prompts import class_prompts
 from ..hub.kept_heads_map import trunk_sentence
 from ..hub.member_circuits import heads_of_backbone, kept_by
 from ..models.auto import auto_class_of
@@ -164,7 +164,7 @@ class AskedModel:
         if key not in self._of_classes:
             while len(self._of_classes) >= MOST_CLASS_LISTS:
                 del self._of_classes[next(iter(self._of_classes))]
-            prompts = prompts_for(self.config, self.processor, key)
+            prompts = class_prompts(self.config, self.processor, key)
             self._of_classes[key] = ZeroShotClassifier(self.model, prompts, key).eval()
         return self._of_classes[key]
 
