@@ -36,6 +36,7 @@ from .options import command, repeat_flags
 
 
 NAME = "hydra-transformers"
+INTERRUPTED = 130  # what typer returns for a KeyboardInterrupt
 # By panel of the help the commands, each with an example.
 COMMANDS = {
     "Try it": [
@@ -116,7 +117,10 @@ def runner() -> Any:
 
 def run(words: Sequence[str]) -> int:
     """Runs one command, and raises what goes wrong."""
-    return runner().main(repeat_flags(words), prog_name=NAME, standalone_mode=False) or 0
+    code = runner().main(repeat_flags(words), prog_name=NAME, standalone_mode=False) or 0
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
+    return code
 
 
 def main(words: Sequence[str] | None = None) -> int:

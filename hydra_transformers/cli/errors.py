@@ -101,6 +101,7 @@ def sentence_of(error: Exception, flags: Sequence[str] = ()) -> str:
         sentence = re.sub(word, flag, sentence)
     for flag in flags:
         name = flag.removeprefix("--").replace("-", "_")
+        sentence = re.sub(rf"^{name}(?= (is|has)\b)", flag, sentence)
         if "_" in name:
-            sentence = re.sub(rf"(?<![\w/.-]){name}(?![\w/.-])", flag, sentence)
+            sentence = re.sub(rf"(?<![\w/.-]){name}(?![\w/-])", flag, sentence)
     return sentence
