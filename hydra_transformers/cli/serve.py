@@ -10,7 +10,7 @@ from ..hub.handler import Answerer
 from ..models.auto import auto_class_of
 from ..uncertainty.features import taken_apart
 from .folders import load_config
-from .options import Device, ModelArgument, Processor, option
+from .options import Device, ModelArgument, Processor, option, switch
 from .options import seconds as parse_milliseconds
 from .predict import ZERO_SHOT, classes_decided_on, load_to_answer
 
@@ -32,6 +32,9 @@ def serve(
     ] = 5.0,
     max_queue: Annotated[int, option("requests at a time; others are told to come again", "N", min=1)] = 64,
     max_body_mb: Annotated[int, option("of one request", "MB", min=1)] = 10,
+    no_docs: Annotated[
+        bool, switch("--no-docs", "without /docs, a page about the API whose scripts come from a public server")
+    ] = False,
     processor: Processor = None,
     device: Device = None,
 ) -> None:
@@ -42,7 +45,7 @@ def serve(
         raise ImportError(f"serve needs {error.name}: pip install fastapi uvicorn pillow") from error
     answerer, about = answerer_of(model, processor, device)
     limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue}
-    app = create_app(answerer, about, **limits, max_body=max_body_mb * 1_000_000)
+    app = create_app(answerer, about, **limits, max_body=max_body_mb * 1_000_000, docs=not no_docs)
     print(f"{about['model']} answers at POST /predict; Ctrl+C closes it when what waits is answered.", file=sys.stderr)
     run(app, host, port)
 

@@ -87,6 +87,9 @@ def test_a_file_of_texts_comes_along(tmp_path):
 def test_what_a_space_cannot_have_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="a Space loads its models from the Hub: pass a Hub name"):
         write_space(tmp_path / "space", "me/my-hydra", single=str(tmp_path))
+    for names in ({"repo_id": 'me/"""; import os'}, {"repo_id": "me/a", "single": "b](x)"}):
+        with pytest.raises(ValueError, match=r"(repo_id|single) is .*: pass an id of the Hub"):
+            write_space(tmp_path / "space", **names)
     monkeypatch.setattr(space, "version", lambda name: (_ for _ in ()).throw(space.PackageNotFoundError(name)))
     with pytest.raises(ImportError, match="needs Gradio"):
         write_space(tmp_path / "space", "me/my-hydra")
