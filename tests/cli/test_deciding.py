@@ -179,12 +179,17 @@ def test_predict_prints_the_pipelines_answers(workplace, calibrated, capsys):
     for one, other in zip(found, expected, strict=True):
         assert one["label"] == other["label"] and one["abstain"] is other["abstain"]
         assert one["prediction_set"] == other["prediction_set"] and len(one["scores"]) == 1
+        assert all(one[name] == other[name] for name in ("detector", "threshold")) and (
+            (one["reason"] is None) is not one["abstain"]
+        )
         assert one["uncertainty"] == pytest.approx(other["uncertainty"], abs=1e-5)
     run("predict", calibrated, *paths)
     header, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == ["input", "answer", "score", "total", "epistemic", "may", "be", "why"] and len(rows) == 3
     for row, answer in zip(rows, expected, strict=True):
-        assert ("I don't know" in row) is answer["abstain"] and row.endswith(", ".join(answer["prediction_set"]))
+        chosen = ", ".join(answer["prediction_set"])
+        assert ("I don't know" in row) is answer["abstain"] and row.endswith(answer["reason"] or chosen) and chosen in row
+    assert any(answer["reason"] for answer in expected)
 
 
 def test_texts_come_from_stdin_too(workplace, capsys, monkeypatch):
