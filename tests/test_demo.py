@@ -202,7 +202,7 @@ def test_the_saved_folder_is_a_model_for_pipelines_with_card_and_code(told, data
     assert torch.allclose(pixels, data.test.pixel_values[:1], atol=1e-6)
     with torch.no_grad():
         expected = model(pixels).logits.softmax(-1).max()
-    assert model.is_deciding and "### Decision" in (folder / "README.md").read_text()
+    assert model.is_calibrated and "### Decision" in (folder / "README.md").read_text()
     answer = pipeline("image-classification", model=model, image_processor=processor)(image)[0]
     assert answer["score"] == pytest.approx(expected.item(), abs=1e-5)
 

@@ -241,7 +241,7 @@ def test_a_classifier_of_one_tower_is_calibrated_and_its_encoder_is_not(family, 
     calibrate(hydra, rows, target={"coverage": 0.5})
     hydra.save_pretrained(tmp_path)
     loaded = load_trained(tmp_path)
-    assert loaded.is_deciding and loaded.vision_model.decision is None
+    assert loaded.is_calibrated and loaded.vision_model.decision is None
     assert torch.equal(loaded(images().float()).abstain, hydra(images().float()).abstain)
 
 

@@ -10,7 +10,7 @@ from ..data.loading import is_same_source
 from ..data.prediction import ZeroShotClassifier
 from ..data.prompts import class_prompts
 from ..models.detection import DETECTORS
-from ..uncertainty import DecidingClassifier, detector_by_name
+from ..uncertainty import CalibratedClassifier, detector_by_name
 from ..uncertainty import calibrate as fit
 from .evaluate import WithProgress
 from .folders import (
@@ -92,11 +92,11 @@ def calibrate(
     others = {}
     if ood_data is not None:
         prefer = ("test", "validation", "train")
-        others["ood"] = data.read(config, processor, ood_data, labelled=False, prefer=prefer)
+        others["ood_data"] = data.read(config, processor, ood_data, labelled=False, prefer=prefer)
     if training_data is not None:
-        others["training_data"] = data.read(config, processor, training_data, prefer=("train",))
+        others["train_data"] = data.read(config, processor, training_data, prefer=("train",))
     prompts = class_prompts(config, processor, rows.class_names)
-    if prompts is not None and "training_data" in others and others["training_data"].class_names != rows.class_names:
+    if prompts is not None and "train_data" in others and others["train_data"].class_names != rows.class_names:
         raise ValueError(f"{training_data} has other classes than {data.data}: let the detector learn from the same")
     loaded = load_model(model, device)
     calibration = fit(
@@ -111,7 +111,7 @@ def calibrate(
     )
     with written_whole(output) as unfinished:
         loaded.save_pretrained(unfinished)
-        if isinstance(calibration.model, DecidingClassifier):  # a Hydra classifier's decision is a part of it
+        if isinstance(calibration.model, CalibratedClassifier):  # a Hydra classifier's decision is a part of it
             calibration.model.save(unfinished)
         processor.save_pretrained(unfinished)
         if (folder / FUSE_SETTINGS).exists():

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 
 from .._io.files import write_atomically
 from ..reports.report import UncertaintyReport
-from ..uncertainty import DecidingClassifier
+from ..uncertainty import CalibratedClassifier
 from .folders import are_fine_tunings, check_can_be_published, circuits_of, is_baseline, load_config, load_model
 from .options import option, switch
 
@@ -99,5 +99,5 @@ def card(
 def load_with_decision(folder: Path) -> nn.Module:
     """The model in a folder; a baseline with its decision, which lies beside it."""
     model = load_model(str(folder))
-    is_decided = is_baseline(str(folder)) and DecidingClassifier.is_saved_in(folder)
-    return DecidingClassifier.load(model, folder) if is_decided else model
+    is_decided = is_baseline(str(folder)) and CalibratedClassifier.is_saved_in(folder)
+    return CalibratedClassifier.load(model, folder) if is_decided else model

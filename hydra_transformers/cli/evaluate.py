@@ -20,7 +20,7 @@ from ..models.auto import is_zero_shot
 from ..models.detection import DETECTORS
 from ..reports.evaluation import evaluate_uncertainty
 from ..reports.report import UncertaintyReport
-from ..uncertainty import DecidingClassifier, detector_by_name
+from ..uncertainty import CalibratedClassifier, detector_by_name
 from ..uncertainty.calibration import OtherClassesError
 from .folders import check_takes_files, load_config, load_model, load_processor
 from .options import (
@@ -180,10 +180,10 @@ def evaluate(
 
 def _with_saved_decision(model: nn.Module, source: str) -> nn.Module:
     """With the decision that `calibrate` saved beside the model, where there is one: a Hydra classifier's is a part of it."""
-    if not DecidingClassifier.is_saved_in(source):
+    if not CalibratedClassifier.is_saved_in(source):
         return model
     try:
-        return DecidingClassifier.load(model, source).eval()
+        return CalibratedClassifier.load(model, source).eval()
     except OtherClassesError as error:
         print(f"note: {source} is judged without its decision: {error}", file=sys.stderr)
         return model

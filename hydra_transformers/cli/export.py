@@ -8,7 +8,7 @@ import typer
 
 from ..export import FILES
 from ..export import export as write
-from ..uncertainty import DecidingClassifier
+from ..uncertainty import CalibratedClassifier
 from .folders import check_is_hydra, check_is_new, check_takes_files, load_config, load_model, load_processor
 from .options import Processor, check_named_once, one_of, option
 
@@ -36,7 +36,7 @@ def export(
     check_is_new(output)
     check_takes_files(output)
     reader = load_processor(processor or model, config)
-    if DecidingClassifier.is_saved_in(model):
+    if CalibratedClassifier.is_saved_in(model):
         print(
             f"note: {model} is exported without its decision, which is about the classes of one data set",
             file=sys.stderr,
@@ -44,7 +44,7 @@ def export(
     loaded = load_model(model).float()
     write(loaded, output, to, reader)
     calibration = "with its calibration"
-    if not loaded.is_deciding:
+    if not loaded.is_calibrated:
         calibration = "not calibrated, so it has no abstain and no prediction_set"
     files = " and ".join(str(output / FILES[each]) for each in to)
     print(f"{files}: {calibration}; it answers as the model does (docs/export.md tells how to run it).")

@@ -15,7 +15,7 @@ from ..data.prompts import class_prompts
 from ..data.sounds import waveform
 from ..models.auto import auto_class_of
 from ..models.pipeline_hydra import image_mode, read_image
-from ..uncertainty import DecidingClassifier, predict_decisions
+from ..uncertainty import CalibratedClassifier, predict_decisions
 from .folders import load_config, load_model, load_processor
 from .options import BatchSize, Device, ModelArgument, Processor, device_named, option, switch
 
@@ -91,7 +91,7 @@ def _candidate_labels(
 
 def classes_decided_on(name: str) -> list[str] | None:
     """Of two towers, the classes that it was calibrated for."""
-    return DecidingClassifier.classes_saved_in(name) if DecidingClassifier.is_saved_in(name) else None
+    return CalibratedClassifier.classes_saved_in(name) if CalibratedClassifier.is_saved_in(name) else None
 
 
 def load_to_answer(name: str, processor: str | None = None, device: str | None = None) -> tuple[nn.Module, Any]:
@@ -103,8 +103,8 @@ def load_to_answer(name: str, processor: str | None = None, device: str | None =
     classes = classes_decided_on(name)
     if classes is not None:
         model = ZeroShotClassifier(model, class_prompts(config, reader, classes), classes)
-    if DecidingClassifier.is_saved_in(name):
-        model = DecidingClassifier.load(model, name).eval()
+    if CalibratedClassifier.is_saved_in(name):
+        model = CalibratedClassifier.load(model, name).eval()
     elif getattr(config, "decision", None) is None:
         print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
     return model, reader

@@ -9,7 +9,7 @@ import typer
 from huggingface_hub import ModelCard
 from transformers import PreTrainedConfig
 
-from ..uncertainty import DecidingClassifier
+from ..uncertainty import CalibratedClassifier
 from .card import CardOptions, load_with_decision
 from .folders import check_can_be_published, is_baseline, load_config, load_processor
 from .options import option, switch
@@ -48,7 +48,7 @@ def push(
     check_can_be_published(config, str(folder))
     report, arguments = fields.fields(folder, repo, config)
     page = None if space is None else _space(folder, repo, config, space, space_single, space_examples, given)
-    if DecidingClassifier.is_saved_in(folder) and not is_baseline(str(folder)):
+    if CalibratedClassifier.is_saved_in(folder) and not is_baseline(str(folder)):
         print(
             f"note: {folder} is published without its decision, which is about the classes of one data set",
             file=sys.stderr,

@@ -8,7 +8,7 @@ from .._version import __version__
 from ..data.prediction import config_of
 from ..hub.handler import Answerer
 from ..models.auto import auto_class_of
-from ..uncertainty.features import taken_apart
+from ..uncertainty.features import without_decision
 from .folders import load_config
 from .options import Device, ModelArgument, Processor, option, switch
 from .options import seconds as parse_milliseconds
@@ -71,7 +71,7 @@ def answerer_of(name: str, processor: str | None = None, device: str | None = No
         "kind": kind,
         "labels": classes,
         "members": getattr(config, "num_members", None),
-        "calibrated": taken_apart(model)[1] is not None,
+        "calibrated": without_decision(model)[1] is not None,
         "hydra_transformers": __version__,
     }
     return ModelAnswerer(model, reader, kind), about

@@ -22,7 +22,7 @@ from ..hub.member_circuits import heads_of_backbone, kept_by
 from ..models.auto import auto_class_of
 from ..pruning.head_maps import HeadMap
 from ..uncertainty import predict_decisions
-from ..uncertainty.features import taken_apart
+from ..uncertainty.features import without_decision
 
 
 ZERO_SHOT = "AutoModelForZeroShotImageClassification"
@@ -109,7 +109,7 @@ class AskedModel:
     @property
     def sentences(self) -> list[str]:
         """What it was calibrated for and promises; none where it was not calibrated, or has other weights since."""
-        _, decision = taken_apart(self.model)
+        _, decision = without_decision(self.model)
         return [] if decision is None else list(decision.settings["sentences"])
 
     @property

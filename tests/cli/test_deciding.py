@@ -14,7 +14,7 @@ from hydra_transformers.cli import main
 from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.reports.report import UncertaintyReport
-from hydra_transformers.uncertainty import DecidingClassifier, predict_decisions
+from hydra_transformers.uncertainty import CalibratedClassifier, predict_decisions
 from tests.tiny_data import CLASSES, grey_rows, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
 
 
@@ -56,7 +56,7 @@ def test_calibrate_writes_the_model_with_all_that_belongs_to_it(workplace, calib
     assert {"config.json", "model.safetensors", "preprocessor_config.json", "fuse.json", "circuits"} <= names
     assert {path.name for path in (workplace / "hydra").iterdir()} <= names
     model = AutoModelForImageClassification.from_pretrained(calibrated).eval()
-    assert model.is_deciding and model.config.decision["sets"]["method"] == "lac"
+    assert model.is_calibrated and model.config.decision["sets"]["method"] == "lac"
     assert load_trained(workplace / "hydra").config.decision is None  # the input stays as it was
     data = ["--data", workplace / "pictures", "--ood-data", workplace / "grey", "--tpr", 0.5]
     more = ["--detector", "mahalanobis", "--training-data", workplace / "pictures", "--sets", "none"]
@@ -85,7 +85,7 @@ def test_a_plain_classifier_is_saved_with_its_decision_beside_it(kind, workplace
     run("predict", tmp_path / "decided", *inputs, "--json")
     captured = capsys.readouterr()
     found = [json.loads(line) for line in captured.out.splitlines()]
-    model = DecidingClassifier.load(load_trained(tmp_path / "decided"), tmp_path / "decided")
+    model = CalibratedClassifier.load(load_trained(tmp_path / "decided"), tmp_path / "decided")
     processor = (ViTImageProcessorPil if kind == "vit" else AutoTokenizer).from_pretrained(workplace / kind)
     expected = predict_decisions(model, inputs, processor)
     assert [each["abstain"] for each in found] == [each["abstain"] for each in expected]
@@ -113,7 +113,7 @@ def test_clip_is_calibrated_for_the_classes_of_the_data(kind, workplace, tmp_pat
     # as in Python, by the same prompts
     clip, processor = load_trained(tmp_path / "decided"), CLIPProcessor.from_pretrained(workplace / "clip")
     prompts = processor(text=[f"A photo of a {name}." for name in CLASSES], padding=True, return_tensors="pt")
-    classifier = DecidingClassifier.load(ZeroShotClassifier(clip, prompts, CLASSES), tmp_path / "decided")
+    classifier = CalibratedClassifier.load(ZeroShotClassifier(clip, prompts, CLASSES), tmp_path / "decided")
     for one, other in zip(found, predict_decisions(classifier, paths, processor), strict=True):
         assert (one["label"], one["abstain"], one["prediction_set"]) == (
             other["label"],
@@ -122,7 +122,7 @@ def test_clip_is_calibrated_for_the_classes_of_the_data(kind, workplace, tmp_pat
         )
         assert one["score"] == pytest.approx(other["score"], abs=1e-5)
     with pytest.raises(ValueError, match=r"the decision is about other classes \(red, green, blue\)"):
-        DecidingClassifier.load(clip, tmp_path / "decided")
+        CalibratedClassifier.load(clip, tmp_path / "decided")
     assert main(["predict", str(tmp_path / "decided"), str(paths[0]), "--labels", "red", "blue"]) == 2
     assert "was calibrated for red, green, blue: leave --labels out" in capsys.readouterr().err
     run("evaluate", tmp_path / "decided", *data, "--output", tmp_path / "evaluation")
