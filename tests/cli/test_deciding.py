@@ -188,7 +188,9 @@ def test_predict_prints_the_pipelines_answers(workplace, calibrated, capsys):
     assert header.split() == ["input", "answer", "score", "total", "epistemic", "may", "be", "why"] and len(rows) == 3
     for row, answer in zip(rows, expected, strict=True):
         chosen = ", ".join(answer["prediction_set"])
-        assert ("I don't know" in row) is answer["abstain"] and row.endswith(answer["reason"] or chosen) and chosen in row
+        assert (
+            ("I don't know" in row) is answer["abstain"] and row.endswith(answer["reason"] or chosen) and chosen in row
+        )
     assert any(answer["reason"] for answer in expected)
 
 
