@@ -169,7 +169,7 @@ class Decision(FixedDtype):
 
 
 @contextmanager
-def undecided(model: nn.Module) -> Iterator[None]:
+def uncalibrated(model: nn.Module) -> Iterator[None]:
     """A calibrated model answers as if it were not: no temperature, nothing decided."""
     before = model.decision.is_on if model.decision is not None else None
     try:

@@ -7,7 +7,6 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 
-from ..cli.arguments import prompts_for
 from ..data.prediction import (
     ZeroShotClassifier,
     accepted_inputs,
@@ -16,12 +15,13 @@ from ..data.prediction import (
     member_logits_of,
     zero_shot_in,
 )
+from ..data.prompts import class_prompts
 from ..hub.kept_heads_map import trunk_sentence
 from ..hub.member_circuits import heads_of_backbone, kept_by
 from ..models.auto import auto_class_of
 from ..pruning.head_maps import HeadMap
 from ..uncertainty import predict_decisions
-from ..uncertainty.features import taken_apart
+from ..uncertainty.features import without_decision
 
 
 ZERO_SHOT = "AutoModelForZeroShotImageClassification"
@@ -83,7 +83,7 @@ class AskedModel:
     @property
     def sentences(self) -> list[str]:
         """What it was calibrated for and promises; none where it was not calibrated, or has other weights since."""
-        _, decision = taken_apart(self.model)
+        _, decision = without_decision(self.model)
         return [] if decision is None else list(decision.settings["sentences"])
 
     @property
@@ -132,7 +132,7 @@ class AskedModel:
         if key not in self._of_classes:
             while len(self._of_classes) >= MOST_CLASS_LISTS:
                 del self._of_classes[next(iter(self._of_classes))]
-            prompts = prompts_for(self.config, self.processor, key)
+            prompts = class_prompts(self.config, self.processor, key)
             self._of_classes[key] = ZeroShotClassifier(self.model, prompts, key).eval()
         return self._of_classes[key]
 

@@ -1,6 +1,5 @@
 """The server: answers as `predict`, limits, and requests that it refuses."""
 
-import argparse
 import base64
 import json
 import threading
@@ -13,8 +12,7 @@ from PIL import Image
 from transformers import AutoTokenizer, CLIPProcessor, ViTImageProcessorPil
 
 from hydra_transformers.cli import main
-from hydra_transformers.cli.flags.serving import add_serve
-from hydra_transformers.cli.serving import answerer_of
+from hydra_transformers.cli.serve import answerer_of
 from hydra_transformers.hub.handler import MOST_LABELS, MOST_PIXELS, Answerer
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.serving import create_app
@@ -45,9 +43,7 @@ def folders(tmp_path_factory):
 
 
 def app_of(folder, **limits):
-    parser = argparse.ArgumentParser()
-    add_serve(parser)
-    return create_app(*answerer_of(parser.parse_args([str(folder), "--device", "cpu"])), **limits)
+    return create_app(*answerer_of(str(folder), device="cpu"), **limits)
 
 
 @pytest.fixture(scope="module")
@@ -295,9 +291,8 @@ def test_the_command_refuses_what_it_cannot_serve(folders, tmp_path, capsys):
     hydra = load_trained(folders["bert"])
     hydra.config.problem_type = "regression"
     hydra.save_pretrained(tmp_path)
-    assert main(["serve", str(tmp_path)]) == 1
+    assert main(["serve", str(tmp_path)]) == 2
     assert "is made for regression" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["serve", str(tmp_path), "--port", "70000"])
-    assert "70000 is no port" in capsys.readouterr().err
+    assert main(["serve", str(tmp_path), "--port", "70000"]) == 2
+    assert "Invalid value for '--port'" in capsys.readouterr().err
     assert torch.is_grad_enabled()
