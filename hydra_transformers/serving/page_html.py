@@ -93,7 +93,9 @@ def _classes(answer: dict[str, Any]) -> str:
     """The likeliest classes, with a dot on each bar where each member stands."""
     rows = []
     for place, score in enumerate(answer["scores"][:MOST_CLASSES]):
-        marks = [_mark(number, len(answer["members"]), member[place]) for number, member in enumerate(answer["members"])]
+        marks = [
+            _mark(number, len(answer["members"]), member[place]) for number, member in enumerate(answer["members"])
+        ]
         shown = "".join(marks) if len(marks) > 1 else ""
         rows.append(_row(score["label"], score["score"], _percent(score["score"]), "probability", shown))
     of_members = "; dots: the members" if len(answer["members"]) > 1 else ""

@@ -168,7 +168,15 @@ def test_an_answer_says_by_what_it_abstains_or_answers():
 
 
 def test_nothing_certain_is_claimed_of_what_is_not():
-    shown = answers_html([("one", ANSWER | {"score": 0.9999, "scores": [{"label": "a", "score": 0.9999}, {"label": "b", "score": 0.0001}]})])
+    shown = answers_html(
+        [
+            (
+                "one",
+                ANSWER
+                | {"score": 0.9999, "scores": [{"label": "a", "score": 0.9999}, {"label": "b", "score": 0.0001}]},
+            )
+        ]
+    )
     assert "> 99 % sure" in shown and "< 1 %" in shown and "100 %" not in shown
 
 

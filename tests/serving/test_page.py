@@ -216,7 +216,9 @@ def test_a_page_of_clip_asks_for_classes(folders, files):
     page = build_page(model, class_names=["cat", "dog"])
     assert "cat, dog" in json.dumps(page.get_config_file(), default=str)
     sent = (str(files["red"]), "red.png")
-    assert model.answer(Image.open(files["red"]), ["cat", "dog"])["label"] in _respond([model], LIMITS, sent, "cat, dog")
+    assert model.answer(Image.open(files["red"]), ["cat", "dog"])["label"] in _respond(
+        [model], LIMITS, sent, "cat, dog"
+    )
     assert "Name at least two classes" in _respond([model], LIMITS, sent, "cat")
 
 
