@@ -283,9 +283,9 @@ def test_the_report_has_the_accuracy_that_the_saved_hydra_has(told, data):
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("precious")
-    assert main(["demo", "--fast", "--output", str(tmp_path)]) == 1
+    assert main(["demo", "--fast", "--output", str(tmp_path)]) == 2
     assert "holds something else than a demo" in capsys.readouterr().err
     (tmp_path / "file").touch()
-    assert main(["demo", "--output", str(tmp_path / "file" / "demo")]) == 1
+    assert main(["demo", "--output", str(tmp_path / "file" / "demo")]) == 2
     assert "file takes no files: pass another --output" in capsys.readouterr().err
     assert (tmp_path / "mine.txt").read_text() == "precious"

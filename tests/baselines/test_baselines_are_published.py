@@ -48,7 +48,7 @@ def test_the_command_line_judges_describes_and_asks_it(workplace, capsys):
     assert "BatchEnsemble(num_members=3, init='normal', std=0.3" in told and "| One plain model |" in told
     run("predict", workplace / "mimo", "a film of joy", "--json")
     assert json.loads(capsys.readouterr().out)["epistemic"] == pytest.approx(0, abs=1e-6)  # it was not trained yet
-    assert main(["benchmark", str(workplace / "mimo")]) == 1
+    assert main(["benchmark", str(workplace / "mimo")]) == 2
     assert "is a plain bert: pass a Hydra" in capsys.readouterr().err
 
 
