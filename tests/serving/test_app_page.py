@@ -16,7 +16,7 @@ PAGE = "docs/app.md"
 def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = run_python_blocks(PAGE, at_least=3)
-    assert "http://127.0.0.1:" in capsys.readouterr().out and len(names["answer"].members) == 3
+    assert "http://127.0.0.1:" in capsys.readouterr().out and len(names["answer"]["members"]) == 3
     assert (tmp_path / "my-space" / "app.py").exists()
 
 

@@ -65,8 +65,9 @@ def asked(client: TestClient, inputs, **parameters):
 def assert_same(found: list[dict], expected: list[dict]) -> None:
     for one, other in zip(found, expected, strict=True):
         assert one.keys() == other.keys() and one.keys() - {"truncated"} == FIELDS
-        for name in ("label", "abstain", "prediction_set"):
+        for name in ("label", "abstain", "detector", "threshold", "prediction_set"):
             assert one[name] == other[name]
+        assert (one["reason"] is None) is not bool(one["abstain"])
         for name in ("score", "uncertainty", "aleatoric", "epistemic"):
             assert one[name] == pytest.approx(other[name], abs=1e-5)
         assert [each["label"] for each in one["scores"]] == [each["label"] for each in other["scores"]]
@@ -80,7 +81,8 @@ def test_images_are_answered_as_by_predict(folders, clients):
     expected = hydra.predict(PICTURES, processor)
     found = asked(clients["vit"], [base64_of(image) for image in PICTURES])
     assert_same(found, expected)
-    assert {answer["abstain"] for answer in found} <= {True, False}
+    assert {answer["abstain"] for answer in found} == {True, False}
+    assert all(answer["abstain"] == (answer["detector_score"] > answer["threshold"]) for answer in found)
     one = asked(clients["vit"], "data:image/png;base64," + base64_of(PICTURES[0]), top_k=1)
     assert_same([one], hydra.predict(PICTURES[:1], processor, top_k=1))
 
@@ -91,6 +93,7 @@ def test_texts_are_answered_as_by_predict(folders, clients):
     found = asked(clients["bert"], texts)
     assert_same(found, hydra.predict(texts, tokenizer))
     assert found[0]["abstain"] is None and found[0]["prediction_set"] is None  # it was not calibrated
+    assert found[1]["reason"] == "The text is empty." and found[2]["truncated"] and not found[0]["truncated"]
     assert_same([asked(clients["bert"], texts[3])], hydra.predict(texts[3:], tokenizer))
 
 
