@@ -29,7 +29,7 @@ from .problems import CommandError
 
 BUILD_SETTINGS = "build.json"
 # What changes nothing, or is for --target alone.
-NO_SETTINGS = ("command", "debug", "device", "others", "report_to", "target")
+NO_SETTINGS = ("command", "debug", "device", "others", "report_to", "target", "time_limit")
 # What a step takes over as it is given here, where it is.
 OF_DATA = ("image_column", "audio_column", "text_column", "max_length", "label_column", "processor")
 
@@ -37,6 +37,8 @@ OF_DATA = ("image_column", "audio_column", "text_column", "max_length", "label_c
 def build(arguments: argparse.Namespace) -> None:
     if arguments.target is not None:
         return build_for_target(arguments)
+    if arguments.time_limit is not None:
+        raise CommandError("--time-limit is for --target, such as --target balance: pass that, too, or leave it out")
     if arguments.others:
         raise CommandError(
             "several models are for --target, such as --target balance; to fuse them as they are, use `fuse`"

@@ -19,7 +19,7 @@ from ..models.auto import CLASSIFIERS, AutoHydra, is_zero_shot
 from ..pruning import Circuit, draw_members, extract_circuit
 from ..pruning.scoring import OBJECTIVES
 from ..training import RECIPES, Recipe, default_recipe, finetune_from_pretrained, finetune_members
-from ..training.default_recipe import base_recipe
+from ..training.recipes import base_recipe
 from .arguments import (
     SPLITS_FOR_PARTS,
     check_can_be_learnt_from,

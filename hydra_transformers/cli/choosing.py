@@ -59,6 +59,7 @@ def build_for_target(arguments: argparse.Namespace) -> None:
         num_members=arguments.members,
         batch_size=arguments.batch_size,
         seed=arguments.seed,
+        time_limit=arguments.time_limit,
         device=device,
         card=_card(arguments, names),
         **data,
@@ -83,7 +84,7 @@ def _parts(arguments: argparse.Namespace, config: PreTrainedConfig, processor: A
     recipe = recipe_of(arguments.recipe, config, train, True, arguments.epochs, arguments.max_steps)
     return {
         "train_data": replace(train, change=change_by(train, recipe)),
-        "id_data": held_out,
+        "data": held_out,
         "class_names": classes,
         "recipe": recipe,
         "tuning_recipe": recipe_of(None, config, train, False, max_steps=arguments.max_steps),
@@ -98,7 +99,7 @@ def _held_out(arguments: argparse.Namespace, config: PreTrainedConfig, processor
             raise CommandError(
                 f"--{name.replace('_', '-')} is for training, and {arguments.pretrained} is fine-tuned already: leave it out"
             )
-    return {"id_data": read_data(arguments, config, processor, split=arguments.split)}
+    return {"data": read_data(arguments, config, processor, split=arguments.split)}
 
 
 def _foreign(

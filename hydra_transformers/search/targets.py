@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .candidates import SOUP, Candidate, better
+from .candidates import Candidate, best_first
+from .designs import SOUP
 
 
 POINTS = 0.5  # what "balance" gives for time, and "quality" of accuracy for detection
@@ -54,7 +55,7 @@ def target_of(target: Any, has_ood_data: bool) -> Target:
 
 def in_order(candidates: Sequence[Candidate], target: Target) -> list[Candidate]:
     """The Hydras that meet the target, the choice first."""
-    hydras = better([each for each in candidates if each.is_hydra])
+    hydras = best_first([each for each in candidates if each.is_hydra])
     if not hydras:
         return []
     if target.kind == "cost":
@@ -100,26 +101,18 @@ def why(chosen: Candidate, candidates: Sequence[Candidate], target: Target) -> s
         "cost": f"the best quality within {target.value:g} times one model's time",
         "accuracy_within": f"the best detection with an accuracy at most {target.value:g} points below the best",
     }
-    sentence = f"{chosen.name} ({described(chosen)}) is {reasons[target.kind]}, of {len(hydras)} Hydras"
-    best = better(hydras)[0]
+    sentence = f"{chosen.name} ({chosen.sentence}) is {reasons[target.kind]}, of {len(hydras)} Hydras"
+    best = best_first(hydras)[0]
     if best is not chosen and target.kind != "accuracy_within":
-        sentence += f"; the best quality has {best.name} ({described(best)})"
+        sentence += f"; the best quality has {best.name} ({best.sentence})"
     rivals = [
         each
         for each in candidates
         if not each.is_hydra and each.quality >= chosen.quality and each.time <= chosen.time
     ]
     if rivals:
-        rival = better(rivals)[0]
+        rival = best_first(rivals)[0]
         beside = ", which has no members to disagree," if rival.design.kind == SOUP else ""
         how = "better" if rival.quality > chosen.quality else "as good"
-        sentence += f"; but {rival.name}{beside} is {how} and no slower ({described(rival)})"
+        sentence += f"; but {rival.name}{beside} is {how} and no slower ({rival.sentence})"
     return f"{sentence}."
-
-
-def described(candidate: Candidate) -> str:
-    """Its numbers in a few words."""
-    words = [f"{candidate.time:.2f} times one model's time", f"accuracy {100 * candidate.accuracy:.1f}"]
-    if candidate.detection is not None:
-        words.append(f"AUROC {100 * candidate.detection:.1f}")
-    return ", ".join(words)

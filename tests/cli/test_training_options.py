@@ -16,7 +16,7 @@ from hydra_transformers.cli.building import recipe_of
 from hydra_transformers.data.loading import DataSource, prepare_data
 from hydra_transformers.pruning import Circuit
 from hydra_transformers.training import RECIPES
-from hydra_transformers.training.default_recipe import epochs_for
+from hydra_transformers.training.recipes import epochs_for
 from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_vit
 
 

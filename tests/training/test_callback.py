@@ -102,7 +102,7 @@ def test_a_trunk_does_not_train_nor_what_comes_before_it(family, form):
 def test_the_number_of_trained_parameters_is_logged(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     model = tiny_model("vit", "member")
-    with caplog.at_level(logging.INFO, logger="transformers.hydra_transformers.training.callback"):
+    with caplog.at_level(logging.INFO, logger="transformers.hydra_transformers.training.callbacks"):
         tiny_trainer("vit", model, two_steps(tmp_path), callbacks=[PostPruningCallback("classifier")])
     total = sum(parameter.numel() for parameter in model.parameters())
     assert f"training {32 * 5 + 5} of {total:,} parameters" in caplog.text

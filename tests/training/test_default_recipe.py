@@ -13,7 +13,7 @@ from hydra_transformers.training import (
     lora_config,
     recipe,
 )
-from hydra_transformers.training.default_recipe import epochs_for
+from hydra_transformers.training.recipes import epochs_for
 from tests.training.test_finetune_members import Interrupting, assert_same_weights
 from tests.training.tiny import FAMILIES, QUIET, tiny_dataset, tiny_members, tiny_model
 

@@ -35,6 +35,12 @@ def add_build(parser: argparse.ArgumentParser) -> None:
         "cost=1.3 (the best within 1.3 times one model's time, measured here) or accuracy_within=1",
     )
     parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="MINUTES",
+        help="with --target: end then with the best found so far; what is cut off is told before it starts and at the end",
+    )
+    parser.add_argument(
         "--members",
         type=positive,
         default=3,
