@@ -90,7 +90,6 @@ class HydraModelMixin:
     is_base_model: bool = False
     _can_record_outputs = {"attentions": HydraAttention}
     _keys_to_ignore_on_load_missing = [r"kept_heads_mask$"]  # of weights that were put together by hand
-    _keep_in_fp32_modules_strict = ["decision"]
 
     @property
     def num_members(self) -> int:
@@ -127,6 +126,8 @@ class HydraModelMixin:
     def post_init(self):
         settings = None if self.is_base_model else getattr(self.config, "decision", None)
         self.decision: Decision | None = None if settings is None else Decision(settings)
+        if self.decision is not None:
+            self._keep_in_fp32_modules_strict = ["decision"]
         super().post_init()
 
     @property

@@ -1,5 +1,8 @@
 """Pipelines that say how sure they are: per input one dict, with what a calibrated model decides."""
 
+import base64
+import binascii
+import io
 import os
 import sys
 from collections.abc import Iterable
@@ -17,7 +20,46 @@ from transformers.pipelines import (
 )
 
 from .evaluation_mode import evaluation_mode
-from .image_levels import check_levels
+
+
+def read_image(image: Any, name: str = "the image", mode: str = "RGB", timeout: float | None = None) -> Any:
+    """A new image of PIL as a model reads it: turned as its EXIF tag says, without transparency, 8 bits a channel.
+
+    image: of PIL; or a path, a URL or base64, as Transformers' pipelines take them
+    name: what messages call it
+    mode: "RGB", or "L" for a model of one channel
+    """
+    PIL = image_utils.PIL
+    if isinstance(image, (str, os.PathLike)):
+        with PIL.Image.open(_file_of(os.fspath(image), timeout)) as opened:
+            return read_image(opened, name, mode)
+    if not hasattr(image, "mode"):
+        raise TypeError(f"{name} is a {type(image).__name__}: pass an image of PIL, a path, a URL or base64")
+    if image.mode.startswith(("I", "F")):  # converted, everything above level 255 would be white
+        raise ValueError(
+            f"{name} has the mode {image.mode}, of more than 256 levels: scale it to 8 bits a channel first"
+        )
+    found = PIL.ImageOps.exif_transpose(image).convert(mode)
+    found.info.clear()  # a broken EXIF tag would make Transformers' pipeline fail, which turns images once more
+    return found
+
+
+def _file_of(image: str, timeout: float | None) -> Any:
+    if image.startswith(("http://", "https://")):
+        return io.BytesIO(image_utils.httpx.get(image, timeout=timeout, follow_redirects=True).content)
+    if os.path.isfile(image):
+        return image
+    try:
+        return io.BytesIO(
+            base64.b64decode(image.partition(",")[2] if image.startswith("data:") else image, validate=True)
+        )
+    except (binascii.Error, ValueError):
+        raise FileNotFoundError(f"there is no image {image[:200]}: pass a path, a URL or base64") from None
+
+
+def image_mode(config: Any) -> str:
+    """The mode of PIL in which a model reads images."""
+    return "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
 
 
 class AnswersMixin:
@@ -81,14 +123,15 @@ def entropies(member_logits: Tensor, is_multi_label: bool = False) -> dict[str, 
 
 
 class ImagesMixin:
-    """Refuses images of more than 256 levels, of which Transformers' own pipelines make white ones."""
+    """Reads images by `read_image`, as all of this package does."""
 
-    def preprocess(self, image: Any, **parameters) -> Any:
-        if hasattr(image, "mode"):
-            check_levels(image, "an image")
-        elif isinstance(image, str) and os.path.isfile(image):
-            with image_utils.PIL.Image.open(image) as found:
-                check_levels(found, image)
+    def preprocess(self, image: Any, timeout: float | None = None, **parameters) -> Any:
+        if hasattr(image, "mode") or isinstance(image, str):
+            mode = image_mode(self.model.config)
+            image = read_image(image, mode=mode, timeout=timeout)
+            if mode == "L":  # as a tensor: Transformers' pipeline makes images RGB
+                pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+                image = pixels.view(1, image.height, image.width)
         return super().preprocess(image, **parameters)
 
 

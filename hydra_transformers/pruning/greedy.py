@@ -64,7 +64,7 @@ class GreedySearch:
                 self.remove_one()
                 if checkpoint is not None and is_first_process:
                     write_atomically(checkpoint, self.state())
-                bar.set_postfix(score=f"{self.circuit.scores[-1]:.4f}")
+                bar.set_postfix(score=f"{self.circuit.scores[-1]:.4f}", refresh=False)
                 bar.update()
 
     def remove_one(self) -> None:

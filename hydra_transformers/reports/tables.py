@@ -1,17 +1,16 @@
 """A report as the paper's tables: titles, sentences and tables, which `rendering.py` writes down."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..cost import Cost, readable_count
 from ..uncertainty.abstention import what_it_buys
+from .table import NO_VALUE, Cell, Table
 
 
 if TYPE_CHECKING:
     from .report import ModelResult, UncertaintyReport
-
-
-NO_VALUE = "-"
 
 
 @dataclass(frozen=True)
@@ -37,22 +36,6 @@ class Title:
 
     text: str
     level: int = 2
-
-
-@dataclass(frozen=True)
-class Cell:
-    """place: 1 for the best of its column, 2 for the second best, 0 for the others."""
-
-    text: str
-    place: int = 0
-
-
-@dataclass(frozen=True)
-class Table:
-    """A row for each model: its name first."""
-
-    headings: list[str]
-    rows: list[list[Cell]]
 
 
 Part = Title | str | Table
@@ -102,7 +85,8 @@ def summary(report: "UncertaintyReport") -> list[Part]:
         places.append(("average", ("auroc", "fpr95"), lambda result: result.ood_average()))
         by_set, names = _table(report, places), [f"{name} ({group}) ↑" for group, name in sets]
         title = Title(f"OOD detection: AUROC by data set, score {report.score}", level=3)
-        parts += [title, Table(["Model", *names, *by_set.headings[-2:]], by_set.rows)]
+        parts += [title, Table(["Model", *names, *by_set.header[-2:]], by_set.rows)]
+    parts += _differences(report, level=3)
     if any("threshold" in result.abstaining for result in report.models.values()):
         parts += [Title("Abstaining", level=3), *_what_abstaining_buys(report)]
     return parts
@@ -117,6 +101,7 @@ def all_parts(report: "UncertaintyReport") -> list[Part]:
         Title("In distribution and on average out of distribution"),
         _table(report, main, with_members=True),
     ]
+    parts += _differences(report)
     if first.ood:
         told = f"Score: {report.score}. Averages are over data sets, each counting the same."
         averages = [(f"{group}-OOD avg", DETECTION, _group_average(group)) for group in first.ood]
@@ -130,6 +115,12 @@ def all_parts(report: "UncertaintyReport") -> list[Part]:
             places.append(("OOD avg", DIVERSITY, _diversity(lambda result: result.ood_average())))
         parts += [Title("Diversity of the members"), _table(report, places)]
     return parts + _decision_tables(report) + _corruption_tables(report)
+
+
+def _differences(report: "UncertaintyReport", level: int = 2) -> list[Part]:
+    """Which differences are more than chance, each model against the first."""
+    sentences = report.gain_sentences()
+    return [Title("What these rows can show", level), *sentences] if sentences else []
 
 
 def _decision_tables(report: "UncertaintyReport") -> list[Part]:
@@ -219,15 +210,15 @@ def _table(
     report: "UncertaintyReport", places: list[tuple[str, tuple, Callable]], with_members: bool = False
 ) -> Table:
     results = list(report.models.values())
-    headings, columns = ["Model"], [[Cell(name) for name in report.models]]
+    header, columns = ["Model"], [list(report.models)]
     if with_members:
-        headings.append("Members")
-        columns.append([Cell(str(result.num_members)) for result in results])
+        header.append("Members")
+        columns.append([str(result.num_members) for result in results])
     for place, metrics, read in places:
         for metric in metrics:
-            headings.append(COLUMNS[metric].heading(place))
+            header.append(COLUMNS[metric].heading(place))
             columns.append(_ranked([read(result).get(metric) for result in results], COLUMNS[metric]))
-    return Table(headings, [list(row) for row in zip(*columns, strict=True)])
+    return Table(header, list(zip(*columns, strict=True)))
 
 
 def _ranked(values: list[float | None], column: Column) -> list[Cell]:
@@ -236,5 +227,16 @@ def _ranked(values: list[float | None], column: Column) -> list[Cell]:
     shown = sorted({float(text) for text in texts if text != NO_VALUE}, reverse=bool(column.higher_is_better))
     if len(texts) < 2 or column.higher_is_better is None:
         return [Cell(text) for text in texts]
-    places = {value: place for place, value in enumerate(shown[:2], start=1)}
-    return [Cell(text, 0 if text == NO_VALUE else places.get(float(text), 0)) for text in texts]
+    marks = dict(zip(shown, ("bold", "underline"), strict=False))
+    return [Cell(text, "" if text == NO_VALUE else marks.get(float(text), "")) for text in texts]
+
+
+def cost_table(costs: Mapping[str, Cost]) -> Table:
+    """What `compare_costs` found; times also as a multiple of the first row's."""
+    first = next(iter(costs.values()))
+    header = ["Model", "Parameters", "Multiply-adds", *(f"ms, batch {size}" for size in first.milliseconds)]
+    rows = []
+    for name, cost in costs.items():
+        times = [f"{value:.2f} ({value / first.milliseconds[size]:.2f}x)" for size, value in cost.milliseconds.items()]
+        rows.append([name, f"{cost.parameters:,}", readable_count(cost.multiply_adds), *times])
+    return Table(header, rows)

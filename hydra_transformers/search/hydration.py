@@ -18,6 +18,7 @@ from .._version import __version__
 from ..data.fingerprints import fingerprint_of_data
 from ..data.prediction import accepted_inputs, batches, device_of
 from ..hub.card import check_names
+from ..reports.gains import gains
 from ..reports.report import UncertaintyReport
 from ..training import Recipe, finetune_from_pretrained
 from ..training.finetune import SETTLED_ELSEWHERE
@@ -288,14 +289,18 @@ def _finished(search: Search, output: Path, processor: Any, card: dict[str, Any]
     """The choice, made once more, calibrated and written."""
     candidates, make = sorted(search.candidates.values(), key=lambda each: each.time), search.make
     chosen = choose(candidates, search.target)
-    results = {"hydra": search.results[chosen.design.key]}
+    mine = search.results[chosen.design.key]
+    others = {each.name: gains(search.results[each.design.key], mine) for each in candidates if each is not chosen}
+    above = {name: found.get("quality", found["accuracy"]) for name, found in others.items()}
+    results = {"hydra": mine}
     results |= {each.name: search.results[each.design.key] for each in candidates if not each.is_hydra}
     found = Hydrated(
         hydra=search.calibrated(make.model_of(chosen.design), make.data.calibration).model,
         chosen=chosen,
         table=candidates,
+        gains=above,
         front=pareto_front(candidates),
-        choice=why(chosen, candidates, search.target),
+        choice=why(chosen, candidates, search.target, above),
         alternatives=next_best(candidates, search.target),
         report=UncertaintyReport("msp", results),
         notes=list(search.notes),

@@ -3,8 +3,8 @@
 import importlib.util
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ from transformers.utils import logging
 from .._io.files import write_atomically
 from ..hub.card import create_model_card
 from ..pruning import Circuit
-from ..reports.markdown import markdown_table
+from ..reports.gains import Gain
 from ..reports.report import UncertaintyReport
-from ..reports.tables import COLUMNS, NO_VALUE
+from ..reports.table import NO_VALUE, Cell, Table
+from ..reports.tables import COLUMNS
 from .candidates import Candidate
 from .designs import DEEP_ENSEMBLE, HYDRA, ONE_MODEL, SOUP
 
@@ -34,6 +35,7 @@ class Hydrated:
         hydra: the chosen Hydra, calibrated.
         chosen: its candidate.
         table: all candidates, fastest first; also one model, and of several fine-tunings their Deep Ensemble and soup.
+        gains: for every other candidate, by name, what its quality is above the chosen one's, with a 95 % interval.
         front: those that no other beats in quality, time and memory at once, fastest first.
         choice: what was chosen and why, in one sentence.
         alternatives: what the choice would have been without the chosen one, and without that, and so on.
@@ -45,6 +47,7 @@ class Hydrated:
     hydra: PreTrainedModel
     chosen: Candidate
     table: list[Candidate]
+    gains: dict[str, Gain]
     front: list[Candidate]
     choice: str
     alternatives: list[Candidate]
@@ -57,10 +60,17 @@ class Hydrated:
 
     def to_markdown(self) -> str:
         """The choice, the table of candidates, the alternatives and the notes."""
-        parts = ["# The choice", self.choice, "## Candidates", candidate_table(self.table, self.front, self.chosen)]
+        parts = [
+            "# The choice",
+            self.choice,
+            "## Candidates",
+            candidate_table(self.table, self.front, self.chosen, self.gains),
+        ]
         parts.append(
             "Costs are relative to one model; time and memory are measured on this machine. Every candidate is calibrated, and judged "
-            "on rows that nothing was fitted on. ● marks the Pareto front of quality, time and memory."
+            'on rows that nothing was fitted on. "Above the choice" is the 95 % interval of how many points of quality a candidate '
+            "has more than the choice on such rows: where 0 lies in it, these rows can show no difference. ● marks the Pareto front "
+            "of quality, time and memory."
         )
         if self.alternatives:
             names = [f"{place}. {each.name}" for place, each in enumerate(self.alternatives, start=1)]
@@ -73,28 +83,39 @@ class Hydrated:
         return draw_candidates(self.table, self.front, self.chosen, folder)
 
 
-def candidate_table(candidates: Sequence[Candidate], front: Sequence[Candidate], chosen: Candidate) -> str:
-    """One row each, fastest first; the choice in bold, those of the Pareto front marked."""
+def candidate_table(
+    candidates: Sequence[Candidate], front: Sequence[Candidate], chosen: Candidate, gains: Mapping[str, Gain]
+) -> str:
+    """One row each, fastest first; the choice in bold, those of the Pareto front marked.
+
+    gains: by name, what the others' quality is above the choice's
+    """
     groups = list(candidates[0].auroc)
-    titles = ["", "time", "memory", "multiply-adds", "parameters", "quality ↑"]
+    titles = ["", "time", "memory", "multiply-adds", "parameters", "quality ↑", "above the choice"]
     titles += [COLUMNS[metric].heading() for metric in ("accuracy", "nll", "ece")]
     titles += [COLUMNS["auroc"].heading("" if group == "OOD" else f"{group}-OOD") for group in groups] + ["front"]
     rows = []
     for each in sorted(candidates, key=lambda each: each.time):
         costs = (each.time, each.memory, each.multiply_adds, each.parameters)
-        row = [f"**{each.name}**" if each == chosen else each.name, *(f"{cost:.2f}" for cost in costs)]
-        row.append(f"{100 * each.quality:.2f}")
+        row = [Cell(each.name, "bold" if each == chosen else ""), *(f"{cost:.2f}" for cost in costs)]
+        row += [f"{100 * each.quality:.2f}", _interval(gains.get(each.name))]
         row += [COLUMNS[metric].text(getattr(each, metric)) for metric in ("accuracy", "nll", "ece")]
         row += [COLUMNS["auroc"].text(each.auroc.get(group)) for group in groups]
         rows.append([*row, "●" if each in front else NO_VALUE])
-    return markdown_table(titles, rows, ["---"] + ["--:"] * (len(titles) - 2) + [":-:"])
+    return Table(titles, rows, "l" + "r" * (len(titles) - 2) + "c").markdown()
+
+
+def _interval(gain: Gain | None) -> str:
+    if gain is None:
+        return NO_VALUE
+    return f"{100 * gain.change.low:+.1f} to {100 * gain.change.high:+.1f}"
 
 
 def draw_candidates(
     candidates: Sequence[Candidate], front: Sequence[Candidate], chosen: Candidate, folder: str | os.PathLike
 ) -> list[Path]:
     """Writes `quality_against_cost.png`, and returns its path."""
-    from ..reports.pictures import COLOURS, Figure, write_png
+    from .._io.pictures import COLOURS, Figure, write_png
 
     looks = {ONE_MODEL: ("o", 6), DEEP_ENSEMBLE: ("s", 7), SOUP: ("D", 4), HYDRA: ("^", 0)}
     figure = Figure(figsize=(10, 4.4), dpi=150, layout="constrained")
@@ -170,6 +191,7 @@ def write_results(
         "alternatives": [each.name for each in found.alternatives],
         "front": [each.name for each in found.front],
         "candidates": [each.to_dict() for each in found.table],
+        "quality_above_the_choice": {name: asdict(gain.change) for name, gain in found.gains.items()},
         "notes": found.notes,
     }
     write_atomically(folder / RECORD, json.dumps(record, indent=1) + "\n")

@@ -60,6 +60,11 @@ def test_several_fine_tunings_are_fused_pruned_and_tuned_and_compared_with_what_
     assert single.time == single.memory == single.parameters == 1
     assert soup.parameters == pytest.approx(1) and finished.chosen.is_hydra
     assert finished.choice == str(finished) and finished.chosen.name in finished.choice
+    assert set(finished.gains) == {each.name for each in finished.table if each != finished.chosen}
+    for each in finished.table:
+        if each != finished.chosen:
+            difference = finished.gains[each.name].change.difference
+            assert difference == pytest.approx(each.quality - finished.chosen.quality, abs=1e-6)
     assert finished.chosen not in finished.alternatives and len(finished.alternatives) > 0
     for each in finished.table:
         assert set(each.auroc) == {"near", "far"} and 0 <= each.quality <= 1 and each.memory > 0.5 and each.time > 0

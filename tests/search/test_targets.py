@@ -5,6 +5,7 @@ from itertools import chain
 import pytest
 import torch
 
+from hydra_transformers.reports.gains import Gain
 from hydra_transformers.search import Candidate, Design, choose, pareto_front, target_of
 from hydra_transformers.search.candidates import near_front
 from hydra_transformers.search.deadline import in_words
@@ -12,6 +13,7 @@ from hydra_transformers.search.designs import HYDRA, ONE_MODEL, SOUP, budgets_of
 from hydra_transformers.search.held_out import divided, held_out, rows_in, rows_of, select
 from hydra_transformers.search.results import candidate_table
 from hydra_transformers.search.targets import next_best, why
+from hydra_transformers.uncertainty.paired import Change
 from tests.families import vit_backbone
 
 
@@ -57,19 +59,46 @@ def test_quality_is_the_best_detection_among_the_most_accurate():
     assert chosen({"accuracy_within": 0}) is WHOLE
 
 
+def gains_over(chosen, candidates, reach=0.1):
+    """Intervals of so many points on either side of the difference."""
+    found = {}
+    for each in candidates:
+        if each is not chosen:
+            difference = each.quality - chosen.quality
+            found[each.name] = Gain("quality", Change(difference, difference - reach / 100, difference + reach / 100))
+    return found
+
+
+def said_of(chosen, candidates, reach=0.1):
+    return why(chosen, candidates, target_of("balance", True), gains_over(chosen, candidates, reach))
+
+
 def test_only_hydras_are_chosen_and_better_models_are_told_of():
     soup = candidate(80, 90, 0.9, SOUP)
     assert chosen("balance", [*ALL, soup]) is POOR
-    sentence = why(POOR, [*ALL, soup], target_of("balance", True))
+    sentence = said_of(POOR, [*ALL, soup])
     assert sentence.endswith(
-        "soup, which has no members to disagree, is better and no slower (0.90 times one model's time, "
-        "accuracy 80.0, AUROC 90.0)."
+        "but soup, which has no members to disagree, is no slower (0.90 times one model's time, accuracy 80.0, AUROC 90.0; "
+        "better, +8.2 to +8.4 points)."
     )
-    same = candidate(71.9, 81.5, 0.9, SOUP)
-    assert "soup, which has no members to disagree, is as good" in why(POOR, [*ALL, same], target_of("balance", True))
-    assert "of 4 Hydras" in sentence and "but" not in why(POOR, ALL, target_of("balance", True))
+    assert "of 4 Hydras" in sentence and "but" not in said_of(POOR, ALL)
     with pytest.raises(ValueError, match="no Hydra could be made"):
         chosen("balance", [SINGLE, soup])
+
+
+def test_a_difference_is_claimed_only_where_the_rows_can_show_it():
+    sentence = said_of(POOR, ALL, reach=0.1)
+    assert "the highest quality has Hydra of 3, 1 head pruned each (1.80 times" in sentence
+    assert "AUROC 80.1; no difference that these rows can show)" in sentence, "they differ by 0.05 points"
+    assert "between it and 2 of the 3 others there is no difference that these rows can show in quality" in sentence
+    sure = said_of(POOR, ALL, reach=0.01)
+    assert "AUROC 80.1; better, +0.0 to +0.1 points)" in sure
+    assert "between it and 1 of the 3 others" in sure, "one has the same quality"
+    few = said_of(POOR, ALL, reach=9)
+    assert "between it and 3 of the 3 others there is no difference" in few
+    assert "but one model is no slower (1.00 times" in few and few.endswith(
+        "; no difference that these rows can show)."
+    )
 
 
 def test_alternatives_are_what_would_be_chosen_without_the_choice():
@@ -112,11 +141,11 @@ def test_near_the_front_is_what_a_training_may_bring_there():
 
 
 def test_the_table_has_every_candidate_and_marks_front_and_choice():
-    lines = candidate_table(ALL, pareto_front(ALL), POOR).splitlines()
+    lines = candidate_table(ALL, pareto_front(ALL), POOR, gains_over(POOR, ALL)).splitlines()
     assert len(lines) == 2 + len(ALL) and "near-OOD AUROC" in lines[0]
     assert lines[3].startswith("| **Hydra of 3, 3 heads pruned each** | 1.20 |") and lines[3].endswith("| ● |")
     assert lines[-1].startswith("| Hydra of 3 | 2.80 | 1.70 |") and lines[-1].endswith(
-        "| 73.60 | 0.264 | 0.1000 | 77.80 | 81.80 | - |"
+        "| 76.70 | -0.1 to +0.1 | 73.60 | 0.264 | 0.1000 | 77.80 | 81.80 | - |"
     )
     assert all(Candidate.from_dict(each.to_dict()) == each for each in ALL)
 
