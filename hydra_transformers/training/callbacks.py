@@ -219,18 +219,19 @@ class KeepZerosCallback(TrainerCallback):
 
 
 class TrainingBar(TrainerCallback):
-    """A bar on a terminal, and a line for each validation.
+    """A bar on a terminal, and a line after each validation.
 
     name: what is trained
+    enabled: whether there is a bar
     """
 
-    def __init__(self, name: str):
-        self.name = name
+    def __init__(self, name: str, enabled: bool = True):
+        self.name, self.enabled = name, enabled
         self.bar = None
 
     def on_train_begin(self, args, state, control, **kwargs):
         if state.is_world_process_zero:
-            self.bar = progress_bar(state.max_steps, self.name, "step", initial=state.global_step)
+            self.bar = progress_bar(state.max_steps, self.name, "step", self.enabled, initial=state.global_step)
 
     def on_step_end(self, args, state, control, **kwargs):
         if self.bar is not None:

@@ -1,13 +1,14 @@
 """Fine-tuning members one by one, in run folders that can be picked up again."""
 
 import copy
+import io
 import json
 import math
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -122,7 +123,8 @@ def finetune_members(
     training_arguments = {"disable_tqdm": not progress} | training_arguments
     process = recipe.training_arguments(output_dir, **training_arguments)
     finished = []
-    with _only_writer(Path(output_dir), process):
+    silence = nullcontext() if progress else redirect_stdout(io.StringIO())
+    with _only_writer(Path(output_dir), process), silence:
         _where_written(process, lambda: _claim_members(Path(output_dir), len(members)))
         known_data = _where_written(process, lambda: _fingerprints(data, process))
         _say(process, f"recipe {recipe.name}: {recipe.summary(process)}")
@@ -431,7 +433,8 @@ def _claim_members(folder: Path, count: int) -> None:
 
 def _fingerprints(data: dict, process: TrainingArguments) -> dict[str, Any]:
     in_worker = process.dataloader_num_workers > 0
-    return {name: fingerprint_of_data(data[name], in_worker) for name in ("train_dataset", "eval_dataset")}
+    sets = {"train_data": data["train_dataset"], "validation_data": data["eval_dataset"]}
+    return {name: fingerprint_of_data(each, in_worker) for name, each in sets.items()}
 
 
 def _identity(
@@ -498,5 +501,5 @@ def _wait(process: TrainingArguments) -> None:
 
 def _say(process: TrainingArguments, line: str) -> None:
     """One line of progress, from one process."""
-    if process.should_save and not process.disable_tqdm:
+    if process.should_save:
         print(line, flush=True)

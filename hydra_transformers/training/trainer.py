@@ -34,7 +34,7 @@ class FiniteTrainer(Trainer):
     times too large.)
 
     classifier_factor: how many times the learning rate of the rest what follows the encoder has
-    name: what is trained, for the progress bar; there is none with `disable_tqdm`
+    name: what is trained, for its line after each validation and its bar; `disable_tqdm` leaves out the bar
     """
 
     def __init__(self, *args, classifier_factor: float = 1.0, name: str = "training", **kwargs):
@@ -43,8 +43,7 @@ class FiniteTrainer(Trainer):
         # Of Transformers' own, one has a bar from the first second on and the other prints dicts.
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
-        if not self.args.disable_tqdm:
-            self.add_callback(TrainingBar(name))
+        self.add_callback(TrainingBar(name, enabled=not self.args.disable_tqdm))
 
     def create_optimizer(self, *args, **kwargs) -> torch.optim.Optimizer:
         is_there = self.optimizer is not None
