@@ -93,7 +93,7 @@ def test_a_calibrated_clip_keeps_its_classes(folders):
     classifier = ZeroShotClassifier(clip.model, prompts, CLASSES)
     decided = calibrate(classifier, rows, target={"coverage": 0.5}, temperature=False).model
     model, [image] = AskedModel("decided", decided, clip.processor), pictures([1])
-    assert not model.needs_classes and model.class_names == CLASSES and len(model.sentences) == 3
+    assert not model.needs_classes and model.class_names == CLASSES and len(model.sentences) == 4
     assert_says(model.answer(image), predict_decisions(decided, [image], clip.processor, top_k=None)[0])
 
 

@@ -123,6 +123,14 @@ def test_an_image_is_answered_by_both_models(user, models, files):
     ]
 
 
+def test_a_small_image_is_enlarged(user, files):
+    send(user, files["red"])
+    told(user)
+    image = user.locator("#input img")
+    assert image.evaluate("node => getComputedStyle(node).objectFit") == "contain"
+    assert image.evaluate("node => node.naturalWidth") == 8 < 100 < image.bounding_box()["width"]
+
+
 def test_the_map_of_kept_heads_opens(user):
     assert not user.locator(".hydra-heads svg").first.is_visible()
     user.get_by_text("Which attention heads each member keeps").click()
