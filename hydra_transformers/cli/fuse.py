@@ -9,6 +9,7 @@ import typer
 
 from .._io.files import write_atomically, written_whole
 from ..fusion import check_can_be_fused
+from ..hub.member_circuits import copy_circuits, load_circuits
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
 from .finetune import check_trunk
@@ -18,8 +19,6 @@ from .folders import (
     check_is_new,
     check_same_processors,
     check_takes_files,
-    circuits_of,
-    copy_circuits,
     digest_of_names,
     find_processor,
     load_config,
@@ -72,7 +71,7 @@ def fuse(
     check_is_new(output)
     check_takes_files(output)
     if folder is not None:
-        circuits_of(folder, configs)  # refuses those that a card could not be made of
+        load_circuits(folder, configs)  # refuses those that a card could not be made of
     reader = find_processor(names[0], configs[0]) if processor is None else load_processor(processor, configs[0])
     if reader is not None and processor is None:
         check_same_processors(names, configs, reader)
