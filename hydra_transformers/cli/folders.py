@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import (
     AutoConfig,
-    AutoFeatureExtractor,
     AutoImageProcessor,
-    AutoProcessor,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     ViTImageProcessorPil,
@@ -26,6 +24,7 @@ from .._io.files import remove_leftovers, write_atomically, written_whole
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
 from ..data.fingerprints import fingerprint_of_weights
+from ..hub.handler import PROCESSORS
 from ..hub.member_circuits import has_led_to, heads_of_backbone, in_order_of_members, kept_by
 from ..models.auto import HEADS, auto_class_of, check_model_exists, load_trained
 from ..pruning import Circuit
@@ -36,13 +35,6 @@ from ..training.finetune import FINISHED, RUN
 from .errors import AccessError, access_to
 
 
-# What reads a model's inputs, by the Auto class of its task.
-PROCESSOR_CLASSES = {
-    "AutoModelForAudioClassification": AutoFeatureExtractor,
-    "AutoModelForImageClassification": AutoImageProcessor,
-    "AutoModelForSequenceClassification": AutoTokenizer,
-    "AutoModelForZeroShotImageClassification": AutoProcessor,
-}
 # Older versions of Transformers ask for torchvision even where Pillow would do.
 WITHOUT_TORCHVISION = {AutoImageProcessor: ViTImageProcessorPil}
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
@@ -98,7 +90,7 @@ def check_is_hydra(config: PreTrainedConfig, name: str) -> None:
 
 def load_processor(name: str, config: PreTrainedConfig) -> Any:
     """The image processor, tokenizer, feature extractor, or for two towers two in one, that was saved with a model."""
-    processor_class = PROCESSOR_CLASSES[auto_class_of(config)]
+    processor_class = getattr(transformers, PROCESSORS[auto_class_of(config)])
     try:
         with access_to(name, "model"):
             try:
