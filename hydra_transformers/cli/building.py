@@ -12,7 +12,6 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .._io.files import write_atomically, written_whole
-from ..data.fingerprints import fingerprint_of_weights
 from ..data.loading import PreparedData, classes_in, is_same_source, random_changes
 from ..fusion import check_can_be_fused, saved_tower_configs
 from ..models.auto import CLASSIFIERS, AutoHydra, is_zero_shot
@@ -74,9 +73,8 @@ def prune(arguments: argparse.Namespace) -> None:
         return
     models, config = [load_model(name, device) for name in names], configs[0]
     if len(models) > 1:
-        check_can_be_fused(models, "MODEL")
-        if arguments.method == "circuits" and not arguments.allow_equal:
-            _refuse_equal(models, names, "pass different fine-tunings")  # before it takes long to find equal circuits
+        # Before it takes long to find equal circuits.
+        check_can_be_fused(models, "MODEL", arguments.allow_equal or arguments.method != "circuits")
     processor = load_processor(arguments.processor or names[0], config)
     if arguments.processor is None:
         check_same_processors(names, configs, processor)
@@ -548,11 +546,9 @@ def fuse(arguments: argparse.Namespace) -> None:
         check_same_processors(names, configs, processor)
     check_trunk(arguments.trunk_layers, names[0], configs[0])
     members = [load_model(name) for name in names]
-    check_can_be_fused(members, "members")
-    if not arguments.allow_equal:
-        _refuse_equal(members, names, "prune with another --budget or other data")
+    check_can_be_fused(members, "members", arguments.allow_equal)
     with written_whole(arguments.output) as unfinished:
-        hydra = AutoHydra.from_pruned_members(members, arguments.shared, arguments.trunk_layers)
+        hydra = AutoHydra.from_pruned_members(members, arguments.shared, arguments.trunk_layers, arguments.allow_equal)
         hydra.save_pretrained(unfinished)
         processor.save_pretrained(unfinished)
         record = {"made_of": digest_of_names(names), "fine_tunings": _are_fine_tunings(folder, names, configs)}
@@ -569,16 +565,3 @@ def _are_fine_tunings(folder: Path | None, names: list[str], configs: list[PreTr
     folders = [folder] if folder is not None else [Path(name).parent for name in names]
     is_plain = not any(hasattr(config, "kept_heads") for config in configs)
     return is_plain or any(are_fine_tunings(each) for each in folders)
-
-
-def _refuse_equal(members: list[PreTrainedModel], names: list[str], instead: str) -> None:
-    """Members of equal weights agree on everything, so that the Hydra would be one model at the price of several."""
-    first: dict[str, str] = {}
-    for place, (member, name) in enumerate(zip(members, names, strict=True)):
-        called = Path(name).name or name
-        equal = first.setdefault(fingerprint_of_weights(member), called)
-        if len(first) <= place:
-            raise CommandError(
-                f"{equal} and {called} have the same heads and weights and would agree on everything: {instead}, or pass "
-                "--allow-equal"
-            )

@@ -224,4 +224,4 @@ def stand_in(model: PreTrainedModel, members: int, trunk_layers: int, budget: in
     for layer, head in places[:budget]:
         heads.setdefault(layer, []).append(head)
     pruned = AutoHydra.from_backbone(model, heads)
-    return AutoHydra.from_pruned_members([pruned] * members, trunk_layers=trunk_layers)
+    return AutoHydra.from_pruned_members([pruned] * members, trunk_layers=trunk_layers, allow_equal=True)

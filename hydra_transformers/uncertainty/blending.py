@@ -28,7 +28,7 @@ def blended(members: Sequence[PreTrainedModel], parts: Collection[str], t: float
 
     With t = 1 it answers as `from_pruned_members(members, shared=parts)` does; with no parts it is the members as they are.
     """
-    hydra = AutoHydra.from_pruned_members(members, shared=())
+    hydra = AutoHydra.from_pruned_members(members, shared=(), allow_equal=True)
     _move(_together(weights_of(hydra, part) for part in parts), t)
     return hydra
 
