@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from hydra_transformers import HydraViTForImageClassification, export
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.cost import unpruned_backbone
-from hydra_transformers.reports.markdown import markdown_table
+from hydra_transformers.reports.table import Table
 from provenance import where_it_ran
 
 
@@ -106,7 +106,7 @@ def megabytes(path: Path) -> float:
 
 def to_markdown(rows: list[Row], machine: dict[str, str]) -> str:
     eager = {row.batch: row.milliseconds for row in rows if row.what == EAGER}
-    table = markdown_table(
+    table = Table(
         ["", "batch", "ms per batch", "x eager Hydra", "MB", "largest difference of a logit"],
         [
             [
@@ -119,7 +119,7 @@ def to_markdown(rows: list[Row], machine: dict[str, str]) -> str:
             ]
             for row in rows
         ],
-    )
+    ).markdown()
     return "\n".join([*(f"{key}: {value}  " for key, value in machine.items()), "", table]) + "\n"
 
 

@@ -42,7 +42,7 @@ from hydra_transformers import AutoHydra
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.reports.markdown import markdown_table
+from hydra_transformers.reports.table import Table
 from provenance import where_it_ran
 
 
@@ -284,7 +284,7 @@ def survive_kill(server: Server, images: list[str], clients: int) -> dict[str, f
 
 
 def to_markdown(rows: list[Row], statuses: dict[str, int], kill: dict[str, float], machine: dict[str, str]) -> str:
-    speed = markdown_table(
+    speed = Table(
         ["served", "requests", "requests a second", "p50, ms", "p99, ms", "CPU ms per request"],
         [
             [
@@ -297,12 +297,14 @@ def to_markdown(rows: list[Row], statuses: dict[str, int], kill: dict[str, float
             ]
             for row in rows
         ],
-    )
-    broken = markdown_table(["status", "broken requests"], [[name, f"{count:,}"] for name, count in statuses.items()])
-    killed = markdown_table(
+    ).markdown()
+    broken = Table(
+        ["status", "broken requests"], [[name, f"{count:,}"] for name, count in statuses.items()]
+    ).markdown()
+    killed = Table(
         ["killed with SIGKILL", ""],
         [[name, f"{value:.1f}" if isinstance(value, float) else str(value)] for name, value in kill.items()],
-    )
+    ).markdown()
     where = "\n".join(f"{key}: {value}  " for key, value in machine.items())
     return "\n\n".join([where, speed, broken, killed]) + "\n"
 

@@ -110,7 +110,7 @@ ASIDE = 0.05
 
 def draw(results: Mapping[str, Any], settings: Mapping[str, Setting], folder: Path) -> Path:
     """Detection and accuracy against multiply-adds, a column per setting; bars are standard deviations over the seeds."""
-    from hydra_transformers.reports.pictures import Figure, write_png
+    from hydra_transformers._io.pictures import Figure, write_png
 
     figure = Figure(figsize=(10, 8), layout="constrained")
     panels = figure.subplots(2, len(results), sharex=True, squeeze=False)

@@ -25,7 +25,6 @@ from .data.prediction import (
 from .fusion import FIELDS_OF_HYDRAS, example_inputs, fields_of_backbone, tower_configs, without_weights
 from .models.auto import HYDRA_CLASSES
 from .models.pipeline_hydra import most_tokens
-from .reports.markdown import markdown_table
 from .uncertainty.temperature import TemperatureScaledClassifier
 
 
@@ -197,7 +196,7 @@ def unpruned_backbone(model: PreTrainedModel, device: torch.device | str = "meta
     return backbone_class(config).to(device=device, dtype=model.dtype).eval()
 
 
-# Words and tables
+# Words
 
 
 def readable_count(count: int) -> str:
@@ -206,19 +205,3 @@ def readable_count(count: int) -> str:
         if count >= size:
             return f"{count / size:.2f} {unit}"
     return f"{count:,}"
-
-
-def cost_table(costs: Mapping[str, Cost]) -> str:
-    """Costs as a markdown table; times also as a multiple of the first row's."""
-    return markdown_table(*cost_cells(costs))
-
-
-def cost_cells(costs: Mapping[str, Cost]) -> tuple[list[str], list[list[str]]]:
-    """The headings and the rows of that table."""
-    first = next(iter(costs.values()))
-    headings = ["", "Parameters", "Multiply-adds", *(f"ms, batch {size}" for size in first.milliseconds)]
-    rows = []
-    for name, cost in costs.items():
-        times = [f"{value:.2f} ({value / first.milliseconds[size]:.2f}x)" for size, value in cost.milliseconds.items()]
-        rows.append([name, f"{cost.parameters:,}", readable_count(cost.multiply_adds), *times])
-    return headings, rows

@@ -8,7 +8,6 @@ from transformers import ViTConfig, ViTForImageClassification
 from hydra_transformers import HydraBertForSequenceClassification, HydraCLIPModel, HydraViTForImageClassification
 from hydra_transformers.cost import (
     compare_costs,
-    cost_table,
     count_multiply_adds,
     count_parameters,
     example_inputs,
@@ -17,6 +16,7 @@ from hydra_transformers.cost import (
     readable_count,
     unpruned_backbone,
 )
+from hydra_transformers.reports import cost_table
 from tests.families import CLIP, ROBERTA, bert_backbone, clip_backbone, vit_backbone
 
 
@@ -110,9 +110,9 @@ def test_each_model_is_timed_in_its_evaluation_mode_and_left_as_it_was(hydra):
 
 def test_the_table_has_a_row_per_model_and_a_column_per_batch_size(hydra):
     costs = compare_costs({"Single": unpruned_backbone(hydra, "cpu"), "Hydra": hydra}, (1, 2), seconds=0)
-    lines = cost_table(costs).splitlines()
+    lines = cost_table(costs).markdown().splitlines()
     assert [cell.strip() for cell in lines[0].split("|")[1:-1]] == [
-        "",
+        "Model",
         "Parameters",
         "Multiply-adds",
         "ms, batch 1",

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,6 +31,7 @@ from hydra_transformers.demo.pretraining import (
 from hydra_transformers.demo.story import FULL, finetuned
 from hydra_transformers.demo.table import verdict
 from hydra_transformers.reports.report import UncertaintyReport
+from tests.reports.test_gains import judged
 
 
 pytestmark = pytest.mark.slow
@@ -257,33 +257,20 @@ def test_the_demo_says_whether_the_model_is_right(label, said, abstain, sentence
     assert title.get_window_extent().x1 < figure.bbox.x1 and title.get_window_extent().y1 <= figure.bbox.y1
 
 
-RESULTS = {"accuracy": 0.97, "ece": 0.03, "near": 0.95, "far": 0.98}
-
-
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("rows", "sentence"),
     [
-        ({}, "equal in accuracy, ECE, near AUROC, far AUROC"),
-        ({"accuracy": 0.96}, "worse in accuracy (-1.0); equal in ECE, near AUROC, far AUROC"),
-        (
-            {"ece": 0.05, "near": 0.97},
-            "better in near AUROC (+2.0); worse in ECE (+2.0); equal in accuracy, far AUROC",
-        ),
-        ({"ece": 0.01, "far": 0.9}, "better in ECE (-2.0); worse in far AUROC (-8.0); equal in accuracy, near AUROC"),
+        (1, "no difference that these rows can show in accuracy, NLL, near AUROC, far AUROC."),
+        (60, "better in accuracy (+"),
     ],
 )
-def test_the_verdict_says_what_is_gained_and_lost_and_for_what_price(change, sentence):
-    report = SimpleNamespace(models={"Apart": result_of(RESULTS), "Fused": result_of(RESULTS | change)})
+def test_the_verdict_says_what_is_gained_and_for_what_price(rows, sentence):
     price = "times the time, 0.40 times the parameters, 0.90 times the multiply-adds"
-    for milliseconds, speed, times in ((33.0, "", "1.10"), (20.0, "1.5 times as fast, ", "0.67")):
-        costs = {"Apart": Cost(300, 3000, {64: 30.0}), "Fused": Cost(120, 2700, {64: milliseconds})}
-        said = verdict(report, costs, "Fused", "Apart", 64)
-        assert said == f"Fused against Apart: {speed}{sentence} (points of percent). Price: {times} {price}."
-
-
-def result_of(values) -> SimpleNamespace:
-    known = {name: values[name] for name in ("accuracy", "ece")}
-    return SimpleNamespace(id=known, ood_average=lambda group: {"auroc": values[group]})
+    for milliseconds, speed, times in ((33.0, "", "1.10"), (20.0, " 1.5 times as fast.", "0.67")):
+        costs = {"Single": Cost(300, 3000, {64: 30.0}), "Hydra": Cost(120, 2700, {64: milliseconds})}
+        said = verdict(judged(rows), costs, "Hydra", "Single", 64)
+        assert said.startswith(f"Hydra against Single: {sentence}")
+        assert said.endswith(f".{speed} Price: {times} {price}.")
 
 
 def test_the_report_has_the_accuracy_that_the_saved_hydra_has(told, data):

@@ -7,8 +7,8 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from .._io.pictures import COLOURS, Figure, drawable, finish_panel, legend_below, write_png
 from ..pruning.heads import Head
-from ..reports.pictures import COLOURS, Figure, drawable, finish_panel, legend_below, write_png
 from .sweep import PERCENT, TITLES
 
 

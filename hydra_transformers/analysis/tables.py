@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-from ..reports import markdown
+from ..reports.table import Table
 
 
 def markdown_table(heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Names may hold what ends a cell."""
-    heading, *rows = ([cell.replace("|", "\\|") for cell in line] for line in (heading, *rows))
-    return markdown.markdown_table(heading, rows, ["---"] * len(heading))
+    return Table(heading, rows, "l" * len(heading)).markdown()
 
 
 def plus_minus(value: float, error: float | None) -> str:

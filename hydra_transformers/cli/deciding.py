@@ -17,7 +17,7 @@ from ..data.loading import is_same_source
 from ..data.prediction import ZeroShotClassifier
 from ..data.sounds import waveform
 from ..models.auto import auto_class_of
-from ..models.image_levels import check_levels
+from ..models.pipeline_hydra import image_mode, read_image
 from ..uncertainty import DecidingClassifier, detector_by_name, predict_decisions
 from ..uncertainty import calibrate as fit
 from .arguments import (
@@ -123,7 +123,8 @@ def _target(arguments: argparse.Namespace) -> dict[str, float] | None:
 
 
 def predict(arguments: argparse.Namespace) -> None:
-    task = auto_class_of(load_config(arguments.model))
+    config = load_config(arguments.model)
+    task = auto_class_of(config)
     parameters = _parameters(arguments, task, classes_decided_on(arguments.model))
     model, processor = load_to_answer(arguments)
     if not arguments.json:
@@ -131,7 +132,7 @@ def predict(arguments: argparse.Namespace) -> None:
     unread = count = 0
     names = _names(arguments.inputs)
     while group := list(islice(names, arguments.batch_size)):
-        inputs = _read(group, task, processor)
+        inputs = _read(group, task, processor, image_mode(config))
         count, unread = count + len(group), unread + len(group) - len(inputs)
         answers = predict_decisions(model, list(inputs.values()), processor, arguments.batch_size, **parameters)
         for place, answer in zip(inputs, answers, strict=True):
@@ -213,30 +214,19 @@ def _names(inputs: Sequence[str]) -> Iterator[str]:
         yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip()) if each == "-" else [each]
 
 
-def _read(names: Sequence[str], task: str, processor: Any) -> dict[int, Any]:
+def _read(names: Sequence[str], task: str, processor: Any, mode: str) -> dict[int, Any]:
     """Texts, or what of files can be read, by their place; tells of the others."""
     if task == "AutoModelForSequenceClassification":
         return dict(enumerate(names))
     is_audio, found = task == AUDIO, {}
     for place, name in enumerate(names):
         try:
-            found[place] = waveform(name, processor.sampling_rate) if is_audio else _image(name)
+            found[place] = waveform(name, processor.sampling_rate) if is_audio else read_image(name, "it", mode)
         except Exception as error:  # whatever a broken file makes a decoder raise
             kind = "a sound" if is_audio else "an image"
             reason = "there is no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
             print(f"{name} cannot be read as {kind}: {reason or type(error).__name__}", file=sys.stderr)
     return found
-
-
-def _image(name: str) -> Any:
-    from PIL import Image
-    from transformers.image_utils import load_image
-
-    if name.startswith(("http://", "https://")):
-        return load_image(name)
-    with Image.open(name) as image:
-        check_levels(image, "it")
-        return image.convert("RGB")
 
 
 def _told(name: str, answer: dict[str, Any]) -> str:

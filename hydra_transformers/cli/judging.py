@@ -15,7 +15,6 @@ from .._io.files import write_atomically
 from ..baselines import Baseline, DeepEnsemble
 from ..cost import (
     compare_costs,
-    cost_table,
     count_parameters,
     inputs_for,
     unpruned_backbone,
@@ -26,6 +25,7 @@ from ..fusion import without_weights
 from ..models.auto import head_of, is_zero_shot
 from ..reports.evaluation import evaluate_uncertainty
 from ..reports.report import UncertaintyReport
+from ..reports.tables import cost_table
 from ..shift import SEVERITIES, corrupted_sets
 from ..uncertainty import DecidingClassifier, detector_by_name
 from ..uncertainty.calibration import OtherClassesError
@@ -256,7 +256,7 @@ def benchmark(arguments: argparse.Namespace) -> None:
         models["Pruned member"] = hydra.member(0)
     models["Hydra" if hydra.num_members > 1 else "Pruned member"] = hydra
     print(f"One sample has {_sample(hydra)}; median times on {device} (threads: {torch.get_num_threads()}).\n")
-    table = cost_table(compare_costs(models, arguments.batch_sizes, arguments.seconds))
+    table = cost_table(compare_costs(models, arguments.batch_sizes, arguments.seconds)).markdown()
     print(table)
     if arguments.output is not None:
         write_atomically(arguments.output, table + "\n")
@@ -305,7 +305,7 @@ def describe_baseline(model: Baseline) -> None:
     arguments = ", ".join(f"{name}={value!r}" for name, value in model.arguments.items())
     print(f"{type(model).__name__}({arguments}) around a {type(model.model).__name__}\n")
     rows = {"This model": model, "One plain model": without_weights(type(model.model), model.config)}
-    print(f"{cost_table(compare_costs(rows))}\n({_sample(model)} per sample)")
+    print(f"{cost_table(compare_costs(rows)).markdown()}\n({_sample(model)} per sample)")
 
 
 def describe(config: PreTrainedConfig, name: str) -> None:
@@ -325,4 +325,4 @@ def describe(config: PreTrainedConfig, name: str) -> None:
     if config.num_members > 1:
         several = [unpruned_backbone(model) for _ in range(config.num_members)]
         rows[f"Deep Ensemble of {config.num_members}"] = DeepEnsemble(several)
-    print(f"\n{cost_table(compare_costs(rows))}\n({_sample(model)} per sample)")
+    print(f"\n{cost_table(compare_costs(rows)).markdown()}\n({_sample(model)} per sample)")

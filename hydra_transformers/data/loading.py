@@ -18,8 +18,8 @@ from transformers import MODEL_MAPPING, PreTrainedConfig
 from ..fusion.probe import TEXT_TOKENS
 from ..fusion.structure import without_weights
 from ..models.auto import is_zero_shot
-from ..models.pipeline_hydra import most_tokens
-from .raw_data import TEXT_NAMES, rgb_or_grey
+from ..models.pipeline_hydra import image_mode, most_tokens, read_image
+from .raw_data import TEXT_NAMES
 from .sounds import is_audio, prepared_sound, undecoded
 
 
@@ -106,9 +106,7 @@ class PreparedData(torch.utils.data.Dataset):
         elif self.audio_column is not None:
             row = prepared_sound(self.rows[index][self.audio_column], self.processor)
         else:
-            image = rgb_or_grey(self.rows[index][self.image_column], f"the image of row {index}").convert(
-                self.image_mode
-            )
+            image = read_image(self.rows[index][self.image_column], f"the image of row {index}", self.image_mode)
             image = image if self.change is None else self.change(image)
             row = {"pixel_values": self.processor(image, return_tensors="pt")["pixel_values"][0]}
         return row if self.labels is None else {**row, "labels": self.labels[index]}
@@ -155,7 +153,7 @@ def prepare_data(
         _check_none_is_missing(rows, prepared.image_column, "image", source)
         if not rows.features[prepared.image_column].decode:
             prepared.rows = rows.cast_column(prepared.image_column, type(rows.features[prepared.image_column])())
-        prepared.image_mode = "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
+        prepared.image_mode = image_mode(config)
         prepared.processor = processor
         notes.append(f"images: column {prepared.image_column!r}")
     elif hasattr(config, "num_mel_bins"):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, SequenceFeatureExtractor
 
-from ..models.image_levels import check_levels
+from ..models.pipeline_hydra import read_image
 from .prediction import LABEL_NAMES
 from .sounds import is_sound, prepared_sound, undecoded
 
@@ -55,7 +55,9 @@ class PreparedRows(torch.utils.data.Dataset):
 
     def _pixels(self, image: Any, index: int) -> Tensor:
         if hasattr(image, "mode"):
-            image = rgb_or_grey(image, f"the image of row {index}")
+            mean = getattr(self.processor, "image_mean", None)
+            is_grey = isinstance(mean, (list, tuple)) and len(mean) == 1
+            image = read_image(image, f"the image of row {index}", "L" if is_grey else "RGB")
         try:
             return self.processor(images=image, return_tensors="pt")["pixel_values"][0]
         except (TypeError, ValueError, AttributeError) as error:
@@ -79,15 +81,6 @@ class PreparedRows(torch.utils.data.Dataset):
                 f"the label of row {index} is {label!r}: pass class indices, as the model's config.label2id has them"
             )
         return label
-
-
-def rgb_or_grey(image: Any, name: str) -> Any:
-    """An image of PIL that has neither colours nor greys (a palette, a transparent one) as RGB.
-
-    Refuses one of more than 256 levels, see `check_levels`.
-    """
-    check_levels(image, name)
-    return image if image.mode in ("L", "RGB") else image.convert("RGB")
 
 
 class _ChangedTexts:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from ..cost import Cost, readable_count
-from ..reports.report import ModelResult, UncertaintyReport
+from ..reports import ModelResult, UncertaintyReport, gain_sentence
 
 
 def comparison_table(report: UncertaintyReport, costs: Mapping[str, Cost], batch_size: int) -> str:
@@ -21,31 +21,18 @@ def comparison_table(report: UncertaintyReport, costs: Mapping[str, Cost], batch
 
 
 def verdict(report: UncertaintyReport, costs: Mapping[str, Cost], name: str, other: str, batch_size: int) -> str:
-    """The table in a sentence: what one model gains and loses against another, as far as the table shows it, and its price."""
-    changes = {"better": [], "worse": [], "equal": []}
-    theirs = _percentages(report.models[other])
-    for metric, value in _percentages(report.models[name]).items():
-        change = round(value - theirs[metric], 1)
-        is_better = change < 0 if metric == "ECE" else change > 0
-        told = f"{metric} ({change:+.1f})" if change else metric
-        changes["equal" if change == 0 else "better" if is_better else "worse"].append(told)
-    judged = "; ".join(f"{word} in {', '.join(metrics)}" for word, metrics in changes.items() if metrics)
+    """The table in two sentences: what one model gains and loses against another, where these rows can show it, and its
+    price."""
+    judged = gain_sentence(name, other, report.gains(name, other))
     mine, theirs = costs[name], costs[other]
     time = mine.milliseconds[batch_size] / theirs.milliseconds[batch_size]
-    speed = f"{1 / time:.1f} times as fast, " if time < 0.95 else ""
+    speed = f" {1 / time:.1f} times as fast." if time < 0.95 else ""
     prices = (
         f"{time:.2f} times the time",
         f"{mine.parameters / theirs.parameters:.2f} times the parameters",
         f"{mine.multiply_adds / theirs.multiply_adds:.2f} times the multiply-adds",
     )
-    return f"{name} against {other}: {speed}{judged} (points of percent). Price: {', '.join(prices)}."
-
-
-def _percentages(result: ModelResult) -> dict[str, float]:
-    """What models are compared by, as precisely as the table says it."""
-    values = {"accuracy": result.id["accuracy"], "ECE": result.id["ece"]}
-    values |= {f"{group} AUROC": result.ood_average(group)["auroc"] for group in ("near", "far")}
-    return {metric: round(100 * value, 1) for metric, value in values.items()}
+    return f"{judged}{speed} Price: {', '.join(prices)}."
 
 
 def _metrics(result: ModelResult) -> list[str]:

@@ -6,7 +6,7 @@ from ..baselines import Baseline
 from ..cost import count_parameters, inputs_for, multiply_adds_of, readable_count, unpruned_backbone
 from ..data.prediction import only_what_is_read
 from ..fusion import without_weights
-from ..reports.markdown import markdown_table
+from ..reports.table import Table
 
 
 def card_cost_table(model: PreTrainedModel) -> str:
@@ -32,7 +32,7 @@ def _table(costs: dict[str, dict[str, int]], members: int, of_what: str) -> str:
         several = {column: members * value for column, value in single.items()}
         costs[f"{members} {of_what} (Deep Ensemble)"] = several
     rows = [[name, *(_readable(column, value) for column, value in cost.items())] for name, cost in costs.items()]
-    return markdown_table(["", *single], rows)
+    return Table(["", *single], rows).markdown()
 
 
 def _cost(model: PreTrainedModel | Baseline) -> dict[str, int]:

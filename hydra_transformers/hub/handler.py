@@ -84,7 +84,7 @@ class Answerer:
             return texts, parameters
         images, pixels = [], 0
         for place, each in enumerate(inputs):
-            images.append(read_image(each, place, MOST_PIXELS - pixels))
+            images.append(read_image(each, f"inputs[{place}]", taken=pixels))
             pixels += images[-1].width * images[-1].height
         return images, parameters
 
@@ -171,40 +171,44 @@ def _check_total(texts: list[str | dict[str, str]]) -> None:
         raise RequestError(f"inputs has {total:,} characters: send at most {MOST_CHARACTERS:,} in one request")
 
 
-def read_image(value: Any, place: int, most_pixels: int = MOST_PIXELS) -> Any:
-    """An image in RGB, of base64; never of a path or URL."""
+def read_image(
+    value: Any, name: str, most_pixels: int = MOST_PIXELS, taken: int = 0, formats: tuple[str, ...] = FORMATS
+) -> Any:
+    """An image in RGB, of base64, bytes or a PIL image; never of a path or URL. No pixel is decoded of one that is too large.
+
+    name: what a refusal calls it
+    taken: pixels of `most_pixels` that the images before it have
+    """
     from PIL import Image, ImageOps
 
-    if isinstance(value, Image.Image):
-        image = value
-    elif isinstance(value, (str, bytes)):
-        try:
-            image = Image.open(io.BytesIO(value if isinstance(value, bytes) else _decoded(value)), formats=FORMATS)
-        except binascii.Error as error:
-            raise RequestError(f"inputs[{place}] is no base64: send the bytes of an image file in it") from error
-        except Exception as error:  # whatever broken bytes make a decoder raise
-            raise RequestError(f"inputs[{place}] is no image of {', '.join(FORMATS)}") from error
-    else:
-        raise RequestError(f"inputs[{place}] is {_kind(value)}: send an image in base64")
-    if image.width * image.height > most_pixels:
-        raise RequestError(
-            f"inputs[{place}] is {image.width} x {image.height} pixels: send at most {MOST_PIXELS:,} in one request"
-        )
+    if not isinstance(value, (str, bytes, Image.Image)):
+        raise RequestError(f"{name} is {_kind(value)}: send an image in base64")
+    too_many = f"too many{' with the images before it' if taken else ''}: send at most {most_pixels:,}"
+    try:
+        content = _decoded(value) if isinstance(value, str) else value
+        image = Image.open(io.BytesIO(content), formats=formats) if isinstance(content, bytes) else content
+    except binascii.Error as error:
+        raise RequestError(f"{name} is no base64: send the bytes of an image file in it") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise RequestError(f"{name} has {Image.MAX_IMAGE_PIXELS:,} pixels or more, {too_many}") from error
+    except Exception as error:  # whatever broken bytes make a decoder raise
+        raise RequestError(f"{name} is no image that can be read: send {', '.join(formats)}") from error
+    width, height = image.size
+    if width * height + taken > most_pixels:
+        raise RequestError(f"{name} has {width:,} x {height:,} pixels, {too_many}")
     if max(image.size) > MOST_SLENDER * min(image.size):
         raise RequestError(
-            f"inputs[{place}] is {image.width} x {image.height} pixels: send one at most {MOST_SLENDER} times as long as wide"
+            f"{name} has {width:,} x {height:,} pixels: send one at most {MOST_SLENDER} times as long as wide"
         )
     if image.mode.startswith(("I", "F")):  # made RGB, all that is above the 255th level would be white
-        raise RequestError(
-            f"inputs[{place}] has the mode {image.mode}, of more than 256 levels: send 8 bits a channel"
-        )
+        raise RequestError(f"{name} has the mode {image.mode}, of more than 256 levels: send 8 bits a channel")
     try:
         # Turned here, and not by the pipeline, which would fail on what a broken file says of that.
         found = ImageOps.exif_transpose(image).convert("RGB")
-        found.info.clear()
-        return found
-    except Exception as error:
-        raise RequestError(f"inputs[{place}] is a broken image: its pixels cannot be read") from error
+    except Exception as error:  # its words may tell of the server
+        raise RequestError(f"{name} is a broken image, its pixels cannot be read: send another") from error
+    found.info.clear()
+    return found
 
 
 def _decoded(text: str) -> bytes:

@@ -37,8 +37,9 @@ class Anatomy:
         backends that know windows; all others go by the mask
     float32_softmax: whether the eager backend takes its softmax in float32
     float32_rotary: whether queries and keys are turned by their rotary positions in float32
-    dropout, attention_dropout: of the two branches' results, where there is one, and of the attention weights
-    inner_dropout: of what the MLP's second map reads, in place of the dropout of its result
+    attention_dropout: of the attention weights
+    output_dropout, mlp_dropout: of what the output projection and the MLP give, None where the backbone has none there
+    inner_dropout: of what the MLP's second map reads
     drop_path: how often a branch is left out in training
     """
 
@@ -58,9 +59,10 @@ class Anatomy:
     sliding_window: int | None = None
     float32_softmax: bool = True
     float32_rotary: bool = False
-    dropout: float | None = None
-    inner_dropout: float | None = None
     attention_dropout: float = 0.0
+    output_dropout: float | None = None
+    mlp_dropout: float | None = None
+    inner_dropout: float | None = None
     drop_path: float = 0.0
 
 
@@ -159,6 +161,10 @@ class HydraConfigMixin(ShippedPipelines):
     @classmethod
     def from_dict(cls, config_dict, **kwargs):
         check_model_type(config_dict, cls)
+        saved_for = len(config_dict.get("id2label") or ()) or config_dict.get("num_labels", 2)
+        if config_dict.get("problem_type") == default_problem_type(saved_for):
+            # Nobody has chosen it, so that it may become another one with another number of labels.
+            config_dict = {**config_dict, "problem_type": None}
         return super().from_dict(config_dict, **kwargs)
 
     @property
@@ -281,9 +287,19 @@ def settle_trunk(config) -> None:
 def settle_problem_type(config) -> None:
     """Says once what the labels are, as Transformers' loss would: what `logits` mean never changes after that."""
     if config.problem_type is None:
-        config.problem_type = "regression" if config.num_labels == 1 else "single_label_classification"
+        config.problem_type = default_problem_type(config.num_labels)
     if config.problem_type not in PROBLEM_TYPES:
         raise ValueError(f"problem_type is {config.problem_type!r}: use one of {', '.join(map(repr, PROBLEM_TYPES))}")
+    if config.problem_type == "single_label_classification" and config.num_labels == 1:
+        raise ValueError(
+            "problem_type is 'single_label_classification' and num_labels is 1, so that every loss would be 0: use 'regression', "
+            "or 'multi_label_classification' for one label that is true or false"
+        )
+
+
+def default_problem_type(num_labels: int) -> str:
+    """What Transformers takes labels for where a config does not say."""
+    return "regression" if num_labels == 1 else "single_label_classification"
 
 
 def check_ensemble_loss(ensemble_loss: str) -> None:

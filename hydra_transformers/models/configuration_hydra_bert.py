@@ -13,8 +13,9 @@ def bert_anatomy(config: BertConfig | ElectraConfig | MPNetConfig | RobertaConfi
         norm_eps=config.layer_norm_eps,
         norm_first=False,
         float32_softmax=False,
-        dropout=config.hidden_dropout_prob,
         attention_dropout=config.attention_probs_dropout_prob,
+        output_dropout=config.hidden_dropout_prob,
+        mlp_dropout=config.hidden_dropout_prob,
     )
 
 

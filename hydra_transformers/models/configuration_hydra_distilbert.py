@@ -30,8 +30,8 @@ class HydraDistilBertConfig(HydraConfigMixin, DistilBertConfig):
             norm_eps=1e-12,
             norm_first=False,
             float32_softmax=False,
-            dropout=self.dropout,
             attention_dropout=self.attention_dropout,
+            mlp_dropout=self.dropout,
         )
 
 

@@ -36,9 +36,9 @@ class HydraModernBertConfig(HydraConfigMixin, ModernBertConfig):
             output_bias=self.attention_bias,
             float32_rotary=True,
             sliding_window=self.sliding_window + 1,
-            dropout=self.attention_dropout or None,
-            inner_dropout=self.mlp_dropout,
             attention_dropout=self.attention_dropout,
+            output_dropout=self.attention_dropout or None,
+            inner_dropout=self.mlp_dropout,
         )
 
 

@@ -13,8 +13,9 @@ def vit_anatomy(config: ASTConfig | DeiTConfig | ViTConfig) -> Anatomy:
         norm_eps=config.layer_norm_eps,
         head_dim=getattr(config, "head_dim", None),
         qkv_bias=config.qkv_bias,
-        dropout=config.hidden_dropout_prob,
         attention_dropout=config.attention_probs_dropout_prob,
+        output_dropout=config.hidden_dropout_prob,
+        mlp_dropout=config.hidden_dropout_prob,
     )
 
 

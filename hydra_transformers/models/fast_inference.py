@@ -124,9 +124,9 @@ def fast_layer(layer: nn.Module) -> FastLayer | None:
         return None
     # The modules' own dictionaries: attribute access on modules takes a search through three of them each time.
     parts = layer._modules
-    attention, mlp, dropout = parts["attention"], parts["mlp"], parts.get("dropout")
+    attention, mlp = parts["attention"], parts["mlp"]
     # Someone may have switched single dropouts on, to sample from them.
-    if layer.training or attention.training or (dropout is not None and dropout.training):
+    if layer.training or attention.training or any(name in parts and parts[name].training for name in DROPOUTS):
         return None
     qkv, o = attention._modules["qkv_proj"], attention._modules["o_proj"]
     fc1, fc2, activation = map(mlp._modules.__getitem__, ("fc1", "fc2", "activation_fn"))
@@ -143,12 +143,13 @@ def fast_layer(layer: nn.Module) -> FastLayer | None:
     return FastLayer(attention, widths, is_uniform, *maps, activation, mlp.has_gate, *norms)
 
 
-# What a layer is made of: (class, children), where an activation may be of any class and `dropout` may be missing.
+# What a layer is made of: (class, children), where an activation may be of any class and dropouts may be missing.
 NORM, LINEAR = (nn.LayerNorm, {}), (nn.Linear, {})
 ATTENTION = (HydraAttention, {"qkv_proj": (GroupedLinear, {}), "o_proj": (GroupedOutput, {})})
 MLP = (HydraMLP, {"fc1": LINEAR, "activation_fn": (None, {}), "fc2": LINEAR})
-PARTS = {"attention_norm": NORM, "attention": ATTENTION, "mlp_norm": NORM, "mlp": MLP, "dropout": (nn.Dropout, {})}
-LAYER = (HydraLayer, PARTS)
+PARTS = {"attention_norm": NORM, "attention": ATTENTION, "mlp_norm": NORM, "mlp": MLP}
+DROPOUTS = ("output_dropout", "mlp_dropout")
+LAYER = (HydraLayer, PARTS | dict.fromkeys(DROPOUTS, (nn.Dropout, {})))
 # What an instance may have been given in place of its class's methods, or in front of them.
 OWN_METHODS = frozenset(
     {"forward", "heads", "complete", "__call__", "_call_impl", "_compiled_call_impl", "_is_replica"}
@@ -174,7 +175,7 @@ def is_plain(module: nn.Module, kind: tuple[type | None, dict[str, Any]]) -> boo
     if state["_forward_hooks"] or state["_forward_pre_hooks"] or not state.keys().isdisjoint(OWN_METHODS):
         return False
     children = state["_modules"]
-    if len(children) != len(known) and children.keys() != known.keys() - {"dropout"}:
+    if len(children) != len(known) and not known.keys() - children.keys() <= set(DROPOUTS):
         return False
     for name, child in children.items():  # noqa: SIM110 - a generator takes longer, for every part of every layer and call
         if name not in known or not is_plain(child, known[name]):

@@ -132,12 +132,13 @@ class GroupedPooler(nn.Module):
 class GroupedClassificationHead(nn.Module):
     """A head of two maps per member, with dropout before each: (members, batch, hidden) -> (members, batch, classes)."""
 
-    def __init__(self, config: PreTrainedConfig, activation: nn.Module):
+    def __init__(self, config: PreTrainedConfig, activation: nn.Module, dropout: float | None = None):
+        """dropout: by default `config.hidden_dropout_prob`"""
         super().__init__()
-        members, own_dropout = config.num_members, getattr(config, "classifier_dropout", None)
+        members = config.num_members
         self.dense = GroupedLinear(config.hidden_size, [config.hidden_size] * members)
         self.activation = activation
-        self.dropout = nn.Dropout(config.hidden_dropout_prob if own_dropout is None else own_dropout)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if dropout is None else dropout)
         self.out_proj = GroupedLinear(config.hidden_size, [config.num_labels] * members)
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:

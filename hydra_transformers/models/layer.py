@@ -58,8 +58,8 @@ class HydraLayer(GradientCheckpointingLayer):
         self.attention = HydraAttention(config, layer)
         self.mlp_norm = of_members(config, "layernorm", norm, layer)
         self.mlp = of_members(config, "mlp", lambda: HydraMLP(config.hidden_size, next(sizes), anatomy), layer)
-        self.dropout = None if anatomy.dropout is None else nn.Dropout(anatomy.dropout)
-        self.drops_mlp = anatomy.inner_dropout is None
+        self.output_dropout = None if anatomy.output_dropout is None else nn.Dropout(anatomy.output_dropout)
+        self.mlp_dropout = None if anatomy.mlp_dropout is None else nn.Dropout(anatomy.mlp_dropout)
 
     def __call__(self, hidden_states, attention_mask=None, first_token_only=False, position_bias=None, **kwargs):
         # Gradient checkpoints know as inputs, to which gradients flow, what has no name.
@@ -97,15 +97,15 @@ class HydraLayer(GradientCheckpointingLayer):
         """
         if first_token_only:
             hidden_states = hidden_states[..., :1, :]
-        hidden_states = hidden_states + self._dropped(self.attention.o_proj(heads))
+        hidden_states = hidden_states + self._dropped(self.attention.o_proj(heads), self.output_dropout)
         if self.norm_first:
-            return hidden_states + self._dropped(self.mlp(self.mlp_norm(hidden_states)), self.drops_mlp)
+            return hidden_states + self._dropped(self.mlp(self.mlp_norm(hidden_states)), self.mlp_dropout)
         hidden_states = self.attention_norm(hidden_states)
-        return self.mlp_norm(hidden_states + self._dropped(self.mlp(hidden_states), self.drops_mlp))
+        return self.mlp_norm(hidden_states + self._dropped(self.mlp(hidden_states), self.mlp_dropout))
 
-    def _dropped(self, branch: torch.Tensor, has_dropout: bool = True) -> torch.Tensor:
+    def _dropped(self, branch: torch.Tensor, dropout: nn.Dropout | None) -> torch.Tensor:
         """Dropout, and stochastic depth: in training a branch is left out for a sample of a member."""
-        branch = self.dropout(branch) if has_dropout and self.dropout is not None else branch
+        branch = branch if dropout is None else dropout(branch)
         if not self.training or not self.drop_path:
             return branch
         keep = 1 - self.drop_path

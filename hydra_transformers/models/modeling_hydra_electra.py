@@ -62,7 +62,7 @@ class HydraElectraForSequenceClassification(HydraTwoMapTextClassifierMixin, Hydr
         super().__init__(config)
         self.num_labels = config.num_labels
         self.electra = HydraElectraModel(config)
-        self.classifier = GroupedClassificationHead(config, nn.GELU())
+        self.classifier = GroupedClassificationHead(config, nn.GELU(), config.classifier_dropout)
         self.post_init()
 
 

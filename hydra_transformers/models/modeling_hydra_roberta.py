@@ -48,7 +48,7 @@ class HydraRobertaForSequenceClassification(HydraTwoMapTextClassifierMixin, Hydr
         super().__init__(config)
         self.num_labels = config.num_labels
         self.roberta = HydraRobertaModel(config, add_pooling_layer=False)
-        self.classifier = GroupedClassificationHead(config, nn.Tanh())
+        self.classifier = GroupedClassificationHead(config, nn.Tanh(), config.classifier_dropout)
         self.post_init()
 
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..reports.pictures import COLOURS, Figure, write_png
+from .._io.pictures import COLOURS, Figure, write_png
 
 
 if TYPE_CHECKING:

@@ -2,7 +2,22 @@
 
 from .evaluation import evaluate_uncertainty
 from .fusion_report import FusionReport, fusion_report
+from .gains import Gain, gain_sentence, gains
 from .report import ModelResult, UncertaintyReport
+from .table import Cell, Table
+from .tables import cost_table
 
 
-__all__ = ["FusionReport", "ModelResult", "UncertaintyReport", "evaluate_uncertainty", "fusion_report"]
+__all__ = [
+    "Cell",
+    "FusionReport",
+    "Gain",
+    "ModelResult",
+    "Table",
+    "UncertaintyReport",
+    "cost_table",
+    "evaluate_uncertainty",
+    "fusion_report",
+    "gain_sentence",
+    "gains",
+]

@@ -29,6 +29,7 @@ from ..uncertainty.metrics import exact_mean, ood_metrics
 from ..uncertainty.ood import check_score
 from ..uncertainty.streaming import UncertaintyAccumulator
 from ..uncertainty.temperature import TemperatureScaling
+from .gains import packed_rows
 from .report import Metrics, ModelResult, UncertaintyReport
 
 
@@ -150,9 +151,9 @@ class _Judge:
         counts = _Counts()
         judged = self.run("id_data", id_data, labelled=True, counts=counts)
         id_values = judged.values()
-        ood_metrics_by_group, ood_scores = {}, {}
+        ood_metrics_by_group, ood_scores, scores_by_group = {}, {}, {}
         for group, data_sets in ood.items():
-            ood_metrics_by_group[group] = {}
+            ood_metrics_by_group[group], scores_by_group[group] = {}, {}
             for name, data in data_sets.items():
                 of_ood = _Counts()
                 judged_ood = self.run(f"ood[{group!r}][{name!r}]", data, labelled=False, counts=of_ood)
@@ -164,7 +165,7 @@ class _Judge:
                 elif of_ood.answers:
                     detection["refused"] = 1 - of_ood.coverage_and_risk()[0]
                 ood_metrics_by_group[group][name] = detection | _uncertainty(judged_ood)
-                ood_scores[f"{name} ({group})"] = scores
+                ood_scores[f"{name} ({group})"] = scores_by_group[group][name] = scores
         return ModelResult(
             num_members=judged.num_members,
             id=judged.compute() | _uncertainty(judged),
@@ -180,6 +181,7 @@ class _Judge:
             },
             abstaining=self.abstaining(id_values, counts),
             sets={"alpha": self.alpha} | summarize_sets(counts.sets) if counts.sets else {},
+            rows=packed_rows(id_values, scores_by_group),
             curves={
                 "reliability": reliability_curve(id_values["confidence"], id_values["correct"]),
                 "risk_coverage": risk_curve(id_values["confidence"], id_values["correct"]),
@@ -250,7 +252,7 @@ class _Judge:
 
     def count(self, counts: _Counts, decided: Decided, labels: Tensor | None) -> None:
         """Adds what the model itself decides on a batch, where nothing else was asked for."""
-        if decided.abstain is not None and self.abstention is None:
+        if self.decision.settings["threshold"] is not None and self.abstention is None:
             answered = ~decided.abstain
             is_wrong = torch.zeros_like(answered)
             if labels is not None:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from ..data.fingerprints import fingerprints_of_rows
 from ..data.prediction import batches, check_chooses_one_class, device_of, predict, split_labels
-from ..models.auto import AutoHydra, hydra_class
+from ..models.auto import AutoHydra, hydra_class, load_trained
 from ..models.configuration_hydra import SHARED_PARTS
 from ..uncertainty.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
 from ..uncertainty.metrics import exact_mean, expected_calibration_error, ood_metrics
@@ -155,7 +155,7 @@ class FusionReport:
 
 
 def fusion_report(
-    members: Sequence[PreTrainedModel],
+    members: Sequence[PreTrainedModel | str | os.PathLike],
     data: Any,
     ood_data: Any = None,
     *,
@@ -166,7 +166,8 @@ def fusion_report(
 
     Args:
         members: two classifiers or more of one architecture, as `from_pruned_members` takes them: supported models of
-            Transformers or Hydras, pruned or not. They are left as they are.
+            Transformers or Hydras, pruned or not, which are left as they are; or the folders or Hub names from which they
+            are loaded. No processor is needed there.
         data: labelled data that no member was trained on: a DataLoader, a list of dict batches, or a Dataset or list of
             dict rows. It is read up to 13 times (`ood_data` 9 times), and must give the same rows in the same order each time.
         ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set; labels are not read.
@@ -250,10 +251,11 @@ def fusion_report(
     )
 
 
-def _checked_members(members: Sequence[PreTrainedModel]) -> PreTrainedModel:
+def _checked_members(members: Sequence[PreTrainedModel | str | os.PathLike]) -> PreTrainedModel:
     """The members as a Hydra that shares nothing; whatever cannot be judged is refused."""
-    if isinstance(members, PreTrainedModel):
+    if isinstance(members, (PreTrainedModel, str, os.PathLike)):
         raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
+    members = [load_trained(each) if isinstance(each, (str, os.PathLike)) else each for each in members]
     for position, member in enumerate(members):
         name = f"members[{position}]"
         if not hasattr(hydra_class(member, name), "classify"):

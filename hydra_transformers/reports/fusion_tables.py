@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .markdown import markdown_table
-from .tables import COLUMNS, NO_VALUE
+from .table import NO_VALUE, Table, escape_markdown
+from .tables import COLUMNS
 
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def fusion_tables(report: "FusionReport") -> str:
     """The sentence and all tables."""
     groups = list(report.num_ood_rows)
     titles = [COLUMNS[metric].heading() for metric in METRICS] + [_auroc_title(group) for group in groups]
-    parts = [f"# Fusing {report.num_members} members: {report.verdict}", report.sentence]
+    parts = [f"# Fusing {report.num_members} members: {report.verdict}", escape_markdown(report.sentence)]
     parts += [
         "## Each member, alone → inside the fused model",
         _table(["Member", *titles], _member_rows(report, groups)),
@@ -117,6 +117,5 @@ def _range(cosines: dict[str, float | None]) -> str:
     return f"{min(known):.3f} to {max(known):.3f}" if known else NO_VALUE
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    titles, *rows = ([cell.replace("|", "\\|") for cell in line] for line in (titles, *rows))
-    return markdown_table(titles, rows)
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    return Table(header, rows).markdown()

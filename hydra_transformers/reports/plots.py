@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .pictures import COLOURS, Figure, drawable, finish_panel, legend_below, png_of, write_png
+from .._io.pictures import COLOURS, Figure, drawable, finish_panel, legend_below, png_of, write_png
 from .tables import COLUMNS, clean
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._io.files import parse_json, write_atomically
+from .gains import Gain, gain_sentence, gains
 from .rendering import html_page, to_html_parts, to_markdown, to_text
-from .tables import Cell, Table, Title, all_parts, summary
+from .tables import Title, all_parts, cost_table, headline, legend, summary
 
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ class ModelResult:
             and `risk` there; each OOD data set then has `refused`, the share of its rows above the threshold.
         sets: `alpha`, `coverage`, `mean_size` and `single_class` of fitted `ConformalSets`, or of a calibrated model's
             sets; else empty.
-        curves: what `plot` draws: at most a few hundred points each, no samples.
+        curves: what `plot` draws: at most a few hundred points each.
+        rows: a few numbers of each row, by which `gains` compares models row by row; packed, see `packed_rows`.
     """
 
     num_members: int
@@ -48,6 +50,7 @@ class ModelResult:
     curves: dict[str, Any] = field(default_factory=dict, repr=False)
     abstaining: dict[str, float | None] = field(default_factory=dict)
     sets: Metrics = field(default_factory=dict)
+    rows: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def ood_average(self, group: str | None = None) -> Metrics:
         """Mean over the data sets of one group; without a group over all data sets, each counting the same (the paper's
@@ -93,6 +96,16 @@ class UncertaintyReport:
     def _repr_html_(self) -> str:
         return to_html_parts(summary(self))
 
+    def gains(self, model: str, other: str) -> dict[str, Gain]:
+        """What one model gains over another, metric by metric, with 95 % intervals; see `gains`."""
+        return gains(self._one_model(model), self._one_model(other))
+
+    def gain_sentences(self) -> list[str]:
+        """Each model against the first: better, worse, or no difference that these rows can show."""
+        first, *others = self.models
+        sentences = [gain_sentence(name, first, self.gains(name, first)) for name in others]
+        return [sentence for sentence in sentences if sentence]
+
     def to_markdown(self) -> str:
         """The paper's tables; with several models the best is in bold, the second best underlined."""
         return to_markdown(all_parts(self))
@@ -103,13 +116,15 @@ class UncertaintyReport:
         costs: "Mapping[str, Cost] | None" = None,
         pictures: Sequence[Path] | None = None,
     ) -> str:
-        """All tables and plots as one page that needs no other file and no network; also written to `path` where given.
+        """A summary, all tables and plots as one page that needs no other file and no network; also written to `path`.
 
         Args:
             costs: what the models cost, from `compare_costs`: adds a table, and quality against cost.
             pictures: PNG files that `plot` wrote, which then are not drawn once more.
         """
-        parts = all_parts(self) + ([] if costs is None else [Title("Cost"), _cost_table(costs)])
+        parts = [headline(self), *all_parts(self, in_words=True)]
+        parts += [] if costs is None else [Title("Cost"), cost_table(costs)]
+        parts += [Title("What the abbreviations mean"), legend()]
         if pictures is None:
             from .plots import report_pngs
 
@@ -211,13 +226,6 @@ def _rows(name: str, result: ModelResult) -> list[dict[str, Any]]:
         place = model | {"group": "corruption", "data_set": corruption}
         rows += [place | {"severity": severity} | found for severity, found in sweep.items()]
     return rows
-
-
-def _cost_table(costs: "Mapping[str, Cost]") -> Table:
-    from ..cost import cost_cells
-
-    headings, rows = cost_cells(costs)
-    return Table(["Model", *headings[1:]], [[Cell(text) for text in row] for row in rows])
 
 
 def _named_results(result: ModelResult) -> list[tuple[str, str, float]]:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..reports.pictures import COLOURS, Figure, write_png
+from .._io.pictures import COLOURS, Figure, write_png
 from .candidates import DEEP_ENSEMBLE, HYDRA, ONE_MODEL, SOUP, Candidate
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ..reports.markdown import markdown_table
-from ..reports.tables import COLUMNS, NO_VALUE
+from ..reports.table import NO_VALUE, Cell, Table
+from ..reports.tables import COLUMNS
 from .candidates import Candidate
 
 
@@ -16,9 +16,9 @@ def candidate_table(candidates: Sequence[Candidate], front: Sequence[Candidate],
     rows = []
     for each in sorted(candidates, key=lambda each: each.time):
         costs = (each.time, each.memory, each.multiply_adds, each.parameters)
-        row = [f"**{each.name}**" if each == chosen else each.name, *(f"{cost:.2f}" for cost in costs)]
+        row = [Cell(each.name, "bold" if each == chosen else ""), *(f"{cost:.2f}" for cost in costs)]
         row.append(f"{100 * each.quality:.2f}")
         row += [COLUMNS[metric].text(getattr(each, metric)) for metric in ("accuracy", "nll", "ece")]
         row += [COLUMNS["auroc"].text(each.auroc.get(group)) for group in groups]
         rows.append([*row, "●" if each in front else NO_VALUE])
-    return markdown_table(titles, rows, ["---"] + ["--:"] * (len(titles) - 2) + [":-:"])
+    return Table(titles, rows, "l" + "r" * (len(titles) - 2) + "c").markdown()

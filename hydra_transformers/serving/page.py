@@ -1,11 +1,12 @@
 """The page itself, made of Gradio: served by this machine alone, with nothing from elsewhere."""
 
-import sys
-import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import os
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from transformers.utils import logging
 
 from .page_answers import AskedModel
 from .page_html import answers_html, heading_html, kept_heads_html, sentence_html
@@ -17,6 +18,8 @@ try:
 except ImportError as error:
     raise ImportError("the page needs Gradio: pip install 'gradio>=6' pillow") from error
 
+logger = logging.get_logger(f"transformers.{__name__}")
+
 CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 FONTS = {
     "font": ("system-ui", "Segoe UI", "Helvetica", "Arial", "sans-serif"),
@@ -25,6 +28,7 @@ FONTS = {
 MOST_WAITING = 100  # users in the queue
 # Uploads are deleted when they are an hour old, and when the server ends.
 CLEAN_EVERY, KEEP_FOR = 600, 3600
+ONLY_WHAT_WAS_SENT = "The page opens only what was sent to it, and fetches nothing: send the file itself."
 
 
 def build_page(
@@ -48,14 +52,15 @@ def build_page(
     with gradio.Blocks(
         title=model.name, analytics_enabled=False, fill_width=True, delete_cache=(CLEAN_EVERY, KEEP_FOR)
     ) as page:
+        files = SentFiles(page.upload_file_set)
         gradio.HTML(heading_html(model))
         with gradio.Row():
             with gradio.Column(scale=4, min_width=300):
-                value = _image_input() if model.reads == "images" else _text_input(limits)
+                value = _image_input(files) if model.reads == "images" else _text_input(limits)
                 inputs = [value, *([_classes_input(limits, class_names)] if model.needs_classes else [])]
                 # An image alone is answered when it is there.
                 ask = gradio.Button("Ask", variant="primary", visible=model.reads == "texts" or model.needs_classes)
-                clicks = [_add_examples(group, values, value) for group, values in (examples or {}).items()]
+                clicks = [_add_examples(group, values, value, files) for group, values in (examples or {}).items()]
             with gradio.Column(scale=8, min_width=320):
                 first = "Drop an image on the left" if model.reads == "images" else "Type a text on the left"
                 hint = f"{first}, or click on an example." if examples else f"{first}."
@@ -68,6 +73,9 @@ def build_page(
         events += [ask.click, *(each.submit for each in inputs if isinstance(each, gradio.Textbox))]
         for event in events:
             event(respond, inputs, answer, api_visibility="private", show_progress="minimal", concurrency_id="ask")
+    for block in page.blocks.values():
+        # Gradio runs this for each file that a request names, of whichever component, and would fetch addresses, too.
+        block.async_move_resource_to_block_cache = files.check
     return page.queue(max_size=MOST_WAITING)
 
 
@@ -119,9 +127,9 @@ def _respond(models: Sequence[AskedModel], limits: Limits, value: Any, classes: 
         class_names = read_class_names(classes, limits) if first.needs_classes else None
         return answers_html([(model.name, model.answer(asked, class_names)) for model in models])
     except InputError as error:
-        return sentence_html(str(error), "problem")
+        return sentence_html(f"{error}.", "problem")
     except Exception:
-        traceback.print_exc(file=sys.stderr)  # for who runs the server; a visitor learns nothing of it
+        logger.exception("the page could not answer")  # for who runs the server; a visitor learns nothing of it
         return sentence_html("The model could not answer this: try another input.", "problem")
 
 
@@ -137,9 +145,39 @@ def _check_are_alike(models: Sequence[AskedModel]) -> None:
             )
 
 
-def _add_examples(group: str, values: Sequence[str], component: Any) -> gradio.events.Dependency:
-    """Examples to click on, and the event of a click. Gradio's own Examples would put a new component in the place of this one, which read what users
-    send in the usual way."""
+class SentFiles:
+    """The only files that a page opens: what was uploaded to it, and the copies of its examples.
+
+    Gradio checks paths only of requests whose `meta` says that they name a file, and a program can leave that out.
+    """
+
+    def __init__(self, uploads: Container[str]):
+        self.uploads, self.examples = uploads, set()
+
+    def __contains__(self, path: Any) -> bool:
+        if not isinstance(path, str) or (path not in self.uploads and path not in self.examples):
+            return False
+        folder = os.path.realpath(gradio.utils.get_upload_folder())
+        return os.path.realpath(path).startswith(os.path.join(folder, ""))  # no link leads out of it
+
+    async def check(self, path: str | Path | None) -> str | None:
+        if path is not None and str(path) not in self:
+            raise gradio.Error(ONLY_WHAT_WAS_SENT)
+        return None if path is None else str(path)
+
+    def sent(self, payload: Any) -> tuple[str, str] | None:
+        """The path of what a visitor sent, and the name it had. In place of Gradio's own way, which opens any file, and decodes it
+        before its pixels are counted."""
+        if payload is None:
+            return None
+        if payload.path not in self:
+            raise gradio.Error(ONLY_WHAT_WAS_SENT)
+        return payload.path, payload.orig_name or Path(payload.path).name
+
+
+def _add_examples(group: str, values: Sequence[str], component: Any, files: SentFiles) -> gradio.events.Dependency:
+    """Examples to click on, and the event of a click. Gradio's own Examples would put a new component in the place of this one,
+    which reads what users send in the usual way."""
     examples = gradio.Dataset(
         components=[component],
         samples=[[each] for each in values],
@@ -147,35 +185,24 @@ def _add_examples(group: str, values: Sequence[str], component: Any) -> gradio.e
         type="index",
         samples_per_page=len(values),
     )
+    # Of images, the copies that the server may show.
+    shown = [value["path"] if isinstance(value, dict) else value for [value] in examples.samples]
+    if isinstance(component, gradio.Image):
+        files.examples.update(shown)
 
     def chosen(index: int) -> str:
-        value = examples.samples[index][0]
-        return value["path"] if isinstance(value, dict) else value  # the copy that the server may show
+        return shown[index]
 
     return examples.click(chosen, examples, component, api_visibility="private", show_progress="hidden")
 
 
-def _image_input() -> gradio.Image:
-    """Gives the path of what a user sent, unopened, and what the user calls it; fetches nothing."""
+def _image_input(files: SentFiles) -> gradio.Image:
     image = gradio.Image(
         label="Image", sources=["upload", "clipboard"], type="filepath", height=300, buttons=[], elem_id="input"
     )
     # On this one image, and not in a class derived from Gradio's, beside whose module Gradio would write a file.
-    image.preprocess = _sent
-    image.async_move_resource_to_block_cache = partial(_from_a_user, image.async_move_resource_to_block_cache)
+    image.preprocess = files.sent
     return image
-
-
-def _sent(payload: Any) -> tuple[str, str] | None:
-    """In place of Gradio's way, which decodes a file before its pixels are counted."""
-    return None if payload is None else (payload.path, payload.orig_name or Path(payload.path).name)
-
-
-async def _from_a_user(move: Callable[[str], Awaitable[str]], path: str | Path | None) -> str | None:
-    """Gradio would have the server fetch whatever address a visitor sends in place of a file."""
-    if str(path).lower().startswith(("http://", "https://")):
-        raise gradio.Error("The page fetches nothing from elsewhere: send the file itself.")
-    return await move(path)
 
 
 def _text_input(limits: Limits) -> gradio.Textbox:

@@ -28,7 +28,7 @@ def read_examples(path: str | os.PathLike, reads: str, limits: Limits = USUAL) -
     for values in groups.values():
         for value in values:
             try:
-                check_text(value, limits) if reads == "texts" else read_image(value, limits)
+                check_text(value, limits) if reads == "texts" else read_image(Path(value).resolve(), limits)
             except InputError as error:
                 raise ValueError(f"an example of {path} cannot be shown: {error}") from error
     return groups

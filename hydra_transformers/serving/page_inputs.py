@@ -1,24 +1,26 @@
-"""What users send: read within limits, and refused in a sentence."""
+"""Reads what visitors send, within limits, and refuses the rest in a sentence."""
 
 import os
-import warnings
+import stat
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ..models.image_levels import check_levels
+from ..hub.handler import FORMATS as SERVER_FORMATS
+from ..hub.handler import RequestError as InputError
+from ..hub.handler import read_image as decode_image
 
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Those of Pillow's formats that people have images in; some others start programs or read other files.
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP")
+FORMATS = (*SERVER_FORMATS, "TIFF")
 MEGABYTE = 1_000_000
+SECONDS_TO_READ = 10.0
 
-
-class InputError(ValueError):
-    """Something the user can put right; the message is a sentence for the page."""
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -26,14 +28,12 @@ class Limits:
     """
     megabytes: of an image's file
     pixels: of an image; a small file can hold very many
-    slender: its long side by its short one; processors scale the short one up, and the long one with it
     characters: of a text, or of the names of the classes
     classes: for CLIP to choose from
     """
 
     megabytes: float = 10.0
     pixels: int = 50_000_000
-    slender: int = 100
     characters: int = 10_000
     classes: int = 100
 
@@ -42,70 +42,74 @@ USUAL = Limits()
 
 
 def read_image(path: str | os.PathLike, limits: Limits = USUAL, name: str | None = None) -> "Image":
-    """An image in RGB; nothing is decoded of one that is too large.
+    """An image in RGB. A path that is a link, a FIFO, a device or a folder is refused; no refusal tells why the system would not
+    open a file.
 
-    name: what the user calls it; by default that of the file
+    name: what the visitor calls it; by default that of the file
     """
-    from PIL import Image, ImageOps
+    name = name or Path(path).name
+    return _within(SECONDS_TO_READ, name, lambda: _read_image(path, limits, name))
 
-    path, name = Path(path), name or Path(path).name
+
+def _read_image(path: str | os.PathLike, limits: Limits, name: str) -> "Image":
+    most = int(limits.megabytes * MEGABYTE)
     try:
-        if path.stat().st_size > limits.megabytes * MEGABYTE:
-            raise InputError(f"{name} has more than {limits.megabytes:g} MB: send a smaller file.")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit here is lower
-            with Image.open(path, formats=FORMATS) as image:
-                width, height = image.size
-                if width * height > limits.pixels:
-                    raise InputError(
-                        f"{name} has {width:,} x {height:,} pixels, more than {limits.pixels:,}: send a smaller image."
-                    )
-                if max(width, height) > limits.slender * min(width, height):
-                    raise InputError(
-                        f"{name} is more than {limits.slender} times as long as wide: send an image that is less so."
-                    )
-                try:
-                    check_levels(image, name)
-                except ValueError as error:
-                    raise InputError(f"{error}.") from error
-                # Turned here, and not by the pipeline, which would fail on what a broken file says of that.
-                found = ImageOps.exif_transpose(image).convert("RGB")
-                found.info.clear()
-                return found
-    except InputError:
-        raise
-    except Image.UnidentifiedImageError as error:
-        raise InputError(f"{name} is no image that can be read: send a {_listed(FORMATS)} file.") from error
-    except Image.DecompressionBombError as error:
-        raise InputError(f"{name} has more than {limits.pixels:,} pixels: send a smaller image.") from error
-    except Exception as error:  # whatever a broken file makes a decoder raise
-        reason = "there is no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
-        raise InputError(f"{name} is broken ({reason or type(error).__name__}): send another file.") from error
+        content = _regular_content(path, most + 1)
+    except OSError as error:
+        raise InputError(f"{name} cannot be opened: send it again") from error
+    if len(content) > most:
+        raise InputError(f"{name} has more than {limits.megabytes:g} MB: send a smaller file")
+    return decode_image(content, name, limits.pixels, formats=FORMATS)
+
+
+def _regular_content(path: str | os.PathLike, most: int) -> bytes:
+    """The first `most` bytes of a regular file."""
+    # O_NONBLOCK, or opening a FIFO would wait for somebody who writes into it.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError("not a regular file")
+        return file.read(most)
+
+
+def _within(seconds: float, name: str, read: Callable[[], Found]) -> Found:
+    """What `read` returns; a file on a disk that hangs must not stop the page for everyone."""
+    found: list[Found] = []
+    problems: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(read())
+        except Exception as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if problems:
+        raise problems[0]
+    if not found:
+        raise InputError(f"{name} could not be read within {seconds:g} seconds: send another file")
+    return found[0]
 
 
 def check_text(text: str, limits: Limits = USUAL) -> str:
     """The text as it is."""
     if not text.strip():
-        raise InputError("There is no text yet: type some.")
+        raise InputError("There is no text yet: type some")
     if len(text) > limits.characters:
-        raise InputError(
-            f"The text has {len(text):,} characters, more than {limits.characters:,}: send a shorter one."
-        )
+        raise InputError(f"The text has {len(text):,} characters, more than {limits.characters:,}: send a shorter one")
     return text
 
 
 def read_class_names(text: str, limits: Limits = USUAL) -> list[str]:
     """Names between commas or line ends, each once."""
     if len(text) > limits.characters:
-        raise InputError(f"The classes have more than {limits.characters:,} characters: name fewer.")
+        raise InputError(f"The classes have more than {limits.characters:,} characters: name fewer")
     names = [name.strip() for line in text.splitlines() for name in line.split(",")]
     names = list(dict.fromkeys(filter(None, names)))
     if len(names) < 2:
-        raise InputError("Name at least two classes to choose from, with commas between them.")
+        raise InputError("Name at least two classes to choose from, with commas between them")
     if len(names) > limits.classes:
-        raise InputError(f"These are {len(names)} classes, more than {limits.classes}: name fewer.")
+        raise InputError(f"These are {len(names)} classes, more than {limits.classes}: name fewer")
     return names
-
-
-def _listed(words: tuple[str, ...]) -> str:
-    return f"{', '.join(words[:-1])} or {words[-1]}"

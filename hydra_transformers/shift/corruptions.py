@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.raw_data import rgb_or_grey
-from ..reports.markdown import markdown_table
+from ..models.pipeline_hydra import read_image
+from ..reports.table import Cell, Table
 from . import images, texts
 from .jpeg import as_jpeg
 from .pixel_scale import PixelScale
@@ -219,7 +219,7 @@ def _corrupted_picture(picture: Any, corruption: Corruption, strength: float, se
     import numpy as np
     from PIL import Image
 
-    picture = rgb_or_grey(picture, "the image")
+    picture = read_image(picture, mode="L" if picture.mode == "L" else "RGB")
     pixels = torch.from_numpy(np.array(picture)).view(picture.height, picture.width, -1).permute(2, 0, 1)
     changed = _corrupted_tensor(pixels, corruption, strength, seed, PixelScale())
     array = changed.permute(1, 2, 0).numpy()
@@ -278,7 +278,7 @@ def corruption_table() -> str:
     """All corruptions with what they do at each severity, in markdown."""
     rows = [
         [
-            f"`{each.name}`",
+            Cell(each.name, "code"),
             f"{each.kind}s",
             each.group,
             each.measure,
@@ -286,5 +286,5 @@ def corruption_table() -> str:
         ]
         for each in CORRUPTIONS.values()
     ]
-    alignment = ["---"] * 4 + ["--:"] * len(SEVERITIES)
-    return markdown_table(["name", "for", "group", "strength", *map(str, SEVERITIES)], rows, alignment)
+    header = ["name", "for", "group", "strength", *map(str, SEVERITIES)]
+    return Table(header, rows, "llll" + "r" * len(SEVERITIES)).markdown()

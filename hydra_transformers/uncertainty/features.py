@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .._io.threads import twin_of
+from .._io.threads import copy_sharing_weights
 from ..data.prediction import PromptSimilarity, batches, config_of, device_of, labels_of, predict
 from ..models.decision import Decision
 from ..models.grouped import GroupedLinear
@@ -52,7 +52,7 @@ class AnswerReader:
             if inside is model:
                 break
             model, self.scalings = inside, [scaling, *self.scalings]
-        self.model = twin_of(model) if with_features else model
+        self.model = copy_sharing_weights(model) if with_features else model
         self.device = device_of(model)
         if with_features:
             maps = _linear_maps(self.model)
@@ -117,7 +117,7 @@ def taken_apart(model: nn.Module) -> tuple[nn.Module, Decision | None]:
     if not isinstance(decision, Decision) or not decision.is_on:
         return model, None
     if isinstance(model, PreTrainedModel):
-        inside = twin_of(model)
+        inside = copy_sharing_weights(model)
         inside.decision.is_on = False
     else:
         inside = model.model

@@ -37,7 +37,10 @@ def mean_change(before: Tensor, after: Tensor) -> Change:
         >>> change.difference, round(change.low, 3), round(change.high, 3)
         (0.5, -0.066, 1.066)
     """
-    return _around(exact_mean(after - before), _squared_error(after - before))
+    change = after - before
+    if not change.isfinite().all():  # an infinite NLL: its mean tells nothing
+        return Change(float(change.mean()), -math.inf, math.inf)
+    return _around(exact_mean(change), _squared_error(change))
 
 
 def accuracy_change(before: Tensor, after: Tensor) -> Change:
@@ -72,13 +75,50 @@ def auroc_change(id_before: Tensor, id_after: Tensor, ood: Sequence[tuple[Tensor
         >>> round(change.difference, 3)
         -0.5
     """
+    of_id, of_ood = _auroc_parts(id_before, id_after, ood)
+    return _sum_of_means([of_id, *(each / len(ood) for each in of_ood)], math.fsum(map(exact_mean, of_ood)) / len(ood))
+
+
+def quality_change(
+    correct: tuple[Tensor, Tensor], known: tuple[Tensor, Tensor], groups: Sequence[Sequence[tuple[Tensor, Tensor]]]
+) -> Change:
+    """Of the mean of accuracy and detection, which is the mean over groups of the AUROC as a mean over a group's sets.
+
+    correct: 1 (right) and 0 (wrong) per row, before and after
+    known: the scores of the same rows, before and after
+    groups: for each group of OOD sets, for each set its scores before and after
+
+    The known rows count in both, so their two parts are added row by row.
+
+    Example:
+        >>> right, known, foreign = torch.tensor([1.0, 1.0, 0.0]), torch.tensor([0.1, 0.2, 0.3]), torch.tensor([0.4, 0.5])
+        >>> quality_change((right, 1 - right), (known, known), [[(foreign, foreign)]]).difference
+        -0.16666666666666666
+    """
+    answers = correct[1] - correct[0]
+    parts, difference = [answers.double() / 2], exact_mean(answers) / 2
+    for sets in groups:
+        of_id, of_ood = _auroc_parts(*known, sets)
+        parts[0] = parts[0] + of_id / (2 * len(groups))
+        parts += [each / (2 * len(groups) * len(sets)) for each in of_ood]
+        difference += math.fsum(map(exact_mean, of_ood)) / (2 * len(groups) * len(sets))
+    return _sum_of_means(parts, difference)
+
+
+def _auroc_parts(
+    id_before: Tensor, id_after: Tensor, ood: Sequence[tuple[Tensor, Tensor]]
+) -> tuple[Tensor, list[Tensor]]:
+    """What each known row, and each row of each OOD set, adds to the change of the mean AUROC."""
     of_id, of_ood = [], []
     for before, after in ood:
         of_ood.append(_share_below(after, id_after) - _share_below(before, id_before))
         of_id.append(_share_below(id_before, before) - _share_below(id_after, after))
-    squared_error = _squared_error(torch.stack(of_id).mean(dim=0))
-    squared_error += math.fsum(_squared_error(each) for each in of_ood) / len(of_ood) ** 2
-    return _around(math.fsum(map(exact_mean, of_ood)) / len(of_ood), squared_error)
+    return torch.stack(of_id).mean(dim=0), of_ood
+
+
+def _sum_of_means(parts: Sequence[Tensor], difference: float) -> Change:
+    """A change that is the sum of means over independent rows."""
+    return _around(difference, math.fsum(map(_squared_error, parts)))
 
 
 def _share_below(scores: Tensor, others: Tensor) -> Tensor:

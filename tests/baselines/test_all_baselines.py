@@ -7,7 +7,8 @@ import torch
 from peft import get_peft_model
 
 from hydra_transformers.baselines import DeepEnsemble, LoRAEnsemble, MCDropout, temperature_scaled
-from hydra_transformers.cost import compare_costs, cost_table
+from hydra_transformers.cost import compare_costs
+from hydra_transformers.reports import cost_table
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.training import lora_config
 from hydra_transformers.uncertainty import predict_uncertainty
@@ -70,7 +71,7 @@ def test_each_has_its_cost(judged):
     assert 2 < ratios["LoRA Ensemble"] < 3  # untrained adapters of rank 8 weigh something in a model this small
     assert costs["Temperature"].parameters == costs["MC Dropout"].parameters == costs["Single"].parameters
     assert all(cost.milliseconds[2] > 0 for cost in costs.values())
-    assert len(cost_table(costs).splitlines()) == 2 + len(models)
+    assert len(cost_table(costs).markdown().splitlines()) == 2 + len(models)
 
 
 def test_costs_can_be_compared_whatever_comes_first(judged):

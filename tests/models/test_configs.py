@@ -105,6 +105,12 @@ def test_an_unknown_problem_type_is_refused():
         HydraViTConfig(problem_type="ranking")
 
 
+def test_one_class_of_one_is_refused():
+    """Its loss would always be 0."""
+    with pytest.raises(ValueError, match=r"single_label_classification.*num_labels"):
+        HydraViTConfig(num_labels=1, problem_type="single_label_classification")
+
+
 def test_clip_towers_need_the_same_number_of_members_or_one():
     def config(vision: int, text: int) -> HydraCLIPConfig:
         def tower(members):

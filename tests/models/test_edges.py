@@ -46,7 +46,7 @@ def test_a_mask_that_broadcasts_over_the_batch():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("where", ["dropout", "attention"])
+@pytest.mark.parametrize("where", ["output_dropout", "mlp_dropout", "attention"])
 def test_single_dropouts_can_be_switched_on_to_sample(where):
     hydra = fused(BERT, hidden_dropout_prob=0.5, attention_probs_dropout_prob=0.5)
     texts = padded_texts()

@@ -295,7 +295,7 @@ def double_as_wrapper(hydra):
 
 
 def drop_attention(hydra):
-    hydra.vit.layers[1].dropout.register_forward_hook(lambda module, args, output: 0 * output)
+    hydra.vit.layers[1].output_dropout.register_forward_hook(lambda module, args, output: 0 * output)
 
 
 def keep_three_tokens(hydra):
@@ -344,7 +344,7 @@ def patch_a_method(hydra):
 
 
 def patch_a_part_of_a_method(hydra):
-    hydra.vit.layers[1]._dropped = lambda branch, has_dropout=True: 2 * branch
+    hydra.vit.layers[1]._dropped = lambda branch, dropout: 2 * branch
 
 
 def see_no_later_tokens(hydra):

@@ -202,19 +202,6 @@ def test_members_draw_their_own_dropout_from_shared_embeddings():
     assert states.shape[0] == 2 and not torch.equal(states[0], states[1])
 
 
-def test_dropouts_sit_where_those_of_the_backbone_do():
-    fields = {"attention_dropout": 0.25, "mlp_dropout": 0.5}
-    backbone = MODERNBERT.backbone(**fields)
-    layer, theirs = MODERNBERT.hydra.from_backbone(backbone).model.layers[1], backbone.model.layers[1]
-    assert layer.dropout.p == theirs.attn.out_drop.p == 0.25 and layer.attention.attention_dropout == 0.25
-    assert layer.mlp.dropout.p == theirs.mlp.drop.p == 0.5
-    layer.train().dropout.p, layer.attention.attention_dropout, layer.mlp.dropout.p = 0.0, 0.0, 1.0
-    states = torch.randn(1, 2, 3, 32, dtype=torch.float64)
-    # Nothing but the attention's branch is left: the MLP's result is not dropped from, what it reads last is.
-    attended = states + layer.attention.o_proj(layer.heads(states))
-    assert torch.equal(layer(states), attended)
-
-
 def test_new_weights_spread_as_those_of_the_backbone():
     config = MODERNBERT.fused().config
     torch.manual_seed(0)

@@ -154,6 +154,28 @@ def test_logits_do_not_depend_on_a_loss_before(fields, labels, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "chosen, num_labels, expected",
+    [
+        (None, 1, "regression"),
+        (None, 2, "single_label_classification"),
+        ("multi_label_classification", 1, "multi_label_classification"),
+        ("regression", 2, "regression"),
+    ],
+)
+def test_with_other_labels_a_problem_type_that_nobody_chose_is_found_anew(chosen, num_labels, expected, tmp_path):
+    hydra_bert(problem_type=chosen).save_pretrained(tmp_path)
+    loaded = BERT.hydra.from_pretrained(tmp_path, num_labels=num_labels, ignore_mismatched_sizes=True)
+    assert loaded.config.problem_type == expected
+    labels = {"regression": torch.randn(4, num_labels), "multi_label_classification": torch.ones(4, num_labels)}
+    loss = loaded(**padded_texts(), labels=labels.get(expected, torch.tensor([0, 1, 1, 0]))).loss
+    assert loss > 0
+    with pytest.raises(ValueError, match=r"single_label_classification.*num_labels"):
+        BERT.hydra.from_pretrained(
+            tmp_path, num_labels=1, problem_type="single_label_classification", ignore_mismatched_sizes=True
+        )(**padded_texts())
+
+
+@pytest.mark.parametrize(
     "problem_type, labels, wanted",
     [
         (None, torch.rand(4, 3).round().double(), "one class index per row"),

@@ -84,6 +84,14 @@ def test_dropout_is_active_in_training_only(family):
     assert not torch.equal(member_logits[:, 0], member_logits[:, 1])  # equal members, each with its own dropout
 
 
+def test_modules_kept_in_float32_are_there():
+    """As Transformers' common tests ask: a model that was not calibrated has no decision to keep."""
+    for family in (VIT, CLIP):
+        model = family.fused()
+        names = {part for name, _ in model.named_modules() for part in name.split(".")}
+        assert set(model._keep_in_fp32_modules_strict) <= names
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 0.3), (torch.float16, 0.03), (torch.float32, 1e-4)])
 def test_every_dtype_agrees_with_float64(family, dtype, tolerance):

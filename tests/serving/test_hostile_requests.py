@@ -31,12 +31,21 @@ from tests.tiny_data import save_clip
 def test_a_slender_image_is_refused_that_a_processor_would_scale_up_to_gigabytes(tmp_path):
     """1 x 100,000 pixels are a file of 300 bytes; with the short side scaled to 224 they are 5 billion."""
     image = Image.new("RGB", (MOST_SLENDER + 1, 1))
-    with pytest.raises(RequestError, match=r"inputs\[3\] is 101 x 1 pixels: send one at most 100 times as long"):
-        read_image(base64_of(image), 3)
+    with pytest.raises(RequestError, match=r"inputs\[3\] has 101 x 1 pixels: send one at most 100 times as long"):
+        read_image(base64_of(image), "inputs[3]")
     image.rotate(90, expand=True).save(tmp_path / "tall.png")
-    with pytest.raises(InputError, match=r"tall\.png is more than 100 times as long as wide"):
+    with pytest.raises(InputError, match=r"tall\.png has 1 x 101 pixels: send one at most 100 times as long as wide"):
         read_file(tmp_path / "tall.png")
-    assert read_image(base64_of(Image.new("RGB", (MOST_SLENDER, 1))), 0).size == (MOST_SLENDER, 1)
+    assert read_image(base64_of(Image.new("RGB", (MOST_SLENDER, 1))), "inputs[0]").size == (MOST_SLENDER, 1)
+
+
+def test_an_image_of_so_many_pixels_that_pillow_refuses_it_is_told_why(monkeypatch):
+    bomb = base64_of(Image.new("1", (100, 100)))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 4_000)
+    with pytest.raises(
+        RequestError, match=r"^inputs\[0\] has 4,000 pixels or more, too many: send at most 25,000,000$"
+    ):
+        read_image(bomb, "inputs[0]")
 
 
 def test_images_of_more_levels_than_a_model_reads_are_refused(tmp_path):
@@ -44,8 +53,8 @@ def test_images_of_more_levels_than_a_model_reads_are_refused(tmp_path):
     path = tmp_path / "deep.png"
     Image.new("I;16", (8, 8), 300).save(path)
     with pytest.raises(RequestError, match=r"inputs\[2\] has the mode I;16, of more than 256 levels"):
-        read_image(base64.b64encode(path.read_bytes()).decode(), 2)
-    with pytest.raises(InputError, match=r"^deep\.png has the mode I;16, of more than 256 levels: .* first\.$"):
+        read_image(base64.b64encode(path.read_bytes()).decode(), "inputs[2]")
+    with pytest.raises(InputError, match=r"^deep\.png has the mode I;16, of more than 256 levels"):
         read_file(path)
 
 
@@ -60,7 +69,10 @@ def test_images_are_turned_as_they_ask_for_and_no_broken_word_on_that_fails_the_
     quarter[0x0112] = 6
     for exif, size in ((quarter, (4, 8)), (b"Exif\x00\x00garbage", (8, 4))):
         (tmp_path / "mine.jpg").write_bytes(jpeg(exif))
-        for image in (read_image(base64.b64encode(jpeg(exif)).decode(), 0), read_file(tmp_path / "mine.jpg")):
+        for image in (
+            read_image(base64.b64encode(jpeg(exif)).decode(), "inputs[0]"),
+            read_file(tmp_path / "mine.jpg"),
+        ):
             assert load_image(image).size == image.size == size  # as the pipeline reads it
 
 

@@ -23,6 +23,10 @@ from tests.tiny_data import CLASSES, pictures
 
 
 FIELDS = {
+    "detector",
+    "detector_score",
+    "threshold",
+    "reason",
     "label",
     "score",
     "uncertainty",
@@ -64,7 +68,7 @@ def asked(client: TestClient, inputs, **parameters):
 
 def assert_same(found: list[dict], expected: list[dict]) -> None:
     for one, other in zip(found, expected, strict=True):
-        assert one.keys() == other.keys() == FIELDS
+        assert one.keys() == other.keys() and one.keys() - {"truncated"} == FIELDS
         for name in ("label", "abstain", "prediction_set"):
             assert one[name] == other[name]
         for name in ("score", "uncertainty", "aleatoric", "epistemic"):
@@ -146,10 +150,13 @@ def test_a_small_file_that_unfolds_to_too_many_pixels_is_refused(clients):
     bomb = base64_of(Image.new("1", (side, side)))
     assert len(bomb) < 20_000
     response = clients["vit"].post("/predict", json={"inputs": bomb})
-    assert response.status_code == 422 and f"inputs[0] is {side} x {side} pixels" in response.json()["error"]
+    assert (
+        response.status_code == 422
+        and f"inputs[0] has {side:,} x {side:,} pixels, too many: send at most 25,000,000" in response.json()["error"]
+    )
     quarter = base64_of(Image.new("1", (side // 2, side // 2)))
     response = clients["vit"].post("/predict", json={"inputs": [quarter] * 5})  # the limit is of the whole request
-    assert response.status_code == 422 and "inputs[4] is" in response.json()["error"]
+    assert response.status_code == 422 and "too many with the images before it" in response.json()["error"]
 
 
 REFUSED = [
@@ -212,8 +219,18 @@ def test_other_ways_and_types_are_refused(clients):
     response = client.post("/predict", content="{}", headers={"content-type": "text/plain"})
     assert response.status_code == 415 and "Content-Type: application/json" in response.json()["error"]
     assert client.get("/predict").status_code == 405
-    for path in ("/docs", "/openapi.json", "/../etc/passwd", "/model.safetensors"):
+    for path in ("/redoc", "/../etc/passwd", "/model.safetensors"):
         assert client.get(path).status_code == 404
+
+
+def test_the_api_has_a_page_about_itself_that_can_be_left_out(clients):
+    assert "swagger" in clients["vit"].get("/docs").text
+    api = clients["vit"].get("/openapi.json").json()
+    assert api["info"]["title"] == "hydra" and set(api["paths"]) == {"/", "/health", "/predict"}
+    request = api["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(request["properties"]) == {"inputs", "parameters"}
+    with TestClient(create_app(Answerer(None, None, "text"), {}, docs=False)) as client:
+        assert [client.get(path).status_code for path in ("/docs", "/openapi.json")] == [404, 404]
 
 
 # Limits

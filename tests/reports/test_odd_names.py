@@ -1,9 +1,9 @@
 """Names of models and data sets with signs that mean something to matplotlib or markdown."""
 
+from hydra_transformers._io.pictures import drawable
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.reports.pictures import drawable
 from hydra_transformers.reports.plots import _risk_coverage
-from tests.uncertainty.test_report_forms import MODELS, saved
+from tests.reports.test_report_forms import MODELS, saved
 
 
 def test_names_are_drawn_and_listed_as_they_are(tmp_path):
@@ -13,5 +13,5 @@ def test_names_are_drawn_and_listed_as_they_are(tmp_path):
     assert len(report.plot(tmp_path)) == 5  # a formula that does not exist would end it
     [legend] = _risk_coverage(report).legends
     assert [text.get_text().strip()[:4] for text in legend.get_texts()][:2] == [r"\$\b", "_hid"]
-    assert "| _hidden name | 3 |" in report.to_markdown()
+    assert r"| \_hidden name | 3 |" in report.to_markdown()
     assert drawable("plain") == "plain"

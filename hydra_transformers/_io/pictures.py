@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .._io.files import write_atomically
+from .files import write_atomically
 
 
 if TYPE_CHECKING:

@@ -1,13 +1,93 @@
-"""Members share their embeddings, and each drops from them for itself."""
+"""Dropout in training: where the backbone has it, as often, and drawn anew for each member."""
+
+import copy
 
 import pytest
 import torch
 from torch import nn
 
-from tests.families import BERT, ELECTRA, VIT
+from tests.families import BERT, ELECTRA, VIT, Family
 
 
 P = 0.5
+ROWS = 2000  # of one input, for statistics
+
+
+def with_every_dropout(family: Family, **others: float) -> nn.Module:
+    """A backbone each of whose fields of dropout says something else."""
+    backbone = family.backbone()
+    config, found = copy.deepcopy(backbone.config), 0
+    config.dtype = None
+    towers = [getattr(config, name) for name in ("vision_config", "text_config") if hasattr(config, name)]
+    for each in (config, *towers):
+        fields = [name for name in vars(each) if "drop" in name and name not in others]
+        # A field that BERT reads and others do not, though their configs take any.
+        for name in sorted({*fields, "classifier_dropout"}):
+            found += 1
+            setattr(each, name, 0.2 + found / 100)
+        for name, value in others.items():
+            setattr(each, name, value)
+    built = type(backbone)(config).double()
+    built.load_state_dict(backbone.state_dict())
+    built.set_attn_implementation("eager")
+    return built.train()
+
+
+def one_member(family: Family, backbone: nn.Module) -> nn.Module:
+    hydra = family.hydra.from_backbone(backbone)
+    hydra.set_attn_implementation("eager")
+    return hydra.train()
+
+
+@torch.no_grad()
+def test_dropouts_sit_where_those_of_the_backbone_do(family, monkeypatch):
+    """Each in turn gives zeros, and the others what they get: logits tell where it is."""
+    backbone = with_every_dropout(family, drop_path_rate=0.0)
+    hydra, inputs = one_member(family, backbone), family.inputs()
+
+    def zeroed(model: nn.Module) -> list[tuple[float, torch.Tensor]]:
+        """For each dropout, how often it drops, and the logits without what it passes on."""
+        probabilities, found = [], []
+
+        def dropout(
+            states: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+        ) -> torch.Tensor:
+            assert training
+            if p == 0:
+                return states
+            probabilities.append(p)
+            return torch.zeros_like(states) if len(probabilities) - 1 == len(found) else states
+
+        monkeypatch.setattr(nn.functional, "dropout", dropout)
+        while not found or len(found) < len(probabilities):
+            probabilities.clear()
+            outputs = model(**inputs)
+            logits = outputs.member_logits[:, 0] if model is hydra else family.ensemble_logits(outputs)
+            found.append((probabilities[len(found)], logits))
+        return found
+
+    theirs, ours = zeroed(backbone), zeroed(hydra)
+    assert [p for p, _ in ours] == [p for p, _ in theirs]
+    for (_, found), (_, expected) in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
+
+
+@torch.no_grad()
+def test_logits_in_training_scatter_as_the_backbones_do(family):
+    backbone = with_every_dropout(family).float()
+    hydra = one_member(family, backbone)
+    rows = {name: value[:1].expand(ROWS, *value.shape[1:]) for name, value in family.inputs().items()}
+    rows = {name: value.float() if value.is_floating_point() else value for name, value in rows.items()}
+    torch.manual_seed(0)
+    theirs, ours = family.ensemble_logits(backbone(**rows)), hydra(**rows).member_logits[:, 0]
+    if family.has_towers:  # of image i and text i, which nothing else depends on
+        theirs, ours = theirs.diagonal()[:, None], ours.diagonal()[:, None]
+    theirs, ours = theirs.double(), ours.double()
+    error = ((theirs.var(0) + ours.var(0)) / ROWS).sqrt()
+    assert ((theirs.mean(0) - ours.mean(0)).abs() < 5 * error).all()
+    assert ((theirs.std(0) / ours.std(0) - 1).abs() < 0.12).all()
+
+
 FAMILIES = pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
 # One more that maps its embeddings to another width after it has dropped from them.
 AND_PROJECTED = pytest.mark.parametrize("family", [VIT, BERT, ELECTRA], ids=lambda family: family.name)

@@ -1,0 +1,116 @@
+"""Says what one model gains over another on the same rows, and whether these rows can show it."""
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..uncertainty.paired import Change, accuracy_change, auroc_change, mean_change, quality_change
+
+
+if TYPE_CHECKING:
+    from .report import ModelResult
+
+NO_DIFFERENCE = "no difference that these rows can show"
+
+
+@dataclass(frozen=True)
+class Gain:
+    """How a metric changes from one model to another, with a 95 % interval; both answered the same rows.
+
+    Attributes:
+        metric: "accuracy", "NLL", "AUROC" (or "near AUROC", one for each OOD group) or "quality".
+        change: as a fraction, or in nats; see `Change`.
+    """
+
+    metric: str
+    change: Change
+
+    @property
+    def verdict(self) -> str:
+        """ "better" or "worse" where all of the interval lies on one side of 0, otherwise "no difference"."""
+        low, high = (
+            (-self.change.high, -self.change.low) if self.metric == "NLL" else (self.change.low, self.change.high)
+        )
+        return "better" if low > 0 else "worse" if high < 0 else "no difference"
+
+    def __str__(self) -> str:
+        factor, form, unit = (1, "+.3f", "") if self.metric == "NLL" else (100, "+.1f", " points")
+        values = (self.change.difference, self.change.low, self.change.high)
+        difference, low, high = (format(factor * value, form) for value in values)
+        return f"{self.metric} ({difference}{unit}, 95 % interval {low} to {high})"
+
+
+def gains(result: "ModelResult", other: "ModelResult") -> dict[str, Gain]:
+    """What `result` has more than `other`: metric -> `Gain`, for accuracy, NLL, the AUROC of each OOD group, and with OOD
+    data the quality that `hydrate` chooses by (the mean of accuracy and of the groups' mean AUROC).
+
+    Both must have answered the same data; empty where a report from elsewhere has no rows. Data that came in another order
+    (a shuffled DataLoader) makes the intervals wider, not wrong.
+    """
+    mine, theirs = _unpacked(result.rows), _unpacked(other.rows)
+    if not mine or not theirs:
+        return {}
+    _check_same_size(mine, theirs)
+    found = {
+        "accuracy": accuracy_change(theirs["correct"], mine["correct"]),
+        "NLL": mean_change(theirs["nll"], mine["nll"]),
+    }
+    known = (theirs["score"], mine["score"])
+    groups = {
+        group: [(theirs["ood"][group][name], scores) for name, scores in sets.items()]
+        for group, sets in mine["ood"].items()
+    }
+    for group, sets in groups.items():
+        found["AUROC" if group == "OOD" else f"{group} AUROC"] = auroc_change(*known, sets)
+    if groups:
+        found["quality"] = quality_change((theirs["correct"], mine["correct"]), known, list(groups.values()))
+    return {metric: Gain(metric, change) for metric, change in found.items()}
+
+
+def gain_sentence(name: str, other: str, found: Mapping[str, Gain]) -> str:
+    """What `gains` found, as a sentence: "Hydra against Single: better in accuracy (+1.5 points, ...); no difference that
+    these rows can show in NLL"."""
+    shown = [gain for metric, gain in found.items() if metric != "quality"]
+    better, worse = ([str(gain) for gain in shown if gain.verdict == verdict] for verdict in ("better", "worse"))
+    same = [gain.metric for gain in shown if gain.verdict == "no difference"]
+    clauses = [f"better in {', '.join(better)}"] if better else []
+    clauses += [f"worse in {', '.join(worse)}"] if worse else []
+    clauses += [f"{NO_DIFFERENCE} in {', '.join(same)}"] if same else []
+    return f"{name} against {other}: {'; '.join(clauses)}." if clauses else ""
+
+
+def packed_rows(known: Mapping[str, Tensor], ood_scores: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+    """What `gains` needs of each row, small enough for a JSON file: 32-bit floats in base64.
+
+    known: `sample_values` of the labelled data; ood_scores: group -> data set -> (samples,)
+    """
+    rows: dict[str, Any] = {name: _packed(known[name]) for name in ("correct", "nll", "score")}
+    ood = {group: {name: _packed(scores) for name, scores in sets.items()} for group, sets in ood_scores.items()}
+    return rows | {"ood": ood}
+
+
+def _packed(values: Tensor) -> str:
+    return base64.b64encode(values.float().numpy().astype("<f4").tobytes()).decode()
+
+
+def _unpacked(rows: Any) -> Any:
+    """Names and texts -> names and float64 tensors (samples,)."""
+    if isinstance(rows, Mapping):
+        return {name: _unpacked(value) for name, value in rows.items()}
+    return torch.frombuffer(bytearray(base64.b64decode(rows)), dtype=torch.float32).double()
+
+
+def _check_same_size(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
+    sizes = [
+        [
+            len(rows["correct"]),
+            {group: {name: len(each) for name, each in sets.items()} for group, sets in rows["ood"].items()},
+        ]
+        for rows in (mine, theirs)
+    ]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"the models answered other rows ({sizes[0]} and {sizes[1]}): compare them on the same data")

@@ -1,0 +1,113 @@
+"""Every door reads an image the same way: raw rows, saved data sets, `predict`, the endpoint handler, the page, the command line."""
+
+import base64
+import io
+
+import datasets
+import pytest
+import torch
+from PIL import Image, ImageOps
+from transformers import AutoModelForImageClassification, ViTImageProcessorPil
+
+from hydra_transformers import prepare
+from hydra_transformers.data.loading import DataSource, prepare_data
+from hydra_transformers.hub.handler import read_image as read_request
+from hydra_transformers.models.pipeline_hydra import HydraImageClassificationPipeline, image_mode, read_image
+from hydra_transformers.serving.page_inputs import read_image as read_upload
+from tests.tiny_data import pictures, save_vit
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    folder = save_vit(tmp_path_factory.mktemp("vit"))
+    return AutoModelForImageClassification.from_pretrained(folder).eval(), ViTImageProcessorPil.from_pretrained(folder)
+
+
+def saved(mode: str, folder) -> str:
+    """A picture with something in each corner, in a file; "turned" has an EXIF tag that asks for a quarter turn."""
+    image = Image.merge("RGB", [channel.resize((12, 8)) for channel in pictures([0], seed=3)[0].split()])
+    image.putpixel((0, 0), (255, 255, 255))
+    path, exif = folder / "picture.png", Image.Exif()
+    if mode == "turned":
+        exif[0x0112] = 6
+    elif mode == "RGBA":
+        image.putalpha(Image.linear_gradient("L").resize(image.size))
+    else:
+        image = image.convert(mode)
+    image.save(path, exif=exif)
+    return str(path)
+
+
+def doors(path: str, model, processor, folder) -> dict[str, torch.Tensor]:
+    """The pixel values that each door makes of a file."""
+
+    def processed(image):
+        return processor(images=image, return_tensors="pt")["pixel_values"][0]
+
+    pipeline = HydraImageClassificationPipeline(model=model, image_processor=processor)
+    rows = datasets.Dataset.from_dict({"image": [path]}).cast_column("image", datasets.Image())
+    rows.save_to_disk(folder / "rows")
+    with open(path, "rb") as file:
+        content = base64.b64encode(file.read()).decode()
+    with Image.open(path) as opened:
+        return {
+            "list": prepare([{"image": opened}], processor)[0]["pixel_values"],
+            "Dataset": prepare(rows, processor)[0]["pixel_values"],
+            "saved": prepare_data(DataSource(str(folder / "rows")), model.config, processor, labelled=False)[0][
+                "pixel_values"
+            ],
+            "predict": pipeline.preprocess(opened)["pixel_values"][0],
+            "predict path": pipeline.preprocess(path)["pixel_values"][0],
+            "predict base64": pipeline.preprocess(content)["pixel_values"][0],
+            "handler": pipeline.preprocess(read_request(content, "inputs[0]"))["pixel_values"][0],
+            "page": pipeline.preprocess(read_upload(path))["pixel_values"][0],
+            "command line": processed(read_image(path, mode=image_mode(model.config))),
+        }
+
+
+@pytest.mark.parametrize("mode", ["RGB", "turned", "L", "LA", "P", "RGBA", "1"])
+def test_every_door_reads_the_same_pixels(mode, vit, tmp_path):
+    model, processor = vit
+    path = saved(mode, tmp_path)
+    with Image.open(path) as image:
+        image = ImageOps.exif_transpose(image).convert("RGB")
+    assert image.size == ((8, 12) if mode == "turned" else (12, 8))
+    expected = processor(images=image, return_tensors="pt")["pixel_values"][0]
+    for door, pixels in doors(path, model, processor, tmp_path).items():
+        assert torch.equal(pixels, expected), door
+
+
+def test_a_model_of_one_channel_reads_grey(vit, tmp_path):
+    model, processor = vit[0], ViTImageProcessorPil(size={"height": 8, "width": 8}, image_mean=[0.5], image_std=[0.5])
+    grey = pictures([0])[0].convert("L")
+    grey.save(tmp_path / "grey.png")
+    model.config.num_channels = 1
+    try:
+        for door, pixels in doors(str(tmp_path / "grey.png"), model, processor, tmp_path).items():
+            assert torch.equal(pixels, processor(images=grey, return_tensors="pt")["pixel_values"][0]), door
+    finally:
+        model.config.num_channels = 3
+
+
+def test_reading_leaves_the_users_image_alone():
+    content = io.BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pictures([0])[0].save(content, "PNG", exif=exif)
+    with Image.open(content) as image:
+        read_image(image)
+        assert image.getexif()[0x0112] == 6
+
+
+@pytest.mark.parametrize(
+    ("image", "error", "sentence"),
+    [
+        (Image.new("I;16", (4, 4)), ValueError, "mine has the mode I;16, of more than 256 levels: scale it to 8 bits"),
+        (Image.new("F", (4, 4)), ValueError, "mine has the mode F"),
+        (b"bytes", TypeError, "mine is a bytes: pass an image of PIL, a path, a URL or base64"),
+        ("nowhere.png", FileNotFoundError, r"there is no image nowhere\.png: pass a path, a URL or base64"),
+    ],
+)
+def test_what_is_no_image_is_refused(image, error, sentence):
+    with pytest.raises(error, match=sentence):
+        read_image(image, "mine")

@@ -1,0 +1,138 @@
+"""The page opens nothing but what was sent to it, whatever a program asks of its API."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import gradio
+import httpx
+import pytest
+
+from hydra_transformers.serving.page import ONLY_WHAT_WAS_SENT, launch_page
+from tests.serving.page_models import asked
+from tests.tiny_data import pictures
+
+
+pytestmark = pytest.mark.slow
+
+METAS = [{}, {"meta": {}}, {"meta": None}, {"meta": {"_type": "x"}}, {"meta": {"_type": "gradio.FileData"}}]
+
+
+@pytest.fixture(scope="module")
+def picture(tmp_path_factory):
+    """A file of the server that nobody sent."""
+    path = tmp_path_factory.mktemp("private") / "red.png"
+    pictures([0])[0].save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def server(folders, picture):
+    page = launch_page(asked(folders["images"]), examples={"mine": [str(picture)]})
+    yield page.local_url.rstrip("/")
+    page.close(verbose=False)
+
+
+def answer_to(server: str, values: list, event: str = "change") -> dict:
+    """What the server says to a program that sends `values` in place of what the page sends."""
+    config = httpx.get(f"{server}/config").json()
+    number = next(each["id"] for each in config["dependencies"] if [to[1] for to in each["targets"]] == [event])
+    question = {"data": values, "fn_index": number, "session_hash": os.urandom(8).hex()}
+    joined = httpx.post(f"{server}/gradio_api/queue/join", json=question)
+    if joined.is_error:
+        return {"error": None}
+    data = {"session_hash": question["session_hash"]}
+    with httpx.stream("GET", f"{server}/gradio_api/queue/data", params=data, timeout=10) as events:
+        for line in events.iter_lines():
+            if '"process_completed"' in line:
+                return json.loads(line.removeprefix("data:"))["output"]
+    raise AssertionError("no answer")
+
+
+def assert_refused(answer: dict) -> None:
+    assert "data" not in answer and answer["error"] in (None, ONLY_WHAT_WAS_SENT), answer
+
+
+def uploaded(server: str, path: Path) -> str:
+    with path.open("rb") as file:
+        return httpx.post(f"{server}/gradio_api/upload", files={"files": file}).json()[0]
+
+
+@pytest.fixture(scope="module")
+def cached(picture):
+    """Things in the folder of uploads that nobody uploaded here."""
+    folder = Path(gradio.utils.get_upload_folder()) / "test_page_files"
+    folder.mkdir(parents=True)
+    (folder / "link.png").symlink_to(picture)
+    (folder / "folder").symlink_to(picture.parent)
+    os.mkfifo(folder / "fifo.png")
+    shutil.copy(picture, folder / "other.png")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("meta", METAS, ids=json.dumps)
+def test_no_file_is_opened_that_was_not_sent(server, picture, cached, meta, tmp_path):
+    os.mkfifo(tmp_path / "fifo.png")
+    paths = [
+        picture,
+        tmp_path,
+        tmp_path / "fifo.png",
+        tmp_path / "none.png",
+        "/etc/passwd",
+        "/proc/self/environ",
+        "/dev/zero",
+    ]
+    paths += [cached / name for name in ("link.png", "fifo.png", "other.png", "folder/red.png")]
+    paths += [
+        cached / ".." / ".." / picture.relative_to("/tmp") if picture.is_relative_to("/tmp") else picture,
+        "",
+        "x.png",
+    ]
+    paths += ["http://127.0.0.1:9/red.png", "https://example.com/red.png", "file:///etc/passwd"]
+    for path in paths:
+        assert_refused(answer_to(server, [{"path": str(path)} | meta]))
+
+
+def test_what_was_sent_is_answered_until_a_link_takes_its_place(server, picture, tmp_path):
+    pictures([1])[0].save(tmp_path / "green.png")
+    path = uploaded(server, tmp_path / "green.png")
+    for meta in METAS[:1] + METAS[-1:]:
+        assert "hydra-card" in answer_to(server, [{"path": path, "orig_name": "<b>.png"} | meta])["data"][0]
+    os.unlink(path)
+    os.symlink(picture, path)
+    try:
+        assert_refused(answer_to(server, [{"path": path, "meta": {"_type": "gradio.FileData"}}]))
+        assert_refused(answer_to(server, [{"path": path}]))
+    finally:
+        os.unlink(path)
+    os.mkfifo(path)
+    try:
+        said = answer_to(server, [{"path": path, "orig_name": "red.png"}])["data"][0]
+        assert "red.png cannot be opened: send it again." in said and "Errno" not in said
+    finally:
+        os.unlink(path)
+
+
+def test_an_example_is_answered_and_numbers_of_none_are_not(server):
+    for index in (7, -9, "x", {"path": "/etc/passwd"}):
+        assert_refused(answer_to(server, [index], "click"))
+    found = answer_to(server, [0], "click")["data"][0]
+    assert "hydra-card" in answer_to(server, [found])["data"][0]
+
+
+def test_files_of_the_server_are_not_shown(server, picture):
+    for path in (picture, "/etc/passwd"):
+        assert httpx.get(f"{server}/gradio_api/file={path}").status_code == 403
+
+
+def test_a_page_of_texts_opens_and_fetches_nothing(folders, picture):
+    page = launch_page(asked(folders["texts"]))
+    try:
+        for path in (str(picture), "https://example.com/red.png"):
+            assert_refused(
+                answer_to(page.local_url.rstrip("/"), [{"path": path, "meta": {"_type": "gradio.FileData"}}], "click")
+            )
+    finally:
+        page.close(verbose=False)
