@@ -133,7 +133,7 @@ def test_a_forward_of_a_subclass_is_refused():
 
 def test_no_member_is_made_while_heads_are_turned_off():
     for model in (vit_backbone(), prune_heads(vit_backbone())):
-        with ablated(model, {0: [1]}), pytest.raises(ValueError, match="a forward hook on .*leave the block"):
+        with ablated(model, {0: [1]}), pytest.raises(ValueError, match=r"a forward hook on .*leave the block"):
             prune_heads(model)
         prune_heads(model)
 
@@ -141,14 +141,14 @@ def test_no_member_is_made_while_heads_are_turned_off():
 def test_a_changed_hydra_is_refused():
     hydra = VIT.members()[0]
     hydra.vit.layers[0].mlp.activation_fn = nn.ReLU()
-    with pytest.raises(ValueError, match="a ReLU at .*, where a new HydraViT"):
+    with pytest.raises(ValueError, match=r"a ReLU at .*, where a new HydraViT"):
         hydra.member(0)
 
 
 def test_a_replaced_pooler_of_a_classifier_is_refused():
     backbone = bert_backbone()
     backbone.bert.pooler.activation = nn.Identity()
-    with pytest.raises(ValueError, match="has a Identity at bert.pooler.activation"):
+    with pytest.raises(ValueError, match=r"has a Identity at bert.pooler.activation"):
         BERT.hydra.from_backbone(backbone)
 
 
@@ -316,7 +316,7 @@ def test_equal_members_are_refused_unless_asked_for(family):
     backbone, equal = family.backbone(), copy.deepcopy(family.backbone())
     with pytest.raises(ValueError, match=r"members\[0\] and members\[2\] have the same heads and weights.*allow_equal"):
         family.hydra.from_pruned_members([backbone, family.backbone(1), equal])
-    with pytest.raises(ValueError, match="there is one member, members.0., .*pass several, or allow_equal"):
+    with pytest.raises(ValueError, match=r"there is one member, members.0., .*pass several, or allow_equal"):
         family.hydra.from_pruned_members([backbone])
     assert family.hydra.from_pruned_members([backbone, equal], allow_equal=True).num_members == 2
     assert family.hydra.from_pruned_members([backbone], allow_equal=True).num_members == 1
