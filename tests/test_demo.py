@@ -202,7 +202,7 @@ def test_the_saved_folder_is_a_model_for_pipelines_with_card_and_code(told, data
     assert torch.allclose(pixels, data.test.pixel_values[:1], atol=1e-6)
     with torch.no_grad():
         expected = model(pixels).logits.softmax(-1).max()
-    assert model.is_deciding and "### Decision" in (folder / "README.md").read_text()
+    assert model.is_calibrated and "### Decision" in (folder / "README.md").read_text()
     answer = pipeline("image-classification", model=model, image_processor=processor)(image)[0]
     assert answer["score"] == pytest.approx(expected.item(), abs=1e-5)
 
@@ -283,9 +283,9 @@ def test_the_report_has_the_accuracy_that_the_saved_hydra_has(told, data):
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("precious")
-    assert main(["demo", "--fast", "--output", str(tmp_path)]) == 1
+    assert main(["demo", "--fast", "--output", str(tmp_path)]) == 2
     assert "holds something else than a demo" in capsys.readouterr().err
     (tmp_path / "file").touch()
-    assert main(["demo", "--output", str(tmp_path / "file" / "demo")]) == 1
+    assert main(["demo", "--output", str(tmp_path / "file" / "demo")]) == 2
     assert "file takes no files: pass another --output" in capsys.readouterr().err
     assert (tmp_path / "mine.txt").read_text() == "precious"

@@ -24,7 +24,7 @@ from ..uncertainty.conformal import ConformalSets, count_sets, summarize_sets
 from ..uncertainty.curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
 from ..uncertainty.decomposition import decompose
 from ..uncertainty.detectors import Detector
-from ..uncertainty.features import AnswerReader, taken_apart
+from ..uncertainty.features import AnswerReader, without_decision
 from ..uncertainty.metrics import exact_mean, ood_metrics
 from ..uncertainty.ood import check_score
 from ..uncertainty.streaming import UncertaintyAccumulator
@@ -99,7 +99,7 @@ def evaluate_uncertainty(
     results = {}
     for name, model in models.items():
         model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model
-        model, decision = taken_apart(model)
+        model, decision = without_decision(model)
         reads_features = getattr(scores[name], "reads_features", False) or bool(decision and decision.reads_features)
         judge = _Judge(
             AnswerReader(model, reads_features),

@@ -69,3 +69,23 @@ def base_recipe(config: PreTrainedConfig, is_pretrained: bool) -> str:
         raise ValueError(f"a {config.model_type} has no classifier to train, and no default recipe: pass a recipe")
     reads = "texts" if auto_class == "AutoModelForSequenceClassification" else "images"
     return f"{'finetune' if is_pretrained else 'tune'}-{reads}"
+
+
+def recipe_of_length(
+    name: str | None,
+    config: PreTrainedConfig,
+    train_data: Any,
+    is_pretrained: bool = False,
+    epochs: int | None = None,
+    max_steps: int | None = None,
+) -> Recipe:
+    """The recipe of that name, by default the one that fits the data, for another number of epochs or steps where one is
+    given; then the warm-up keeps its share."""
+    if name is None:
+        recipe = default_recipe(config, train_data, is_pretrained, epochs)
+        return recipe if max_steps is None else replace(recipe, max_steps=max_steps, epochs=None)
+    recipe = RECIPES[name]
+    if epochs is None and max_steps is None:
+        return recipe
+    warmup = recipe.warmup_steps if recipe.warmup_steps < 1 else recipe.warmup_steps / recipe.max_steps
+    return replace(recipe, max_steps=max_steps, epochs=epochs, warmup_steps=warmup)

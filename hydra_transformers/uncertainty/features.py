@@ -108,10 +108,10 @@ class AnswerReader:
         return torch.cat(features, dim=1)
 
 
-def taken_apart(model: nn.Module) -> tuple[nn.Module, Decision | None]:
+def without_decision(model: nn.Module) -> tuple[nn.Module, Decision | None]:
     """A calibrated model as it answers before its decision, and the decision; None where it decides nothing.
 
-    A Hydra's part is a twin, so that the Hydra itself goes on deciding meanwhile.
+    A Hydra's part is a twin, so that the Hydra itself still decides meanwhile.
     """
     decision = dict(model.named_children()).get("decision")  # its own: wrappers such as PEFT's pass attributes on
     if not isinstance(decision, Decision) or not decision.is_on:
@@ -128,7 +128,7 @@ def _without_temperature(model: nn.Module) -> tuple[nn.Module, TemperatureScalin
     """A model whose logits are its linear map's outputs, and what they are divided by afterwards."""
     if isinstance(model, TemperatureScaledClassifier):
         return model.model, model.scaling
-    inside, decision = taken_apart(model)
+    inside, decision = without_decision(model)
     return inside, TemperatureScaling(1.0 if decision is None else decision.settings["temperature"])
 
 

@@ -609,7 +609,7 @@ def test_a_report_is_judged_by_a_fitted_detector(tmp_path):
 @pytest.mark.parametrize(
     ("score", "message"),
     [
-        ("vim", r"vim needs a fit: pass detector_by_name\('vim'\).fit\(model, training_data\)"),
+        ("vim", r"vim needs a fit: pass detector_by_name\('vim'\).fit\(model, train_data\)"),
         (detector_by_name("vim"), "vim is not fitted"),
         ({"Hydra": "msp"}, "score is for Hydra, models has Single, Hydra"),
         ({"Hydra": "msp", "Single": "energy"}, "score is energy and msp: models are compared by one"),

@@ -1,12 +1,25 @@
-"""What goes wrong, in one sentence each."""
+"""Error messages of the command line: any exception as one sentence."""
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 
-class CommandError(Exception):
-    """Something the user can put right; the message is one sentence that says how."""
+# Errors that say what the user can put right.
+MISTAKES = (ValueError, TypeError, OSError, ImportError, RuntimeError)
+NOT_REACHED = {"LocalEntryNotFoundError", "ConnectionError", "TimeoutError", "ConnectError", "ConnectTimeout"}
+# What the Python functions call arguments that are flags of another name here.
+FLAGS = {
+    r"num_members\b": "--members",
+    r"set HF_TOKEN, or pass token=": "or set HF_TOKEN",
+    r"pass another token=": "set another HF_TOKEN",
+    r"(\w+)=True": r"\1",
+}
+
+
+class AccessError(OSError):
+    """A model or a data set that cannot be had; the message is one sentence."""
 
 
 @contextmanager
@@ -14,13 +27,13 @@ def access_to(name: str, kind: str) -> Iterator[None]:
     """Turns what the Hub and its libraries raise while `name`, a model or a data set, is read into a sentence."""
     try:
         yield
-    except CommandError:
+    except AccessError:
         raise
     except Exception as error:
         sentence = _access_problem(error, name, kind)
         if sentence is None:
             raise
-        raise CommandError(sentence) from error
+        raise AccessError(sentence) from error
 
 
 def _access_problem(error: BaseException, name: str, kind: str) -> str | None:
@@ -45,9 +58,6 @@ def _access_problem(error: BaseException, name: str, kind: str) -> str | None:
     if isinstance(error, OSError):
         return f"the {kind} {name} cannot be read: {_first_line(error)}"
     return None
-
-
-NOT_REACHED = {"LocalEntryNotFoundError", "ConnectionError", "TimeoutError", "ConnectError", "ConnectTimeout"}
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -79,8 +89,19 @@ def _in_one_line(error: BaseException) -> str:
     return " ".join(line.strip() for line in str(error).strip().splitlines()) or type(error).__name__
 
 
-def sentence_of(error: Exception) -> str:
-    """Any exception as one line; what is nobody's mistake but ours says so."""
-    if isinstance(error, (CommandError, ValueError, TypeError, OSError, ImportError, RuntimeError)):
-        return _in_one_line(error)
-    return f"unexpected {type(error).__name__}: {_first_line(error)} (--debug shows where)"
+def sentence_of(error: Exception, flags: Sequence[str] = ()) -> str:
+    """Any exception as one line; a mistake of the package says so.
+
+    flags: of the command, which the Python functions name without dashes (`trunk_layers` for --trunk-layers)
+    """
+    if not isinstance(error, MISTAKES):
+        return f"unexpected {type(error).__name__}: {_first_line(error)} (--debug shows where)"
+    sentence = _in_one_line(error)
+    for word, flag in FLAGS.items():
+        sentence = re.sub(word, flag, sentence)
+    for flag in flags:
+        name = flag.removeprefix("--").replace("-", "_")
+        sentence = re.sub(rf"^{name}(?= (is|has)\b)", flag, sentence)
+        if "_" in name:
+            sentence = re.sub(rf"(?<![\w/.-]){name}(?![\w/-])", flag, sentence)
+    return sentence
