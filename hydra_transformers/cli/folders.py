@@ -25,7 +25,6 @@ from transformers.utils import cached_file
 from .._io.files import remove_leftovers, write_atomically, written_whole
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
-from ..data.fingerprints import fingerprint_of_weights
 from ..hub.member_circuits import has_led_to, heads_of_backbone, in_order_of_members, kept_by
 from ..models.auto import HEADS, auto_class_of, check_model_exists, load_trained
 from ..pruning import Circuit
@@ -33,7 +32,7 @@ from ..pruning.heads import Head
 from ..pruning.member_plan import CIRCUITS
 from ..pruning.scoring import OBJECTIVES
 from ..training.finetune import FINISHED, RUN
-from .errors import AccessError, access_to
+from .errors import access_to
 
 
 # What reads a model's inputs, by the Auto class of its task.
@@ -99,23 +98,20 @@ def check_is_hydra(config: PreTrainedConfig, name: str) -> None:
 def load_processor(name: str, config: PreTrainedConfig) -> Any:
     """The image processor, tokenizer, feature extractor, or for two towers two in one, that was saved with a model."""
     processor_class = PROCESSOR_CLASSES[auto_class_of(config)]
+    what = processor_class.__name__.removeprefix("Auto")
+    if not has_processor_files(name):  # of which AutoTokenizer would make an empty one
+        raise NoProcessorError(f"{name} has no {what} saved with it: name another model's with --processor")
     try:
-        with access_to(name, "model"):
-            try:
-                return processor_class.from_pretrained(name)
-            except ImportError:
-                if processor_class not in WITHOUT_TORCHVISION:
-                    raise
-                return WITHOUT_TORCHVISION[processor_class].from_pretrained(name)
-    except (AccessError, ValueError) as error:
-        what = processor_class.__name__.removeprefix("Auto")
-        if has_processor_files(name):
-            raise ValueError(
-                f"the {what} of {name} cannot be read ({_shortened(error)}): install what it needs, or name another model's with "
-                "--processor"
-            ) from error
-        raise NoProcessorError(
-            f"{name} has no {what} saved with it: name another model's with --processor ({_shortened(error)})"
+        try:
+            return processor_class.from_pretrained(name)
+        except ImportError:
+            if processor_class not in WITHOUT_TORCHVISION:
+                raise
+            return WITHOUT_TORCHVISION[processor_class].from_pretrained(name)
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(
+            f"the {what} of {name} cannot be read ({' '.join(str(error).split())[:120]}): install what it needs, or name "
+            "another model's with --processor"
         ) from error
 
 
@@ -137,10 +133,6 @@ def find_processor(name: str, config: PreTrainedConfig) -> Any | None:
         return load_processor(name, config)
     except NoProcessorError:
         return None
-
-
-def _shortened(error: Exception) -> str:
-    return " ".join(str(error).split())[:120]
 
 
 def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConfig], first: Any) -> None:

@@ -67,9 +67,9 @@ def fuse(
 
     folder = Path(members[0]) if len(members) == 1 else None
     names = members if folder is None else [str(path) for path in members_in(folder)]
+    configs = [load_config(name) for name in names]
     check_is_new(output)
     check_takes_files(output)
-    configs = [load_config(name) for name in names]
     if folder is not None:
         circuits_of(folder, configs)  # refuses those that a card could not be made of
     reader = find_processor(names[0], configs[0]) if processor is None else load_processor(processor, configs[0])

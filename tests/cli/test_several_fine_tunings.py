@@ -268,6 +268,12 @@ def test_without_other_data_several_models_are_pruned_for_accuracy(workplace, fi
     assert [(circuit.objective, len(circuit.ranking)) for circuit in circuits] == [("acc", 1)] * 3, "a sixth of eight"
 
 
+def test_circuits_of_several_models_look_at_the_score_that_is_named(workplace, finetuned, tmp_path):
+    run(*prune_words(workplace, [finetuned], tmp_path / "out", "--score", "energy"))
+    circuits = [Circuit.load(tmp_path / "out" / "circuits" / f"member-{index}.json") for index in range(3)]
+    assert [circuit.made_from["score"] for circuit in circuits] == ["energy"] * 3
+
+
 def test_several_models_are_pruned_by_taylor_scores(workplace, finetuned, tmp_path):
     data = ["--data", workplace / "pictures", "--method", "taylor", "--heads-per-layer", 3]
     run("prune", finetuned, *data, "--output", tmp_path / "out")
