@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from ..data.loading import is_same_source
 from ..pruning import MemberPlan
 from ..pruning.scoring import OBJECTIVES
-from ..training.default_recipe import recipe_of_length
+from ..training.recipes import recipe_of_length
 from .finetune import RecipeName, change_by, check_trainable, check_training, check_trunk, classes_of
 from .folders import (
     FUSE_SETTINGS,
@@ -366,6 +366,7 @@ def _build_for_target(models: list[str], options: BuildOptions) -> None:
         num_members=options.members,
         batch_size=options.batch_size,
         seed=options.seed,
+        time_limit=options.time_limit,
         device=device,
         card=_card(options.data, names),
         **data,
@@ -389,7 +390,7 @@ def _parts(name: str, options: BuildOptions, config: PreTrainedConfig, processor
     recipe = recipe_of_length(options.recipe, config, train, True, options.epochs, options.max_steps)
     return {
         "train_data": replace(train, change=change_by(train, recipe)),
-        "id_data": held_out,
+        "data": held_out,
         "class_names": classes,
         "recipe": recipe,
         "tuning_recipe": recipe_of_length(None, config, train, False, max_steps=options.max_steps),
@@ -404,7 +405,7 @@ def _held_out(name: str, options: BuildOptions, config: PreTrainedConfig, proces
             raise ValueError(
                 f"--{flag.replace('_', '-')} is for training, and {name} is fine-tuned already: leave it out"
             )
-    return {"id_data": options.read(config, processor, split=options.split)}
+    return {"data": options.read(config, processor, split=options.split)}
 
 
 def _foreign(options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, dict[str, Any]] | None:

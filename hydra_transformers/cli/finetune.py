@@ -13,7 +13,7 @@ from ..data.loading import PreparedData, classes_in, random_changes
 from ..fusion import saved_tower_configs
 from ..models.auto import CLASSIFIERS, is_zero_shot
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
-from ..training.default_recipe import base_recipe, recipe_of_length
+from ..training.recipes import base_recipe, recipe_of_length
 from .errors import access_to
 from .folders import (
     are_fine_tunings,

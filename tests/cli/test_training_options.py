@@ -14,7 +14,7 @@ from hydra_transformers.cli.build import BuildOptions, steps_of
 from hydra_transformers.data.loading import DataSource, prepare_data
 from hydra_transformers.pruning import Circuit
 from hydra_transformers.training import RECIPES
-from hydra_transformers.training.default_recipe import epochs_for, recipe_of_length
+from hydra_transformers.training.recipes import epochs_for, recipe_of_length
 from tests.command_line import options_of
 from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_vit
 

@@ -1,4 +1,4 @@
-"""Training that ends where its numbers do, and goes on with the weights it had."""
+"""The Trainer of `finetune_members`: it stops where the loss or a weight is no finite number."""
 
 import math
 import os
@@ -10,8 +10,9 @@ import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, Trainer
 
+from .callbacks import TrainingBar
 from .lora import is_peft_model
 from .losses import IGNORED_LABEL
 from .parameter_groups import set_classifier_rate
@@ -33,11 +34,16 @@ class FiniteTrainer(Trainer):
     times too large.)
 
     classifier_factor: how many times the learning rate of the rest what follows the encoder has
+    name: what is trained, for its line after each validation and its bar; `disable_tqdm` leaves out the bar
     """
 
-    def __init__(self, *args, classifier_factor: float = 1.0, **kwargs):
+    def __init__(self, *args, classifier_factor: float = 1.0, name: str = "training", **kwargs):
         self.classifier_factor = classifier_factor
         super().__init__(*args, **kwargs)
+        # Of Transformers' own, one has a bar from the first second on and the other prints dicts.
+        for callback in (PrinterCallback, ProgressCallback):
+            self.remove_callback(callback)
+        self.add_callback(TrainingBar(name, enabled=not self.args.disable_tqdm))
 
     def create_optimizer(self, *args, **kwargs) -> torch.optim.Optimizer:
         is_there = self.optimizer is not None

@@ -1,4 +1,4 @@
-"""The demo's end: a model that may say "I don't know", and whether it is right to."""
+"""The demo's end: a model that may say "I don't know", why it does, and whether it is right to."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,15 +34,15 @@ class Example:
 class Answer:
     """What the second process says of an example.
 
+    reason: why it abstains, None where it does not
     members: each member's probabilities, by class
-    total, epistemic: nats
     """
 
     label: str
+    score: float
     abstain: bool
+    reason: str | None
     members: Sequence[Mapping[str, float]]
-    total: float
-    epistemic: float
 
     @property
     def mean(self) -> dict[str, float]:
@@ -70,14 +70,13 @@ def reached(result: ModelResult) -> str:
     return f"On images it never saw: it answers {answered:.1%} of the digits{wrong}, and refuses {', '.join(refused)}."
 
 
-def told(example: Example, answer: Answer) -> str:
-    guess = f"{answer.label} with {answer.mean[answer.label]:.0%} confidence"
+def answer_line(example: Example, answer: Answer) -> str:
+    """What it says, why, and what each member would say."""
+    guess = f"{answer.label} with {answer.score:.0%} confidence"
     votes = [max(member.items(), key=lambda vote: vote[1]) for member in answer.members]
-    says = f"I don't know (its guess: {guess})" if answer.abstain else guess
-    return (
-        f"{example.name}.png: {says}; uncertainty {answer.total:.2f} nats, {answer.epistemic:.2f} of it because the members "
-        "disagree: " + ", ".join(f"{label} ({share:.0%})" for label, share in votes)
-    )
+    says = f"I don't know. {answer.reason} (Its guess would be {guess}.)" if answer.abstain else f"{guess}."
+    members = ", ".join(f"{label} ({share:.0%})" for label, share in votes)
+    return f"{example.name}.png: {says} The members: {members}."
 
 
 def is_right(example: Example, answer: Answer) -> bool:

@@ -1,4 +1,4 @@
-"""The Trainer callback that decides what is trained after pruning."""
+"""Trainer callbacks: what trains after pruning, pruned weights that stay zero, and a progress bar."""
 
 import math
 import re
@@ -6,11 +6,14 @@ import weakref
 from collections.abc import Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import TrainerCallback
 from transformers.utils import logging
 
+from .._io.progress import progress_bar
 from ..fusion import encoder_config, tower_configs
+from ..fusion.structure import is_a
+from ..models.grouped import Grouped
 from .parameter_groups import PARTS, ids_of_classifier, is_baseline, layer_dropouts, places, without_effect
 
 
@@ -188,3 +191,67 @@ def _set_dropout(model: nn.Module, probability: float) -> None:
         raise ValueError(f"{type(model).__name__} has no dropout inside its layers: leave dropout out")
     for module in dropouts:
         module.p = probability
+
+
+class KeepZerosCallback(TrainerCallback):
+    """Weights that are exactly zero when training begins are zero after every step: `Trainer(callbacks=[KeepZerosCallback()])`.
+
+    For models that `oba_prune` made, and Hydras of them. It looks at the weights of linear and convolutional layers; biases, of
+    which new models have zeros that shall train, are free.
+    """
+
+    def __init__(self):
+        self._kept: list[tuple[nn.Parameter, Tensor]] = []
+
+    def on_train_begin(self, args, state, control, model: nn.Module | None = None, **kwargs):
+        if args.fsdp or args.deepspeed:
+            raise ValueError(
+                "KeepZerosCallback needs whole weights on every process: train without FSDP and DeepSpeed"
+            )
+        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
+        weights = [module.weight for module in model.modules() if isinstance(module, kinds) or is_a(module, Grouped)]
+        self._kept = [(weight, weight.detach() == 0) for weight in weights if weight.requires_grad]
+
+    @torch.no_grad()
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        for weight, zeros in self._kept:
+            weight.masked_fill_(zeros, 0)
+
+
+class TrainingBar(TrainerCallback):
+    """A bar on a terminal, and a line after each validation.
+
+    name: what is trained
+    enabled: whether there is a bar
+    """
+
+    def __init__(self, name: str, enabled: bool = True):
+        self.name, self.enabled = name, enabled
+        self.bar = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            self.bar = progress_bar(state.max_steps, self.name, "step", self.enabled, initial=state.global_step)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.bar is not None:
+            self.bar.update(state.global_step - self.bar.n)
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        if self.bar is None:
+            return
+        found = [f"{name.removeprefix('eval_')} {metrics[name]:.4f}" for name in _validated(args, metrics)]
+        self.bar.write(
+            f"{self.name}: step {state.global_step:,} of {state.max_steps:,}, validation {', '.join(found)}"
+        )
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+def _validated(args, metrics: dict[str, float]) -> list[str]:
+    """The loss, and what the training is chosen by."""
+    names = ("eval_loss", f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}")
+    return [name for name in dict.fromkeys(names) if name in metrics]

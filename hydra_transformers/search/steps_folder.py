@@ -1,4 +1,4 @@
-"""The work folder: every finished step, known again by what it was made from."""
+"""The folder of a search's finished steps, from which the same call goes on."""
 
 import hashlib
 import json
@@ -12,10 +12,10 @@ from .._io.files import parse_json, remove_leftovers, write_atomically
 IDENTITY = "hydration.json"
 
 
-class Work:
-    """A folder that belongs to one hydration: the same models, data and settings, whatever the target.
+class StepsFolder:
+    """Belongs to one search: the same models, data and settings, whatever the target and the time limit.
 
-    folder: is made, or gone on with; one of another hydration is refused
+    folder: is made, or gone on with; one of another search is refused
     identity: what the steps depend on
     """
 
@@ -26,7 +26,12 @@ class Work:
         remove_leftovers(folder)
         record = folder / IDENTITY
         if record.exists():
-            found = self._identity_in(record)
+            found = _object_in(record)
+            if found is None:
+                raise ValueError(
+                    f"{record} is broken, so nobody knows what steps {folder} holds: remove that folder, or pass another "
+                    "output_dir"
+                )
             different = [name for name in identity if found.get(name) != identity[name]]
             if different:
                 raise ValueError(
@@ -38,39 +43,28 @@ class Work:
         else:
             write_atomically(record, json.dumps(identity, indent=1) + "\n")
 
-    def _identity_in(self, record: Path) -> dict[str, Any]:
-        try:
-            found = parse_json(record.read_bytes())
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise ValueError(
-                f"{record} is broken, so nobody knows what steps {self.folder} holds: remove that folder, or pass another "
-                "output_dir"
-            )
-        return found
+    def path(self, *place: str) -> Path:
+        path = self.folder.joinpath(*place)
+        return path.with_name(f"{path.name}.json")
 
     def read(self, *place: str) -> dict[str, Any] | None:
-        """What `write` left there; None where there is nothing, or something that was made from something else."""
-        return self._made_here(self.path(*place))
+        """What `write` left there; None where there is nothing, or a record of another search."""
+        path = self.path(*place)
+        return _object_in(path) if self.has_made(path) else None
 
-    def is_made_here(self, path: Path) -> bool:
-        """Whether a JSON file, of this folder or another, is of this hydration."""
-        return self._made_here(path) is not None
-
-    def _made_here(self, path: Path) -> dict[str, Any] | None:
-        if not path.exists():
-            return None
-        try:
-            record = parse_json(path.read_bytes())
-        except ValueError:
-            return None
-        return record if isinstance(record, dict) and record.get("made_from") == self.digest else None
+    def has_made(self, path: Path) -> bool:
+        """Whether a JSON file, of this folder or another, is of this search."""
+        record = _object_in(path) if path.exists() else None
+        return record is not None and record.get("made_from") == self.digest
 
     def write(self, record: Mapping[str, Any], *place: str) -> None:
         text = json.dumps({"made_from": self.digest, **record}, indent=1)
         write_atomically(self.path(*place), text + "\n")
 
-    def path(self, *place: str) -> Path:
-        path = self.folder.joinpath(*place)
-        return path.with_name(f"{path.name}.json")
+
+def _object_in(path: Path) -> dict[str, Any] | None:
+    try:
+        found = parse_json(path.read_bytes())
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
