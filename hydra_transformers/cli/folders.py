@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import (
     AutoConfig,
-    AutoFeatureExtractor,
     AutoImageProcessor,
-    AutoProcessor,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     ViTImageProcessorPil,
@@ -24,19 +22,12 @@ from transformers.utils import cached_file
 from .._io.files import remove_leftovers, write_atomically
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
-from ..data.fingerprints import fingerprint_of_weights
+from ..hub.handler import PROCESSORS
 from ..models.auto import HEADS, auto_class_of, check_model_exists, load_trained
 from ..training.finetune import FINISHED, RUN
 from .errors import access_to
 
 
-# What reads a model's inputs, by the Auto class of its task.
-PROCESSOR_CLASSES = {
-    "AutoModelForAudioClassification": AutoFeatureExtractor,
-    "AutoModelForImageClassification": AutoImageProcessor,
-    "AutoModelForSequenceClassification": AutoTokenizer,
-    "AutoModelForZeroShotImageClassification": AutoProcessor,
-}
 # Older versions of Transformers ask for torchvision even where Pillow would do.
 WITHOUT_TORCHVISION = {AutoImageProcessor: ViTImageProcessorPil}
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
@@ -92,7 +83,7 @@ def check_is_hydra(config: PreTrainedConfig, name: str) -> None:
 
 def load_processor(name: str, config: PreTrainedConfig) -> Any:
     """The image processor, tokenizer, feature extractor, or for two towers two in one, that was saved with a model."""
-    processor_class = PROCESSOR_CLASSES[auto_class_of(config)]
+    processor_class = getattr(transformers, PROCESSORS[auto_class_of(config)])
     what = processor_class.__name__.removeprefix("Auto")
     if not has_processor_files(name):  # of which AutoTokenizer would make an empty one
         raise NoProcessorError(f"{name} has no {what} saved with it: name another model's with --processor")
@@ -225,19 +216,6 @@ def members_in(folder: Path) -> list[Path]:
                 f"{path} is not trained to its end: run its fine-tuning again with the same arguments, it goes on where it was"
             )
     return members
-
-
-def refuse_equal(members: Sequence[PreTrainedModel], names: Sequence[str], instead: str) -> None:
-    """Members of equal weights agree on everything, so that the Hydra would be one model at the price of several."""
-    first: dict[str, str] = {}
-    for place, (member, name) in enumerate(zip(members, names, strict=True)):
-        called = Path(name).name or name
-        equal = first.setdefault(fingerprint_of_weights(member), called)
-        if len(first) <= place:
-            raise ValueError(
-                f"{equal} and {called} have the same heads and weights and would agree on everything: {instead}, or pass "
-                "--allow-equal"
-            )
 
 
 def check_is_new(folder: Path) -> None:

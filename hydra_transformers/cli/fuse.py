@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from .._io.files import write_atomically, written_whole
-from ..fusion import check_can_be_fused
 from ..hub.member_circuits import copy_circuits, load_circuits
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
@@ -25,7 +24,6 @@ from .folders import (
     load_model,
     load_processor,
     members_in,
-    refuse_equal,
 )
 from .options import one_of, option, switch
 
@@ -77,11 +75,8 @@ def fuse(
         check_same_processors(names, configs, reader)
     check_trunk(trunk_layers, names[0], configs[0])
     models = [load_model(name) for name in names]
-    check_can_be_fused(models, "members")
-    if not allow_equal:
-        refuse_equal(models, names, "prune with another --budget or other data")
     with written_whole(output) as unfinished:
-        hydra = AutoHydra.from_pruned_members(models, [part for part in shared if part], trunk_layers)
+        hydra = AutoHydra.from_pruned_members(models, [part for part in shared if part], trunk_layers, allow_equal)
         hydra.save_pretrained(unfinished)
         if reader is not None:
             reader.save_pretrained(unfinished)
