@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .._io.threads import ONE_PASS, copy_sharing_weights
+from ..cost import count_multiply_adds
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..models.ensembling import HydraClassifierOutput
 from .baseline import check_is_count
@@ -55,6 +56,13 @@ class MCDropout(nn.Module):
     @property
     def device(self) -> torch.device:
         return device_of(self.model)
+
+    @property
+    def input_model(self) -> nn.Module:
+        return self.model
+
+    def count_multiply_adds(self) -> int:
+        return self.num_samples * count_multiply_adds(self.model)
 
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         """`member_logits` is (batch, num_samples, classes); of a model with members, each sample holds all of them."""

@@ -176,12 +176,13 @@ def all_parts(report: "UncertaintyReport", in_words: bool = False) -> list[Part]
     parts: list[Part] = [Title(title), table(*main, with_members=True)]
     parts += [] if in_words else _differences(report)  # a page begins with them
     if first.ood:
-        averages = [(f"{group}-OOD avg", DETECTION, _group_average(group)) for group in first.ood]
+        groups = [] if list(first.ood) == ["OOD"] else first.ood  # the average of all says the same
+        averages = [(f"{group_title(group)} avg", DETECTION, _group_average(group)) for group in groups]
         explained = f"Score: {report.score}. Averages are over data sets, each counting the same."
         parts += [Title("OOD detection"), explained, table(*averages, OOD_AVERAGE)]
     for group, data_sets in first.ood.items():
         places = [(name, DETECTION, _data_set(group, name)) for name in data_sets]
-        parts += [Title(f"{group}-OOD", level=3), table(*places)]
+        parts += [Title(group_title(group), level=3), table(*places)]
     if any(result.num_members > 1 for result in report.models.values()):
         places = [("ID", DIVERSITY, _of_several(lambda result: result.id))]
         if first.ood:
@@ -270,7 +271,16 @@ def _data_set(group: str, name: str) -> Callable:
 
 
 def _data_sets(result: "ModelResult") -> dict[str, Callable]:
-    return {f"{name} ({group})": _data_set(group, name) for group, sets in result.ood.items() for name in sets}
+    return {set_title(group, name): _data_set(group, name) for group, sets in result.ood.items() for name in sets}
+
+
+def group_title(group: str) -> str:
+    """A group of OOD sets; "OOD" where they were given without groups."""
+    return "OOD" if group == "OOD" else f"{group}-OOD"
+
+
+def set_title(group: str, name: str) -> str:
+    return name if group == "OOD" else f"{name} ({group})"
 
 
 def _severity(severity: str) -> Callable:

@@ -111,6 +111,10 @@ class TemperatureScaledClassifier(nn.Module):
     def device(self) -> torch.device:
         return device_of(self.model)
 
+    @property
+    def input_model(self) -> nn.Module:
+        return self.model
+
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         output = self.model(**accepted_inputs(self.model, inputs))
         member_logits = self.scaling(member_logits_of(output, type(self.model).__name__))
