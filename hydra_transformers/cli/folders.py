@@ -24,7 +24,7 @@ from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
 from ..hub.handler import PROCESSORS
 from ..models.auto import HEADS, auto_class_of, check_model_exists, load_trained
-from ..training.finetune import FINISHED, RUN
+from ..training.run_folders import FINISHED, RUN
 from .errors import access_to
 
 
