@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ..cost import example_inputs, multiply_adds_of
+from ..cost import multiply_adds_of
 from ..data.prediction import check_class_prompts
+from ..fusion import example_inputs
 from .baseline import Baseline
 
 

@@ -81,10 +81,10 @@ def analyse(
 
     check_named_once([name for name, _ in ood], "--ood")
     check_named_once(budgets or [], "--budgets")
+    config = load_config(model)
     check_is_new(output)
     check_takes_files(output)
     device = device_named(device)
-    config = load_config(model)
     if getattr(config, "num_members", 1) > 1:
         raise ValueError(
             f"{model} has {config.num_members} members: analyse one, hydra.member(0).save_pretrained(FOLDER)"

@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import transformers
 from transformers import (
     AutoConfig,
-    AutoFeatureExtractor,
     AutoImageProcessor,
-    AutoProcessor,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     ViTImageProcessorPil,
@@ -25,7 +23,7 @@ from transformers.utils import cached_file
 from .._io.files import remove_leftovers, write_atomically, written_whole
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
-from ..data.fingerprints import fingerprint_of_weights
+from ..hub.handler import PROCESSORS
 from ..hub.member_circuits import has_led_to, heads_of_backbone, in_order_of_members, kept_by
 from ..models.auto import HEADS, auto_class_of, check_model_exists, load_trained
 from ..pruning import Circuit
@@ -33,16 +31,9 @@ from ..pruning.heads import Head
 from ..pruning.member_plan import CIRCUITS
 from ..pruning.scoring import OBJECTIVES
 from ..training.finetune import FINISHED, RUN
-from .errors import AccessError, access_to
+from .errors import access_to
 
 
-# What reads a model's inputs, by the Auto class of its task.
-PROCESSOR_CLASSES = {
-    "AutoModelForAudioClassification": AutoFeatureExtractor,
-    "AutoModelForImageClassification": AutoImageProcessor,
-    "AutoModelForSequenceClassification": AutoTokenizer,
-    "AutoModelForZeroShotImageClassification": AutoProcessor,
-}
 # Older versions of Transformers ask for torchvision even where Pillow would do.
 WITHOUT_TORCHVISION = {AutoImageProcessor: ViTImageProcessorPil}
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
@@ -98,24 +89,21 @@ def check_is_hydra(config: PreTrainedConfig, name: str) -> None:
 
 def load_processor(name: str, config: PreTrainedConfig) -> Any:
     """The image processor, tokenizer, feature extractor, or for two towers two in one, that was saved with a model."""
-    processor_class = PROCESSOR_CLASSES[auto_class_of(config)]
+    processor_class = getattr(transformers, PROCESSORS[auto_class_of(config)])
+    what = processor_class.__name__.removeprefix("Auto")
+    if not has_processor_files(name):  # of which AutoTokenizer would make an empty one
+        raise NoProcessorError(f"{name} has no {what} saved with it: name another model's with --processor")
     try:
-        with access_to(name, "model"):
-            try:
-                return processor_class.from_pretrained(name)
-            except ImportError:
-                if processor_class not in WITHOUT_TORCHVISION:
-                    raise
-                return WITHOUT_TORCHVISION[processor_class].from_pretrained(name)
-    except (AccessError, ValueError) as error:
-        what = processor_class.__name__.removeprefix("Auto")
-        if has_processor_files(name):
-            raise ValueError(
-                f"the {what} of {name} cannot be read ({_shortened(error)}): install what it needs, or name another model's with "
-                "--processor"
-            ) from error
-        raise NoProcessorError(
-            f"{name} has no {what} saved with it: name another model's with --processor ({_shortened(error)})"
+        try:
+            return processor_class.from_pretrained(name)
+        except ImportError:
+            if processor_class not in WITHOUT_TORCHVISION:
+                raise
+            return WITHOUT_TORCHVISION[processor_class].from_pretrained(name)
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(
+            f"the {what} of {name} cannot be read ({' '.join(str(error).split())[:120]}): install what it needs, or name "
+            "another model's with --processor"
         ) from error
 
 
@@ -137,10 +125,6 @@ def find_processor(name: str, config: PreTrainedConfig) -> Any | None:
         return load_processor(name, config)
     except NoProcessorError:
         return None
-
-
-def _shortened(error: Exception) -> str:
-    return " ".join(str(error).split())[:120]
 
 
 def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConfig], first: Any) -> None:
@@ -238,19 +222,6 @@ def members_in(folder: Path) -> list[Path]:
                 f"{path} is not trained to its end: run its fine-tuning again with the same arguments, it goes on where it was"
             )
     return members
-
-
-def refuse_equal(members: Sequence[PreTrainedModel], names: Sequence[str], instead: str) -> None:
-    """Members of equal weights agree on everything, so that the Hydra would be one model at the price of several."""
-    first: dict[str, str] = {}
-    for place, (member, name) in enumerate(zip(members, names, strict=True)):
-        called = Path(name).name or name
-        equal = first.setdefault(fingerprint_of_weights(member), called)
-        if len(first) <= place:
-            raise ValueError(
-                f"{equal} and {called} have the same heads and weights and would agree on everything: {instead}, or pass "
-                "--allow-equal"
-            )
 
 
 def check_is_new(folder: Path) -> None:

@@ -26,7 +26,6 @@ from .folders import (
     load_model,
     load_processor,
     members_in,
-    refuse_equal,
 )
 from .options import one_of, option, switch
 
@@ -68,9 +67,9 @@ def fuse(
 
     folder = Path(members[0]) if len(members) == 1 else None
     names = members if folder is None else [str(path) for path in members_in(folder)]
+    configs = [load_config(name) for name in names]
     check_is_new(output)
     check_takes_files(output)
-    configs = [load_config(name) for name in names]
     if folder is not None:
         circuits_of(folder, configs)  # refuses those that a card could not be made of
     reader = find_processor(names[0], configs[0]) if processor is None else load_processor(processor, configs[0])
@@ -78,11 +77,9 @@ def fuse(
         check_same_processors(names, configs, reader)
     check_trunk(trunk_layers, names[0], configs[0])
     models = [load_model(name) for name in names]
-    check_can_be_fused(models, "members")
-    if not allow_equal:
-        refuse_equal(models, names, "prune with another --budget or other data")
+    check_can_be_fused(models, "members", allow_equal)
     with written_whole(output) as unfinished:
-        hydra = AutoHydra.from_pruned_members(models, [part for part in shared if part], trunk_layers)
+        hydra = AutoHydra.from_pruned_members(models, [part for part in shared if part], trunk_layers, allow_equal)
         hydra.save_pretrained(unfinished)
         if reader is not None:
             reader.save_pretrained(unfinished)

@@ -20,7 +20,6 @@ from ..data.prediction import (
 from ..models.decision import Decided, Decision
 from ..uncertainty.abstention import Abstention
 from ..uncertainty.conformal import ConformalSets, count_sets, summarize_sets
-from ..uncertainty.curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
 from ..uncertainty.decomposition import decompose
 from ..uncertainty.detectors import Detector
 from ..uncertainty.features import AnswerReader, without_decision
@@ -28,6 +27,7 @@ from ..uncertainty.metrics import exact_mean, ood_metrics
 from ..uncertainty.ood import check_score, ood_groups
 from ..uncertainty.streaming import UncertaintyAccumulator
 from ..uncertainty.temperature import TemperatureScaling
+from .curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
 from .gains import packed_rows
 from .report import Metrics, ModelResult, UncertaintyReport
 from .tables import set_title

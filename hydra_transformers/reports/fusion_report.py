@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 
 from ..data.fingerprints import fingerprints_of_rows
 from ..data.prediction import batches, check_chooses_one_class, device_of, predict, split_labels
+from ..fusion.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
 from ..models.auto import AutoHydra, hydra_class, load_trained
 from ..models.configuration_hydra import SHARED_PARTS
-from ..uncertainty.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
 from ..uncertainty.metrics import exact_mean, expected_calibration_error, ood_metrics
 from ..uncertainty.ood import ood_groups
 from ..uncertainty.paired import Change, accuracy_change, auroc_change, mean_change
@@ -265,7 +265,7 @@ def _checked_members(members: Sequence[PreTrainedModel | str | os.PathLike]) -> 
                 "with a classification head; two towers are compared with evaluate_uncertainty, fused and not"
             )
         check_chooses_one_class(member, name)
-    hydra = AutoHydra.from_pruned_members(members, shared=())
+    hydra = AutoHydra.from_pruned_members(members, shared=(), allow_equal=True)
     if hydra.num_members < 2:
         raise ValueError("members has one member: pass two or more, there is nothing to fuse")
     check_chooses_one_class(hydra, "members")  # whose problem type is settled where a backbone's is left open

@@ -15,6 +15,7 @@ from transformers import AutoConfig, BertConfig, BertModel, ResNetConfig
 from hydra_transformers.cli import card as card_command
 from hydra_transformers.cli import finetune as finetune_command
 from hydra_transformers.cli import info, main
+from hydra_transformers.models import auto
 from hydra_transformers.pruning import member_plan
 from tests.tiny_data import grey_rows, picture_rows, save_bert, save_vit
 
@@ -132,6 +133,41 @@ def test_a_folder_that_is_not_there(fails, tmp_path, workplace):
     assert "there is no folder" in fails("fuse", tmp_path / "nothing", "--output", tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "no-model", "--data", "rows"],
+        ["calibrate", "no-model", "--data", "rows", "--output", "FULL"],
+        ["prune", "no-model", "--data", "rows", "--output", "FULL"],
+        ["finetune", "no-model", "--data", "rows", "--output", "FULL"],
+        ["build", "no-model", "--data", "rows", "--output", "FULL"],
+        ["build", "no-model", "--data", "rows", "--output", "FULL", "--target", "balance"],
+        ["export", "no-model", "--output", "FULL"],
+        ["analyse", "no-model", "--data", "rows", "--ood", "a=b", "--output", "FULL"],
+        ["fuse", "no-model", "other", "--output", "FULL"],
+        ["benchmark", "no-model", "--output", "FULL"],
+        ["predict", "no-model", "nothing.png"],
+        ["serve", "no-model"],
+        ["app", "no-model"],
+        ["info", "no-model"],
+        ["card", "no-model"],
+        ["push", "no-model", "me/model"],
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_a_missing_model_is_told_before_anything_else(words, fails, tmp_path, monkeypatch):
+    """Before the data, and before a folder to write into that is wrong, too."""
+
+    def missing(*_, **__):
+        raise hub_error(RepositoryNotFoundError, 404)
+
+    (tmp_path / "thesis.txt").write_text("mine")
+    monkeypatch.setattr(auto, "is_offline_mode", lambda: False)
+    monkeypatch.setattr(auto.HfApi, "model_info", missing)
+    sentence = fails(*(str(tmp_path) if word == "FULL" else word for word in words))
+    assert sentence.endswith("there is no folder no-model, and no such model on the Hub: check the name")
+
+
 def test_a_folder_without_a_model(fails, tmp_path):
     assert "has no config.json" in fails("info", tmp_path)
 
@@ -149,7 +185,7 @@ def test_a_model_whose_files_are_broken(fails, tmp_path, workplace):
 def test_the_same_model_twice_is_refused_before_the_first_circuit(fails, tmp_path, workplace, monkeypatch):
     monkeypatch.setattr(member_plan, "extract_circuit", lambda *_, **__: pytest.fail("work began"))
     command = ["prune", workplace / "vit", workplace / "vit", "--data", workplace / "pictures"]
-    assert "vit and vit have the same heads and weights" in fails(*command, "--output", tmp_path / "out")
+    assert "MODEL[0] and MODEL[1] have the same heads and weights" in fails(*command, "--output", tmp_path / "out")
 
 
 def test_a_batch_size_twice(fails, tmp_path):

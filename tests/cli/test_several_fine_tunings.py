@@ -268,6 +268,12 @@ def test_without_other_data_several_models_are_pruned_for_accuracy(workplace, fi
     assert [(circuit.objective, len(circuit.ranking)) for circuit in circuits] == [("acc", 1)] * 3, "a sixth of eight"
 
 
+def test_circuits_of_several_models_look_at_the_score_that_is_named(workplace, finetuned, tmp_path):
+    run(*prune_words(workplace, [finetuned], tmp_path / "out", "--score", "energy"))
+    circuits = [Circuit.load(tmp_path / "out" / "circuits" / f"member-{index}.json") for index in range(3)]
+    assert [circuit.made_from["score"] for circuit in circuits] == ["energy"] * 3
+
+
 def test_several_models_are_pruned_by_taylor_scores(workplace, finetuned, tmp_path):
     data = ["--data", workplace / "pictures", "--method", "taylor", "--heads-per-layer", 3]
     run("prune", finetuned, *data, "--output", tmp_path / "out")
@@ -380,7 +386,7 @@ def test_circuits_of_other_fine_tunings_are_refused_by_fuse(pruned, fails, tmp_p
     [
         ("bert", r"members\[1\] is a BertForSequenceClassification"),
         ("other", r"members\[1\] has other classes than members\[0\] .number 0 is 'cat', not 'red'"),
-        ("same", "vit and same have the same heads and weights"),
+        ("same", r"members\[0\] and members\[1\] have the same heads and weights"),
         ("nothing", "there is no folder .*nothing"),
         ("pretrained-vit", "has no classifier.bias: pass a model that is trained"),
     ],

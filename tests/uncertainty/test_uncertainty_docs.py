@@ -11,7 +11,6 @@ from tests.pages import ROOT, run_python_blocks
 
 MODULES = (
     "uncertainty.abstention",
-    "uncertainty.binomial",
     "uncertainty.conformal",
     "uncertainty.decomposition",
     "uncertainty.detectors",

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from .metrics import NUM_BINS, calibration_bins, detection_counts, exact_mean, risk_coverage_curve
+from ..uncertainty.metrics import NUM_BINS, calibration_bins, detection_counts, exact_mean, risk_coverage_curve
 
 
 POINTS = 256

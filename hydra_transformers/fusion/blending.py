@@ -1,19 +1,17 @@
-"""Members with some of their parts moved to their mean, or a part of the way: what fusing makes of them."""
+"""Moves members' weights towards their mean, as fusing does, and compares them."""
 
 import copy
 import itertools
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..fusion import attention_names, slots, tower_configs, without_weights
-from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
-from .inputs import widened
+from .structure import attention_names, slots, tower_configs, without_weights
 
 
 # "classifier" is all that follows the encoder. Fusing leaves it and the attention to each member.
@@ -22,27 +20,22 @@ PARTS = (*SHARED_PARTS, "attention", "classifier")
 Weights = dict[str, list[Tensor]]  # name of a parameter -> its tensor in each member
 
 
-@torch.no_grad()
-def blended(members: Sequence[PreTrainedModel], parts: Collection[str], t: float = 1.0) -> PreTrainedModel:
-    """A Hydra that shares nothing, of members whose `parts` are at (1 - t) · own + t · mean.
-
-    With t = 1 it answers as `from_pruned_members(members, shared=parts)` does; with no parts it is the members as they are.
-    """
-    hydra = AutoHydra.from_pruned_members(members, shared=())
-    _move(_together(weights_of(hydra, part) for part in parts), t)
-    return hydra
-
-
 @contextmanager
 def moved(weights: Iterable[Weights], t: float = 1.0) -> Iterator[None]:
     """Members' weights at (1 - t) · own + t · mean for a while; then they are again what they were, bit for bit.
 
+    With t = 1 a Hydra that shares nothing answers as one that shares these parts.
+
     weights: as `weights_of` gives them
     """
-    moving = _together(weights)
+    moving = [of_members for of_part in weights for of_members in of_part.values()]
     own = [[tensor.clone() for tensor in of_members] for of_members in moving]
     with torch.no_grad():
-        _move(moving, t)
+        for of_members in moving:
+            wide = [(tensor.cpu() if tensor.device.type == "mps" else tensor).double() for tensor in of_members]
+            mean = sum(wide) / len(wide)
+            for tensor, each in zip(of_members, wide, strict=True):
+                tensor.copy_(torch.lerp(each, mean, t))
     try:
         yield
     finally:
@@ -50,17 +43,6 @@ def moved(weights: Iterable[Weights], t: float = 1.0) -> Iterator[None]:
             for of_members, before in zip(moving, own, strict=True):
                 for tensor, was in zip(of_members, before, strict=True):
                     tensor.copy_(was)
-
-
-def _together(weights: Iterable[Weights]) -> list[list[Tensor]]:
-    return [of_members for of_part in weights for of_members in of_part.values()]
-
-
-def _move(weights: Iterable[list[Tensor]], t: float) -> None:
-    for of_members in weights:
-        mean = sum(widened(tensor) for tensor in of_members) / len(of_members)
-        for tensor in of_members:
-            tensor.copy_(torch.lerp(widened(tensor), mean, t))
 
 
 def has_equal_heads(hydra: PreTrainedModel) -> bool:
