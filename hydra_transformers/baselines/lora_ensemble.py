@@ -20,9 +20,10 @@ from ..cost import inputs_for, multiply_adds_of
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..fusion import without_weights
 from ..models.ensembling import HydraClassifierOutput
-from ..training.finetune import FINISHED, MEMBERS, RUN, finetune_members
+from ..training.finetune import finetune_members
 from ..training.lora import lora_config
 from ..training.recipes import Recipe
+from ..training.run_folders import FINISHED, MEMBERS, RUN
 from .baseline import check_is_count
 from .deep_ensemble import joined
 from .seeding import seeded

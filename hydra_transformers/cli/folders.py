@@ -30,7 +30,7 @@ from ..pruning import Circuit
 from ..pruning.heads import Head
 from ..pruning.member_plan import CIRCUITS
 from ..pruning.scoring import OBJECTIVES
-from ..training.finetune import FINISHED, RUN
+from ..training.run_folders import FINISHED, RUN
 from .errors import access_to
 
 
