@@ -27,7 +27,6 @@ from transformers import ViTConfig, ViTForImageClassification
 from hydra_transformers import HydraViTConfig, HydraViTForImageClassification
 from hydra_transformers.fast import kernels as fast_kernels
 from hydra_transformers.fast import layers as fast_inference
-from hydra_transformers.models import modeling_hydra
 from hydra_transformers.models.images import PatchProjection
 from hydra_transformers.models.modeling_hydra import HydraLayer
 from provenance import where_it_ran

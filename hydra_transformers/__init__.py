@@ -5,7 +5,7 @@ fused as a single model that knows when it does not know. Importing this package
 classes of Transformers. The names a user needs first are here; the rest is in the subpackages.
 """
 
-from . import fast, models  # noqa: F401  importing `fast` lets models use it
+from . import fast, models, shift  # noqa: F401  models run fast, evaluate_uncertainty takes corruptions by name
 from ._version import __version__
 from .data import prepare
 from .export import export

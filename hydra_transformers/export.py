@@ -17,8 +17,8 @@ from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
 from ._io.files import remove_leftovers, written_whole
-from .cost import example_inputs
 from .data.prediction import accepted_inputs, evaluation_mode
+from .fusion import example_inputs
 from .models.configuration_hydra import OUTPUTS_OF_HYDRAS
 
 
@@ -90,7 +90,7 @@ def _check(model: PreTrainedModel, path: Path, formats: list[str]) -> None:
 
 def _decided_or_not(model: PreTrainedModel) -> Any:
     """While a graph is recorded nobody looks whether the weights are those that were calibrated: that is decided here."""
-    return nullcontext() if model.decision is None or model.decision.compare(model) else model.undecided()
+    return nullcontext() if model.decision is None or model.decision.compare(model) else model.uncalibrated()
 
 
 class Exportable(nn.Module):

@@ -1,4 +1,4 @@
-"""What every baseline around one model of Transformers has in common: how it answers, trains, and is saved and loaded."""
+"""The base class of baselines around one model of Transformers: answering, training, saving and loading."""
 
 import inspect
 import json
@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from .._io.files import parse_json, write_atomically, written_whole
+from ..cost import inputs_for, multiply_adds_of
 from ..data.prediction import answer_of, device_of
 from ..fusion import without_weights
 from ..models import auto
@@ -228,6 +229,13 @@ class Baseline(nn.Module):
         )
         return found is not None
 
+    @property
+    def input_model(self) -> PreTrainedModel:
+        return self.model
+
+    def count_multiply_adds(self) -> int:
+        return multiply_adds_of(self.without_weights(), **inputs_for(self, 1, "meta"))
+
     def without_weights(self) -> "Baseline":
         """The same on the meta device, to be counted and not to compute with."""
         model = without_weights(type(self.model), self.config)
@@ -242,10 +250,10 @@ def check_is_plain(model: Any, name: str = "model") -> None:
     auto.check_has_no_adapters(model, name)
 
 
-def check_is_count(value: Any, name: str = "num_members") -> None:
-    """Refuses what is no whole number, or none above zero."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}: pass at least 1, a whole number")
+def check_is_count(value: Any, name: str = "num_members", least: int = 1) -> None:
+    """Refuses what is no whole number, or a smaller one."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}: pass at least {least}, a whole number")
 
 
 def is_number(value: Any) -> bool:

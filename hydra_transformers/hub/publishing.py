@@ -26,10 +26,10 @@ from transformers.utils import logging
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
 from ..reports.report import UncertaintyReport
-from ..uncertainty import DecidingClassifier, TemperatureScaling
-from .card import create_model_card, taken_apart, task_of
+from ..uncertainty import CalibratedClassifier, TemperatureScaling
+from .card import create_model_card, split_decision, task_of
 from .card_sections import EditedCardError, renewed, replaced
-from .handler import PROCESSORS
+from .handler import KINDS
 from .space import EXAMPLES, PACKAGE
 
 
@@ -49,7 +49,7 @@ class HubError(RuntimeError):
 
 
 def push_hydra_to_hub(
-    model: PreTrainedModel | Baseline | DecidingClassifier,
+    model: PreTrainedModel | Baseline | CalibratedClassifier,
     repo_id: str,
     processor: Any = None,
     report: UncertaintyReport | None = None,
@@ -83,7 +83,7 @@ def push_hydra_to_hub(
 
     Repeat it as you like: unchanged files make no new commit, files of your own in the repository stay.
     """
-    inside, _ = taken_apart(model)
+    inside, _ = split_decision(model)
     task_of(inside)  # refuses what is no Hydra before asking for a token
     if token is None and get_token() is None:
         raise HubError("there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token=")
@@ -167,20 +167,20 @@ def _leave_own_handler(api: HfApi, repo_id: str, folder: Path) -> None:
 
 def _stage(
     folder: Path,
-    model: PreTrainedModel | Baseline | DecidingClassifier,
+    model: PreTrainedModel | Baseline | CalibratedClassifier,
     processor: Any,
     report: UncertaintyReport | None,
     temperature: TemperatureScaling | None,
 ) -> dict[str, str]:
     """Everything but the card; the card's plots as title -> path."""
-    model, decision = taken_apart(model)
+    model, decision = split_decision(model)
     model.save_pretrained(folder)
     if decision is not None:
         decision.save(folder)
     if processor is not None:
         processor.save_pretrained(folder)
         # A baseline needs this package to be loaded, and sounds are not what the handler reads.
-        if isinstance(model, PreTrainedModel) and not PROCESSORS.keys().isdisjoint(model.config.auto_classes):
+        if isinstance(model, PreTrainedModel) and not KINDS.keys().isdisjoint(model.config.auto_classes):
             shutil.copyfile(HANDLER, folder / HANDLER.name)
     if temperature is not None:
         temperature.save(folder)

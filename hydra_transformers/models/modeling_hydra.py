@@ -232,6 +232,9 @@ def eager_attention_forward(
     if attention_mask is not None:
         scores = scores + attention_mask
     softmax_dtype = torch.float32 if module.float32_softmax else None
+    if softmax_dtype is not None and scores.dtype == torch.float64:
+        # The mask's smallest float64 would become -inf in float32, and a row that sees only padding NaN.
+        scores = scores.clamp(min=torch.finfo(torch.float32).min)
     weights = nn.functional.softmax(scores, dim=-1, dtype=softmax_dtype).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
@@ -909,7 +912,7 @@ class HydraClassifierMixin:
         if labels is not None:
             loss = ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
         decided = {}
-        if self.decision is not None and self.is_deciding:
+        if self.decision is not None and self.is_calibrated:
             prepared = batch_first(self.prepare(features), members) if self.decision.reads_features else None
             decided = vars(self.decision(member_logits, prepared))
             member_logits = decided.pop("member_logits")

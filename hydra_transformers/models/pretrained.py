@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 
 from .configuration_hydra import SHARED_PARTS, TrunkLayers
-from .decision import Decision, undecided
+from .decision import Decision, uncalibrated
 from .modeling_hydra import Grouped, HydraAttention, mask_of
 
 
@@ -94,17 +94,25 @@ class HydraModelMixin:
         return self.config.num_members
 
     @classmethod
-    def from_backbone(cls, model: PreTrainedModel, heads_to_prune: dict | None = None) -> PreTrainedModel:
+    def from_backbone(
+        cls, model: PreTrainedModel, heads_to_prune: dict | None = None, check: bool = True
+    ) -> PreTrainedModel:
         """A one-member Hydra from a Transformers model, with `heads_to_prune` cut out.
 
         model: the backbone, or a one-member Hydra to prune further; it is left as it is
         heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
+        check: compare the Hydra with the backbone on a random batch, and refuse a backbone that answers otherwise
         """
-        return package("fusion").from_backbone(cls, model, heads_to_prune)
+        return package("fusion").from_backbone(cls, model, heads_to_prune, check)
 
     @classmethod
     def from_pruned_members(
-        cls, members: Sequence[PreTrainedModel], shared: Sequence[str] = SHARED_PARTS, trunk_layers: TrunkLayers = None
+        cls,
+        members: Sequence[PreTrainedModel],
+        shared: Sequence[str] = SHARED_PARTS,
+        trunk_layers: TrunkLayers = None,
+        allow_equal: bool = False,
+        check: bool = True,
     ) -> PreTrainedModel:
         """Fuses members into one Hydra.
 
@@ -114,8 +122,10 @@ class HydraModelMixin:
             nothing is merged and the Hydra is exactly the ensemble of the members
         trunk_layers: how many leading layers become the mean over the members, attention too, and run once; by default as
             many as are equal, which changes no answer. For CLIP of both towers, or `{"vision": 6, "text": 0}`
+        allow_equal: take members that are one and the same model (or a single one), to be trained apart for example
+        check: as for `from_backbone`; also warn of members that hardly differ
         """
-        return package("fusion").from_pruned_members(cls, members, shared, trunk_layers)
+        return package("fusion").from_pruned_members(cls, members, shared, trunk_layers, allow_equal, check)
 
     def member(self, index: int) -> PreTrainedModel:
         """Member `index` as a one-member Hydra of its own; shared parts are copied into it."""
@@ -130,21 +140,21 @@ class HydraModelMixin:
         super().post_init()
 
     @property
-    def is_deciding(self) -> bool:
+    def is_calibrated(self) -> bool:
         """Whether it was calibrated, and answers as what was calibrated: not while it trains, nor with other weights.
 
         Weights are read only after they were loaded, trained, cast or moved: see `Decision.is_current`."""
         decision = self.decision
-        return decision is not None and decision.is_on and not self.training and self._has_calibrated_weights()
+        return decision is not None and decision.is_on and not self.training and self._has_its_weights()
 
     @torch.compiler.assume_constant_result  # a compiled model is looked at when it is compiled
-    def _has_calibrated_weights(self) -> bool:
+    def _has_its_weights(self) -> bool:
         return self.decision.is_current(self)
 
-    def calibrate(self, data, ood=None, **options):
+    def calibrate(self, data, ood_data=None, **options):
         """Fits a temperature, a detector with its threshold, and prediction sets, which become part of the model: saved,
         loaded and pushed with it, and applied to its answers. See `hydra_transformers.uncertainty.calibrate`."""
-        return package("uncertainty.calibration").calibrate(self, data, ood, **options)
+        return package("uncertainty.calibration").calibrate(self, data, ood_data, **options)
 
     def predict(self, inputs, processor=None, batch_size: int = 1, **parameters) -> list[dict]:
         """A dict for each of several texts, PIL images or paths of images, or sounds: label, score, how uncertain and why,
@@ -153,9 +163,9 @@ class HydraModelMixin:
 
         return predict(self, inputs, processor, batch_size, **parameters)
 
-    def undecided(self):
-        """`with hydra.undecided():` it answers as before its calibration."""
-        return undecided(self)
+    def uncalibrated(self):
+        """`with hydra.uncalibrated():` it answers as before its calibration."""
+        return uncalibrated(self)
 
     def initial_std(self, module: Grouped) -> float:
         """How widely a packed layer's fresh weights spread."""

@@ -1,6 +1,5 @@
 """Tiny Hydras as the page asks them."""
 
-from argparse import Namespace
 from pathlib import Path
 
 import torch
@@ -15,8 +14,8 @@ from transformers import (
 )
 
 from hydra_transformers import AutoHydra, prepare
-from hydra_transformers.cli.deciding import load_to_answer
-from hydra_transformers.serving.page_answers import AskedModel
+from hydra_transformers.cli.serve import predictor_of
+from hydra_transformers.serving import Predictor
 from tests.tiny_data import picture_rows, save_bert, save_clip, save_vit
 
 
@@ -60,5 +59,5 @@ def save_clip_hydra(folder: Path) -> Path:
     return folder / "clip-hydra"
 
 
-def asked(folder: Path) -> AskedModel:
-    return AskedModel(folder.name, *load_to_answer(Namespace(model=str(folder), processor=None, device="cpu")))
+def asked(folder: Path) -> Predictor:
+    return predictor_of(str(folder), device="cpu")

@@ -1,0 +1,180 @@
+"""A model over HTTP."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from .._io.files import parse_json
+from ..hub.handler import Answerer, RequestError
+from .batcher import Batcher
+
+
+logger = logging.getLogger(__name__)
+
+SECONDS_TO_CLOSE = 30  # for what is in flight
+SECONDS_FOR_BODY = 30.0  # a client that sends more slowly keeps a place from others
+RETRY_AFTER = "1"  # seconds
+REQUEST = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "inputs": {"description": "a text, a pair of texts, an image in base64, or a list of these"},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "top_k": {"type": "integer", "default": 5, "description": "how many scores"},
+                "candidate_labels": {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "description": "of CLIP and SigLIP",
+                },
+                "hypothesis_template": {
+                    "type": "string",
+                    "description": "of CLIP and SigLIP: the sentence around a label",
+                },
+            },
+        },
+    },
+    "example": {"inputs": "a text, or an image in base64", "parameters": {"top_k": 3}},
+}
+ANSWERS = {
+    200: {
+        "description": "label, score, uncertainty and its parts, abstain and why, prediction_set, scores; for a list a list"
+    },
+    422: {"description": "The request cannot be answered: one sentence in `error`, as with every status above 399"},
+    503: {"description": "Too many requests wait: come again"},
+}
+
+
+def create_app(
+    answerer: Answerer,
+    max_batch: int = 16,
+    max_wait_ms: float = 5.0,
+    max_queue: int = 64,
+    max_body: int = 10_000_000,
+    docs: bool = True,
+) -> FastAPI:
+    """The app with POST /predict, GET /health, GET / and GET /docs.
+
+    Args:
+        answerer: a `Predictor`.
+        max_batch: inputs per pass of the model, and per request.
+        max_wait_ms: how long a request waits for others to share its pass.
+        max_queue: requests that are read, wait or are answered at a time; another one gets 503, and when to come again.
+        max_body: bytes of a request; a larger one gets 413.
+        docs: whether there is /docs, FastAPI's page to read and try the API. It fetches its scripts from a public server.
+    """
+    answerer.most_inputs = max_batch
+    about = getattr(answerer, "about", {})
+    batcher = Batcher(answerer.answer, max_batch, max_wait_ms / 1000)
+    limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue, "max_body": max_body}
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        batcher.start()
+        yield
+        await batcher.close()
+
+    app = FastAPI(
+        title=about.get("model", "hydra_transformers"),
+        lifespan=lifespan,
+        openapi_url="/openapi.json" if docs else None,
+        redoc_url=None,
+    )
+    app.state.requests = 0
+
+    @app.exception_handler(HTTPException)
+    async def one_sentence(request: Request, error: HTTPException) -> JSONResponse:
+        return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
+
+    @app.get("/")
+    async def info() -> dict[str, Any]:
+        """What is served, with its labels and limits."""
+        return about | {"limits": limits}
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """Whether it is well, and how many requests it has."""
+        status = {"status": "ok" if batcher.is_running else "closing", "requests": app.state.requests}
+        return JSONResponse(status, 200 if batcher.is_running else 503)
+
+    body_of_requests = {"required": True, "content": {"application/json": {"schema": REQUEST}}}
+
+    @app.post("/predict", responses=ANSWERS, openapi_extra={"requestBody": body_of_requests})
+    async def predict(request: Request) -> JSONResponse:
+        """Answers texts or images, and says how sure it is."""
+        if app.state.requests >= max_queue:
+            raise HTTPException(503, f"{max_queue} requests wait already: come again", {"Retry-After": RETRY_AFTER})
+        app.state.requests += 1
+        try:
+            body = await _body_of(request, max_body)
+            inputs, parameters, is_list = await asyncio.to_thread(_read, answerer, body)
+            answers = await batcher.submit(inputs, parameters)
+            return JSONResponse(answers if is_list else answers[0])  # refuses NaN, which JSON does not have
+        except HTTPException:
+            raise
+        except Exception as error:
+            logger.exception("a request was not answered")
+            raise HTTPException(500, "the model failed on this request: the server's log tells why") from error
+        finally:
+            app.state.requests -= 1
+
+    return app
+
+
+async def _body_of(request: Request, most: int) -> bytes:
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise HTTPException(415, "the request is no JSON: send it with Content-Type: application/json")
+    too_large = HTTPException(413, f"the request is larger than {most:,} bytes: send less at once, or smaller images")
+    length = request.headers.get("content-length", "0")
+    if len(length) > 18 or not length.isdecimal() or int(length) > most:
+        raise too_large
+    try:
+        return await asyncio.wait_for(_read_stream(request, most, too_large), SECONDS_FOR_BODY)
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the request ended before all of it was there") from error
+    except asyncio.TimeoutError as error:  # another class before Python 3.11
+        raise HTTPException(408, f"the request did not arrive within {SECONDS_FOR_BODY:.0f} seconds") from error
+
+
+async def _read_stream(request: Request, most: int, too_large: HTTPException) -> bytes:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise too_large
+    return bytes(body)
+
+
+def _read(answerer: Answerer, body: bytes) -> tuple[list[Any], dict[str, Any], bool]:
+    """The inputs, the parameters, and whether the inputs came as a list."""
+    try:
+        data = parse_json(body)
+    except ValueError as error:
+        raise HTTPException(400, "the request is no JSON that can be read") from error
+    try:
+        return *answerer.read(data), isinstance(data["inputs"], list)
+    except RequestError as error:
+        raise HTTPException(422, str(error)) from error
+
+
+def run(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Serves until SIGINT or SIGTERM, then answers what is in flight; tells where it listens."""
+    settings = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=SECONDS_TO_CLOSE,
+    )
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(settings).run()
