@@ -89,6 +89,7 @@ def test_projections_without_biases_run_fast(heads_to_prune, fast, cheapest):
     backbones = [vit_backbone(seed, qkv_bias=False) for seed in range(3)]
     members = [VIT.hydra.from_backbone(b, heads) for b, heads in zip(backbones, heads_to_prune, strict=True)]
     hydra, inputs = VIT.hydra.from_pruned_members(members), VIT.inputs()
+    fast.clear()  # building compares members with their backbones
     torch.testing.assert_close(hydra(**inputs).member_logits, plain(hydra, inputs), atol=1e-12, rtol=1e-10)
     assert len(fast) == 3
 
@@ -387,6 +388,7 @@ CHANGES = [
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_layers_do_as_they_were_told(change, fast):
     hydra, inputs = vit_hydra(), VIT.inputs()
+    fast.clear()
     change(hydra)
     expected = plain(hydra, inputs)
     with torch.no_grad():
@@ -398,6 +400,7 @@ def test_changed_layers_do_as_they_were_told(change, fast):
 def test_what_is_changed_after_a_first_run_counts(fast):
     """The parts of a layer are remembered, and looked at each time."""
     hydra, inputs = vit_hydra(), VIT.inputs()
+    fast.clear()
     before = hydra(**inputs).member_logits
     scale_a_branch(hydra)
     changed = hydra(**inputs).member_logits
@@ -422,6 +425,7 @@ class DoubledNorms(torch.Tensor):
 @pytest.mark.parametrize("who", ["a mode", "a subclass"])
 def test_functions_that_mean_something_else_are_called_by_the_modules(who, fast):
     hydra, inputs, mode = vit_hydra(), VIT.inputs(), nullcontext()
+    fast.clear()
     if who == "a mode":
         mode = DoubledMaps()
     else:

@@ -173,7 +173,7 @@ def test_what_is_not_supported_gets_a_sentence():
         AutoHydra.from_pruned_members([])
     with pytest.raises(TypeError, match="members is a ViTForImageClassification: pass a list"):
         AutoHydra.from_pruned_members(VIT.backbone())
-    with pytest.raises(TypeError, match="AutoHydra is not a model: call AutoHydra"):
+    with pytest.raises(TypeError, match="AutoHydra is not a model: call its from_pretrained"):
         AutoHydra()
 
 
