@@ -11,7 +11,8 @@ from transformers import PreTrainedConfig
 from .._io.files import written_whole
 from ..analysis import analyse_heads
 from ..analysis.report import REPORT
-from ..data.loading import PreparedData, is_same_source
+from ..data.loading import PreparedData
+from ..data.rows import is_same_source
 from .arguments import (
     check_can_be_learnt_from,
     check_named_once,

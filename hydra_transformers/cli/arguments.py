@@ -8,12 +8,10 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.integrations import get_available_reporting_integrations
 
-from ..data.loading import DataSource, PreparedData, prepare_data
+from ..data.loading import PreparedData, load_data
+from ..data.rows import PREFERRED_SPLITS, DataSource
 from ..models.auto import HYDRA_CLASSES, head_of, is_zero_shot
 from .problems import CommandError, access_to
-
-
-SPLITS_FOR_PARTS = ("train", "validation", "test")  # in this order, whatever a command prefers: parts are of one split
 
 
 def check_named_once(names: Sequence, flag: str) -> None:
@@ -51,16 +49,14 @@ def read_data(
     name: str | None = None,
     split: str | None = None,
     labelled: bool = True,
-    prefer: tuple[str, ...] = ("validation", "test", "train"),
+    prefer: tuple[str, ...] = PREFERRED_SPLITS,
     is_told: bool = True,
     part: str | None = None,
 ) -> PreparedData:
     """The rows the arguments name, prepared for a model; says what was found where `is_told`."""
-    source = source_of(arguments, name, split, part)
-    if part is not None:
-        prefer = SPLITS_FOR_PARTS
+    source = source_of(arguments, name, split or (prefer if part is None else None), part)
     with access_to(source.name, "data set"):
-        data = prepare_data(source, config, processor, labelled, prefer)
+        data = load_data(**vars(source), model=config, processor=processor, labelled=labelled)
     if is_told:
         for note in data.notes:
             print(note, flush=True)
@@ -68,18 +64,21 @@ def read_data(
 
 
 def source_of(
-    arguments: argparse.Namespace, name: str | None = None, split: str | None = None, part: str | None = None
+    arguments: argparse.Namespace,
+    name: str | None = None,
+    split: str | Sequence[str] | None = None,
+    part: str | None = None,
 ) -> DataSource:
     return DataSource(
         name or arguments.data,
         split=split,
         part=part,
         limit=arguments.limit,
-        image_column=arguments.image_column,
-        audio_column=arguments.audio_column,
-        text_column=arguments.text_column,
+        image=arguments.image_column,
+        audio=arguments.audio_column,
+        text=arguments.text_column,
         max_length=arguments.max_length,
-        label_column=arguments.label_column,
+        label=arguments.label_column,
         labels_in_order=arguments.labels_in_order,
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from ..data.loading import is_same_source
+from ..data.rows import is_same_source
 from .arguments import (
     check_named_once,
     check_training,

@@ -12,8 +12,11 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from .._io.files import write_atomically, written_whole
+from ..cost import TEXT_TOKENS
 from ..data.fingerprints import fingerprint_of_weights
-from ..data.loading import PreparedData, classes_in, is_same_source, random_changes
+from ..data.image_changes import random_changes
+from ..data.loading import PreparedData, classes_in, remember_max_length
+from ..data.rows import SPLITS_TO_CUT, is_same_source
 from ..fusion import check_can_be_fused, saved_tower_configs
 from ..models.auto import CLASSIFIERS, AutoHydra, is_zero_shot
 from ..pruning import Circuit, draw_members, extract_circuit
@@ -21,7 +24,6 @@ from ..pruning.scoring import OBJECTIVES
 from ..training import RECIPES, Recipe, default_recipe, finetune_from_pretrained, finetune_members
 from ..training.default_recipe import base_recipe
 from .arguments import (
-    SPLITS_FOR_PARTS,
     check_can_be_learnt_from,
     check_named_once,
     check_training,
@@ -379,6 +381,7 @@ def finetune(arguments: argparse.Namespace) -> None:
     is_several = is_pretrained or are_fine_tunings(source)
     claim_for_training(arguments.output, source, members, is_several)
     processor = load_processor(arguments.processor or name, config)
+    remember_max_length(processor, config, arguments.max_length, TEXT_TOKENS)
     classes = None
     if is_pretrained:
         classes = classes_of_data(arguments)
@@ -444,7 +447,8 @@ def _check_finetuning(arguments: argparse.Namespace, is_pretrained: bool) -> Non
 
 def classes_of_data(arguments: argparse.Namespace) -> list[str]:
     with access_to(arguments.data, "data set"):
-        return classes_in(source_of(arguments, split=arguments.split, part=arguments.part), SPLITS_FOR_PARTS)
+        split = arguments.split or (SPLITS_TO_CUT if arguments.part is None else None)
+        return classes_in(source_of(arguments, split=split, part=arguments.part))
 
 
 def _train_and_validation(
@@ -473,7 +477,7 @@ def _train_and_validation(
 
 def change_by(rows: PreparedData, recipe: Recipe) -> Callable[[Any], Any] | None:
     """What training images go through by the recipe; says what is left out."""
-    if rows.image_column is None:
+    if rows.kind != "image":
         return None
     change, unknown = random_changes(recipe.train_transforms)
     if unknown:

@@ -7,6 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from ..cost import TEXT_TOKENS
+from ..data.loading import remember_max_length
 from .arguments import check_can_be_learnt_from, check_named_once, check_training, device_of, read_data
 from .building import change_by, check_trainable, classes_of_data, recipe_of
 from .folders import check_same_processors, check_takes_files, load_config, load_processor, models_named
@@ -73,6 +75,7 @@ def build_for_target(arguments: argparse.Namespace) -> None:
 
 def _parts(arguments: argparse.Namespace, config: PreTrainedConfig, processor: Any) -> dict[str, Any]:
     """For a pre-trained model: one part of the data to train on, one to choose by; that for tests is not touched."""
+    remember_max_length(processor, config, arguments.max_length, TEXT_TOKENS)
     classes = classes_of_data(arguments)
     config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
     train, held_out = (

@@ -13,8 +13,9 @@ from typing import Any
 from torch import nn
 
 from .._io.files import written_whole
-from ..data.loading import is_same_source
+from ..data.loading import remember_max_length
 from ..data.prediction import ZeroShotClassifier
+from ..data.rows import is_same_source
 from ..data.sounds import waveform
 from ..models.auto import auto_class_of
 from ..models.pipeline_hydra import image_mode, read_image
@@ -58,6 +59,8 @@ def calibrate(arguments: argparse.Namespace) -> None:
     if folder.is_dir():
         circuits_of(folder, [config])  # refuses those that a card could not be made of
     processor = load_processor(arguments.processor or arguments.model, config)
+    if arguments.max_length is not None:  # saved with the model, which then reads what it was calibrated on
+        remember_max_length(processor, config, arguments.max_length, arguments.max_length)
     data = read_data(arguments, config, processor, split=arguments.split, part=arguments.part)
     if str(data.split).startswith("train") and arguments.part in (None, "training"):
         print(

@@ -19,8 +19,9 @@ from ..cost import (
     inputs_for,
     unpruned_backbone,
 )
-from ..data.loading import PreparedData, is_same_source
-from ..data.prediction import ChangedBatches, ZeroShotClassifier
+from ..data.loading import PreparedData
+from ..data.prediction import ChangedBatches, ZeroShotClassifier, collate
+from ..data.rows import FEW_ROWS, is_same_source
 from ..fusion import without_weights
 from ..models.auto import head_of, is_zero_shot
 from ..reports.evaluation import evaluate_uncertainty
@@ -55,7 +56,7 @@ class WithProgress:
     """Batches of a data set, with a bar each time they are read."""
 
     def __init__(self, data: Any, batch_size: int, name: str):
-        self.loader, self.name = torch.utils.data.DataLoader(data, batch_size), name
+        self.loader, self.name = torch.utils.data.DataLoader(data, batch_size, collate_fn=collate), name
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         return iter(tqdm(self.loader, desc=self.name, unit="batch"))
@@ -190,7 +191,7 @@ def _corrupted(arguments: argparse.Namespace, data: PreparedData, processor: Any
         if arguments.severities is not None:
             raise CommandError("--severities is of --corruptions: name those, or all")
         return {}
-    scale = {} if data.holds_texts else {"processor": processor}
+    scale = {} if data.kind == "text" else {"processor": processor}
     try:
         return corrupted_sets(data, arguments.corruptions, arguments.severities or SEVERITIES, **scale)
     except ValueError as error:
@@ -231,6 +232,8 @@ def _tell_what_says_little(arguments: argparse.Namespace, data: PreparedData) ->
         print(f"note: {arguments.data} gives 1 row, of which no figure means anything", file=sys.stderr)
     elif len(set(data.labels)) < 2:
         print(f"note: all {len(data):,} rows of {arguments.data} have the same label", file=sys.stderr)
+    elif len(data) < FEW_ROWS and arguments.part is None:  # of a part it was said already
+        print(f"note: only {len(data)} rows judge: differences of a few points may be chance", file=sys.stderr)
     for group in ("near", "far"):
         for name, source in getattr(arguments, group):
             if is_same_source(source, arguments.data):

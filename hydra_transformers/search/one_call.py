@@ -17,6 +17,7 @@ from .._io.files import write_atomically, written_whole
 from .._io.folder_lock import only_writer
 from .._version import __version__
 from ..data.fingerprints import fingerprint_of_data
+from ..data.labels import model_classes
 from ..hub.card import check_names, create_model_card
 from ..reports.report import UncertaintyReport
 from ..training import Recipe, finetune_from_pretrained
@@ -170,7 +171,8 @@ def hydrate(
         check_training_data(train_data)
     source = read_source(model_or_models, train_data is not None, finetune, num_members, class_names, seed, device)
     train_data, id_data = _divided(source, train_data, id_data, seed)
-    data = held_out(id_data, ood_data, source.config.num_labels, batch_size, seed)
+    classes = model_classes(source.config)
+    data = held_out(id_data, ood_data, len(classes), batch_size, seed, classes)
     recipes = None
     if train_data is not None:
         recipes = (

@@ -24,7 +24,7 @@ from .._io.files import UNFINISHED, parse_json, write_atomically
 from .._io.folder_lock import only_writer
 from .._io.processes import gather
 from ..data.fingerprints import fingerprint_of_data, fingerprint_of_weights
-from ..data.prediction import collate, padding_of
+from ..data.prediction import classes_of, collate, padding_of
 from ..fusion import tower_configs
 from ..models.auto import described
 from .callback import describe_trained
@@ -109,7 +109,7 @@ def finetune_members(
     learning_rates = _learning_rates(recipe, learning_rates)
     data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
     if data_collator is None and processing_class is None:
-        data_collator = partial(collate, padding=padding_of(members[0]) or 0)
+        data_collator = partial(collate, padding=padding_of(members[0]) or 0, classes=classes_of(members[0]))
     data |= {"data_collator": data_collator, "processing_class": processing_class}
     if compute_metrics is None and recipe.metric == "accuracy":
         compute_metrics = compute_accuracy

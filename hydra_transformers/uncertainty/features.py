@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .._io.threads import twin_of
-from ..data.prediction import PromptSimilarity, batches, config_of, device_of, labels_of, predict
+from ..data.prediction import PromptSimilarity, batches, classes_of, config_of, device_of, labels_of, predict
 from ..models.decision import Decision
 from ..models.grouped import GroupedLinear
 from .temperature import TemperatureScaledClassifier, TemperatureScaling
@@ -204,7 +204,7 @@ def collect_answers(
     For sets that fit in memory. `Detector.fit` and `Detector.score` read a data set of any size batch by batch.
     """
     reader, parts = AnswerReader(model, with_features), []
-    for batch in batches(data, batch_size, reader.device):
+    for batch in batches(data, batch_size, reader.device, classes=classes_of(model)):
         member_logits, features = reader(batch)
         parts.append([member_logits, features, labels_of(batch, len(member_logits))])
     if not parts:

@@ -118,7 +118,7 @@ def add_data(parser: argparse.ArgumentParser, split: str, has_own_classes: bool 
         "--max-length",
         type=positive,
         metavar="N",
-        help=f"tokens that texts are cut to, the same in all steps (default: {TEXT_TOKENS}, or fewer where the model reads fewer)",
+        help=f"tokens that texts are cut to, remembered by what is trained or calibrated (default: {TEXT_TOKENS} in a training, later the tokenizer's)",
     )
     group.add_argument("--label-column", metavar="NAME", help="default: the column whose classes fit the model")
     group.add_argument("--processor", metavar="NAME_OR_FOLDER", help="default: the one saved with the model")
