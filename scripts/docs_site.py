@@ -49,7 +49,7 @@ def on_files(files: Any, config: Any) -> Any:
     for file in list(files):
         if file.generated_by is None and Path(file.abs_src_path or "").is_relative_to(config.docs_dir):
             files.remove(file)
-    for path in site_files():
+    for path in [*site_files(), ROOT / "docs" / "site.css"]:
         files.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
     return files
 

@@ -51,6 +51,18 @@ def test_links_and_anchors_lead_somewhere(page):
         assert anchor in anchors(page), f"links to #{anchor}, which it does not have"
 
 
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_lists_begin_behind_a_blank_line_or_a_heading(page):
+    """Elsewhere the site shows their points as one paragraph."""
+    without_code = re.sub(r"^```.*?^```$", "code", page.read_text(), flags=re.S | re.M)
+    glued = [
+        line
+        for before, line in pairwise(without_code.splitlines())
+        if re.match(r"([-*+]|\d+\.) ", line) and before and not re.match(r"#|\s*([-*+]|\d+\.) |\s{2,}", before)
+    ]
+    assert not glued
+
+
 def test_the_menu_has_every_page_once():
     listed = menu(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
     assert sorted(listed) == sorted(page.relative_to(ROOT).as_posix() for page in pages())

@@ -262,6 +262,32 @@ def test_a_license_that_the_hub_does_not_know_is_told_of(license, instead, hydra
         create_model_card(hydra, license=license)
 
 
+HOSTILE = "<img src=x onerror=alert(1)> [a](javascript:b) | `c` <!-- end -->\n# d\n---\nlicense: e: '\""
+
+
+def test_names_are_no_markup_in_the_text_nor_in_the_metadata(hydra, report):
+    result = report.models["Hydra"]
+    named = replace(report, models={HOSTILE: replace(result, ood={HOSTILE: {HOSTILE: result.ood["near"]["noise"]}})})
+    calibrated = hydra_of(VIT).eval()
+    rows = [{"pixel_values": torch.randn(40, 3, 8, 8), "labels": torch.arange(40) % 5}]
+    calibrated.calibrate(rows, target={"coverage": 0.5})
+    calibrated.decision.settings["sentences"] = [HOSTILE]
+    circuit = replace(ACC, made_from={"score": HOSTILE})
+    license = HOSTILE.partition("\n")[0]
+    with pytest.warns(UserWarning, match="may not know the license"):
+        card = create_model_card(calibrated, named, dataset="d", license=license, circuits=[circuit])
+    text = card.text
+    for markup in ("<img", "[a](", " `c`", "\n# d"):
+        assert markup not in text, markup
+    assert text.count("<!-- end -->") == text.count("<!-- generated:") == len(PART.findall(text))
+    assert text.count("&lt;img src=x") >= 4
+    data = ModelCard(str(card)).data
+    assert (data.license, data.datasets) == (license, ["d"])
+    assert any(HOSTILE in each.metric_name for each in data.eval_results)
+    with pytest.raises(ValueError, match="pass a license id of the Hub"):
+        create_model_card(hydra, license=HOSTILE)
+
+
 def test_infinite_results_stay_out_of_the_metadata(hydra, report):
     report.models["Hydra"].id["nll"], before = math.inf, report.models["Hydra"].id["nll"]
     try:

@@ -25,7 +25,7 @@ from .._io.files import remove_leftovers, write_atomically, written_whole
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
 from ..hub.member_circuits import has_led_to, heads_of_backbone, in_order_of_members, kept_by
-from ..models.auto import HEADS, auto_class_of, load_trained
+from ..models.auto import HEADS, auto_class_of, check_model_exists, load_trained
 from ..pruning import Circuit
 from ..pruning.heads import Head
 from ..pruning.scoring import OBJECTIVES
@@ -50,8 +50,6 @@ PRUNE_SETTINGS, FINETUNE_SETTINGS, FUSE_SETTINGS = "prune.json", "finetune.json"
 def load_config(name: str) -> PreTrainedConfig:
     """The config of a model by Hub name or folder, of a kind this package knows; of a baseline that of the model inside."""
     path = Path(name)
-    if not path.exists() and name.startswith((".", "/", "~")):
-        raise CommandError(f"there is no folder {name}")
     inside = {"subfolder": MODEL_FOLDER} if is_baseline(name) else {}
     if path.is_dir() and not inside and not (path / "config.json").exists():
         if member_folders(path):
@@ -78,6 +76,7 @@ def load_model(name: str, device: str = "cpu") -> PreTrainedModel | Baseline:
 
 def is_baseline(name: str) -> bool:
     """Whether a folder, or a repository of the Hub, holds a baseline around a model."""
+    check_model_exists(name)
     with access_to(name, "model"):
         return Baseline.is_saved_in(name)
 

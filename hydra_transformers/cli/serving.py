@@ -60,6 +60,6 @@ def serve(arguments: argparse.Namespace) -> None:
         raise CommandError(f"serve needs {error.name}: pip install fastapi uvicorn pillow") from error
     answerer, about = answerer_of(arguments)
     limits = {name: getattr(arguments, name) for name in ("max_batch", "max_wait_ms", "max_queue")}
-    app = create_app(answerer, about, **limits, max_body=arguments.max_body_mb * 1_000_000)
+    app = create_app(answerer, about, **limits, max_body=arguments.max_body_mb * 1_000_000, docs=not arguments.no_docs)
     print(f"{about['model']} answers at POST /predict; Ctrl+C closes it when what waits is answered.", file=sys.stderr)
     run(app, arguments.host, arguments.port)

@@ -39,7 +39,7 @@ def with_linear_layers(hydra: PreTrainedModel) -> PreTrainedModel:
             kind = OutputPerMember if is_a(module, GroupedOutput) else LinearPerMember
             apart.set_submodule(name, kind(module))
     if apart.decision is not None:
-        apart.decision.seen = None  # the packed weights: it would take them for the model's
+        apart.decision.seen = None  # the packed weights would count as its own
     return apart
 
 

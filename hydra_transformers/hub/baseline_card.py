@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ..baselines import Baseline
+from ..reports.table import escape_markdown
 from .cost_table import baseline_cost_table
 from .tasks import BASELINE_LIMITS, BASELINE_SNIPPETS, Task
 
@@ -27,7 +28,9 @@ def baseline_fields(model: Baseline, task: Task, repo_id: str | None, base_model
         "snippet": snippet.replace("REPO", repo_id).strip(),
         "baseline": name,
         "members": model.num_members,
-        "arguments": {key: value for key, value in model.arguments.items() if key != "num_members"},
+        "arguments": {
+            key: escape_markdown(str(value)) for key, value in model.arguments.items() if key != "num_members"
+        },
         "cost": baseline_cost_table(model),
         "limits": BASELINE_LIMITS,
     }

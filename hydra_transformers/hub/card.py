@@ -16,6 +16,7 @@ from ..fusion import slots, tower_configs
 from ..models.auto import AUTO_CLASSES
 from ..pruning import Circuit
 from ..reports.report import UncertaintyReport
+from ..reports.table import escape_markdown
 from ..uncertainty import DecidingClassifier, TemperatureScaling
 from . import baseline_card
 from .card_sections import sealed, to_fill_in
@@ -148,7 +149,8 @@ def taken_apart(model: Any) -> tuple[Any, DecidingClassifier | None]:
 
 
 def _listed(sentences: Sequence[str]) -> str:
-    return "\n".join(f"- {each}" for each in sentences)
+    """Names of classes and data sets stand in them, as whoever made the model chose to call these."""
+    return "\n".join(f"- {escape_markdown(each)}" for each in sentences)
 
 
 def card_data(
@@ -307,7 +309,7 @@ def _describe(circuit: Circuit) -> str:
     score = circuit.made_from.get("score") or "msp"
     of_score = "" if score == "msp" else f" of {score}"
     objective = OBJECTIVE_NAMES.get(circuit.objective) or circuit.made_from.get("metric", circuit.objective)
-    return f"objective: {objective}{of_score}" + (f", {rows} samples" if rows else "")
+    return escape_markdown(f"objective: {objective}{of_score}" + (f", {rows} samples" if rows else ""))
 
 
 def _eval_results(report: UncertaintyReport, dataset: str, report_model: str | None, task: str) -> list:

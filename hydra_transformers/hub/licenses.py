@@ -21,6 +21,8 @@ def warn_of_unknown_license(license: str | None) -> None:
     """The Hub takes only names it knows; that list grows, so a name that is not in ours is told of, not refused."""
     if license is None or license in LICENSES:
         return
+    if not license.isprintable():
+        raise ValueError(f"license is {license!r}: pass a license id of the Hub such as 'apache-2.0'")
     similar = difflib.get_close_matches(license.lower().replace(" ", "-"), LICENSES, n=1)
     instead = f"do you mean {similar[0]!r}?" if similar else "for one of your own it is 'other'"
     warnings.warn(f"the Hub may not know the license {license!r}: {instead}", stacklevel=3)

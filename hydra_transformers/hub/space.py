@@ -10,6 +10,7 @@ from pathlib import Path
 from huggingface_hub import RepoCard, SpaceCardData
 
 from .._io.files import written_whole
+from .card import check_names
 
 
 PACKAGE = Path(__file__).parents[1]
@@ -55,6 +56,7 @@ def write_space(
     """
     if single is not None and Path(single).exists():
         raise ValueError(f"single is the folder {single}, and a Space loads its models from the Hub: pass a Hub name")
+    check_names(repo_id=repo_id, single=single)
     words = ["app", repo_id, "--host", "0.0.0.0", "--port", "7860"]
     words += [] if single is None else ["--single", single]
     sdk = _version("gradio", "push --space needs Gradio, with which to try the page first: pip install 'gradio>=6'")

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import transformers
+from huggingface_hub import HfApi, is_offline_mode, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pipelines import PIPELINE_REGISTRY
@@ -61,6 +63,9 @@ from .modeling_hydra_siglip import (
     HydraSiglipVisionModel,
 )
 from .modeling_hydra_vit import HydraViTForImageClassification, HydraViTModel
+
+
+SECONDS_TO_FIND = 10.0  # until the Hub has said whether it has a model
 
 
 class AutoHydra:
@@ -132,10 +137,30 @@ def check_has_no_adapters(model: nn.Module, name: str) -> None:
 
 def config_of(name: str | os.PathLike) -> PreTrainedConfig:
     """The config in a folder or on the Hub."""
+    check_model_exists(name)
+    return transformers.AutoConfig.from_pretrained(os.fspath(name))
+
+
+def check_model_exists(name: str | os.PathLike) -> None:
+    """Refuses at once what is neither a folder nor a model on the Hub; loading it would try for a minute first."""
     name = os.fspath(name)
-    if not Path(name).exists() and name.startswith((".", "/", "~")):
+    if Path(name).exists():
+        return
+    if name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise FileNotFoundError(f"there is no folder {name}: pass a folder that save_pretrained wrote, or a Hub name")
-    return transformers.AutoConfig.from_pretrained(name)
+    try:
+        is_cached = isinstance(try_to_load_from_cache(name, "config.json"), str)
+        if not is_cached and not is_offline_mode():  # otherwise loading answers at once
+            HfApi().model_info(name, timeout=SECONDS_TO_FIND)
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise FileNotFoundError(f"there is no folder {name}, and no such model on the Hub: check the name") from error
+    except HfHubHTTPError:
+        return  # loading says what else the Hub objects to
+    except Exception as error:  # of whichever library the requests are made with
+        raise ConnectionError(
+            f"there is no folder {name}, and the Hub could not be reached to look for a model of that name: check the name, or "
+            "the network"
+        ) from error
 
 
 def load_trained(name: str | os.PathLike) -> PreTrainedModel:

@@ -7,6 +7,7 @@ that a fit made, one for each member.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -187,6 +188,8 @@ class Method:
     state: the tensors that it needs, whose first dimension is the members
     needs_labels: whether these are made of labelled data
     multi_label: the score of answers to each of several labels, where there is one
+    bounds: between which scores lie
+    settings, fit_settings: the defaults of what can be set, of the score and of the fit
     """
 
     score: Callable[..., Tensor]
@@ -195,30 +198,59 @@ class Method:
     state: tuple[str, ...] = ()
     needs_labels: bool = False
     multi_label: Callable[..., Tensor] | None = None
+    bounds: tuple[float, float] = (0.0, math.inf)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    fit_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 EITHER, MEMBERS, MEAN_FIRST = ("members", "mean"), ("members",), ("mean", "members")
 FEATURES, BOTH = ("features",), ("logits", "features")
 GAUSSIAN = ("center", "whitening", "class_means")
+SIGNED, SHARE = (-math.inf, math.inf), (0.0, 1.0)
 DETECTORS = {
-    "msp": Method(msp, MEAN_FIRST, multi_label=max_sigmoid),
+    "msp": Method(msp, MEAN_FIRST, multi_label=max_sigmoid, bounds=SHARE),
     # The logits of the mean are log-probabilities: their energy is always 0, their largest says what msp says.
-    "max_logit": Method(max_logit, MEMBERS, multi_label=max_logit),
-    "energy": Method(energy, MEMBERS, multi_label=joint_energy),
+    "max_logit": Method(max_logit, MEMBERS, multi_label=max_logit, bounds=SIGNED),
+    "energy": Method(energy, MEMBERS, multi_label=joint_energy, bounds=SIGNED),
     "entropy": Method(entropy, MEAN_FIRST, multi_label=lambda answers: entropy(answers).sum(dim=-1)),
     "mutual_information": Method(
         mutual_information, MEMBERS, multi_label=lambda answers: mutual_information(answers).sum(dim=-1)
     ),
-    "disagreement": Method(disagreement, MEMBERS, multi_label=lambda answers: disagreement(answers).mean(dim=-1)),
-    "gen": Method(gen, MEAN_FIRST),
-    "kl_matching": Method(kl_matching, MEAN_FIRST, state=("log_templates",)),
-    "she": Method(she, EITHER, BOTH, ("patterns",), needs_labels=True),
-    "knn": Method(knn, EITHER, FEATURES, ("bank",), multi_label=knn),
-    "mahalanobis": Method(mahalanobis, EITHER, FEATURES, GAUSSIAN, needs_labels=True),
-    "relative_mahalanobis": Method(
-        relative_mahalanobis, EITHER, FEATURES, (*GAUSSIAN, "background_whitening"), needs_labels=True
+    "disagreement": Method(
+        disagreement, MEMBERS, multi_label=lambda answers: disagreement(answers).mean(dim=-1), bounds=SHARE
     ),
-    "vim": Method(vim, MEMBERS, BOTH, ("origin", "residual_space", "alpha")),
+    "gen": Method(gen, MEAN_FIRST, settings={"gamma": 0.1, "top_classes": 100}),
+    "kl_matching": Method(kl_matching, MEAN_FIRST, state=("log_templates",)),
+    "she": Method(she, EITHER, BOTH, ("patterns",), needs_labels=True, bounds=SIGNED),
+    "knn": Method(
+        knn,
+        EITHER,
+        FEATURES,
+        ("bank",),
+        multi_label=knn,
+        settings={"k": 50},
+        fit_settings={"bank_size": 10_000, "seed": 0},
+    ),
+    "mahalanobis": Method(
+        mahalanobis, EITHER, FEATURES, GAUSSIAN, needs_labels=True, fit_settings={"shrinkage": None}
+    ),
+    "relative_mahalanobis": Method(
+        relative_mahalanobis,
+        EITHER,
+        FEATURES,
+        (*GAUSSIAN, "background_whitening"),
+        needs_labels=True,
+        bounds=SIGNED,
+        fit_settings={"shrinkage": None},
+    ),
+    "vim": Method(
+        vim,
+        MEMBERS,
+        BOTH,
+        ("origin", "residual_space", "alpha"),
+        bounds=SIGNED,
+        fit_settings={"principal_dim": None, "sample_size": 10_000, "seed": 0},
+    ),
 }
 COMPARE_MEMBERS = ("mutual_information", "disagreement")  # nothing to tell of a single model
 
@@ -237,3 +269,42 @@ def score(
     function = method.multi_label if multi_label else method.score
     answers = answers_of(member_logits, member_features, state, by or method.by[0], multi_label)
     return function(answers, **settings).mean(dim=1)
+
+
+def check_detector(name: str, by: str | None, multi_label: bool, settings: Mapping[str, Any]) -> Method:
+    """Refuses a detector that does not exist, or not in this form; its method otherwise."""
+    if not isinstance(name, str) or name not in DETECTORS:
+        raise ValueError(f"unknown detector {name!r}: choose one of {', '.join(DETECTORS)}")
+    method = DETECTORS[name]
+    if by not in (None, *method.by):
+        ways = " or ".join(map(repr, method.by))
+        raise ValueError(f"by is {by!r}, which {name} has no form for: pass {ways}, or leave it out")
+    if multi_label and method.multi_label is None:
+        able = ", ".join(other for other, each in DETECTORS.items() if each.multi_label is not None)
+        raise ValueError(f"{name} is about one class of several, and has no multi-label form: choose one of {able}")
+    usual = {**method.settings, **method.fit_settings}
+    for setting, value in settings.items():
+        if setting not in usual:
+            choices = f"choose from {', '.join(usual)}" if usual else "it has none"
+            raise ValueError(f"{name} has no setting {setting!r}: {choices}")
+        _check_setting(setting, value)
+    return method
+
+
+def _check_setting(name: str, value: Any) -> None:
+    is_finite = is_number(value) and math.isfinite(value)
+    is_count = is_finite and isinstance(value, int) and value >= (0 if name == "seed" else 1)
+    if name == "shrinkage":
+        fits, wanted = value is None or (is_finite and 0 <= value <= 1), "a number from 0 to 1, or None"
+    elif name == "gamma":
+        fits, wanted = is_finite and value > 0, "a positive number"
+    elif name == "principal_dim":
+        fits, wanted = value is None or is_count, "a positive whole number, or None"
+    else:
+        fits, wanted = is_count, "a positive whole number"
+    if not fits:
+        raise ValueError(f"{name} is {value!r}: pass {wanted}")
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and not math.isnan(value)

@@ -85,7 +85,7 @@ class HydraClassifierMixin:
         """The encoder on `inputs`, and what the members make of it."""
         if self.reads_first_token and not wants_every_token(self.config, kwargs):
             inputs = inputs | {"first_token_only": True}
-        is_deciding = self.is_deciding  # first: it looks at weights, and would wait for all that a GPU has yet to do
+        is_deciding = self.is_deciding
         outputs: HydraModelOutput = self.base_model(**inputs, members_only=True, return_dict=True, **kwargs)
         states, pooled = outputs.member_last_hidden_state, outputs.member_pooler_output
         features = self.read(states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1))

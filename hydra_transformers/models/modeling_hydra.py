@@ -125,14 +125,17 @@ class HydraModelMixin:
 
     def post_init(self):
         settings = None if self.is_base_model else getattr(self.config, "decision", None)
-        self.decision: Decision | None = None if settings is None else Decision(settings)
-        if self.decision is not None:
+        self.decision: Decision | None = None
+        if settings is not None:
+            self.decision = Decision(settings, sum(weight.numel() for weight in self.parameters()))
             self._keep_in_fp32_modules_strict = ["decision"]
         super().post_init()
 
     @property
     def is_deciding(self) -> bool:
-        """Whether it was calibrated, and answers as what was calibrated: not while it trains, nor with other weights."""
+        """Whether it was calibrated, and answers as what was calibrated: not while it trains, nor with other weights.
+
+        Weights are read only after they were loaded, trained, cast or moved: see `Decision.is_current`."""
         decision = self.decision
         return decision is not None and decision.is_on and not self.training and self._has_calibrated_weights()
 
@@ -183,11 +186,14 @@ class HydraModelMixin:
                 module.check_same_heads(module.kept_heads_mask)
         if model.decision is not None:
             model.decision.check_loaded()
+            model.decision.compare(model)
         return loaded
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
         # Every Auto class that can load the folder; Transformers by itself would only add the one of this class.
         self.config.auto_map = dict(self.config.auto_classes)
+        if self.decision is not None:
+            self.decision.compare(self)  # says so where the decision is about other weights
         saved = super().save_pretrained(save_directory, *args, **kwargs)
         whole, index = Path(save_directory, WHOLE), Path(save_directory, INDEX_OF_SHARDS)
         if whole.exists() and index.exists():

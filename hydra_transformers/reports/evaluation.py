@@ -254,7 +254,7 @@ class _Judge:
 
     def count(self, counts: _Counts, decided: Decided, labels: Tensor | None) -> None:
         """Adds what the model itself decides on a batch, where nothing else was asked for."""
-        if decided.abstain is not None and self.abstention is None:
+        if self.decision.settings["threshold"] is not None and self.abstention is None:
             answered = ~decided.abstain
             is_wrong = torch.zeros_like(answered)
             if labels is not None:

@@ -20,6 +20,36 @@ logger = logging.get_logger(f"transformers.{__name__}")
 
 SECONDS_FOR_BODY = 30.0  # a client that sends more slowly keeps a place from others
 RETRY_AFTER = "1"  # seconds
+REQUEST = {
+    "type": "object",
+    "required": ["inputs"],
+    "properties": {
+        "inputs": {"description": "a text, a pair of texts, an image in base64, or a list of these"},
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "top_k": {"type": "integer", "default": 5, "description": "how many scores"},
+                "candidate_labels": {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "description": "of CLIP and SigLIP",
+                },
+                "hypothesis_template": {
+                    "type": "string",
+                    "description": "of CLIP and SigLIP: the sentence around a label",
+                },
+            },
+        },
+    },
+    "example": {"inputs": "a text, or an image in base64", "parameters": {"top_k": 3}},
+}
+ANSWERS = {
+    200: {
+        "description": "label, score, uncertainty and its parts, abstain and why, prediction_set, scores; for a list a list"
+    },
+    422: {"description": "The request cannot be answered: one sentence in `error`, as with every status above 399"},
+    503: {"description": "Too many requests wait: come again"},
+}
 
 
 def create_app(
@@ -29,8 +59,9 @@ def create_app(
     max_wait_ms: float = 5.0,
     max_queue: int = 64,
     max_body: int = 10_000_000,
+    docs: bool = True,
 ) -> FastAPI:
-    """The app with POST /predict, GET /health and GET /.
+    """The app with POST /predict, GET /health, GET / and GET /docs.
 
     Args:
         answerer: reads requests, and answers them in batches.
@@ -39,6 +70,7 @@ def create_app(
         max_wait_ms: how long a request waits for others to share its pass.
         max_queue: requests that are read, wait or are answered at a time; another one gets 503, and when to come again.
         max_body: bytes of a request; a larger one gets 413.
+        docs: whether there is /docs, FastAPI's page to read and try the API. It fetches its scripts from a public server.
     """
     answerer.most_inputs = max_batch
     batcher = Batcher(answerer.answer, max_batch, max_wait_ms / 1000)
@@ -50,7 +82,12 @@ def create_app(
         yield
         await batcher.close()
 
-    app = FastAPI(lifespan=lifespan, openapi_url=None)  # its pages would fetch scripts from elsewhere
+    app = FastAPI(
+        title=about.get("model", "hydra_transformers"),
+        lifespan=lifespan,
+        openapi_url="/openapi.json" if docs else None,
+        redoc_url=None,
+    )
     app.state.requests = 0
 
     @app.exception_handler(HTTPException)
@@ -59,15 +96,20 @@ def create_app(
 
     @app.get("/")
     async def info() -> dict[str, Any]:
+        """What is served, with its labels and limits."""
         return about | {"limits": limits}
 
     @app.get("/health")
     async def health() -> JSONResponse:
+        """Whether it is well, and how many requests it has."""
         status = {"status": "ok" if batcher.is_running else "closing", "requests": app.state.requests}
         return JSONResponse(status, 200 if batcher.is_running else 503)
 
-    @app.post("/predict")
+    body_of_requests = {"required": True, "content": {"application/json": {"schema": REQUEST}}}
+
+    @app.post("/predict", responses=ANSWERS, openapi_extra={"requestBody": body_of_requests})
     async def predict(request: Request) -> JSONResponse:
+        """Answers texts or images, and says how sure it is."""
         if app.state.requests >= max_queue:
             raise HTTPException(503, f"{max_queue} requests wait already: come again", {"Retry-After": RETRY_AFTER})
         app.state.requests += 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as format_tensors
 from torch import Tensor, nn
 from transformers.utils import cached_file
@@ -29,16 +29,15 @@ from ..data.prediction import (
 )
 from ..models.decision import Decision, undecided
 from ..models.ensembling import HydraClassifierOutput
-from ..models.known_weights import sample_of
 from .abstention import Abstention, check_share, check_target
 from .conformal import ConformalSets, check_method
 from .decomposition import decompose
-from .detectors import OF_SCORE, Detector, detector_by_name
+from .detectors import Detector, detector_by_name
 from .features import AnswerReader, collect_answers
 from .temperature import LOG_RANGE, TemperatureScaling
 
 
-SETTINGS_FILE, STATE_FILE = "decision.json", "decision.safetensors"
+FILE_NAME = "decision.safetensors"
 LEAST_ROWS = 20  # below, nothing that is fitted on half of them means anything
 
 
@@ -122,7 +121,7 @@ def calibrate(
         elif chosen.needs_fit:
             chosen.fit_answers(scaling(logits[first]), _part(features, first), labels[first])
         [value] = scaling.temperature
-        decision = Decision(_settings(chosen, value, inner))
+        decision = Decision(_settings(chosen, value, inner), _num_parameters(inner))
         for name, tensor in (chosen.state or {}).items():
             getattr(decision, name).copy_(tensor)
         elsewhere = None if ood is None else _scores(decision, inner, ood, batch_size)
@@ -203,23 +202,27 @@ def _scores(decision: Decision, model: nn.Module, data: Any, batch_size: int) ->
 
 
 def _settings(detector: Detector, temperature: float, model: nn.Module) -> dict[str, Any]:
-    of_score = {name: detector.settings[name] for name in OF_SCORE.get(detector.name, {})}
     return {
         "temperature": temperature,
         "detector": {
             "name": detector.name,
             "by": detector.by,
             "multi_label": detector.multi_label,
-            "settings": of_score,
+            "settings": detector.score_settings,
         },
         "threshold": None,
         "sets": None,
         "alpha": None,
+        "dtype": None,
         "state": {name: list(tensor.shape) for name, tensor in (detector.state or {}).items()},
-        "weights": len(sample_of(list(model.parameters()))),
+        "digests": None,
         "sentences": [],
         **_prompts_of(model),
     }
+
+
+def _num_parameters(model: nn.Module) -> int:
+    return sum(each.numel() for each in model.parameters())
 
 
 def _scaling(logits: Tensor, labels: Tensor) -> TemperatureScaling:
@@ -327,50 +330,52 @@ class DecidingClassifier(nn.Module):
     def _has_calibrated_weights(self) -> bool:
         return self.decision.is_current(self.model)
 
-    def save(self, folder: str | os.PathLike) -> None:
-        """Writes the decision, not the model, into a folder, such as the one the model was saved to."""
+    def save(self, folder: str | os.PathLike) -> Path:
+        """Writes the decision, not the model, into a folder, such as the one the model was saved to: one file,
+        `decision.safetensors`, with the settings in its metadata."""
+        self.decision.compare(self.model)
         tensors = {name: tensor.contiguous().cpu() for name, tensor in self.decision.state_dict().items()}
-        write_atomically(Path(folder) / STATE_FILE, format_tensors(tensors, metadata={"format": "pt"}))
-        write_atomically(Path(folder) / SETTINGS_FILE, json.dumps(self.decision.settings, indent=1) + "\n")
+        metadata = {"format": "pt", "decision": json.dumps(self.decision.settings)}
+        return write_atomically(Path(folder) / FILE_NAME, format_tensors(tensors, metadata=metadata))
 
     @staticmethod
     def is_saved_in(folder: str | os.PathLike) -> bool:
         """Whether a folder, or a repository of the Hub, holds a decision beside its model."""
-        return _saved(folder, SETTINGS_FILE) is not None
+        return _saved(folder) is not None
 
     @staticmethod
     def classes_saved_in(folder: str | os.PathLike) -> list[str] | None:
         """The names of the classes that a saved decision is about; None where they are the model's own."""
-        return _read_settings(folder).get("classes")
+        return _read(folder)[0].get("classes")
 
     @classmethod
     def load(cls, model: nn.Module, folder: str | os.PathLike) -> "DecidingClassifier":
         """The model with the decision that was saved in `folder`, or in a repository of the Hub."""
-        settings = _read_settings(folder)
+        settings, tensors = _read(folder)
         try:
-            decision = Decision(settings)
-            decision.load_state_dict(load_file(_saved(folder, STATE_FILE)))
-        except (ValueError, KeyError, TypeError, RuntimeError, OSError) as error:
-            raise _not_whole(folder, error) from error
+            decision = Decision(settings, _num_parameters(model))
+            decision.load_state_dict(tensors)
+            decision.check_loaded()
+        except (ValueError, RuntimeError) as error:
+            raise ValueError(f"{folder} holds no decision that can be read: {error}") from error
         return cls(model, decision.to(device_of(model)))
 
 
-def _saved(folder: str | os.PathLike, file: str) -> Path | None:
+def _saved(folder: str | os.PathLike) -> Path | None:
     if Path(folder).is_dir():
-        return Path(folder) / file if (Path(folder) / file).is_file() else None
-    found = cached_file(str(folder), file, _raise_exceptions_for_missing_entries=False)
+        return Path(folder) / FILE_NAME if (Path(folder) / FILE_NAME).is_file() else None
+    found = cached_file(str(folder), FILE_NAME, _raise_exceptions_for_missing_entries=False)
     return None if found is None else Path(found)
 
 
-def _read_settings(folder: str | os.PathLike) -> dict[str, Any]:
-    path = _saved(folder, SETTINGS_FILE)
+def _read(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The settings and the tensors of a saved decision."""
+    path = _saved(folder)
     if path is None:
-        raise FileNotFoundError(f"{folder} has no {SETTINGS_FILE}: save a DecidingClassifier there first")
+        raise FileNotFoundError(f"{folder} has no {FILE_NAME}: save a DecidingClassifier there first")
     try:
-        return dict(parse_json(path.read_bytes()))
-    except (ValueError, TypeError, OSError) as error:
-        raise _not_whole(folder, error) from error
-
-
-def _not_whole(folder: str | os.PathLike, error: Exception) -> ValueError:
-    return ValueError(f"{folder} holds no whole decision ({error}): save it again")
+        with safe_open(path, "pt") as opened:
+            settings = parse_json((opened.metadata() or {})["decision"].encode())
+            return dict(settings), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, TypeError, KeyError, OSError) as error:
+        raise ValueError(f"{path} is no whole decision ({error}): calibrate and save it again") from error

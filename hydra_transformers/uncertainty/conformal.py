@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..models.decision import check_sets
 from .inputs import as_labels, as_member_logits, as_tensor, log_of_mean_probability, wide_log_softmax, widened
 
 
-METHODS = ("lac", "aps", "raps")
 RAPS_K_REG = 5
 RAPS_PENALTY = 0.01
 ROWS_PER_PASS = 4096  # bounds the float64 memory, whatever the number of samples
@@ -259,24 +259,13 @@ def _settings(
     method: str, num_classes: float, randomised: bool, k_reg: int | None, penalty: float | None
 ) -> tuple[int | None, float | None]:
     """k_reg and penalty, checked; None unless the method has them."""
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}: choose one of {', '.join(METHODS)}")
+    if method == "raps":
+        k_reg = RAPS_K_REG if k_reg is None else k_reg
+        penalty = RAPS_PENALTY if penalty is None else penalty
+    check_sets(method, k_reg, penalty, num_classes)
     if randomised and method == "lac":
         raise ValueError("lac has nothing to randomise: leave randomised out, or choose aps or raps")
-    if method != "raps":
-        if k_reg is not None or penalty is not None:
-            raise ValueError(f"k_reg and penalty belong to raps, method is {method!r}: leave them out")
-        return None, None
-    k_reg = RAPS_K_REG if k_reg is None else k_reg
-    penalty = RAPS_PENALTY if penalty is None else penalty
-    if not isinstance(k_reg, int) or not 0 <= k_reg < num_classes:
-        raise ValueError(
-            f"k_reg is {k_reg!r}, there are {num_classes} classes: pass a whole number from 0 to {num_classes - 1}, as no "
-            "rank is above a larger one, or choose aps"
-        )
-    if not isinstance(penalty, Real) or not 0 < penalty < math.inf:
-        raise ValueError(f"penalty is {penalty!r}: pass a positive number, such as {RAPS_PENALTY}, or choose aps")
-    return k_reg, float(penalty)
+    return k_reg, None if penalty is None else float(penalty)
 
 
 def _quantile(scores: Tensor, alpha: float) -> float:

@@ -18,7 +18,7 @@ from transformers.utils import cached_file
 from .._io.files import parse_json, write_atomically
 from ..data.prediction import batches, classes_of, problem_type_of, split_labels
 from ..models import detection
-from ..models.detection import DETECTORS, answers_of
+from ..models.detection import answers_of, check_detector
 from .detector_fits import BankFit, DetectorFit, GaussianFit, PatternFit, TemplateFit, ViMFit
 from .features import AnswerReader, Head
 from .inputs import as_labels, as_member_logits, as_tensor, wide_log_sigmoid, wide_log_softmax, widened
@@ -27,14 +27,6 @@ from .inputs import as_labels, as_member_logits, as_tensor, wide_log_sigmoid, wi
 FILE_NAME = "detector.safetensors"
 ROWS_PER_PASS = 1024  # bounds the memory of a pass over tensors
 
-# By name, what may be set, and to what it is set otherwise: of the score, and of the fit.
-OF_SCORE = {"gen": {"gamma": 0.1, "top_classes": 100}, "knn": {"k": 50}}
-OF_FIT = {
-    "knn": {"bank_size": 10_000, "seed": 0},
-    "mahalanobis": {"shrinkage": None},
-    "relative_mahalanobis": {"shrinkage": None},
-    "vim": {"principal_dim": None, "sample_size": 10_000, "seed": 0},
-}
 FITS: dict[str, Callable[..., DetectorFit]] = {
     "kl_matching": TemplateFit,
     "she": PatternFit,
@@ -87,24 +79,9 @@ class Detector:
     """
 
     def __init__(self, name: str, by: str | None, multi_label: bool, settings: Mapping[str, Any]):
-        if name not in DETECTORS:
-            raise ValueError(f"unknown detector {name!r}: choose one of {', '.join(DETECTORS)}")
-        self.method = DETECTORS[name]
-        if by not in (None, *self.method.by):
-            ways = " or ".join(map(repr, self.method.by))
-            raise ValueError(f"by is {by!r}, which {name} has no form for: pass {ways}, or leave it out")
-        if multi_label and self.method.multi_label is None:
-            able = ", ".join(other for other, method in DETECTORS.items() if method.multi_label is not None)
-            raise ValueError(
-                f"{name} is about one class of several, and has no multi-label form: choose one of {able}"
-            )
-        usual = OF_SCORE.get(name, {}) | OF_FIT.get(name, {})
-        for setting, value in settings.items():
-            if setting not in usual:
-                raise ValueError(f"{name} has no setting {setting!r}: {_choices(usual)}")
-            _check_setting(setting, value)
+        self.method = check_detector(name, by, multi_label, settings)
         self.name, self.by, self.multi_label = name, by or self.method.by[0], multi_label
-        self.settings: dict[str, Any] = usual | dict(settings)
+        self.settings: dict[str, Any] = self._usual | dict(settings)
         if self.settings.get("bank_size", math.inf) < self.settings.get("k", 0):
             raise ValueError(f"bank_size is {self.settings['bank_size']}, k {self.settings['k']}: pass a larger bank")
         self.state: dict[str, Tensor] | None = None
@@ -116,11 +93,19 @@ class Detector:
     @property
     def description(self) -> str:
         """The name, and what is not as usual: "knn (k=10, by mean)"."""
-        usual = OF_SCORE.get(self.name, {}) | OF_FIT.get(self.name, {})
-        parts = [f"{name}={value}" for name, value in self.settings.items() if value != usual[name]]
+        parts = [f"{name}={value}" for name, value in self.settings.items() if value != self._usual[name]]
         parts += [f"by {self.by}"] if self.by != self.method.by[0] else []
         parts += ["multi-label"] if self.multi_label else []
         return f"{self.name} ({', '.join(parts)})" if parts else self.name
+
+    @property
+    def _usual(self) -> dict[str, Any]:
+        return {**self.method.settings, **self.method.fit_settings}
+
+    @property
+    def score_settings(self) -> dict[str, Any]:
+        """Those that scoring needs, without those of the fit."""
+        return {name: self.settings[name] for name in self.method.settings}
 
     @property
     def needs_fit(self) -> bool:
@@ -200,7 +185,7 @@ class Detector:
         """answers: (member_logits, member_features, labels) of each batch; reader: has `heads` when these were read"""
         if not self.needs_fit:
             raise ValueError(f"{self.name} needs no fit: call it as it is")
-        of_fit = ("k", *OF_FIT.get(self.name, {}))
+        of_fit = ("k", *self.method.fit_settings)
         fit = FITS[self.name](**{name: value for name, value in self.settings.items() if name in of_fit})
         sizes, rows = {}, 0
         for member_logits, features, labels in answers:
@@ -239,7 +224,6 @@ class Detector:
         device = member_logits.device if features is None else features.device
         if self.state is not None and any(tensor.device != device for tensor in self.state.values()):
             self.state = {name: tensor.to(device) for name, tensor in self.state.items()}
-        of_score = {name: self.settings[name] for name in OF_SCORE.get(self.name, {})}
         scores = []
         for start in range(0, max(1, len(member_logits)), ROWS_PER_PASS):
             part = slice(start, start + ROWS_PER_PASS)
@@ -247,7 +231,9 @@ class Detector:
             logits = widened(member_logits[part])
             logits = logits if logits.device == device else logits.float().to(device)
             of_part = None if features is None else features[part]
-            values = detection.score(self.name, logits, of_part, self.state, self.by, self.multi_label, **of_score)
+            values = detection.score(
+                self.name, logits, of_part, self.state, self.by, self.multi_label, **self.score_settings
+            )
             scores.append(widened(values))
         return torch.cat(scores)
 
@@ -389,25 +375,6 @@ class _GivenHeads:
 
     def fingerprint(self) -> None:
         return None
-
-
-def _check_setting(name: str, value: Any) -> None:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    is_count = is_number and isinstance(value, int) and value >= (0 if name == "seed" else 1)
-    if name == "shrinkage":
-        fits, wanted = value is None or (is_number and 0 <= value <= 1), "a number from 0 to 1, or None"
-    elif name == "gamma":
-        fits, wanted = is_number and value > 0, "a positive number"
-    elif name == "principal_dim":
-        fits, wanted = value is None or is_count, "a positive whole number, or None"
-    else:
-        fits, wanted = is_count, "a positive whole number"
-    if not fits:
-        raise ValueError(f"{name} is {value!r}: pass {wanted}")
-
-
-def _choices(usual: Mapping[str, Any]) -> str:
-    return f"choose from {', '.join(usual)}" if usual else "it has none"
 
 
 def _sizes_of(member_logits: Tensor, features: Tensor | None) -> dict[str, int | None]:

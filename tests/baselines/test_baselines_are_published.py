@@ -65,12 +65,18 @@ def test_calibrated_it_is_published_with_its_decision(workplace, hub, tmp_path, 
         decided,
     )
     names = {path.name for path in decided.iterdir()}
-    assert {"baseline.json", "baseline.safetensors", "model", "decision.json", "preprocessor_config.json"} <= names
+    assert {
+        "baseline.json",
+        "baseline.safetensors",
+        "model",
+        "decision.safetensors",
+        "preprocessor_config.json",
+    } <= names
     run("predict", decided, workplace / "photo.jpg", "--json")
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["prediction_set"]
     run("card", decided, "--repo", "me/tiny", "--base-model", "me/vit")
     run("push", decided, "me/tiny")
-    assert {"model/model.safetensors", "model/config.json", "baseline.json", "decision.json"} <= set(hub.files)
+    assert {"model/model.safetensors", "model/config.json", "baseline.json", "decision.safetensors"} <= set(hub.files)
     assert "config.json" not in hub.files and "modeling_hydra_vit.py" not in hub.files  # which others might load
     card = hub.files["README.md"].decode()
     assert (

@@ -78,7 +78,7 @@ def test_a_plain_classifier_is_saved_with_its_decision_beside_it(kind, workplace
     order = ["--labels-in-order"] if kind == "bert" else []
     run("calibrate", workplace / kind, *data, *rule, *order, "--output", tmp_path / "decided")
     names = {path.name for path in (tmp_path / "decided").iterdir()}
-    assert {path.name for path in (workplace / kind).iterdir()} | {"decision.json", "decision.safetensors"} == names
+    assert {path.name for path in (workplace / kind).iterdir()} | {"decision.safetensors"} == names
     assert load_trained(tmp_path / "decided").config.model_type == kind  # whoever knows nothing of it loads it as ever
     capsys.readouterr()
     inputs = [workplace / f"{number}.png" for number in range(3)] if kind == "vit" else ["a good film", "bad", "joy"]

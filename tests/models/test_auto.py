@@ -2,13 +2,19 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
+import transformers
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 from transformers import AutoModel, GPT2Config, GPT2ForSequenceClassification, PreTrainedModel
 
 import hydra_transformers
 from hydra_transformers import AutoHydra
+from hydra_transformers.cli import main
+from hydra_transformers.models import auto
 from hydra_transformers.models.auto import AUTO_CLASSES, CONFIG_CLASSES, HEADS, HYDRA_CLASSES, auto_class_of
 from tests.families import BERT, CLIP, FAMILIES, VIT
 
@@ -72,6 +78,36 @@ def test_folders_that_are_no_members_get_a_sentence(tmp_path):
         fuse("vit", "bert")
     with pytest.raises(TypeError, match="members is a str: pass a list"):
         AutoHydra.from_pruned_members(str(tmp_path / "vit"))
+
+
+class NotFound:
+    """What the errors of huggingface_hub read of a response."""
+
+    status_code, headers, request = 404, {}, None
+
+
+@pytest.mark.parametrize(
+    ("name", "problem", "error", "sentence"),
+    [
+        ("no-model", RepositoryNotFoundError("404", response=NotFound), FileNotFoundError, "no such model on the Hub"),
+        ("no model", HFValidationError("no repo id"), FileNotFoundError, "no such model on the Hub: check the name"),
+        ("no-model", OSError("Name or service not known"), ConnectionError, "the Hub could not be reached"),
+        ("a/b/c", AssertionError("asked"), FileNotFoundError, "pass a folder that save_pretrained wrote"),
+    ],
+)
+def test_a_model_that_does_not_exist_is_refused_at_once(name, problem, error, sentence, monkeypatch, capsys):
+    """Loading is not tried: it asks for one file after the other, each several times."""
+    api = SimpleNamespace(model_info=Mock(side_effect=problem))
+    monkeypatch.setattr(auto, "HfApi", lambda: api)
+    monkeypatch.setattr(auto, "is_offline_mode", lambda: False)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", Mock(side_effect=AssertionError("loaded")))
+    for load in (auto.config_of, auto.load_trained, lambda name: AutoHydra.from_pruned_members([name])):
+        with pytest.raises(error, match=f"^there is no folder {name}(, and|:) .*{sentence}"):
+            load(name)
+    for command in (["serve", name], ["app", name], ["info", name], ["predict", name, "text"]):
+        assert main(command) == 1
+        told = capsys.readouterr().err
+        assert f"there is no folder {name}" in told and sentence in told
 
 
 def test_members_that_call_their_classes_differently_are_refused():

@@ -49,7 +49,6 @@ CODE_FILES = {
     "fast_kernels.py",
     "fixed_dtype.py",
     "grouped.py",
-    "known_weights.py",
     "layer.py",
     "modeling_hydra.py",
     "norms.py",
@@ -166,7 +165,6 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
         "detection.py",
         "evaluation_mode.py",
         "fixed_dtype.py",
-        "known_weights.py",
         "pipeline_hydra.py",
     )
     decides = {name: lines.pop(name) for name in of_decisions}
@@ -174,7 +172,7 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     fast = {name: lines.pop(name) for name in ("fast_inference.py", "fast_kernels.py")}
     assert sum(lines.values()) <= 1_900, lines
     assert sum(fast.values()) <= 720, fast
-    assert sum(decides.values()) <= 880, decides
+    assert sum(decides.values()) <= 1_060, decides
 
 
 def test_building_without_the_package_gets_a_sentence(family, monkeypatch):

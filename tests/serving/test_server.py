@@ -215,8 +215,18 @@ def test_other_ways_and_types_are_refused(clients):
     response = client.post("/predict", content="{}", headers={"content-type": "text/plain"})
     assert response.status_code == 415 and "Content-Type: application/json" in response.json()["error"]
     assert client.get("/predict").status_code == 405
-    for path in ("/docs", "/openapi.json", "/../etc/passwd", "/model.safetensors"):
+    for path in ("/redoc", "/../etc/passwd", "/model.safetensors"):
         assert client.get(path).status_code == 404
+
+
+def test_the_api_has_a_page_about_itself_that_can_be_left_out(clients):
+    assert "swagger" in clients["vit"].get("/docs").text
+    api = clients["vit"].get("/openapi.json").json()
+    assert api["info"]["title"] == "hydra" and set(api["paths"]) == {"/", "/health", "/predict"}
+    request = api["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert set(request["properties"]) == {"inputs", "parameters"}
+    with TestClient(create_app(Answerer(None, None, "text"), {}, docs=False)) as client:
+        assert [client.get(path).status_code for path in ("/docs", "/openapi.json")] == [404, 404]
 
 
 # Limits

@@ -87,6 +87,9 @@ def test_a_file_of_texts_comes_along(tmp_path):
 def test_what_a_space_cannot_have_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="a Space loads its models from the Hub: pass a Hub name"):
         write_space(tmp_path / "space", "me/my-hydra", single=str(tmp_path))
+    for names in ({"repo_id": 'me/"""; import os'}, {"repo_id": "me/a", "single": "b](x)"}):
+        with pytest.raises(ValueError, match=r"(repo_id|single) is .*: pass an id of the Hub"):
+            write_space(tmp_path / "space", **names)
     monkeypatch.setattr(space, "version", lambda name: (_ for _ in ()).throw(space.PackageNotFoundError(name)))
     with pytest.raises(ImportError, match="needs Gradio"):
         write_space(tmp_path / "space", "me/my-hydra")
@@ -101,7 +104,9 @@ def test_a_space_goes_in_one_commit_and_old_code_goes(tmp_path, hub):
     assert push_space_to_hub(folder, "me/page", private=True) == "commit"
     asked = {"repo_id": "me/page", "repo_type": "space", "space_sdk": "gradio", "private": True, "exist_ok": True}
     assert hub.calls[0] == ("create_repo", asked) and commits(hub)[0]["repo_type"] == "space"
-    assert {"README.md", "app.py", "requirements.txt", "notes.md", "hydra_transformers/app/page.css"} < set(hub.files)
+    assert {"README.md", "app.py", "requirements.txt", "notes.md", "hydra_transformers/serving/page.css"} < set(
+        hub.files
+    )
     assert not {"hydra_transformers/old.py", "examples/old.png"} & set(hub.files)
     push_space_to_hub(folder, "me/page")
     assert [commit["changed"] == [] for commit in commits(hub)] == [False, True]

@@ -3,6 +3,8 @@
 import copy
 import json
 import logging
+import math
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,12 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 import peft
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForImageClassification
 from transformers.utils import logging as transformers_logging
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
-from hydra_transformers.models.decision import prediction_sets
+from hydra_transformers.models import decision as decision_module
+from hydra_transformers.models.decision import digest_of, prediction_sets
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.uncertainty import (
     Abstention,
@@ -186,20 +190,85 @@ def test_threads_that_share_a_classifier_get_their_own_answers():
     assert all(buffer.is_meta for buffer in fitted.reader[0].model.buffers())  # goes where the model goes
 
 
-@pytest.mark.parametrize("written", ["into data", "as data", "by a merged adapter"])
-def test_weights_that_change_without_a_trace_are_told(written):
+@pytest.mark.parametrize(
+    "written", ["by an operation", "as another parameter", "by load_state_dict", "by a merged adapter"]
+)
+def test_weights_that_change_in_a_running_process_are_told(written):
     hydra = hydra_of("vit")
     hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
     assert hydra.is_deciding
-    weight = hydra.vit.layers[0].mlp.fc1.weight
-    if written == "into data":
-        weight.data.mul_(2)
-    elif written == "as data":
-        weight.data = weight.data * 2
+    fc1 = hydra.vit.layers[0].mlp.fc1
+    if written == "by an operation":
+        with torch.no_grad():
+            fc1.weight.mul_(2)
+    elif written == "as another parameter":
+        fc1.weight = torch.nn.Parameter(fc1.weight.detach() * 2)
+    elif written == "by load_state_dict":
+        hydra.load_state_dict(hydra.state_dict() | {"vit.layers.0.mlp.fc1.weight": fc1.weight.detach() * 2})
     else:
         settings = peft.LoraConfig(target_modules=["fc1"], r=2, init_lora_weights=False)
-        hydra = peft.get_peft_model(hydra, settings).merge_and_unload().eval()
+        hydra = peft.get_peft_model(hydra, settings).merge_and_unload()
     assert not hydra.is_deciding
+
+
+@pytest.mark.parametrize("look", ["eval", "save", "cast"])
+def test_weights_that_were_written_through_data_show_at_the_next_comparison(look, tmp_path):
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
+    assert hydra.is_deciding
+    hydra.vit.layers[0].mlp.fc1.weight.data[0, 0] += 1
+    assert hydra.is_deciding  # what the docs say is not noticed
+    if look == "eval":
+        hydra.train().eval()
+    elif look == "save":
+        hydra.save_pretrained(tmp_path)
+        assert not type(hydra).from_pretrained(tmp_path).is_deciding
+    else:
+        hydra.bfloat16()
+    assert not hydra.is_deciding
+
+
+def test_training_of_the_word_embeddings_alone_is_noticed(tmp_path):
+    """Few of their values change: those of the words that the training data has."""
+    hydra = hydra_of("bert")
+    hydra.calibrate(rows_for("bert"), target={"coverage": 0.5})
+    for parameter in hydra.parameters():
+        parameter.requires_grad_(False)
+    words = hydra.bert.embeddings.word_embeddings.weight.requires_grad_(True)
+    before = words.detach().clone()
+    optimizer = torch.optim.SGD([words], lr=0.1)
+    batch = {"input_ids": torch.full((4, 8), 7), "labels": torch.zeros(4).long()}
+    hydra.train()
+    for _ in range(30):
+        hydra(**batch).loss.backward()
+        optimizer.step()
+    hydra.eval()
+    changed = (words != before).any(dim=1)
+    assert changed[7] and changed.sum() == 1
+    assert not hydra.is_deciding
+    hydra.save_pretrained(tmp_path)
+    assert not type(hydra).from_pretrained(tmp_path).is_deciding
+
+
+def test_answers_look_at_no_weights(monkeypatch):
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
+    [batch] = rows_for("vit", seed=1, labelled=False)
+    hydra(**batch)
+    monkeypatch.setattr(decision_module, "_checksum", None)
+    assert hydra(**batch).abstain is not None
+
+
+def test_a_digest_is_that_of_every_bit_and_every_place():
+    values = torch.randn(9_000_000, generator=torch.Generator().manual_seed(0))
+    digest = digest_of([values])
+    assert digest == digest_of([values.clone()]) and digest == digest_of([values.double()], torch.float32)
+    assert digest_of([values], torch.bfloat16) == digest_of([values.bfloat16()]) != digest
+    other = values.clone()
+    other[-1] = torch.nextafter(other[-1], other[-1] + 1)
+    swapped = values.clone()
+    swapped[[0, 8_999_999]] = swapped[[8_999_999, 0]]
+    assert len({digest, digest_of([other]), digest_of([swapped]), digest_of([values.view(3, -1)])}) == 4
 
 
 @pytest.mark.slow
@@ -229,6 +298,8 @@ def test_a_replica_of_data_parallel_decides():
         for name, weight in replica._former_parameters.items():
             setattr(replica, name, weight)
     assert not list(replicas[hydra].parameters()) and replicas[hydra].is_deciding
+    replicas[hydra].decision.seen = None
+    assert replicas[hydra].is_deciding
     replicas[hydra.vit.layers[0].mlp.fc1].weight.mul_(2)
     assert not replicas[hydra].is_deciding
 
@@ -249,16 +320,137 @@ def test_a_model_without_weights_decides_nothing_and_offloaded_ones_are_told_of(
     assert "weights of this model are offloaded" in caplog.text
 
 
-def test_weights_without_the_fit_are_refused(tmp_path):
+@pytest.mark.parametrize("saved", ["nothing", "another calibration"])
+def test_settings_beside_the_state_of_another_calibration_are_refused(saved, tmp_path):
+    """As a save leaves them that was stopped after config.json."""
     hydra = hydra_of("vit")
+    if saved == "another calibration":
+        hydra.calibrate(rows_for("vit", seed=1), target={"coverage": 0.5}, detector="mahalanobis")
     hydra.save_pretrained(tmp_path)
-    hydra.calibrate(rows_for("vit"))
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}, detector="mahalanobis")
     config = json.loads((tmp_path / "config.json").read_text()) | {"decision": hydra.config.decision}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        ValueError, match=r"the weights have no decision\.weights: take `decision` out of config\.json"
-    ):
+    with pytest.raises(ValueError, match=r"decision\.state is not what was saved with these settings"):
         type(hydra).from_pretrained(tmp_path)
+
+
+def changed(settings: dict, path: str, value) -> dict:
+    """Settings with another value at `path`, such as "sets.method"."""
+    *outer, last = path.split(".")
+    settings = copy.deepcopy(settings)
+    place = settings
+    for name in outer:
+        place = place[name]
+    place[last] = value
+    return settings
+
+
+@pytest.fixture(scope="module")
+def knn_hydra():
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}, detector=detector_by_name("knn", k=3), sets="aps")
+    return hydra
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [
+        *[("temperature", value) for value in (-1, 0, math.nan, math.inf, "1", True, None)],
+        *[("threshold", value) for value in ("nan", -5, True, math.nan, [1.0])],
+        ("alpha", 2),
+        ("dtype", "float99"),
+        ("detector", "knn"),
+        ("detector.name", "best"),
+        ("detector.name", "vim"),
+        ("detector.by", "row"),
+        ("detector.multi_label", True),
+        ("detector.settings", {"k": 0}),
+        ("detector.settings", {"k": 3, "gamma": 1.0}),
+        ("detector.settings", {}),
+        ("sets.method", "best"),
+        ("sets.k_reg", 1),
+        *[("sets.thresholds", value) for value in ([], [-5], ["nan"], [True], [0.5, 0.5], 0.5)],
+        ("sets.by_class", 1),
+        ("sets.allow_empty", None),
+        ("sets.more", 1),
+        ("state.bank", [1_000_000, 1_000_000]),
+        ("state.bank", [2, -1]),
+        ("state.center", [2, 2]),
+        ("state", {}),
+        ("digests", {}),
+        ("digests.weights", "all"),
+        ("sentences", "all is well"),
+        ("classes", [1]),
+        ("more", 1),
+    ],
+)
+def test_a_saved_decision_is_checked_and_refused_by_the_name_of_the_field(field, value, knn_hydra, tmp_path):
+    settings = changed(knn_hydra.config.decision, field, value)
+    message = rf"decision\.{field.split('.')[0]}"
+    config = copy.deepcopy(knn_hydra.config)
+    config.decision = settings
+    with pytest.raises(ValueError, match=message), torch.device("meta"):
+        type(knn_hydra)(config)
+    backbone = BY_NAME["vit"].backbone().float().eval()
+    tensors = dict(knn_hydra.decision.named_buffers())
+    save_file(tensors, tmp_path / "decision.safetensors", {"decision": json.dumps(settings)})
+    with pytest.raises(ValueError, match=message):
+        DecidingClassifier.load(backbone, tmp_path)
+
+
+def test_a_file_of_an_earlier_version_or_of_anything_else_is_no_decision(knn_hydra, tmp_path):
+    backbone = BY_NAME["vit"].backbone().float().eval()
+    assert not DecidingClassifier.is_saved_in(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"has no decision\.safetensors: save a"):
+        DecidingClassifier.load(backbone, tmp_path)
+    save_file({"bank": torch.zeros(2)}, tmp_path / "decision.safetensors")
+    with pytest.raises(ValueError, match=r"is no whole decision .*: calibrate and save it again"):
+        DecidingClassifier.load(backbone, tmp_path)
+
+
+def test_a_decision_that_was_saved_halfway_is_the_one_before(tmp_path, monkeypatch):
+    """Settings and tensors are one file, which is replaced as a whole."""
+    backbone = BY_NAME["vit"].backbone().float().eval()
+    first, second = (
+        calibrate(backbone, rows_for("vit", seed=seed), target={"coverage": 0.5}, detector="mahalanobis").model.eval()
+        for seed in (0, 1)
+    )
+    first.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["decision.safetensors"]
+    monkeypatch.setattr(os, "replace", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        second.save(tmp_path)
+    loaded = DecidingClassifier.load(backbone, tmp_path)
+    assert loaded.decision.settings == first.decision.settings
+    for name, tensor in first.decision.named_buffers():
+        assert torch.equal(tensor, loaded.decision.get_buffer(name))
+
+
+def stopped(*arguments, **options):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("detector", ["msp", "disagreement", "energy", "mahalanobis", "kl_matching"])
+@pytest.mark.parametrize("sets", ["lac", "aps"])
+def test_answers_that_are_no_numbers_abstain_and_may_be_any_class(detector, sets):
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), target={"coverage": 0.9}, detector=detector, alpha=0.7, sets=sets)
+    [batch] = rows_for("vit", seed=1, labelled=False, count=3)
+    batch["pixel_values"][1] = math.nan
+    with torch.no_grad():
+        out = hydra(**batch)
+    assert out.abstain[1] and not out.abstain[[0, 2]].all()
+    assert out.prediction_set[1].all() and not out.prediction_set[[0, 2]].all()
+
+
+def test_answers_that_are_no_numbers_abstain_without_a_threshold_too():
+    hydra = hydra_of("vit")
+    hydra.calibrate(rows_for("vit"), alpha=0.2)
+    [batch] = rows_for("vit", seed=1, labelled=False, count=3)
+    batch["pixel_values"][1] = math.nan
+    with torch.no_grad():
+        out = hydra(**batch)
+    assert out.abstain.tolist() == [False, True, False] and out.prediction_set[1].all()
 
 
 @pytest.mark.slow

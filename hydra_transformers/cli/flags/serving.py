@@ -39,6 +39,11 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-body-mb", type=positive, default=10, metavar="MB", help="of one request (default: %(default)s)"
     )
+    parser.add_argument(
+        "--no-docs",
+        action="store_true",
+        help="without /docs, a page about the API whose scripts come from a public server",
+    )
     parser.add_argument("--processor", metavar="NAME_OR_FOLDER", help="default: the one saved with the model")
     add_device(parser)
 
