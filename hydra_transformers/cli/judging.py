@@ -83,11 +83,11 @@ def evaluate(arguments: argparse.Namespace) -> None:
         name: _read_all(arguments, configs[name], processors[name], is_told=place == 0)
         for place, name in enumerate(sources)
     }
-    _tell_what_says_little(arguments, next(iter(data.values()))[0])
     fit_data = {
         name: _fit_data(arguments, configs[name], processors[name], data[name][0], is_told=place == 0)
         for place, name in enumerate(sources)
     }
+    _tell_what_says_little(arguments, next(iter(data.values()))[0])
     corruptions = {name: _corrupted(arguments, data[name][0], processors[name]) for name in sources}
     models = {name: load_model(source, device) for name, source in sources.items()}
     results = {}
