@@ -80,6 +80,7 @@ style: $(VENV)/.installed
 quality: $(VENV)/.installed
 	$(VENV)/bin/ruff format --check $(SOURCES)
 	$(VENV)/bin/ruff check $(SOURCES)
+	PYTHONPATH=. $(VENV)/bin/lint-imports
 	$(VENV)/bin/python scripts/build_model_cards.py --check
 
 clean:

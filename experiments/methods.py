@@ -162,8 +162,8 @@ class Comparison:
         if self.setting.groups_by_length:
             train, batch = LengthBatches(train, batch, order), 1
         return {
-            "train_dataset": train,
-            "eval_dataset": self.splits.validation,
+            "train_data": train,
+            "validation_data": self.splits.validation,
             "data_collator": self.splits.data_collator,
             "per_device_train_batch_size": batch,
             "per_device_eval_batch_size": EVALUATION_BATCH,

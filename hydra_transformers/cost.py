@@ -1,20 +1,19 @@
-"""What a model costs: parameters and multiply-adds, counted; time per batch, measured."""
+"""The cost of a model: parameters and multiply-adds, counted; time per batch, measured.
 
-import copy
+A model that is no `PreTrainedModel` says in two names how it is counted: `input_model`, the model inside it that names the
+inputs, and where it runs that other than once, a method `count_multiply_adds`.
+"""
+
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from .baselines import Baseline, DeepEnsemble, LoRAEnsemble, MCDropout
-from .baselines.bayesvlm import BayesVLMClassifier
-from .baselines.vilu import ViLUClassifier
 from .data.prediction import (
     ZeroShotClassifier,
     accepted_inputs,
@@ -25,11 +24,6 @@ from .data.prediction import (
 from .fusion import FIELDS_OF_HYDRAS, fields_of_backbone, tower_configs, without_weights
 from .models.auto import HYDRA_CLASSES
 from .models.pipeline_hydra import most_tokens
-from .uncertainty.temperature import TemperatureScaledClassifier
-
-
-if TYPE_CHECKING:
-    from peft import PeftModel
 
 
 TEXT_TOKENS = 128  # the length that texts are cut to, as in the paper
@@ -76,21 +70,12 @@ def count_multiply_adds(model: nn.Module) -> int:
 
     Of a `ZeroShotClassifier`, whose prompts are computed once: an image, and its products with the prompts' features.
     """
-    if isinstance(model, DeepEnsemble):
-        return sum(count_multiply_adds(each) for each in model.models)
-    if isinstance(model, MCDropout):
-        return model.num_samples * count_multiply_adds(model.model)
-    if isinstance(model, TemperatureScaledClassifier):
-        return count_multiply_adds(model.model)
-    if isinstance(model, LoRAEnsemble):
-        return sum(_multiply_adds_with_adapter(model.model, adapter) for adapter in model.adapters)
+    if hasattr(model, "count_multiply_adds"):
+        return model.count_multiply_adds()
     if isinstance(model, ZeroShotClassifier):
         return _multiply_adds_of_images(model)
-    if isinstance(model, (BayesVLMClassifier, ViLUClassifier)):
-        images = example_inputs(_config_of(model).vision_config, 1, "meta")
-        return multiply_adds_of(model.without_weights(), **images)
-    if isinstance(model, Baseline):
-        return multiply_adds_of(model.without_weights(), **inputs_for(model, 1, "meta"))
+    if hasattr(model, "input_model"):
+        return count_multiply_adds(model.input_model)
     return multiply_adds_of(without_weights(type(model), model.config), **inputs_for(model, 1, "meta"))
 
 
@@ -98,14 +83,6 @@ def _multiply_adds_of_images(model: ZeroShotClassifier) -> int:
     clip = without_weights(type(model.model), model.model.config)
     images = example_inputs(clip.config.vision_config, 1, "meta") | only_what_is_read(clip)
     return multiply_adds_of(clip.get_image_features, **images) + model.text_features.numel()
-
-
-def _multiply_adds_with_adapter(model: "PeftModel", adapter: str) -> int:
-    from peft import get_peft_model
-
-    backbone = without_weights(type(model.get_base_model()), model.config)
-    adapted = get_peft_model(backbone, copy.deepcopy(model.peft_config[adapter]))
-    return multiply_adds_of(adapted, **inputs_for(backbone, 1, "meta"))
 
 
 def multiply_adds_of(forward: Callable, **inputs) -> int:
@@ -154,7 +131,7 @@ def wait_for(device: torch.device) -> None:
 def inputs_for(model: nn.Module, batch_size: int, device: str = "cpu") -> dict[str, Tensor]:
     """Those of `example_inputs` that a model reads: a classifier of one of two towers has the config of both, and some count
     positions from behind the padding token on."""
-    reader, config = _reader_in(model), _config_of(model)
+    reader, config = _reader_in(model), config_in(model)
     inputs = accepted_inputs(reader, example_inputs(config, batch_size, device))
     if "input_ids" in inputs and getattr(config, "max_position_embeddings", 0) > 0:
         inputs["input_ids"] = inputs["input_ids"][:, : most_tokens(reader)]
@@ -181,18 +158,14 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
 
 
 def _reader_in(model: nn.Module) -> nn.Module:
-    """What names the inputs that it reads: the model itself, or the one inside it."""
-    if isinstance(model, DeepEnsemble):
-        return _reader_in(model.models[0])
-    if isinstance(model, LoRAEnsemble):
-        return model.model.get_base_model()
-    return _reader_in(model.model) if isinstance(model, (Baseline, MCDropout, TemperatureScaledClassifier)) else model
+    """The model that names the inputs: this one, or the one inside it."""
+    return _reader_in(model.input_model) if hasattr(model, "input_model") else model
 
 
-def _config_of(model: nn.Module) -> PreTrainedConfig:
+def config_in(model: nn.Module) -> PreTrainedConfig:
+    """A model's config, or that of the model inside it."""
     model = _reader_in(model)
-    is_of_prompts = isinstance(model, (ZeroShotClassifier, BayesVLMClassifier, ViLUClassifier))
-    return _config_of(model.model) if is_of_prompts else model.config
+    return model.config if hasattr(model, "config") else config_in(model.model)
 
 
 # Baselines of the same shape

@@ -90,7 +90,7 @@ def _check(model: PreTrainedModel, path: Path, formats: list[str]) -> None:
 
 def _decided_or_not(model: PreTrainedModel) -> Any:
     """While a graph is recorded nobody looks whether the weights are those that were calibrated: that is decided here."""
-    return nullcontext() if model.decision is None or model.decision.compare(model) else model.undecided()
+    return nullcontext() if model.decision is None or model.decision.compare(model) else model.uncalibrated()
 
 
 class Exportable(nn.Module):

@@ -50,7 +50,7 @@ def problems(archive: Path, tag: str | None = None) -> list[str]:
             f"{archive.name} has {name}, which is no part of it" for name in sorted(others | of_package - expected)
         ]
     if tag is not None and tag != f"v{version_of(archive)}":
-        told.append(f"{archive.name} has another version than the tag {tag}: set __version__ in {PACKAGE}/__init__.py")
+        told.append(f"{archive.name} has another version than the tag {tag}: set __version__ in {PACKAGE}/_version.py")
     return told
 
 

@@ -18,7 +18,7 @@ from torch import nn
 from transformers import ViTImageProcessorPil
 
 from hydra_transformers import AutoHydra
-from hydra_transformers.demo.deciding import calibrate
+from hydra_transformers.demo.answers import calibrate
 from hydra_transformers.demo.digits import DemoData, load_data
 from hydra_transformers.demo.pretraining import load_shipped_model
 from hydra_transformers.demo.story import BATCH_SIZE, FULL, finetuned, pruned_members

@@ -3,7 +3,6 @@
 import contextlib
 import io
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,8 +13,7 @@ from transformers import AutoModelForImageClassification, ViTImageProcessorPil, 
 
 from hydra_transformers.cli import main
 from hydra_transformers.cost import Cost
-from hydra_transformers.demo.deciding import Answer, Example, examples_of, judgement, picture
-from hydra_transformers.demo.deciding import told as told_line
+from hydra_transformers.demo.answers import Answer, Example, answer_line, examples_of, judgement, picture
 from hydra_transformers.demo.digits import CHOOSING_DIGIT, JUDGED_DIGITS, KNOWN_DIGITS, Images, load_data
 from hydra_transformers.demo.pretraining import (
     SETTINGS,
@@ -30,8 +28,9 @@ from hydra_transformers.demo.pretraining import (
     turned,
 )
 from hydra_transformers.demo.story import FULL, finetuned
-from hydra_transformers.demo.table import verdict
-from hydra_transformers.reports.report import UncertaintyReport
+from hydra_transformers.demo.table import comparison, comparison_table
+from hydra_transformers.reports.gains import packed_rows
+from hydra_transformers.reports.report import ModelResult, UncertaintyReport
 
 
 pytestmark = pytest.mark.slow
@@ -168,7 +167,7 @@ def test_the_demo_tells_every_step(told):
     for step in range(1, 10):
         assert f"[{step}/9]" in text
     for name in ("Single", "Deep Ensemble", "Hydra", "Hydra, pruned"):
-        assert f"| {name}  " in text or f"| {name} |" in text
+        assert f"\n{name}  " in text, "a row of the table"
     assert any(said in text for said in ("Fuse: ", "Fuse without ", "Do not fuse: ", "Cannot tell: "))
     for pair in ("Hydra against Deep Ensemble", "Hydra against Single", "Hydra, pruned against Deep Ensemble"):
         assert f"{pair}: " in text
@@ -176,17 +175,17 @@ def test_the_demo_tells_every_step(told):
 
 
 def test_the_demo_leaves_table_reports_and_plots(told):
-    output, text = told
+    output, _ = told
     report = UncertaintyReport.from_json(output / "report.json")
     assert [result.num_members for result in report.models.values()] == [1, 3, 3, 3]
     assert set(report.models["Hydra"].ood["near"]) == {"digit 8", "digit 9"}
     table = (output / "table.md").read_text()
-    assert table.strip() in text
-    assert f"{report.models['Single'].id['accuracy']:.1%}" in table
+    assert table.startswith("|  | Acc ↑ |") and len(table.splitlines()) == 6
+    assert f"| Single | {report.models['Single'].id['accuracy']:.1%} |" in table
     names = {path.stem for path in (output / "plots").glob("*.png")}
     assert {"reliability_diagram", "roc_digit_8_near", "score_histograms", "quality_against_cost"} <= names
     page = (output / "report.html").read_text(encoding="utf-8")
-    assert all(f'alt="{name}" src="data:image/png' in page for name in names)
+    assert page.count('src="data:image/png') == len(names)
     assert not list(output.parent.glob(".*"))
 
 
@@ -202,7 +201,7 @@ def test_the_saved_folder_is_a_model_for_pipelines_with_card_and_code(told, data
     assert torch.allclose(pixels, data.test.pixel_values[:1], atol=1e-6)
     with torch.no_grad():
         expected = model(pixels).logits.softmax(-1).max()
-    assert model.is_deciding and "### Decision" in (folder / "README.md").read_text()
+    assert model.is_calibrated and "### Decision" in (folder / "README.md").read_text()
     answer = pipeline("image-classification", model=model, image_processor=processor)(image)[0]
     assert answer["score"] == pytest.approx(expected.item(), abs=1e-5)
 
@@ -219,6 +218,10 @@ def test_the_demo_ends_with_what_the_saved_model_says_of_a_digit_and_of_a_photo(
         says = "I don't know" if answer["abstain"] else answer["label"]
         right = answer["abstain"] if example.label is None else says == example.label
         assert f'It says "{says}" of {example.name}.png, and is {"right" if right else "wrong"}: it shows' in text
+        if answer["abstain"]:
+            assert (
+                f"{example.name}.png: I don't know. {answer['reason']} (Its guess would be {answer['label']}" in text
+            )
     assert Image.open(output / "decision.png").size[0] > 500
     assert f"it answers {shares_answered(model, data.test):.1%} of the digits" in text
     assert f"{1 - shares_answered(model, data.far['photo patches']):.0%} of photo patches" in text
@@ -246,10 +249,12 @@ def shares_answered(model, images) -> float:
 )
 def test_the_demo_says_whether_the_model_is_right(label, said, abstain, sentence, tmp_path):
     example = Example("photo-patch", np.zeros((8, 8), dtype=np.uint8), label)
-    answer = Answer(said, abstain, [{"3": 0.4, "5": 0.6}, {"3": 0.8, "5": 0.2}], total=0.67, epistemic=0.1)
+    reason = "GEN is 2, above the threshold 1." if abstain else None
+    answer = Answer(said, 0.6, abstain, reason, [{"3": 0.4, "5": 0.6}, {"3": 0.8, "5": 0.2}])
     assert judgement(example, answer) == sentence
-    line = told_line(example, answer)
-    assert ("I don't know (its guess: " in line) is abstain and line.endswith("disagree: 5 (60%), 3 (80%)")
+    guess = f"{said} with 60% confidence"
+    says = f"I don't know. GEN is 2, above the threshold 1. (Its guess would be {guess}.)" if abstain else f"{guess}."
+    assert answer_line(example, answer) == f"photo-patch.png: {says} The members: 5 (60%), 3 (80%)."
     figure = picture([example], [answer])
     figure.savefig(tmp_path / "it.png")
     title = figure.axes[1]._left_title
@@ -257,33 +262,34 @@ def test_the_demo_says_whether_the_model_is_right(label, said, abstain, sentence
     assert title.get_window_extent().x1 < figure.bbox.x1 and title.get_window_extent().y1 <= figure.bbox.y1
 
 
-RESULTS = {"accuracy": 0.97, "ece": 0.03, "near": 0.95, "far": 0.98}
+def result_of(wrong: int, rows: int = 200) -> ModelResult:
+    """Right but for the first rows; foreign images always score higher."""
+    correct = (torch.arange(rows) >= wrong).double()
+    scores, foreign = torch.linspace(0, 1, rows), torch.linspace(2, 3, rows)
+    ood = {group: {"one": {"auroc": 1.0, "fpr95": 0.0}} for group in ("near", "far")}
+    kept = packed_rows(
+        {"correct": correct, "nll": 1 - correct, "score": scores}, {group: {"one": foreign} for group in ood}
+    )
+    return ModelResult(1, {"accuracy": correct.mean().item(), "ece": 0.1, "nll": 0.1}, ood, rows=kept)
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("wrong", "sentence"),
     [
-        ({}, "equal in accuracy, ECE, near AUROC, far AUROC"),
-        ({"accuracy": 0.96}, "worse in accuracy (-1.0); equal in ECE, near AUROC, far AUROC"),
-        (
-            {"ece": 0.05, "near": 0.97},
-            "better in near AUROC (+2.0); worse in ECE (+2.0); equal in accuracy, far AUROC",
-        ),
-        ({"ece": 0.01, "far": 0.9}, "better in ECE (-2.0); worse in far AUROC (-8.0); equal in accuracy, near AUROC"),
+        (9, "Fused against Apart: no difference that these rows can show in accuracy, NLL, near AUROC, far AUROC."),
+        (40, "Fused against Apart: worse in accuracy (-15.0 points, 95 % interval "),
+        (0, "Fused against Apart: better in accuracy (+5.0 points, 95 % interval "),
     ],
 )
-def test_the_verdict_says_what_is_gained_and_lost_and_for_what_price(change, sentence):
-    report = SimpleNamespace(models={"Apart": result_of(RESULTS), "Fused": result_of(RESULTS | change)})
-    price = "times the time, 0.40 times the parameters, 0.90 times the multiply-adds"
-    for milliseconds, speed, times in ((33.0, "", "1.10"), (20.0, "1.5 times as fast, ", "0.67")):
+def test_a_gain_is_claimed_only_where_the_images_can_show_it_and_the_price_is_told(wrong, sentence):
+    """One image of 200 is half a point, and noise."""
+    report = UncertaintyReport("msp", {"Apart": result_of(10), "Fused": result_of(wrong)})
+    for milliseconds, speed in ((33.0, "1.10 times the time"), (20.0, "1.5 times as fast")):
         costs = {"Apart": Cost(300, 3000, {64: 30.0}), "Fused": Cost(120, 2700, {64: milliseconds})}
-        said = verdict(report, costs, "Fused", "Apart", 64)
-        assert said == f"Fused against Apart: {speed}{sentence} (points of percent). Price: {times} {price}."
-
-
-def result_of(values) -> SimpleNamespace:
-    known = {name: values[name] for name in ("accuracy", "ece")}
-    return SimpleNamespace(id=known, ood_average=lambda group: {"auroc": values[group]})
+        said = comparison(report, costs, "Fused", "Apart", 64)
+        assert said.startswith(sentence)
+        assert said.endswith(f" Price: {speed}, 0.40 times the parameters, 0.90 times the multiply-adds.")
+    assert "| Fused |" in comparison_table(report, costs, 64).markdown()
 
 
 def test_the_report_has_the_accuracy_that_the_saved_hydra_has(told, data):
@@ -296,9 +302,9 @@ def test_the_report_has_the_accuracy_that_the_saved_hydra_has(told, data):
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("precious")
-    assert main(["demo", "--fast", "--output", str(tmp_path)]) == 1
+    assert main(["demo", "--fast", "--output", str(tmp_path)]) == 2
     assert "holds something else than a demo" in capsys.readouterr().err
     (tmp_path / "file").touch()
-    assert main(["demo", "--output", str(tmp_path / "file" / "demo")]) == 1
+    assert main(["demo", "--output", str(tmp_path / "file" / "demo")]) == 2
     assert "file takes no files: pass another --output" in capsys.readouterr().err
     assert (tmp_path / "mine.txt").read_text() == "precious"

@@ -86,7 +86,7 @@ def test_a_package_is_refused_that_lacks_a_file_or_has_another_version(tmp_path)
     assert check_package.problems(wheel, tag="v0.1.0") == [
         f"{wheel.name} lacks {files[0]}",
         f"{wheel.name} has tests/test_it.py, which is no part of it",
-        f"{wheel.name} has another version than the tag v0.1.0: set __version__ in hydra_transformers/__init__.py",
+        f"{wheel.name} has another version than the tag v0.1.0: set __version__ in hydra_transformers/_version.py",
     ]
     source = tmp_path / "hydra_transformers-0.9.0.tar.gz"
     with tarfile.open(source, "w:gz") as archive:

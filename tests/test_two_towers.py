@@ -18,7 +18,7 @@ from hydra_transformers.hub import create_model_card
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.pruning import prune_heads
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.search.plan import budgets_of, stand_in
+from hydra_transformers.search.designs import budgets_of, stand_in
 from hydra_transformers.training.from_pretrained import with_new_classifiers
 from hydra_transformers.training.parameter_groups import without_effect
 from hydra_transformers.uncertainty import calibrate, decompose, predict_uncertainty
@@ -170,7 +170,7 @@ def test_the_card_of_a_classifier_of_one_tower_is_that_of_an_image_classifier(fa
 @pytest.mark.slow
 def test_the_command_line_prunes_fuses_and_asks_a_siglip(siglip, tmp_path, capsys):
     data = ["--data", siglip / "pictures"]
-    circuit = ["--objective", "acc", "--budget", 1, "--out-of", 2, "--members", 2]
+    circuit = ["--objectives", "acc", "--budget", 1, "--out-of", 2, "--members", 2]
     run("prune", siglip / "siglip", *data, *circuit, "--output", tmp_path / "pruned")
     run("fuse", tmp_path / "pruned", "--output", tmp_path / "hydra")
     run("info", tmp_path / "hydra")
@@ -188,7 +188,7 @@ def test_the_command_line_fine_tunes_two_towers_as_an_image_classifier(tmp_path,
     data = ["--data", tmp_path / "pictures"]
     run("finetune", tmp_path / "clip", *data, "--members", 2, "--max-steps", 2, "--output", tmp_path / "tuned")
     assert type(load_trained(tmp_path / "tuned" / "member-0")) is CLIPForImageClassification
-    run("prune", tmp_path / "tuned", *data, "--objective", "acc", "--budget", 1, "--output", tmp_path / "pruned")
+    run("prune", tmp_path / "tuned", *data, "--objectives", "acc", "--budget", 1, "--output", tmp_path / "pruned")
     run("fuse", tmp_path / "pruned", "--output", tmp_path / "hydra")
     capsys.readouterr()
     run("info", tmp_path / "hydra")
@@ -241,7 +241,7 @@ def test_a_classifier_of_one_tower_is_calibrated_and_its_encoder_is_not(family, 
     calibrate(hydra, rows, target={"coverage": 0.5})
     hydra.save_pretrained(tmp_path)
     loaded = load_trained(tmp_path)
-    assert loaded.is_deciding and loaded.vision_model.decision is None
+    assert loaded.is_calibrated and loaded.vision_model.decision is None
     assert torch.equal(loaded(images().float()).abstain, hydra(images().float()).abstain)
 
 

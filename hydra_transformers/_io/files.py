@@ -1,4 +1,4 @@
-"""Files and folders that are either there whole or not at all."""
+"""Writes files and folders whole or not at all."""
 
 import json
 import os

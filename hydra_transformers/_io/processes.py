@@ -1,4 +1,8 @@
-"""Work shared between processes that were started together (`torchrun`, `accelerate launch`)."""
+"""Work shared between processes that were started together (`torchrun`, `accelerate launch`).
+
+By torch.distributed itself: accelerate's `gather_object` returns only the own part, without a word, where the processes were not
+started with the environment variables that it reads.
+"""
 
 from typing import Any
 

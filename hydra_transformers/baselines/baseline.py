@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from .._io.files import parse_json, write_atomically, written_whole
+from ..cost import inputs_for, multiply_adds_of
 from ..data.prediction import answer_of, device_of
 from ..fusion import without_weights
 from ..models import auto
@@ -227,6 +228,13 @@ class Baseline(nn.Module):
             _raise_exceptions_for_connection_errors=False,
         )
         return found is not None
+
+    @property
+    def input_model(self) -> PreTrainedModel:
+        return self.model
+
+    def count_multiply_adds(self) -> int:
+        return multiply_adds_of(self.without_weights(), **inputs_for(self, 1, "meta"))
 
     def without_weights(self) -> "Baseline":
         """The same on the meta device, to be counted and not to compute with."""

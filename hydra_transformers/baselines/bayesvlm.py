@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import CLIPModel
 
 from .._io.files import parse_json
+from ..cost import example_inputs, multiply_adds_of
 from ..data.prediction import batches, check_class_prompts, evaluation_mode
 from ..models.ensembling import HydraClassifierOutput, at_least_float32, log_mean_probability
 from .baseline import Baseline
@@ -251,6 +252,11 @@ class BayesVLMClassifier(nn.Module):
         texts = at_least_float32(self.text_means), at_least_float32(self.text_variances)
         member_logits = self.model.logits(self.model.image_embeddings(pixel_values), texts)
         return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
+
+    def count_multiply_adds(self) -> int:
+        """Of one image; the prompts are computed once."""
+        images = example_inputs(self.model.config.vision_config, 1, "meta")
+        return multiply_adds_of(self.without_weights(), **images)
 
     def without_weights(self) -> "BayesVLMClassifier":
         """The same on the meta device, to be counted and not to compute with."""

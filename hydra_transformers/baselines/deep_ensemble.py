@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from ..cost import count_multiply_adds
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..models.ensembling import HydraClassifierOutput
 
@@ -32,6 +33,13 @@ class DeepEnsemble(nn.Module):
     @property
     def device(self) -> torch.device:
         return device_of(self.models[0])
+
+    @property
+    def input_model(self) -> nn.Module:
+        return self.models[0]
+
+    def count_multiply_adds(self) -> int:
+        return sum(map(count_multiply_adds, self.models))
 
     def forward(self, **inputs) -> HydraClassifierOutput:
         answers = [

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .._io.threads import twin_of
+from .._io.threads import copy_sharing_weights
 from .linear_layers import head_name
 
 
@@ -26,7 +26,7 @@ def without_head(model: PreTrainedModel) -> tuple[PreTrainedModel, nn.Linear, st
 
 def with_head(headless: PreTrainedModel, head: nn.Linear, name: str) -> PreTrainedModel:
     """The classifier again, with the same weights."""
-    whole = twin_of(headless)
+    whole = copy_sharing_weights(headless)
     whole.set_submodule(name, head)
     return whole
 

@@ -16,7 +16,9 @@ from transformers import PreTrainedModel
 
 from .._io.files import write_atomically
 from .._io.threads import ONE_PASS
+from ..cost import inputs_for, multiply_adds_of
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
+from ..fusion import without_weights
 from ..models.ensembling import HydraClassifierOutput
 from ..training.finetune import FINISHED, MEMBERS, RUN, finetune_members
 from ..training.lora import lora_config
@@ -56,6 +58,21 @@ class LoRAEnsemble(nn.Module):
     @property
     def device(self) -> torch.device:
         return device_of(self.model)
+
+    @property
+    def input_model(self) -> PreTrainedModel:
+        return self.model.get_base_model()
+
+    def count_multiply_adds(self) -> int:
+        from peft import get_peft_model
+
+        count, inputs = 0, inputs_for(self, 1, "meta")
+        for adapter in self.adapters:
+            backbone = without_weights(type(self.input_model), self.model.config)
+            count += multiply_adds_of(
+                get_peft_model(backbone, copy.deepcopy(self.model.peft_config[adapter])), **inputs
+            )
+        return count
 
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         backbone = self.model.get_base_model()

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._io.threads import ONE_PASS, twin_of
+from .._io.threads import ONE_PASS, copy_sharing_weights
+from ..cost import count_multiply_adds
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..models.ensembling import HydraClassifierOutput
 from .baseline import check_is_count
@@ -56,6 +57,13 @@ class MCDropout(nn.Module):
     def device(self) -> torch.device:
         return device_of(self.model)
 
+    @property
+    def input_model(self) -> nn.Module:
+        return self.model
+
+    def count_multiply_adds(self) -> int:
+        return self.num_samples * count_multiply_adds(self.model)
+
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         """`member_logits` is (batch, num_samples, classes); of a model with members, each sample holds all of them."""
         inputs = accepted_inputs(self.model, inputs)
@@ -104,7 +112,7 @@ def _is_probability(value: Any) -> bool:
 
 def with_dropout_on(model: nn.Module, p: float | None = None) -> nn.Module:
     """A twin of the model in eval mode with dropout on, of probability `p` where it is given; the model stays as it is."""
-    twin = twin_of(model)
+    twin = copy_sharing_weights(model)
     for module in twin.modules():
         module.training = _reads_a_dropout(module)
         if "layerdrop" in vars(module):  # layer drop is separate from dropout but uses the same flag

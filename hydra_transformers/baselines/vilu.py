@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import CLIPModel, PreTrainedModel
 
+from ..cost import example_inputs, multiply_adds_of
 from ..data.prediction import (
     accepted_inputs,
     answer_of,
@@ -378,6 +379,11 @@ class ViLUClassifier(nn.Module):
         return self.model.answer(
             self.model.features(pixel_values=pixel_values), at_least_float32(self.classes), labels
         )
+
+    def count_multiply_adds(self) -> int:
+        """Of one image; the prompts are computed once."""
+        images = example_inputs(self.model.config.vision_config, 1, "meta")
+        return multiply_adds_of(self.without_weights(), **images)
 
     def without_weights(self) -> "ViLUClassifier":
         """The same on the meta device, to be counted and not to compute with."""

@@ -1,4 +1,4 @@
-"""`python -m hydra_transformers.cli`"""
+"""`python -m hydra_transformers.cli` runs the command."""
 
 import sys
 

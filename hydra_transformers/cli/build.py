@@ -1,199 +1,430 @@
-"""`build`: from a pre-trained model and a data set to a Hydra of several fine-tunings, by the other commands in turn."""
+"""`build`: from a pre-trained model and a data set to a Hydra, by the other commands in turn, or with --target by a search."""
 
-import argparse
 import shlex
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from transformers import PreTrainedConfig
 
-from ..data.rows import is_same_source
-from .arguments import (
-    check_named_once,
-    check_training,
-    device_of,
-    read_data,
-)
-from .building import check_heads, check_trainable, check_trunk, objectives_of, overlap
-from .choosing import build_for_target
+from ..cost import TEXT_TOKENS
+from ..data.loading import remember_max_length
+from ..data.rows import SPLITS_TO_CUT, is_same_source
+from ..pruning import MemberPlan
+from ..pruning.scoring import OBJECTIVES
+from ..training.recipes import recipe_of_length
+from .finetune import RecipeName, change_by, check_trainable, check_training, check_trunk, classes_of
 from .folders import (
     FUSE_SETTINGS,
+    check_same_processors,
     check_takes_files,
     claim,
     digest_of_names,
     load_config,
     load_processor,
+    models_named,
     read_settings,
 )
-from .problems import CommandError
+from .options import (
+    BatchSize,
+    DataOptions,
+    Device,
+    Epochs,
+    FarData,
+    MaxSteps,
+    Mode,
+    NearData,
+    OodSplit,
+    ReportTo,
+    Seed,
+    check_named_once,
+    choice,
+    count_or_best,
+    device_named,
+    minutes,
+    option,
+    switch,
+)
+from .rows import check_can_be_learnt_from, overlap
 
 
 BUILD_SETTINGS = "build.json"
-# What changes nothing, or is for --target alone.
-NO_SETTINGS = ("command", "debug", "device", "others", "report_to", "target")
-# What a step takes over as it is given here, where it is.
+# Options that change no result, or are for --target alone.
+NO_SETTINGS = ("device", "report_to", "target", "time_limit")
+# Options that every step with data takes over.
 OF_DATA = ("image_column", "audio_column", "text_column", "max_length", "label_column", "processor")
+# Options that a target decides on.
+DECIDED_BY_TARGET = ("budget", "objective", "mode", "circuit_rows", "tune", "trunk_layers", "freeze_trunk")
+DECIDED_BY_TARGET += ("test_data", "test_split")
+CHOICE, PRUNING, TESTS = "Choose for me", "Pruning and merging", "Tests"
 
 
-def build(arguments: argparse.Namespace) -> None:
-    if arguments.target is not None:
-        return build_for_target(arguments)
-    if arguments.others:
-        raise CommandError(
+def parse_target(text: str) -> str | dict[str, float]:
+    """balance, quality, cost=1.3 or accuracy_within=0.5"""
+    name, sign, value = text.partition("=")
+    if not sign and name in ("balance", "quality"):
+        return name
+    try:
+        if name in ("cost", "accuracy_within"):
+            return {name: float(value)}
+    except ValueError:
+        pass
+    raise typer.BadParameter(f"{text} is no target: pass balance, quality, cost=1.3 or accuracy_within=0.5")
+
+
+@dataclass(kw_only=True)
+class BuildOptions(DataOptions):
+    """How a Hydra is built."""
+
+    output: Annotated[
+        Path,
+        option("gets the Hydra and its evaluation; DIR-steps the members. Run again to go on after a stop", "DIR"),
+    ]
+    members: Annotated[
+        int, option("fine-tunings; with --target the most members, fewer are tried too", "M", min=1)
+    ] = 3
+    target: Annotated[
+        Any,
+        option(
+            "try budgets, trunks, what to share and tuning, and take what fits: balance (the fastest Hydra at most half a point "
+            "below the best), quality (the best detection at most half a point of accuracy below the best), cost=1.3 (the best "
+            "within 1.3 times one model's time, measured here) or accuracy_within=1",
+            "TARGET",
+            CHOICE,
+            parser=parse_target,
+        ),
+    ] = None
+    time_limit: Annotated[
+        float | None,
+        option(
+            "with --target: after so many minutes nothing new is begun, and the best so far is taken; the same command with "
+            "more goes on",
+            "MINUTES",
+            CHOICE,
+            parser=minutes,
+        ),
+    ] = None
+    recipe: RecipeName = None
+    epochs: Epochs = None
+    max_steps: MaxSteps = None
+    report_to: ReportTo = "none"
+    budget: Annotated[
+        Any,
+        option(
+            "heads each member loses; 0 prunes nothing; best: those that its own circuit scores best without, at most a third "
+            "(default: a sixth of all)",
+            "N",
+            PRUNING,
+            parser=count_or_best,
+        ),
+    ] = None
+    ood_data: Annotated[
+        str | None, option("out-of-distribution data, by which heads are chosen as well", "NAME_OR_FOLDER", PRUNING)
+    ] = None
+    ood_split: OodSplit = None
+    objective: Annotated[
+        choice(OBJECTIVES) | None,
+        option(
+            "what the circuits are extracted for (default: avg with --ood-data; without, nothing is pruned)",
+            panel=PRUNING,
+        ),
+    ] = None
+    mode: Mode = "exact"
+    circuit_rows: Annotated[int, option("rows of each set that circuits look at", "N", PRUNING, min=1)] = 1_000
+    tune: Annotated[bool, switch("--tune", "fine-tune again after pruning", PRUNING)] = False
+    trunk_layers: Annotated[
+        int | None,
+        option(
+            "merge the first N layers whole, from which nothing is pruned: they run once for all members",
+            "N",
+            PRUNING,
+            min=0,
+        ),
+    ] = None
+    freeze_trunk: Annotated[
+        bool,
+        switch(
+            "--freeze-trunk",
+            "do not train the layers of the trunk nor the embeddings, so that merging them changes nothing",
+            PRUNING,
+        ),
+    ] = False
+    test_data: Annotated[
+        str | None, option("default: a tenth of the data, not trained on", "NAME_OR_FOLDER", TESTS)
+    ] = None
+    test_split: Annotated[str | None, option("a split of --test-data, or of --data", panel=TESTS)] = None
+    near: NearData = None
+    far: FarData = None
+    seed: Seed = 0
+    batch_size: BatchSize = 32
+    device: Device = None
+
+    @property
+    def work(self) -> Path:
+        """The folder of the steps."""
+        output = self.output if self.output.name else self.output.resolve()
+        return output.with_name(f"{output.name}-steps")
+
+    def given(self, *names: str) -> list:
+        """The flags of these names, where they are given."""
+        found = [(f"--{name.replace('_', '-')}", getattr(self, name)) for name in names]
+        return [word for flag, value in found if value is not None for word in (flag, value)]
+
+
+def build(
+    pretrained: Annotated[
+        str, typer.Argument(metavar="PRETRAINED", help="a pre-trained model, by folder or Hub name")
+    ],
+    options: BuildOptions,
+    others: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="MODEL",
+            help="with --target: where the first is a fine-tuned classifier, others of the same pre-trained model; then nothing is "
+            "fine-tuned, and --data is rows that none of them was trained on",
+        ),
+    ] = None,
+) -> None:
+    """Go from a pre-trained model and data to a Hydra: fine-tune several times, prune, fuse, evaluate; or choose for me
+    (--target)."""
+    for group in ("near", "far"):
+        check_named_once([name for name, _ in getattr(options, group) or []], f"--{group}")
+    check_training(options.epochs, options.max_steps, options.report_to)
+    if options.target is not None:
+        return _build_for_target([pretrained, *(others or [])], options)
+    if others:
+        raise ValueError(
             "several models are for --target, such as --target balance; to fuse them as they are, use `fuse`"
         )
-    steps = steps_of(arguments)
-    _check(arguments, steps)
-    work = work_folder(arguments)
-    settings = {name: value for name, value in vars(arguments).items() if name not in NO_SETTINGS}
-    claim(
-        work,
-        BUILD_SETTINGS,
-        {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()},
-    )
+    steps = steps_of(pretrained, options)
+    _check(pretrained, options, steps)
+    settings = {field.name: getattr(options, field.name) for field in fields(options)}
+    settings = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in {"pretrained": pretrained, **settings}.items()
+        if name not in NO_SETTINGS
+    }
+    claim(options.work, BUILD_SETTINGS, settings)
     if not any(words[0] == "prune" for words in steps):
         print("Nothing will be pruned: for that, pass --ood-data or --objective acc, without --budget 0.")
     print(f"{len(steps)} steps, each of which you could run by itself; stop when you like, the same command goes on:")
     for words in steps:
         print(f"  hydra-transformers {shlex.join(words)}")
     for words in steps:
-        if not _is_done(arguments, words[0]):
+        if not _is_done(options.output, words[0]):
             print(f"\n{words[0]}:", flush=True)
             run_step(words)
-    print(f"\nThe Hydra is in {arguments.output}, its members are in {work}.")
+    print(f"\nThe Hydra is in {options.output}, its members are in {options.work}.")
 
 
 def run_step(words: list[str]) -> None:
-    from . import build_parser
+    from . import run
 
-    parser, runs = build_parser(words)
-    runs[words[0]](parser.parse_args(words))
-
-
-def work_folder(arguments: argparse.Namespace) -> Path:
-    output = arguments.output if arguments.output.name else arguments.output.resolve()
-    return output.with_name(f"{output.name}-steps")
+    run(words)
 
 
-def steps_of(arguments: argparse.Namespace) -> list[list[str]]:
+def steps_of(pretrained: str, options: BuildOptions) -> list[list[str]]:
     """The commands, as one would type them."""
-    work, data = work_folder(arguments), ["--data", arguments.data, *_given(arguments, "split", *OF_DATA)]
-    common = ["--batch-size", arguments.batch_size]
-    training = [*_given(arguments, "limit", "max_steps"), "--seed", arguments.seed, *common]
-    training += ["--report-to", arguments.report_to] if arguments.report_to != "none" else []
-    trunk = _given(arguments, "trunk_layers")
-    training += trunk if arguments.freeze_trunk else []
-    device = _given(arguments, "device")
+    work, given = options.work, options.given
+    data = ["--data", options.data, *given("split", *OF_DATA)]
+    common = ["--batch-size", options.batch_size]
+    training = [*given("limit", "max_steps"), "--seed", options.seed, *common]
+    training += ["--report-to", options.report_to] if options.report_to != "none" else []
+    trunk = given("trunk_layers")
+    training += trunk if options.freeze_trunk else []
     steps, members = [], work / "finetuned"
-    steps.append(["finetune", arguments.pretrained, "--members", arguments.members, *data, "--part", "training"])
-    steps[-1] += [*_given(arguments, "recipe", "epochs"), *training, "--output", members]
-    objective = arguments.objective or ("avg" if arguments.ood_data else None)
-    if objective is not None and arguments.budget != 0:
+    steps.append(["finetune", pretrained, "--members", options.members, *data, "--part", "training"])
+    steps[-1] += [*given("recipe", "epochs"), *training, "--output", members]
+    objective = options.objective or ("avg" if options.ood_data else None)
+    if objective is not None and options.budget != 0:
         steps.append(["prune", members, *data, "--part", "validation", "--objectives", objective])
-        steps[-1] += [*_given(arguments, "ood_data", "ood_split", "budget", "mode"), *trunk]
-        steps[-1] += ["--limit", arguments.circuit_rows, "--seed", arguments.seed, *common, *device]
+        steps[-1] += [*given("ood_data", "ood_split", "budget", "mode"), *trunk, "--limit", options.circuit_rows]
         members = work / "pruned"
-        steps[-1] += ["--output", members]
-    if arguments.tune:
+        steps[-1] += ["--seed", options.seed, *common, *given("device"), "--output", members]
+    if options.tune:
         steps.append(["finetune", members, *data, "--part", "training", *training, "--output", work / "tuned"])
         members = work / "tuned"
-    steps.append(["fuse", members, *trunk, "--output", arguments.output])
+    steps.append(["fuse", members, *trunk, "--output", options.output])
     test = [*data, "--part", "test"]
-    if arguments.test_data is not None or arguments.test_split is not None:
-        test = ["--data", arguments.test_data or arguments.data, *_given(arguments, *OF_DATA)]
-        test += [] if arguments.test_split is None else ["--split", arguments.test_split]
-    others = [
-        word
-        for group in ("near", "far")
-        for name, each in getattr(arguments, group)
-        for word in (f"--{group}", f"{name}={each}")
-    ]
+    if options.test_data is not None or options.test_split is not None:
+        test = ["--data", options.test_data or options.data, *given(*OF_DATA)]
+        test += [] if options.test_split is None else ["--split", options.test_split]
+    for group in ("near", "far"):
+        test += [word for name, each in getattr(options, group) or [] for word in (f"--{group}", f"{name}={each}")]
     single = ["--compare", f"single={work / 'finetuned' / 'member-0'}"]
-    steps.append(
-        ["evaluate", arguments.output, *test, *_given(arguments, "limit"), *others, *single, *common, *device]
-    )
+    steps.append(["evaluate", options.output, *test, *given("limit"), *single, *common, *given("device")])
     return [[str(word) for word in words] for words in steps]
 
 
-def _given(arguments: argparse.Namespace, *names: str) -> list:
-    """The flags of these names, where they are given."""
-    found = [(f"--{name.replace('_', '-')}", getattr(arguments, name)) for name in names]
-    return [word for flag, value in found if value is not None for word in (flag, value)]
-
-
-def _is_done(arguments: argparse.Namespace, command: str) -> bool:
+def _is_done(output: Path, command: str) -> bool:
     """Whether a step need not even look: the Hydra is there, or its evaluation. Other steps know what they have done."""
     if command == "evaluate":
-        return (arguments.output / "evaluation" / "report.json").exists()
-    return (arguments.output / FUSE_SETTINGS).exists()
+        return (output / "evaluation" / "report.json").exists()
+    return (output / FUSE_SETTINGS).exists()
 
 
-# What can be told before the first step
+# Checks before the first step
 
 
-def _check(arguments: argparse.Namespace, steps: list[list[str]]) -> None:
-    if arguments.members < 2:
-        raise CommandError("--members is 1, which is no ensemble: pass at least 2")
+def _check(pretrained: str, options: BuildOptions, steps: list[list[str]]) -> None:
+    if options.members < 2:
+        raise ValueError("--members is 1, which is no ensemble: pass at least 2")
+    if options.time_limit is not None:
+        raise ValueError("--time-limit is for --target: pass that, too")
     is_pruned = any(words[0] == "prune" for words in steps)
-    if arguments.budget == 0 and (arguments.ood_data or arguments.objective):
-        raise CommandError(
+    if options.budget == 0 and (options.ood_data or options.objective):
+        raise ValueError(
             "--budget 0 prunes nothing, so there is no use for --ood-data and --objective: leave them out"
         )
-    if not is_pruned and arguments.budget:
-        raise CommandError("--budget is for pruning: pass --ood-data, by which heads are chosen, or --objective acc")
-    if not is_pruned and arguments.tune:
-        raise CommandError("--tune is for pruned members, and nothing is pruned: pass --ood-data or --objective acc")
-    check_training(arguments)
-    if arguments.freeze_trunk and not arguments.trunk_layers:
-        raise CommandError("--freeze-trunk is for a trunk, and there is none: pass --trunk-layers, too")
-    for group in ("near", "far"):
-        check_named_once([name for name, _ in getattr(arguments, group)], f"--{group}")
-    if arguments.output.resolve().name == "single":
-        raise CommandError("--output is called single, as the evaluation calls one fine-tuning: name it otherwise")
-    _check_output(arguments, steps)
-    device_of(arguments)
-    config = load_config(arguments.pretrained)
-    check_trainable(arguments.pretrained, config)
-    check_trunk(arguments.trunk_layers, arguments.pretrained, config)
+    if not is_pruned and options.budget:
+        raise ValueError("--budget is for pruning: pass --ood-data, by which heads are chosen, or --objective acc")
+    if not is_pruned and options.tune:
+        raise ValueError("--tune is for pruned members, and nothing is pruned: pass --ood-data or --objective acc")
+    if options.freeze_trunk and not options.trunk_layers:
+        raise ValueError("--freeze-trunk is for a trunk, and there is none: pass --trunk-layers, too")
+    if options.output.resolve().name == "single":
+        raise ValueError("--output is called single, as the evaluation calls one fine-tuning: name it otherwise")
+    if options.ood_data and is_same_source(options.data, options.ood_data) and not options.ood_split:
+        raise ValueError(
+            f"--ood-data {options.ood_data} is the data itself, which cannot be out of its own distribution: pass other "
+            "data, or an --ood-split of it"
+        )
+    config = load_config(pretrained)
+    check_trainable(pretrained, config)
+    check_trunk(options.trunk_layers, pretrained, config)
     if is_pruned:
-        _check_pruning(arguments, config, next(words for words in steps if words[0] == "prune"))
-    _check_data(arguments, config)
+        MemberPlan(
+            num_models=options.members,
+            has_ood_data=options.ood_data is not None,
+            budget=options.budget,
+            objectives=[options.objective or "avg"],
+            trunk_layers=options.trunk_layers or 0,
+            mode=options.mode,
+        ).check_heads(config, pretrained)
+    _check_output(options, steps)
+    device_named(options.device)
+    _check_data(pretrained, options, config)
 
 
-def _check_output(arguments: argparse.Namespace, steps: list[list[str]]) -> None:
+def _check_output(options: BuildOptions, steps: list[list[str]]) -> None:
     """Refuses a folder that holds something else than this Hydra."""
-    output, fuse = arguments.output, next(words for words in steps if words[0] == "fuse")
+    output, fuse = options.output, next(words for words in steps if words[0] == "fuse")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        record, members = output / FUSE_SETTINGS, [f"{fuse[1]}/member-{index}" for index in range(arguments.members)]
+        record, members = output / FUSE_SETTINGS, [f"{fuse[1]}/member-{index}" for index in range(options.members)]
         if not record.exists() or read_settings(record).get("made_of") != digest_of_names(members):
-            raise CommandError(f"{output} exists already: pass another --output, or remove it")
+            raise ValueError(f"{output} exists already: pass another --output, or remove it")
     check_takes_files(output)
 
 
-def _check_pruning(arguments: argparse.Namespace, config: PreTrainedConfig, words: list[str]) -> None:
-    from . import build_parser
-
-    pruning = build_parser(words)[0].parse_args(words)
-    objectives = objectives_of(pruning, arguments.members)
-    check_heads(pruning, arguments.pretrained, config, objectives, arguments.members, is_one_of_several=True)
-    if arguments.ood_data and is_same_source(arguments.data, arguments.ood_data) and not arguments.ood_split:
-        raise CommandError(
-            f"--ood-data {arguments.ood_data} is the data itself, which cannot be out of its own distribution: pass other "
-            "data, or an --ood-split of it"
-        )
-
-
-def _check_data(arguments: argparse.Namespace, config: PreTrainedConfig) -> None:
+def _check_data(pretrained: str, options: BuildOptions, config: PreTrainedConfig) -> None:
     """Opens every set, so that what is missing is missed before the training; the data itself comes with the first step."""
-    is_own_split = arguments.test_data is None and arguments.test_split is not None
-    if is_own_split and overlap(arguments.split or "train", arguments.test_split):
-        raise CommandError(f"--test-split {arguments.test_split} has rows that are trained on: pass another")
-    processor = load_processor(arguments.processor or arguments.pretrained, config)
-    few = argparse.Namespace(**vars(arguments) | {"limit": 2})
-    sets = [(arguments.ood_data, arguments.ood_split)] if arguments.ood_data else []
-    if arguments.test_data or arguments.test_split:
-        sets.append((arguments.test_data or arguments.data, arguments.test_split))
-    sets += [(source, None) for group in ("near", "far") for _, source in getattr(arguments, group)]
+    is_own_split = options.test_data is None and options.test_split is not None
+    if is_own_split and overlap(options.split or "train", options.test_split):
+        raise ValueError(f"--test-split {options.test_split} has rows that are trained on: pass another")
+    processor = load_processor(options.processor or pretrained, config)
+    sets = [(options.ood_data, options.ood_split)] if options.ood_data else []
+    if options.test_data or options.test_split:
+        sets.append((options.test_data or options.data, options.test_split))
+    sets += [(source, None) for group in ("near", "far") for _, source in getattr(options, group) or []]
+    few = replace(options, limit=2)
     for name, split in sets:
-        read_data(
-            few, config, processor, name, split, labelled=False, is_told=False, prefer=("train", "validation", "test")
-        )
+        few.read(config, processor, name, split, labelled=False, prefer=SPLITS_TO_CUT, quiet=True)
+
+
+# --target
+
+
+def _build_for_target(models: list[str], options: BuildOptions) -> None:
+    """One Hydra, chosen by `hydrate`."""
+    from ..search import hydrate
+    from ..search.sources import has_classifier
+
+    for field in fields(BuildOptions):
+        if field.name in DECIDED_BY_TARGET and getattr(options, field.name) != field.default:
+            raise ValueError(
+                f"--{field.name.replace('_', '-')} is not for --target, which decides by itself: leave one of them out"
+            )
+    if options.ood_split is not None and options.ood_data is None:
+        raise ValueError("--ood-split is a split of --ood-data: pass that, too")
+    names = models_named(models)
+    configs = [load_config(name) for name in names]
+    check_takes_files(options.output)
+    device = device_named(options.device)
+    for name, config in zip(names, configs, strict=True):
+        check_trainable(name, config)
+    processor = load_processor(options.processor or names[0], configs[0])
+    if options.processor is None:
+        check_same_processors(names, configs, processor)
+    is_pretrained = len(names) == 1 and not has_classifier(names[0])
+    data = (_parts if is_pretrained else _held_out)(names[0], options, configs[0], processor)
+    found = hydrate(
+        names[0] if is_pretrained else names,
+        ood_data=_foreign(options, configs[0], processor),
+        target=options.target,
+        output_dir=options.output,
+        processor=processor,
+        num_members=options.members,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        time_limit=options.time_limit,
+        device=device,
+        card=_card(options.data, names),
+        **data,
+    )
+    print(f"\n{found.to_markdown()}")
+    print(f"The Hydra is in {options.output}, the steps are in {options.work}.")
+    part = " --part test" if is_pretrained else " ..."
+    print(
+        f"Next, on rows that nothing was chosen by: hydra-transformers evaluate {options.output} --data {options.data}{part}"
+    )
+
+
+def _parts(name: str, options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, Any]:
+    """For a pre-trained model: one part of the data to train on, one to choose by; that for tests is not touched."""
+    remember_max_length(processor, config, options.max_length, TEXT_TOKENS)
+    classes = classes_of(options)
+    config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
+    train, held_out = (
+        options.read(config, processor, split=options.split, part=part) for part in ("training", "validation")
+    )
+    check_can_be_learnt_from(train, options.data, "to learn")
+    recipe = recipe_of_length(options.recipe, config, train, True, options.epochs, options.max_steps)
+    return {
+        "train_data": replace(train, change=change_by(train, recipe)),
+        "data": held_out,
+        "class_names": classes,
+        "recipe": recipe,
+        "tuning_recipe": recipe_of_length(None, config, train, False, max_steps=options.max_steps),
+        "training_arguments": {"report_to": options.report_to},
+    }
+
+
+def _held_out(name: str, options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, Any]:
+    """For fine-tuned models: rows to choose by; nothing is trained."""
+    for flag in ("recipe", "epochs", "max_steps", "report_to"):
+        if getattr(options, flag) not in (None, "none"):
+            raise ValueError(
+                f"--{flag.replace('_', '-')} is for training, and {name} is fine-tuned already: leave it out"
+            )
+    return {"data": options.read(config, processor, split=options.split)}
+
+
+def _foreign(options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, dict[str, Any]] | None:
+    def read(name: str, split: str | None = None) -> Any:
+        return options.read(config, processor, name, split, labelled=False, prefer=SPLITS_TO_CUT)
+
+    found = {group: {name: read(data) for name, data in getattr(options, group) or []} for group in ("near", "far")}
+    if options.ood_data is not None:
+        found["OOD"] = {Path(options.ood_data).name: read(options.ood_data, options.ood_split)}
+    return {group: sets for group, sets in found.items() if sets} or None
+
+
+def _card(data: str, names: list[str]) -> dict[str, str]:
+    """What the Hub calls the data and the model; folders have no name there."""
+    card = {}
+    if not Path(data).exists():
+        card["dataset"] = data.partition(":")[0]
+    if len(names) == 1 and not Path(names[0]).exists():
+        card["base_model"] = names[0]
+    return card

@@ -20,17 +20,20 @@ from transformers import (
     PreTrainedModel,
     ViTImageProcessorPil,
 )
+from transformers.utils import cached_file
 
 from .._io.files import remove_leftovers, write_atomically, written_whole
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
+from ..data.fingerprints import fingerprint_of_weights
 from ..hub.member_circuits import has_led_to, heads_of_backbone, in_order_of_members, kept_by
 from ..models.auto import HEADS, auto_class_of, check_model_exists, load_trained
 from ..pruning import Circuit
 from ..pruning.heads import Head
+from ..pruning.member_plan import CIRCUITS
 from ..pruning.scoring import OBJECTIVES
 from ..training.finetune import FINISHED, RUN
-from .problems import CommandError, access_to
+from .errors import access_to
 
 
 # What reads a model's inputs, by the Auto class of its task.
@@ -42,7 +45,8 @@ PROCESSOR_CLASSES = {
 }
 # Older versions of Transformers ask for torchvision even where Pillow would do.
 WITHOUT_TORCHVISION = {AutoImageProcessor: ViTImageProcessorPil}
-CIRCUITS = "circuits"
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
+PROCESSOR_FILES += ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 # What a step was asked for, in its output folder: among others the number of "members".
 PRUNE_SETTINGS, FINETUNE_SETTINGS, FUSE_SETTINGS = "prune.json", "finetune.json", "fuse.json"
 
@@ -53,17 +57,15 @@ def load_config(name: str) -> PreTrainedConfig:
     inside = {"subfolder": MODEL_FOLDER} if is_baseline(name) else {}
     if path.is_dir() and not inside and not (path / "config.json").exists():
         if member_folders(path):
-            raise CommandError(
-                f"{name} holds members, no model: fuse them first with `hydra-transformers fuse {name}`"
-            )
-        raise CommandError(f"the folder {name} holds no model: it has no config.json")
+            raise ValueError(f"{name} holds members, no model: fuse them first with `hydra-transformers fuse {name}`")
+        raise ValueError(f"the folder {name} holds no model: it has no config.json")
     with access_to(name, "model"):
         try:
             config = AutoConfig.from_pretrained(name, **inside)
         except ValueError as error:
-            raise CommandError(f"{name} is no model that Transformers knows: {str(error).splitlines()[0]}") from error
+            raise ValueError(f"{name} is no model that Transformers knows: {str(error).splitlines()[0]}") from error
     if config.model_type not in HEADS:
-        raise CommandError(f"{name} is a {config.model_type}: pass a {', '.join(HEADS)} model")
+        raise ValueError(f"{name} is a {config.model_type}: pass a {', '.join(HEADS)} model")
     return config
 
 
@@ -81,25 +83,57 @@ def is_baseline(name: str) -> bool:
         return Baseline.is_saved_in(name)
 
 
+def check_can_be_published(config: PreTrainedConfig, name: str) -> None:
+    """Refuses what no card describes."""
+    if not is_baseline(name):
+        check_is_hydra(config, name)
+
+
+def check_is_hydra(config: PreTrainedConfig, name: str) -> None:
+    if not config.model_type.startswith("hydra_"):
+        raise ValueError(
+            f"{name} is a plain {config.model_type}: pass a Hydra, the output of `hydra-transformers fuse`"
+        )
+
+
 def load_processor(name: str, config: PreTrainedConfig) -> Any:
     """The image processor, tokenizer, feature extractor, or for two towers two in one, that was saved with a model."""
     processor_class = PROCESSOR_CLASSES[auto_class_of(config)]
+    what = processor_class.__name__.removeprefix("Auto")
+    if not has_processor_files(name):  # of which AutoTokenizer would make an empty one
+        raise NoProcessorError(f"{name} has no {what} saved with it: name another model's with --processor")
     try:
-        with access_to(name, "model"):
-            try:
-                return processor_class.from_pretrained(name)
-            except ImportError:
-                if processor_class not in WITHOUT_TORCHVISION:
-                    raise
-                return WITHOUT_TORCHVISION[processor_class].from_pretrained(name)
-    except (CommandError, ValueError) as error:
-        if not Path(name).exists() and isinstance(error, CommandError):
-            raise
-        what = processor_class.__name__.removeprefix("Auto")
-        raise CommandError(
-            f"{name} has no {what} saved with it, or one that needs a missing package: name another model's with "
-            f"--processor ({' '.join(str(error).split())[:120]})"
+        try:
+            return processor_class.from_pretrained(name)
+        except ImportError:
+            if processor_class not in WITHOUT_TORCHVISION:
+                raise
+            return WITHOUT_TORCHVISION[processor_class].from_pretrained(name)
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(
+            f"the {what} of {name} cannot be read ({' '.join(str(error).split())[:120]}): install what it needs, or name "
+            "another model's with --processor"
         ) from error
+
+
+class NoProcessorError(ValueError):
+    """A model was saved without its processor."""
+
+
+def has_processor_files(name: str) -> bool:
+    """Whether a folder, or a repository of the Hub, holds any file of a processor."""
+    if Path(name).is_dir():
+        return any((Path(name) / file).exists() for file in PROCESSOR_FILES)
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    return any(cached_file(name, file, **quiet) is not None for file in PROCESSOR_FILES)
+
+
+def find_processor(name: str, config: PreTrainedConfig) -> Any | None:
+    """The processor that was saved with a model; None where there is none."""
+    try:
+        return load_processor(name, config)
+    except NoProcessorError:
+        return None
 
 
 def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConfig], first: Any) -> None:
@@ -109,13 +143,11 @@ def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConf
     """
     expected = _preparation(first)
     for name, config in zip(names[1:], configs[1:], strict=True):
-        try:
-            found = _preparation(load_processor(name, config))
-        except CommandError:
-            continue
+        processor = find_processor(name, config)
+        found = {} if processor is None else _preparation(processor)
         differing = [key for key in expected if key in found and found[key] != expected[key]]
         if differing:
-            raise CommandError(
+            raise ValueError(
                 f"{name} reads its inputs otherwise than {names[0]} ({differing[0]} differs): pass models of one "
                 "pre-trained model, or say with --processor which one serves all"
             )
@@ -178,33 +210,46 @@ def digest_of_names(names: Sequence[str]) -> str:
 def members_in(folder: Path) -> list[Path]:
     """The member folders of a step's output; refuses a folder that has none, that lacks one, or of a step that was cut off."""
     if not folder.is_dir():
-        raise CommandError(f"there is no folder {folder}: pass the output of `hydra-transformers prune`")
+        raise ValueError(f"there is no folder {folder}: pass the output of `hydra-transformers prune`")
     members = member_folders(folder)
     step = next((file for file in (FINETUNE_SETTINGS, PRUNE_SETTINGS) if (folder / file).exists()), None)
     wanted = None if step is None else read_settings(folder / step).get("members")
     there = ", ".join(path.name for path in members) or "none"
     if step is None and not members:
-        raise CommandError(f"{folder} holds no members: pass the output of `hydra-transformers prune` or `finetune`")
+        raise ValueError(f"{folder} holds no members: pass the output of `hydra-transformers prune` or `finetune`")
     numbers = [_member_number(path) for path in members]
     if numbers != list(range(len(members) if wanted is None else wanted)):
         of_all = "" if wanted is None else f" of {wanted}"
         again = "its step" if step is None else f"`hydra-transformers {step.removesuffix('.json')}`"
-        raise CommandError(
+        raise ValueError(
             f"{folder} lacks a member, it has {there}{of_all}: run {again} again with the same arguments, it goes on where it "
             "was"
         )
     for path in folder.glob("member-*"):
         if (path / RUN).exists() and not (path / FINISHED).exists():
-            raise CommandError(
+            raise ValueError(
                 f"{path} is not trained to its end: run its fine-tuning again with the same arguments, it goes on where it was"
             )
     return members
 
 
+def refuse_equal(members: Sequence[PreTrainedModel], names: Sequence[str], instead: str) -> None:
+    """Members of equal weights agree on everything, so that the Hydra would be one model at the price of several."""
+    first: dict[str, str] = {}
+    for place, (member, name) in enumerate(zip(members, names, strict=True)):
+        called = Path(name).name or name
+        equal = first.setdefault(fingerprint_of_weights(member), called)
+        if len(first) <= place:
+            raise ValueError(
+                f"{equal} and {called} have the same heads and weights and would agree on everything: {instead}, or pass "
+                "--allow-equal"
+            )
+
+
 def check_is_new(folder: Path) -> None:
     remove_leftovers(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise CommandError(f"{folder} exists already: pass another --output, or remove it")
+        raise ValueError(f"{folder} exists already: pass another --output, or remove it")
 
 
 def check_takes_files(folder: Path) -> None:
@@ -215,7 +260,7 @@ def check_takes_files(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        raise CommandError(
+        raise ValueError(
             f"{folder} cannot be written into ({error.strerror}: {there}): pass another --output"
         ) from error
 
@@ -229,7 +274,7 @@ def claim(folder: Path, file: str, settings: dict[str, Any]) -> None:
         found = read_settings(record)
         for name, value in settings.items():
             if found.get(name) != value:
-                raise CommandError(
+                raise ValueError(
                     f"{folder} was made with another {name} ({found.get(name)!r}, now {value!r}): pass another --output, "
                     "or remove it"
                 )
@@ -246,17 +291,17 @@ def claim_for_training(folder: Path, source: Path, members: int, fine_tunings: b
     fine_tunings: whether they do not come from one backbone
     """
     if folder.resolve() == source.resolve():
-        raise CommandError(f"{folder} is where the members are read from: pass another --output")
+        raise ValueError(f"{folder} is where the members are read from: pass another --output")
     remove_leftovers(folder)
     record = folder / FINETUNE_SETTINGS
     trained = [path for path in folder.glob("member-*") if path.is_dir() and any(path.iterdir())]
     others = [path for path in trained if not (path / RUN).exists()]
     if others:
-        raise CommandError(f"{others[0]} holds something else than a fine-tuning: pass another --output, or remove it")
+        raise ValueError(f"{others[0]} holds something else than a fine-tuning: pass another --output, or remove it")
     if not (record.exists() or trained):
         check_is_new(folder)
     if trained and record.exists() and read_settings(record).get("members") != members:
-        raise CommandError(
+        raise ValueError(
             f"{folder} was made of another number of members ({read_settings(record).get('members')}, now {members}): pass "
             "another --output, or remove it"
         )
@@ -270,7 +315,7 @@ def read_settings(record: Path) -> dict[str, Any]:
     except ValueError:
         settings = None
     if not isinstance(settings, dict):
-        raise CommandError(f"{record} is broken, so nobody knows what {record.parent} is: make it again")
+        raise ValueError(f"{record} is broken, so nobody knows what {record.parent} is: make it again")
     return settings
 
 
@@ -311,8 +356,8 @@ def _kept_by_members(configs: Sequence[PreTrainedConfig]) -> list[set[Head]]:
     return [kept_by(config, member) for config in hydras for member in range(config.num_members)]
 
 
-def _not_theirs(folder: Path) -> CommandError:
-    return CommandError(
+def _not_theirs(folder: Path) -> ValueError:
+    return ValueError(
         f"the circuits in {folder} are not those by which these members lost their heads: remove them, or run "
         "`hydra-transformers prune` again"
     )
@@ -321,7 +366,7 @@ def _not_theirs(folder: Path) -> CommandError:
 def _load_circuit(path: Path) -> Circuit:
     circuit = Circuit.load(path)
     if circuit.objective != path.stem:
-        raise CommandError(
+        raise ValueError(
             f"{path} is a circuit for {circuit.objective!r}, not for {path.stem!r}: put the right one back"
         )
     return circuit

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from tqdm.auto import tqdm
 from transformers import ViTConfig, ViTForImageClassification
 
+from .._io.progress import progress_bar
 from .digits import Images
 
 
@@ -64,7 +64,7 @@ def pretrain(
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, settings.learning_rate, total_steps=steps, pct_start=settings.warmup
     )
-    with tqdm(total=steps, desc="pre-training", unit="step", disable=not progress) as bar:
+    with progress_bar(steps, "pre-training", "step", progress) as bar:
         for _ in range(settings.epochs):
             for rows in torch.randperm(len(images), generator=random).split(settings.batch_size):
                 inputs, turns = turned(moved(pixel_values[rows], random), random)

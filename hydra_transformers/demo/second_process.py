@@ -12,25 +12,16 @@ from PIL import Image
 from transformers import AutoModelForImageClassification, ViTImageProcessorPil
 
 
-def main(folder: str, *images: str) -> None:
+def main(folder: str, *paths: str) -> None:
     processor = ViTImageProcessorPil.from_pretrained(folder)
     model = AutoModelForImageClassification.from_pretrained(folder, trust_remote_code=True).eval()
     names = list(model.config.id2label.values())
-    for path in images:
-        inputs = processor(Image.open(path).convert("RGB"), return_tensors="pt")
-        with torch.no_grad():
-            answer = model(**inputs)
-        members = answer.member_logits[0].softmax(-1)  # (members, classes)
-        total = torch.special.entr(members.mean(0)).sum()
-        epistemic = total - torch.special.entr(members).sum(-1).mean()
-        answered = {
-            "label": names[answer.logits[0].argmax()],
-            "abstain": answer.abstain[0].item(),
-            "members": [dict(zip(names, member, strict=True)) for member in members.tolist()],
-            "total": total.item(),
-            "epistemic": epistemic.item(),
-        }
-        print(json.dumps(answered))
+    images = [Image.open(path).convert("RGB") for path in paths]
+    with torch.no_grad():
+        member_logits = model(**processor(images, return_tensors="pt")).member_logits  # (images, members, classes)
+    for answer, members in zip(model.predict(images, processor), member_logits.softmax(-1).tolist(), strict=True):
+        answer["members"] = [dict(zip(names, member, strict=True)) for member in members]
+        print(json.dumps({name: answer[name] for name in ("label", "score", "abstain", "reason", "members")}))
     assert "hydra_transformers" not in sys.modules
 
 

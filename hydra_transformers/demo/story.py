@@ -25,11 +25,12 @@ from ..reports import fusion_report
 from ..reports.evaluation import evaluate_uncertainty
 from ..reports.fusion_report import FusionReport
 from ..reports.report import UncertaintyReport
+from ..reports.table import Table
 from ..training import Recipe, finetune_from_pretrained
-from .deciding import Answer, Example, calibrate, draw, examples_of, judgement, reached, told
+from .answers import Answer, Example, answer_line, calibrate, draw, examples_of, judgement, reached
 from .digits import KNOWN_DIGITS, DemoData, Images, load_data
 from .pretraining import accuracy, accuracy_on_turns, load_shipped_model, pretrain
-from .table import comparison_table, verdict
+from .table import comparison, comparison_table
 
 
 MODEL_FOLDER, MARKER = "hydra-vit-digits", "demo.json"
@@ -148,9 +149,9 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
         }
         report, costs = judge(models, data), compare_costs(models, (BATCH_SIZE,), pace.seconds)
         table = comparison_table(report, costs, BATCH_SIZE)
-        print(table)
+        print(table.text())
         for name, other in (("Hydra", "Deep Ensemble"), ("Hydra", "Single"), ("Hydra, pruned", "Deep Ensemble")):
-            narrator.say(verdict(report, costs, name, other, BATCH_SIZE))
+            narrator.say(comparison(report, costs, name, other, BATCH_SIZE))
 
         narrator.begin(
             "Deciding", "When should it rather not answer? Fitted on digits of their own, a part of the model."
@@ -170,8 +171,7 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
         output / MODEL_FOLDER, [output / "examples" / f"{each.name}.png" for each in examples]
     )
     for example, answer in zip(examples, answers, strict=True):
-        narrator.say(told(example, answer))
-    for example, answer in zip(examples, answers, strict=True):
+        narrator.say(answer_line(example, answer))
         narrator.say(judgement(example, answer))
     with contextlib.suppress(ImportError):
         draw(examples, answers, output / "decision.png")
@@ -193,7 +193,7 @@ def finetuned(
     pretrained: PreTrainedModel, data: DemoData, pace: Pace, folder: Path, num_members: int = 3
 ) -> list[PreTrainedModel]:
     """Fine-tunings, each with a new classifier and an order of the images of its own."""
-    with contextlib.redirect_stdout(io.StringIO()):  # Trainer's own words; its progress bars go to stderr
+    with contextlib.redirect_stdout(io.StringIO()):  # a line for each member; bars go to stderr
         trained = finetune_from_pretrained(
             pretrained,
             num_members,
@@ -249,11 +249,11 @@ def batches_of(groups: Mapping[str, Mapping[str, Images]]) -> dict[str, dict[str
 
 
 def write_results(
-    folder: Path, report: UncertaintyReport, costs: Mapping[str, Cost], table: str, examples: Sequence[Example]
+    folder: Path, report: UncertaintyReport, costs: Mapping[str, Cost], table: Table, examples: Sequence[Example]
 ) -> None:
     from PIL import Image
 
-    (folder / "table.md").write_text(table + "\n")
+    (folder / "table.md").write_text(table.markdown() + "\n")
     (folder / "report.md").write_text(report.to_markdown())
     report.to_json(folder / "report.json")
     with contextlib.suppress(ImportError):  # without matplotlib there are no plots, and all else

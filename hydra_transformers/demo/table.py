@@ -1,60 +1,42 @@
-"""The demo's one table: what each model knows, what it knows it does not know, and what it costs."""
+"""The demo's one table and its sentences: what each model knows, what it knows it does not know, and what it costs."""
 
 from collections.abc import Mapping
 
 from ..cost import Cost, readable_count
+from ..reports.gains import gain_sentence
 from ..reports.report import ModelResult, UncertaintyReport
+from ..reports.table import Table
 
 
-def comparison_table(report: UncertaintyReport, costs: Mapping[str, Cost], batch_size: int) -> str:
-    """A markdown table that is also straight in a terminal; arrows say which way is better."""
-    rows = [["", "Acc ↑", "ECE ↓", "NLL ↓"]]
-    rows[0] += [f"{group} {metric}" for group in ("near", "far") for metric in ("AUROC ↑", "FPR95 ↓")]
-    rows[0] += ["parameters", "multiply-adds", f"ms / {batch_size} images"]
+GROUPS = ("near", "far")
+
+
+def comparison_table(report: UncertaintyReport, costs: Mapping[str, Cost], batch_size: int) -> Table:
+    """A row for each model; arrows say which way is better."""
+    titles = ["", "Acc ↑", "ECE ↓", "NLL ↓"]
+    titles += [f"{group} {metric}" for group in GROUPS for metric in ("AUROC ↑", "FPR95 ↓")]
+    titles += ["parameters", "multiply-adds", f"ms / {batch_size} images"]
+    rows = []
     for name, result in report.models.items():
         cost = costs[name]
         counts = [f"{cost.parameters:,}", readable_count(cost.multiply_adds)]
         rows.append([name, *_metrics(result), *counts, f"{cost.milliseconds[batch_size]:.1f}"])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    rows.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
-    return "\n".join("| " + " | ".join(_aligned(row, widths)) + " |" for row in rows)
+    return Table(titles, rows)
 
 
-def verdict(report: UncertaintyReport, costs: Mapping[str, Cost], name: str, other: str, batch_size: int) -> str:
-    """The table in a sentence: what one model gains and loses against another, as far as the table shows it, and its price."""
-    changes = {"better": [], "worse": [], "equal": []}
-    theirs = _percentages(report.models[other])
-    for metric, value in _percentages(report.models[name]).items():
-        change = round(value - theirs[metric], 1)
-        is_better = change < 0 if metric == "ECE" else change > 0
-        told = f"{metric} ({change:+.1f})" if change else metric
-        changes["equal" if change == 0 else "better" if is_better else "worse"].append(told)
-    judged = "; ".join(f"{word} in {', '.join(metrics)}" for word, metrics in changes.items() if metrics)
+def comparison(report: UncertaintyReport, costs: Mapping[str, Cost], name: str, other: str, batch_size: int) -> str:
+    """What one model gains and loses against another, as far as these rows can show it, and its price."""
     mine, theirs = costs[name], costs[other]
     time = mine.milliseconds[batch_size] / theirs.milliseconds[batch_size]
-    speed = f"{1 / time:.1f} times as fast, " if time < 0.95 else ""
-    prices = (
-        f"{time:.2f} times the time",
-        f"{mine.parameters / theirs.parameters:.2f} times the parameters",
-        f"{mine.multiply_adds / theirs.multiply_adds:.2f} times the multiply-adds",
-    )
-    return f"{name} against {other}: {speed}{judged} (points of percent). Price: {', '.join(prices)}."
-
-
-def _percentages(result: ModelResult) -> dict[str, float]:
-    """What models are compared by, as precisely as the table says it."""
-    values = {"accuracy": result.id["accuracy"], "ECE": result.id["ece"]}
-    values |= {f"{group} AUROC": result.ood_average(group)["auroc"] for group in ("near", "far")}
-    return {metric: round(100 * value, 1) for metric, value in values.items()}
+    counts = (mine.parameters / theirs.parameters, mine.multiply_adds / theirs.multiply_adds)
+    speed = f"{1 / time:.1f} times as fast" if time < 0.95 else f"{time:.2f} times the time"
+    price = f"{speed}, {counts[0]:.2f} times the parameters, {counts[1]:.2f} times the multiply-adds"
+    return f"{gain_sentence(name, other, report.gains(name, other))} Price: {price}."
 
 
 def _metrics(result: ModelResult) -> list[str]:
     metrics = [f"{result.id['accuracy']:.1%}", f"{result.id['ece']:.3f}", f"{result.id['nll']:.3f}"]
-    for group in ("near", "far"):
+    for group in GROUPS:
         average = result.ood_average(group)
         metrics += [f"{average['auroc']:.1%}", f"{average['fpr95']:.1%}"]
     return metrics
-
-
-def _aligned(row: list[str], widths: list[int]) -> list[str]:
-    return [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]

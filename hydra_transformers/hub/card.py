@@ -17,7 +17,7 @@ from ..models.auto import AUTO_CLASSES
 from ..pruning import Circuit
 from ..reports.report import UncertaintyReport
 from ..reports.table import escape_markdown
-from ..uncertainty import DecidingClassifier, TemperatureScaling
+from ..uncertainty import CalibratedClassifier, TemperatureScaling
 from . import baseline_card
 from .card_sections import sealed, to_fill_in
 from .cost_table import card_cost_table
@@ -34,7 +34,7 @@ OBJECTIVE_NAMES = {"acc": "accuracy", "ood": "out-of-distribution AUROC", "avg":
 
 
 def create_model_card(
-    model: PreTrainedModel | Baseline | DecidingClassifier,
+    model: PreTrainedModel | Baseline | CalibratedClassifier,
     report: UncertaintyReport | None = None,
     *,
     repo_id: str | None = None,
@@ -69,7 +69,7 @@ def create_model_card(
     What is not known is marked "To be filled in". Parts between `<!-- generated: ... -->` and `<!-- end -->` are renewed by
     later pushes; the text around them is yours.
     """
-    model, decision = taken_apart(model)
+    model, decision = split_decision(model)
     check_names(repo_id=repo_id, base_model=base_model, dataset=dataset)
     warn_of_unknown_license(license)
     if isinstance(model, Baseline):
@@ -141,9 +141,9 @@ def _promises(model: PreTrainedModel) -> Sequence[str]:
     return decision.settings["sentences"]
 
 
-def taken_apart(model: Any) -> tuple[Any, DecidingClassifier | None]:
+def split_decision(model: Any) -> tuple[Any, CalibratedClassifier | None]:
     """A model, and where it is a calibrated baseline, that with its decision."""
-    if isinstance(model, DecidingClassifier) and isinstance(model.model, Baseline):
+    if isinstance(model, CalibratedClassifier) and isinstance(model.model, Baseline):
         return model.model, model
     return model, None
 

@@ -26,8 +26,8 @@ from transformers.utils import logging
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
 from ..reports.report import UncertaintyReport
-from ..uncertainty import DecidingClassifier, TemperatureScaling
-from .card import create_model_card, taken_apart, task_of
+from ..uncertainty import CalibratedClassifier, TemperatureScaling
+from .card import create_model_card, split_decision, task_of
 from .card_sections import EditedCardError, renewed, replaced
 from .handler import PROCESSORS
 from .space import EXAMPLES, PACKAGE
@@ -49,7 +49,7 @@ class HubError(RuntimeError):
 
 
 def push_hydra_to_hub(
-    model: PreTrainedModel | Baseline | DecidingClassifier,
+    model: PreTrainedModel | Baseline | CalibratedClassifier,
     repo_id: str,
     processor: Any = None,
     report: UncertaintyReport | None = None,
@@ -83,7 +83,7 @@ def push_hydra_to_hub(
 
     Repeat it as you like: unchanged files make no new commit, files of your own in the repository stay.
     """
-    inside, _ = taken_apart(model)
+    inside, _ = split_decision(model)
     task_of(inside)  # refuses what is no Hydra before asking for a token
     if token is None and get_token() is None:
         raise HubError("there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token=")
@@ -167,13 +167,13 @@ def _leave_own_handler(api: HfApi, repo_id: str, folder: Path) -> None:
 
 def _stage(
     folder: Path,
-    model: PreTrainedModel | Baseline | DecidingClassifier,
+    model: PreTrainedModel | Baseline | CalibratedClassifier,
     processor: Any,
     report: UncertaintyReport | None,
     temperature: TemperatureScaling | None,
 ) -> dict[str, str]:
     """Everything but the card; the card's plots as title -> path."""
-    model, decision = taken_apart(model)
+    model, decision = split_decision(model)
     model.save_pretrained(folder)
     if decision is not None:
         decision.save(folder)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -169,7 +169,7 @@ class Decision(FixedDtype):
 
 
 @contextmanager
-def undecided(model: nn.Module) -> Iterator[None]:
+def uncalibrated(model: nn.Module) -> Iterator[None]:
     """A calibrated model answers as if it were not: no temperature, nothing decided."""
     before = model.decision.is_on if model.decision is not None else None
     try:
@@ -310,7 +310,8 @@ def _check_fields(name: str, value: Any, fields: Iterable[str], optional: Iterab
 # The weights: what they were when they were calibrated
 
 COARSER = (torch.float32, torch.bfloat16, torch.float16)  # what a model may be cast to before it answers
-NUMBERS_PER_PASS = 2**22  # bounds the memory of a checksum
+VERSION_OF = attrgetter("_version")
+NUMBERS_PER_PASS = 2**20  # bounds the memory of a checksum
 
 
 @torch.no_grad()
@@ -332,17 +333,16 @@ def digest_of(tensors: Iterable[Tensor], dtype: torch.dtype | None = None) -> st
 
 
 def _checksum(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sums modulo 2^64 of the numbers' bits, plain and weighted by odd numbers that tell the places apart: (2,)"""
-    totals = torch.zeros(2, dtype=torch.int64, device=values.device)
-    for start in range(0, values.numel(), NUMBERS_PER_PASS):
-        part = values[start : start + NUMBERS_PER_PASS].to(dtype)
-        part = (
-            part.byte() if dtype == torch.bool else torch.view_as_real(part).reshape(-1) if dtype.is_complex else part
-        )
-        bits = part.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[part.element_size()]).long()
-        odd = torch.arange(2 * start + 1, 2 * (start + len(bits)), 2, device=bits.device)
-        totals += torch.stack([bits.sum(), (bits * odd).sum()])
-    return totals
+    """Of each pass over the numbers two sums of their bits: plain, and times odd numbers that tell places apart."""
+    totals = [torch.zeros((), dtype=torch.int64, device=values.device)]
+    odd = 2 * torch.arange(min(2 * values.numel(), NUMBERS_PER_PASS), dtype=torch.int32, device=values.device) + 1
+    for part in values.split(NUMBERS_PER_PASS):
+        part = part.to(dtype)
+        part = part.byte() if dtype == torch.bool else torch.view_as_real(part).flatten() if dtype.is_complex else part
+        bits = part.view({1: torch.uint8, 2: torch.int16}.get(part.element_size(), torch.int32)).int()
+        for numbers in bits.split(NUMBERS_PER_PASS):  # 64 bits are two numbers
+            totals += [numbers.sum(), (numbers * odd[: len(numbers)]).sum()]
+    return torch.stack(totals)
 
 
 def _plain(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
@@ -380,7 +380,7 @@ class SeenWeights:
     weights: list[nn.Parameter]
     owners: list[dict[str, nn.Parameter | None]]
     names: list[str]
-    stamp: tuple[int, int]
+    stamp: tuple[int, bool]
     are_calibrated: bool
 
     @classmethod
@@ -398,10 +398,10 @@ class SeenWeights:
         return in_place and _stamp(self.weights) == self.stamp
 
 
-def _stamp(weights: list[nn.Parameter]) -> tuple[int, int]:
-    """Changes with every operation that writes into a weight, and where weights are frozen, as PEFT does for adapters."""
-    frozen = sum(not weight.requires_grad for weight in weights)
+def _stamp(weights: list[nn.Parameter]) -> tuple[int, bool]:
+    """Changes with every operation that writes into a weight, and where PEFT has frozen the weights for its adapters."""
+    is_trained = weights[0].requires_grad
     try:
-        return sum(weight._version for weight in weights), frozen
+        return sum(map(VERSION_OF, weights)), is_trained
     except RuntimeError:  # made in inference mode, where nobody writes
-        return 0, frozen
+        return 0, is_trained

@@ -47,16 +47,34 @@ def answers_of(
     elif logits is not None:
         log_probabilities = logits.log_softmax(dim=-1)
     if by == "mean":
-        log_probabilities = None if log_probabilities is None else log_of_mean(log_probabilities)
+        log_probabilities = None if log_probabilities is None else log_mean(log_probabilities).unsqueeze(1)
         features = None if features is None else features.mean(dim=1, keepdim=True)
         logits = None
     return Answers(logits, log_probabilities, features, state or {})
 
 
-def log_of_mean(log_probabilities: Tensor) -> Tensor:
-    """(batch, members, ...) -> (batch, 1, ...)"""
-    log_mean = log_probabilities.logsumexp(dim=1, keepdim=True) - math.log(log_probabilities.shape[1])
-    return log_mean.clamp(max=0)  # rounding can lift a certain prediction a hair above log 1
+def log_mean(log_probabilities: Tensor) -> Tensor:
+    """Log of the mean probability over the members: (batch, members, ...) -> (batch, ...)"""
+    total = log_probabilities.logsumexp(dim=1) - math.log(log_probabilities.shape[1])
+    return total.clamp(max=0)  # rounding can lift a certain prediction a hair above log 1
+
+
+def entropy_split(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Entropy of the mean probability, mean of the members' entropies, and the difference, which is their disagreement's:
+    (batch, members, ..., classes) -> (batch, ...) each"""
+    total = torch.special.entr(log_mean(log_probabilities).exp()).sum(dim=-1)
+    aleatoric = torch.special.entr(log_probabilities.exp()).sum(dim=-1).mean(dim=1)
+    # Rounding can leave a difference just below 0; a single member has nothing to differ from.
+    epistemic = (total - aleatoric).clamp(min=0) if log_probabilities.shape[1] > 1 else torch.zeros_like(total)
+    return total, aleatoric, epistemic
+
+
+def differing_pairs(log_probabilities: Tensor) -> Tensor:
+    """Share of the pairs of members that predict different classes; 0 for one member:
+    (batch, members, ..., classes) -> (batch, ...)"""
+    votes, members = log_probabilities.argmax(dim=-1), log_probabilities.shape[1]
+    differing = (votes.unsqueeze(2) != votes.unsqueeze(1)).sum(dim=(1, 2))
+    return differing.to(log_probabilities.dtype) / max(1, members * (members - 1))
 
 
 # Of the logits. Each function gives (batch, members), or (batch, 1) where it compares members.
@@ -92,20 +110,12 @@ def entropy(answers: Answers) -> Tensor:
 
 
 def mutual_information(answers: Answers) -> Tensor:
-    """Entropy of the mean probability less the mean of the members' entropies; 0 for one member."""
-    of_members = entropy(answers)
-    if of_members.shape[1] == 1:
-        return torch.zeros_like(of_members)
-    of_mean = torch.special.entr(log_of_mean(answers.log_probabilities).exp()).sum(dim=-1)
-    return (of_mean - of_members.mean(dim=1, keepdim=True)).clamp(min=0)
+    """Entropy of the mean probability less the mean of the members' entropies."""
+    return entropy_split(answers.log_probabilities)[2].unsqueeze(1)
 
 
 def disagreement(answers: Answers) -> Tensor:
-    """Share of the pairs of members whose predictions differ; 0 for one member."""
-    votes = answers.log_probabilities.argmax(dim=-1)
-    members = votes.shape[1]
-    differing = (votes.unsqueeze(2) != votes.unsqueeze(1)).sum(dim=(1, 2)).unsqueeze(1)
-    return differing.to(answers.log_probabilities.dtype) / max(1, members * (members - 1))
+    return differing_pairs(answers.log_probabilities).unsqueeze(1)
 
 
 def gen(answers: Answers, gamma: float = 0.1, top_classes: int = 100) -> Tensor:

@@ -85,7 +85,7 @@ class HydraClassifierMixin:
         """The encoder on `inputs`, and what the members make of it."""
         if self.reads_first_token and not wants_every_token(self.config, kwargs):
             inputs = inputs | {"first_token_only": True}
-        is_deciding = self.is_deciding
+        is_calibrated = self.is_calibrated
         outputs: HydraModelOutput = self.base_model(**inputs, members_only=True, return_dict=True, **kwargs)
         states, pooled = outputs.member_last_hidden_state, outputs.member_pooler_output
         features = self.read(states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1))
@@ -95,7 +95,7 @@ class HydraClassifierMixin:
         if labels is not None:
             loss = ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
         decided = {}
-        if is_deciding:
+        if is_calibrated:
             prepared = batch_first(self.prepare(features), self.num_members) if self.decision.reads_features else None
             decided = vars(self.decision(member_logits, prepared))
             member_logits = decided.pop("member_logits")

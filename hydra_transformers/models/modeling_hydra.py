@@ -17,7 +17,7 @@ from transformers import initialization as init
 
 from .attention import HydraAttention, mask_of
 from .configuration_hydra import SHARED_PARTS, TrunkLayers
-from .decision import Decision, undecided
+from .decision import Decision, uncalibrated
 from .grouped import Grouped
 
 
@@ -132,21 +132,21 @@ class HydraModelMixin:
         super().post_init()
 
     @property
-    def is_deciding(self) -> bool:
+    def is_calibrated(self) -> bool:
         """Whether it was calibrated, and answers as what was calibrated: not while it trains, nor with other weights.
 
         Weights are read only after they were loaded, trained, cast or moved: see `Decision.is_current`."""
         decision = self.decision
-        return decision is not None and decision.is_on and not self.training and self._has_calibrated_weights()
+        return decision is not None and decision.is_on and not self.training and self._has_its_weights()
 
     @torch.compiler.assume_constant_result  # a compiled model is looked at when it is compiled
-    def _has_calibrated_weights(self) -> bool:
+    def _has_its_weights(self) -> bool:
         return self.decision.is_current(self)
 
-    def calibrate(self, data, ood=None, **options):
+    def calibrate(self, data, ood_data=None, **options):
         """Fits a temperature, a detector with its threshold, and prediction sets, which become part of the model: saved,
         loaded and pushed with it, and applied to its answers. See `hydra_transformers.uncertainty.calibrate`."""
-        return package("uncertainty.calibration").calibrate(self, data, ood, **options)
+        return package("uncertainty.calibration").calibrate(self, data, ood_data, **options)
 
     def predict(self, inputs, processor=None, batch_size: int = 1, **parameters) -> list[dict]:
         """A dict for each of several texts, PIL images or paths of images, or sounds: label, score, how uncertain and why,
@@ -155,9 +155,9 @@ class HydraModelMixin:
 
         return predict(self, inputs, processor, batch_size, **parameters)
 
-    def undecided(self):
-        """`with hydra.undecided():` it answers as before its calibration."""
-        return undecided(self)
+    def uncalibrated(self):
+        """`with hydra.uncalibrated():` it answers as before its calibration."""
+        return uncalibrated(self)
 
     def initial_std(self, module: Grouped) -> float:
         """How widely a packed layer's fresh weights spread."""

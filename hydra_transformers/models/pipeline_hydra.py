@@ -5,12 +5,14 @@ import binascii
 import io
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, image_utils
+from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel, image_utils
 from transformers.pipelines import (
     AudioClassificationPipeline,
     ImageClassificationPipeline,
@@ -19,6 +21,7 @@ from transformers.pipelines import (
     ZeroShotImageClassificationPipeline,
 )
 
+from .detection import answers_of, entropy_split
 from .evaluation_mode import evaluation_mode
 
 
@@ -68,8 +71,12 @@ class AnswersMixin:
     label, score: the likeliest class and its probability
     uncertainty, aleatoric, epistemic: the entropy of the mean probability, the mean of the members' own entropies, and
         their difference, in nats; of a multi-label model, and of SigLIP, summed over the labels
-    abstain: whether the model should rather not answer; None where it was not calibrated for that
-    prediction_set: the classes that it may be, the likeliest first; None likewise
+    abstain: whether the model should rather not answer; None where it was not calibrated for that. Always for inputs that
+        hold nothing (empty texts, images of one colour) and answers that are not numbers
+    detector, detector_score, threshold: by what a calibrated model abstains: above the threshold; None otherwise
+    reason: why it abstains, in a sentence; None where it does not
+    prediction_set: the classes that it may be, the likeliest first; None where it was not calibrated for that
+    truncated: of texts, whether the model read only the beginning
     scores: the `top_k` likeliest labels with their scores (5; None for all)
     """
 
@@ -88,13 +95,19 @@ class AnswersMixin:
             found[2]["top_k"] = top_k
         return found
 
+    def _forward(self, model_inputs: Any) -> dict[str, Any]:
+        notes = model_inputs.pop("notes", None)
+        outputs = self.outputs(model_inputs)
+        return {name: outputs[name] for name in KEPT_OUTPUTS if name in outputs} | {"notes": notes}
+
+    def outputs(self, model_inputs: Any) -> Any:
+        return super()._forward(model_inputs)
+
     def postprocess(self, model_outputs: dict, top_k: int | None = 5, **parameters) -> dict[str, Any]:
-        logits = model_outputs["logits"][0]
+        logits, notes = model_outputs["logits"][0], model_outputs.pop("notes") or {}
         names = model_outputs.get("candidate_labels") or self.model.config.id2label
         scores = super().postprocess(model_outputs, **self.every_score, **parameters)
-        member_logits, abstain, chosen = (
-            model_outputs.get(name) for name in ("member_logits", "abstain", "prediction_set")
-        )
+        member_logits, chosen = (model_outputs.get(name) for name in ("member_logits", "prediction_set"))
         is_multi_label = getattr(self.model.config, "problem_type", None) == "multi_label_classification"
         is_multi_label |= hasattr(self.model, "logit_bias")  # two towers that say yes or no to each text
         order = logits.argsort(descending=True, stable=True).tolist()
@@ -103,36 +116,67 @@ class AnswersMixin:
             **entropies(
                 logits[None] if member_logits is None else member_logits[0], is_multi_label or len(order) == 1
             ),
-            "abstain": None if abstain is None else abstain[0].item(),
+            **self.decided(model_outputs, notes.get("empty")),
             "prediction_set": None if chosen is None else [names[index] for index in order if chosen[0, index]],
+            **({"truncated": notes["truncated"]} if "truncated" in notes else {}),
             "scores": scores[:top_k],
         }
+
+    def decided(self, outputs: dict, empty: str | None) -> dict[str, Any]:
+        """Whether to abstain, by what, and why.
+
+        empty: what is wrong with an input that holds nothing
+        """
+        detector = detector_score = threshold = abstain = None
+        if outputs.get("detector_score") is not None:
+            # By name: the model may have come with its repository, and this pipeline with the package.
+            decisions = (each for each in self.model.modules() if type(each).__name__ == "Decision")
+            settings = next(decisions).settings
+            detector, threshold = settings["detector"]["name"], settings["threshold"]
+            detector_score = outputs["detector_score"][0].item()
+            abstain = None if threshold is None else outputs["abstain"][0].item()
+        reason = empty
+        if reason is None and outputs["logits"][0].isnan().any():
+            reason = "The answer is not a number."
+        if reason is None and abstain:
+            reason = f"{detector} is {detector_score:.3g}, above the threshold {float(threshold):.3g}."
+        return {
+            "abstain": abstain if reason is None else True,
+            "detector": detector,
+            "detector_score": detector_score,
+            "threshold": threshold,
+            "reason": reason,
+        }
+
+
+KEPT_OUTPUTS = ("logits", "member_logits", "detector_score", "abstain", "prediction_set", "candidate_labels")
 
 
 def entropies(member_logits: Tensor, is_multi_label: bool = False) -> dict[str, float]:
     """The parts of the uncertainty, of logits (members, classes)."""
-    member_logits = member_logits.double()
-    if is_multi_label:
-        probabilities = torch.stack([member_logits.sigmoid(), (-member_logits).sigmoid()], dim=-1).flatten(1)
-    else:
-        probabilities = member_logits.softmax(dim=-1)
-    total = torch.special.entr(probabilities.mean(dim=0)).sum().item()
-    aleatoric = torch.special.entr(probabilities).sum(dim=-1).mean().item()
-    epistemic = max(total - aleatoric, 0.0) if len(member_logits) > 1 else 0.0
-    return {"uncertainty": total, "aleatoric": aleatoric, "epistemic": epistemic}
+    answers = answers_of(member_logits[None].double(), multi_label=is_multi_label)
+    parts = entropy_split(answers.log_probabilities)
+    return {
+        name: part.sum().item() for name, part in zip(("uncertainty", "aleatoric", "epistemic"), parts, strict=True)
+    }
 
 
 class ImagesMixin:
     """Reads images by `read_image`, as all of this package does."""
 
     def preprocess(self, image: Any, timeout: float | None = None, **parameters) -> Any:
+        empty = None
         if hasattr(image, "mode") or isinstance(image, str):
             mode = image_mode(self.model.config)
             image = read_image(image, mode=mode, timeout=timeout)
+            bands = image.getextrema() if mode == "RGB" else [image.getextrema()]
+            empty = "The image has one colour only." if all(low == high for low, high in bands) else None
             if mode == "L":  # as a tensor: Transformers' pipeline makes images RGB
                 pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
                 image = pixels.view(1, image.height, image.width)
-        return super().preprocess(image, **parameters)
+        found = super().preprocess(image, **parameters)
+        found["notes"] = {"empty": empty}
+        return found
 
 
 class HydraImageClassificationPipeline(ImagesMixin, AnswersMixin, ImageClassificationPipeline):
@@ -160,11 +204,20 @@ class HydraTextClassificationPipeline(AnswersMixin, TextClassificationPipeline):
     every_score = {"top_k": None, "_legacy": False}
 
     def preprocess(self, inputs: Any, **parameters) -> Any:
+        most = min(self.tokenizer.model_max_length, most_tokens(self.model))
+        parameters = {"truncation": True, "max_length": most, **parameters}
         found = super().preprocess(inputs, **parameters)
-        if (
-            found["input_ids"].shape[-1] == 0
-        ):  # by itself the model fails on it, among others it would read their padding
-            raise ValueError("a text has no tokens for this model to read: leave out what is empty")
+        if found.encodings is not None:
+            is_cut = bool(found.encodings[0].overflowing)
+        elif is_cut := found["input_ids"].shape[-1] >= parameters["max_length"]:
+            whole = super().preprocess(inputs, **{**parameters, "truncation": False, "max_length": None})
+            is_cut = whole["input_ids"].shape[-1] > found["input_ids"].shape[-1]
+        is_empty = not any(map(has_content, texts_in(inputs)))
+        if found["input_ids"].shape[-1] == 0:  # the model fails on it, or reads the padding of its batch
+            is_empty, token = True, self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0
+            for name in found:
+                found[name] = torch.full((1, 1), {"input_ids": token, "attention_mask": 1}.get(name, 0))
+        found["notes"] = {"empty": "The text is empty." if is_empty else None, "truncated": is_cut}
         return found
 
     def __call__(self, inputs: Any, **parameters):
@@ -172,12 +225,22 @@ class HydraTextClassificationPipeline(AnswersMixin, TextClassificationPipeline):
 
 
 class HydraZeroShotImageClassificationPipeline(ImagesMixin, AnswersMixin, ZeroShotImageClassificationPipeline):
-    def _forward(self, model_inputs: dict) -> dict[str, Any]:
+    def outputs(self, model_inputs: dict) -> dict[str, Any]:
         labels, [texts, *_] = model_inputs.pop("candidate_labels"), model_inputs.pop("text_inputs")
         texts = texts[0] if isinstance(texts, list) else texts  # a batch has them once per image
         outputs = self.model(**texts, **model_inputs)
-        decided = {name: outputs[name] for name in ("member_logits", "abstain", "prediction_set") if name in outputs}
-        return {"candidate_labels": labels, "logits": outputs.logits_per_image, **decided}
+        return {**outputs, "logits": outputs.logits_per_image, "candidate_labels": labels}
+
+
+def texts_in(inputs: Any) -> list[str]:
+    """The texts of one input: a text, or a pair as a dict or in lists."""
+    if isinstance(inputs, dict):
+        inputs = list(inputs.values())
+    return [inputs] if isinstance(inputs, str) else [text for each in inputs for text in texts_in(each)]
+
+
+def has_content(text: str) -> bool:
+    return any(character.isprintable() and not character.isspace() for character in text)
 
 
 PIPELINES_BY_INPUT = {
@@ -220,9 +283,6 @@ def predict(
         for name, auto_class in READERS.items()
         if getattr(found, f"_load_{name}")
     }
-    if found is HydraTextClassificationPipeline:
-        most = min(readers["tokenizer"].model_max_length, most_tokens(model))
-        parameters = {"truncation": True, "max_length": most, **parameters}
     with evaluation_mode(model):
         answer = found(model=model, device=model.device, **readers)
         return answer(inputs, batch_size=batch_size, **parameters) if inputs else []
@@ -239,13 +299,26 @@ def most_tokens(model: nn.Module) -> int:
     return model.config.max_position_embeddings - taken
 
 
+# A thread's own, as two threads cannot use one tokenizer at a time: model -> (name, class) -> processor
+_loaded = threading.local()
+
+
 def processor_of(model: nn.Module, auto_class: type) -> Any:
-    name = model.config.name_or_path
+    """The processor that was saved with the model, loaded once."""
+    name, config = model.config.name_or_path, model.config
+    inside = next((each for each in model.modules() if isinstance(each, PreTrainedModel)), model)
+    cache = vars(_loaded).setdefault("processors", weakref.WeakKeyDictionary()).setdefault(inside, {})
+    if (name, auto_class) in cache:
+        return cache[name, auto_class]
     try:
-        return auto_class.from_pretrained(name)
+        # Who trusted the code of the model's repository need not be asked again; its config says which processor it has.
+        is_trusted = type(inside).__module__.startswith("transformers_modules.")
+        known = {"config": config} if config.model_type else {}
+        cache[name, auto_class] = auto_class.from_pretrained(name, trust_remote_code=is_trusted or None, **known)
     except (OSError, ValueError, ImportError) as error:
         where = f"none could be loaded from {name}" if name else "the model was not loaded from anywhere"
         what = auto_class.__name__.removeprefix("Auto")
         raise ValueError(
             f"processor is missing, and {where}: pass the {what} that the model was trained with"
         ) from error
+    return cache[name, auto_class]

@@ -7,6 +7,7 @@ from .extraction import extract_circuit
 from .head_maps import HeadMap
 from .heads import prune_heads
 from .masking import ablated
+from .member_plan import MemberPlan
 from .members import draw_members
 from .neurons import NEURON_SCORES, lowest_neurons, neuron_scores, prune_neurons
 from .oba import oba_prune, oba_scores
@@ -20,6 +21,7 @@ __all__ = [
     "NEURON_SCORES",
     "Circuit",
     "HeadMap",
+    "MemberPlan",
     "TaylorPruning",
     "ablated",
     "draw_members",

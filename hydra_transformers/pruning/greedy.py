@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from .._io.files import parse_json, write_atomically
 from .._io.processes import from_first_process, gather_batches, gather_samples, rank_and_world_size
+from .._io.progress import progress_bar
 from ..data.evaluation_data import EvaluationData
 from ..models.ensembling import at_least_float32
 from .ablation import Ablate, Ablation
@@ -58,18 +58,13 @@ class GreedySearch:
         """Removes heads until there are `budget`, or the score has fallen by more than `tolerance`."""
         is_first_process = rank_and_world_size()[0] == 0
         done = min(len(self.circuit.ranking), budget)
-        with tqdm(
-            total=budget,
-            initial=done,
-            desc=f"circuit ({self.circuit.objective})",
-            unit="head",
-            disable=not (progress and is_first_process),
-        ) as bar:
+        name, is_shown = f"circuit ({self.circuit.objective})", progress and is_first_process
+        with progress_bar(budget, name, "head", is_shown, initial=done) as bar:
             while len(self.circuit.ranking) < end_of(self.circuit, budget, tolerance):
                 self.remove_one()
                 if checkpoint is not None and is_first_process:
                     write_atomically(checkpoint, self.state())
-                bar.set_postfix(score=f"{self.circuit.scores[-1]:.4f}")
+                bar.set_postfix(score=f"{self.circuit.scores[-1]:.4f}", refresh=False)
                 bar.update()
 
     def remove_one(self) -> None:

@@ -19,25 +19,30 @@ from ..data.prediction import (
     split_labels,
 )
 from ..models.decision import Decided, Decision
-from ..shift import corrupted_sets
 from ..uncertainty.abstention import Abstention
 from ..uncertainty.conformal import ConformalSets, count_sets, summarize_sets
-from ..uncertainty.curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
 from ..uncertainty.decomposition import decompose
 from ..uncertainty.detectors import Detector
-from ..uncertainty.features import AnswerReader, taken_apart
+from ..uncertainty.features import AnswerReader, without_decision
 from ..uncertainty.metrics import exact_mean, ood_metrics
-from ..uncertainty.ood import check_score
+from ..uncertainty.ood import check_score, ood_groups
 from ..uncertainty.streaming import UncertaintyAccumulator
 from ..uncertainty.temperature import TemperatureScaling
+from .curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
 from .gains import packed_rows
 from .report import Metrics, ModelResult, UncertaintyReport
+from .tables import set_title
+
+
+def corrupt_by_name(data: Any, names: str | Sequence[str]) -> Mapping[str, Mapping[Any, Any]]:
+    """Corruption -> severity -> data. `hydra_transformers.shift`, which knows how, puts its function in this place."""
+    raise RuntimeError("corruptions are named, and what makes them is missing: import hydra_transformers.shift")
 
 
 def evaluate_uncertainty(
     models: nn.Module | Mapping[str, nn.Module],
-    id_data: Any,
-    ood: Mapping[str, Mapping[str, Any]] | None = None,
+    data: Any,
+    ood_data: Any = None,
     *,
     score: str | Detector | Mapping[str, Detector] = "msp",
     corruptions: str | Sequence[str] | Mapping[str, Mapping[Any, Any]] | None = None,
@@ -51,12 +56,12 @@ def evaluate_uncertainty(
 
     Args:
         models: a Hydra, a Hugging Face classifier or a baseline; or several, `{name: model}`.
-        id_data: labelled data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
-        ood: `{"near": {name: data}, "far": {name: data}}`; labels of this data are not read.
+        data: labelled data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
+        ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set; labels are not read.
         score: the OOD score: a name, see `ood_score` (the paper's is `"msp"`), or a `Detector`. One that is fitted knows a
             single model: for several pass `{name: detector}`, the same detector fitted on each.
-        corruptions: names of `hydra_transformers.shift.CORRUPTIONS` or of their groups, one or several, or "all": `id_data`
-            is corrupted so at severities 1 to 5. Other choices, and `id_data` whose image processor is not known: pass what
+        corruptions: names of `hydra_transformers.shift.CORRUPTIONS` or of their groups, one or several, or "all": `data` is
+            corrupted so at severities 1 to 5. Other choices, and `data` whose image processor is not known: pass what
             `corrupted_sets` makes. Or other labelled data, such as ImageNet-C, as `{corruption: {severity: data}}`.
         class_prompts: for CLIP and SigLIP, the tokenizer's output with one prompt per class: makes it a zero-shot classifier.
         temperature: applied to the member logits; one for all models, or `{name: temperature}` for those that have one. A
@@ -77,16 +82,11 @@ def evaluate_uncertainty(
         if not isinstance(model, nn.Module):
             raise TypeError(f"{name} is no model: pass one model, or several as {{name: model}}")
         check_chooses_one_class(model, name)
-    ood = {group: dict(data_sets) for group, data_sets in _groups(ood, "ood").items()}
+    groups = ood_groups(ood_data)
     by_name = corruptions is not None and not isinstance(corruptions, Mapping)
-    if by_name:
-        corruptions = corrupted_sets(id_data, corruptions)
-    corruptions = {
-        corruption: {str(severity): data for severity, data in sweep.items()}
-        for corruption, sweep in _groups(corruptions, "corruptions").items()
-    }
-    for name, data in _all_data(id_data, ood, corruptions):
-        _check_data(name, data, read_often=len(models) > 1 or by_name)
+    sweeps = _sweeps(corrupt_by_name(data, corruptions) if by_name else corruptions or {})
+    for name, each in _all_data(data, groups, sweeps):
+        _check_data(name, each, read_often=len(models) > 1 or by_name)
     scalings = _by_model(temperature, "temperature", TemperatureScaling, models)
     scores = _scores(score, scalings)
     abstentions = _by_model(abstention, "abstention", Abstention, models)
@@ -100,7 +100,7 @@ def evaluate_uncertainty(
     results = {}
     for name, model in models.items():
         model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model
-        model, decision = taken_apart(model)
+        model, decision = without_decision(model)
         reads_features = getattr(scores[name], "reads_features", False) or bool(decision and decision.reads_features)
         judge = _Judge(
             AnswerReader(model, reads_features),
@@ -111,7 +111,7 @@ def evaluate_uncertainty(
             scores[name],
             batch_size,
         )
-        results[name] = judge.result(id_data, ood, corruptions)
+        results[name] = judge.result(data, groups, sweeps)
     return UncertaintyReport(score=described(next(iter(scores.values()))), models=results)
 
 
@@ -148,17 +148,17 @@ class _Judge:
     score: str | Detector
     batch_size: int
 
-    def result(self, id_data: Any, ood: Mapping, corruptions: Mapping) -> ModelResult:
+    def result(self, data: Any, ood: Mapping, corruptions: Mapping) -> ModelResult:
         counts = _Counts()
-        judged = self.run("id_data", id_data, labelled=True, counts=counts)
+        judged = self.run("data", data, labelled=True, counts=counts)
         id_values = judged.values()
         ood_metrics_by_group, ood_scores, scores_by_group = {}, {}, {}
         for group, data_sets in ood.items():
             ood_metrics_by_group[group], scores_by_group[group] = {}, {}
-            for name, data in data_sets.items():
-                of_ood = _Counts()
-                judged_ood = self.run(f"ood[{group!r}][{name!r}]", data, labelled=False, counts=of_ood)
-                _warn_of_same_data(f"ood[{group!r}][{name!r}]", id_values, judged_ood.values())
+            for name, foreign in data_sets.items():
+                of_ood, place = _Counts(), place_of(group, name)
+                judged_ood = self.run(place, foreign, labelled=False, counts=of_ood)
+                _warn_of_same_data(place, id_values, judged_ood.values())
                 scores = judged_ood.values()["score"]
                 detection = ood_metrics(id_values["score"], scores)
                 if self.abstention is not None:
@@ -166,7 +166,7 @@ class _Judge:
                 elif of_ood.answers:
                     detection["refused"] = 1 - of_ood.coverage_and_risk()[0]
                 ood_metrics_by_group[group][name] = detection | _uncertainty(judged_ood)
-                ood_scores[f"{name} ({group})"] = scores_by_group[group][name] = scores
+                ood_scores[set_title(group, name)] = scores_by_group[group][name] = scores
         return ModelResult(
             num_members=judged.num_members,
             id=judged.compute() | _uncertainty(judged),
@@ -174,9 +174,9 @@ class _Judge:
             corruptions={
                 corruption: {
                     severity: self.corrupted(
-                        f"corruptions[{corruption!r}][{severity!r}]", data, id_values["score"], ood_scores
+                        f"corruptions[{corruption!r}][{severity!r}]", each, id_values["score"], ood_scores
                     )
-                    for severity, data in sweep.items()
+                    for severity, each in sweep.items()
                 }
                 for corruption, sweep in corruptions.items()
             },
@@ -192,7 +192,7 @@ class _Judge:
         )
 
     def corrupted(self, name: str, data: Any, id_scores: Tensor, ood_scores: Mapping[str, Tensor]) -> Metrics:
-        """The metrics on corrupted data; how well they are told from `id_data`, and foreign data from them."""
+        """The metrics on corrupted data; how well they are told from `data`, and foreign data from them."""
         judged = self.run(name, data, labelled=True)
         scores = judged.values()["score"]
         found = judged.compute() | {"shift_auroc": ood_metrics(id_scores, scores)["auroc"]}
@@ -269,7 +269,7 @@ def _warn_of_same_data(name: str, id_values: Mapping[str, Tensor], ood_values: M
     """Where a model answers two sets with the same numbers to the last digit, they are most likely one set."""
     columns = ("confidence", "total", "aleatoric")
     if all(torch.equal(id_values[column].sort().values, ood_values[column].sort().values) for column in columns):
-        warnings.warn(f"the model answers {name} exactly as it answers id_data: are they the same data?", stacklevel=4)
+        warnings.warn(f"the model answers {name} exactly as it answers data: are they the same data?", stacklevel=4)
 
 
 def _uncertainty(judged: UncertaintyAccumulator) -> Metrics:
@@ -283,29 +283,27 @@ def _uncertainty(judged: UncertaintyAccumulator) -> Metrics:
     }
 
 
-def _groups(nested: Mapping | None, name: str) -> dict[str, Mapping]:
-    nested = nested if nested is not None else {}
-    if not isinstance(nested, Mapping) or not all(isinstance(inner, Mapping) for inner in nested.values()):
-        form = (
-            '{"near": {name: data}, "far": {name: data}}'
-            if name == "ood"
-            else "{corruption: {severity: data}}, or names"
-        )
-        raise TypeError(f"{name} must be a dict of dicts: pass {form}")
-    for group, inner in nested.items():
-        if not inner:
-            raise ValueError(f"{name}[{group!r}] is empty: pass at least one data set, or leave the group out")
-    return dict(nested)
+def place_of(group: str, name: str) -> str:
+    """Where an OOD set stands in the argument, for messages."""
+    return f"ood_data[{name!r}]" if group == "OOD" else f"ood_data[{group!r}][{name!r}]"
 
 
-def _all_data(id_data: Any, ood: Mapping, corruptions: Mapping) -> list[tuple[str, Any]]:
-    nested = [("ood", ood), ("corruptions", corruptions)]
-    return [("id_data", id_data)] + [
-        (f"{kind}[{group!r}][{name!r}]", data)
-        for kind, groups in nested
-        for group, data_sets in groups.items()
-        for name, data in data_sets.items()
-    ]
+def _sweeps(corruptions: Mapping[str, Mapping[Any, Any]]) -> dict[str, dict[str, Any]]:
+    """Corruption -> severity, as a text -> data."""
+    for corruption, sweep in corruptions.items():
+        if not isinstance(sweep, Mapping):
+            raise TypeError("corruptions must be a dict of dicts: pass {corruption: {severity: data}}, or names")
+        if not sweep:
+            raise ValueError(f"corruptions[{corruption!r}] is empty: pass at least one data set, or leave it out")
+    return {name: {str(severity): data for severity, data in sweep.items()} for name, sweep in corruptions.items()}
+
+
+def _all_data(data: Any, groups: Mapping, sweeps: Mapping) -> list[tuple[str, Any]]:
+    found = [("data", data)]
+    found += [(place_of(group, name), each) for group, sets in groups.items() for name, each in sets.items()]
+    for corruption, sweep in sweeps.items():
+        found += [(f"corruptions[{corruption!r}][{severity!r}]", each) for severity, each in sweep.items()]
+    return found
 
 
 def _check_data(name: str, data: Any, read_often: bool) -> None:

@@ -14,13 +14,14 @@ from transformers import PreTrainedModel
 
 from ..data.fingerprints import fingerprints_of_rows
 from ..data.prediction import batches, check_chooses_one_class, classes_of, device_of, predict, split_labels
-from ..models.auto import AutoHydra, hydra_class
+from ..fusion.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
+from ..models.auto import AutoHydra, hydra_class, load_trained
 from ..models.configuration_hydra import SHARED_PARTS
-from ..uncertainty.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
 from ..uncertainty.metrics import exact_mean, expected_calibration_error, ood_metrics
 from ..uncertainty.ood import ood_groups
 from ..uncertainty.paired import Change, accuracy_change, auroc_change, mean_change
 from ..uncertainty.streaming import UncertaintyAccumulator
+from .evaluation import place_of
 from .fusion_tables import fusion_tables
 from .fusion_verdict import decide
 
@@ -155,7 +156,7 @@ class FusionReport:
 
 
 def fusion_report(
-    members: Sequence[PreTrainedModel],
+    members: Sequence[PreTrainedModel | str | os.PathLike],
     data: Any,
     ood_data: Any = None,
     *,
@@ -166,7 +167,8 @@ def fusion_report(
 
     Args:
         members: two classifiers or more of one architecture, as `from_pruned_members` takes them: supported models of
-            Transformers or Hydras, pruned or not. They are left as they are.
+            Transformers or Hydras, pruned or not, which are left as they are; or the folders or Hub names from which they
+            are loaded. No processor is needed there.
         data: labelled data that no member was trained on: a DataLoader, a list of dict batches, or a Dataset or list of
             dict rows. It is read up to 13 times (`ood_data` 9 times), and must give the same rows in the same order each time.
         ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set; labels are not read.
@@ -198,7 +200,7 @@ def fusion_report(
     groups = ood_groups(ood_data)
     known = _DataSet("data", data, True, batch_size)
     foreign = {
-        group: {name: _DataSet(_place(group, name), each, False, batch_size) for name, each in sets.items()}
+        group: {name: _DataSet(place_of(group, name), each, False, batch_size) for name, each in sets.items()}
         for group, sets in groups.items()
     }
     cosines = weight_cosines(hydra)
@@ -250,10 +252,11 @@ def fusion_report(
     )
 
 
-def _checked_members(members: Sequence[PreTrainedModel]) -> PreTrainedModel:
+def _checked_members(members: Sequence[PreTrainedModel | str | os.PathLike]) -> PreTrainedModel:
     """The members as a Hydra that shares nothing; whatever cannot be judged is refused."""
-    if isinstance(members, PreTrainedModel):
+    if isinstance(members, (PreTrainedModel, str, os.PathLike)):
         raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
+    members = [load_trained(each) if isinstance(each, (str, os.PathLike)) else each for each in members]
     for position, member in enumerate(members):
         name = f"members[{position}]"
         if not hasattr(hydra_class(member, name), "classify"):
@@ -313,10 +316,6 @@ class _DataSet:
                 f"{self.name} gives other rows, or another order of them, when it is read again, and models are compared row "
                 "by row: pass it without shuffling and without random crops or flips"
             )
-
-
-def _place(group: str, name: str) -> str:
-    return f"ood_data[{name!r}]" if group == "OOD" else f"ood_data[{group!r}][{name!r}]"
 
 
 def _warn_of_known_rows(known: _DataSet, foreign: Mapping[str, Mapping[str, _DataSet]]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .table import NO_VALUE, Table, escape_markdown
-from .tables import COLUMNS
+from .tables import COLUMNS, group_title, set_title
 
 
 if TYPE_CHECKING:
@@ -22,7 +22,9 @@ DIVERSITY = {
 def fusion_tables(report: "FusionReport") -> str:
     """The sentence and all tables."""
     groups = list(report.num_ood_rows)
-    titles = [COLUMNS[metric].heading() for metric in METRICS] + [_auroc_title(group) for group in groups]
+    titles = [COLUMNS[metric].heading() for metric in METRICS] + [
+        COLUMNS["auroc"].heading("" if group == "OOD" else group_title(group)) for group in groups
+    ]
     parts = [f"# Fusing {report.num_members} members: {report.verdict}", escape_markdown(report.sentence)]
     parts += [
         "## Each member, alone → inside the fused model",
@@ -38,10 +40,6 @@ def fusion_tables(report: "FusionReport") -> str:
     parts += ["## How much members disagree", _table(["Members differ in", "MI", "DI"], _diversity_rows(report))]
     parts += ["## How alike members are", "Cosines, the least and the greatest over the pairs.", _cosine_table(report)]
     return "\n\n".join(parts) + "\n"
-
-
-def _auroc_title(group: str) -> str:
-    return COLUMNS["auroc"].heading("" if group == "OOD" else f"{group}-OOD")
 
 
 def _cells(judged: "Judged", groups: Sequence[str]) -> list[str]:
@@ -82,8 +80,9 @@ def _set_rows(report: "FusionReport") -> list[list[str]]:
         for name, count in sets.items():
             before, after = (each.auroc[group][name] for each in (report.not_fused, report.fused.ensemble))
             both = " → ".join(COLUMNS["auroc"].text(value) for value in (before, after))
-            title = name if group == "OOD" else f"{name} ({group})"
-            rows.append([title, f"{count:,}", both, _change(report.fused.auroc_by_set[group][name], 100, 2)])
+            rows.append(
+                [set_title(group, name), f"{count:,}", both, _change(report.fused.auroc_by_set[group][name], 100, 2)]
+            )
     return rows
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._io.pictures import COLOURS, Figure, drawable, finish_panel, legend_below, png_of, write_png
-from .tables import COLUMNS, clean
+from .tables import COLUMNS, clean, set_title
 
 
 if TYPE_CHECKING:
@@ -383,7 +383,7 @@ def _uncertainty_split(report: "UncertaintyReport") -> Figure:
 
 
 def _ood_sets(result: "ModelResult") -> dict[str, dict[str, float]]:
-    return {f"{name} ({group})": metrics for group, sets in result.ood.items() for name, metrics in sets.items()}
+    return {set_title(group, name): metrics for group, sets in result.ood.items() for name, metrics in sets.items()}
 
 
 def _way_to_the_mean(report: "FusionReport") -> Figure:

@@ -16,7 +16,7 @@ h1 { font-size: 1.6em; } h2 { font-size: 1.25em; margin-top: 2em; } h3 { font-si
 div.table { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 0.8em 0; }
 th, td { padding: 0.25em 0.7em; border-bottom: 1px solid #ddd; text-align: right; }
-td { white-space: nowrap; }
+td { white-space: nowrap; } td[style*="left"] { white-space: normal; }
 th:first-child, td:first-child { text-align: left; }
 img { max-width: 100%; } figure { margin: 1.5em 0; } figcaption { color: #555; }
 """
@@ -65,8 +65,14 @@ def _html(part: Part) -> str:
     return f"<p>{escape_html(part)}</p>"
 
 
+def _in_words(name: str) -> str:
+    """The caption for a picture by the name of its file."""
+    words = name.replace("_", " ")
+    return f"ROC curve, {words[4:]}" if words.startswith("roc ") else words[:1].upper() + words[1:]
+
+
 def _html_picture(title: str, png: bytes) -> str:
-    title, content = escape_html(title), base64.b64encode(png).decode()
+    title, content = escape_html(_in_words(title)), base64.b64encode(png).decode()
     return (
         f'<figure><figcaption>{title}</figcaption><img alt="{title}" src="data:image/png;base64,{content}"></figure>'
     )

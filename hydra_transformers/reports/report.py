@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .._io.files import parse_json, write_atomically
 from .gains import Gain, gain_sentence, gains
 from .rendering import html_page, to_html_parts, to_markdown, to_text
-from .tables import Title, all_parts, cost_table, summary
+from .tables import Title, all_parts, cost_table, headline, legend, summary
 
 
 if TYPE_CHECKING:
@@ -116,13 +116,15 @@ class UncertaintyReport:
         costs: "Mapping[str, Cost] | None" = None,
         pictures: Sequence[Path] | None = None,
     ) -> str:
-        """All tables and plots as one page that needs no other file and no network; also written to `path` where given.
+        """A summary, all tables and plots as one page that needs no other file and no network; also written to `path`.
 
         Args:
             costs: what the models cost, from `compare_costs`: adds a table, and quality against cost.
             pictures: PNG files that `plot` wrote, which then are not drawn once more.
         """
-        parts = all_parts(self) + ([] if costs is None else [Title("Cost"), cost_table(costs)])
+        parts = [headline(self), *all_parts(self, in_words=True)]
+        parts += [] if costs is None else [Title("Cost"), cost_table(costs)]
+        parts += [Title("What the abbreviations mean"), legend()]
         if pictures is None:
             from .plots import report_pngs
 

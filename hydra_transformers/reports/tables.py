@@ -1,4 +1,4 @@
-"""A report as the paper's tables: titles, sentences and tables, which `rendering.py` writes down."""
+"""The parts of an uncertainty report: titles, sentences and tables, which `rendering.py` writes down."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,21 +10,30 @@ from .table import NO_VALUE, Cell, Table
 
 
 if TYPE_CHECKING:
-    from .report import ModelResult, UncertaintyReport
+    from .report import Metrics, ModelResult, UncertaintyReport
 
 
 @dataclass(frozen=True)
 class Column:
-    """How a metric is shown: its title, which way is better (None: neither), as a percentage or not, its decimals."""
+    """How a metric is shown: its title, which way is better (None: neither), as a percentage or not, its decimals.
+
+    words: the title on a page, where there is room
+    meaning: for the legend of the page; "" where the words say it
+    """
 
     title: str
     higher_is_better: bool | None
     percent: bool = False
     decimals: int = 2
+    words: str = ""
+    meaning: str = ""
 
-    def heading(self, place: str = "") -> str:
+    def heading(self, place: str = "", in_words: bool = False) -> str:
         arrow = {True: "↑", False: "↓", None: ""}[self.higher_is_better]
-        return f"{place} {self.title} {arrow}".strip()
+        if not in_words:
+            return f"{place} {self.title} {arrow}".strip()
+        unit = " (%)" if self.percent and "%" not in self.title else ""
+        return f"{place} {self.words or self.title}{unit}\N{NO-BREAK SPACE}{arrow}".strip()
 
     def text(self, value: float | None) -> str:
         return NO_VALUE if value is None else f"{100 * value if self.percent else value:.{self.decimals}f}"
@@ -41,38 +50,101 @@ class Title:
 Part = Title | str | Table
 
 COLUMNS = {
-    "accuracy": Column("Acc", higher_is_better=True, percent=True),
-    "brier": Column("Brier", higher_is_better=False, decimals=3),
-    "nll": Column("NLL", higher_is_better=False, decimals=3),
-    "ece": Column("ECE", higher_is_better=False, decimals=4),
-    "aece": Column("aECE", higher_is_better=False, decimals=4),
-    "aurc": Column("AURC", higher_is_better=False, decimals=4),
-    "auroc": Column("AUROC", higher_is_better=True, percent=True),
-    "fpr95": Column("FPR95", higher_is_better=False, percent=True),
-    "aupr": Column("AUPR", higher_is_better=True, percent=True),
-    "mutual_information": Column("MI", higher_is_better=True, decimals=4),
-    "disagreement": Column("DI", higher_is_better=True, decimals=4),
-    "risk_at_100": Column("risk at 100 %", higher_is_better=False, percent=True),
-    "risk_at_95": Column("risk at 95 %", higher_is_better=False, percent=True),
-    "risk_at_90": Column("risk at 90 %", higher_is_better=False, percent=True),
-    "ood_auroc": Column("OOD AUROC", higher_is_better=True, percent=True),
+    "accuracy": Column("Acc", True, percent=True, words="Accuracy"),
+    "brier": Column("Brier", False, decimals=3, words="Brier score"),
+    "nll": Column("NLL", False, decimals=3, meaning="Negative log-likelihood of the right class, in nats."),
+    "ece": Column(
+        "ECE", False, decimals=4, meaning="Expected calibration error: how far confidence lies from accuracy."
+    ),
+    "aece": Column("aECE", False, decimals=4, meaning="Adaptive ECE: the same over bins with equally many rows."),
+    "aurc": Column(
+        "AURC",
+        False,
+        decimals=4,
+        meaning="Area under the risk-coverage curve: the error rate, averaged over all shares of the rows that may be "
+        "answered, the most confident first.",
+    ),
+    "auroc": Column(
+        "AUROC",
+        True,
+        percent=True,
+        meaning="How often a foreign row gets a higher score than a known one; 50 is chance.",
+    ),
+    "fpr95": Column(
+        "FPR95", False, percent=True, meaning="Share of known rows refused where 95 % of the foreign ones are."
+    ),
+    "aupr": Column("AUPR", True, percent=True, meaning="Average precision of telling foreign rows from known ones."),
+    "mutual_information": Column(
+        "MI",
+        True,
+        decimals=4,
+        words="Mutual information (MI)",
+        meaning="Mutual information, in nats: the part of the uncertainty that comes from members that disagree.",
+    ),
+    "disagreement": Column(
+        "DI",
+        True,
+        decimals=4,
+        words="Disagreement (DI)",
+        meaning="Disagreement: the share of pairs of members that name different classes.",
+    ),
+    "risk_at_100": Column("risk at 100 %", False, percent=True),
+    "risk_at_95": Column("risk at 95 %", False, percent=True),
+    "risk_at_90": Column("risk at 90 %", False, percent=True),
+    "ood_auroc": Column("OOD AUROC", True, percent=True),
     # Neither way is better: who still answers right has no reason to doubt.
-    "shift_auroc": Column("AUROC against clean", higher_is_better=None, percent=True),
+    "shift_auroc": Column("AUROC against clean", None, percent=True),
     # Neither way is better: a threshold trades these for one another, and an alpha is chosen.
-    "coverage": Column("coverage", higher_is_better=None, percent=True),
-    "risk": Column("risk", higher_is_better=None, percent=True),
-    "refused": Column("refused", higher_is_better=None, percent=True),
-    "alpha": Column("alpha", higher_is_better=None, percent=True),
-    "mean_size": Column("mean size", higher_is_better=False),
-    "single_class": Column("single-class sets", higher_is_better=True, percent=True),
+    "coverage": Column("coverage", None, percent=True),
+    "risk": Column("risk", None, percent=True),
+    "refused": Column("refused", None, percent=True),
+    "alpha": Column("alpha", None, percent=True),
+    "mean_size": Column("mean size", False),
+    "single_class": Column("single-class sets", True, percent=True),
 }
 CLASSIFICATION = ("accuracy", "brier", "nll", "ece", "aece", "aurc")
 DETECTION = ("auroc", "fpr95", "aupr")
-UNDER_CORRUPTION = (*CLASSIFICATION, "ood_auroc", "shift_auroc")
 DIVERSITY = ("mutual_information", "disagreement")
+UNDER_CORRUPTION = (*CLASSIFICATION, "ood_auroc", "shift_auroc")
 ABSTAINING = ("risk_at_100", "risk_at_95", "risk_at_90")
 SETS = ("alpha", "coverage", "mean_size", "single_class")
-IN_DISTRIBUTION = ("", CLASSIFICATION, lambda result: result.id)
+
+# Where metrics are read, which ones, and how they are read from a `ModelResult`.
+Place = tuple[str, tuple[str, ...], Callable[["ModelResult"], "Metrics"]]
+IN_DISTRIBUTION: Place = ("", CLASSIFICATION, lambda result: result.id)
+OOD_AVERAGE: Place = ("OOD avg", DETECTION, lambda result: result.ood_average())
+
+
+def headline(report: "UncertaintyReport") -> str:
+    """What a page says first: how many rows, how often they are answered right, and which differences are real."""
+    first = next(iter(report.models.values()))
+    sets = sum(map(len, first.ood.values()))
+    rows = f"{first.id['num_samples']:,} rows"
+    if len(report.models) == 1:
+        said = f"{next(iter(report.models))} answers {first.id['accuracy']:.1%} of {rows} right"
+        if sets:
+            auroc = f"an AUROC of {first.ood_average()['auroc']:.1%}"
+            said += f", and tells {_foreign(sets)} from known data with {auroc} (score {report.score})"
+        return f"{said}."
+    right = ", ".join(f"{name} {result.id['accuracy']:.1%}" for name, result in report.models.items())
+    data = f"{rows} and {_foreign(sets)}" if sets else rows
+    return " ".join([f"{len(report.models)} models on {data}; right answers: {right}.", *report.gain_sentences()])
+
+
+def _foreign(sets: int) -> str:
+    return f"{sets} sets of foreign data" if sets > 1 else "foreign data"
+
+
+def legend() -> Table:
+    """What the abbreviations of a page mean."""
+    rows = [
+        [
+            "OOD",
+            "Out of distribution: data of another kind than the model was made for; near resembles it, far does not.",
+        ]
+    ]
+    rows += [[column.title, column.meaning] for column in COLUMNS.values() if column.meaning]
+    return Table(["Short", "Meaning"], rows, "ll")
 
 
 def summary(report: "UncertaintyReport") -> list[Part]:
@@ -80,41 +152,43 @@ def summary(report: "UncertaintyReport") -> list[Part]:
     first = next(iter(report.models.values()))
     parts: list[Part] = [Title("In distribution", level=3), _table(report, [IN_DISTRIBUTION], with_members=True)]
     if first.ood:
-        sets = [(group, name) for group, data_sets in first.ood.items() for name in data_sets]
-        places = [(f"{name} ({group})", ("auroc",), _data_set(group, name)) for group, name in sets]
-        places.append(("average", ("auroc", "fpr95"), lambda result: result.ood_average()))
-        by_set, names = _table(report, places), [f"{name} ({group}) ↑" for group, name in sets]
+        sets = _data_sets(first)
+        average = ("average", ("auroc", "fpr95"), lambda result: result.ood_average())
+        by_set = _table(report, [*((name, ("auroc",), read) for name, read in sets.items()), average])
+        header = ["Model", *(f"{name} ↑" for name in sets), *by_set.header[-2:]]
         title = Title(f"OOD detection: AUROC by data set, score {report.score}", level=3)
-        parts += [title, Table(["Model", *names, *by_set.header[-2:]], by_set.rows)]
+        parts += [title, Table(header, by_set.rows)]
     parts += _differences(report, level=3)
     if any("threshold" in result.abstaining for result in report.models.values()):
         parts += [Title("Abstaining", level=3), *_what_abstaining_buys(report)]
     return parts
 
 
-def all_parts(report: "UncertaintyReport") -> list[Part]:
-    """All that a report has data for."""
+def all_parts(report: "UncertaintyReport", in_words: bool = False) -> list[Part]:
+    """All that a report has data for; in_words: with longer titles of columns."""
     first = next(iter(report.models.values()))
-    average = ("OOD avg", DETECTION, lambda result: result.ood_average())
-    main = [IN_DISTRIBUTION, *([average] if first.ood else [])]
-    parts: list[Part] = [
-        Title("In distribution and on average out of distribution"),
-        _table(report, main, with_members=True),
-    ]
-    parts += _differences(report)
+
+    def table(*places: Place, with_members: bool = False) -> Table:
+        return _table(report, places, with_members, in_words)
+
+    main = [IN_DISTRIBUTION, *([OOD_AVERAGE] if first.ood else [])]
+    title = "In distribution and on average out of distribution" if first.ood else "In distribution"
+    parts: list[Part] = [Title(title), table(*main, with_members=True)]
+    parts += [] if in_words else _differences(report)  # a page begins with them
     if first.ood:
-        told = f"Score: {report.score}. Averages are over data sets, each counting the same."
-        averages = [(f"{group}-OOD avg", DETECTION, _group_average(group)) for group in first.ood]
-        parts += [Title("OOD detection"), told, _table(report, [*averages, average])]
+        groups = [] if list(first.ood) == ["OOD"] else first.ood  # the average of all says the same
+        averages = [(f"{group_title(group)} avg", DETECTION, _group_average(group)) for group in groups]
+        explained = f"Score: {report.score}. Averages are over data sets, each counting the same."
+        parts += [Title("OOD detection"), explained, table(*averages, OOD_AVERAGE)]
     for group, data_sets in first.ood.items():
         places = [(name, DETECTION, _data_set(group, name)) for name in data_sets]
-        parts += [Title(f"{group}-OOD", level=3), _table(report, places)]
+        parts += [Title(group_title(group), level=3), table(*places)]
     if any(result.num_members > 1 for result in report.models.values()):
-        places = [("ID", DIVERSITY, _diversity(lambda result: result.id))]
+        places = [("ID", DIVERSITY, _of_several(lambda result: result.id))]
         if first.ood:
-            places.append(("OOD avg", DIVERSITY, _diversity(lambda result: result.ood_average())))
-        parts += [Title("Diversity of the members"), _table(report, places)]
-    return parts + _decision_tables(report) + _corruption_tables(report)
+            places.append(("OOD avg", DIVERSITY, _of_several(lambda result: result.ood_average())))
+        parts += [Title("Diversity of the members"), table(*places)]
+    return parts + _decision_parts(report, table) + _corruption_parts(report, table)
 
 
 def _differences(report: "UncertaintyReport", level: int = 2) -> list[Part]:
@@ -123,24 +197,24 @@ def _differences(report: "UncertaintyReport", level: int = 2) -> list[Part]:
     return [Title("What these rows can show", level), *sentences] if sentences else []
 
 
-def _decision_tables(report: "UncertaintyReport") -> list[Part]:
-    """What abstaining buys, and the prediction sets; reports from before these were have neither."""
-    results, parts = report.models.values(), []
+def _decision_parts(report: "UncertaintyReport", table: Callable[..., Table]) -> list[Part]:
+    """What abstaining buys, and the prediction sets."""
+    results, parts = list(report.models.values()), []
     if any(result.abstaining for result in results):
         places = [("", ABSTAINING, lambda result: result.abstaining)]
         if any("threshold" in result.abstaining for result in results):
             places.append(("threshold:", ("coverage", "risk"), lambda result: result.abstaining))
-            sets = [(group, name) for group, found in next(iter(results)).ood.items() for name in found]
+            sets = [(group, name) for group, found in results[0].ood.items() for name in found]
             places += [(f"threshold: {name}", ("refused",), _data_set(group, name)) for group, name in sets]
             if len(sets) > 1:
                 places.append(("threshold: OOD avg", ("refused",), lambda result: result.ood_average()))
-        told = (
+        explained = (
             "Risk: error rate among the answers. At 90 %: where only the most confident 90 % of the rows are answered."
         )
-        parts += [Title("Abstaining"), told, _table(report, places), *_what_abstaining_buys(report)]
+        parts += [Title("Abstaining"), explained, table(*places), *_what_abstaining_buys(report)]
     if any(result.sets for result in results):
-        told = "Sets of classes that should hold the right one for all but alpha of the rows."
-        parts += [Title("Prediction sets"), told, _table(report, [("", SETS, lambda result: result.sets)])]
+        explained = "Sets of classes that should hold the right one for all but alpha of the rows."
+        parts += [Title("Prediction sets"), explained, table(("", SETS, lambda result: result.sets))]
     return parts
 
 
@@ -157,30 +231,29 @@ def _bought(abstaining: dict[str, float | None]) -> str:
     return what_it_buys(0.9, abstaining["risk_at_90"], abstaining["risk_at_100"])
 
 
-def _corruption_tables(report: "UncertaintyReport") -> list[Part]:
+def _corruption_parts(report: "UncertaintyReport", table: Callable[..., Table]) -> list[Part]:
     first = next(iter(report.models.values()))
     severities = list(first.severity_averages())
     if not severities:
         return []
-    names = ", ".join(first.corruptions)
     averages = first.corruption_average()
-    told = f"Mean over the corruptions ({names}); average: mean over the severities."
+    explained = f"Mean over the corruptions ({', '.join(first.corruptions)}); average: mean over the severities."
     if "ood_auroc" in averages:
-        told += " OOD AUROC: the OOD data told from the corrupted data."
+        explained += " OOD AUROC: the OOD data told from the corrupted data."
     if "shift_auroc" in averages:
-        told += " AUROC against clean: the corrupted data told from the in-distribution data."
-    parts: list[Part] = [Title("Under corruption"), told]
+        explained += " AUROC against clean: the corrupted data told from the in-distribution data."
+    parts: list[Part] = [Title("Under corruption"), explained]
     for metric in (each for each in UNDER_CORRUPTION if each in averages):
         places = [("clean", (metric,), clean)] if metric != "shift_auroc" else []
         places += [(f"sev{severity}", (metric,), _severity(severity)) for severity in severities]
-        parts.append(_table(report, [*places, ("average", (metric,), lambda result: result.corruption_average())]))
+        parts.append(table(*places, ("average", (metric,), lambda result: result.corruption_average())))
     if len(first.corruptions) > 1:
         places = [(name, ("accuracy",), _corruption(name)) for name in first.corruptions]
-        parts += [Title("By corruption, mean over the severities", level=3), _table(report, places)]
+        parts += [Title("By corruption, mean over the severities", level=3), table(*places)]
     return parts
 
 
-def clean(result: "ModelResult") -> dict[str, float]:
+def clean(result: "ModelResult") -> "Metrics":
     """Severity 0."""
     return result.id | ({"ood_auroc": result.ood_average()["auroc"]} if result.ood else {})
 
@@ -197,17 +270,30 @@ def _data_set(group: str, name: str) -> Callable:
     return lambda result: result.ood[group][name]
 
 
+def _data_sets(result: "ModelResult") -> dict[str, Callable]:
+    return {set_title(group, name): _data_set(group, name) for group, sets in result.ood.items() for name in sets}
+
+
+def group_title(group: str) -> str:
+    """A group of OOD sets; "OOD" where they were given without groups."""
+    return "OOD" if group == "OOD" else f"{group}-OOD"
+
+
+def set_title(group: str, name: str) -> str:
+    return name if group == "OOD" else f"{name} ({group})"
+
+
 def _severity(severity: str) -> Callable:
     return lambda result: result.severity_averages()[severity]
 
 
-def _diversity(read: Callable) -> Callable:
+def _of_several(read: Callable) -> Callable:
     """A single model has no members to differ: its cells stay empty."""
     return lambda result: read(result) if result.num_members > 1 else {}
 
 
 def _table(
-    report: "UncertaintyReport", places: list[tuple[str, tuple, Callable]], with_members: bool = False
+    report: "UncertaintyReport", places: list[Place], with_members: bool = False, in_words: bool = False
 ) -> Table:
     results = list(report.models.values())
     header, columns = ["Model"], [list(report.models)]
@@ -216,17 +302,17 @@ def _table(
         columns.append([str(result.num_members) for result in results])
     for place, metrics, read in places:
         for metric in metrics:
-            header.append(COLUMNS[metric].heading(place))
+            header.append(COLUMNS[metric].heading(place, in_words))
             columns.append(_ranked([read(result).get(metric) for result in results], COLUMNS[metric]))
     return Table(header, list(zip(*columns, strict=True)))
 
 
 def _ranked(values: list[float | None], column: Column) -> list[Cell]:
-    """The best and the second best, judged by the digits shown, so that what looks equal is marked equal."""
+    """The best in bold, the second best underlined; by the digits shown, so that what looks equal is marked equal."""
     texts = [column.text(value) for value in values]
-    shown = sorted({float(text) for text in texts if text != NO_VALUE}, reverse=bool(column.higher_is_better))
     if len(texts) < 2 or column.higher_is_better is None:
         return [Cell(text) for text in texts]
+    shown = sorted({float(text) for text in texts if text != NO_VALUE}, reverse=column.higher_is_better)
     marks = dict(zip(shown, ("bold", "underline"), strict=False))
     return [Cell(text, "" if text == NO_VALUE else marks.get(float(text), "")) for text in texts]
 

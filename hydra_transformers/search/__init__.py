@@ -1,7 +1,9 @@
 """Choose for me: one call from models and data to the Hydra that fits a target."""
 
-from .candidates import Candidate, Design, pareto_front
-from .one_call import Hydrated, hydrate
+from .candidates import Candidate, pareto_front
+from .designs import Design
+from .hydration import hydrate
+from .results import Hydrated
 from .targets import Target, choose, target_of
 
 

@@ -1,73 +1,10 @@
-"""What a search may try, and what a candidate reached."""
+"""What a candidate reached and costs, and which candidates no other beats."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..models.configuration_hydra import SHARED_PARTS
-
-
-ONE_MODEL, DEEP_ENSEMBLE, SOUP, HYDRA = "one model", "Deep Ensemble", "soup", "Hydra"
-
-
-@dataclass(frozen=True)
-class Design:
-    """How a candidate is made.
-
-    kind: "one model", "Deep Ensemble", "soup" or "Hydra"
-    trunk_layers: how many first layers are merged whole, or for members of one model kept whole; equal ones count by
-        themselves
-    shared: the parts that members share
-    pruned_by: "circuits" (one for each member), "samples" (of one circuit), "taylor", or None where nothing is pruned
-    budget: heads that each member loses; with "taylor" heads that each layer loses
-    tuned: whether members are fine-tuned after pruning
-    """
-
-    kind: str
-    members: int = 1
-    trunk_layers: int = 0
-    shared: tuple[str, ...] = SHARED_PARTS
-    pruned_by: str | None = None
-    budget: int = 0
-    tuned: bool = False
-
-    @property
-    def key(self) -> str:
-        """The name of its file."""
-        if self.kind != HYDRA:
-            return self.kind.lower().replace(" ", "-")
-        parts = [
-            "hydra",
-            f"trunk-{self.trunk_layers}",
-            f"of-{self.members}",
-            "shares-" + ("-".join(self.shared) or "nothing"),
-        ]
-        parts += [f"{self.pruned_by}-{self.budget}"] if self.pruned_by else []
-        return "_".join([*parts, *(["tuned"] if self.tuned else [])])
-
-    @property
-    def name(self) -> str:
-        """In words; "Hydra, first 6 layers merged, 12 heads pruned each, tuned"."""
-        if self.kind == DEEP_ENSEMBLE:
-            return f"Deep Ensemble of {self.members}"
-        if self.kind != HYDRA:
-            return self.kind
-        words = [f"Hydra of {self.members}"]
-        if set(self.shared) != set(SHARED_PARTS):
-            words.append(f"sharing {' and '.join(self.shared) or 'nothing'}")
-        if self.trunk_layers:
-            words.append(f"first {self.trunk_layers} layers common" if self.trunk_layers > 1 else "first layer common")
-        words += [self._pruning()] if self.pruned_by else []
-        return ", ".join([*words, *(["tuned"] if self.tuned else [])])
-
-    def _pruning(self) -> str:
-        heads = f"{self.budget} heads" if self.budget > 1 else "1 head"
-        where = {
-            "circuits": "pruned each",
-            "samples": "pruned each, sampled from one circuit",
-            "taylor": "pruned in each layer (Taylor)",
-        }
-        return f"{heads} {where[self.pruned_by]}"
+from .designs import HYDRA, Design
 
 
 @dataclass(frozen=True)
@@ -117,6 +54,12 @@ class Candidate:
         """The mean of accuracy and detection; accuracy alone where detection was not measured."""
         return self.accuracy if self.detection is None else (self.accuracy + self.detection) / 2
 
+    @property
+    def sentence(self) -> str:
+        """Its numbers in a few words."""
+        words = [f"{self.time:.2f} times one model's time", f"accuracy {100 * self.accuracy:.1f}"]
+        return ", ".join(words if self.detection is None else [*words, f"AUROC {100 * self.detection:.1f}"])
+
     def to_dict(self) -> dict[str, Any]:
         derived = {"name": self.name, "detection": self.detection, "quality": self.quality}
         return derived | asdict(self)
@@ -129,7 +72,7 @@ class Candidate:
         return cls(Design(**design | {"shared": tuple(design["shared"])}), **fields)
 
 
-def better(candidates: Sequence[Candidate]) -> list[Candidate]:
+def best_first(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Best quality first; of equal ones the lower NLL, then the faster."""
     return sorted(candidates, key=lambda each: (-each.quality, each.nll, each.time))
 
@@ -137,11 +80,8 @@ def better(candidates: Sequence[Candidate]) -> list[Candidate]:
 def pareto_front(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Those that no other beats, fastest first: none is at least as good, as fast and as small, and better in one of
     these."""
-    return sorted((each for each in candidates if not any(_beats(other, each) for other in candidates)), key=_by_time)
-
-
-def _by_time(candidate: Candidate) -> tuple[float, float]:
-    return candidate.time, -candidate.quality
+    front = [each for each in candidates if not any(_beats(other, each) for other in candidates)]
+    return sorted(front, key=lambda each: (each.time, -each.quality))
 
 
 def _beats(one: Candidate, other: Candidate) -> bool:

@@ -1,4 +1,4 @@
-"""What a candidate costs on this machine, beside one model: time, memory, multiply-adds, parameters."""
+"""The costs of a candidate on this machine, beside one model: time, memory, multiply-adds, parameters."""
 
 import platform
 from collections.abc import Mapping
@@ -26,7 +26,7 @@ MEGABYTE = 2**20
 
 
 def machine_of(model: nn.Module) -> str:
-    """By which measurements are known again as those of this machine."""
+    """Names the machine that a time was measured on."""
     device = device_of(model)
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ Batch = dict[str, Tensor]
 
 LEAST_ROWS = 60  # a third of them is the least that a decision can be calibrated on
 LEAST_OOD_ROWS = 4
+FEW_ROWS = 100  # to judge by
 MOST_SEARCH_ROWS = 1_000
 MOST_CALIBRATION_ROWS = 2_000
 
@@ -41,13 +41,21 @@ class HeldOut:
     fingerprints: dict[str, str] = field(default_factory=dict)
 
     @property
-    def sentence(self) -> str:
-        parts = [f"{rows_in(self.search):,} rows of id_data are for the search (circuits, what to share)"]
+    def notes(self) -> list[str]:
+        """How the rows were divided, and whether they are few."""
+        parts = [f"{rows_in(self.search):,} rows of data are for the search (circuits, what to share)"]
         parts += [f"{rows_in(self.calibration):,} for calibration", f"{rows_in(self.judging):,} for judging"]
         if self.ood_search is None:
-            return f"{', '.join(parts)}; detection is not measured, as there is no ood_data."
-        judging = sum(rows_in(each) for sets in self.ood.values() for each in sets.values())
-        return f"{', '.join(parts)}; of ood_data {rows_in(self.ood_search):,} for circuits, {judging:,} for judging."
+            ood = "detection is not measured, as there is no ood_data"
+        else:
+            judging = sum(rows_in(each) for sets in self.ood.values() for each in sets.values())
+            ood = f"of ood_data {rows_in(self.ood_search):,} for circuits, {judging:,} for judging"
+        notes = [f"{', '.join(parts)}; {ood}."]
+        if rows_in(self.judging) < FEW_ROWS:
+            notes.append(
+                f"Only {rows_in(self.judging)} rows judge, which show large differences alone: pass more data, better 3,000 rows."
+            )
+        return notes
 
 
 def rows_in(data: list[Batch]) -> int:
@@ -55,22 +63,22 @@ def rows_in(data: list[Batch]) -> int:
 
 
 def held_out(
-    id_data: Any, ood_data: Any, num_classes: int, batch_size: int, seed: int, classes: Sequence[str] | None = None
+    data: Any, ood_data: Any, num_classes: int, batch_size: int, seed: int, classes: Sequence[str] | None = None
 ) -> HeldOut:
     """Reads and divides the data; the same data and seed give the same parts.
 
-    id_data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows, with labels
-    classes: the model's class names, for labels that are names
+    data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows, with labels
     ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, one data set, or None
+    classes: the model's class names, for labels that are names
     """
-    known = _read(id_data, "id_data", batch_size, classes)
+    known = _read(data, "data", batch_size, classes)
     _check_labels(known, num_classes)
     count = rows_in(known)
     if count < LEAST_ROWS:
         raise ValueError(
-            f"id_data has {count} rows: pass at least {LEAST_ROWS}, better 3,000, to choose and calibrate by"
+            f"data has {count} rows: pass at least {LEAST_ROWS}, better 3,000, to choose and calibrate by"
         )
-    fingerprints = {"id_data": _fingerprint(known)}
+    fingerprints = {"data": _fingerprint(known)}
     sizes = [min(MOST_SEARCH_ROWS, count // 3), min(MOST_CALIBRATION_ROWS, count // 3)]
     parts = [select(known, rows, batch_size) for rows in divided(count, sizes, seed)]
     foreign = ood_groups(ood_data)
@@ -80,9 +88,9 @@ def held_out(
     most = max(1, MOST_SEARCH_ROWS // sum(map(len, foreign.values())))
     for group, sets in foreign.items():
         ood[group] = {}
-        for name, data in sets.items():
+        for name, each in sets.items():
             place = f"ood_data[{name!r}]" if group == "OOD" else f"ood_data[{group!r}][{name!r}]"
-            found = [split_labels(batch)[0] for batch in _read(data, place, batch_size)]
+            found = [split_labels(batch)[0] for batch in _read(each, place, batch_size)]
             if rows_in(found) < LEAST_OOD_ROWS:
                 raise ValueError(f"{place} has {rows_in(found)} rows: pass at least {LEAST_OOD_ROWS}, better 1,000")
             fingerprints[place] = _fingerprint(found)
@@ -128,11 +136,6 @@ def rows_of(data: list[Batch]) -> Iterator[Batch]:
             yield {name: tensor[row] for name, tensor in batch.items()}
 
 
-def first_batch(data: list[Batch], rows: int) -> Batch:
-    [batch] = islice(data, 1)
-    return {name: tensor[:rows] for name, tensor in batch.items()}
-
-
 def _rows(batch: Batch) -> int:
     return len(next(iter(batch.values())))
 
@@ -156,12 +159,12 @@ def _check_labels(data: list[Batch], num_classes: int) -> None:
     for batch in data:
         labels = batch.get("labels")
         if labels is None:
-            raise ValueError("id_data has no labels: add a column labels (or label) with class indices")
+            raise ValueError("data has no labels: add a column labels (or label) with class indices")
         if labels.is_floating_point() or labels.dim() != 1:
             raise ValueError(
-                f"the labels of id_data are {labels.dtype} of shape {tuple(labels.shape)}: pass one class index per row"
+                f"the labels of data are {labels.dtype} of shape {tuple(labels.shape)}: pass one class index per row"
             )
-        check_label_range(labels, "id_data", num_classes)
+        check_label_range(labels, "data", num_classes)
 
 
 def _fingerprint(data: list[Batch]) -> str:

@@ -1,9 +1,8 @@
-"""What `hydrate` is given: one fine-tuned model, several, or a pre-trained one to fine-tune several times."""
+"""The models that a search starts from: one fine-tuned model, several, or a pre-trained one to fine-tune several times."""
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -40,11 +39,6 @@ class Source:
     @property
     def config(self) -> PreTrainedConfig:
         return described(self.models[0])
-
-    @property
-    def is_one(self) -> bool:
-        """Whether members are copies of one model."""
-        return self.pretrained is None and len(self.models) == 1
 
     def fingerprints(self) -> list[str]:
         return [fingerprint_of_weights(model) for model in self.models]
@@ -100,7 +94,7 @@ def read_source(
         check_chooses_one_class(model, called)
     if len(models) > 1:
         check_can_be_fused(models, "model_or_models")
-        _refuse_twins(models)
+        _refuse_equal_weights(models)
     return Source(models, None, len(models) if len(models) > 1 else num_members)
 
 
@@ -141,7 +135,7 @@ def _called(model: Model) -> str:
     return f"model_or_models ({type(model).__name__})" if isinstance(model, PreTrainedModel) else os.fspath(model)
 
 
-def _refuse_twins(models: Sequence[PreTrainedModel]) -> None:
+def _refuse_equal_weights(models: Sequence[PreTrainedModel]) -> None:
     first: dict[str, int] = {}
     for place, model in enumerate(models):
         twin = first.setdefault(fingerprint_of_weights(model), place)
@@ -164,14 +158,18 @@ def recipe_of(recipe: Recipe | str | None, config: PreTrainedConfig, train_data:
     return recipe_by_name(recipe) if isinstance(recipe, str) else recipe
 
 
-def divided_training_data(train_data: Any, seed: int) -> tuple[Subset, Subset]:
-    """Rows to train on, and a fifth (at most 3,000) as id_data, where none is given."""
+def divided_training_data(source: Source, train_data: Any, seed: int) -> tuple[Subset, Subset]:
+    """Rows to train on, and a fifth (at most 3,000) as the data that is missing."""
+    if source.pretrained is None:
+        raise ValueError(
+            "data is missing: pass labelled rows that the models were not trained on, by which candidates are judged"
+        )
     count = len(train_data)
     size = min(MOST_HELD_OUT_ROWS, count // 5)
     if size < LEAST_ROWS:
         raise ValueError(
-            f"id_data is missing, and a fifth of the {count} rows of train_data are too few to choose by: pass id_data, at "
-            f"least {LEAST_ROWS} rows"
+            f"data is missing, and a fifth of the {count} rows of train_data are too few to choose by: pass data, at least "
+            f"{LEAST_ROWS} rows"
         )
     held_out, others = divided(count, [size], seed)
     return Subset(train_data, others.tolist()), Subset(train_data, held_out.tolist())
@@ -184,8 +182,3 @@ def check_training_data(train_data: Any) -> None:
         )
     if len(train_data) == 0:
         raise ValueError("train_data has no rows: pass at least one")
-
-
-def check_output(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"output_dir {folder} is a file: pass a folder")

@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .candidates import SOUP, Candidate, better
+from ..reports.gains import NO_DIFFERENCE, Gain
+from .candidates import Candidate, best_first
+from .designs import SOUP
 
 
 POINTS = 0.5  # what "balance" gives for time, and "quality" of accuracy for detection
@@ -54,7 +56,7 @@ def target_of(target: Any, has_ood_data: bool) -> Target:
 
 def in_order(candidates: Sequence[Candidate], target: Target) -> list[Candidate]:
     """The Hydras that meet the target, the choice first."""
-    hydras = better([each for each in candidates if each.is_hydra])
+    hydras = best_first([each for each in candidates if each.is_hydra])
     if not hydras:
         return []
     if target.kind == "cost":
@@ -92,34 +94,39 @@ def next_best(candidates: Sequence[Candidate], target: Target, count: int = 3) -
     return found[1:]
 
 
-def why(chosen: Candidate, candidates: Sequence[Candidate], target: Target) -> str:
-    """What was chosen and why, in one sentence."""
+def why(chosen: Candidate, candidates: Sequence[Candidate], target: Target, gains: Mapping[str, Gain]) -> str:
+    """What was chosen and why, in one sentence.
+
+    gains: for every other candidate, by name, what its quality is above the chosen one's
+    """
     hydras = [each for each in candidates if each.is_hydra]
     reasons = {
-        "balance": f"the fastest of those at most {target.value:g} points of quality below the best",
-        "cost": f"the best quality within {target.value:g} times one model's time",
-        "accuracy_within": f"the best detection with an accuracy at most {target.value:g} points below the best",
+        "balance": f"the fastest of those at most {target.value:g} points of quality below the highest",
+        "cost": f"the highest in quality within {target.value:g} times one model's time",
+        "accuracy_within": f"the highest in detection with an accuracy at most {target.value:g} points below the highest",
     }
-    sentence = f"{chosen.name} ({described(chosen)}) is {reasons[target.kind]}, of {len(hydras)} Hydras"
-    best = better(hydras)[0]
+    sentence = f"{chosen.name} ({chosen.sentence}) is {reasons[target.kind]}, of {len(hydras)} Hydras"
+    best = best_first(hydras)[0]
     if best is not chosen and target.kind != "accuracy_within":
-        sentence += f"; the best quality has {best.name} ({described(best)})"
+        sentence += f"; the highest quality has {best.name} ({best.sentence}; {_compared(gains[best.name])})"
+    others = [each for each in hydras if each is not chosen]
+    equal = sum(gains[each.name].verdict == "no difference" for each in others)
+    if equal:
+        sentence += f"; between it and {equal} of the {len(others)} others there is {NO_DIFFERENCE} in quality"
     rivals = [
         each
         for each in candidates
-        if not each.is_hydra and each.quality >= chosen.quality and each.time <= chosen.time
+        if not each.is_hydra and each.time <= chosen.time and gains[each.name].verdict != "worse"
     ]
     if rivals:
-        rival = better(rivals)[0]
+        rival = best_first(rivals)[0]
         beside = ", which has no members to disagree," if rival.design.kind == SOUP else ""
-        how = "better" if rival.quality > chosen.quality else "as good"
-        sentence += f"; but {rival.name}{beside} is {how} and no slower ({described(rival)})"
+        sentence += f"; but {rival.name}{beside} is no slower ({rival.sentence}; {_compared(gains[rival.name])})"
     return f"{sentence}."
 
 
-def described(candidate: Candidate) -> str:
-    """Its numbers in a few words."""
-    words = [f"{candidate.time:.2f} times one model's time", f"accuracy {100 * candidate.accuracy:.1f}"]
-    if candidate.detection is not None:
-        words.append(f"AUROC {100 * candidate.detection:.1f}")
-    return ", ".join(words)
+def _compared(gain: Gain) -> str:
+    """In quality, which is the accuracy where detection was not measured."""
+    if gain.verdict == "no difference":
+        return NO_DIFFERENCE
+    return f"{gain.verdict}, {100 * gain.change.low:+.1f} to {100 * gain.change.high:+.1f} points"

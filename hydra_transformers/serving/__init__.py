@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .answering import ModelAnswerer
 from .app import create_app
 from .batching import Batcher
-from .page_answers import Answer, AskedModel
+from .page_answers import AskedModel
 from .page_examples import read_examples
 from .page_inputs import InputError, Limits
 from .running import run
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 __all__ = [
-    "Answer",
     "AskedModel",
     "Batcher",
     "InputError",

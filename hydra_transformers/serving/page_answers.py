@@ -2,13 +2,11 @@
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig
 
-from ..cli.arguments import prompts_for
 from ..data.prediction import (
     ZeroShotClassifier,
     accepted_inputs,
@@ -17,12 +15,13 @@ from ..data.prediction import (
     member_logits_of,
     zero_shot_in,
 )
+from ..data.prompts import class_prompts
 from ..hub.kept_heads_map import trunk_sentence
 from ..hub.member_circuits import heads_of_backbone, kept_by
 from ..models.auto import auto_class_of
 from ..pruning.head_maps import HeadMap
 from ..uncertainty import predict_decisions
-from ..uncertainty.features import taken_apart
+from ..uncertainty.features import without_decision
 
 
 ZERO_SHOT = "AutoModelForZeroShotImageClassification"
@@ -41,31 +40,6 @@ def read_by(config: PreTrainedConfig, name: str) -> str:
     if found is None:
         raise ValueError(f"{name} is a {config.model_type}: the page shows classifiers of images and texts")
     return found
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a model says of one input.
-
-    label, score: the likeliest class and its probability
-    total, aleatoric, epistemic: nats
-    abstain: whether it should rather not answer; None where the model was not calibrated for that
-    prediction_set: the classes that it may be, the likeliest first; None likewise
-    class_names: all classes, the likeliest first
-    probabilities: the ensemble's, in the order of class_names
-    members: each member's, in the same order
-    """
-
-    label: str
-    score: float
-    total: float
-    aleatoric: float
-    epistemic: float
-    abstain: bool | None
-    prediction_set: list[str] | None
-    class_names: list[str]
-    probabilities: list[float]
-    members: list[list[float]]
 
 
 class AskedModel:
@@ -109,7 +83,7 @@ class AskedModel:
     @property
     def sentences(self) -> list[str]:
         """What it was calibrated for and promises; none where it was not calibrated, or has other weights since."""
-        _, decision = taken_apart(self.model)
+        _, decision = without_decision(self.model)
         return [] if decision is None else list(decision.settings["sentences"])
 
     @property
@@ -132,8 +106,9 @@ class AskedModel:
         ]
         return "; ".join([*parts, *filter(None, [trunk_sentence(self.config)])]) + "."
 
-    def answer(self, value: Any, class_names: Sequence[str] | None = None) -> Answer:
-        """
+    def answer(self, value: Any, class_names: Sequence[str] | None = None) -> dict[str, Any]:
+        """What `predict_decisions` says, with `scores` of all classes, and `members`: each member's probabilities in their order.
+
         value: a PIL image or a text, as the model `reads`
         class_names: for CLIP that `needs_classes`
         """
@@ -144,18 +119,11 @@ class AskedModel:
         members = member_logits_of(asked.output)[0].double().softmax(dim=-1)  # (members, classes)
         mean = members.mean(dim=0)
         order = mean.argsort(descending=True, stable=True)
-        return Answer(
-            label=decided["label"],
-            score=decided["score"],
-            total=decided["uncertainty"],
-            aleatoric=decided["aleatoric"],
-            epistemic=decided["epistemic"],
-            abstain=decided["abstain"],
-            prediction_set=decided["prediction_set"],
-            class_names=[names[index] for index in order.tolist()],
-            probabilities=mean[order].tolist(),
-            members=members[:, order].tolist(),
-        )
+        scores = [
+            {"label": names[index], "score": score}
+            for index, score in zip(order.tolist(), mean[order].tolist(), strict=True)
+        ]
+        return decided | {"scores": scores, "members": members[:, order].tolist()}
 
     def _with_classes(self, class_names: Sequence[str] | None) -> ZeroShotClassifier:
         if not class_names:
@@ -164,7 +132,7 @@ class AskedModel:
         if key not in self._of_classes:
             while len(self._of_classes) >= MOST_CLASS_LISTS:
                 del self._of_classes[next(iter(self._of_classes))]
-            prompts = prompts_for(self.config, self.processor, key)
+            prompts = class_prompts(self.config, self.processor, key)
             self._of_classes[key] = ZeroShotClassifier(self.model, prompts, key).eval()
         return self._of_classes[key]
 

@@ -3,20 +3,21 @@
 import math
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
-from .page_answers import Answer, AskedModel
+from .page_answers import AskedModel
 
 
 MOST_CLASSES, MOST_OF_A_SET = 5, 12
 MEMBER_COLOURS = 6  # in page.css; the seventh member has that of the first
 PARTS = {
-    "total": "all of it",
+    "uncertainty": "all of it",
     "aleatoric": "each member is unsure by itself",
     "epistemic": "the members disagree",
 }
 
 
-def answers_html(answers: Sequence[tuple[str, Answer]]) -> str:
+def answers_html(answers: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """Cards side by side. answers: each with the name of its model"""
     cards = "".join(_card(name, answer) for name, answer in answers)
     return f'<div class="hydra-cards">{cards}</div>'
@@ -47,8 +48,8 @@ def kept_heads_html(model: AskedModel) -> str:
     return f'<div class="hydra-heads"><p>{escape(model.kept_heads_sentence)}</p>{picture}</div>'
 
 
-def _card(name: str, answer: Answer) -> str:
-    members = len(answer.members)
+def _card(name: str, answer: dict[str, Any]) -> str:
+    members = len(answer["members"])
     count = f"{members} members" if members > 1 else "one member"
     parts = [
         f'<div class="hydra-name">{escape(name)}<span>{count}</span></div>',
@@ -61,36 +62,43 @@ def _card(name: str, answer: Answer) -> str:
     return f'<section class="hydra-card">{"".join(parts)}</section>'
 
 
-def _verdict(answer: Answer) -> str:
-    label, score = escape(answer.label), _percent(answer.score)
-    if answer.abstain:
-        return (
-            f"""<div class="hydra-verdict hydra-abstains">I don't know<span>its guess: {label}, {score}</span></div>"""
-        )
-    note = " · not calibrated: it never abstains" if answer.abstain is None else ""
-    return f'<div class="hydra-verdict">{label}<span>{score} sure{note}</span></div>'
+def _verdict(answer: dict[str, Any]) -> str:
+    label, score = escape(answer["label"]), _percent(answer["score"])
+    notes = [escape(answer["reason"])] if answer["reason"] else []
+    if answer["threshold"] is not None and not answer["abstain"]:
+        score_and_limit = f"{answer['detector_score']:.3g}, at most {float(answer['threshold']):.3g}"
+        notes.append(f"It answers: {escape(answer['detector'])} is {score_and_limit}.")
+    if answer.get("truncated"):
+        notes.append("The text is longer than the model reads: it read the beginning.")
+    shown = "".join(f"<small>{note}</small>" for note in notes)
+    if answer["abstain"]:
+        guess = f"its guess: {label}, {score}"
+        return f"""<div class="hydra-verdict hydra-abstains">I don't know<span>{guess}</span>{shown}</div>"""
+    never = " · not calibrated: it never abstains" if answer["abstain"] is None else ""
+    return f'<div class="hydra-verdict">{label}<span>{score} sure{never}</span>{shown}</div>'
 
 
-def _prediction_set(answer: Answer) -> str:
-    names = answer.prediction_set
+def _prediction_set(answer: dict[str, Any]) -> str:
+    names = answer["prediction_set"]
     if names is None:
         return ""
     # What a set promises holds for inputs like those it was fitted on, which this may not be.
-    begin = "If it is one of the classes, it may be" if answer.abstain else "It may be"
+    begin = "If it is one of the classes, it may be" if answer["abstain"] else "It may be"
     shown = "".join(f"<b>{escape(name)}</b>" for name in names[:MOST_OF_A_SET])
     more = f" and {len(names) - MOST_OF_A_SET} more" if len(names) > MOST_OF_A_SET else ""
     return f'<div class="hydra-set">{begin} {shown or "none of them"}{more}</div>'
 
 
-def _classes(answer: Answer) -> str:
+def _classes(answer: dict[str, Any]) -> str:
     """The likeliest classes, with a dot on each bar where each member stands."""
     rows = []
-    for place, name in enumerate(answer.class_names[:MOST_CLASSES]):
-        marks = [_mark(number, len(answer.members), member[place]) for number, member in enumerate(answer.members)]
-        probability = answer.probabilities[place]
+    for place, score in enumerate(answer["scores"][:MOST_CLASSES]):
+        marks = [
+            _mark(number, len(answer["members"]), member[place]) for number, member in enumerate(answer["members"])
+        ]
         shown = "".join(marks) if len(marks) > 1 else ""
-        rows.append(_row(name, probability, _percent(probability), "probability", shown))
-    of_members = "; dots: the members" if len(answer.members) > 1 else ""
+        rows.append(_row(score["label"], score["score"], _percent(score["score"]), "probability", shown))
+    of_members = "; dots: the members" if len(answer["members"]) > 1 else ""
     return f"<h3>Classes<span>probability{of_members}</span></h3>{''.join(rows)}"
 
 
@@ -100,24 +108,24 @@ def _mark(number: int, members: int, share: float) -> str:
     return f'<i class="hydra-of-{number % MEMBER_COLOURS}" style="{place}"></i>'
 
 
-def _uncertainty(answer: Answer) -> str:
-    most = math.log(len(answer.class_names))
+def _uncertainty(answer: dict[str, Any]) -> str:
+    most = math.log(len(answer["scores"]))
     rows = []
     for part, meaning in PARTS.items():
-        value = getattr(answer, part)
-        if part == "epistemic" and len(answer.members) == 1:
+        value, name = answer[part], "total" if part == "uncertainty" else part
+        if part == "epistemic" and len(answer["members"]) == 1:
             meaning = "one member has nobody to disagree with"
-        rows.append(_row(part, value / most, f"{value:.2f}", part, "", meaning))
+        rows.append(_row(name, value / most, f"{value:.2f}", name, "", meaning))
     return f"<h3>Uncertainty<span>nats; at most {most:.2f}</span></h3>{''.join(rows)}"
 
 
-def _members(answer: Answer) -> str:
+def _members(answer: dict[str, Any]) -> str:
     rows = []
-    for number, member in enumerate(answer.members):
+    for number, member in enumerate(answer["members"]):
         best = max(range(len(member)), key=member.__getitem__)
         rows.append(
             f'<div class="hydra-member"><i class="hydra-of-{number % MEMBER_COLOURS}"></i>member {number}'
-            f"<b>{escape(answer.class_names[best])}</b><span>{_percent(member[best])}</span></div>"
+            f"<b>{escape(answer['scores'][best]['label'])}</b><span>{_percent(member[best])}</span></div>"
         )
     return f'<h3>Members</h3><div class="hydra-members">{"".join(rows)}</div>'
 

@@ -69,7 +69,7 @@ def _regular_content(path: str | os.PathLike, most: int) -> bytes:
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError("not a regular file")
-        return file.read(most)
+        return file.read(most) or b""  # None where nothing is there yet, as in /proc
 
 
 def _within(seconds: float, name: str, read: Callable[[], Found]) -> Found:

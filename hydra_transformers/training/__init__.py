@@ -1,14 +1,12 @@
 """Fine-tuning before and after pruning, on the Hugging Face Trainer: one callback, recipes, losses, LoRA."""
 
-from .callback import PostPruningCallback
-from .default_recipe import default_recipe
-from .divergence import DivergedError
+from .callbacks import KeepZerosCallback, PostPruningCallback
 from .finetune import compute_accuracy, finetune_members
 from .from_pretrained import finetune_from_pretrained
-from .keep_zeros import KeepZerosCallback
 from .lora import lora_config
 from .losses import EnsembleLoss
-from .recipes import RECIPES, Recipe, recipe
+from .recipes import RECIPES, Recipe, default_recipe, recipe
+from .trainer import DivergedError
 
 
 __all__ = [

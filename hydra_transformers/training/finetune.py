@@ -1,13 +1,14 @@
 """Fine-tuning members one by one, in run folders that can be picked up again."""
 
 import copy
+import io
 import json
 import math
 import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import SAFE_WEIGHTS_NAME
 
 from .._io.files import UNFINISHED, parse_json, write_atomically
@@ -27,13 +28,12 @@ from ..data.fingerprints import fingerprint_of_data, fingerprint_of_weights
 from ..data.prediction import classes_of, collate, padding_of
 from ..fusion import tower_configs
 from ..models.auto import described
-from .callback import describe_trained
-from .default_recipe import default_recipe
-from .divergence import DivergedError, FiniteTrainer, broken_weights_named, check_nothing_is_missing
+from .callbacks import describe_trained
 from .lora import adapter_settings, is_peft_model
 from .parameter_groups import is_baseline
-from .recipes import Recipe, check_learning_rate
+from .recipes import Recipe, check_learning_rate, default_recipe
 from .recipes import recipe as recipe_by_name
+from .trainer import DivergedError, FiniteTrainer, broken_weights_named, check_nothing_is_missing
 
 
 # A run folder holds RUN from its start and FINISHED as the last thing that is written; MEMBERS, in the folder above, says
@@ -67,8 +67,8 @@ COSMETIC_ARGUMENTS = {
 def finetune_members(
     members: Sequence[PreTrainedModel],
     recipe: Recipe | str | None = None,
-    train_dataset: Any = None,
-    eval_dataset: Any = None,
+    train_data: Any = None,
+    validation_data: Any = None,
     output_dir: str | os.PathLike | None = None,
     seed: int = 0,
     data_seed: int | None = None,
@@ -76,6 +76,8 @@ def finetune_members(
     compute_metrics: Callable[[Any], dict[str, float]] | None = None,
     data_collator: Callable | None = None,
     processing_class: Any = None,
+    callbacks: Sequence[TrainerCallback] = (),
+    progress: bool = True,
     **training_arguments,
 ) -> list[PreTrainedModel]:
     """Fine-tunes each member by itself (paper, 4.3) and returns the fine-tuned members; those passed in stay as they are.
@@ -84,7 +86,7 @@ def finetune_members(
         members: the pruned members, of one backbone or of several; plain models of Transformers; a `PeftModel` each, of
             which the adapter trains and is saved; or baselines around a model, such as a `BatchEnsemble`.
         recipe: a `Recipe`, or the name of one; None for `default_recipe`, of which a line tells what it is.
-        train_dataset, eval_dataset: what `Trainer` takes, both needed; `eval_dataset` is the validation set.
+        train_data, validation_data: what `Trainer` takes, both needed; `validation_data` is the validation set.
         output_dir: needed; gets one folder per member, `member-0`, `member-1`, ..., from which the member can be loaded with
             `from_pretrained`. Below it lies one run folder per learning rate.
         seed: member i trains with `seed + i`: its own order of the data and its own dropout.
@@ -94,6 +96,8 @@ def finetune_members(
         compute_metrics: as in `Trainer`; must return the recipe's metric. By default `compute_accuracy`.
         data_collator, processing_class: as in `Trainer`; without them rows are stacked, and those of tokens filled up to the
             longest of their batch, as everywhere here.
+        callbacks: further ones of `Trainer`, beside the recipe's.
+        progress: whether to say how far it is: a line for each validation and, on a terminal, a bar for each training.
         training_arguments: arguments of `TrainingArguments` that win over the recipe's.
 
     Call it again with the same arguments and it goes on where it was: finished members are loaded, an interrupted one
@@ -104,20 +108,23 @@ def finetune_members(
     A learning rate at which the loss or the weights stop being finite numbers is given up; where none is left, a
     `DivergedError` is raised and nothing is marked as finished.
     """
-    _check_inputs(members, train_dataset, eval_dataset, output_dir, training_arguments)
-    recipe = _recipe(recipe, members, train_dataset)
+    _check_inputs(members, train_data, validation_data, output_dir, training_arguments)
+    recipe = _recipe(recipe, members, train_data)
     learning_rates = _learning_rates(recipe, learning_rates)
-    data = {"train_dataset": train_dataset, "eval_dataset": eval_dataset}
+    data = {"train_dataset": train_data, "eval_dataset": validation_data}
     if data_collator is None and processing_class is None:
         data_collator = partial(collate, padding=padding_of(members[0]) or 0, classes=classes_of(members[0]))
     data |= {"data_collator": data_collator, "processing_class": processing_class}
     if compute_metrics is None and recipe.metric == "accuracy":
         compute_metrics = compute_accuracy
-    data["compute_metrics"] = compute_metrics
+    data |= {"compute_metrics": compute_metrics, "callbacks": list(callbacks)}
 
+    # By itself it would go by Transformers' verbosity.
+    training_arguments = {"disable_tqdm": not progress} | training_arguments
     process = recipe.training_arguments(output_dir, **training_arguments)
     finished = []
-    with _only_writer(Path(output_dir), process):
+    silence = nullcontext() if progress else redirect_stdout(io.StringIO())
+    with _only_writer(Path(output_dir), process), silence:
         _where_written(process, lambda: _claim_members(Path(output_dir), len(members)))
         known_data = _where_written(process, lambda: _fingerprints(data, process))
         _say(process, f"recipe {recipe.name}: {recipe.summary(process)}")
@@ -142,14 +149,14 @@ def compute_accuracy(prediction: Any) -> dict[str, float]:
     return {"accuracy": float(np.mean(np.argmax(logits, axis=-1) == prediction.label_ids))}
 
 
-def _recipe(recipe: Recipe | str | None, members: Sequence[PreTrainedModel], train_dataset: Any) -> Recipe:
+def _recipe(recipe: Recipe | str | None, members: Sequence[PreTrainedModel], train_data: Any) -> Recipe:
     if recipe is not None:
         return recipe_by_name(recipe) if isinstance(recipe, str) else recipe
     if any(map(is_peft_model, members)):
         raise ValueError(
             "there is no default recipe for members with adapters, which train at other rates: pass a recipe"
         )
-    return default_recipe(described(members[0]), train_dataset)
+    return default_recipe(described(members[0]), train_data)
 
 
 def _learning_rates(recipe: Recipe, learning_rates: str | Sequence[float] | None) -> list[float]:
@@ -166,8 +173,8 @@ def _learning_rates(recipe: Recipe, learning_rates: str | Sequence[float] | None
 
 def _check_inputs(
     members: Sequence[PreTrainedModel],
-    train_dataset: Any,
-    eval_dataset: Any,
+    train_data: Any,
+    validation_data: Any,
     output_dir: str | os.PathLike | None,
     training_arguments: dict,
 ) -> None:
@@ -180,13 +187,13 @@ def _check_inputs(
             _check_adapters(index, member)
         elif not isinstance(member, PreTrainedModel) and not is_baseline(member):
             raise TypeError(f"members[{index}] is a {type(member).__name__}: pass Transformers or Hydra models")
-    if train_dataset is None:
-        raise ValueError("train_dataset is None: pass the rows to train on")
+    if train_data is None:
+        raise ValueError("train_data is None: pass the rows to train on")
     if output_dir is None:
         raise ValueError("output_dir is None: pass a folder for the members, from which an interrupted call goes on")
-    if eval_dataset is None:
-        raise ValueError("eval_dataset is None: pass a validation set, by which members are chosen and reported")
-    for name, dataset in {"train_dataset": train_dataset, "eval_dataset": eval_dataset}.items():
+    if validation_data is None:
+        raise ValueError("validation_data is None: pass a validation set, by which members are chosen and reported")
+    for name, dataset in {"train_data": train_data, "validation_data": validation_data}.items():
         if hasattr(dataset, "__len__") and len(dataset) == 0:
             raise ValueError(f"{name} has no rows: pass at least one")
     for name, instead in SETTLED_ELSEWHERE.items():
@@ -288,9 +295,9 @@ def _train(member: PreTrainedModel, recipe: Recipe, folder: Path, process: Train
         model=model,
         args=process,
         compute_loss_func=loss,
-        callbacks=recipe.callbacks(),
         classifier_factor=recipe.classifier_factor,
-        **data,
+        name=about,
+        **data | {"callbacks": [*recipe.callbacks(), *data["callbacks"]]},
     )
     _say(process, f"{about}: {describe_trained(model) if checkpoint is None else f'going on from {checkpoint.name}'}")
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -426,7 +433,8 @@ def _claim_members(folder: Path, count: int) -> None:
 
 def _fingerprints(data: dict, process: TrainingArguments) -> dict[str, Any]:
     in_worker = process.dataloader_num_workers > 0
-    return {name: fingerprint_of_data(data[name], in_worker) for name in ("train_dataset", "eval_dataset")}
+    sets = {"train_data": data["train_dataset"], "validation_data": data["eval_dataset"]}
+    return {name: fingerprint_of_data(each, in_worker) for name, each in sets.items()}
 
 
 def _identity(
@@ -444,12 +452,9 @@ def _identity(
         about_member["adapter"] = adapter_settings(member)  # its scale is in no weight
     elif is_baseline(member):
         about_member["arguments"] = member.arguments
-    of_recipe = asdict(recipe)
-    if not recipe.trunk_layers:
-        of_recipe.pop("trunk_layers")  # as it was before recipes had it
     identity = {
         "member": about_member,
-        "recipe": of_recipe,
+        "recipe": asdict(recipe),
         "learning_rates": learning_rates,
         "arguments": lasting,
         "rows_per_step": process.train_batch_size * process.world_size * process.gradient_accumulation_steps,
@@ -473,8 +478,6 @@ def _claim(folder: Path, identity: dict[str, Any]) -> None:
     """Takes a folder for this fine-tuning, or refuses one that holds another."""
     if (folder / RUN).exists():
         found = _record(folder / RUN)
-        if "config" not in found.get("member", {}):
-            identity["member"].pop("config", None)  # as it was before runs noted it
         different = [name for name in identity if found.get(name) != identity[name]]
         # A finished run takes no further step: any number of processes may load it.
         if (folder / FINISHED).exists() and "rows_per_step" in different:

@@ -9,18 +9,17 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..models.auto import CLASSIFIERS, HYDRA_CLASSES, config_of
-from .default_recipe import default_recipe
 from .finetune import finetune_members
 from .parameter_groups import places
-from .recipes import Recipe
+from .recipes import Recipe, default_recipe
 
 
 def finetune_from_pretrained(
     pretrained: PreTrainedModel | str | os.PathLike,
     num_members: int,
     recipe: Recipe | str | None = None,
-    train_dataset: Any = None,
-    eval_dataset: Any = None,
+    train_data: Any = None,
+    validation_data: Any = None,
     output_dir: str | os.PathLike | None = None,
     class_names: Sequence[str] | None = None,
     seed: int = 0,
@@ -38,12 +37,12 @@ def finetune_from_pretrained(
             these with epochs by the data's size and an early end.
         class_names: what the labels 0, 1, ... stand for; by default the classes that the model's config has.
         seed: the classifier of member i is drawn with `seed + i`, and it trains with that seed.
-        train_dataset, eval_dataset, output_dir, arguments: as for `finetune_members`; the same call goes on where it was.
+        train_data, validation_data, output_dir, arguments: as for `finetune_members`; the same call goes on where it was.
     """
     members = with_new_classifiers(pretrained, num_members, class_names, seed)
-    if recipe is None and train_dataset is not None:
-        recipe = default_recipe(members[0].config, train_dataset, is_pretrained=True)
-    return finetune_members(members, recipe, train_dataset, eval_dataset, output_dir, seed=seed, **arguments)
+    if recipe is None and train_data is not None:
+        recipe = default_recipe(members[0].config, train_data, is_pretrained=True)
+    return finetune_members(members, recipe, train_data, validation_data, output_dir, seed=seed, **arguments)
 
 
 def with_new_classifiers(

@@ -7,7 +7,7 @@ from typing import Any
 
 from .abstention import Abstention
 from .answers import predict_decisions
-from .calibration import Calibration, DecidingClassifier, calibrate
+from .calibration import CalibratedClassifier, Calibration, calibrate
 from .conformal import ConformalSets
 from .decomposition import Decomposition, decompose, predict_uncertainty
 from .detectors import Detector, detector_by_name
@@ -23,9 +23,9 @@ __all__ = [
     "OOD_SCORES",
     "Abstention",
     "AnswerReader",
+    "CalibratedClassifier",
     "Calibration",
     "ConformalSets",
-    "DecidingClassifier",
     "Decomposition",
     "Detector",
     "StreamingComputeMetrics",

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .binomial import binomial_cdf, binomial_pmf
 from .inputs import as_scores, as_tensor, widened
 
 
@@ -378,3 +377,28 @@ def _as_correct(correct: Any, rows: int) -> Tensor:
             f"correct[{row}] is {correct[row].item()}: pass True or 1 where the model is right, else False or 0"
         )
     return correct.bool()
+
+
+# Exact binomial probabilities, without SciPy
+
+
+def binomial_pmf(successes: int, trials: int, p: float) -> float:
+    """P(Bin(trials, p) = successes), 0 < p < 1."""
+    ways = math.lgamma(trials + 1) - math.lgamma(successes + 1) - math.lgamma(trials - successes + 1)
+    return math.exp(ways + successes * math.log(p) + (trials - successes) * math.log1p(-p))
+
+
+def binomial_cdf(successes: int, trials: int, p: float) -> float:
+    """P(Bin(trials, p) <= successes), 0 < p < 1.
+
+    Example:
+        >>> round(binomial_cdf(1, 3, 0.5), 12)
+        0.5
+    """
+    if successes < 0:
+        return 0.0
+    if successes >= trials:
+        return 1.0
+    counts = torch.arange(successes + 1, dtype=torch.float64, device="cpu")
+    ways = math.lgamma(trials + 1) - torch.lgamma(counts + 1) - torch.lgamma(trials - counts + 1)
+    return min(1.0, float((ways + counts * math.log(p) + (trials - counts) * math.log1p(-p)).exp().sum()))

@@ -27,7 +27,7 @@ from ..data.prediction import (
     device_of,
     zero_shot_in,
 )
-from ..models.decision import Decision, undecided
+from ..models.decision import Decision, uncalibrated
 from ..models.ensembling import HydraClassifierOutput
 from .abstention import Abstention, check_share, check_target
 from .conformal import ConformalSets, check_method
@@ -45,11 +45,12 @@ LEAST_ROWS = 20  # below, nothing that is fitted on half of them means anything
 class Calibration:
     """What `calibrate` fitted, and on what.
 
-    model: the calibrated model: the Hydra itself, or for others a `DecidingClassifier` around them
+    model: the calibrated model: the Hydra itself, or for others a `CalibratedClassifier` around them
     temperature: what the logits are divided by
     detector: the score by which it abstains
     abstention: its threshold, with what that buys and promises; None where no target was given
     sets: the conformal prediction sets; None where none were asked for
+    rows: how many fitted the temperature and the detector, and how many the threshold and the sets
     """
 
     model: nn.Module
@@ -57,10 +58,15 @@ class Calibration:
     detector: Detector
     abstention: Abstention | None
     sets: ConformalSets | None
+    rows: tuple[int, int]
 
     @property
     def sentences(self) -> list[str]:
-        found = [f"Logits are divided by {self.temperature:.3g}; the detector is {self.detector.description}."]
+        found = [
+            f"Logits are divided by {self.temperature:.3g}; the detector is {self.detector.description}.",
+            f"Of {sum(self.rows)} rows, a random half ({self.rows[0]}) fitted these, and the other half ({self.rows[1]}) what "
+            "follows: promises need rows that nothing else was fitted on.",
+        ]
         return found + [each.sentence for each in (self.abstention, self.sets) if each is not None]
 
     def __str__(self) -> str:
@@ -70,12 +76,12 @@ class Calibration:
 def calibrate(
     model: nn.Module,
     data: Any,
-    ood: Any = None,
+    ood_data: Any = None,
     *,
     target: Mapping[str, float] | None = None,
     confidence: float | None = None,
     detector: str | Detector = "msp",
-    training_data: Any = None,
+    train_data: Any = None,
     alpha: float | None = 0.1,
     sets: str = "lac",
     temperature: bool = True,
@@ -88,26 +94,26 @@ def calibrate(
         model: a Hydra, which is changed: its config and weights then carry the decision, and it is applied wherever the
             model is loaded. Or any classifier or baseline, which is left as it is and wrapped.
         data: held-out, labelled rows that the model was not trained on. A random half fits the temperature, and the
-            detector where it needs a fit and there is no `training_data`; the other half the threshold and the sets, whose
+            detector where it needs a fit and there is no `train_data`; the other half the threshold and the sets, whose
             promises need rows that nothing else was fitted on.
-        ood: rows from elsewhere, for `target={"tpr": ...}`, or to see what a threshold refuses of them.
+        ood_data: rows from elsewhere, for `target={"tpr": ...}`, or to see what a threshold refuses of them.
         target: when to abstain, one of {"risk": 0.05} (at most 5 % of the answers are wrong), {"coverage": 0.9} (at least
-            90 % are answered) and {"tpr": 0.95} (95 % of `ood` are refused); None for never. See `Abstention.fit`.
-        confidence: for a promise about new rows in place of these.
+            90 % are answered) and {"tpr": 0.95} (95 % of `ood_data` are refused); None for never. See `Abstention.fit`.
+        confidence: for a promise about new rows in place of these; it is made by half of `data`, see there.
         detector: a name (see `detector_by_name`), or a detector, which is fitted anew where it needs a fit.
-        training_data: what a detector that needs a fit learns; best the training data.
+        train_data: what a detector that needs a fit learns; best the training data.
         alpha: the share of prediction sets that may miss the right class; None for no sets.
         sets: "lac", "aps" or "raps", see `ConformalSets.fit`.
         temperature: whether to fit one; otherwise it is 1.
         seed: of the halves.
     """
     chosen = _chosen(detector)
-    inner = model.model if isinstance(model, DecidingClassifier) else model
+    inner = model.model if isinstance(model, CalibratedClassifier) else model
     _check_model(inner, chosen, sets if alpha is not None else None)
-    _check_fit(chosen, target, confidence, alpha, {"data": data, "ood": ood, "training_data": training_data})
+    _check_fit(chosen, target, confidence, alpha, {"data": data, "ood_data": ood_data, "train_data": train_data})
     hydra = inner if hasattr(type(inner), "backbone_rules") else None
     # An earlier decision is left out meanwhile, and stays the model's own should anything go wrong.
-    with nullcontext() if hydra is None else undecided(hydra):
+    with nullcontext() if hydra is None else uncalibrated(hydra):
         logits, features, labels = collect_answers(inner, data, batch_size, with_features=chosen.reads_features)
         if labels is None:
             raise ValueError("data has no labels: calibrate on rows whose right class is known, add a column labels")
@@ -116,24 +122,30 @@ def calibrate(
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
         first, second = order[: len(order) // 2], order[len(order) // 2 :]
         scaling = _scaling(logits[first], labels[first]) if temperature else TemperatureScaling(1.0)
-        if chosen.needs_fit and training_data is not None:
-            chosen.fit(scaling.wrap(inner), training_data, batch_size)
+        if chosen.needs_fit and train_data is not None:
+            chosen.fit(scaling.wrap(inner), train_data, batch_size)
         elif chosen.needs_fit:
             chosen.fit_answers(scaling(logits[first]), _part(features, first), labels[first])
         [value] = scaling.temperature
         decision = Decision(_settings(chosen, value, inner), _num_parameters(inner))
         for name, tensor in (chosen.state or {}).items():
             getattr(decision, name).copy_(tensor)
-        elsewhere = None if ood is None else _scores(decision, inner, ood, batch_size)
+        elsewhere = None if ood_data is None else _scores(decision, inner, ood_data, batch_size)
     scaled = scaling(logits[second])
     abstention = conformal = None
     if target is not None:
         scores = decision(logits[second], _part(features, second)).detector_score
         right = decompose(scaled).prediction == labels[second]
-        abstention = Abstention.fit(scores, right, elsewhere, **target, confidence=confidence, score=chosen.name)
+        try:
+            abstention = Abstention.fit(scores, right, elsewhere, **target, confidence=confidence, score=chosen.name)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} (these {len(second)} rows are half of data: the other half fits the temperature and the detector, and "
+                "a promise needs rows that nothing else was fitted on)"
+            ) from error
     if alpha is not None:
         conformal = ConformalSets.fit(scaled, labels[second], alpha, sets)
-    return _calibrated(model, hydra, decision, chosen, value, abstention, conformal)
+    return _calibrated(model, hydra, decision, chosen, value, abstention, conformal, (len(first), len(second)))
 
 
 def _chosen(detector: str | Detector) -> Detector:
@@ -171,17 +183,19 @@ def _check_fit(
         )
     if target is not None:
         check_target(target)
-        if "tpr" in target and data_sets["ood"] is None:
-            raise ValueError("ood is missing: a tpr is the share of rows from elsewhere that is refused, pass some")
-    for name, value in {"confidence": confidence, "ood": data_sets["ood"]}.items():
+        if "tpr" in target and data_sets["ood_data"] is None:
+            raise ValueError(
+                "ood_data is missing: a tpr is the share of rows from elsewhere that is refused, pass some"
+            )
+    for name, value in {"confidence": confidence, "ood_data": data_sets["ood_data"]}.items():
         if target is None and value is not None:
             raise ValueError(f"{name} is about when to abstain: pass a target, too, such as {{'risk': 0.05}}")
     if confidence is not None:
         check_share(confidence, "confidence")
     if alpha is not None:
         check_share(alpha, "alpha")
-    if data_sets["training_data"] is not None and not detector.needs_fit:
-        raise ValueError(f"training_data is for detectors that learn, {detector.name} does not: leave it out")
+    if data_sets["train_data"] is not None and not detector.needs_fit:
+        raise ValueError(f"train_data is for detectors that learn, {detector.name} does not: leave it out")
     for name, data in data_sets.items():
         if name == "data" or data is not None:
             check_is_data(data, name)
@@ -197,7 +211,7 @@ def _scores(decision: Decision, model: nn.Module, data: Any, batch_size: int) ->
     for batch in batches(data, batch_size, reader.device):
         scores.append(decision(*(None if part is None else part.cpu() for part in reader(batch))).detector_score)
     if not scores:
-        raise ValueError("ood has no batches: pass at least one sample")
+        raise ValueError("ood_data has no batches: pass at least one sample")
     return torch.cat(scores)
 
 
@@ -263,6 +277,7 @@ def _calibrated(
     temperature: float,
     abstention: Abstention | None,
     sets: ConformalSets | None,
+    rows: tuple[int, int],
 ) -> Calibration:
     settings = decision.settings
     if abstention is not None:
@@ -271,11 +286,11 @@ def _calibrated(
         kept = ("method", "thresholds", "by_class", "k_reg", "penalty", "allow_empty")
         settings["sets"] = {name: sets.to_dict()[name] for name in kept}
         settings["alpha"] = sets.alpha
-    inner = hydra or (model.model if isinstance(model, DecidingClassifier) else model)
+    inner = hydra or (model.model if isinstance(model, CalibratedClassifier) else model)
     decision.remember(inner)
     decision.to(device_of(inner))
-    result = hydra or DecidingClassifier(inner, decision)
-    calibration = Calibration(result, temperature, detector, abstention, sets)
+    result = hydra or CalibratedClassifier(inner, decision)
+    calibration = Calibration(result, temperature, detector, abstention, sets, rows)
     settings["sentences"] = calibration.sentences
     if hydra is not None:
         hydra.decision, hydra.config.decision = decision, settings
@@ -294,7 +309,7 @@ class OtherClassesError(ValueError):
         )
 
 
-class DecidingClassifier(nn.Module):
+class CalibratedClassifier(nn.Module):
     """Any classifier or baseline with a decision: its outputs have `logits` and `member_logits` divided by the temperature,
     `detector_score`, `abstain` and `prediction_set`. `calibrate` makes one."""
 
@@ -312,7 +327,7 @@ class DecidingClassifier(nn.Module):
 
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         member_logits, features = self.reader[0](inputs)
-        if self.training or not self._has_calibrated_weights():
+        if self.training or not self._has_its_weights():
             return answer_of(self.model, member_logits)
         decided = vars(self.decision(member_logits, features))
         answer = answer_of(self.model, decided.pop("member_logits"))
@@ -320,14 +335,14 @@ class DecidingClassifier(nn.Module):
             answer[name] = tensor
         return answer
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "DecidingClassifier":
+    def _apply(self, fn: Any, recurse: bool = True) -> "CalibratedClassifier":
         super()._apply(fn, recurse)
         # Its twin would keep the buffers that the model had before.
         self.reader = [AnswerReader(self.model, self.decision.reads_features)]
         return self
 
     @torch.compiler.assume_constant_result  # as a Hydra's
-    def _has_calibrated_weights(self) -> bool:
+    def _has_its_weights(self) -> bool:
         return self.decision.is_current(self.model)
 
     def save(self, folder: str | os.PathLike) -> Path:
@@ -349,7 +364,7 @@ class DecidingClassifier(nn.Module):
         return _read(folder)[0].get("classes")
 
     @classmethod
-    def load(cls, model: nn.Module, folder: str | os.PathLike) -> "DecidingClassifier":
+    def load(cls, model: nn.Module, folder: str | os.PathLike) -> "CalibratedClassifier":
         """The model with the decision that was saved in `folder`, or in a repository of the Hub."""
         settings, tensors = _read(folder)
         try:
@@ -372,7 +387,7 @@ def _read(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]
     """The settings and the tensors of a saved decision."""
     path = _saved(folder)
     if path is None:
-        raise FileNotFoundError(f"{folder} has no {FILE_NAME}: save a DecidingClassifier there first")
+        raise FileNotFoundError(f"{folder} has no {FILE_NAME}: save a CalibratedClassifier there first")
     try:
         with safe_open(path, "pt") as opened:
             settings = parse_json((opened.metadata() or {})["decision"].encode())

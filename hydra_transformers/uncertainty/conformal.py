@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ..models.decision import check_sets
-from .inputs import as_labels, as_member_logits, as_tensor, log_of_mean_probability, wide_log_softmax, widened
+from ..models.detection import log_mean
+from .inputs import as_labels, as_member_logits, as_tensor, wide_log_softmax, widened
 
 
 RAPS_K_REG = 5
@@ -280,7 +281,7 @@ def _exact(alpha: float) -> Fraction:
 
 
 def _mean_probabilities(member_logits: Tensor) -> Tensor:
-    return log_of_mean_probability(wide_log_softmax(member_logits)).exp()
+    return log_mean(wide_log_softmax(member_logits)).exp()
 
 
 def _at(member_logits: Tensor) -> torch.device:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data.prediction import batches, device_of, predict, problem_type_of_answers
-from .inputs import as_member_logits, log_of_mean_probability, wide_log_sigmoid, wide_log_softmax
+from ..models.detection import differing_pairs, entropy_split, log_mean
+from .inputs import as_member_logits, wide_log_sigmoid, wide_log_softmax
 from .temperature import TemperatureScaling
 
 
@@ -95,12 +96,9 @@ def _decompose_labels(member_logits: Tensor) -> Decomposition:
 
 def decompose_log_probabilities(log_probabilities: Tensor) -> Decomposition:
     """`decompose` from the members' log-probabilities (batch, members, classes) in float64."""
-    mean_probabilities = log_of_mean_probability(log_probabilities).exp()
+    mean_probabilities = log_mean(log_probabilities).exp()
     confidence, prediction = mean_probabilities.max(dim=-1)
-    total = torch.special.entr(mean_probabilities).sum(dim=-1)
-    aleatoric = torch.special.entr(log_probabilities.exp()).sum(dim=-1).mean(dim=1)
-    # Rounding can leave a difference just below 0; a single member has nothing to differ from.
-    epistemic = (total - aleatoric).clamp(min=0) if log_probabilities.shape[1] > 1 else torch.zeros_like(total)
+    total, aleatoric, epistemic = entropy_split(log_probabilities)
     return Decomposition(
         mean_probabilities=mean_probabilities,
         prediction=prediction,
@@ -108,17 +106,8 @@ def decompose_log_probabilities(log_probabilities: Tensor) -> Decomposition:
         total=total,
         aleatoric=aleatoric,
         epistemic=epistemic,
-        disagreement=_disagreement(log_probabilities.argmax(dim=-1)),
+        disagreement=differing_pairs(log_probabilities),
     )
-
-
-def _disagreement(votes: Tensor) -> Tensor:
-    """Share of differing pairs (batch,) among the members' classes (batch, members); 0 for a single member."""
-    members = votes.shape[1]
-    if members == 1:
-        return torch.zeros(len(votes), dtype=torch.float64, device=votes.device)
-    differing = (votes.unsqueeze(2) != votes.unsqueeze(1)).sum(dim=(1, 2))
-    return differing.double() / (members * (members - 1))
 
 
 def predict_uncertainty(

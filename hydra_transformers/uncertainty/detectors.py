@@ -126,7 +126,7 @@ class Detector:
 
     def check_fitted(self) -> None:
         if self.needs_fit and self.state is None:
-            raise ValueError(f"{self.name} is not fitted: call fit(model, training_data) first")
+            raise ValueError(f"{self.name} is not fitted: call fit(model, train_data) first")
 
     # Fitting
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .._io.threads import twin_of
+from .._io.threads import copy_sharing_weights
 from ..data.prediction import PromptSimilarity, batches, classes_of, config_of, device_of, labels_of, predict
 from ..models.decision import Decision
 from ..models.grouped import GroupedLinear
@@ -52,7 +52,7 @@ class AnswerReader:
             if inside is model:
                 break
             model, self.scalings = inside, [scaling, *self.scalings]
-        self.model = twin_of(model) if with_features else model
+        self.model = copy_sharing_weights(model) if with_features else model
         self.device = device_of(model)
         if with_features:
             maps = _linear_maps(self.model)
@@ -108,16 +108,16 @@ class AnswerReader:
         return torch.cat(features, dim=1)
 
 
-def taken_apart(model: nn.Module) -> tuple[nn.Module, Decision | None]:
+def without_decision(model: nn.Module) -> tuple[nn.Module, Decision | None]:
     """A calibrated model as it answers before its decision, and the decision; None where it decides nothing.
 
-    A Hydra's part is a twin, so that the Hydra itself goes on deciding meanwhile.
+    A Hydra's part is a twin, so that the Hydra itself still decides meanwhile.
     """
     decision = dict(model.named_children()).get("decision")  # its own: wrappers such as PEFT's pass attributes on
     if not isinstance(decision, Decision) or not decision.is_on:
         return model, None
     if isinstance(model, PreTrainedModel):
-        inside = twin_of(model)
+        inside = copy_sharing_weights(model)
         inside.decision.is_on = False
     else:
         inside = model.model
@@ -128,7 +128,7 @@ def _without_temperature(model: nn.Module) -> tuple[nn.Module, TemperatureScalin
     """A model whose logits are its linear map's outputs, and what they are divided by afterwards."""
     if isinstance(model, TemperatureScaledClassifier):
         return model.model, model.scaling
-    inside, decision = taken_apart(model)
+    inside, decision = without_decision(model)
     return inside, TemperatureScaling(1.0 if decision is None else decision.settings["temperature"])
 
 

@@ -1,6 +1,5 @@
 """What member logits, labels and scores must look like; anything else is refused with a sentence."""
 
-import math
 from typing import Any
 
 import torch
@@ -105,9 +104,3 @@ def wide_log_sigmoid(member_logits: Tensor) -> Tensor:
         )
     wide = widened(member_logits)
     return torch.nn.functional.logsigmoid(torch.stack([-wide, wide], dim=-1))
-
-
-def log_of_mean_probability(log_probabilities: Tensor) -> Tensor:
-    """Log of the mean probability (batch, classes) from the members' log-probabilities (batch, members, classes)."""
-    log_mean = log_probabilities.logsumexp(dim=1) - math.log(log_probabilities.shape[1])
-    return log_mean.clamp(max=0)  # rounding can lift a certain prediction a hair above log 1

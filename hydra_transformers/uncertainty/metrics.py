@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..models.detection import log_mean
 from .decomposition import decompose_log_probabilities
-from .inputs import as_labels, as_member_logits, as_scores, log_of_mean_probability, wide_log_softmax
+from .inputs import as_labels, as_member_logits, as_scores, wide_log_softmax
 from .ood import score_of
 
 
@@ -136,12 +137,11 @@ def _values(member_logits: Tensor, labels: Tensor | None, features: Tensor | Non
         return values
     labels = labels.to(parts.prediction.device).unsqueeze(1)
     residual = parts.mean_probabilities.scatter_add(1, labels, -torch.ones_like(labels, dtype=torch.float64))
-    # Not the log of the mean probability, which may be too small for a float.
-    log_mean = log_of_mean_probability(log_probabilities)
     return values | {
         "correct": (parts.prediction == labels.squeeze(1)).double(),
         "brier": residual.square().sum(dim=1),
-        "nll": 0 - log_mean.gather(1, labels).squeeze(1),
+        # Not the log of the mean probability, which may be too small for a float.
+        "nll": 0 - log_mean(log_probabilities).gather(1, labels).squeeze(1),
     }
 
 

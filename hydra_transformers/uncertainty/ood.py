@@ -49,7 +49,7 @@ def ood_score(member_logits: Any, method: str = "msp") -> Tensor:
 def check_method(method: str) -> None:
     if method in DETECTORS and method not in OOD_SCORES:
         raise ValueError(
-            f"{method} needs a fit: pass detector_by_name({method!r}).fit(model, training_data) in place of the name"
+            f"{method} needs a fit: pass detector_by_name({method!r}).fit(model, train_data) in place of the name"
         )
     if method not in OOD_SCORES:
         raise ValueError(f"unknown OOD score {method!r}: choose one of {', '.join(OOD_SCORES)}")

@@ -14,8 +14,9 @@ from transformers.utils import cached_file
 
 from .._io.files import parse_json, write_atomically
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
+from ..models.detection import log_mean
 from ..models.ensembling import HydraClassifierOutput
-from .inputs import as_labels, as_member_logits, log_of_mean_probability, wide_log_softmax, widened
+from .inputs import as_labels, as_member_logits, wide_log_softmax, widened
 
 
 FILE_NAME = "temperature.json"
@@ -110,6 +111,10 @@ class TemperatureScaledClassifier(nn.Module):
     def device(self) -> torch.device:
         return device_of(self.model)
 
+    @property
+    def input_model(self) -> nn.Module:
+        return self.model
+
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
         output = self.model(**accepted_inputs(self.model, inputs))
         member_logits = self.scaling(member_logits_of(output, type(self.model).__name__))
@@ -159,6 +164,6 @@ def _golden_section(function: Callable[[float], float], low: float, high: float,
 def _mean_nll(member_logits: Tensor, labels: Tensor, log_temperature: float) -> float:
     total = 0.0
     for logits, targets in zip(member_logits.split(ROWS_PER_PASS), labels.split(ROWS_PER_PASS), strict=True):
-        log_mean = log_of_mean_probability(wide_log_softmax(widened(logits) / math.exp(log_temperature)))
-        total -= float(log_mean.gather(1, targets.to(log_mean.device).unsqueeze(1)).sum())
+        log_means = log_mean(wide_log_softmax(widened(logits) / math.exp(log_temperature)))
+        total -= float(log_means.gather(1, targets.to(log_means.device).unsqueeze(1)).sum())
     return total / len(labels)

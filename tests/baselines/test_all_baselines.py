@@ -46,7 +46,7 @@ def judged(request):
 
 def test_each_is_evaluated_with_its_number_of_members(judged):
     models, data = judged
-    report = evaluate_uncertainty(models, data, ood={"far": {"same": data}})
+    report = evaluate_uncertainty(models, data, ood_data={"far": {"same": data}})
     assert [result.num_members for result in report.models.values()] == [1, 2, 3, 2, 1, 2]
     single, lora = report.models["Single"].id, report.models["LoRA Ensemble"].id
     assert lora["nll"] == pytest.approx(single["nll"], rel=1e-5)

@@ -12,7 +12,7 @@ from hydra_transformers.cli import main
 from hydra_transformers.hub import create_model_card, push_hydra_to_hub
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.uncertainty import DecidingClassifier, calibrate, predict_uncertainty
+from hydra_transformers.uncertainty import CalibratedClassifier, calibrate, predict_uncertainty
 from tests.test_hub import commits, hub  # noqa: F401
 from tests.tiny_data import picture_rows, pictures, review_rows, save_bert, save_vit
 
@@ -48,7 +48,7 @@ def test_the_command_line_judges_describes_and_asks_it(workplace, capsys):
     assert "BatchEnsemble(num_members=3, init='normal', std=0.3" in told and "| One plain model |" in told
     run("predict", workplace / "mimo", "a film of joy", "--json")
     assert json.loads(capsys.readouterr().out)["epistemic"] == pytest.approx(0, abs=1e-6)  # it was not trained yet
-    assert main(["benchmark", str(workplace / "mimo")]) == 1
+    assert main(["benchmark", str(workplace / "mimo")]) == 2
     assert "is a plain bert: pass a Hydra" in capsys.readouterr().err
 
 
@@ -92,9 +92,9 @@ def test_calibrated_it_is_published_with_its_decision(workplace, hub, tmp_path, 
         (published / name).parent.mkdir(parents=True, exist_ok=True)
         (published / name).write_bytes(content)
     loaded, inputs = Baseline.from_pretrained(published), {"pixel_values": torch.randn(4, 3, 8, 8)}
-    again = DecidingClassifier.load(loaded, published).eval()(**inputs)
+    again = CalibratedClassifier.load(loaded, published).eval()(**inputs)
     assert torch.equal(
-        again.abstain, DecidingClassifier.load(Baseline.from_pretrained(decided), decided).eval()(**inputs).abstain
+        again.abstain, CalibratedClassifier.load(Baseline.from_pretrained(decided), decided).eval()(**inputs).abstain
     )
     assert len(commits(hub)) == 1
 

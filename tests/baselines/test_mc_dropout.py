@@ -9,7 +9,7 @@ from torch import nn
 from transformers import BartConfig, BartForSequenceClassification
 from transformers.modeling_outputs import ImageClassifierOutput
 
-from hydra_transformers._io.threads import twin_of
+from hydra_transformers._io.threads import copy_sharing_weights
 from hydra_transformers.baselines import MCDropout
 from hydra_transformers.baselines.mc_dropout import with_dropout_on
 from hydra_transformers.cost import count_multiply_adds, count_parameters
@@ -261,7 +261,7 @@ def test_a_model_in_train_mode_answers_threads_in_eval_mode_and_goes_back():
 def test_a_twin_has_the_weights_and_nothing_else_of_the_model():
     model = vit_backbone(**WITH_DROPOUT).eval()
     model.first_layer = [model.vit.layers[0]]  # known to the model by another way too
-    twin = twin_of(model)
+    twin = copy_sharing_weights(model)
     for (name, weight), (_, same) in zip(model.named_parameters(), twin.named_parameters(), strict=True):
         assert weight is same, name
     assert not {id(module) for module in model.modules()} & {id(module) for module in twin.modules()}

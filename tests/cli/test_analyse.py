@@ -44,7 +44,7 @@ def test_it_writes_a_report_results_circuits_and_pictures(workplace, tmp_path, c
 def test_nothing_is_written_over_another_result(workplace, tmp_path, capsys):
     (tmp_path / "heads").mkdir()
     (tmp_path / "heads" / "report.md").write_text("mine")
-    assert main(words(workplace, tmp_path / "heads")) == 1
+    assert main(words(workplace, tmp_path / "heads")) == 2
     assert "exists already: pass another --output" in capsys.readouterr().err
     assert (tmp_path / "heads" / "report.md").read_text() == "mine"
 
@@ -57,6 +57,6 @@ def test_what_is_wrong_is_said_before_any_work(workplace, tmp_path, capsys):
         (["--budgets", 1, 1], "--budgets has 1 twice"),
         (["--limit", "4"], "--ood grey gives 4 rows, too few"),
     ):
-        assert main(words(workplace, tmp_path / "heads", *more)) == 1
+        assert main(words(workplace, tmp_path / "heads", *more)) == 2
         assert sentence in capsys.readouterr().err
     assert not (tmp_path / "heads").exists()

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForImageClassification, ViTForImageClassification, ViTModel
 
-from hydra_transformers import hydration
-from hydra_transformers.cli import build_parser, main
+from hydra_transformers import search
+from hydra_transformers.cli import main
 from tests.tiny_data import grey_rows, picture_rows, save_vit
 
 
@@ -41,17 +41,17 @@ def words(workplace, output, *more, models=("encoder",)):
 
 @pytest.mark.slow
 def test_a_pre_trained_model_and_a_target(workplace, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(hydration, "hydrate", partial(hydration.hydrate, seconds=0.0))
+    monkeypatch.setattr(search, "hydrate", partial(search.hydrate, seconds=0.0))
     command = words(workplace, tmp_path / "hydra", "--target", "balance", "--members", 2, "--max-steps", 2)
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "20 rows of id_data are for the search" in said and "About " in said and "Deep Ensemble of 2" in said
+    assert "20 rows of data are for the search" in said and "Tried in turn: " in said and "Deep Ensemble of 2" in said
     assert "evaluate" in said and "--part test" in said
     hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "hydra")
     assert hydra.num_members == 2 and list(hydra.config.id2label.values()) == ["red", "green", "blue"]
     assert (tmp_path / "hydra" / "candidates.md").exists()
     assert (tmp_path / "hydra" / "preprocessor_config.json").exists()
-    assert main([*command, "--seed", "1"]) == 1
+    assert main([*command, "--seed", "1"]) == 2
     assert "holds the steps of another hydration" in capsys.readouterr().err
 
 
@@ -62,25 +62,34 @@ def given_to_hydrate(command, monkeypatch, tmp_path):
         def to_markdown(self):
             return "table"
 
-    monkeypatch.setattr(hydration, "hydrate", lambda *models, **rest: given.update(rest, models=models) or Found())
+    monkeypatch.setattr(search, "hydrate", lambda *models, **rest: given.update(rest, models=models) or Found())
     assert main(command) == 0
     return given
 
 
 def test_several_fine_tunings_are_taken_as_they_are(workplace, tmp_path, monkeypatch):
-    more = ["--target", "cost=1.3", "--near", f"grey={workplace / 'grey'}", "--ood-data", workplace / "grey"]
+    more = [
+        "--target",
+        "cost=1.3",
+        "--time-limit",
+        "1.5",
+        "--near",
+        f"grey={workplace / 'grey'}",
+        "--ood-data",
+        workplace / "grey",
+    ]
     given = given_to_hydrate(words(workplace, tmp_path / "hydra", *more, models=("one", "two")), monkeypatch, tmp_path)
     assert given["models"] == ([str(workplace / "one"), str(workplace / "two")],) and given["target"] == {"cost": 1.3}
-    assert len(given["id_data"]) == 600 and "train_data" not in given
+    assert len(given["data"]) == 600 and "train_data" not in given
     assert set(given["ood_data"]) == {"near", "OOD"} and len(given["ood_data"]["near"]["grey"]) == 10
-    assert given["num_members"] == 3 and given["card"] == {}
+    assert given["num_members"] == 3 and given["card"] == {} and given["time_limit"] == 1.5
 
 
 def test_the_parts_of_the_data_are_apart_and_only_training_images_change(workplace, tmp_path, monkeypatch):
     command = words(workplace, tmp_path / "hydra", "--target", "accuracy_within=1", "--max-steps", 3)
     given = given_to_hydrate(command, monkeypatch, tmp_path)
-    assert (len(given["train_data"]), len(given["id_data"])) == (480, 60) and given["ood_data"] is None
-    assert given["train_data"].change is not None and given["id_data"].change is None
+    assert (len(given["train_data"]), len(given["data"])) == (480, 60) and given["ood_data"] is None
+    assert given["train_data"].change is not None and given["data"].change is None
     assert given["recipe"].max_steps == given["tuning_recipe"].max_steps == 3
     assert given["class_names"] == ["red", "green", "blue"] and given["target"] == {"accuracy_within": 1.0}
 
@@ -91,21 +100,21 @@ def test_the_parts_of_the_data_are_apart_and_only_training_images_change(workpla
         (["encoder"], ["--target", "balance", "--budget", 2], "--budget is not for --target, which decides by itself"),
         (["encoder"], ["--target", "balance", "--trunk-layers", 1], "--trunk-layers is not for --target"),
         (["encoder"], ["--target", "balance", "--tune"], "--tune is not for --target"),
-        (["encoder"], ["--target", "quality"], "without ood_data that is not measured"),
+        (["encoder"], ["--target", "quality"], "without --ood-data that is not measured"),
         (["encoder"], ["--target", "cost=0"], "cost 0, which nothing meets"),
         (["one", "two"], ["--target", "balance", "--max-steps", 2], "--max-steps is for training"),
         (["one", "two"], [], "several models are for --target"),
+        (["encoder"], ["--time-limit", 5], "--time-limit is for --target"),
         (["one"], ["--target", "balance", "--ood-split", "train"], "--ood-split is a split of --ood-data"),
     ],
 )
 def test_arguments_that_do_not_go_together(models, more, sentence, workplace, tmp_path, capsys):
-    assert main(words(workplace, tmp_path / "hydra", *more, models=models)) == 1
+    assert main(words(workplace, tmp_path / "hydra", *more, models=models)) == 2
     assert sentence in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_target_in_other_words_is_no_target(workplace, tmp_path, capsys):
     command = words(workplace, tmp_path / "hydra", "--target", "cheap")
-    with pytest.raises(SystemExit):
-        build_parser(command)[0].parse_args(command)
+    assert main(command) == 2
     assert "cheap is no target: pass balance, quality, cost=1.3" in capsys.readouterr().err

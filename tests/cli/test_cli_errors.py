@@ -12,7 +12,11 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, HTTPError, RepositoryNotFoundError
 from transformers import AutoConfig, BertConfig, BertModel, ResNetConfig
 
-from hydra_transformers.cli import building, main
+from hydra_transformers.cli import card as card_command
+from hydra_transformers.cli import finetune as finetune_command
+from hydra_transformers.cli import info, main
+from hydra_transformers.models import auto
+from hydra_transformers.pruning import member_plan
 from tests.tiny_data import grey_rows, picture_rows, save_bert, save_vit
 
 
@@ -43,7 +47,7 @@ def fails(capsys):
 
     def run(*words) -> str:
         capsys.readouterr()
-        assert main([str(word) for word in words]) == 1
+        assert main([str(word) for word in words]) == 2
         error = capsys.readouterr().err.strip()
         assert "Traceback" not in error
         assert len(error.splitlines()) == 1
@@ -129,6 +133,41 @@ def test_a_folder_that_is_not_there(fails, tmp_path, workplace):
     assert "there is no folder" in fails("fuse", tmp_path / "nothing", "--output", tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["evaluate", "no-model", "--data", "rows"],
+        ["calibrate", "no-model", "--data", "rows", "--output", "FULL"],
+        ["prune", "no-model", "--data", "rows", "--output", "FULL"],
+        ["finetune", "no-model", "--data", "rows", "--output", "FULL"],
+        ["build", "no-model", "--data", "rows", "--output", "FULL"],
+        ["build", "no-model", "--data", "rows", "--output", "FULL", "--target", "balance"],
+        ["export", "no-model", "--output", "FULL"],
+        ["analyse", "no-model", "--data", "rows", "--ood", "a=b", "--output", "FULL"],
+        ["fuse", "no-model", "other", "--output", "FULL"],
+        ["benchmark", "no-model", "--output", "FULL"],
+        ["predict", "no-model", "nothing.png"],
+        ["serve", "no-model"],
+        ["app", "no-model"],
+        ["info", "no-model"],
+        ["card", "no-model"],
+        ["push", "no-model", "me/model"],
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_a_missing_model_is_told_before_anything_else(words, fails, tmp_path, monkeypatch):
+    """Before the data, and before a folder to write into that is wrong, too."""
+
+    def missing(*_, **__):
+        raise hub_error(RepositoryNotFoundError, 404)
+
+    (tmp_path / "thesis.txt").write_text("mine")
+    monkeypatch.setattr(auto, "is_offline_mode", lambda: False)
+    monkeypatch.setattr(auto.HfApi, "model_info", missing)
+    sentence = fails(*(str(tmp_path) if word == "FULL" else word for word in words))
+    assert sentence.endswith("there is no folder no-model, and no such model on the Hub: check the name")
+
+
 def test_a_folder_without_a_model(fails, tmp_path):
     assert "has no config.json" in fails("info", tmp_path)
 
@@ -144,7 +183,7 @@ def test_a_model_whose_files_are_broken(fails, tmp_path, workplace):
 
 
 def test_the_same_model_twice_is_refused_before_the_first_circuit(fails, tmp_path, workplace, monkeypatch):
-    monkeypatch.setattr(building, "extract_circuit", lambda *_, **__: pytest.fail("work began"))
+    monkeypatch.setattr(member_plan, "extract_circuit", lambda *_, **__: pytest.fail("work began"))
     command = ["prune", workplace / "vit", workplace / "vit", "--data", workplace / "pictures"]
     assert "vit and vit have the same heads and weights" in fails(*command, "--output", tmp_path / "out")
 
@@ -192,8 +231,8 @@ def test_classes_that_do_not_fit(fails, tmp_path, workplace):
 
 
 def test_arguments_that_do_not_go_together(fails, tmp_path, workplace):
-    assert "--heads-per-layer is for --method taylor" in fails(*prune(workplace, tmp_path, "--heads-per-layer", 2))
-    assert "--budget is for --method circuits" in fails(
+    assert "--heads-per-layer is for the method taylor" in fails(*prune(workplace, tmp_path, "--heads-per-layer", 2))
+    assert "--budget is for the method circuits" in fails(
         *prune(workplace, tmp_path, "--method", "taylor", "--budget", 2)
     )
     assert "pass --ood-data" in fails(*prune(workplace, tmp_path, "--objectives", "ood"))
@@ -214,9 +253,9 @@ REFUSED_PRUNINGS = [
     (["--budget", 7], "there are only 1 ways to lose 7 of 7 heads, for 3 members"),
     (["--budget", 2, "--out-of", 2], "there are only 1 ways to lose 2 of 2 heads, for 3 members"),
     (["--method", "taylor", "--heads-per-layer", 4], "--heads-per-layer is 4, of at most 4 heads in a layer"),
-    (["--method", "taylor", "--mode", "shortlist"], "--mode shortlist is for --method circuits"),
-    (["--method", "taylor", "--score", "energy"], "--score energy is for --method circuits"),
-    (["--score", "energy"], "--score energy is for the objectives ood and avg: leave it out, or name one of them"),
+    (["--method", "taylor", "--mode", "shortlist"], "--mode is for the method circuits"),
+    (["--method", "taylor", "--score", "energy"], "--score is for the method circuits"),
+    (["--score", "energy"], "the score energy is for the objectives ood and avg: leave it out, or name one of them"),
     (["--objectives", "acc", "acc"], "--objectives has acc twice: name each once"),
     (["--objectives", "avg", "acc"], "the objective avg needs out-of-distribution data: pass --ood-data"),
     (["--ood-split", "train"], "--ood-split is a split of --ood-data"),
@@ -236,7 +275,7 @@ def test_what_the_arguments_tell_is_refused_before_any_work_and_the_folder_takes
     places = {"GREY": workplace / "grey", "PICTURES": workplace / "pictures", "RED": tmp_path / "red"}
     with monkeypatch.context() as patched:
         for name in ("extract_circuit", "draw_members"):
-            patched.setattr(building, name, lambda *_, **__: pytest.fail("work began"))
+            patched.setattr(member_plan, name, lambda *_, **__: pytest.fail("work began"))
         for words, sentence in REFUSED_PRUNINGS:
             error = fails(*prune(workplace, tmp_path, *(places.get(word, word) for word in words)))
             assert re.search(sentence, error), words
@@ -245,7 +284,7 @@ def test_what_the_arguments_tell_is_refused_before_any_work_and_the_folder_takes
 
 def test_other_data_of_a_single_row_is_refused_before_the_first_circuit(fails, tmp_path, workplace, monkeypatch):
     grey_rows(1).save_to_disk(tmp_path / "grey")
-    monkeypatch.setattr(building, "extract_circuit", lambda *_, **__: pytest.fail("work began"))
+    monkeypatch.setattr(member_plan, "extract_circuit", lambda *_, **__: pytest.fail("work began"))
     assert "grey gives 1 row, too few to tell it from" in fails(
         *prune(workplace, tmp_path, "--ood-data", tmp_path / "grey")
     )
@@ -294,7 +333,7 @@ def test_what_the_arguments_of_a_fine_tuning_tell_is_refused_before_any_work(
     places = {"PRUNED": pruned, "VIT": workplace / "vit", "OTHER": tmp_path / "other"}
     places |= {"RED": tmp_path / "red", "SPLITS": tmp_path / "splits"}
     with monkeypatch.context() as patched:
-        patched.setattr(building, "load_model", lambda *_: pytest.fail("work began"))
+        patched.setattr(finetune_command, "load_model", lambda *_: pytest.fail("work began"))
         for words, sentence in REFUSED_FINE_TUNINGS:
             error = fails(*finetune(workplace, pruned, tmp_path, *(places.get(word, word) for word in words)))
             assert re.search(sentence, error), words
@@ -396,10 +435,8 @@ def test_push_names_no_argument_that_is_no_flag(fails, tmp_path, pruned, monkeyp
 
 
 def test_names_that_cannot_be_on_the_hub_are_refused_before_the_model_is_loaded(fails, tmp_path, pruned, monkeypatch):
-    from hydra_transformers.cli import publishing
-
     assert main(["fuse", str(pruned), "--output", str(tmp_path / "hydra")]) == 0
-    monkeypatch.setattr(publishing, "load_model", lambda *_: pytest.fail("a model was loaded"))
+    monkeypatch.setattr(card_command, "load_model", lambda *_: pytest.fail("a model was loaded"))
     assert "repo_id is 'a b'" in fails("push", tmp_path / "hydra", "a b")
     assert "dataset is './data'" in fails("card", tmp_path / "hydra", "--dataset", "./data")
     assert "--report-model is a name in a report" in fails("card", tmp_path / "hydra", "--report-model", "x")
@@ -463,15 +500,14 @@ def test_a_report_that_is_not_there_and_a_card_that_is(fails, tmp_path, workplac
 
 
 def test_debug_shows_the_trace(workplace, tmp_path, capsys):
-    assert main(["info", str(tmp_path / "nothing"), "--debug"]) == 1
+    assert main(["info", str(tmp_path / "nothing"), "--debug"]) == 2
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_mistake_of_the_package_is_called_unexpected(fails, workplace, monkeypatch):
-    from hydra_transformers.cli import judging
-
-    monkeypatch.setattr(judging, "load_config", lambda name: {}["config"])
-    assert "unexpected KeyError: 'config' (--debug shows where)" in fails("info", workplace / "vit")
+def test_a_mistake_of_the_package_is_called_unexpected(workplace, monkeypatch, capsys):
+    monkeypatch.setattr(info, "load_config", lambda name: {}["config"])
+    assert main(["info", str(workplace / "vit")]) == 1
+    assert "unexpected KeyError: 'config' (--debug shows where)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -492,7 +528,6 @@ def test_a_mistake_of_the_package_is_called_unexpected(fails, workplace, monkeyp
     ],
 )
 def test_a_wrong_call_is_answered_with_usage_and_2(words, capsys):
-    with pytest.raises(SystemExit) as stop:
-        main(words)
-    assert stop.value.code == 2
-    assert "usage: hydra-transformers" in capsys.readouterr().err
+    assert main(words) == 2
+    [sentence] = capsys.readouterr().err.splitlines()
+    assert sentence.startswith("hydra-transformers") and sentence.endswith("--help lists what there is)")

@@ -20,15 +20,17 @@ from transformers import (
 
 from hydra_transformers import AutoHydra
 from hydra_transformers.cli import build as build_command
-from hydra_transformers.cli import build_parser, building, main
+from hydra_transformers.cli import finetune as finetune_command
+from hydra_transformers.cli import main
 from hydra_transformers.data.image_changes import RandomCropAndFlip, random_changes
 from hydra_transformers.data.loading import classes_in
 from hydra_transformers.data.rows import DataSource, load_rows
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.pruning import Circuit
+from hydra_transformers.pruning import Circuit, member_plan
 from hydra_transformers.pruning.greedy import GreedySearch
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.training import recipe
+from tests.command_line import options_of
 from tests.tiny_data import WORDS, grey_rows, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
 
 
@@ -61,7 +63,7 @@ def fails(capsys):
 
     def run_it(*parts) -> str:
         capsys.readouterr()
-        assert main(words(*parts)) == 1
+        assert main(words(*parts)) == 2
         error = capsys.readouterr().err.strip()
         assert "Traceback" not in error and len(error.splitlines()) == 1
         return error
@@ -117,7 +119,7 @@ def test_a_fine_tuning_that_was_cut_off_goes_on(workplace, finetuned, tmp_path, 
     command = finetune_words(workplace, tmp_path / "out")
     monkeypatch.setattr(finetune, "_train", stopped)
     assert main(command) == 1
-    assert main(words("fuse", tmp_path / "out", "--output", tmp_path / "hydra")) == 1
+    assert main(words("fuse", tmp_path / "out", "--output", tmp_path / "hydra")) == 2
     assert "lacks a member, it has member-0 of 3" in capsys.readouterr().err
     monkeypatch.setattr(finetune, "_train", train)
     run(*command)
@@ -148,7 +150,7 @@ def test_what_cannot_be_fine_tuned(parts, sentence, workplace, pruned, fails, tm
     places = {"PRUNED": pruned, "CLIP": tmp_path / "clip", "VIT": workplace / "pretrained-vit", "PLACE": tmp_path}
     places["ONE"] = tmp_path / "one"
     for name in ("finetune_members", "finetune_from_pretrained"):
-        monkeypatch.setattr(building, name, lambda *_, **__: pytest.fail("work began"))
+        monkeypatch.setattr(finetune_command, name, lambda *_, **__: pytest.fail("work began"))
     parts = [re.sub("^[A-Z]+", lambda found: str(places[found[0]]), str(part)) for part in parts]
     data = [] if "--data" in parts else ["--data", workplace / "pictures"]
     assert re.search(sentence, fails(*parts, *data, "--output", tmp_path / "out"))
@@ -208,7 +210,7 @@ def test_only_images_that_are_trained_on_are_changed(workplace, tmp_path, monkey
         for index in range(members):
             (output / f"member-{index}").mkdir()
 
-    monkeypatch.setattr(building, "finetune_from_pretrained", take)
+    monkeypatch.setattr(finetune_command, "finetune_from_pretrained", take)
     for part in ([], ["--part", "training"]):
         data = ["--data", workplace / "pictures", *part, "--output", tmp_path / f"out{len(part)}"]
         run("finetune", workplace / "pretrained-vit", *data)
@@ -268,6 +270,12 @@ def test_without_other_data_several_models_are_pruned_for_accuracy(workplace, fi
     assert [(circuit.objective, len(circuit.ranking)) for circuit in circuits] == [("acc", 1)] * 3, "a sixth of eight"
 
 
+def test_circuits_of_several_models_look_at_the_score_that_is_named(workplace, finetuned, tmp_path):
+    run(*prune_words(workplace, [finetuned], tmp_path / "out", "--score", "energy"))
+    circuits = [Circuit.load(tmp_path / "out" / "circuits" / f"member-{index}.json") for index in range(3)]
+    assert [circuit.made_from["score"] for circuit in circuits] == ["energy"] * 3
+
+
 def test_several_models_are_pruned_by_taylor_scores(workplace, finetuned, tmp_path):
     data = ["--data", workplace / "pictures", "--method", "taylor", "--heads-per-layer", 3]
     run("prune", finetuned, *data, "--output", tmp_path / "out")
@@ -305,7 +313,7 @@ def test_models_that_do_not_go_together_are_not_pruned(
     if "HYDRA" in models:
         run("fuse", places["A"], places["B"], "--output", places["HYDRA"])
     for name in ("extract_circuit", "draw_members"):
-        monkeypatch.setattr(building, name, lambda *_, **__: pytest.fail("work began"))
+        monkeypatch.setattr(member_plan, name, lambda *_, **__: pytest.fail("work began"))
     command = prune_words(workplace, [places[model] for model in models], tmp_path / "out", *more)
     assert re.search(sentence, fails(*command))
 
@@ -439,7 +447,7 @@ def test_build_goes_all_the_way(workplace, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
     run(*command)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == before
-    assert main([*command, "--seed", "1"]) == 1
+    assert main([*command, "--seed", "1"]) == 2
     assert "was made with another seed (0, now 1)" in capsys.readouterr().err
 
 
@@ -506,8 +514,8 @@ def test_build_tests_on_rows_that_nothing_was_trained_or_chosen_by(workplace, tm
 
     def parts_of(*more):
         arguments = build_words(workplace, tmp_path / "hydra", "--objective", "acc", *more)
-        parsed = build_parser(arguments)[0].parse_args(arguments)
-        return {parts[0]: dict(pairwise(parts)) for parts in build_command.steps_of(parsed)}
+        options = options_of(build_command.BuildOptions, arguments)
+        return {parts[0]: dict(pairwise(parts)) for parts in build_command.steps_of(arguments[1], options)}
 
     steps = parts_of()
     assert [steps[name].get("--part") for name in ("finetune", "prune", "evaluate")] == [

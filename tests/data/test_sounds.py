@@ -18,7 +18,7 @@ from hydra_transformers.data.prediction import collate
 from hydra_transformers.data.sounds import waveform
 from hydra_transformers.hub import create_model_card, publishing
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.training.default_recipe import default_recipe
+from hydra_transformers.training.recipes import default_recipe
 from tests.families import AST, AUDIO_SIZES, SIZES
 
 

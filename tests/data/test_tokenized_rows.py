@@ -103,7 +103,7 @@ def test_trainings_fill_up_rows_by_themselves_and_take_a_collator(bert, tokenize
     tuned = {}
     for name, (rows, settings) in ways.items():
         quiet = {"use_cpu": True, "report_to": "none", "disable_tqdm": True, "per_device_train_batch_size": 16}
-        data = {"train_dataset": rows, "eval_dataset": rows, "output_dir": tmp_path / name}
+        data = {"train_data": rows, "validation_data": rows, "output_dir": tmp_path / name}
         [tuned[name]] = finetune_members([AutoHydra.from_backbone(model)], **data, max_steps=2, **quiet, **settings)
     for each in tuned.values():
         for name, parameter in tuned["rows"].named_parameters():

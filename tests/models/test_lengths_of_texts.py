@@ -1,4 +1,4 @@
-"""Texts that are longer than a model reads are cut, and texts of nothing refused, also with a tokenizer that knows no limit."""
+"""Texts that are longer than a model reads are cut, and texts of nothing not answered, also with a tokenizer that knows no limit."""
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -22,10 +22,13 @@ def test_a_long_text_is_cut_to_the_positions_that_there_are(family, most, tokeni
     assert most_tokens(hydra) == most_tokens(family.backbone()) == most
     [cut, whole] = hydra.predict(["a b " * 50, "a b " * (most // 2) + "a" * (most % 2)], tokenizer)
     assert cut["score"] == pytest.approx(whole["score"], abs=1e-6)
+    assert cut["truncated"] is True and whole["truncated"] is False
 
 
 def test_a_text_without_tokens_is_not_answered_from_the_padding_of_others(tokenizer):
     hydra = QWEN2.fused().float()
-    for texts in ([""], ["", "a b"]):
-        with pytest.raises(ValueError, match="a text has no tokens for this model to read"):
-            hydra.predict(texts, tokenizer, batch_size=len(texts))
+    [alone] = hydra.predict([""], tokenizer)
+    [among, other] = hydra.predict(["", "a b"], tokenizer, batch_size=2)
+    assert alone["score"] == pytest.approx(among["score"], abs=1e-6)
+    assert alone["abstain"] is True and alone["reason"] == among["reason"] == "The text is empty."
+    assert other["abstain"] is None and other["reason"] is None

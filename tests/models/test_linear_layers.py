@@ -230,5 +230,5 @@ def test_a_quantised_hydra_is_calibrated_as_any(apart):
     hydra = with_linear_layers(VIT.fused("uniform")) if apart else VIT.fused("uniform")
     quantise_weights(hydra)
     hydra.calibrate(calibration_data(), alpha=0.2)
-    assert hydra.is_deciding
+    assert hydra.is_calibrated
     assert hydra(**VIT.inputs()).prediction_set is not None

@@ -2,12 +2,16 @@
 
 import json
 import signal
+import sys
+from functools import partial
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from tqdm.auto import tqdm
 
 from hydra_transformers import HydraViTModel
+from hydra_transformers._io import progress
 from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads
 from hydra_transformers.pruning.ablation import Tower
 from hydra_transformers.pruning.greedy import GreedySearch
@@ -336,8 +340,13 @@ def test_a_data_set_of_rows_and_a_loader_give_the_same_circuit():
     assert extract(model, loader, ood_batches) == extract(model, id_batches, ood_batches)
 
 
-def test_progress_is_shown_with_the_score_and_can_be_switched_off(capsys):
+def test_progress_is_shown_with_the_score_on_a_terminal_and_can_be_switched_off(capsys, monkeypatch):
     model, id_batches, ood_batches, _ = family("vit")
+    monkeypatch.setattr(progress, "SECONDS_BEFORE_A_BAR", 0.0)
+    monkeypatch.setattr(progress, "tqdm", partial(tqdm, mininterval=0))
+    extract_circuit(model, id_batches, ood_batches, "avg", budget=2)
+    assert capsys.readouterr().err == "", "no terminal"
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     circuit = extract_circuit(model, id_batches, ood_batches, "avg", budget=2)
     shown = capsys.readouterr().err
     assert "circuit (avg): 100%" in shown and f"score={circuit.scores[-1]:.4f}" in shown

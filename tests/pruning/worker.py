@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import sys
 from pathlib import Path
 
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 
+from hydra_transformers._io import progress
 from hydra_transformers.analysis import head_separation, pruning_under_noise
 from hydra_transformers.pruning import extract_circuit
 from hydra_transformers.pruning.greedy import GreedySearch
@@ -35,6 +37,8 @@ def analyses(model, id_batches: list[dict], ood_batches: list[dict]) -> list[dic
 
 
 def join(folder: Path, rank: int) -> None:
+    sys.stderr.isatty = lambda: True
+    progress.SECONDS_BEFORE_A_BAR = 0.0
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     for name in ("vit", "clip"):
         model, id_batches, ood_batches, prompts = family(name)

@@ -104,6 +104,17 @@ def noise(rows, seed):
     return {"pixel_values": 3 * torch.randn(rows, 3, 8, 8, generator=torch.Generator().manual_seed(seed))}
 
 
+def test_members_may_be_folders_without_a_processor(tmp_path):
+    members, inputs = [VIT.backbone(seed) for seed in range(2)], VIT.inputs()
+    folders = [tmp_path / f"seed-{place}" for place in range(2)]
+    for member, folder in zip(members, folders, strict=True):
+        member.save_pretrained(folder)
+    data = [{**inputs, "labels": torch.tensor([0, 2, 1, 2])}]
+    assert fusion_report([folders[0], str(folders[1])], data).to_dict() == fusion_report(members, data).to_dict()
+    with pytest.raises(TypeError, match="members is a str: pass a list"):
+        fusion_report(str(folders[0]), data)
+
+
 # Figures
 
 

@@ -25,6 +25,7 @@ from hydra_transformers.uncertainty import (
     ood_score,
 )
 from tests.families import CLIP, VIT, images, padded_texts
+from tests.uncertainty.answers import saved
 
 
 def batch(samples, strength, seed, members=3, classes=4):
@@ -338,11 +339,12 @@ def test_clip_is_judged_zero_shot_with_class_prompts():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"id_data": []}, ValueError, "id_data is empty: pass at least one sample"),
-        ({"id_data": [{"member_logits": LOGITS}]}, ValueError, "id_data has no labels: add a column labels"),
-        ({"ood": {"near": {"A": []}}}, ValueError, r"ood\['near'\]\['A'\] is empty"),
-        ({"ood": {"near": {}}}, ValueError, r"ood\['near'\] is empty: pass at least one data set, or leave"),
-        ({"ood": {"near": ID}}, TypeError, "ood must be a dict of dicts"),
+        ({"data": []}, ValueError, "data is empty: pass at least one sample"),
+        ({"data": [{"member_logits": LOGITS}]}, ValueError, "data has no labels: add a column labels"),
+        ({"ood_data": {"near": {"A": []}}}, ValueError, r"ood_data\['near'\]\['A'\] is empty"),
+        ({"ood_data": {"near": {}}}, ValueError, r"ood_data has no data sets \(near\): pass at least one, or leave"),
+        ({"ood_data": {"near": {"A": ID}, "B": ID}}, TypeError, "ood_data has data sets beside groups of them"),
+        ({"corruptions": {"blur": {}}}, ValueError, r"corruptions\['blur'\] is empty"),
         ({"corruptions": {"blur": ID}}, TypeError, "corruptions must be a dict of dicts"),
         ({"score": "odin"}, ValueError, "unknown OOD score"),
         ({"models": {}}, ValueError, "models is empty"),
@@ -352,26 +354,34 @@ def test_clip_is_judged_zero_shot_with_class_prompts():
         ({"conformal": 0.1}, TypeError, "conformal is 0.1: pass a ConformalSets"),
         ({"temperature": {"SavedLogits": 2.0}}, TypeError, "temperature is .*2.0.*: pass a TemperatureScaling"),
         (
-            {"models": {"a": SavedLogits(), "b": SavedLogits()}, "id_data": iter(ID)},
+            {"models": {"a": SavedLogits(), "b": SavedLogits()}, "data": iter(ID)},
             TypeError,
-            "id_data is an iterator",
+            "data is an iterator",
         ),
     ],
 )
 def test_unfit_arguments_are_refused_with_a_sentence(arguments, error, message):
     with pytest.raises(error, match=message):
-        evaluate_uncertainty(**{"models": SavedLogits(), "id_data": ID, **arguments})
+        evaluate_uncertainty(**{"models": SavedLogits(), "data": ID, **arguments})
+
+
+def test_foreign_data_need_no_groups():
+    foreign = saved(30, 0, 3)
+    grouped = evaluate_uncertainty(SavedLogits(), ID, {"far": {"B": foreign}})
+    for ood_data, name in (({"B": foreign}, "B"), (foreign, "ood_data")):
+        report = evaluate_uncertainty(SavedLogits(), ID, ood_data)
+        assert report.models["SavedLogits"].ood["OOD"][name] == grouped.models["SavedLogits"].ood["far"]["B"]
+        assert f"{name} AUROC ↑" in report.to_markdown() and f"{name} ↑" in str(report)
+        assert "OOD-OOD" not in report.to_markdown() and "(OOD)" not in str(report)
 
 
 def test_data_that_makes_a_report_say_nothing_is_told_of():
     one_class = [{"member_logits": LOGITS, "labels": torch.full_like(LABELS, 2)}]
-    with pytest.warns(
-        UserWarning, match="all 65 labels of id_data are class 2: the metrics say nothing of the others"
-    ):
+    with pytest.warns(UserWarning, match="all 65 labels of data are class 2: the metrics say nothing of the others"):
         evaluate_uncertainty(SavedLogits(), one_class)
     again = [{"member_logits": LOGITS.flip(0), "labels": LABELS}]
     with pytest.warns(
-        UserWarning, match=r"answers ood\['far'\]\['B'\] exactly as it answers id_data: are they the same"
+        UserWarning, match=r"answers ood_data\['far'\]\['B'\] exactly as it answers data: are they the same"
     ):
         evaluate_uncertainty(SavedLogits(), ID, {"far": {"B": again}})
 

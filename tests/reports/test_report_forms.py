@@ -54,6 +54,27 @@ def test_a_printed_report_has_straight_columns_and_a_star_at_the_best(report):
     assert "|" not in text and "**" not in text and "<u>" not in text
 
 
+def test_a_page_begins_with_a_sentence_and_explains_its_words(report):
+    page = report.to_html(pictures=[])
+    words = re.sub(r"<[^>]*>", "\n", page.split("</h1>")[1])
+    first = next(line for line in words.splitlines() if line)
+    assert first.startswith("2 models on 60 rows and 3 sets of foreign data; right answers: Single ")
+    assert "Hydra against Single: " in first
+    for short in ("aECE", "AURC", "MI", "DI", "OOD"):
+        assert re.search(f"<td>{short}</td><td[^>]*>[A-Z][^<]{{30}}", page), short
+    for heading in ("Accuracy (%) ↑", "Brier score ↓", "ID Mutual information (MI) ↑", "ID Disagreement (DI) ↑"):
+        assert f"<th>{heading}</th>" in page.replace("\N{NO-BREAK SPACE}", " ")
+    alone = UncertaintyReport(report.score, {"Hydra": report.models["Hydra"]}).to_html(pictures=[])
+    assert re.search(r"<p>Hydra answers [\d.]+% of 60 rows right, and tells 3 sets of foreign data from known", alone)
+
+
+def test_captions_are_words(report, tmp_path):
+    (tmp_path / "roc_svhn_near.png").write_bytes(b"")
+    (tmp_path / "reliability_diagram.png").write_bytes(b"")
+    page = report.to_html(pictures=sorted(tmp_path.iterdir()))
+    assert re.findall("<figcaption>(.*?)</figcaption>", page) == ["Reliability diagram", "ROC curve, svhn near"]
+
+
 def test_a_printed_table_that_is_too_wide_goes_on_below():
     many = {"far": {f"data set {number}": saved(20, 0, number) for number in range(12)}}
     text = str(evaluate_uncertainty(MODELS, saved(60, 2.5, 0), many))
@@ -113,7 +134,7 @@ def test_a_page_needs_no_other_file_and_takes_no_name_as_code(tmp_path):
     )
     pictures = [attributes for tag, attributes in page.tags if tag == "img"]
     assert [each["alt"] for each in pictures] == [
-        *("reliability_diagram", "risk_coverage", "uncertainty_split", "quality_against_cost")
+        *("Reliability diagram", "Risk coverage", "Uncertainty split", "Quality against cost")
     ]
     assert all(each["src"].startswith("data:image/png;base64,iVBORw0KGgo") for each in pictures)
     assert "http" not in re.sub(r'src="[^"]*"', "", text)
@@ -147,4 +168,4 @@ def test_costs_of_other_models_are_refused(tmp_path):
 def test_pictures_that_are_there_already_are_not_drawn_again(report, tmp_path, monkeypatch):
     monkeypatch.delattr("hydra_transformers.reports.plots.report_pngs")
     (tmp_path / "one.png").write_bytes(b"\x89PNG")
-    assert '<img alt="one" src="data:image/png;base64,iVBORw==">' in report.to_html(pictures=[tmp_path / "one.png"])
+    assert '<img alt="One" src="data:image/png;base64,iVBORw==">' in report.to_html(pictures=[tmp_path / "one.png"])

@@ -14,10 +14,11 @@ import hydra_transformers
 from hydra_transformers import AutoHydra, hydrate
 from hydra_transformers.baselines import soup
 from hydra_transformers.reports.report import UncertaintyReport
-from hydra_transformers.search import one_call, search
+from hydra_transformers.search import candidate_models, hydration, results, strategy
 from hydra_transformers.search.costs import Costs, peak_bytes
-from hydra_transformers.search.search import Search
-from hydra_transformers.search.work import Work
+from hydra_transformers.search.held_out import held_out
+from hydra_transformers.search.steps_folder import StepsFolder
+from hydra_transformers.search.strategy import Search
 from hydra_transformers.training import finetune
 from tests.families import clip_backbone
 from tests.pages import run_python_blocks
@@ -29,7 +30,7 @@ from tests.training.tiny import tiny_dataset
 def undrawn():
     """Plots take a second each; one test draws them."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(one_call.importlib.util, "find_spec", lambda name: None)
+        patched.setattr(results.importlib.util, "find_spec", lambda name: None)
         yield
 
 
@@ -43,8 +44,8 @@ def finished(two, tmp_path_factory):
     """Two fine-tunings of a ViT, with OOD data and training data: everything is tried."""
     folder = tmp_path_factory.mktemp("hydrated") / "hydra"
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(search, "NEAR", 100)
-        patched.setattr(search, "MOST_TUNED", 1)
+        patched.setattr(strategy, "NEAR", 100)
+        patched.setattr(strategy, "MOST_TUNED", 1)
         return hydrate(two, output_dir=folder, **everything(), processor=ViTImageProcessorPil())
 
 
@@ -59,6 +60,11 @@ def test_several_fine_tunings_are_fused_pruned_and_tuned_and_compared_with_what_
     assert single.time == single.memory == single.parameters == 1
     assert soup.parameters == pytest.approx(1) and finished.chosen.is_hydra
     assert finished.choice == str(finished) and finished.chosen.name in finished.choice
+    assert set(finished.gains) == {each.name for each in finished.table if each != finished.chosen}
+    for each in finished.table:
+        if each != finished.chosen:
+            difference = finished.gains[each.name].change.difference
+            assert difference == pytest.approx(each.quality - finished.chosen.quality, abs=1e-6)
     assert finished.chosen not in finished.alternatives and len(finished.alternatives) > 0
     for each in finished.table:
         assert set(each.auroc) == {"near", "far"} and 0 <= each.quality <= 1 and each.memory > 0.5 and each.time > 0
@@ -84,7 +90,7 @@ def test_the_folder_holds_the_calibrated_hydra_and_all_that_is_known_of_it(finis
     card = (folder / "README.md").read_text()
     assert "me/tiny" in card and "2 fine-tunings of [me/vit]" in card
     text = (folder / "candidates.md").read_text()
-    assert text == finished.to_markdown() and finished.choice in text and "rows of id_data are for the search" in text
+    assert text == finished.to_markdown() and finished.choice in text and "rows of data are for the search" in text
     record = json.loads((folder / "candidates.json").read_text())
     assert record["chosen"] == finished.chosen.name and len(record["candidates"]) == len(finished.table)
 
@@ -95,7 +101,7 @@ def test_what_is_chosen_answers_as_its_row_of_the_table_says(finished, two):
     from hydra_transformers.uncertainty import calibrate
 
     [row] = [each for each in finished.table if each.name == "Hydra of 2, first layer common"]
-    data = one_call.held_out(id_rows("vit"), near_and_far("vit"), 3, 16, 0)
+    data = held_out(id_rows("vit"), near_and_far("vit"), 3, 16, 0)
     hydra = calibrate(AutoHydra.from_pruned_members(two, trunk_layers=1), data.calibration, batch_size=16).model
     [result] = evaluate_uncertainty(hydra, data.judging, data.ood).models.values()
     assert (row.accuracy, row.nll) == (result.id["accuracy"], pytest.approx(result.id["nll"]))
@@ -109,7 +115,7 @@ def test_copies_of_one_model(name, tmp_path):
     [model] = fine_tunings(name, 1)
     before = [parameter.clone() for parameter in model.parameters()]
     ood = {"ood_data": ood_rows(name)} if name == "vit" else {}
-    found = hydrate(model, id_data=id_rows(name), **ood, output_dir=tmp_path / "hydra", num_members=2, **FAST)
+    found = hydrate(model, data=id_rows(name), **ood, output_dir=tmp_path / "hydra", num_members=2, **FAST)
     assert all(map(torch.equal, before, model.parameters()))
     assert {each.design.kind for each in found.table} == {"one model", "Hydra"}
     ways = {each.design.pruned_by for each in found.table if each.is_hydra}
@@ -121,16 +127,16 @@ def test_copies_of_one_model(name, tmp_path):
 
 @pytest.mark.slow
 def test_a_pre_trained_model_is_fine_tuned_first_and_its_data_divided(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(search, "NEAR", -100)  # nothing is tuned, which takes its time
-    monkeypatch.setattr(search, "budgets_of", lambda config, trunk_layers: [1])
+    monkeypatch.setattr(strategy, "NEAR", -100)  # nothing is tuned, which takes its time
+    monkeypatch.setattr(strategy, "budgets_of", lambda config, trunk_layers: [1])
     encoder = fine_tunings("bert", 1)[0].base_model
     settings = {"num_members": 2, "class_names": ["a", "b", "c"], "training_arguments": TRAINING, **FAST}
     found = hydrate(encoder, tiny_dataset("bert", 300), output_dir=tmp_path / "hydra", **settings | {"progress": True})
     said = capsys.readouterr().out
-    assert "About " in said and "fine-tuning" in said and "more for tuning, where it can still win" in said
-    assert "more for pruning without a trunk, where it can still win" in said
-    assert "20 rows of id_data are for the search" in said, "a fifth of 300 rows, in three parts"
-    assert "1 of about" in said and found.choice in said
+    assert "There was no data beside train_data: 60 of its rows were held out" in said
+    assert "20 rows of data are for the search" in said and "Only 20 rows judge" in said
+    assert "Tried in turn: the 2 models fused, with 0, 1 of 2 layers common" in said
+    assert "1. one model: 1.00 times one model's time" in said and found.choice in said
     hydra = AutoModelForSequenceClassification.from_pretrained(found.folder)
     assert hydra.config.id2label == {0: "a", 1: "b", 2: "c"} and hydra.num_members == 2
     assert "Deep Ensemble of 2" in {each.name for each in found.table}
@@ -149,10 +155,10 @@ def test_plots_and_names_of_folders(finished, two, tmp_path):
 def test_nothing_is_done_twice_and_another_target_chooses_among_what_is_judged(finished, two, tmp_path, monkeypatch):
     folder = copied(finished, tmp_path)
     monkeypatch.setattr(Search, "_judged", lambda *_: pytest.fail("judged again"))
-    monkeypatch.setattr(search, "NEAR", 100)
-    monkeypatch.setattr(search, "MOST_TUNED", 1)
+    monkeypatch.setattr(strategy, "NEAR", 100)
+    monkeypatch.setattr(strategy, "MOST_TUNED", 1)
     monkeypatch.setattr(finetune, "_train", lambda *_: pytest.fail("trained again"))
-    monkeypatch.setattr(search, "extract_circuit", known_circuits(search.extract_circuit))
+    monkeypatch.setattr(candidate_models, "extract_circuit", known_circuits(candidate_models.extract_circuit))
     again = hydrate(two, output_dir=folder, **everything())
     assert again.table == finished.table and again.choice == finished.choice
     other = hydrate(two, output_dir=folder, **everything() | {"target": {"accuracy_within": 0}})
@@ -167,7 +173,7 @@ def known_circuits(extract):
 
     def run(*arguments, checkpoint, budget, **settings):
         paths = checkpoint.glob("*.json")
-        assert all(len(json.loads(path.read_text())["circuit"]["ranking"]) == budget for path in paths)
+        assert all(len(json.loads(path.read_text())["circuit"]["ranking"]) >= budget for path in paths)
         return extract(*arguments, checkpoint=checkpoint, budget=budget, **settings)
 
     return run
@@ -179,14 +185,20 @@ def copied(finished, tmp_path):
     return tmp_path / "hydra"
 
 
-STEPS = ("evaluate_uncertainty", "fusion_report", "extract_circuit", "finetune_members", "_write")
+STEPS = {
+    "evaluate_uncertainty": strategy,
+    "fusion_report": strategy,
+    "extract_circuit": candidate_models,
+    "finetune_members": candidate_models,
+    "write_results": hydration,
+}
 
 
 @pytest.mark.slow
 def test_a_hydration_that_was_stopped_at_every_step_ends_as_if_it_had_not_been(finished, two, tmp_path, monkeypatch):
     folder, steps = copied(finished, tmp_path), tmp_path / "hydra-steps"
-    monkeypatch.setattr(search, "NEAR", 100)
-    monkeypatch.setattr(search, "MOST_TUNED", 1)
+    monkeypatch.setattr(strategy, "NEAR", 100)
+    monkeypatch.setattr(strategy, "MOST_TUNED", 1)
     # Of every kind of step one is undone; the others are found.
     shutil.rmtree(folder)
     (steps / "candidates" / "soup.report.json").unlink()
@@ -195,9 +207,8 @@ def test_a_hydration_that_was_stopped_at_every_step_ends_as_if_it_had_not_been(f
     next((steps / "candidates").glob("hydra_trunk-1*circuits-1.json")).unlink()
     shutil.rmtree(next((steps / "tuned").iterdir()) / "member-1")
     next((steps / "candidates").glob("*tuned.json")).unlink()
-    for step in STEPS:
+    for step, place in STEPS.items():
         with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            place = one_call if step == "_write" else search
             patched.setattr(place, step, stopped_at(getattr(place, step)))
             hydrate(two, output_dir=folder, **everything())
         assert not folder.exists()
@@ -243,7 +254,7 @@ def test_a_process_that_was_killed_in_an_extraction_leaves_what_it_had_removed(f
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"id_data": id_rows("vit", 91)}, r"another hydration \(other data\)"),
+        ({"data": id_rows("vit", 91)}, r"another hydration \(other data\)"),
         ({"ood_data": {"near": {"one": ood_rows("vit")}}}, r"other data\)"),
         ({"train_data": tiny_dataset("vit", 17, seed=70)}, r"other train_data\)"),
         ({"seed": 1}, r"other seed\)"),
@@ -275,19 +286,19 @@ def test_other_models_and_foreign_folders_are_refused(finished, two, tmp_path):
 
 
 def test_a_broken_record_of_steps_is_named(tmp_path):
-    Work(tmp_path, {"seed": 0})
-    assert not Work(tmp_path, {"seed": 0}).is_made_here(tmp_path / "hydration.json")
+    StepsFolder(tmp_path, {"seed": 0})
+    assert not StepsFolder(tmp_path, {"seed": 0}).has_made(tmp_path / "hydration.json")
     for content in ("[", "[]"):
         (tmp_path / "hydration.json").write_text(content)
         with pytest.raises(ValueError, match=r"hydration\.json is broken, so nobody knows"):
-            Work(tmp_path, {"seed": 0})
+            StepsFolder(tmp_path, {"seed": 0})
 
 
 def test_times_of_another_machine_are_measured_again(finished, two, tmp_path, monkeypatch):
     folder = copied(finished, tmp_path)
-    monkeypatch.setattr(search, "machine_of", lambda model: "elsewhere")
-    monkeypatch.setattr(search, "NEAR", 100)
-    monkeypatch.setattr(search, "MOST_TUNED", 1)
+    monkeypatch.setattr(strategy, "machine_of", lambda model: "elsewhere")
+    monkeypatch.setattr(strategy, "NEAR", 100)
+    monkeypatch.setattr(strategy, "MOST_TUNED", 1)
     costs = {
         "time": 1.5,
         "memory": 1.0,
@@ -309,7 +320,7 @@ def test_a_cost_target_extracts_no_circuits_for_what_would_be_too_slow(finished,
     folder = copied(finished, tmp_path)
     shutil.rmtree(folder)
     shutil.rmtree(tmp_path / "hydra-steps" / "circuits")
-    monkeypatch.setattr(search, "extract_circuit", lambda *_, **__: pytest.fail("extracted"))
+    monkeypatch.setattr(candidate_models, "extract_circuit", lambda *_, **__: pytest.fail("extracted"))
     with pytest.raises(
         ValueError, match=r"no Hydra takes at most 0.001 times one model's time: the fastest, Hydra of 2"
     ):
@@ -323,12 +334,12 @@ def test_copies_that_taylor_scores_make_equal_are_sampled_from_a_circuit(tmp_pat
 
     def refuse_taylor(self, design):
         if design.pruned_by == "taylor":
-            raise search.SameMembersError("two members would lose the same heads")
+            raise candidate_models.SameMembersError("two members would lose the same heads")
         return judge(self, design)
 
     monkeypatch.setattr(Search, "judge", refuse_taylor)
-    monkeypatch.setattr(search, "budgets_of", lambda config, trunk_layers: [1])
-    found = hydrate(model, id_data=id_rows("vit"), output_dir=tmp_path / "hydra", num_members=2, **FAST)
+    monkeypatch.setattr(strategy, "budgets_of", lambda config, trunk_layers: [1])
+    found = hydrate(model, data=id_rows("vit"), output_dir=tmp_path / "hydra", num_members=2, **FAST)
     assert found.chosen.design.pruned_by == "samples" and (found.folder / "circuits" / "acc.json").exists()
     assert sum("two members would lose the same heads" in note for note in found.notes) == 1
 
@@ -336,8 +347,8 @@ def test_copies_that_taylor_scores_make_equal_are_sampled_from_a_circuit(tmp_pat
 def test_without_a_trunk_nothing_is_pruned_where_a_trunk_loses_nothing(finished, two, tmp_path, monkeypatch):
     folder = copied(finished, tmp_path)
     shutil.rmtree(tmp_path / "hydra-steps" / "circuits" / "trunk-0")
-    monkeypatch.setattr(search, "NEAR", -100)
-    monkeypatch.setattr(search, "POINTS", 100)
+    monkeypatch.setattr(strategy, "NEAR", -100)
+    monkeypatch.setattr(strategy, "POINTS", 100)
     found = hydrate(two, output_dir=folder, **everything() | {"target": {"cost": 100}})
     assert {each.design.trunk_layers for each in found.table if each.design.budget} == {1}
     assert any("without common layers, which are no more than 100 points better" in note for note in found.notes)
@@ -345,7 +356,7 @@ def test_without_a_trunk_nothing_is_pruned_where_a_trunk_loses_nothing(finished,
 
 def test_only_what_is_near_the_front_is_tuned(finished, two, tmp_path, monkeypatch):
     folder = copied(finished, tmp_path)
-    monkeypatch.setattr(search, "NEAR", -100)
+    monkeypatch.setattr(strategy, "NEAR", -100)
     found = hydrate(two, output_dir=folder, **everything())
     assert not any(each.design.tuned for each in found.table)
     assert any("Nothing was tuned" in note for note in found.notes)
@@ -380,7 +391,7 @@ def test_memory_is_weights_and_what_lives_in_a_forward():
     [
         ("one", {"target": "fast"}, "target is 'fast'"),
         ("one", {"target": "quality"}, "without ood_data that is not measured"),
-        ("one", {"id_data": None}, "id_data is missing: pass labelled rows that the models were not trained on"),
+        ("one", {"data": None}, "data is missing: pass labelled rows that the models were not trained on"),
         ("one", {"num_members": 1}, "num_members is 1: pass at least 2"),
         ("one", {"class_names": ["a", "b"]}, "class_names are for a pre-trained model"),
         ("one", {"train_data": {"rows": 1}}, "train_data is a dict: pass a Dataset"),
@@ -388,12 +399,13 @@ def test_memory_is_weights_and_what_lives_in_a_forward():
         ("encoder", {}, "pre-trained model without a trained classifier, and there is no train_data"),
         (
             "encoder",
-            {"id_data": None, "train_data": tiny_dataset("vit", 30)},
+            {"data": None, "train_data": tiny_dataset("vit", 30)},
             "a fifth of the 30 rows of train_data are too few",
         ),
         ("encoder", {"finetune": False}, "is a ViTModel, which has no classifier"),
         ("one", {"batch_size": 0}, "batch_size is 0: pass at least 1"),
         ("one", {"seconds": -1}, "seconds is -1: pass 0 or more"),
+        ("one", {"time_limit": 0}, "time_limit is 0: pass minutes, more than 0"),
         ("one", {"training_arguments": {"learning_rate": 1}}, "training_arguments has learning_rate"),
         ("one", {"processor": "name"}, "processor is a str: pass an image processor or a tokenizer"),
         ("one", {"card": {"author": "me"}}, "card has 'author': pass some of repo_id, base_model, dataset"),
@@ -421,9 +433,9 @@ def test_what_cannot_be_hydrated_is_refused_before_any_work(models, settings, se
         "number": lambda: 3,
         "nowhere": lambda: "./nowhere",
     }[models]()
-    monkeypatch.setattr(one_call, "Search", lambda *_, **__: pytest.fail("work began"))
+    monkeypatch.setattr(hydration, "Search", lambda *_, **__: pytest.fail("work began"))
     with pytest.raises((ValueError, TypeError, FileNotFoundError), match=sentence):
-        hydrate(given, **{"id_data": id_rows("vit"), "output_dir": tmp_path / "hydra", **FAST} | settings)
+        hydrate(given, **{"data": id_rows("vit"), "output_dir": tmp_path / "hydra", **FAST} | settings)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,12 +1,16 @@
 """Fewer members are tried too, wherever the search runs."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from hydra_transformers import AutoHydra, hydrate
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.search import one_call, search
-from hydra_transformers.search.search import Search
+from hydra_transformers.search import results, strategy
+from hydra_transformers.search.candidate_models import CandidateModels
+from hydra_transformers.search.held_out import held_out
+from hydra_transformers.search.strategy import Search
 from hydra_transformers.uncertainty import calibrate
 from tests.search.tiny import FAST, fine_tunings, id_rows, ood_rows
 
@@ -21,10 +25,10 @@ def found(tmp_path_factory):
     for place, model in enumerate(fine_tunings("vit", 3)):
         model.save_pretrained(folder / f"model-{place}")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(search, "budgets_of", lambda config, trunk_layers: [1])
-        patched.setattr(one_call.importlib.util, "find_spec", lambda name: None)
+        patched.setattr(strategy, "budgets_of", lambda config, trunk_layers: [1])
+        patched.setattr(results.importlib.util, "find_spec", lambda name: None)
         names = [folder / f"model-{place}" for place in range(3)]
-        data = {"id_data": id_rows("vit"), "ood_data": ood_rows("vit")}
+        data = {"data": id_rows("vit"), "ood_data": ood_rows("vit")}
         return hydrate(names, **data, target={"cost": 100}, output_dir=folder / "hydra", device=DEVICE, **FAST)
 
 
@@ -42,7 +46,7 @@ def test_the_best_are_tried_with_the_first_two_of_their_three_members(found):
 def test_fewer_members_are_the_first_ones_and_judged_as_if_there_were_no_others(found):
     """By hand, on the CPU: whole models, so that no device chose other heads."""
     row = next(each for each in found.table if each.is_hydra and each.design.members == 2 and not each.design.budget)
-    data = one_call.held_out(id_rows("vit"), ood_rows("vit"), 3, 16, 0)
+    data = held_out(id_rows("vit"), ood_rows("vit"), 3, 16, 0)
     trunk = row.design.trunk_layers if row.design.shared else None
     two = AutoHydra.from_pruned_members(fine_tunings("vit", 2), row.design.shared, trunk)
     calibrated = calibrate(two, data.calibration, batch_size=16).model
@@ -61,22 +65,22 @@ def test_circuits_belong_to_the_members_that_are_there(found):
     design = next(
         each.design for each in found.table if each.design.pruned_by == "circuits" and each.design.members == 3
     )
-    of_three = Search.__new__(Search)
+    of_three = CandidateModels.__new__(CandidateModels)
 
     class Ranked(str):
         def first(self, budget):
             return f"{self} {budget}"
 
-    of_three._circuits = {design.trunk_layers: list(map(Ranked, ("one", "two", "three")))}
-    assert of_three.circuits_of(search.replace(design, members=2)) == ["one 1", "two 1"]
+    of_three._circuits = lambda design: list(map(Ranked, ("one", "two", "three")))
+    assert of_three.circuits_of(replace(design, members=2)) == ["one 1", "two 1"]
 
 
 def test_copies_of_one_model_are_tried_in_smaller_numbers_and_one_of_each_is_tuned(tmp_path, monkeypatch):
     """Of four samples of a circuit the first two and three; tuned is no design twice."""
     [model] = fine_tunings("vit", 1)
-    monkeypatch.setattr(search, "budgets_of", lambda config, trunk_layers: [] if trunk_layers else [2])
-    monkeypatch.setattr(search, "NEAR", 100)
-    monkeypatch.setattr(one_call.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(strategy, "budgets_of", lambda config, trunk_layers: [] if trunk_layers else [2])
+    monkeypatch.setattr(strategy, "NEAR", 100)
+    monkeypatch.setattr(results.importlib.util, "find_spec", lambda name: None)
     tuned = []
 
     def judge_if_tuned(self, design, judge=Search.judge):
@@ -85,7 +89,7 @@ def test_copies_of_one_model_are_tried_in_smaller_numbers_and_one_of_each_is_tun
         tuned.append(design)
 
     monkeypatch.setattr(Search, "judge", judge_if_tuned)
-    data = {"id_data": id_rows("vit"), "ood_data": ood_rows("vit"), "train_data": id_rows("vit", 8)}
+    data = {"data": id_rows("vit"), "ood_data": ood_rows("vit"), "train_data": id_rows("vit", 8)}
     found = hydrate(model, **data, output_dir=tmp_path / "hydra", num_members=4, **FAST)
     assert sorted(each.design.members for each in found.table if each.is_hydra) == [2, 3, 4]
     assert len(tuned) == 1

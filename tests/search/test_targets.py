@@ -5,12 +5,15 @@ from itertools import chain
 import pytest
 import torch
 
+from hydra_transformers.reports.gains import Gain
 from hydra_transformers.search import Candidate, Design, choose, pareto_front, target_of
-from hydra_transformers.search.candidates import HYDRA, ONE_MODEL, SOUP, near_front
+from hydra_transformers.search.candidates import near_front
+from hydra_transformers.search.deadline import in_words
+from hydra_transformers.search.designs import HYDRA, ONE_MODEL, SOUP, budgets_of, trunk_depths
 from hydra_transformers.search.held_out import divided, held_out, rows_in, rows_of, select
-from hydra_transformers.search.plan import Extraction, Plan, Speed, budgets_of, estimate, in_words, trunk_depths
-from hydra_transformers.search.tables import candidate_table
+from hydra_transformers.search.results import candidate_table
 from hydra_transformers.search.targets import next_best, why
+from hydra_transformers.uncertainty.paired import Change
 from tests.families import vit_backbone
 
 
@@ -56,19 +59,46 @@ def test_quality_is_the_best_detection_among_the_most_accurate():
     assert chosen({"accuracy_within": 0}) is WHOLE
 
 
+def gains_over(chosen, candidates, reach=0.1):
+    """Intervals of so many points on either side of the difference."""
+    found = {}
+    for each in candidates:
+        if each is not chosen:
+            difference = each.quality - chosen.quality
+            found[each.name] = Gain("quality", Change(difference, difference - reach / 100, difference + reach / 100))
+    return found
+
+
+def said_of(chosen, candidates, reach=0.1):
+    return why(chosen, candidates, target_of("balance", True), gains_over(chosen, candidates, reach))
+
+
 def test_only_hydras_are_chosen_and_better_models_are_told_of():
     soup = candidate(80, 90, 0.9, SOUP)
     assert chosen("balance", [*ALL, soup]) is POOR
-    sentence = why(POOR, [*ALL, soup], target_of("balance", True))
+    sentence = said_of(POOR, [*ALL, soup])
     assert sentence.endswith(
-        "soup, which has no members to disagree, is better and no slower (0.90 times one model's time, "
-        "accuracy 80.0, AUROC 90.0)."
+        "but soup, which has no members to disagree, is no slower (0.90 times one model's time, accuracy 80.0, AUROC 90.0; "
+        "better, +8.2 to +8.4 points)."
     )
-    same = candidate(71.9, 81.5, 0.9, SOUP)
-    assert "soup, which has no members to disagree, is as good" in why(POOR, [*ALL, same], target_of("balance", True))
-    assert "of 4 Hydras" in sentence and "but" not in why(POOR, ALL, target_of("balance", True))
+    assert "of 4 Hydras" in sentence and "but" not in said_of(POOR, ALL)
     with pytest.raises(ValueError, match="no Hydra could be made"):
         chosen("balance", [SINGLE, soup])
+
+
+def test_a_difference_is_claimed_only_where_the_rows_can_show_it():
+    sentence = said_of(POOR, ALL, reach=0.1)
+    assert "the highest quality has Hydra of 3, 1 head pruned each (1.80 times" in sentence
+    assert "AUROC 80.1; no difference that these rows can show)" in sentence, "they differ by 0.05 points"
+    assert "between it and 2 of the 3 others there is no difference that these rows can show in quality" in sentence
+    sure = said_of(POOR, ALL, reach=0.01)
+    assert "AUROC 80.1; better, +0.0 to +0.1 points)" in sure
+    assert "between it and 1 of the 3 others" in sure, "one has the same quality"
+    few = said_of(POOR, ALL, reach=9)
+    assert "between it and 3 of the 3 others there is no difference" in few
+    assert "but one model is no slower (1.00 times" in few and few.endswith(
+        "; no difference that these rows can show)."
+    )
 
 
 def test_alternatives_are_what_would_be_chosen_without_the_choice():
@@ -111,11 +141,11 @@ def test_near_the_front_is_what_a_training_may_bring_there():
 
 
 def test_the_table_has_every_candidate_and_marks_front_and_choice():
-    lines = candidate_table(ALL, pareto_front(ALL), POOR).splitlines()
+    lines = candidate_table(ALL, pareto_front(ALL), POOR, gains_over(POOR, ALL)).splitlines()
     assert len(lines) == 2 + len(ALL) and "near-OOD AUROC" in lines[0]
     assert lines[3].startswith("| **Hydra of 3, 3 heads pruned each** | 1.20 |") and lines[3].endswith("| ● |")
     assert lines[-1].startswith("| Hydra of 3 | 2.80 | 1.70 |") and lines[-1].endswith(
-        "| 73.60 | 0.264 | 0.1000 | 77.80 | 81.80 | - |"
+        "| 76.70 | -0.1 to +0.1 | 73.60 | 0.264 | 0.1000 | 77.80 | 81.80 | - |"
     )
     assert all(Candidate.from_dict(each.to_dict()) == each for each in ALL)
 
@@ -146,13 +176,11 @@ def test_held_out_rows_search_calibrate_or_judge_and_no_row_does_two_of_these():
     foreign = numbers(data.ood_search) + numbers(data.ood["near"]["one"]) + numbers(data.ood["far"]["two"])
     assert sorted(foreign) == [*range(1000, 1011), *range(2000, 2007)] and len(data.ood_search) < 5
     assert all("labels" not in batch for batch in data.ood_search)
-    assert (
-        "30 rows of id_data are for the search" in data.sentence and "8 for circuits, 10 for judging" in data.sentence
-    )
+    assert "30 rows of data are for the search" in data.notes[0] and "8 for circuits, 10 for judging" in data.notes[0]
     again = held_out(rows(91), sets, 3, batch_size=5, seed=0)
     assert again.fingerprints == data.fingerprints and numbers(again.judging) == parts[2]
-    assert held_out(rows(92), sets, 3, 8, 0).fingerprints["id_data"] != data.fingerprints["id_data"]
-    assert "detection is not measured" in held_out(rows(91), None, 3, 8, 0).sentence
+    assert held_out(rows(92), sets, 3, 8, 0).fingerprints["data"] != data.fingerprints["data"]
+    assert "detection is not measured" in held_out(rows(91), None, 3, 8, 0).notes[0]
 
 
 def test_rows_of_batches_of_different_lengths_stay_in_batches_of_one_length():
@@ -163,49 +191,27 @@ def test_rows_of_batches_of_different_lengths_stay_in_batches_of_one_length():
 
 
 @pytest.mark.parametrize(
-    ("id_data", "ood_data", "sentence"),
+    ("data", "ood_data", "sentence"),
     [
-        (rows(59), None, "id_data has 59 rows: pass at least 60"),
-        ([{"pixel_values": torch.zeros(3, 2, 2)}] * 70, None, "id_data has no labels"),
+        (rows(59), None, "data has 59 rows: pass at least 60"),
+        ([{"pixel_values": torch.zeros(3, 2, 2)}] * 70, None, "data has no labels"),
         (rows(70), {"near": rows(9), "far": {"x": rows(9)}}, "data sets beside groups"),
         (rows(70), {"near": {}}, "no data sets"),
         (rows(70), {"x": rows(3)}, r"ood_data\['x'\] has 3 rows"),
         ([row | {"labels": 4} for row in rows(70)], None, "has the label 4: the model's classes are 0 to 2"),
-        ({"pixel_values": torch.zeros(3)}, None, "id_data is a dict"),
+        ({"pixel_values": torch.zeros(3)}, None, "data is a dict"),
     ],
 )
-def test_data_that_nothing_can_be_chosen_by(id_data, ood_data, sentence):
+def test_data_that_nothing_can_be_chosen_by(data, ood_data, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
-        held_out(id_data, ood_data, 3, 8, 0)
+        held_out(data, ood_data, 3, 8, 0)
 
 
-# Plan
+# Designs
 
 
 def test_what_is_tried_follows_from_layers_and_heads():
     assert trunk_depths(12) == [0, 3, 6, 9] and trunk_depths(12, equal=6) == [6, 9] and trunk_depths(2) == [0, 1]
     config = vit_backbone(num_hidden_layers=12).config
     assert budgets_of(config, 0) == [4, 8, 16] and budgets_of(config, 9) == [1, 2, 4]
-    assert Extraction(2, 10, 3).candidates == 2 * (10 + 9 + 8)
-    assert Extraction(2, 10, 3, share=0.5).candidates == 10 + 9 + 8
     assert [in_words(seconds) for seconds in (0.2, 40, 200, 9000)] == ["1 s", "40 s", "3 min", "2.5 h"]
-
-
-def test_the_estimate_is_work_times_speed_and_tells_what_may_follow():
-    data = held_out(rows(90), {"one": rows(20)}, 3, batch_size=8, seed=0)
-    plan = Plan(3, 5, 2, 100, [Extraction(3, 10, 1)], [Extraction(3, 20, 1)], passes=13, tuned=6, tuning_steps=10)
-    found = estimate(plan, Speed(forward=0.01, removal=0.1, step=0.05), data, seconds=2, train_batch=8)
-    assert found.parts == {
-        "fine-tuning": pytest.approx(2 * 100 * 8 * 0.05),
-        "circuits": pytest.approx(30 * 40 * 0.1),
-        "what to share": pytest.approx(13 * 3 * 40 * 0.01),
-        "judging": pytest.approx(5 * (3 * 70 * 0.01 + 2)),
-    }
-    later = {"pruning without a trunk": pytest.approx(60 * 40 * 0.1), "tuning": pytest.approx(6 * 10 * 8 * 0.05)}
-    assert found.may_follow == later and found.seconds == pytest.approx(236.1)
-    assert found.sentence == (
-        "About 4 min on this machine (fine-tuning 80 s, circuits 2 min, what to share 16 s, judging 21 s), and up to 4 min "
-        "more for pruning without a trunk, where it can still win, and up to 24 s more for tuning, where it can still win."
-    )
-    nothing = estimate(Plan(3, 0), Speed(0.01, 0.1, 0.05), data, seconds=2, train_batch=8)
-    assert nothing.sentence == "Everything is finished already."

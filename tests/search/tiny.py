@@ -57,7 +57,7 @@ def everything() -> dict:
     """What `hydrate` takes beside models and a folder, so that all that there is is tried."""
     return {
         "train_data": tiny_dataset("vit", 16, seed=70),
-        "id_data": id_rows("vit"),
+        "data": id_rows("vit"),
         "ood_data": near_and_far("vit"),
         "training_arguments": TRAINING,
         "target": "quality",

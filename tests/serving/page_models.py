@@ -1,6 +1,5 @@
 """Tiny Hydras as the page asks them."""
 
-from argparse import Namespace
 from pathlib import Path
 
 import torch
@@ -15,7 +14,7 @@ from transformers import (
 )
 
 from hydra_transformers import AutoHydra, load_data
-from hydra_transformers.cli.deciding import load_to_answer
+from hydra_transformers.cli.predict import load_to_answer
 from hydra_transformers.serving.page_answers import AskedModel
 from tests.tiny_data import picture_rows, save_bert, save_clip, save_vit
 
@@ -61,4 +60,4 @@ def save_clip_hydra(folder: Path) -> Path:
 
 
 def asked(folder: Path) -> AskedModel:
-    return AskedModel(folder.name, *load_to_answer(Namespace(model=str(folder), processor=None, device="cpu")))
+    return AskedModel(folder.name, *load_to_answer(str(folder), device="cpu"))

@@ -3,7 +3,6 @@
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.serving import page_inputs
-from hydra_transformers.serving.page_answers import Answer, AskedModel
+from hydra_transformers.serving.page_answers import AskedModel
 from hydra_transformers.serving.page_examples import read_examples
 from hydra_transformers.serving.page_html import answers_html, heading_html, kept_heads_html, sentence_html
 from hydra_transformers.serving.page_inputs import InputError, Limits, check_text, read_class_names, read_image
@@ -26,16 +25,15 @@ from tests.tiny_data import CLASSES, SIZES, picture_rows, pictures
 TEXTS = ["a film of joy", "a bad film", "good"]
 
 
-def assert_says(answer: Answer, expected: dict) -> None:
+def assert_says(answer: dict, expected: dict) -> None:
     """expected: what `predict_decisions` says with all scores"""
-    names = ("label", "score", "aleatoric", "epistemic", "abstain", "prediction_set")
-    assert {name: getattr(answer, name) for name in names} == {name: expected[name] for name in names}
-    assert answer.total == expected["uncertainty"]
-    found = dict(zip(answer.class_names, answer.probabilities, strict=True))
+    assert answer.keys() == expected.keys() | {"members"}
+    assert all(answer[name] == expected[name] for name in expected if name != "scores")
+    found = {each["label"]: each["score"] for each in answer["scores"]}
     assert found == pytest.approx({each["label"]: each["score"] for each in expected["scores"]}, abs=1e-6)
-    assert answer.probabilities == sorted(answer.probabilities, reverse=True)
-    mean = torch.tensor(answer.members, dtype=torch.float64).mean(dim=0)
-    assert mean.tolist() == pytest.approx(answer.probabilities, abs=1e-12)
+    assert list(found.values()) == sorted(found.values(), reverse=True)
+    mean = torch.tensor(answer["members"], dtype=torch.float64).mean(dim=0)
+    assert mean.tolist() == pytest.approx(list(found.values()), abs=1e-12)
 
 
 # Answers
@@ -47,12 +45,12 @@ def test_it_says_what_predict_says_with_each_members_probabilities(folders):
     answers = [model.answer(image) for image in images]
     for answer, each in zip(answers, expected, strict=True):
         assert_says(answer, each)
-    assert {answer.abstain for answer in answers} == {True, False}
+    assert {answer["abstain"] for answer in answers} == {True, False}
     pixel_values = model.processor(images[0], return_tensors="pt").pixel_values
     with torch.no_grad():
         members = model.model(pixel_values).member_logits[0].double().softmax(-1)
-    order = [CLASSES.index(name) for name in answers[0].class_names]
-    assert torch.allclose(torch.tensor(answers[0].members, dtype=torch.float64), members[:, order], atol=1e-6)
+    order = [CLASSES.index(each["label"]) for each in answers[0]["scores"]]
+    assert torch.allclose(torch.tensor(answers[0]["members"], dtype=torch.float64), members[:, order], atol=1e-6)
 
 
 def test_a_model_of_texts_and_a_plain_model_are_asked_alike(folders):
@@ -62,7 +60,7 @@ def test_a_model_of_texts_and_a_plain_model_are_asked_alike(folders):
     [image] = pictures([1])
     answer = single.answer(image)
     assert_says(answer, predict_decisions(single.model, [image], single.processor, top_k=None)[0])
-    assert len(answer.members) == 1 and answer.epistemic == 0 and answer.abstain is None
+    assert len(answer["members"]) == 1 and answer["epistemic"] == 0 and answer["abstain"] is None
     assert (texts.reads, single.reads) == ("texts", "images") and single.kept_heads is None
 
 
@@ -93,14 +91,14 @@ def test_a_calibrated_clip_keeps_its_classes(folders):
     classifier = ZeroShotClassifier(clip.model, prompts, CLASSES)
     decided = calibrate(classifier, rows, target={"coverage": 0.5}, temperature=False).model
     model, [image] = AskedModel("decided", decided, clip.processor), pictures([1])
-    assert not model.needs_classes and model.class_names == CLASSES and len(model.sentences) == 3
+    assert not model.needs_classes and model.class_names == CLASSES and len(model.sentences) == 4
     assert_says(model.answer(image), predict_decisions(decided, [image], clip.processor, top_k=None)[0])
 
 
 def test_a_baseline_is_asked_with_all_of_its_members(folders):
     single = asked(folders["single"])
     ensemble = AskedModel("ensemble", DeepEnsemble([single.model, single.model]), single.processor)
-    assert len(ensemble.answer(pictures([1])[0]).members) == 2
+    assert len(ensemble.answer(pictures([1])[0])["members"]) == 2
 
 
 def test_users_at_once_get_their_own_answers(folders):
@@ -127,7 +125,13 @@ def test_models_that_do_not_choose_one_class_are_refused(fields, sentence):
 # What is shown
 
 
-ANSWER = Answer("a", 0.6, 0.7, 0.6, 0.1, None, None, ["a", "b"], [0.6, 0.4], [[0.9, 0.1], [0.3, 0.7]])
+ANSWER = {
+    **{"label": "a", "score": 0.6, "uncertainty": 0.7, "aleatoric": 0.6, "epistemic": 0.1},
+    **{"abstain": None, "detector": None, "detector_score": None, "threshold": None, "reason": None},
+    "prediction_set": None,
+    "scores": [{"label": "a", "score": 0.6}, {"label": "b", "score": 0.4}],
+    "members": [[0.9, 0.1], [0.3, 0.7]],
+}
 
 
 def test_the_kept_heads_are_drawn_for_each_member(folders):
@@ -140,23 +144,39 @@ def test_the_kept_heads_are_drawn_for_each_member(folders):
 
 
 def test_an_answer_shows_classes_uncertainty_and_members():
-    shown = answers_html([("one", ANSWER), ("two", replace(ANSWER, members=[[0.6, 0.4]]))])
+    shown = answers_html([("one", ANSWER), ("two", ANSWER | {"members": [[0.6, 0.4]]})])
     assert shown.count('class="hydra-card"') == 2 and shown.count('class="hydra-member"') == 2
     assert "never abstains" in shown and "I don't know" not in shown and "It may be" not in shown
     for part, value in (("total", "0.70"), ("aleatoric", "0.60"), ("epistemic", "0.10")):
         assert shown.count(f"hydra-bar hydra-{part}") == 2 and f">{value}</output>" in shown
-    abstaining = answers_html([("one", replace(ANSWER, abstain=True, prediction_set=["a", "b"]))])
+    abstaining = answers_html([("one", ANSWER | {"abstain": True, "prediction_set": ["a", "b"]})])
     assert (
         "I don't know<span>its guess: a, 60 %" in abstaining
         and "If it is one of the classes, it may be <b>a</b><b>b</b>" in abstaining
     )
-    many = replace(ANSWER, abstain=False, prediction_set=[str(number) for number in range(20)])
+    many = ANSWER | {"abstain": False, "prediction_set": [str(number) for number in range(20)]}
     assert " and 8 more" in answers_html([("one", many)])
-    assert "It may be none of them" in answers_html([("one", replace(ANSWER, abstain=False, prediction_set=[]))])
+    assert "It may be none of them" in answers_html([("one", ANSWER | {"abstain": False, "prediction_set": []})])
+
+
+def test_an_answer_says_by_what_it_abstains_or_answers():
+    judged = ANSWER | {"detector": "msp", "detector_score": -0.6, "threshold": -0.7}
+    said = answers_html([("one", judged | {"abstain": True, "reason": "msp is -0.6, above the threshold -0.7."})])
+    assert "<small>msp is -0.6, above the threshold -0.7.</small>" in said and "It answers" not in said
+    said = answers_html([("one", judged | {"abstain": False, "detector_score": -0.8, "truncated": True})])
+    assert "It answers: msp is -0.8, at most -0.7." in said and "it read the beginning" in said
 
 
 def test_nothing_certain_is_claimed_of_what_is_not():
-    shown = answers_html([("one", replace(ANSWER, score=0.9999, probabilities=[0.9999, 0.0001]))])
+    shown = answers_html(
+        [
+            (
+                "one",
+                ANSWER
+                | {"score": 0.9999, "scores": [{"label": "a", "score": 0.9999}, {"label": "b", "score": 0.0001}]},
+            )
+        ]
+    )
     assert "> 99 % sure" in shown and "< 1 %" in shown and "100 %" not in shown
 
 
@@ -164,7 +184,8 @@ def test_names_from_configs_and_users_are_no_markup(folders):
     evil = '<img src=x onerror="alert(1)">'
     model = asked(folders["images"])
     model.name = evil
-    answer = replace(ANSWER, label=evil, class_names=[evil, "b"], prediction_set=[evil], abstain=True)
+    answer = ANSWER | {"label": evil, "prediction_set": [evil], "abstain": True, "reason": evil}
+    answer["scores"] = [{"label": evil, "score": 0.6}, {"label": "b", "score": 0.4}]
     for shown in (heading_html(model), answers_html([(evil, answer)]), sentence_html(evil, "problem")):
         assert "<img" not in shown and "&lt;img" in shown
 

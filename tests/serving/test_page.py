@@ -106,7 +106,7 @@ def wait_for_verdict(page, label: str) -> None:
 
 def expected(models, path) -> list[str]:
     answers = [model.answer(Image.open(path).convert("RGB")) for model in models]
-    return ["I don't know" if answer.abstain else answer.label for answer in answers]
+    return ["I don't know" if answer["abstain"] else answer["label"] for answer in answers]
 
 
 def test_an_image_is_answered_by_both_models(user, models, files):
@@ -121,6 +121,14 @@ def test_an_image_is_answered_by_both_models(user, models, files):
         "tiny-hydra\n3 members",
         "single-vit\none member",
     ]
+
+
+def test_a_small_image_is_enlarged(user, files):
+    send(user, files["red"])
+    told(user)
+    image = user.locator("#input img")
+    assert image.evaluate("node => getComputedStyle(node).objectFit") == "contain"
+    assert image.evaluate("node => node.naturalWidth") == 8 < 100 < image.bounding_box()["width"]
 
 
 def test_the_map_of_kept_heads_opens(user):
@@ -178,7 +186,7 @@ def test_two_users_at_once_see_their_own_answers(user, visit, server, models, fi
 
 def test_a_text_is_answered(visit, folders):
     model = asked(folders["texts"])
-    film, joy = model.answer("a film of joy").label, model.answer("good <b>joy</b>").label
+    film, joy = model.answer("a film of joy")["label"], model.answer("good <b>joy</b>")["label"]
     assert film != joy
     page = launch_page(model, examples={"reviews": ["a film of joy"]}, limits=LIMITS)
     try:
@@ -208,7 +216,9 @@ def test_a_page_of_clip_asks_for_classes(folders, files):
     page = build_page(model, class_names=["cat", "dog"])
     assert "cat, dog" in json.dumps(page.get_config_file(), default=str)
     sent = (str(files["red"]), "red.png")
-    assert model.answer(Image.open(files["red"]), ["cat", "dog"]).label in _respond([model], LIMITS, sent, "cat, dog")
+    assert model.answer(Image.open(files["red"]), ["cat", "dog"])["label"] in _respond(
+        [model], LIMITS, sent, "cat, dog"
+    )
     assert "Name at least two classes" in _respond([model], LIMITS, sent, "cat")
 
 

@@ -1,6 +1,5 @@
 """The server: answers as `predict`, limits, and requests that it refuses."""
 
-import argparse
 import base64
 import json
 import threading
@@ -13,8 +12,7 @@ from PIL import Image
 from transformers import AutoTokenizer, CLIPProcessor, ViTImageProcessorPil
 
 from hydra_transformers.cli import main
-from hydra_transformers.cli.flags.serving import add_serve
-from hydra_transformers.cli.serving import answerer_of
+from hydra_transformers.cli.serve import answerer_of
 from hydra_transformers.hub.handler import MOST_LABELS, MOST_PIXELS, Answerer
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.serving import create_app
@@ -23,6 +21,10 @@ from tests.tiny_data import CLASSES, pictures
 
 
 FIELDS = {
+    "detector",
+    "detector_score",
+    "threshold",
+    "reason",
     "label",
     "score",
     "uncertainty",
@@ -41,9 +43,7 @@ def folders(tmp_path_factory):
 
 
 def app_of(folder, **limits):
-    parser = argparse.ArgumentParser()
-    add_serve(parser)
-    return create_app(*answerer_of(parser.parse_args([str(folder), "--device", "cpu"])), **limits)
+    return create_app(*answerer_of(str(folder), device="cpu"), **limits)
 
 
 @pytest.fixture(scope="module")
@@ -64,9 +64,10 @@ def asked(client: TestClient, inputs, **parameters):
 
 def assert_same(found: list[dict], expected: list[dict]) -> None:
     for one, other in zip(found, expected, strict=True):
-        assert one.keys() == other.keys() == FIELDS
-        for name in ("label", "abstain", "prediction_set"):
+        assert one.keys() == other.keys() and one.keys() - {"truncated"} == FIELDS
+        for name in ("label", "abstain", "detector", "threshold", "prediction_set"):
             assert one[name] == other[name]
+        assert (one["reason"] is None) is not bool(one["abstain"])
         for name in ("score", "uncertainty", "aleatoric", "epistemic"):
             assert one[name] == pytest.approx(other[name], abs=1e-5)
         assert [each["label"] for each in one["scores"]] == [each["label"] for each in other["scores"]]
@@ -80,7 +81,8 @@ def test_images_are_answered_as_by_predict(folders, clients):
     expected = hydra.predict(PICTURES, processor)
     found = asked(clients["vit"], [base64_of(image) for image in PICTURES])
     assert_same(found, expected)
-    assert {answer["abstain"] for answer in found} <= {True, False}
+    assert {answer["abstain"] for answer in found} == {True, False}
+    assert all(answer["abstain"] == (answer["detector_score"] > answer["threshold"]) for answer in found)
     one = asked(clients["vit"], "data:image/png;base64," + base64_of(PICTURES[0]), top_k=1)
     assert_same([one], hydra.predict(PICTURES[:1], processor, top_k=1))
 
@@ -91,6 +93,7 @@ def test_texts_are_answered_as_by_predict(folders, clients):
     found = asked(clients["bert"], texts)
     assert_same(found, hydra.predict(texts, tokenizer))
     assert found[0]["abstain"] is None and found[0]["prediction_set"] is None  # it was not calibrated
+    assert found[1]["reason"] == "The text is empty." and found[2]["truncated"] and not found[0]["truncated"]
     assert_same([asked(clients["bert"], texts[3])], hydra.predict(texts[3:], tokenizer))
 
 
@@ -288,9 +291,8 @@ def test_the_command_refuses_what_it_cannot_serve(folders, tmp_path, capsys):
     hydra = load_trained(folders["bert"])
     hydra.config.problem_type = "regression"
     hydra.save_pretrained(tmp_path)
-    assert main(["serve", str(tmp_path)]) == 1
+    assert main(["serve", str(tmp_path)]) == 2
     assert "is made for regression" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["serve", str(tmp_path), "--port", "70000"])
-    assert "70000 is no port" in capsys.readouterr().err
+    assert main(["serve", str(tmp_path), "--port", "70000"]) == 2
+    assert "Invalid value for '--port'" in capsys.readouterr().err
     assert torch.is_grad_enabled()

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import RepoCard
 
-from hydra_transformers.cli import build_parser, main
+from hydra_transformers.cli import main
 from hydra_transformers.hub import HubError, publishing, push_space_to_hub, space, write_space
+from tests.command_line import parsed
 from tests.pages import ROOT
 from tests.test_hub import FakeHub, commits
 from tests.tiny_data import pictures
@@ -49,15 +50,14 @@ def test_the_folder_is_a_whole_space(tmp_path, examples):
         "app_file": "app.py",
         "models": ["me/my-hydra", "me/single"],
     }
-    words = words_of(folder / "app.py")
-    arguments = build_parser(words)[0].parse_args(words)
-    assert (arguments.model, arguments.single, arguments.host, arguments.port) == (
+    values = parsed(words_of(folder / "app.py"))
+    assert tuple(values[name] for name in ("model", "single", "host", "port")) == (
         "me/my-hydra",
         "me/single",
         "0.0.0.0",
         7860,
     )
-    assert (folder / arguments.examples / "known" / "red.png").exists() and not (folder / "examples/.cache").exists()
+    assert (folder / values["examples"] / "known" / "red.png").exists() and not (folder / "examples/.cache").exists()
     lines = (folder / "requirements.txt").read_text().splitlines()
     assert {"pillow", "torch>=2.11"} <= set(lines) and not any("gradio" in line or "extra" in line for line in lines)
 
@@ -151,6 +151,6 @@ def test_push_refuses_a_bad_page_before_it_publishes_anything(hydra, examples, h
         (["--space", "me/page", "--space-examples", str(examples)], "broken.png is no image"),
         (["--space", "me/page", "--space-single", str(hydra)], "a Space loads its models from the Hub"),
     ):
-        assert main(["push", str(hydra), "me/my-hydra", *flags]) == 1
+        assert main(["push", str(hydra), "me/my-hydra", *flags]) == 2
         assert sentence in capsys.readouterr().err
     assert not hub.calls and not (hydra / "space").exists()

@@ -214,9 +214,9 @@ def test_evaluate_corrupts_texts_too(workplace, tmp_path, capsys, figures):
     words = [*map(str, ["evaluate", workplace / "bert", "--data", workplace / "reviews", "--output", tmp_path])]
     assert main([*words, "--corruptions", "words", "--severities", "5"]) == 0
     assert "sev5 NLL" in (tmp_path / "report.md").read_text()
-    assert main([*words, "--corruptions", "jpeg_compression"]) == 1
+    assert main([*words, "--corruptions", "jpeg_compression"]) == 2
     assert "jpeg_compression is for images, and the data are texts" in capsys.readouterr().err
-    assert main([*words, "--severities", "1"]) == 1
+    assert main([*words, "--severities", "1"]) == 2
     assert "--severities is of --corruptions" in capsys.readouterr().err
 
 

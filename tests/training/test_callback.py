@@ -9,7 +9,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from hydra_transformers.training import PostPruningCallback
-from hydra_transformers.training.parameter_groups import PARTS, places
+from hydra_transformers.training.parameter_groups import PARTS, layer_dropouts, places
 from tests.training.tiny import FORMS, QUIET, changed, copy_of_weights, tiny_dataset, tiny_model, tiny_trainer
 
 
@@ -102,7 +102,7 @@ def test_a_trunk_does_not_train_nor_what_comes_before_it(family, form):
 def test_the_number_of_trained_parameters_is_logged(tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     model = tiny_model("vit", "member")
-    with caplog.at_level(logging.INFO, logger="transformers.hydra_transformers.training.callback"):
+    with caplog.at_level(logging.INFO, logger="transformers.hydra_transformers.training.callbacks"):
         tiny_trainer("vit", model, two_steps(tmp_path), callbacks=[PostPruningCallback("classifier")])
     total = sum(parameter.numel() for parameter in model.parameters())
     assert f"training {32 * 5 + 5} of {total:,} parameters" in caplog.text
@@ -139,7 +139,7 @@ def test_resuming_does_not_reset_the_classifier_again(tmp_path):
 def test_dropout_is_set_inside_the_layers_and_not_in_the_config(tmp_path):
     model = tiny_model("vit", "fused")
     tiny_trainer("vit", model, two_steps(tmp_path), callbacks=[PostPruningCallback(dropout=0.3)])
-    assert [layer.dropout.p for layer in model.vit.layers] == [0.3] * 3
+    assert [module.p for module in layer_dropouts(model)] == [0.3] * 6, "behind attention and MLP of three layers"
     assert model.vit.embeddings.dropout.p == 0.0
     assert model.config.hidden_dropout_prob == 0.0
 

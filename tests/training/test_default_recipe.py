@@ -13,7 +13,7 @@ from hydra_transformers.training import (
     lora_config,
     recipe,
 )
-from hydra_transformers.training.default_recipe import epochs_for
+from hydra_transformers.training.recipes import epochs_for
 from tests.training.test_finetune_members import Interrupting, assert_same_weights
 from tests.training.tiny import FAMILIES, QUIET, tiny_dataset, tiny_members, tiny_model
 
@@ -47,7 +47,7 @@ def test_it_is_the_named_recipe_but_for_its_length_and_its_end(name, reads, form
 
 def test_a_line_says_what_was_chosen(tmp_path, capsys):
     rows, members = tiny_dataset("vit"), tiny_members(FAMILIES["vit"])[:1]
-    settings = {"train_dataset": rows, "eval_dataset": rows, "output_dir": tmp_path, **ARGUMENTS}
+    settings = {"train_data": rows, "validation_data": rows, "output_dir": tmp_path, **ARGUMENTS}
     finetune_members(members, **settings, num_train_epochs=1)
     line = (
         "recipe default tune-images: AdamW, 10% warm-up, cosine decay, at most 1 epoch, or until 10 validations in turn bring "
@@ -60,7 +60,7 @@ def test_a_line_says_what_was_chosen(tmp_path, capsys):
 
 def test_a_pre_trained_model_has_its_own_default(tmp_path, capsys):
     rows = tiny_dataset("bert", 6)
-    data = {"train_dataset": rows, "eval_dataset": rows, "output_dir": tmp_path}
+    data = {"train_data": rows, "validation_data": rows, "output_dir": tmp_path}
     finetune_from_pretrained(tiny_model("bert", "backbone"), 1, **data, max_steps=1, **ARGUMENTS)
     assert (
         "recipe default finetune-texts: AdamW, 10% warm-up, linear decay, at most 1 step," in capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_it_ends_early_with_the_best_weights_and_resumes_exactly(tmp_path):
     """Ten validations in turn that are no better end 30 epochs: here those after the second."""
     rows, members = tiny_dataset("vit"), tiny_members(FAMILIES["vit"])[:1]
     accuracies = [0.4, 0.9] + [0.8] * 10
-    settings = {"eval_dataset": rows, **ARGUMENTS, "learning_rates": [0.01]}
+    settings = {"validation_data": rows, **ARGUMENTS, "learning_rates": [0.01]}
 
     def tuned(folder, train, values):
         return finetune_members(
@@ -98,16 +98,16 @@ def test_it_ends_early_with_the_best_weights_and_resumes_exactly(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"train_dataset": None}, "train_dataset is None"),
+        ({"train_data": None}, "train_data is None"),
         ({"output_dir": None}, "output_dir is None"),
-        ({"train_dataset": iter([])}, "of unknown length, by which epochs are chosen: pass a recipe"),
+        ({"train_data": iter([])}, "of unknown length, by which epochs are chosen: pass a recipe"),
         ({"members": ["clip"]}, "a hydra_clip has no classifier to train, and no default recipe"),
         ({"members": ["lora"]}, "no default recipe for members with adapters"),
     ],
 )
 def test_what_has_no_default_is_refused_before_any_work(change, message, tmp_path):
     rows = tiny_dataset("vit")
-    settings = {"members": tiny_members(FAMILIES["vit"])[:1], "train_dataset": rows, "eval_dataset": rows}
+    settings = {"members": tiny_members(FAMILIES["vit"])[:1], "train_data": rows, "validation_data": rows}
     settings |= {"output_dir": tmp_path / "out", **change}
     if change.get("members") == ["clip"]:
         settings["members"] = [tiny_model("clip", "member")]

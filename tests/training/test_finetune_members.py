@@ -250,18 +250,18 @@ def test_plain_backbones_and_clip_train_too(tmp_path):
         ({"seed": 1}, "arguments"),
         ({"per_device_train_batch_size": 3}, "arguments, rows_per_step"),
         ({"learning_rates": [0.5]}, "learning_rates"),
-        ({"train_dataset": tiny_dataset("vit", 9)}, "train_dataset"),
-        ({"train_dataset": tiny_dataset("vit", seed=3)}, "train_dataset"),
-        ({"eval_dataset": tiny_dataset("vit", 6, seed=3)}, "eval_dataset"),
+        ({"train_data": tiny_dataset("vit", 9)}, "train_data"),
+        ({"train_data": tiny_dataset("vit", seed=3)}, "train_data"),
+        ({"validation_data": tiny_dataset("vit", 6, seed=3)}, "validation_data"),
         ({"members": [tiny_model("vit", "backbone")]}, "member"),
         ({"members": [with_dropout(tiny_members(FAMILIES["vit"])[0])]}, "member"),
     ],
 )
 def test_a_folder_with_another_run_is_refused(change, different, members, data, tmp_path):
     same = {"members": members[:1], "recipe": SHORT, "output_dir": tmp_path}
-    same |= {"train_dataset": data[0], "eval_dataset": data[1], **ARGUMENTS}
+    same |= {"train_data": data[0], "validation_data": data[1], **ARGUMENTS}
     with pytest.raises(KeyboardInterrupt):
-        finetune_members(**same | {"train_dataset": Interrupting(data[0], 0)})
+        finetune_members(**same | {"train_data": Interrupting(data[0], 0)})
     with pytest.raises(ValueError, match=rf"member-0 holds another fine-tuning \(other {different}\)"):
         finetune_members(**same | change)
 
@@ -287,14 +287,14 @@ def test_a_folder_with_something_else_is_refused(members, data, tmp_path):
         ({"members": []}, ValueError, "members has no models"),
         ({"members": torch.nn.Linear(1, 1)}, TypeError, "members is a Linear: pass a list of pruned members"),
         ({"members": [torch.nn.Linear(1, 1)]}, TypeError, r"members\[0\] is a Linear"),
-        ({"eval_dataset": None}, ValueError, "eval_dataset is None"),
+        ({"validation_data": None}, ValueError, "validation_data is None"),
         ({"learning_rates": "best"}, ValueError, "learning_rates is 'best': pass \"grid\""),
         ({"learning_rates": []}, ValueError, "no learning rates to choose from"),
         ({"learning_rates": [0.1, float("nan")]}, ValueError, "learning_rates has nan: a learning rate is a finite"),
         ({"learning_rates": [float("inf")]}, ValueError, "learning_rates has inf: a learning rate is a finite"),
         ({"learning_rates": [-0.1]}, ValueError, "learning_rates has -0.1: a learning rate is .* not negative"),
-        ({"train_dataset": []}, ValueError, "train_dataset has no rows"),
-        ({"eval_dataset": []}, ValueError, "eval_dataset has no rows"),
+        ({"train_data": []}, ValueError, "train_data has no rows"),
+        ({"validation_data": []}, ValueError, "validation_data has no rows"),
         ({"save_only_model": True}, ValueError, "save_only_model cannot be passed"),
         ({"learning_rate": 0.1}, ValueError, r"learning_rate cannot be passed .*: pass learning_rates=\[\.\.\.\]"),
         ({"label_smoothing_factor": 0.2}, ValueError, r"pass dataclasses\.replace\(recipe, label_smoothing="),
@@ -313,7 +313,7 @@ def test_a_folder_with_something_else_is_refused(members, data, tmp_path):
 )
 def test_bad_input_is_refused(arguments, error, message, members, data, tmp_path):
     good = {"members": members, "recipe": dataclasses.replace(SHORT, max_steps=2), "output_dir": tmp_path}
-    good |= {"train_dataset": data[0], "eval_dataset": data[1], **ARGUMENTS}
+    good |= {"train_data": data[0], "validation_data": data[1], **ARGUMENTS}
     with pytest.raises(error, match=message):
         finetune_members(**good | arguments)
     if "compute_metrics" not in arguments:
@@ -389,10 +389,10 @@ def test_other_data_of_the_same_length_is_refused_where_a_fine_tuning_has_finish
     same = {"output_dir": tmp_path, **ARGUMENTS}
     finetune_members(members[:1], SHORT, *data, **same)
     other = tiny_dataset("vit", seed=7)
-    with pytest.raises(ValueError, match=r"member-0 holds another fine-tuning \(other train_dataset\): pass another"):
+    with pytest.raises(ValueError, match=r"member-0 holds another fine-tuning \(other train_data\): pass another"):
         finetune_members(members[:1], SHORT, other, data[1], **same)
     relabelled = [{**row, "labels": (row["labels"] + 1) % 3} for row in data[1]]
-    with pytest.raises(ValueError, match=r"member-0 holds another fine-tuning \(other eval_dataset\)"):
+    with pytest.raises(ValueError, match=r"member-0 holds another fine-tuning \(other validation_data\)"):
         finetune_members(members[:1], SHORT, data[0], relabelled, **same)
     finetune_members(members[:1], SHORT, copy.deepcopy(data[0]), copy.deepcopy(data[1]), **same)
 
@@ -403,7 +403,7 @@ def test_a_set_that_draws_anew_each_time_is_known_again(workers, members, data, 
     [first] = finetune_members(members[:1], SHORT, Augmented(data[0]), data[1], **same)
     [again] = finetune_members(members[:1], SHORT, Augmented(data[0]), data[1], **same | {"dataloader_num_workers": 0})
     assert_same_weights(first, again)
-    with pytest.raises(ValueError, match="other train_dataset"):
+    with pytest.raises(ValueError, match="other train_data"):
         finetune_members(members[:1], SHORT, Augmented(tiny_dataset("vit", seed=7)), data[1], **same)
 
 

@@ -8,7 +8,8 @@ import torch
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 from hydra_transformers.training import EnsembleLoss, PostPruningCallback, Recipe, compute_accuracy, recipe
-from hydra_transformers.training.divergence import FiniteTrainer
+from hydra_transformers.training.parameter_groups import layer_dropouts
+from hydra_transformers.training.trainer import FiniteTrainer
 from tests.training.tiny import QUIET, changed, copy_of_weights, tiny_dataset, tiny_model, tiny_trainer
 
 
@@ -67,10 +68,10 @@ def test_dropout_is_that_of_the_paper(tmp_path):
     for name, expected in {"imagenet1k": 0.1, "cifar100": 0.0}.items():
         model = tiny_model("vit", "fused")
         trainer_of(name, model, tmp_path)
-        assert {layer.dropout.p for layer in model.vit.layers} == {expected}
+        assert {module.p for module in layer_dropouts(model)} == {expected}
     bert = tiny_model("bert", "fused")
     trainer_of("sst2", bert, tmp_path)
-    assert {layer.dropout.p for layer in bert.bert.layers} == {bert.config.hidden_dropout_prob} == {0.1}
+    assert {module.p for module in layer_dropouts(bert)} == {bert.config.hidden_dropout_prob} == {0.1}
 
 
 # Learning rates: by hand, where step k (from zero) of the optimizer has the value of the schedule at k

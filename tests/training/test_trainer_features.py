@@ -8,7 +8,7 @@ import torch
 from transformers import TrainingArguments
 
 from hydra_transformers.training import recipe
-from hydra_transformers.training.divergence import FiniteTrainer
+from hydra_transformers.training.trainer import FiniteTrainer
 from tests.training.tiny import QUIET, changed, copy_of_weights, tiny_dataset, tiny_model, tiny_trainer
 
 

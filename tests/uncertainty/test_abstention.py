@@ -7,7 +7,7 @@ import torch
 from scipy.stats import beta, binom
 
 from hydra_transformers.uncertainty import Abstention, ood_metrics
-from hydra_transformers.uncertainty.binomial import binomial_cdf, binomial_pmf
+from hydra_transformers.uncertainty.abstention import binomial_cdf, binomial_pmf
 
 
 def held_out(rows=500, seed=0, steps=None):

@@ -23,8 +23,8 @@ from hydra_transformers.models.decision import digest_of, prediction_sets
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.uncertainty import (
     Abstention,
+    CalibratedClassifier,
     ConformalSets,
-    DecidingClassifier,
     TemperatureScaling,
     calibrate,
     collect_answers,
@@ -95,6 +95,7 @@ def test_everything_is_fitted_on_rows_of_its_own():
     assert calibration.sets.thresholds == pytest.approx(sets.thresholds)
     assert calibration.abstention.rows == ROWS // 2 and calibration.abstention.coverage >= 0.75
     assert hydra.config.decision["threshold"] == calibration.abstention.threshold
+    assert "Of 48 rows, a random half (24) fitted these, and the other half (24) what follows" in str(calibration)
     assert "Logits are divided by" in str(calibration) and hydra.config.decision["sentences"] == calibration.sentences
 
 
@@ -112,7 +113,7 @@ def test_it_is_applied_to_answers_and_can_be_left_out():
     assert torch.equal(out.abstain, out.detector_score > calibration.abstention.threshold)
     assert torch.equal(out.prediction_set, calibration.sets.sets(out.member_logits))
     assert 0 < out.abstain.sum() < len(out.abstain)
-    with torch.no_grad(), hydra.undecided():
+    with torch.no_grad(), hydra.uncalibrated():
         before = hydra(**batch)
     assert torch.equal(before.member_logits, raw.member_logits) and before.abstain is None
     assert hydra.train()(**batch).abstain is None  # training is about the model
@@ -131,7 +132,7 @@ def test_saved_is_loaded_with_features_of_every_head(family, tmp_path):
         assert torch.equal(ours[name], theirs[name]), name
     # the features are those that a detector by itself reads
     detector = detector_by_name("mahalanobis")
-    with hydra.undecided():
+    with hydra.uncalibrated():
         logits, features, _ = collect_answers(hydra, [batch])
     state = {name: getattr(hydra.decision, name) for name in hydra.config.decision["state"]}
     detector.state, detector.fitted_on = state, {}
@@ -145,9 +146,9 @@ def test_half_precision_keeps_what_was_fitted(tmp_path, told):
     loaded = type(hydra).from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
     for cast in (loaded, copy.deepcopy(hydra).to(torch.bfloat16)):
         assert cast.dtype == torch.bfloat16 and cast.decision.center.dtype == torch.float32
-        assert torch.equal(cast.decision.center, hydra.decision.center) and cast.is_deciding
+        assert torch.equal(cast.decision.center, hydra.decision.center) and cast.is_calibrated
     assert "calibrated in float32 and runs in bfloat16" in told.text
-    assert not cast.float().is_deciding  # its weights are not what they were
+    assert not cast.float().is_calibrated  # its weights are not what they were
 
 
 def test_what_is_refused_of_equal_scores_is_refused_by_the_model_too():
@@ -164,14 +165,14 @@ def test_other_weights_are_told_and_nothing_is_decided(tmp_path, caplog):
     hydra = hydra_of("vit")
     hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
     [batch] = rows_for("vit", seed=1, labelled=False)
-    assert hydra.is_deciding
+    assert hydra.is_calibrated
     with torch.no_grad():
         next(hydra.vit.layers[0].mlp.parameters()).add_(0.1)
-    assert not hydra.is_deciding and hydra(**batch).abstain is None
+    assert not hydra.is_calibrated and hydra(**batch).abstain is None
     hydra.save_pretrained(tmp_path)
-    assert not type(hydra).from_pretrained(tmp_path).eval().is_deciding  # known in another process too
+    assert not type(hydra).from_pretrained(tmp_path).eval().is_calibrated  # known in another process too
     hydra.calibrate(rows_for("vit"))
-    assert hydra.is_deciding
+    assert hydra.is_calibrated
     # another model of it is another model
     assert hydra.member(0).decision is None and hydra.member(0).config.decision is None
     assert AutoHydra.from_pruned_members([hydra.member(0), hydra.member(1)]).config.decision is None
@@ -196,7 +197,7 @@ def test_threads_that_share_a_classifier_get_their_own_answers():
 def test_weights_that_change_in_a_running_process_are_told(written):
     hydra = hydra_of("vit")
     hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
-    assert hydra.is_deciding
+    assert hydra.is_calibrated
     fc1 = hydra.vit.layers[0].mlp.fc1
     if written == "by an operation":
         with torch.no_grad():
@@ -208,24 +209,24 @@ def test_weights_that_change_in_a_running_process_are_told(written):
     else:
         settings = peft.LoraConfig(target_modules=["fc1"], r=2, init_lora_weights=False)
         hydra = peft.get_peft_model(hydra, settings).merge_and_unload()
-    assert not hydra.is_deciding
+    assert not hydra.is_calibrated
 
 
 @pytest.mark.parametrize("look", ["eval", "save", "cast"])
 def test_weights_that_were_written_through_data_show_at_the_next_comparison(look, tmp_path):
     hydra = hydra_of("vit")
     hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
-    assert hydra.is_deciding
+    assert hydra.is_calibrated
     hydra.vit.layers[0].mlp.fc1.weight.data[0, 0] += 1
-    assert hydra.is_deciding  # what the docs say is not noticed
+    assert hydra.is_calibrated  # what the docs say is not noticed
     if look == "eval":
         hydra.train().eval()
     elif look == "save":
         hydra.save_pretrained(tmp_path)
-        assert not type(hydra).from_pretrained(tmp_path).is_deciding
+        assert not type(hydra).from_pretrained(tmp_path).is_calibrated
     else:
         hydra.bfloat16()
-    assert not hydra.is_deciding
+    assert not hydra.is_calibrated
 
 
 def test_training_of_the_word_embeddings_alone_is_noticed(tmp_path):
@@ -245,9 +246,9 @@ def test_training_of_the_word_embeddings_alone_is_noticed(tmp_path):
     hydra.eval()
     changed = (words != before).any(dim=1)
     assert changed[7] and changed.sum() == 1
-    assert not hydra.is_deciding
+    assert not hydra.is_calibrated
     hydra.save_pretrained(tmp_path)
-    assert not type(hydra).from_pretrained(tmp_path).is_deciding
+    assert not type(hydra).from_pretrained(tmp_path).is_calibrated
 
 
 def test_answers_look_at_no_weights(monkeypatch):
@@ -260,15 +261,19 @@ def test_answers_look_at_no_weights(monkeypatch):
 
 
 def test_a_digest_is_that_of_every_bit_and_every_place():
-    values = torch.randn(9_000_000, generator=torch.Generator().manual_seed(0))
+    values = torch.randn(2_500_000, generator=torch.Generator().manual_seed(0))
     digest = digest_of([values])
     assert digest == digest_of([values.clone()]) and digest == digest_of([values.double()], torch.float32)
     assert digest_of([values], torch.bfloat16) == digest_of([values.bfloat16()]) != digest
     other = values.clone()
     other[-1] = torch.nextafter(other[-1], other[-1] + 1)
     swapped = values.clone()
-    swapped[[0, 8_999_999]] = swapped[[8_999_999, 0]]
-    assert len({digest, digest_of([other]), digest_of([swapped]), digest_of([values.view(3, -1)])}) == 4
+    swapped[[0, 2_499_999]] = swapped[[2_499_999, 0]]
+    assert len({digest, digest_of([other]), digest_of([swapped]), digest_of([values.view(4, -1)])}) == 4
+    for dtype in (torch.float64, torch.int8, torch.bool, torch.complex64):
+        first, second = torch.ones(7).to(dtype), torch.ones(7).to(dtype)
+        second[3] = 0
+        assert digest_of([first]) != digest_of([second])
 
 
 @pytest.mark.slow
@@ -297,11 +302,11 @@ def test_a_replica_of_data_parallel_decides():
         }
         for name, weight in replica._former_parameters.items():
             setattr(replica, name, weight)
-    assert not list(replicas[hydra].parameters()) and replicas[hydra].is_deciding
+    assert not list(replicas[hydra].parameters()) and replicas[hydra].is_calibrated
     replicas[hydra].decision.seen = None
-    assert replicas[hydra].is_deciding
+    assert replicas[hydra].is_calibrated
     replicas[hydra.vit.layers[0].mlp.fc1].weight.mul_(2)
-    assert not replicas[hydra].is_deciding
+    assert not replicas[hydra].is_calibrated
 
 
 def test_a_model_without_weights_decides_nothing_and_offloaded_ones_are_told_of(tmp_path, caplog):
@@ -314,7 +319,7 @@ def test_a_model_without_weights_decides_nothing_and_offloaded_ones_are_told_of(
     with caplog.at_level("WARNING"):
         logging.getLogger("transformers").addHandler(caplog.handler)
         try:
-            assert not hydra.is_deciding
+            assert not hydra.is_calibrated
         finally:
             logging.getLogger("transformers").removeHandler(caplog.handler)
     assert "weights of this model are offloaded" in caplog.text
@@ -395,17 +400,17 @@ def test_a_saved_decision_is_checked_and_refused_by_the_name_of_the_field(field,
     tensors = dict(knn_hydra.decision.named_buffers())
     save_file(tensors, tmp_path / "decision.safetensors", {"decision": json.dumps(settings)})
     with pytest.raises(ValueError, match=message):
-        DecidingClassifier.load(backbone, tmp_path)
+        CalibratedClassifier.load(backbone, tmp_path)
 
 
 def test_a_file_of_an_earlier_version_or_of_anything_else_is_no_decision(knn_hydra, tmp_path):
     backbone = BY_NAME["vit"].backbone().float().eval()
-    assert not DecidingClassifier.is_saved_in(tmp_path)
+    assert not CalibratedClassifier.is_saved_in(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"has no decision\.safetensors: save a"):
-        DecidingClassifier.load(backbone, tmp_path)
+        CalibratedClassifier.load(backbone, tmp_path)
     save_file({"bank": torch.zeros(2)}, tmp_path / "decision.safetensors")
     with pytest.raises(ValueError, match=r"is no whole decision .*: calibrate and save it again"):
-        DecidingClassifier.load(backbone, tmp_path)
+        CalibratedClassifier.load(backbone, tmp_path)
 
 
 def test_a_decision_that_was_saved_halfway_is_the_one_before(tmp_path, monkeypatch):
@@ -420,7 +425,7 @@ def test_a_decision_that_was_saved_halfway_is_the_one_before(tmp_path, monkeypat
     monkeypatch.setattr(os, "replace", stopped)
     with pytest.raises(KeyboardInterrupt):
         second.save(tmp_path)
-    loaded = DecidingClassifier.load(backbone, tmp_path)
+    loaded = CalibratedClassifier.load(backbone, tmp_path)
     assert loaded.decision.settings == first.decision.settings
     for name, tensor in first.decision.named_buffers():
         assert torch.equal(tensor, loaded.decision.get_buffer(name))
@@ -495,7 +500,7 @@ def test_any_classifier_can_decide(detector, tmp_path):
         assert out.abstain.dtype == torch.bool and out.prediction_set.any(dim=-1).all()
         deciding.save(tmp_path)
         with torch.no_grad():
-            again = DecidingClassifier.load(model, tmp_path).eval()(**batch)
+            again = CalibratedClassifier.load(model, tmp_path).eval()(**batch)
         assert torch.equal(out.detector_score, again.detector_score) and torch.equal(
             out.prediction_set, again.prediction_set
         )
@@ -529,7 +534,7 @@ def test_sets_are_those_of_the_package(method, by_class, allow_empty):
             "has 48 rows and 47 labels: give each row one",
         ),
         (rows_for("vit", count=8), {}, "data has 8 rows: pass at least 20"),
-        (rows_for("vit"), {"target": {"tpr": 0.9}, "ood": []}, "ood has no batches"),
+        (rows_for("vit"), {"target": {"tpr": 0.9}, "ood_data": []}, "ood_data has no batches"),
     ],
 )
 def test_what_cannot_be_calibrated_is_told(data, options, message):
@@ -546,19 +551,19 @@ def test_what_cannot_be_calibrated_is_told(data, options, message):
         ({"target": {}}, "got none: pass exactly one"),
         ({"target": {"risk": 5}}, "risk is 5: pass a share between 0 and 1"),
         ({"target": {"coverage": True}}, "coverage is True: pass a share"),
-        ({"target": {"tpr": 0.9}}, "ood is missing: a tpr is the share of rows from elsewhere"),
+        ({"target": {"tpr": 0.9}}, "ood_data is missing: a tpr is the share of rows from elsewhere"),
         ({"target": {"risk": 0.1}, "confidence": 1.0}, "confidence is 1.0: pass a share"),
         ({"confidence": 0.9}, "confidence is about when to abstain: pass a target, too"),
-        ({"ood": [{}]}, "ood is about when to abstain: pass a target, too"),
+        ({"ood_data": [{}]}, "ood_data is about when to abstain: pass a target, too"),
         ({"alpha": 1.5}, "alpha is 1.5: pass a share"),
         ({"sets": "best"}, "unknown method 'best': choose one of lac, aps, raps"),
         ({"sets": "raps"}, "k_reg is 5, there are 5 classes"),
         ({"detector": "vim"}, "calibrate by another detector"),
         ({"detector": "best"}, "unknown detector 'best'"),
         ({"detector": detector_by_name("msp", multi_label=True)}, "detector is made for multi-label models"),
-        ({"training_data": [{}]}, "training_data is for detectors that learn, msp does not"),
-        ({"detector": "knn", "training_data": "cifar100"}, "training_data is a str: pass a DataLoader"),
-        ({"target": {"tpr": 0.9}, "ood": torch.zeros(3)}, "ood is a Tensor: pass a DataLoader"),
+        ({"train_data": [{}]}, "train_data is for detectors that learn, msp does not"),
+        ({"detector": "knn", "train_data": "cifar100"}, "train_data is a str: pass a DataLoader"),
+        ({"target": {"tpr": 0.9}, "ood_data": torch.zeros(3)}, "ood_data is a Tensor: pass a DataLoader"),
         ({"data": None}, "data is a NoneType: pass a DataLoader"),
     ],
 )
@@ -571,6 +576,13 @@ def test_arguments_are_checked_before_anything_is_predicted(options, message, mo
 
 def unreachable(self, pixel_values):
     raise AssertionError("it was asked to predict")
+
+
+def test_a_promise_that_cannot_be_made_says_that_half_of_the_rows_were_used():
+    with pytest.raises(
+        ValueError, match=r"confidence on these 24 rows.*\(these 24 rows are half of data: the other half"
+    ):
+        hydra_of("vit").calibrate(rows_for("vit"), target={"risk": 0.001}, confidence=0.999)
 
 
 def test_clip_is_calibrated_with_its_prompts_alone(monkeypatch):
@@ -596,7 +608,7 @@ def stops_midway(rows: list[dict], error: BaseException):
         (lambda: rows_for("vit"), {"target": {"risk": 0.001}, "confidence": 0.999}, ValueError),  # fails at the end
         (
             lambda: rows_for("vit"),
-            {"target": {"tpr": 0.5}, "ood": stops_midway(rows_for("vit", 2), OSError("the disk is gone"))},
+            {"target": {"tpr": 0.5}, "ood_data": stops_midway(rows_for("vit", 2), OSError("the disk is gone"))},
             OSError,
         ),
     ],
@@ -611,7 +623,7 @@ def test_a_calibration_that_fails_leaves_the_earlier_one(data, options, error):
         before = hydra(**batch)
     with pytest.raises(error):
         hydra.calibrate(data(), **options)
-    assert hydra.decision is decision and hydra.config.decision is settings and hydra.is_deciding
+    assert hydra.decision is decision and hydra.config.decision is settings and hydra.is_calibrated
     with torch.no_grad():
         after = hydra(**batch)
     assert torch.equal(before.logits, after.logits) and torch.equal(before.abstain, after.abstain)
@@ -623,7 +635,7 @@ def test_calibrating_again_is_as_calibrating_at_first(detector):
     first, again = hydra_of("vit"), hydra_of("vit")
     again.load_state_dict(first.state_dict())
     again.calibrate(rows_for("vit", seed=5), target={"coverage": 0.9})
-    data = {"data": rows_for("vit"), "training_data": rows_for("vit", 2), "ood": rows_for("vit", 3, labelled=False)}
+    data = {"data": rows_for("vit"), "train_data": rows_for("vit", 2), "ood_data": rows_for("vit", 3, labelled=False)}
     for hydra in (first, again):
         hydra.calibrate(**data, target={"tpr": 0.5}, detector=detector)
     assert first.config.decision == again.config.decision
@@ -641,9 +653,9 @@ def test_training_data_is_read_in_one_pass_and_batch_by_batch(name):
             seen.append(start)
             yield {key: value[start : start + 12] for key, value in training[0].items()}
 
-    calibration = hydra.calibrate(data, target={"coverage": 0.5}, detector=name, training_data=batches())
+    calibration = hydra.calibrate(data, target={"coverage": 0.5}, detector=name, train_data=batches())
     assert seen == [0, 12, 24, 36]
-    with hydra.undecided():
+    with hydra.uncalibrated():
         logits, features, labels = collect_answers(hydra, training)
     expected = detector_by_name(name)
     expected.fit_answers(TemperatureScaling(calibration.temperature)(logits), features, labels)
@@ -690,4 +702,4 @@ def test_a_config_with_a_decision_goes_through_auto_classes(tmp_path):
     hydra.calibrate(rows_for("vit"), target={"risk": 0.9})
     hydra.save_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).decision == hydra.config.decision
-    assert AutoModelForImageClassification.from_pretrained(tmp_path).eval().is_deciding
+    assert AutoModelForImageClassification.from_pretrained(tmp_path).eval().is_calibrated

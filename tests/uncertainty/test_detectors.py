@@ -595,21 +595,21 @@ def test_a_report_is_judged_by_a_fitted_detector(tmp_path):
         for name, model in (("Single", backbone), ("Hydra", hydra))
     }
     models = {"Single": backbone, "Hydra": hydra}
-    report = evaluate_uncertainty(models, test, ood={"far": {"loud": far}}, score=detectors)
+    report = evaluate_uncertainty(models, test, ood_data={"far": {"loud": far}}, score=detectors)
     assert report.score == "knn (k=3)"
     assert "Score: knn (k=3)." in report.to_markdown()
     assert "roc_loud_far.png" in {path.name for path in report.plot(tmp_path)}
     for name, model in models.items():
         expected = ood_metrics(detectors[name].score(model, test), detectors[name].score(model, far))
         assert report.models[name].ood["far"]["loud"]["auroc"] == expected["auroc"]
-    same = evaluate_uncertainty(models, test, ood={"far": {"loud": far}}, score=detector_by_name("energy"))
-    assert same == evaluate_uncertainty(models, test, ood={"far": {"loud": far}}, score="energy")
+    same = evaluate_uncertainty(models, test, ood_data={"far": {"loud": far}}, score=detector_by_name("energy"))
+    assert same == evaluate_uncertainty(models, test, ood_data={"far": {"loud": far}}, score="energy")
 
 
 @pytest.mark.parametrize(
     ("score", "message"),
     [
-        ("vim", r"vim needs a fit: pass detector_by_name\('vim'\).fit\(model, training_data\)"),
+        ("vim", r"vim needs a fit: pass detector_by_name\('vim'\).fit\(model, train_data\)"),
         (detector_by_name("vim"), "vim is not fitted"),
         ({"Hydra": "msp"}, "score is for Hydra, models has Single, Hydra"),
         ({"Hydra": "msp", "Single": "energy"}, "score is energy and msp: models are compared by one"),

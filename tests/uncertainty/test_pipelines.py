@@ -109,8 +109,9 @@ def assert_same(ours: list[dict], theirs: list[dict]) -> None:
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs, strict=True):
         assert one.keys() == other.keys()
-        for name in ("label", "abstain", "prediction_set"):
+        for name in ("label", "abstain", "prediction_set", "detector", "threshold"):
             assert one[name] == other[name], name
+        assert one.get("truncated") == other.get("truncated") and (one["reason"] is None) == (other["reason"] is None)
         for name in ("score", *PARTS):
             assert one[name] == pytest.approx(other[name], abs=1e-5), name
         assert [each["label"] for each in one["scores"]] == [each["label"] for each in other["scores"]]
@@ -137,8 +138,15 @@ def test_they_answer_what_the_model_gives(case):
             assert answer["abstain"] is outputs.abstain[row].item()
             in_set = [names[index] for index in best if outputs.prediction_set[row, index]]
             assert answer["prediction_set"] == in_set != []
+            threshold = load_trained(folder).config.decision["threshold"]
+            assert answer["detector"] == "msp" and answer["threshold"] == threshold
+            assert answer["detector_score"] == pytest.approx(outputs.detector_score[row].item(), abs=1e-5)
+            why = f"msp is {answer['detector_score']:.3g}, above the threshold {threshold:.3g}."
+            assert answer["reason"] == (why if answer["abstain"] else None)
         else:
-            assert answer["abstain"] is None and answer["prediction_set"] is None
+            decided = ("abstain", "prediction_set", "detector", "detector_score", "threshold", "reason")
+            assert all(answer[name] is None for name in decided)
+        assert ("truncated" in answer) == (folder.name == "texts")
     if folder.name == "calibrated":
         assert len({answer["abstain"] for answer in answers}) == 2
 
@@ -221,8 +229,51 @@ def test_all_scores_on_request(folders):
 
 
 def test_long_texts_are_cut_to_what_the_model_reads(folders):
-    [long, short] = load_trained(folders / "texts").predict(["good film " * 40, "good film " * 7])
+    texts = ["good film " * 40, "good film " * 7]
+    [long, short] = load_trained(folders / "texts").predict(texts)
     assert long["score"] == pytest.approx(short["score"], abs=1e-5)
+    assert long["truncated"] is True and short["truncated"] is False
+    answer = pipeline_in(folders / "texts", "hydra-text-classification")
+    for batch_size in (1, 2):
+        assert_same(answer(texts, batch_size=batch_size), [long, short])
+
+
+@pytest.mark.parametrize("text", ["", "  ", "\n\t", "\u200b", {"text": "", "text_pair": " "}])
+def test_empty_texts_are_not_answered(text, folders):
+    answer = pipeline_in(folders / "texts", "hydra-text-classification")
+    for found in (answer(text), answer([text, "good"], batch_size=2)[0]):
+        assert found["abstain"] is True and found["reason"] == "The text is empty."
+    assert answer("good")["reason"] is None
+    [found] = predict_decisions(load_trained(folders / "bert"), [text])
+    assert found["abstain"] is True and found["reason"] == "The text is empty."
+
+
+@pytest.mark.parametrize("kind", ["images", "zero-shot", "calibrated"])
+@pytest.mark.parametrize("mode", ["RGB", "L", "RGBA"])
+def test_images_of_one_colour_are_not_answered(kind, mode, folders, tmp_path):
+    options = {"candidate_labels": LABELS} if kind == "zero-shot" else {}
+    flat = Image.new(mode, (9, 7), {"RGB": (10, 20, 30), "L": 7, "RGBA": (1, 2, 3, 0)}[mode])
+    flat.save(tmp_path / "flat.png")
+    for batch_size in (1, 3):
+        [first, second, other] = load_trained(folders / kind).predict(
+            [flat, tmp_path / "flat.png", IMAGES[0]], processor_for(folders / kind), batch_size, **options
+        )
+        assert first["abstain"] is True and first["reason"] == "The image has one colour only."
+        assert_same([first], [second])
+        assert other["reason"] != first["reason"]
+
+
+@pytest.mark.parametrize("kind", ["images", "calibrated"])
+def test_answers_that_are_no_numbers_abstain(kind, folders):
+    hydra = load_trained(folders / kind)
+    with torch.no_grad():
+        hydra.classifier.weight.fill_(torch.nan)
+    if kind == "calibrated":
+        hydra.decision.remember(hydra)
+    [answer] = hydra.predict(IMAGES[:1], processor_for(folders / kind))
+    assert answer["abstain"] is True and answer["reason"] == "The answer is not a number."
+    if kind == "calibrated":
+        assert sorted(answer["prediction_set"]) == sorted(CLASSES)
 
 
 def test_a_multi_label_model_has_the_uncertainty_of_all_its_labels(folders):
@@ -305,6 +356,32 @@ def test_a_process_without_the_package_answers_alike(folders, tmp_path):
             [image], processor_for(folders / "zero-shot"), candidate_labels=LABELS
         )
     assert_same(others, expected)
+
+
+WITHOUT_A_PROCESSOR = """
+import sys
+sys.modules["hydra_transformers"] = None
+from unittest import mock
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_remote_code=True)
+loads = AutoTokenizer.from_pretrained
+with mock.patch.object(AutoTokenizer, "from_pretrained", side_effect=loads) as loading:
+    answers = [model.predict(["a bad film"])[0]["label"] for _ in range(3)]
+print(loading.call_count, answers)
+"""
+
+
+@pytest.mark.slow
+def test_the_processor_of_a_model_by_remote_code_is_loaded_once_and_nobody_is_asked(folders, tmp_path):
+    environment = {"PATH": "", "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", WITHOUT_A_PROCESSOR, str(folders / "texts")]
+    result = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, input="n\n" * 9
+    )
+    assert result.returncode == 0, result.stderr
+    assert "[y/N]" not in result.stdout + result.stderr
+    label = load_trained(folders / "texts").predict(["a bad film"])[0]["label"]
+    assert result.stdout.splitlines()[-1] == f"1 {[label] * 3}"
 
 
 # Any classifier

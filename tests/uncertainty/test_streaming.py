@@ -162,6 +162,6 @@ def test_two_processes_give_the_bits_of_one(tmp_path):
         assert results["report"] == alone.to_json()
         assert results["loader"] == WHOLE
         split, shuffled, unknown, by_list = results["refusals"]
-        assert "id_data is already split between the processes" in split
-        assert "id_data may be shuffled (its sampler is a RandomSampler), so 2 processes cannot share it" in shuffled
+        assert "data is already split between the processes" in split
+        assert "data may be shuffled (its sampler is a RandomSampler), so 2 processes cannot share it" in shuffled
         assert "its sampler is a Shuffled" in unknown and "its sampler is a list" in by_list

@@ -10,22 +10,22 @@ from tests.pages import ROOT, run_python_blocks
 
 
 MODULES = (
-    "abstention",
-    "binomial",
-    "conformal",
-    "decomposition",
-    "fusion_report",
-    "metrics",
-    "ood",
-    "paired",
-    "streaming",
-    "temperature",
+    "uncertainty.abstention",
+    "uncertainty.conformal",
+    "uncertainty.decomposition",
+    "uncertainty.detectors",
+    "uncertainty.metrics",
+    "uncertainty.ood",
+    "uncertainty.paired",
+    "uncertainty.streaming",
+    "uncertainty.temperature",
+    "reports.fusion_report",
 )
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_docstring_examples_are_true(module):
-    results = doctest.testmod(importlib.import_module(f"hydra_transformers.uncertainty.{module}"))
+    results = doctest.testmod(importlib.import_module(f"hydra_transformers.{module}"))
     assert results.attempted > 0 and results.failed == 0
 
 

@@ -1,0 +1,35 @@
+"""Progress bars for what takes long: on a terminal, and from the fifth second on."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tqdm.auto import tqdm
+
+
+SECONDS_BEFORE_A_BAR = 5.0
+
+
+def progress_bar(total: int | None, name: str, unit: str, enabled: bool = True, initial: int = 0) -> tqdm:
+    """A bar that shows itself after five seconds, and never where nobody watches: in a pipe, a file or a log."""
+    return tqdm(
+        total=total,
+        initial=initial,
+        desc=name,
+        unit=unit,
+        delay=SECONDS_BEFORE_A_BAR,
+        disable=None if enabled else True,
+        leave=False,
+    )
+
+
+class CountedBatches(list):
+    """A list of batches that moves a bar by one with every batch that is read."""
+
+    def __init__(self, batches: Sequence[Any], bar: tqdm):
+        super().__init__(batches)
+        self.bar = bar
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():
+            yield batch
+            self.bar.update()

@@ -1,0 +1,71 @@
+"""`app`: a page in the browser to try a model on."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from .options import Device, ModelArgument, Processor, megabytes, option
+from .predict import load_to_answer
+
+
+if TYPE_CHECKING:
+    from ..serving.page_answers import AskedModel
+
+LIMITS = "Who may send what"
+
+
+def app(
+    model: ModelArgument,
+    single: Annotated[
+        str | None, option("another model, whose answers stand beside: one backbone, for example", "MODEL")
+    ] = None,
+    examples: Annotated[
+        Path | None,
+        option(
+            "to click on: a folder of images, its folders being groups with their names, or for texts a file with one on each "
+            "line, or a folder of such files",
+            "PATH",
+        ),
+    ] = None,
+    labels: Annotated[
+        list[str] | None,
+        option("for CLIP and SigLIP: the classes that are there first; users may name others", "LABEL..."),
+    ] = None,
+    processor: Processor = None,
+    host: Annotated[
+        str, option("0.0.0.0 for all who can reach this machine; 127.0.0.1 for this machine alone", panel=LIMITS)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, option("default: the first free one from 7860 on", "N", LIMITS, min=1, max=2**16 - 1)
+    ] = None,
+    max_megabytes: Annotated[float, option("of an image's file", "N", LIMITS, parser=megabytes)] = 10.0,
+    max_characters: Annotated[int, option("of a text", "N", LIMITS, min=1)] = 10_000,
+    device: Device = None,
+) -> None:
+    """Open a page in the browser to try a model on: its answer, its members', its uncertainty."""
+    from ..serving.page import launch_page
+    from ..serving.page_examples import read_examples
+    from ..serving.page_inputs import Limits
+
+    limits = Limits(megabytes=max_megabytes, characters=max_characters)
+    asked = _asked(model, processor, device)
+    if labels and not asked.needs_classes:
+        raise ValueError(f"--labels is for CLIP and SigLIP, {model} has classes of its own: leave it out")
+    shown = None if examples is None else read_examples(examples, asked.reads, limits)
+    beside = None if single is None else _asked(single, processor, device)
+    try:
+        page = launch_page(asked, beside, shown, limits, labels or (), host, port)
+    except OSError as error:
+        where = "any port from 7860 on" if port is None else f"port {port}"
+        raise OSError(
+            f"the page cannot be served at {where} of {host} ({error}): pass another --port or --host"
+        ) from error
+    print(f"The page of {asked.name} is at {page.local_url} (Ctrl-C ends it).", flush=True)
+    page.block_thread()
+
+
+def _asked(name: str, processor: str | None, device: str | None) -> "AskedModel":
+    from ..serving.page_answers import AskedModel
+
+    folder = Path(name)
+    loaded = load_to_answer(name, processor, device)
+    return AskedModel(folder.resolve().name if folder.is_dir() else name, *loaded)

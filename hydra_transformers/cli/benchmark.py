@@ -1,0 +1,59 @@
+"""`benchmark`: parameters, multiply-adds and time of a Hydra against one model and a Deep Ensemble."""
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from torch import nn
+
+from .._io.files import write_atomically
+from ..cost import compare_costs, inputs_for, unpruned_backbone
+from ..reports.tables import cost_table
+from .folders import check_is_hydra, check_takes_files, load_config, load_model
+from .options import Device, check_named_once, device_named, option
+from .options import seconds as parse_seconds
+
+
+def benchmark(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="a Hydra: the output of `fuse`, a member, or a Hub name")
+    ],
+    batch_sizes: Annotated[list[int], option("batch sizes to measure", "N...", min=1)] = (1, 8),
+    seconds: Annotated[float, option("to measure per batch size", parser=parse_seconds)] = 5.0,
+    device: Device = None,
+    output: Annotated[Path | None, option("write the table to this file, too", "FILE")] = None,
+) -> None:
+    """Compare parameters, multiply-adds and time with one model and a Deep Ensemble."""
+    from ..baselines import DeepEnsemble
+
+    check_named_once(batch_sizes, "--batch-sizes")
+    check_is_hydra(load_config(model), model)
+    device = device_named(device)
+    if output is not None:
+        if output.is_dir():
+            raise ValueError(f"--output {output} is a folder: pass the name of a file")
+        check_takes_files(output.parent)
+    hydra = load_model(model, device)
+    models: dict[str, nn.Module] = {"Single": unpruned_backbone(hydra, device)}
+    if hydra.num_members > 1:
+        several = [unpruned_backbone(hydra, device) for _ in range(hydra.num_members)]
+        models[f"Deep Ensemble of {hydra.num_members}"] = DeepEnsemble(several)
+        models["Pruned member"] = hydra.member(0)
+    models["Hydra" if hydra.num_members > 1 else "Pruned member"] = hydra
+    print(f"One sample has {sample_size(hydra)}; median times on {device} (threads: {torch.get_num_threads()}).\n")
+    table = cost_table(compare_costs(models, batch_sizes, seconds)).markdown()
+    print(table)
+    if output is not None:
+        write_atomically(output, table + "\n")
+
+
+def sample_size(model: nn.Module) -> str:
+    """The size of one input, in words."""
+    inputs = inputs_for(model, 1, "meta")
+    parts = ["{} x {} pixels".format(*inputs["pixel_values"].shape[2:])] if "pixel_values" in inputs else []
+    if "input_values" in inputs:
+        parts.append("{} frames of {} mel bins".format(*inputs["input_values"].shape[1:]))
+    if "input_ids" in inputs:
+        parts.append(f"{inputs['input_ids'].shape[1]} tokens")
+    return " and ".join(parts)

@@ -1,0 +1,124 @@
+"""`calibrate`: when a model says that it does not know, and which classes it may be."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from .._io.files import written_whole
+from ..data.loading import remember_max_length
+from ..data.prediction import ZeroShotClassifier
+from ..data.prompts import class_prompts
+from ..data.rows import is_same_source
+from ..models.detection import DETECTORS
+from ..uncertainty import CalibratedClassifier, detector_by_name
+from ..uncertainty import calibrate as fit
+from .evaluate import WithProgress
+from .folders import (
+    FUSE_SETTINGS,
+    check_is_new,
+    check_takes_files,
+    circuits_of,
+    copy_circuits,
+    load_config,
+    load_model,
+    load_processor,
+)
+from .options import BatchSize, Device, ModelArgument, PartOptions, choice, device_named, option, share
+
+
+ABSTAIN, SETS = "When to abstain (default: never)", "Prediction sets"
+DECIDING_DETECTORS = tuple(name for name in DETECTORS if name != "vim")
+
+
+def calibrate(
+    model: ModelArgument,
+    data: PartOptions,
+    output: Annotated[Path, option("gets the calibrated model with its code, processor and circuits", "DIR")],
+    risk: Annotated[
+        float | None, option("at most this share of the answers is wrong: 0.05", "SHARE", ABSTAIN, parser=share)
+    ] = None,
+    coverage: Annotated[
+        float | None, option("at least this share is answered: 0.9", "SHARE", ABSTAIN, parser=share)
+    ] = None,
+    tpr: Annotated[
+        float | None, option("this share of --ood-data is refused: 0.95", "SHARE", ABSTAIN, parser=share)
+    ] = None,
+    confidence: Annotated[
+        float | None,
+        option("promise it for new rows in this share of all calibrations: 0.95", "SHARE", ABSTAIN, parser=share),
+    ] = None,
+    ood_data: Annotated[
+        str | None, option("rows from elsewhere, for --tpr, or to see their share", "NAME_OR_FOLDER", ABSTAIN)
+    ] = None,
+    detector: Annotated[choice(DECIDING_DETECTORS), option("the score by which it abstains", panel=ABSTAIN)] = "msp",
+    training_data: Annotated[
+        str | None,
+        option("what a detector that needs a fit learns (default: half of --data)", "NAME_OR_FOLDER", ABSTAIN),
+    ] = None,
+    alpha: Annotated[float, option("how many may miss the right class", "SHARE", SETS, parser=share)] = 0.1,
+    sets: Annotated[choice(("lac", "aps", "raps", "none")), option("their kind", panel=SETS)] = "lac",
+    batch_size: BatchSize = 32,
+    device: Device = None,
+) -> None:
+    """Fit when a model says that it does not know, and which classes it may be; saved with the model."""
+    target = {
+        name: value for name, value in (("risk", risk), ("coverage", coverage), ("tpr", tpr)) if value is not None
+    }
+    if len(target) > 1:
+        raise ValueError(f"{' and '.join(f'--{name}' for name in target)} exclude each other: pass one of them")
+    for flag, value in (("--confidence", confidence), ("--ood-data", ood_data)):
+        if not target and value is not None:
+            raise ValueError(f"{flag} is about when to abstain: pass --risk, --coverage or --tpr, too")
+    if tpr is not None and ood_data is None:
+        raise ValueError("--tpr is a share of rows from elsewhere: name them with --ood-data")
+    if ood_data is not None and is_same_source(ood_data, data.data):
+        raise ValueError(f"--ood-data is the data itself, {data.data}: name rows from elsewhere")
+    if training_data is not None and not detector_by_name(detector).needs_fit:
+        raise ValueError(f"the detector {detector} learns nothing: leave --training-data out, or name another")
+    config = load_config(model)
+    check_is_new(output)
+    check_takes_files(output)
+    device = device_named(device)
+    folder = Path(model)
+    if folder.is_dir():
+        circuits_of(folder, [config])  # refuses those that a card could not be made of
+    processor = load_processor(data.processor or model, config)
+    if data.max_length is not None:  # saved with the model, which then reads what it was calibrated on
+        remember_max_length(processor, config, data.max_length, data.max_length)
+    rows = data.read(config, processor, split=data.split, part=data.part)
+    if str(rows.split).startswith("train") and data.part in (None, "training"):
+        print(
+            f"note: these rows are of the split {rows.split}: where the model was trained on them, nothing promised holds",
+            file=sys.stderr,
+        )
+    others = {}
+    if ood_data is not None:
+        prefer = ("test", "validation", "train")
+        others["ood_data"] = data.read(config, processor, ood_data, labelled=False, prefer=prefer)
+    if training_data is not None:
+        others["train_data"] = data.read(config, processor, training_data, prefer=("train",))
+    prompts = class_prompts(config, processor, rows.class_names)
+    if prompts is not None and "train_data" in others and others["train_data"].class_names != rows.class_names:
+        raise ValueError(f"{training_data} has other classes than {data.data}: let the detector learn from the same")
+    loaded = load_model(model, device)
+    calibration = fit(
+        loaded if prompts is None else ZeroShotClassifier(loaded, prompts, rows.class_names),
+        WithProgress(rows, batch_size, data.data),
+        target=target or None,
+        confidence=confidence,
+        detector=detector,
+        alpha=None if sets == "none" else alpha,
+        sets=sets,
+        **{name: WithProgress(each, batch_size, name) for name, each in others.items()},
+    )
+    with written_whole(output) as unfinished:
+        loaded.save_pretrained(unfinished)
+        if isinstance(calibration.model, CalibratedClassifier):  # a Hydra classifier's decision is a part of it
+            calibration.model.save(unfinished)
+        processor.save_pretrained(unfinished)
+        if (folder / FUSE_SETTINGS).exists():
+            shutil.copy(folder / FUSE_SETTINGS, unfinished)
+        copy_circuits(folder, unfinished)
+    print(calibration)
+    print(f"The calibrated model is in {output}. Next: hydra-transformers predict {output} ...")

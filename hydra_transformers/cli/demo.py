@@ -1,0 +1,24 @@
+"""`demo`: the whole story on digits."""
+
+from pathlib import Path
+from typing import Annotated
+
+from .options import option, switch
+
+
+def demo(
+    output: Annotated[Path, option("folder for the results", "DIR")] = Path("demo-output"),
+    train: Annotated[bool, switch("--train", "pre-train the model, too, instead of loading it")] = False,
+    fast: Annotated[bool, switch("--fast", "a few steps of everything: quick, and worth nothing else")] = False,
+) -> None:
+    """Tell the whole story on digits, without a download."""
+    import torch
+
+    from ..demo.story import FAST, FULL, tell
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # sums have one order, and every run the same figures
+    try:
+        tell(output, FAST if fast else FULL, train)
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,50 @@
+"""`export`: a Hydra in a format that runs without this package."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..export import FILES
+from ..export import export as write
+from ..uncertainty import CalibratedClassifier
+from .folders import check_is_hydra, check_is_new, check_takes_files, load_config, load_model, load_processor
+from .options import Processor, check_named_once, one_of, option
+
+
+def export(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="a Hydra: the output of `fuse` or `calibrate`, or a Hub name"),
+    ],
+    output: Annotated[Path, option("a new folder: gets the exported model, config.json and the processor", "DIR")],
+    to: Annotated[
+        list[str],
+        option(
+            "onnx (model.onnx), torch (model.pt2, which torch.export.load reads), or both",
+            "FORMAT...",
+            parser=one_of(FILES),
+        ),
+    ] = ("onnx",),
+    processor: Processor = None,
+) -> None:
+    """Write the model as ONNX, or as PyTorch's archive of a graph, to run without this package."""
+    check_named_once(to, "--to")
+    config = load_config(model)
+    check_is_hydra(config, model)
+    check_is_new(output)
+    check_takes_files(output)
+    reader = load_processor(processor or model, config)
+    if CalibratedClassifier.is_saved_in(model):
+        print(
+            f"note: {model} is exported without its decision, which is about the classes of one data set",
+            file=sys.stderr,
+        )
+    loaded = load_model(model).float()
+    write(loaded, output, to, reader)
+    calibration = "with its calibration"
+    if not loaded.is_calibrated:
+        calibration = "not calibrated, so it has no abstain and no prediction_set"
+    files = " and ".join(str(output / FILES[each]) for each in to)
+    print(f"{files}: {calibration}; it answers as the model does (docs/export.md tells how to run it).")

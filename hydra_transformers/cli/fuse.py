@@ -1,0 +1,103 @@
+"""`fuse`: one model of the members."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .._io.files import write_atomically, written_whole
+from ..fusion import check_can_be_fused
+from ..models.auto import AutoHydra
+from ..models.configuration_hydra import SHARED_PARTS
+from .finetune import check_trunk
+from .folders import (
+    FUSE_SETTINGS,
+    are_fine_tunings,
+    check_is_new,
+    check_same_processors,
+    check_takes_files,
+    circuits_of,
+    copy_circuits,
+    digest_of_names,
+    find_processor,
+    load_config,
+    load_model,
+    load_processor,
+    members_in,
+    refuse_equal,
+)
+from .options import one_of, option, switch
+
+
+def fuse(
+    members: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="DIR_OR_MODEL",
+            help="the output of `finetune` or `prune`; or the members themselves, several models by folder or Hub name: plain ones "
+            "of Transformers, fine-tuned from one pre-trained model, or Hydras",
+        ),
+    ],
+    output: Annotated[Path, option("gets the Hydra with its code and processor, ready for the Hub", "DIR")],
+    shared: Annotated[
+        list[str],
+        option(
+            f"what becomes the mean over the members, of {', '.join(SHARED_PARTS)} (default: all; none for a Deep Ensemble in one "
+            "forward)",
+            "[PART...]",
+            parser=one_of(("", *SHARED_PARTS)),
+            show_default=False,
+        ),
+    ] = SHARED_PARTS,
+    trunk_layers: Annotated[
+        int | None,
+        option(
+            "merge the first N layers whole, attention too, so that they run once for all members; 0 for none (default: those "
+            "that are equal in all members, which changes no answer)",
+            "N",
+            min=0,
+        ),
+    ] = None,
+    allow_equal: Annotated[bool, switch("--allow-equal", "fuse members although they are the same model")] = False,
+    processor: Annotated[str | None, option("default: the one saved with the first member", "NAME_OR_FOLDER")] = None,
+) -> None:
+    """Make one model of the members."""
+    from ..hub.kept_heads_map import trunk_sentence
+
+    folder = Path(members[0]) if len(members) == 1 else None
+    names = members if folder is None else [str(path) for path in members_in(folder)]
+    configs = [load_config(name) for name in names]
+    check_is_new(output)
+    check_takes_files(output)
+    if folder is not None:
+        circuits_of(folder, configs)  # refuses those that a card could not be made of
+    reader = find_processor(names[0], configs[0]) if processor is None else load_processor(processor, configs[0])
+    if reader is not None and processor is None:
+        check_same_processors(names, configs, reader)
+    check_trunk(trunk_layers, names[0], configs[0])
+    models = [load_model(name) for name in names]
+    check_can_be_fused(models, "members")
+    if not allow_equal:
+        refuse_equal(models, names, "prune with another --budget or other data")
+    with written_whole(output) as unfinished:
+        hydra = AutoHydra.from_pruned_members(models, [part for part in shared if part], trunk_layers)
+        hydra.save_pretrained(unfinished)
+        if reader is not None:
+            reader.save_pretrained(unfinished)
+        is_plain = not any(hasattr(config, "kept_heads") for config in configs)
+        steps = [folder] if folder is not None else [Path(name).parent for name in names]
+        record = {"made_of": digest_of_names(names), "fine_tunings": is_plain or any(map(are_fine_tunings, steps))}
+        write_atomically(unfinished / FUSE_SETTINGS, json.dumps(record, indent=1) + "\n")
+        if folder is not None:
+            copy_circuits(folder, unfinished)
+    if reader is None:
+        print(
+            f"note: no processor was found with {names[0]}, so {output} has none: add one with `fuse --processor NAME`, or "
+            f"save it there with save_pretrained({str(output)!r})",
+            file=sys.stderr,
+        )
+    once = trunk_sentence(hydra.config)
+    print(f"{hydra.num_members} members are one model in {output}{f'; {once}' if once else ''}.")
+    print(f"Next: hydra-transformers evaluate {output} --data ...")

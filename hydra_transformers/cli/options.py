@@ -1,0 +1,304 @@
+"""Options that several commands share, and the decorator that lets a command take groups of them."""
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from typing import Annotated, Any, Literal, get_type_hints
+
+import torch
+import typer
+
+from ..cost import TEXT_TOKENS
+from ..data.loading import PreparedData, load_data
+from ..data.rows import PREFERRED_SPLITS, DataSource
+from .errors import access_to
+
+
+MOST_SEED = 2**31 - 1  # numpy takes twice as much, and member i gets the seed plus i
+# Options that take several values in a row, `--labels cat dog`; the others of several values are repeated.
+SEVERAL_VALUES = {"--batch-sizes", "--budgets", "--labels", "--learning-rates", "--objectives", "--shared", "--to"}
+
+
+# Parsers of values
+
+
+def positive_or_best(text: str) -> int | str:
+    return text if text == "best" else _number(int, text, lambda value: value > 0, "no positive number, nor best")
+
+
+def count_or_best(text: str) -> int | str:
+    return text if text == "best" else _number(int, text, lambda value: value >= 0, "no number of heads, nor best")
+
+
+def seconds(text: str) -> float:
+    return _number(float, text, lambda value: value >= 0, "no time: pass 0 or more")
+
+
+def minutes(text: str) -> float:
+    return _number(float, text, lambda value: value > 0, "no time: pass more than 0 minutes")
+
+
+def megabytes(text: str) -> float:
+    return _number(float, text, lambda value: value > 0, "no size: pass a positive number")
+
+
+def share(text: str) -> float:
+    return _number(float, text, lambda value: 0 < value < 1, "no share between 0 and 1: pass 0.05 for 5 %")
+
+
+def learning_rate(text: str) -> float | str:
+    wrong = "no learning rate: pass positive numbers, or the word grid"
+    return text if text == "grid" else _number(float, text, lambda value: value > 0, wrong)
+
+
+def one_of(names: Sequence[str]) -> Callable[[str], str]:
+    """A parser of names, for options that take several."""
+
+    def read(text: str) -> str:
+        if text not in names:
+            raise typer.BadParameter(f"{text!r} is none of {', '.join(filter(None, names))}")
+        return text
+
+    return read
+
+
+def named(text: str) -> tuple[str, str]:
+    """NAME=VALUE"""
+    name, sign, value = text.partition("=")
+    if not (name and sign and value):
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _number(kind: type, text: str, fits: Callable[[Any], bool], wrong: str) -> Any:
+    try:
+        value = kind(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and fits(value)):
+        raise typer.BadParameter(f"{text} is {wrong}")
+    return value
+
+
+# Declarations
+
+
+def option(help: str, metavar: str | None = None, panel: str | None = None, **settings) -> Any:
+    return typer.Option(help=help, metavar=metavar, rich_help_panel=panel, **settings)
+
+
+def switch(flag: str, help: str, panel: str | None = None) -> Any:
+    """A flag without a value, and without the --no-flag that typer would add."""
+    return typer.Option(flag, help=help, rich_help_panel=panel)
+
+
+def choice(names: Sequence) -> Any:
+    """The type of an option that takes one of `names`."""
+    return Literal[tuple(names)]
+
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="the output of `fuse` or `calibrate`, or any classifier, CLIP or SigLIP model or saved baseline, by folder or Hub name",
+    ),
+]
+BatchSize = Annotated[int, option("rows per batch", "N", min=1)]
+Device = Annotated[str | None, option("default: cuda where there is one, otherwise cpu")]
+Seed = Annotated[int, option("of all that is drawn at random", min=0, max=MOST_SEED)]
+Mode = Annotated[
+    choice(("exact", "shortlist")), option("how circuits are extracted: shortlist is quicker, and may differ")
+]
+Processor = Annotated[str | None, option("default: the one saved with the model", "NAME_OR_FOLDER")]
+OodSplit = Annotated[str | None, option("default: train, validation or test, whichever comes first")]
+Epochs = Annotated[
+    int | None,
+    option(
+        "passes over the data of each fine-tuning, at most where a recipe ends early (default: the recipe's; without --recipe "
+        "by the number of rows, 1 to 30)",
+        "N",
+        min=1,
+    ),
+]
+MaxSteps = Annotated[int | None, option("train for N steps instead of the recipe's length, to try it out", "N", min=1)]
+ReportTo = Annotated[str, option("where trainings are logged, as Trainer calls it: tensorboard, wandb, ...", "NAME")]
+NearData = Annotated[
+    list[tuple] | None, option("near out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
+]
+FarData = Annotated[
+    list[tuple] | None, option("far out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
+]
+
+
+def device_named(device: str | None) -> str:
+    """The device that was asked for, or the best there is."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"the device {device} is not there: pass --device cpu") from error
+    return device
+
+
+def check_named_once(names: Sequence, flag: str) -> None:
+    """Refuses what would count once, or stand for two things."""
+    twice = [name for place, name in enumerate(names) if name in names[:place]]
+    if twice:
+        raise ValueError(f"{flag} has {twice[0]} twice: name each once")
+
+
+# Groups of options
+
+DATA = "Data"
+
+
+@dataclass(kw_only=True)
+class DataOptions:
+    """Which rows to read, and what of them."""
+
+    data: Annotated[
+        str,
+        option(
+            'a data set on the Hub ("cifar100", "glue:sst2"), a folder that save_to_disk wrote, a folder of images, csv, json or '
+            "parquet files, or one such file",
+            "NAME_OR_FOLDER",
+            DATA,
+        ),
+    ]
+    split: Annotated[
+        str | None,
+        option(
+            'which split to read, or which part, "train[:1000]" (default: to train or prune train, otherwise validation, test or '
+            "train, whichever comes first)",
+            panel=DATA,
+        ),
+    ] = None
+    limit: Annotated[int | None, option("read at most N rows of each set, drawn at random", "N", DATA, min=1)] = None
+    image_column: Annotated[str | None, option("default: the only column of images", "NAME", DATA)] = None
+    audio_column: Annotated[str | None, option("default: the only column of sounds", "NAME", DATA)] = None
+    text_column: Annotated[
+        str | None,
+        option(
+            'default: "text", "sentence", ... or the only one; "column.field" for a field of one, "premise,hypothesis" for pairs '
+            "of texts in two columns",
+            "NAME",
+            DATA,
+        ),
+    ] = None
+    max_length: Annotated[
+        int | None,
+        option(
+            f"tokens that texts are cut to, saved with the tokenizer (default: {TEXT_TOKENS} in a training, otherwise as the "
+            "model was trained)",
+            "N",
+            DATA,
+            min=1,
+        ),
+    ] = None
+    label_column: Annotated[str | None, option("default: the column whose classes fit the model", "NAME", DATA)] = None
+    processor: Annotated[str | None, option("default: the one saved with the model", "NAME_OR_FOLDER", DATA)] = None
+
+    def source(
+        self, name: str | None = None, split: str | Sequence[str] | None = None, part: str | None = None
+    ) -> DataSource:
+        return DataSource(
+            name or self.data,
+            split=split,
+            part=part,
+            limit=self.limit,
+            image=self.image_column,
+            audio=self.audio_column,
+            text=self.text_column,
+            max_length=self.max_length,
+            label=self.label_column,
+            labels_in_order=getattr(self, "labels_in_order", False),
+        )
+
+    def read(
+        self,
+        config: Any,
+        processor: Any,
+        name: str | None = None,
+        split: str | None = None,
+        labelled: bool = True,
+        prefer: tuple[str, ...] = PREFERRED_SPLITS,
+        part: str | None = None,
+        quiet: bool = False,
+    ) -> PreparedData:
+        """The rows of a set, by default of --data, prepared for a model; prints what was found unless `quiet`."""
+        source = self.source(name, split or (prefer if part is None else None), part)
+        with access_to(source.name, "data set"):
+            data = load_data(**vars(source), model=config, processor=processor, labelled=labelled)
+        if not quiet:
+            print(*data.notes, sep="\n", flush=True)
+        return data
+
+
+@dataclass(kw_only=True)
+class PartOptions(DataOptions):
+    """Which rows to read, or which part of them, for a model that has classes of its own."""
+
+    part: Annotated[
+        choice(("training", "validation", "test")) | None,
+        option(
+            "read the split for this, else a random part of the first split, the same in every command: a tenth, at most 3,000 "
+            "rows, each for validation and test, the rest for training",
+            panel=DATA,
+        ),
+    ] = None
+    labels_in_order: Annotated[
+        bool, switch("--labels-in-order", "take class indices as they are, though class names differ", DATA)
+    ] = False
+
+
+def command(function: Callable) -> Callable:
+    """Makes of a function what typer takes: dataclasses among its parameters become options, one per field; --debug, which
+    `main` looks at, is added."""
+    groups: dict[str, type] = {}
+    parameters = []
+    for parameter in inspect.signature(function).parameters.values():
+        if is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+            hints = get_type_hints(parameter.annotation, include_extras=True)
+            parameters += [
+                _keyword(field.name, hints[field.name], field.default) for field in fields(parameter.annotation)
+            ]
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    debug = Annotated[bool, switch("--debug", "show the whole trace when something goes wrong")]
+    parameters.append(_keyword("debug", debug, False))
+
+    @wraps(function)
+    def run(debug: bool = False, **values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        function(**values)
+
+    run.__signature__ = inspect.Signature(parameters)
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    default = inspect.Parameter.empty if default is MISSING else default
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def repeat_flags(words: Sequence[str]) -> list[str]:
+    """`--labels cat dog` as typer takes it: `--labels cat --labels dog`; an empty list is `--labels ""`."""
+    words, found = list(words), []
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return [*found, word, *words]
+        values = []
+        while word in SEVERAL_VALUES and words and not (words[0].startswith("-") and len(words[0]) > 1):
+            values.append(words.pop(0))
+        if values:
+            found += [part for value in values for part in (word, value)]
+        else:
+            found += [word, ""] if word == "--shared" else [word]
+    return found

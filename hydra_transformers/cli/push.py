@@ -1,0 +1,105 @@
+"""`push`: a model, its code, processor and card, and a page to try it on, published on the Hub."""
+
+import sys
+from dataclasses import fields as fields_of
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from huggingface_hub import ModelCard
+from transformers import PreTrainedConfig
+
+from ..uncertainty import CalibratedClassifier
+from .card import CardOptions, load_with_decision
+from .folders import check_can_be_published, is_baseline, load_config, load_processor
+from .options import option, switch
+
+
+SPACE, SPACE_FOLDER = "A page to try it on", "space"
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the output of `fuse`, or a saved baseline")],
+    repo: Annotated[str, typer.Argument(metavar="REPO", help="me/my-hydra; made where it does not exist")],
+    fields: CardOptions,
+    private: Annotated[bool, switch("--private", "make a new repository private")] = False,
+    overwrite_card: Annotated[bool, switch("--overwrite-card", "replace the whole card on the Hub")] = False,
+    space: Annotated[
+        str | None,
+        option(
+            "me/my-page: publish the page of `hydra-transformers app` as a Space, too; its files are written to DIR/space first, "
+            "and published as they are where they are there",
+            "NAME",
+            SPACE,
+        ),
+    ] = None,
+    space_single: Annotated[
+        str | None, option("a model on the Hub, whose answers stand beside", "MODEL", SPACE)
+    ] = None,
+    space_examples: Annotated[Path | None, option("to click on, as for `app --examples`", "PATH", SPACE)] = None,
+) -> None:
+    """Publish model, code, processor and card."""
+    from ..hub import push_hydra_to_hub, push_space_to_hub
+
+    given = [flag for flag, value in (("--space-single", space_single), ("--space-examples", space_examples)) if value]
+    if space is None and given:
+        raise ValueError(f"{', '.join(given)} is about a page: name its Space with --space")
+    config = load_config(str(folder))
+    check_can_be_published(config, str(folder))
+    report, arguments = fields.fields(folder, repo, config)
+    page = None if space is None else _space(folder, repo, config, space, space_single, space_examples, given)
+    if CalibratedClassifier.is_saved_in(folder) and not is_baseline(str(folder)):
+        print(
+            f"note: {folder} is published without its decision, which is about the classes of one data set",
+            file=sys.stderr,
+        )
+    card = folder / "README.md"
+    if card.exists():
+        # The card in the folder is the one its owner has read and may have edited.
+        unused = [each.name for each in fields_of(fields) if each.name != "report" and getattr(fields, each.name)]
+        if unused:
+            flags = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
+            print(f"note: {card} is published as it is, without a look at {flags}", file=sys.stderr)
+        arguments = {"card": ModelCard.load(card)}
+    commit = push_hydra_to_hub(
+        load_with_decision(folder),
+        repo,
+        load_processor(str(folder), config),
+        report,
+        private=private or None,
+        overwrite_card=overwrite_card,
+        **arguments,
+    )
+    print(f"published: {getattr(commit, 'commit_url', commit)}")
+    if page is not None:
+        commit = push_space_to_hub(page, space, private=private or None)
+        print(f"published the page: {getattr(commit, 'commit_url', commit)}")
+
+
+def _space(
+    folder: Path,
+    repo: str,
+    config: PreTrainedConfig,
+    space: str,
+    single: str | None,
+    examples: Path | None,
+    given: list[str],
+) -> Path:
+    """The folder of the page, written where there is none yet."""
+    from ..hub import write_space
+    from ..hub.card import check_names
+    from ..serving.page_answers import read_by
+    from ..serving.page_examples import read_examples
+
+    check_names(repo_id=space)
+    reads = read_by(config, str(folder))
+    place = folder / SPACE_FOLDER
+    if place.exists():
+        without = f", without a look at {', '.join(given)}" if given else ""
+        print(f"note: {place} is published as it is{without}; remove it to have it made anew", file=sys.stderr)
+        return place
+    if examples is not None:
+        read_examples(examples, reads)
+    write_space(place, repo, single=single, examples=examples)
+    print(f"The page's files are in {place}.", flush=True)
+    return place

@@ -1,0 +1,168 @@
+"""Builds the model that a design describes; whatever takes long is found in the folder of steps again."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..baselines import DeepEnsemble, soup
+from ..fusion import encoder_config
+from ..models.auto import AutoHydra
+from ..models.configuration_hydra import SHARED_PARTS
+from ..pruning import Circuit, draw_members, extract_circuit
+from ..training import Recipe, finetune_members
+from .deadline import Deadline, EndAtDeadline
+from .designs import DEEP_ENSEMBLE, ONE_MODEL, SOUP, Design, heads_behind
+from .held_out import HeldOut, rows_of
+from .steps_folder import StepsFolder
+
+
+class SameMembersError(ValueError):
+    """Two members are identical."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How pruned members are fine-tuned; arguments: further ones of `finetune_members`."""
+
+    recipe: Recipe
+    train_data: Any
+    arguments: dict[str, Any]
+
+
+@dataclass
+class CandidateModels:
+    """Makes candidates of some models.
+
+    models: several fine-tunings, or one
+    num_members: of a Hydra at most
+    tuning: None where there is nothing to train with
+    check_time: raises `OutOfTime`, between the removals of heads and the steps of a training
+    """
+
+    models: list[PreTrainedModel]
+    num_members: int
+    data: HeldOut
+    steps: StepsFolder
+    tuning: Tuning | None
+    batch_size: int
+    seed: int
+    progress: bool
+    deadline: Deadline
+    check_time: Callable[[], None]
+
+    @property
+    def is_one(self) -> bool:
+        return len(self.models) == 1
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        return encoder_config(self.models[0])
+
+    @cached_property
+    def equal_layers(self) -> int:
+        """How many first layers fine-tunings have in common already."""
+        return AutoHydra.from_pruned_members(self.models).config.trunk_layers
+
+    def model_of(self, design: Design) -> nn.Module:
+        if design.kind == ONE_MODEL:
+            return self.models[0]
+        if design.kind == DEEP_ENSEMBLE:
+            return DeepEnsemble(self.models)
+        if design.kind == SOUP:
+            return soup(self.models)
+        trunk = None if self.is_one or set(design.shared) != set(SHARED_PARTS) else design.trunk_layers
+        return AutoHydra.from_pruned_members(self.members_of(design), design.shared, trunk)
+
+    def members_of(self, design: Design) -> list[PreTrainedModel]:
+        """The design's members: the first ones of those that there are."""
+        if design.pruned_by is None:
+            return self.models[: design.members]
+        if design.tuned:
+            return self._tuned_members(design)
+        return self._pruned_members(replace(design, members=self.num_members))[: design.members]
+
+    def _pruned_members(self, design: Design) -> list[PreTrainedModel]:
+        circuits = self.circuits_of(design)
+        drawn = {"num_members": self.num_members, "seed": self.seed}
+        if design.pruned_by == "taylor":
+            kept = self.config.num_attention_heads - design.budget
+            settings = {"dataloader": self.data.search, "heads_per_layer": kept, **drawn}
+        elif design.pruned_by == "samples":
+            out_of = min(self._ranked(design), len(circuits[0].ranking))
+            settings = {"circuit": circuits[0], "budget": design.budget, "out_of": out_of, **drawn}
+        else:
+            settings = {"circuits": circuits, "budget": design.budget}
+        models: Any = self.models[0] if self.is_one else self.models
+        members = draw_members(models, **settings, trunk_layers=design.trunk_layers, allow_equal=True)
+        if self.is_one and len({str(each.config.kept_heads) for each in members}) < len(members):
+            raise SameMembersError("two members would lose the same heads")
+        return members
+
+    def _tuned_members(self, design: Design) -> list[PreTrainedModel]:
+        recipe = self.tuning.recipe
+        if self.is_one and design.trunk_layers:
+            recipe = replace(recipe, trunk_layers=design.trunk_layers)  # what is common stays so
+        return finetune_members(
+            self.members_of(replace(design, tuned=False)),
+            recipe,
+            self.tuning.train_data,
+            list(rows_of(self.data.search)),
+            self.steps.folder / "tuned" / design.key,
+            seed=self.seed,
+            callbacks=[EndAtDeadline(self.deadline)],
+            **self.tuning.arguments,
+        )
+
+    # Circuits
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """Of one model's circuits."""
+        if self.data.ood_search is None:
+            return ("acc",)
+        return ("acc", "ood", "avg") if self.num_members == 3 else ("avg",)
+
+    def circuits_of(self, design: Design) -> list[Circuit] | None:
+        """Those by which a design's members lost their heads."""
+        if design.pruned_by == "circuits":
+            return [each.first(design.budget) for each in self._circuits(design)[: design.members]]
+        return self._circuits(design)[-1:] if design.pruned_by == "samples" else None
+
+    def _ranked(self, design: Design) -> int:
+        """How many heads a circuit must rank for a design: twice as many as go where members are sampled from it."""
+        if design.pruned_by == "circuits":
+            return design.budget
+        most = heads_behind(self.config, design.trunk_layers) - 1
+        return min(max(2 * design.budget, design.budget + self.num_members - 1), most)
+
+    def _circuits(self, design: Design) -> list[Circuit]:
+        """One of each fine-tuning; of one model, one by objective. Those for more heads begin with those for fewer."""
+        ranked, folder = self._ranked(design), self.steps.folder / "circuits" / f"trunk-{design.trunk_layers}"
+        if self.is_one:
+            return [
+                self._extracted(self.models[0], each, ranked, design.trunk_layers, folder / f"{each}.json")
+                for each in self.objectives
+            ]
+        objective = "acc" if self.data.ood_search is None else "avg"
+        return self._extracted(self.models, objective, ranked, design.trunk_layers, folder)
+
+    def _extracted(self, models: Any, objective: str, ranked: int, trunk_layers: int, checkpoint: Any) -> Any:
+        # Head by head where the time is limited: each call goes on from the checkpoint of the one before.
+        for count in range(1, ranked + 1) if self.deadline.is_set else [ranked]:
+            self.check_time()
+            circuits = extract_circuit(
+                models,
+                self.data.search,
+                self.data.ood_search,
+                objective,
+                budget=count,
+                trunk_layers=trunk_layers,
+                batch_size=self.batch_size,
+                checkpoint=checkpoint,
+                progress=self.progress,
+            )
+        return circuits

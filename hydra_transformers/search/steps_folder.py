@@ -1,0 +1,70 @@
+"""The folder of a search's finished steps, from which the same call goes on."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .._io.files import parse_json, remove_leftovers, write_atomically
+
+
+IDENTITY = "hydration.json"
+
+
+class StepsFolder:
+    """Belongs to one search: the same models, data and settings, whatever the target and the time limit.
+
+    folder: is made, or gone on with; one of another search is refused
+    identity: what the steps depend on
+    """
+
+    def __init__(self, folder: Path, identity: Mapping[str, Any]):
+        self.folder = folder
+        identity = json.loads(json.dumps(identity, default=str))  # as it will be read again
+        self.digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+        remove_leftovers(folder)
+        record = folder / IDENTITY
+        if record.exists():
+            found = _object_in(record)
+            if found is None:
+                raise ValueError(
+                    f"{record} is broken, so nobody knows what steps {folder} holds: remove that folder, or pass another "
+                    "output_dir"
+                )
+            different = [name for name in identity if found.get(name) != identity[name]]
+            if different:
+                raise ValueError(
+                    f"{folder} holds the steps of another hydration (other {', '.join(different)}): pass another output_dir, or "
+                    "remove that folder; data must come in the same order each time, so pass it without shuffling"
+                )
+        elif folder.exists() and any(path.name != ".lock" for path in folder.iterdir()):
+            raise ValueError(f"{folder} holds something else than a hydration: pass another output_dir")
+        else:
+            write_atomically(record, json.dumps(identity, indent=1) + "\n")
+
+    def path(self, *place: str) -> Path:
+        path = self.folder.joinpath(*place)
+        return path.with_name(f"{path.name}.json")
+
+    def read(self, *place: str) -> dict[str, Any] | None:
+        """What `write` left there; None where there is nothing, or a record of another search."""
+        path = self.path(*place)
+        return _object_in(path) if self.has_made(path) else None
+
+    def has_made(self, path: Path) -> bool:
+        """Whether a JSON file, of this folder or another, is of this search."""
+        record = _object_in(path) if path.exists() else None
+        return record is not None and record.get("made_from") == self.digest
+
+    def write(self, record: Mapping[str, Any], *place: str) -> None:
+        text = json.dumps({"made_from": self.digest, **record}, indent=1)
+        write_atomically(self.path(*place), text + "\n")
+
+
+def _object_in(path: Path) -> dict[str, Any] | None:
+    try:
+        found = parse_json(path.read_bytes())
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None

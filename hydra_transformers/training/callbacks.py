@@ -1,0 +1,257 @@
+"""Trainer callbacks: what trains after pruning, pruned weights that stay zero, and a progress bar."""
+
+import math
+import re
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import TrainerCallback
+from transformers.utils import logging
+
+from .._io.progress import progress_bar
+from ..fusion import encoder_config, tower_configs
+from ..fusion.structure import is_a
+from ..models.grouped import Grouped
+from .parameter_groups import PARTS, ids_of_classifier, is_baseline, layer_dropouts, places, without_effect
+
+
+logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosity counts
+
+# Their place in the encoder counts for `last_n_layers`.
+PARTS_OF_LAYERS = ("attention", "mlp", "layernorm")
+
+
+class PostPruningCallback(TrainerCallback):
+    """Freezes all of a model but the parts that win back its accuracy after pruning (paper, D.2).
+
+    Works with a pruned member, a fused Hydra and a supported model of Transformers:
+    `Trainer(model=..., callbacks=[PostPruningCallback()])`.
+
+    Args:
+        trainable: the parts that train: "embeddings", "attention", "mlp", "layernorm" and "classifier", which is all
+            that follows the encoder (the classifier, BERT's pooler, CLIP's projections and logit scale).
+        last_n_layers: of attention, MLPs and LayerNorms, train those of the last n layers only (of each tower, where
+            there are two); LayerNorms behind the last layer count as part of it.
+        trunk_layers: of what trains, leave out the first n layers (of each tower, where there are two) and all that comes
+            before them. Members of one model then keep them in common, and run them once when they are fused.
+        reset_classifier: set the classifier's weight and bias to zero before training; the pooler stays.
+        dropout: the probability of the dropouts inside each layer, on the outputs of attention and MLP, in this
+            training; the config, and with it a saved model, keeps its own.
+        classifier_factor: how many times the learning rate of the rest the classifier shall have; it is the trainer that
+            gives it (that of `finetune_members` does), and verified here.
+
+    On a model with adapters of PEFT, what trains is PEFT's choice: `trainable` and `last_n_layers` do not count, and
+    `trunk_layers` is refused; the classifier that is reset is the one saved with the adapter (`modules_to_save`).
+
+    All this happens when the `Trainer` is built, the only moment that comes after the model is there and before the
+    optimizer is made. A checkpoint that training resumes from is loaded later, so resetting never undoes it. Before
+    the first step, the callback verifies that the optimizer holds exactly the parameters that shall train, and raises
+    where they do not agree: because the callback was added to a finished Trainer, or because `model_init` made
+    another model.
+    """
+
+    def __init__(
+        self,
+        trainable: Sequence[str] = ("attention", "mlp", "layernorm", "classifier"),
+        last_n_layers: int | None = None,
+        reset_classifier: bool = False,
+        dropout: float | None = None,
+        classifier_factor: float = 1.0,
+        trunk_layers: int = 0,
+    ):
+        trainable = (trainable,) if isinstance(trainable, str) else tuple(trainable)
+        unknown = [part for part in trainable if part not in PARTS]
+        if unknown or not trainable:
+            raise ValueError(f"trainable has {unknown or 'no part'}: choose from {', '.join(PARTS)}")
+        if last_n_layers is not None and last_n_layers < 1:
+            raise ValueError(f"last_n_layers is {last_n_layers}: pass at least 1, or None for all layers")
+        if trunk_layers < 0:
+            raise ValueError(f"trunk_layers is {trunk_layers}: pass 0 or more")
+        if dropout is not None and not 0 <= dropout < 1:
+            raise ValueError(f"dropout is {dropout}: pass a probability below 1, or None to leave it as it is")
+        self.trainable = trainable
+        self.last_n_layers = last_n_layers
+        self.trunk_layers = trunk_layers
+        self.reset_classifier = reset_classifier
+        self.dropout = dropout
+        self.classifier_factor = classifier_factor
+        self._prepared: weakref.ref[nn.Module] | None = None
+
+    def trains(self, model: nn.Module) -> dict[str, bool]:
+        """For every parameter, by name, whether it trains."""
+        if hasattr(model, "peft_config"):
+            return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+        idle, where = without_effect(model), places(model)
+        if is_baseline(model):  # what it freezes stays so
+            idle |= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+        deepest = self.last_n_layers or math.inf
+        first = self.trunk_layers or -math.inf
+        return {
+            name: place.part in self.trainable
+            and (place.part not in PARTS_OF_LAYERS or place.layers_to_end <= deepest)
+            and place.layers_before >= first
+            and name not in idle
+            for name, place in where.items()
+        }
+
+    def on_init_end(self, args, state, control, model: nn.Module | None = None, **kwargs):
+        if self.trunk_layers:
+            self._check_trunk(model)
+        trains = self.trains(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trains[name])
+        if self.reset_classifier:
+            _set_to_zero(model)
+        if self.dropout is not None:
+            _set_dropout(model, self.dropout)
+        self._prepared = weakref.ref(model)
+        logger.info(f"{type(model).__name__}: {describe_trained(model)}")
+
+    def _check_trunk(self, model: nn.Module) -> None:
+        if hasattr(model, "peft_config"):
+            raise ValueError(
+                f"trunk_layers is {self.trunk_layers}, but which layers of a model with adapters train is PEFT's choice: pass "
+                "0, or members without adapters"
+            )
+        layers = min(config.num_hidden_layers for config in tower_configs(encoder_config(model)).values())
+        if self.trunk_layers > layers:
+            raise ValueError(f"trunk_layers is {self.trunk_layers}: {type(model).__name__} has {layers} layers")
+
+    def on_train_begin(self, args, state, control, model: nn.Module | None = None, optimizer=None, **kwargs):
+        model = getattr(model, "module", model)  # FSDP hands over its wrapper
+        if self._prepared is None:
+            raise RuntimeError(
+                "PostPruningCallback was added after the Trainer was built, when the model could no longer be "
+                "prepared: pass it in Trainer(callbacks=[...])"
+            )
+        if self._prepared() is not model:
+            raise RuntimeError(
+                "the model is not the one that PostPruningCallback prepared: pass Trainer(model=...) in place of "
+                "model_init, which makes a new model, and a new callback to every Trainer"
+            )
+        # FSDP shards parameters under names of its own, DeepSpeed's optimizer holds flat copies of them.
+        if not (args.fsdp or args.deepspeed):
+            self._verify(model, optimizer)
+            if self.classifier_factor != 1.0:
+                self._verify_rates(model, optimizer, args.learning_rate)
+
+    def _verify(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        optimised = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        trains = self.trains(model)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad != trains[name]:
+                raise RuntimeError(
+                    f"{name} was {'frozen' if trains[name] else 'unfrozen'} after PostPruningCallback prepared the "
+                    "model: say in its trainable what shall train"
+                )
+            if (id(parameter) in optimised) != trains[name]:
+                raise RuntimeError(
+                    f"{name} shall {'train' if trains[name] else 'stay frozen'}, but the optimizer "
+                    f"{'does not hold' if trains[name] else 'holds'} it: let Trainer make the optimizer, or give "
+                    "yours the parameters with requires_grad after Trainer was built"
+                )
+
+    def _verify_rates(self, model: nn.Module, optimizer: torch.optim.Optimizer, rate: float) -> None:
+        of_classifier = ids_of_classifier(model)
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                wanted = rate * (self.classifier_factor if id(parameter) in of_classifier else 1.0)
+                if not math.isclose(group.get("initial_lr", group["lr"]), wanted):
+                    raise RuntimeError(
+                        f"the classifier shall have {self.classifier_factor:g} times the learning rate of the rest, which this "
+                        "trainer does not give it: train with finetune_members, or set the recipe's classifier_learning_rate "
+                        "to None"
+                    )
+
+
+def describe_trained(model: nn.Module) -> str:
+    """How much of a model trains, as text."""
+    total = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    return f"training {trained:,} of {total:,} parameters"
+
+
+@torch.no_grad()
+def _set_to_zero(model: nn.Module) -> None:
+    # PEFT trains a copy of the classifier, and leaves the backbone's as it is.
+    pattern = r"(^|\.)classifier\.modules_to_save\." if hasattr(model, "peft_config") else r"^(model\.)?classifier\."
+    parameters = [parameter for name, parameter in model.named_parameters() if re.search(pattern, name)]
+    if not parameters:
+        raise ValueError(f"{type(model).__name__} has no classifier to reset: leave reset_classifier out")
+    for parameter in parameters:
+        parameter.zero_()
+
+
+def _set_dropout(model: nn.Module, probability: float) -> None:
+    of_adapters = {module for name, module in model.named_modules() if ".lora_dropout." in name}
+    dropouts = [module for module in layer_dropouts(model) if module not in of_adapters]
+    if not dropouts:
+        raise ValueError(f"{type(model).__name__} has no dropout inside its layers: leave dropout out")
+    for module in dropouts:
+        module.p = probability
+
+
+class KeepZerosCallback(TrainerCallback):
+    """Weights that are exactly zero when training begins are zero after every step: `Trainer(callbacks=[KeepZerosCallback()])`.
+
+    For models that `oba_prune` made, and Hydras of them. It looks at the weights of linear and convolutional layers; biases, of
+    which new models have zeros that shall train, are free.
+    """
+
+    def __init__(self):
+        self._kept: list[tuple[nn.Parameter, Tensor]] = []
+
+    def on_train_begin(self, args, state, control, model: nn.Module | None = None, **kwargs):
+        if args.fsdp or args.deepspeed:
+            raise ValueError(
+                "KeepZerosCallback needs whole weights on every process: train without FSDP and DeepSpeed"
+            )
+        kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
+        weights = [module.weight for module in model.modules() if isinstance(module, kinds) or is_a(module, Grouped)]
+        self._kept = [(weight, weight.detach() == 0) for weight in weights if weight.requires_grad]
+
+    @torch.no_grad()
+    def on_optimizer_step(self, args, state, control, **kwargs):
+        for weight, zeros in self._kept:
+            weight.masked_fill_(zeros, 0)
+
+
+class TrainingBar(TrainerCallback):
+    """A bar on a terminal, and a line after each validation.
+
+    name: what is trained
+    enabled: whether there is a bar
+    """
+
+    def __init__(self, name: str, enabled: bool = True):
+        self.name, self.enabled = name, enabled
+        self.bar = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if state.is_world_process_zero:
+            self.bar = progress_bar(state.max_steps, self.name, "step", self.enabled, initial=state.global_step)
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.bar is not None:
+            self.bar.update(state.global_step - self.bar.n)
+
+    def on_evaluate(self, args, state, control, metrics=None, **kwargs):
+        if self.bar is None:
+            return
+        found = [f"{name.removeprefix('eval_')} {metrics[name]:.4f}" for name in _validated(args, metrics)]
+        self.bar.write(
+            f"{self.name}: step {state.global_step:,} of {state.max_steps:,}, validation {', '.join(found)}"
+        )
+
+    def on_train_end(self, args, state, control, **kwargs):
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+
+def _validated(args, metrics: dict[str, float]) -> list[str]:
+    """The loss, and what the training is chosen by."""
+    names = ("eval_loss", f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}")
+    return [name for name in dict.fromkeys(names) if name in metrics]

@@ -1,0 +1,21 @@
+"""Runs commands in this process."""
+
+from collections.abc import Callable
+
+import pytest
+
+from hydra_transformers.cli import main
+
+
+@pytest.fixture
+def fails(capsys) -> Callable[..., str]:
+    """Runs a command that the user called wrongly, and returns its one sentence."""
+
+    def run(*words) -> str:
+        capsys.readouterr()
+        assert main([str(word) for word in words]) == 2
+        error = capsys.readouterr().err.strip()
+        assert "Traceback" not in error and len(error.splitlines()) == 1
+        return error
+
+    return run

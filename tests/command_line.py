@@ -1,0 +1,18 @@
+"""Reads a command line as the command would, without running it."""
+
+from dataclasses import fields
+from typing import Any
+
+from hydra_transformers.cli import runner
+from hydra_transformers.cli.options import repeat_flags
+
+
+def parsed(words: list[str]) -> dict[str, Any]:
+    """The values of a command's arguments and options, by name."""
+    return runner().commands[words[0]].make_context(words[0], repeat_flags(words[1:])).params
+
+
+def options_of(group: type, words: list[str]) -> Any:
+    """A group of a command's options."""
+    values = parsed(words)
+    return group(**{field.name: values[field.name] for field in fields(group)})
