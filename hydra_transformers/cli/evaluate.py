@@ -129,7 +129,6 @@ def evaluate(
             for group, sets in groups.items()
             if sets
         }
-    _tell_what_says_little(data.data, rows[next(iter(sources))], groups)
     for place, name in enumerate(sources):
         if detector.needs_fit:
             read = partial(data.read, configs[name], processors[name], quiet=place > 0)
@@ -137,6 +136,7 @@ def evaluate(
                 read, fit_data or data.data, fit_split, detector, configs[name], data, rows[name]
             )
         corrupted[name] = _corrupted(rows[name], corruptions, severities, processors[name])
+    _tell_what_says_little(data.data, rows[next(iter(sources))], groups)
     models = {name: load_model(source, device) for name, source in sources.items()}
     results = {}
     for place, (name, loaded) in enumerate(models.items()):
