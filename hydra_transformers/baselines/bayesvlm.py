@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from transformers import CLIPModel
 
 from .._io.files import parse_json
-from ..cost import example_inputs, multiply_adds_of
+from ..cost import multiply_adds_of
 from ..data.prediction import batches, check_class_prompts, evaluation_mode
+from ..fusion import example_inputs
 from ..models.ensembling import HydraClassifierOutput, at_least_float32, log_mean_probability
 from .baseline import Baseline
 from .kronecker import (

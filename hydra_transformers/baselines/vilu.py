@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import CLIPModel, PreTrainedModel
 
-from ..cost import example_inputs, multiply_adds_of
+from ..cost import multiply_adds_of
 from ..data.prediction import (
     accepted_inputs,
     answer_of,
@@ -21,6 +21,7 @@ from ..data.prediction import (
     member_logits_of,
     split_labels,
 )
+from ..fusion import example_inputs
 from ..models.ensembling import HydraClassifierOutput, at_least_float32
 from ..uncertainty.inputs import as_tensor
 from ..uncertainty.metrics import (

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import typer
 from transformers import PreTrainedConfig
 
-from ..cost import TEXT_TOKENS
 from ..data.loading import remember_max_length
 from ..data.rows import SPLITS_TO_CUT, is_same_source
+from ..fusion.probe import TEXT_TOKENS
 from ..pruning import MemberPlan
 from ..pruning.scoring import OBJECTIVES
 from ..training.recipes import recipe_of_length

@@ -9,11 +9,11 @@ import torch
 import typer
 from transformers import PreTrainedConfig
 
-from ..cost import TEXT_TOKENS
 from ..data.image_changes import random_changes
 from ..data.loading import PreparedData, classes_in, remember_max_length
 from ..data.rows import SPLITS_TO_CUT
 from ..fusion import saved_tower_configs
+from ..fusion.probe import TEXT_TOKENS
 from ..models.auto import CLASSIFIERS, is_zero_shot
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
 from ..training.recipes import base_recipe, recipe_of_length

@@ -25,7 +25,6 @@ from transformers.utils import cached_file
 from .._io.files import remove_leftovers, write_atomically, written_whole
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
-from ..data.fingerprints import fingerprint_of_weights
 from ..hub.member_circuits import has_led_to, heads_of_backbone, in_order_of_members, kept_by
 from ..models.auto import HEADS, auto_class_of, check_model_exists, load_trained
 from ..pruning import Circuit
@@ -231,19 +230,6 @@ def members_in(folder: Path) -> list[Path]:
                 f"{path} is not trained to its end: run its fine-tuning again with the same arguments, it goes on where it was"
             )
     return members
-
-
-def refuse_equal(members: Sequence[PreTrainedModel], names: Sequence[str], instead: str) -> None:
-    """Members of equal weights agree on everything, so that the Hydra would be one model at the price of several."""
-    first: dict[str, str] = {}
-    for place, (member, name) in enumerate(zip(members, names, strict=True)):
-        called = Path(name).name or name
-        equal = first.setdefault(fingerprint_of_weights(member), called)
-        if len(first) <= place:
-            raise ValueError(
-                f"{equal} and {called} have the same heads and weights and would agree on everything: {instead}, or pass "
-                "--allow-equal"
-            )
 
 
 def check_is_new(folder: Path) -> None:

@@ -26,7 +26,6 @@ from .folders import (
     load_model,
     load_processor,
     members_in,
-    refuse_equal,
 )
 from .options import one_of, option, switch
 
@@ -78,11 +77,9 @@ def fuse(
         check_same_processors(names, configs, reader)
     check_trunk(trunk_layers, names[0], configs[0])
     models = [load_model(name) for name in names]
-    check_can_be_fused(models, "members")
-    if not allow_equal:
-        refuse_equal(models, names, "prune with another --budget or other data")
+    check_can_be_fused(models, "members", allow_equal)
     with written_whole(output) as unfinished:
-        hydra = AutoHydra.from_pruned_members(models, [part for part in shared if part], trunk_layers)
+        hydra = AutoHydra.from_pruned_members(models, [part for part in shared if part], trunk_layers, allow_equal)
         hydra.save_pretrained(unfinished)
         if reader is not None:
             reader.save_pretrained(unfinished)

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, get_type_hints
 import torch
 import typer
 
-from ..cost import TEXT_TOKENS
 from ..data.loading import PreparedData, load_data
 from ..data.rows import PREFERRED_SPLITS, DataSource
+from ..fusion.probe import TEXT_TOKENS
 from .errors import access_to
 
 
