@@ -154,7 +154,8 @@ def evaluate(
             {
                 group: {each: WithProgress(found, batch_size, f"{name}: {each}") for each, found in sets.items()}
                 for group, sets in foreign[name].items()
-            },
+            }
+            or None,
             score=detector if detector.needs_fit else score,
             corruptions={
                 corruption: {
