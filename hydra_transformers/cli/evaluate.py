@@ -21,7 +21,7 @@ from ..models.detection import DETECTORS
 from ..reports.evaluation import evaluate_uncertainty
 from ..reports.report import UncertaintyReport
 from ..uncertainty import CalibratedClassifier, detector_by_name
-from ..uncertainty.calibration import OtherClassesError
+from ..uncertainty.calibrated_classifier import OtherClassesError
 from .folders import check_takes_files, load_config, load_model, load_processor
 from .options import (
     BatchSize,
