@@ -21,13 +21,11 @@ from .data.prediction import (
     evaluation_mode,
     only_what_is_read,
 )
-from .fusion import FIELDS_OF_HYDRAS, fields_of_backbone, tower_configs, without_weights
+from .fusion import FIELDS_OF_HYDRAS, example_inputs, fields_of_backbone, tower_configs, without_weights
 from .models.auto import HYDRA_CLASSES
 from .models.pipeline_hydra import most_tokens
 
 
-TEXT_TOKENS = 128  # the length that texts are cut to, as in the paper
-IMAGE_SIZE = 224  # of models that take any, and whose config names none
 WARM_UP_ROUNDS = 2
 MOST_ROUNDS = 50
 
@@ -135,25 +133,6 @@ def inputs_for(model: nn.Module, batch_size: int, device: str = "cpu") -> dict[s
     inputs = accepted_inputs(reader, example_inputs(config, batch_size, device))
     if "input_ids" in inputs and getattr(config, "max_position_embeddings", 0) > 0:
         inputs["input_ids"] = inputs["input_ids"][:, : most_tokens(reader)]
-    return inputs
-
-
-def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu") -> dict[str, Tensor]:
-    """Inputs of the size a model takes: images, spectrograms, texts of at most 128 tokens, or for two towers images and texts."""
-    inputs = {}
-    vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
-    if hasattr(vision, "image_size"):
-        size = vision.image_size
-        height, width = size if isinstance(size, (list, tuple)) else (size, size)
-        inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, height, width, device=device)
-    if hasattr(config, "num_mel_bins"):
-        inputs["input_values"] = torch.zeros(batch_size, config.max_length, config.num_mel_bins, device=device)
-    if hasattr(text, "vocab_size"):
-        most = getattr(text, "max_position_embeddings", 0)  # models with relative positions have none, or -1
-        tokens = min(TEXT_TOKENS, most) if most > 0 else TEXT_TOKENS
-        inputs["input_ids"] = torch.ones(batch_size, tokens, dtype=torch.long, device=device)
-    if not inputs and hasattr(vision, "num_channels"):
-        inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, IMAGE_SIZE, IMAGE_SIZE, device=device)
     return inputs
 
 

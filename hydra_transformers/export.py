@@ -17,8 +17,8 @@ from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
 from ._io.files import remove_leftovers, written_whole
-from .cost import example_inputs
 from .data.prediction import accepted_inputs, evaluation_mode
+from .fusion import example_inputs
 from .models.configuration_hydra import OUTPUTS_OF_HYDRAS
 
 

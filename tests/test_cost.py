@@ -10,12 +10,12 @@ from hydra_transformers.cost import (
     compare_costs,
     count_multiply_adds,
     count_parameters,
-    example_inputs,
     inputs_for,
     median_milliseconds,
     readable_count,
     unpruned_backbone,
 )
+from hydra_transformers.fusion import example_inputs
 from hydra_transformers.reports import cost_table
 from tests.families import CLIP, ROBERTA, bert_backbone, clip_backbone, vit_backbone
 

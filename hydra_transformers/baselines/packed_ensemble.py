@@ -48,7 +48,7 @@ class PackedEnsemble:
             setattr(config, key, PackedEnsemble.narrow_config(getattr(config, key), num_members, alpha))
         members = [_new(model, config, seed + index) for index in range(num_members)]
         with seeded(seed, model):  # fusing draws numbers, too, that nothing depends on
-            return AutoHydra.from_pruned_members(members, shared=(), trunk_layers=0)
+            return AutoHydra.from_pruned_members(members, (), 0, allow_equal=True, check=False)
 
     @staticmethod
     def narrow_config(config: PreTrainedConfig, num_members: int = 3, alpha: float = 2.0) -> PreTrainedConfig:

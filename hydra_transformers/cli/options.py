@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 import torch
 import typer
 
-from ..cost import TEXT_TOKENS
 from ..data.loading import DataSource, PreparedData, prepare_data
+from ..fusion.probe import TEXT_TOKENS
 from .errors import access_to
 
 

@@ -19,7 +19,6 @@ from .folders import (
     load_model,
     load_processor,
     models_named,
-    refuse_equal,
 )
 from .options import (
     SPLITS_FOR_PARTS,
@@ -149,9 +148,8 @@ def prune(
         return
     loaded, config = [load_model(name, device) for name in names], configs[0]
     if len(loaded) > 1:
-        check_can_be_fused(loaded, "MODEL")
-        if method == "circuits" and not allow_equal:
-            refuse_equal(loaded, names, "pass different fine-tunings")  # before it takes long to find equal circuits
+        # Before it takes long to find equal circuits.
+        check_can_be_fused(loaded, "MODEL", allow_equal or method != "circuits")
     processor = load_processor(data.processor or names[0], config)
     if data.processor is None:
         check_same_processors(names, configs, processor)

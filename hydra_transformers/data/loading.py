@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import MODEL_MAPPING, PreTrainedConfig
 
-from ..cost import TEXT_TOKENS
+from ..fusion.probe import TEXT_TOKENS
 from ..fusion.structure import without_weights
 from ..models.auto import is_zero_shot
 from ..models.pipeline_hydra import image_mode, most_tokens, read_image

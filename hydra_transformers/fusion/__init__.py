@@ -10,12 +10,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.configuration_hydra import SHARED_PARTS, TrunkLayers, check_shared
-from .agreement import check_agrees, check_can_be_fused, check_finite, warn_of_strangers
+from .agreement import check_agrees, check_can_be_fused, check_differ, check_finite, warn_of_strangers
 from .building import build, prune, prune_neurons, remaining_heads
 from .exporting import FIELDS_OF_HYDRAS, to_transformers
 from .linear_layers import with_linear_layers
 from .packed_heads import heads_at, qkv_by_head, qkv_rows, queries_per_key
-from .reading import backbone_names, dense_outline, projection_names, read_members
+from .probe import check_answers_alike, example_inputs, warn_of_close_members
+from .reading import Member, backbone_names, dense_outline, projection_names, read_members
 from .structure import (
     attention_names,
     config_in_backbone,
@@ -30,39 +31,69 @@ from .structure import (
 from .trunk import trunks_of
 
 
-def from_backbone(cls: type, model: PreTrainedModel, heads_to_prune: dict | None) -> PreTrainedModel:
+def from_backbone(
+    cls: type, model: PreTrainedModel, heads_to_prune: dict | None, check: bool = True
+) -> PreTrainedModel:
     """`cls.from_backbone`"""
-    members = list(read_members(cls, model, "model"))
-    if len(members) != 1:
-        raise ValueError(f"from_backbone got a Hydra of {len(members)} members: pass one of them, model.member(i)")
-    return build(cls, [prune(cls, members[0], heads_to_prune)], SHARED_PARTS)
+    member = _only_member(cls, model, "from_backbone")
+    pruned = prune(cls, member, heads_to_prune)
+    whole = _checked_whole(cls, member, model) if check else None
+    return build(cls, [pruned], SHARED_PARTS) if heads_to_prune or whole is None else whole
 
 
 def without_neurons(cls: type, model: PreTrainedModel, neurons_to_prune: dict) -> PreTrainedModel:
     """A one-member `cls` of `model` with neurons of its MLPs cut out."""
+    member = _only_member(cls, model, "prune_neurons")
+    pruned = prune_neurons(cls, member, neurons_to_prune)
+    _checked_whole(cls, member, model)
+    return build(cls, [pruned], SHARED_PARTS)
+
+
+def _only_member(cls: type, model: PreTrainedModel, caller: str) -> Member:
     members = list(read_members(cls, model, "model"))
     if len(members) != 1:
-        raise ValueError(f"prune_neurons got a Hydra of {len(members)} members: pass one of them, model.member(i)")
-    return build(cls, [prune_neurons(cls, members[0], neurons_to_prune)], SHARED_PARTS)
+        raise ValueError(f"{caller} got a Hydra of {len(members)} members: pass one of them, model.member(i)")
+    return members[0]
+
+
+def _checked_whole(cls: type, member: Member, model: PreTrainedModel) -> PreTrainedModel | None:
+    """The member with all that it has as a Hydra, compared with the backbone it was read from; None for one of a Hydra."""
+    if model.config.model_type == cls.config_class.model_type:
+        return None
+    whole = build(cls, [member], SHARED_PARTS)
+    check_answers_alike(whole, model.base_model if cls.is_base_model else model, member.name)
+    return whole
 
 
 def from_pruned_members(
-    cls: type, members: Sequence[PreTrainedModel], shared: Sequence[str], trunk_layers: TrunkLayers = None
+    cls: type,
+    members: Sequence[PreTrainedModel],
+    shared: Sequence[str],
+    trunk_layers: TrunkLayers = None,
+    allow_equal: bool = False,
+    check: bool = True,
 ) -> PreTrainedModel:
     """`cls.from_pruned_members`"""
     if isinstance(members, nn.Module):
         raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
     check_shared(shared)
-    read = [
-        member for position, model in enumerate(members) for member in read_members(cls, model, f"members[{position}]")
-    ]
+    read: list[Member] = []
+    for position, model in enumerate(members):
+        found = list(read_members(cls, model, f"members[{position}]"))
+        if check:
+            _checked_whole(cls, found[0], model)
+        read += found
     if not read:
         raise ValueError("members is empty: pass at least one model")
     for member in read:
         check_agrees(member, read[0])
         check_finite(member)
+    if not allow_equal:
+        check_differ(read)
     hydra = build(cls, read, shared, trunks_of(cls, read, shared, trunk_layers))
     warn_of_strangers(hydra, read)
+    if check and not allow_equal:
+        warn_of_close_members(hydra, [member.name for member in read])
     return hydra
 
 
@@ -82,6 +113,7 @@ __all__ = [
     "config_in_backbone",
     "dense_outline",
     "encoder_config",
+    "example_inputs",
     "fields_of_backbone",
     "from_backbone",
     "from_pruned_members",

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from itertools import combinations
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -38,16 +39,46 @@ LABEL_FIELDS = ("num_labels", "id2label", "problem_type")
 UNNAMED_FIELDS = ("is_causal",)
 
 
-def check_can_be_fused(models: Sequence[PreTrainedModel], name: str) -> None:
+def check_can_be_fused(models: Sequence[PreTrainedModel], name: str, allow_equal: bool = True) -> None:
     """Refuses models of different architectures, classes or dtypes, of which no Hydra could be made.
 
     name: what the caller calls the list
+    allow_equal: whether some of them may be one and the same model
     """
     found = hydra_class(models[0], f"{name}[0]")
     check_classes(models, found, name)
     read = [next(read_members(found, model, f"{name}[{place}]")) for place, model in enumerate(models)]
     for member in read:
         check_agrees(member, read[0])
+    if not allow_equal:
+        check_differ(read)
+
+
+def check_differ(members: Sequence[Member]) -> None:
+    """Refuses a single member, and members with the same heads and weights: an ensemble of them is one model."""
+    if len(members) == 1:
+        raise ValueError(
+            f"there is one member, {members[0].name}, and an ensemble of one model knows no disagreement: pass several, or "
+            "allow_equal=True"
+        )
+    for member, other in combinations(members, 2):
+        if _are_equal(member, other):
+            raise ValueError(
+                f"{member.name} and {other.name} have the same heads and weights and would agree on everything: pass members "
+                "that differ, or allow_equal=True for members that training is to make different"
+            )
+
+
+def _are_equal(member: Member, other: Member) -> bool:
+    return all(
+        tensor.shape == other.tensors[name].shape and torch.equal(tensor, other.tensors[name].to(tensor.device))
+        for name, tensor in member.tensors.items()
+    ) and all(
+        (mine.kept_heads, mine.kept_neurons) == (theirs.kept_heads, theirs.kept_neurons)
+        for mine, theirs in zip(
+            tower_configs(member.config).values(), tower_configs(other.config).values(), strict=True
+        )
+    )
 
 
 def check_agrees(member: Member, first: Member) -> None:

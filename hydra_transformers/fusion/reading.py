@@ -12,6 +12,7 @@ from transformers.utils import logging
 from ..models.auto import check_has_no_adapters
 from ..models.configuration_hydra import SHARED_PARTS
 from ..models.modeling_hydra import Rule
+from .backbone_checks import check_computes_as_its_class, check_is_all_read
 from .structure import (
     attention_names,
     config_in_backbone,
@@ -51,10 +52,10 @@ def read_members(cls: type, model: PreTrainedModel, name: str) -> Iterator[Membe
     check_is_not_quantised(model, name)
     if cls.is_base_model:
         model = model.base_model
-    if model_type == cls.config_class.model_type:
-        yield from _read_hydra(cls, model, name)
-    else:
-        yield _read_backbone(cls, model, name)
+    is_hydra = model_type == cls.config_class.model_type
+    members = list(_read_hydra(cls, model, name)) if is_hydra else [_read_backbone(cls, model, name)]
+    check_computes_as_its_class(cls, model, name)
+    yield from members
 
 
 def check_is_in_memory(model: PreTrainedModel, name: str) -> None:
@@ -113,9 +114,10 @@ def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
         tower: [[_heads_left(cls, dense, model, parameters, tower, layer, name)] for layer in range(len(attentions))]
         for tower, attentions in attention_names(dense).items()
     }
-    tensors = {}
+    tensors, read = {}, set()
     for parameter, slot in slots(dense):
         theirs, transform = backbone_source(cls, parameter, parameters)
+        read.update(theirs)
         missing = next((each for each in theirs if each not in parameters), None)
         if missing is not None:
             raise ValueError(
@@ -124,6 +126,7 @@ def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
             )
         tensor = transform(*(parameters[each] for each in theirs))
         tensors[slot.name] = tensor.unsqueeze(0) if parameter in cls.per_member_parameters else tensor
+    check_is_all_read(cls, model, read, name)
     own = config_in_backbone(cls, model.config)
     config = hydra_config(cls.config_class, own, kept, SHARED_PARTS, **_has_pooler(cls, model))
     if not model._supports_sdpa:

@@ -148,23 +148,23 @@ def hydra_config(
     return result
 
 
-def without_weights(model_class: type, config: PreTrainedConfig) -> PreTrainedModel:
+def without_weights(model_class: type, config: PreTrainedConfig, **options) -> PreTrainedModel:
     """A model on the meta device, to ask for names, shapes and counts and not to compute with."""
     with torch.device("meta"), no_init_weights():
         # Towers are made in the dtype that their configs name, what lies between them is not: products know one alone.
-        return model_class(copy.deepcopy(config)).eval().float()
+        return model_class(copy.deepcopy(config), **options).eval().float()
 
 
 MOST_OUTLINES = 16
-_outlines: dict[tuple[type, str], PreTrainedModel] = {}
+_outlines: dict[tuple, PreTrainedModel] = {}
 
 
-def outline(model_class: type, config: PreTrainedConfig) -> PreTrainedModel:
+def outline(model_class: type, config: PreTrainedConfig, **options) -> PreTrainedModel:
     """`without_weights`, made once for equal configs: to be read, never changed."""
-    key = model_class, config.to_json_string(use_diff=False)
+    key = model_class, config.to_json_string(use_diff=False), *options.items()
     found = _outlines.get(key)
     if found is None:
-        found = without_weights(model_class, config)
+        found = without_weights(model_class, config, **options)
         for oldest in list(_outlines)[: max(0, len(_outlines) + 1 - MOST_OUTLINES)]:
             _outlines.pop(oldest, None)
         _outlines[key] = found

@@ -35,6 +35,9 @@ def eager_attention_forward(
     if attention_mask is not None:
         scores = scores + attention_mask
     softmax_dtype = torch.float32 if module.float32_softmax else None
+    if softmax_dtype is not None and scores.dtype == torch.float64:
+        # The mask's smallest float64 would become -inf in float32, and a row that sees only padding NaN.
+        scores = scores.clamp(min=torch.finfo(torch.float32).min)
     weights = nn.functional.softmax(scores, dim=-1, dtype=softmax_dtype).to(query.dtype)
     weights = nn.functional.dropout(weights, p=dropout, training=module.training)
     return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights

@@ -75,19 +75,24 @@ class AutoHydra:
         raise TypeError("AutoHydra is not a model: call AutoHydra.from_backbone or AutoHydra.from_pruned_members")
 
     @staticmethod
-    def from_backbone(model: PreTrainedModel, heads_to_prune: dict | None = None) -> PreTrainedModel:
+    def from_backbone(
+        model: PreTrainedModel, heads_to_prune: dict | None = None, check: bool = True
+    ) -> PreTrainedModel:
         """A one-member Hydra of `model` with `heads_to_prune` cut out; `model` is left as it is.
 
         model: a supported model of Transformers, or a one-member Hydra to prune further
         heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
+        check: compare the Hydra with the backbone on a random batch, and refuse a backbone that answers otherwise
         """
-        return hydra_class(model).from_backbone(model, heads_to_prune)
+        return hydra_class(model).from_backbone(model, heads_to_prune, check)
 
     @staticmethod
     def from_pruned_members(
         members: Sequence[PreTrainedModel | str | os.PathLike],
         shared: Sequence[str] = SHARED_PARTS,
         trunk_layers: TrunkLayers = None,
+        allow_equal: bool = False,
+        check: bool = True,
     ) -> PreTrainedModel:
         """One Hydra of `members`, fine-tuned from one pre-trained model for example; they are left as they are.
 
@@ -95,6 +100,8 @@ class AutoHydra:
             Hub names from which they are loaded. All of one architecture, for the same classes
         shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"
         trunk_layers: how many leading layers become one for all members and run once; by default those that are equal
+        allow_equal: take members that are one and the same model (or a single one), to be trained apart for example
+        check: as for `from_backbone`; also warn of members that hardly differ
         """
         if isinstance(members, (PreTrainedModel, str, os.PathLike)):
             raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
@@ -103,7 +110,7 @@ class AutoHydra:
         loaded = [load_trained(each) if isinstance(each, (str, os.PathLike)) else each for each in members]
         found = hydra_class(loaded[0], "members[0]")
         check_classes(loaded, found, "members")
-        return found.from_pruned_members(loaded, shared, trunk_layers)
+        return found.from_pruned_members(loaded, shared, trunk_layers, allow_equal, check)
 
     @staticmethod
     def supported() -> dict[str, str]:

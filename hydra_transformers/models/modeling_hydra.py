@@ -96,17 +96,25 @@ class HydraModelMixin:
         return self.config.num_members
 
     @classmethod
-    def from_backbone(cls, model: PreTrainedModel, heads_to_prune: dict | None = None) -> PreTrainedModel:
+    def from_backbone(
+        cls, model: PreTrainedModel, heads_to_prune: dict | None = None, check: bool = True
+    ) -> PreTrainedModel:
         """A one-member Hydra from a Transformers model, with `heads_to_prune` cut out.
 
         model: the backbone, or a one-member Hydra to prune further; it is left as it is
         heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
+        check: compare the Hydra with the backbone on a random batch, and refuse a backbone that answers otherwise
         """
-        return package("fusion").from_backbone(cls, model, heads_to_prune)
+        return package("fusion").from_backbone(cls, model, heads_to_prune, check)
 
     @classmethod
     def from_pruned_members(
-        cls, members: Sequence[PreTrainedModel], shared: Sequence[str] = SHARED_PARTS, trunk_layers: TrunkLayers = None
+        cls,
+        members: Sequence[PreTrainedModel],
+        shared: Sequence[str] = SHARED_PARTS,
+        trunk_layers: TrunkLayers = None,
+        allow_equal: bool = False,
+        check: bool = True,
     ) -> PreTrainedModel:
         """Fuses members into one Hydra.
 
@@ -116,8 +124,10 @@ class HydraModelMixin:
             nothing is merged and the Hydra is exactly the ensemble of the members
         trunk_layers: how many leading layers become the mean over the members, attention too, and run once; by default as
             many as are equal, which changes no answer. For CLIP of both towers, or `{"vision": 6, "text": 0}`
+        allow_equal: take members that are one and the same model (or a single one), to be trained apart for example
+        check: as for `from_backbone`; also warn of members that hardly differ
         """
-        return package("fusion").from_pruned_members(cls, members, shared, trunk_layers)
+        return package("fusion").from_pruned_members(cls, members, shared, trunk_layers, allow_equal, check)
 
     def member(self, index: int) -> PreTrainedModel:
         """Member `index` as a one-member Hydra of its own; shared parts are copied into it."""

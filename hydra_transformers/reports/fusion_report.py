@@ -265,7 +265,7 @@ def _checked_members(members: Sequence[PreTrainedModel | str | os.PathLike]) -> 
                 "with a classification head; two towers are compared with evaluate_uncertainty, fused and not"
             )
         check_chooses_one_class(member, name)
-    hydra = AutoHydra.from_pruned_members(members, shared=())
+    hydra = AutoHydra.from_pruned_members(members, shared=(), allow_equal=True)
     if hydra.num_members < 2:
         raise ValueError("members has one member: pass two or more, there is nothing to fuse")
     check_chooses_one_class(hydra, "members")  # whose problem type is settled where a backbone's is left open

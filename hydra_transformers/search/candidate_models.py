@@ -75,7 +75,8 @@ class CandidateModels:
         if design.kind == SOUP:
             return soup(self.models)
         trunk = None if self.is_one or set(design.shared) != set(SHARED_PARTS) else design.trunk_layers
-        return AutoHydra.from_pruned_members(self.members_of(design), design.shared, trunk)
+        # Circuits of one model may spare the same heads: that the members are one model then shows in the results.
+        return AutoHydra.from_pruned_members(self.members_of(design), design.shared, trunk, allow_equal=True)
 
     def members_of(self, design: Design) -> list[PreTrainedModel]:
         """The design's members: the first ones of those that there are."""

@@ -103,4 +103,4 @@ def stand_in(model: PreTrainedModel, members: int, trunk_layers: int, budget: in
     places = [(layer, head) for head in range(config.num_attention_heads) for layer in layers][:budget]
     heads = {layer: [head for at, head in places if at == layer] for layer in {layer for layer, _ in places}}
     pruned = AutoHydra.from_backbone(model, heads)
-    return AutoHydra.from_pruned_members([pruned] * members, trunk_layers=trunk_layers)
+    return AutoHydra.from_pruned_members([pruned] * members, trunk_layers=trunk_layers, allow_equal=True)

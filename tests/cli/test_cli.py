@@ -331,7 +331,7 @@ def test_members_of_equal_heads_and_weights_are_refused_unless_asked_for(workpla
     run(*prune, "--allow-equal")
     fuse = ["fuse", str(tmp_path / "pruned"), "--output", str(tmp_path / "hydra")]
     assert main(fuse) == 2
-    assert "member-0 and member-1 have the same heads and weights" in capsys.readouterr().err
+    assert "members[0] and members[1] have the same heads and weights" in capsys.readouterr().err
     assert not (tmp_path / "hydra").exists()
     run(*fuse, "--allow-equal")
     assert AutoModelForImageClassification.from_pretrained(tmp_path / "hydra").num_members == 2

@@ -185,7 +185,7 @@ def test_a_model_whose_files_are_broken(fails, tmp_path, workplace):
 def test_the_same_model_twice_is_refused_before_the_first_circuit(fails, tmp_path, workplace, monkeypatch):
     monkeypatch.setattr(member_plan, "extract_circuit", lambda *_, **__: pytest.fail("work began"))
     command = ["prune", workplace / "vit", workplace / "vit", "--data", workplace / "pictures"]
-    assert "vit and vit have the same heads and weights" in fails(*command, "--output", tmp_path / "out")
+    assert "MODEL[0] and MODEL[1] have the same heads and weights" in fails(*command, "--output", tmp_path / "out")
 
 
 def test_a_batch_size_twice(fails, tmp_path):

@@ -386,7 +386,7 @@ def test_circuits_of_other_fine_tunings_are_refused_by_fuse(pruned, fails, tmp_p
     [
         ("bert", r"members\[1\] is a BertForSequenceClassification"),
         ("other", r"members\[1\] has other classes than members\[0\] .number 0 is 'cat', not 'red'"),
-        ("same", "vit and same have the same heads and weights"),
+        ("same", r"members\[0\] and members\[1\] have the same heads and weights"),
         ("nothing", "there is no folder .*nothing"),
         ("pretrained-vit", "has no classifier.bias: pass a model that is trained"),
     ],

@@ -13,9 +13,9 @@ from hydra_transformers import AutoHydra, prepare
 from hydra_transformers.analysis.noise import with_noise
 from hydra_transformers.baselines import MIMO, DeepEnsemble
 from hydra_transformers.cli import main
-from hydra_transformers.cost import example_inputs
 from hydra_transformers.data.prediction import collate
 from hydra_transformers.data.sounds import waveform
+from hydra_transformers.fusion import example_inputs
 from hydra_transformers.hub import create_model_card, publishing
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.training.recipes import default_recipe

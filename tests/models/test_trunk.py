@@ -202,7 +202,7 @@ def test_members_train_through_the_trunk_as_one(family):
     """With dropouts switched on, those of the embeddings included."""
     fields = {} if family.has_towers else family.dropout
     member = family.hydra.from_backbone(family.backbone(**fields))
-    hydra = family.hydra.from_pruned_members([member, member], trunk_layers=TRUNK).train()
+    hydra = family.hydra.from_pruned_members([member, member], trunk_layers=TRUNK, allow_equal=True).train()
     assert runs_of_layers(hydra, family.inputs()) == [1, 1, 2] * len(family.outputs)
 
 
@@ -239,7 +239,7 @@ def test_found_only_where_all_that_can_be_shared_is(family):
     members = members_with_trunk(family)
     for shared in ((), ("embeddings",), ("embeddings", "mlp")):
         assert trunk_layers(family.hydra.from_pruned_members(members, shared=shared)) == {0}
-    assert trunk_layers(family.hydra.from_pruned_members(members[:1])) == {0}
+    assert trunk_layers(family.hydra.from_pruned_members(members[:1], allow_equal=True)) == {0}
     assert trunk_layers(family.hydra.from_backbone(members[0])) == {0}
 
 
@@ -286,7 +286,7 @@ def test_what_cannot_be_one_is_refused():
         VIT.hydra.from_pruned_members(members, trunk_layers=3)
     for wrong in (4, -1):
         with pytest.raises(ValueError, match=rf"trunk_layers is {wrong}: pass 0 to 3, so many first layers"):
-            VIT.hydra.from_pruned_members([members[1]] * 2, trunk_layers=wrong)
+            VIT.hydra.from_pruned_members([members[1]] * 2, trunk_layers=wrong, allow_equal=True)
     for shared in ((), ("mlp", "layernorm")):
         with pytest.raises(ValueError, match="members enter a trunk as one, so shared has to name 'embeddings'"):
             AutoHydra.from_pruned_members(members, shared=shared, trunk_layers=1)

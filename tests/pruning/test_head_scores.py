@@ -19,7 +19,7 @@ from hydra_transformers.pruning import (
     prune_heads,
     taylor_scores,
 )
-from tests.families import bert_backbone, padded_texts
+from tests.families import LLAMA, MODERNBERT, bert_backbone, padded_texts
 from tests.pruning.backbones import family, rows_in_batches
 from tests.pruning.reference import logits_of, output_projections, restore_slice, zero_slice
 from tests.pruning.test_taylor import projections
@@ -86,6 +86,17 @@ def attentions_of(model, batches) -> list[list[torch.Tensor]]:
                 output = model(row[mask.bool()].unsqueeze(0), output_attentions=True)
             found.append([weights[0] for weights in output.attentions])
     return found
+
+
+@pytest.mark.parametrize("of_family", [LLAMA, MODERNBERT], ids=lambda each: each.name)
+def test_rows_and_tokens_that_see_only_padding_have_no_part_in_the_entropy(of_family):
+    """In float64, where the mask of these families is cast to float32 before the softmax."""
+    texts = padded_texts()
+    expected = head_scores(of_family.backbone(), [{name: value[:1] for name, value in texts.items()}], "entropy")
+    texts["attention_mask"][1:] = 0
+    assert head_scores(of_family.backbone(), [texts], "entropy") == pytest.approx(expected, rel=1e-9)
+    left = {name: value.flip(-1) for name, value in padded_texts().items()}  # the first tokens of a causal model
+    assert all(map(math.isfinite, head_scores(of_family.backbone(), [left], "entropy").values()))
 
 
 def test_entropy_and_confidence_are_means_over_the_tokens_of_texts_without_padding():

@@ -123,7 +123,7 @@ def test_members_share_mlps_only_where_they_keep_the_same_neurons():
     assert same.base_model.layers[1].mlp.fc1.out_features == 39
     with pytest.raises(ValueError, match="members keep different neurons in layer 1 and run this layer once"):
         AutoHydra.from_pruned_members([one, two], shared=("embeddings", "layernorm"), trunk_layers=2)
-    assert AutoHydra.from_pruned_members([one, one], trunk_layers=None).config.trunk_layers == 3
+    assert AutoHydra.from_pruned_members([one, one], allow_equal=True).config.trunk_layers == 3
 
 
 def test_a_mean_of_mlps_with_different_neurons_is_refused():

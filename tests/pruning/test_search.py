@@ -1,5 +1,6 @@
 """A long run is safe: checkpoints, the marked fast mode, and nothing that goes wrong silently."""
 
+import copy
 import json
 import signal
 import sys
@@ -120,7 +121,10 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, change, difference)
     extract(**arguments, checkpoint=tmp_path / "run.json")
     for name, value in change.items():
         if value == "relu":
-            model.config.hidden_act = "relu"
+            config = copy.deepcopy(model.config)
+            config.hidden_act = "relu"
+            arguments[name] = type(model)(config).to(model.dtype).eval()
+            arguments[name].load_state_dict(model.state_dict())
         else:
             arguments[name] = arguments[name][:1] if value == "first" else value
     with pytest.raises(ValueError, match=difference):

@@ -410,7 +410,7 @@ def test_memory_is_weights_and_what_lives_in_a_forward():
         ("one", {"processor": "name"}, "processor is a str: pass an image processor or a tokenizer"),
         ("one", {"card": {"author": "me"}}, "card has 'author': pass some of repo_id, base_model, dataset"),
         ("one", {"card": {"dataset": "not a name!"}}, "dataset is 'not a name!'"),
-        ("twins", {}, r"model_or_models\[0\] and \[1\] have the same weights"),
+        ("twins", {}, r"model_or_models\[0\] and model_or_models\[1\] have the same heads and weights"),
         ("two", {"finetune": True}, "finetune is for one pre-trained model, and there are 2"),
         ("none", {}, "model_or_models is an empty list"),
         ("hydra", {}, "is a Hydra already"),

@@ -1,0 +1,134 @@
+"""Compares a Hydra with the model it was made from, on a small random batch."""
+
+import inspect
+from collections.abc import Iterable
+from itertools import combinations
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+
+from ..models.evaluation_mode import evaluation_mode
+
+
+# Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.
+logger = logging.get_logger(f"transformers.{__name__}")
+
+TEXT_TOKENS = 128  # the length that texts are cut to, as in the paper
+IMAGE_SIZE = 224  # of models that take any, and whose config names none
+PROBE_TOKENS = 8
+# Outputs of a model, and those of its one-member Hydra that are the same but for the axis of members.
+COMPARED = {
+    "logits": "member_logits",
+    "logits_per_image": "member_logits",
+    "last_hidden_state": "member_last_hidden_state",
+    "pooler_output": "member_pooler_output",
+}
+# How far two ways to compute the same may lie apart, as a share of the size of the output.
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+TOLERANCE_WITH_TF32 = 2e-2  # an accelerator may round the factors of float32 products
+
+NEARLY_EQUAL = 1e-2
+
+
+def check_answers_alike(hydra: PreTrainedModel, model: PreTrainedModel, name: str) -> None:
+    """Refuses a one-member Hydra with all heads of `model` that does not answer a random batch as `model` does."""
+    inputs = probe_inputs(model)
+    try:
+        expected = answers_to(model, inputs, COMPARED)
+    except Exception as error:  # of any kind: an attention backend that needs another device, for example
+        logger.warning(f"{name} could not be compared with its Hydra, as it does not run as it is: {error}")
+        return
+    found = answers_to(hydra, inputs, COMPARED.values())
+    for key, answer in expected.items():
+        if COMPARED[key] not in found:
+            continue
+        distance = relative_distance(found[COMPARED[key]], answer)
+        if distance > tolerance_of(model):
+            raise ValueError(
+                f"{name} ({type(model).__name__}) answers otherwise than its Hydra: on random inputs their {key} differ by "
+                f"{distance:.2g} of their size. Something in it is not as its class and config say; pass it as Transformers "
+                "makes it, or check=False if you know why"
+            )
+
+
+def warn_of_close_members(hydra: PreTrainedModel, names: list[str]) -> None:
+    """Tells of members that answer a random batch nearly alike, and would hardly ever disagree."""
+    answers = answers_to(hydra, probe_inputs(hydra), ("member_logits", "member_last_hidden_state"))
+    if not answers:
+        return
+    answer = next(iter(answers.values())).transpose(0, 1).flatten(1).double().cpu()  # (members, numbers)
+    for (first, mine), (second, theirs) in combinations(zip(names, answer, strict=True), 2):
+        distance = relative_distance(mine, theirs)
+        if distance < NEARLY_EQUAL:
+            logger.warning(
+                f"{first} and {second} hardly differ: on random inputs their answers are {distance:.2g} of their size apart, so "
+                "that their disagreement says little; pass members that were trained or pruned more differently"
+            )
+
+
+def tolerance_of(model: PreTrainedModel) -> float:
+    is_exact = model.dtype != torch.float32 or model.device.type == "cpu"
+    return TOLERANCE[model.dtype] if is_exact else TOLERANCE_WITH_TF32
+
+
+def relative_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """|found - expected| / |expected|; 0 where `expected` is not finite, so that there is nothing to compare with."""
+    found, expected = found.double().cpu().flatten(), expected.double().cpu().flatten()
+    if not expected.isfinite().all():
+        return 0.0
+    distance = (found - expected).norm().nan_to_num(nan=torch.inf)
+    return float(distance / expected.norm().clamp(min=1e-12))
+
+
+@torch.no_grad()
+def answers_to(
+    model: PreTrainedModel, inputs: dict[str, torch.Tensor], keys: Iterable[str]
+) -> dict[str, torch.Tensor]:
+    """The outputs of these names that a model has, in eval mode and in the model's own dtype."""
+    with evaluation_mode(model), torch.autocast(model.device.type, enabled=False):
+        outputs = model.forward(**inputs, return_dict=True)  # not model(...), which would compile a compiled model
+    return {key: outputs[key] for key in keys if outputs.get(key) is not None}
+
+
+def probe_inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """A random batch that `model` reads, always the same: one image, sound or short text, or two of each for two towers."""
+    generator = torch.Generator().manual_seed(0)
+    accepted = inspect.signature(type(model).forward).parameters
+    has_two_towers = {"pixel_values", "input_ids"} <= accepted.keys()
+    inputs = {}
+    for key, tensor in example_inputs(model.config, 2 if has_two_towers else 1).items():
+        if key == "input_ids":
+            text = getattr(model.config, "text_config", model.config)
+            # RoBERTa counts positions from behind the padding token on, which takes some of them.
+            tensor = tensor[:, : max(1, min(PROBE_TOKENS, tensor.shape[1] - 2))]
+            tensor = torch.randint(0, text.vocab_size, tensor.shape, generator=generator, device="cpu")
+            end = getattr(text, "eos_token_id", None)
+            if isinstance(end, int) and 0 <= end < text.vocab_size:
+                tensor[:, -1] = end  # where CLIP reads
+            if "attention_mask" in accepted:
+                inputs["attention_mask"] = torch.ones_like(tensor).to(model.device)
+        else:
+            tensor = torch.randn(tensor.shape, generator=generator, device="cpu").to(model.dtype)
+        if key in accepted:
+            inputs[key] = tensor.to(model.device)
+    return inputs if "input_ids" in inputs else {key: inputs[key] for key in inputs if key != "attention_mask"}
+
+
+def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """Inputs of the size a model takes: images, spectrograms, texts of at most 128 tokens, or for two towers images and texts."""
+    inputs = {}
+    vision, text = getattr(config, "vision_config", config), getattr(config, "text_config", config)
+    if hasattr(vision, "image_size"):
+        size = vision.image_size
+        height, width = size if isinstance(size, (list, tuple)) else (size, size)
+        inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, height, width, device=device)
+    if hasattr(config, "num_mel_bins"):
+        inputs["input_values"] = torch.zeros(batch_size, config.max_length, config.num_mel_bins, device=device)
+    if hasattr(text, "vocab_size"):
+        most = getattr(text, "max_position_embeddings", 0)  # models with relative positions have none, or -1
+        tokens = min(TEXT_TOKENS, most) if most > 0 else TEXT_TOKENS
+        inputs["input_ids"] = torch.ones(batch_size, tokens, dtype=torch.long, device=device)
+    if not inputs and hasattr(vision, "num_channels"):
+        inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, IMAGE_SIZE, IMAGE_SIZE, device=device)
+    return inputs

@@ -1,0 +1,348 @@
+"""A backbone that computes something else than its class and config say is refused; what computes the same is accepted."""
+
+import copy
+import functools
+import types
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import ViTConfig, ViTForImageClassification, ViTModel
+
+from hydra_transformers import HydraBertModel, HydraViTModel
+from hydra_transformers.fusion import probe
+from hydra_transformers.pruning import ablated, extract_circuit, head_scores, prune_heads, prune_neurons
+from tests.families import BERT, CLIP, FAMILIES, LLAMA, ROBERTA, VIT, bert_backbone, images, vit_backbone
+from tests.models.test_constructors import slice_attention
+
+
+class LoRALinear(nn.Linear):
+    """As people write it: the weights of the linear layer, and two small matrices beside it."""
+
+    def __init__(self, linear):
+        super().__init__(linear.in_features, linear.out_features, dtype=linear.weight.dtype)
+        self.load_state_dict(linear.state_dict())
+        self.lora_A = nn.Parameter(torch.randn(2, linear.in_features, dtype=linear.weight.dtype))
+        self.lora_B = nn.Parameter(torch.randn(linear.out_features, 2, dtype=linear.weight.dtype))
+
+    def forward(self, states):
+        return super().forward(states) + states @ self.lora_A.t() @ self.lora_B.t()
+
+
+class HandMadeViT(ViTForImageClassification):
+    def forward(self, *args, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = outputs.logits.flip(-1)
+        return outputs
+
+
+class Shifted(nn.Linear):
+    def forward(self, states):
+        return super().forward(states) + 1
+
+
+def hand_written_lora(vit):
+    vit.vit.layers[0].attention.q_proj = LoRALinear(vit.vit.layers[0].attention.q_proj)
+
+
+def forward_hook(vit):
+    vit.vit.layers[1].register_forward_hook(lambda module, given, states: 2 * states)
+
+
+def pre_hook(vit):
+    vit.vit.layers[1].attention.o_proj.register_forward_pre_hook(lambda module, given: (2 * given[0],))
+
+
+def forward_of_an_instance(vit):
+    plain = vit.classifier.forward
+    vit.classifier.forward = lambda states: plain(states) + 1
+
+
+def method_of_an_instance(vit):
+    vit.forward = types.MethodType(lambda self, **inputs: ViTForImageClassification.forward(self, **inputs), vit)
+
+
+def parameter_that_nobody_reads(vit):
+    vit.vit.layers[0].scale = nn.Parameter(torch.ones(1, dtype=torch.float64))
+
+
+def activation_replaced(vit):
+    vit.vit.layers[0].mlp.activation_fn = nn.ReLU()
+
+
+def activation_function_replaced(vit):
+    vit.vit.layers[0].mlp.activation_fn.act = functools.partial(nn.functional.gelu, approximate="tanh")
+
+
+def linear_layer_replaced(vit):
+    classifier = Shifted(32, 5, dtype=torch.float64)
+    classifier.load_state_dict(vit.classifier.state_dict())
+    vit.classifier = classifier
+
+
+def eps_changed(vit):
+    vit.vit.layers[0].layernorm_before.eps = 0.1
+
+
+def activation_changed_in_the_config(vit):
+    vit.config.hidden_act = "relu"
+
+
+def eps_changed_in_the_config(vit):
+    vit.config.layer_norm_eps = 0.1
+
+
+CHANGES = {
+    hand_written_lora: r"has the parameter 'vit.layers.0.attention.q_proj.lora_A'",
+    forward_hook: r"a forward hook on vit.layers.1 ",
+    pre_hook: r"a forward hook on vit.layers.1.attention.o_proj ",
+    forward_of_an_instance: "a forward of its own",
+    method_of_an_instance: "a forward of its own",
+    parameter_that_nobody_reads: r"has the parameter 'vit.layers.0.scale'",
+    activation_replaced: "has a ReLU at .*, where a new ViTForImageClassification of its config has a GELUActivation",
+    activation_function_replaced: r"has .*\.act = ",
+    linear_layer_replaced: "forward of its own",
+    eps_changed: r"layernorm_before.eps = 0.1, where .* has 1e-12",
+    activation_changed_in_the_config: "has a GELUActivation at",
+    eps_changed_in_the_config: r"eps = 1e-12, where .* has 0.1",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_computes_something_else_is_refused(change):
+    backbone = vit_backbone()
+    change(backbone)
+    batches = [{"pixel_values": images(), "labels": torch.tensor([0, 1, 2, 3])}]
+    for use in (
+        lambda: VIT.hydra.from_backbone(backbone, {0: [1]}),
+        lambda: VIT.hydra.from_pruned_members([vit_backbone(1), backbone]),
+        lambda: head_scores(backbone, batches, "magnitude"),
+        lambda: extract_circuit(backbone, batches, budget=1, progress=False),
+        lambda: prune_neurons(backbone, {0: [1]}),
+    ):
+        with pytest.raises(ValueError, match=CHANGES[change]):
+            use()
+
+
+def test_a_forward_of_a_subclass_is_refused():
+    backbone = HandMadeViT(vit_backbone().config).double()
+    with pytest.raises(ValueError, match=r"a forward of its own \(HandMadeViT.forward of tests.fusion"):
+        prune_heads(backbone)
+
+
+def test_no_member_is_made_while_heads_are_turned_off():
+    for model in (vit_backbone(), prune_heads(vit_backbone())):
+        with ablated(model, {0: [1]}), pytest.raises(ValueError, match=r"a forward hook on .*leave the block"):
+            prune_heads(model)
+        prune_heads(model)
+
+
+def test_a_changed_hydra_is_refused():
+    hydra = VIT.members()[0]
+    hydra.vit.layers[0].mlp.activation_fn = nn.ReLU()
+    with pytest.raises(ValueError, match=r"a ReLU at .*, where a new HydraViT"):
+        hydra.member(0)
+
+
+def test_a_replaced_pooler_of_a_classifier_is_refused():
+    backbone = bert_backbone()
+    backbone.bert.pooler.activation = nn.Identity()
+    with pytest.raises(ValueError, match=r"has a Identity at bert.pooler.activation"):
+        BERT.hydra.from_backbone(backbone)
+
+
+# The probe: what no look at the parts tells
+
+
+def test_a_method_that_forward_calls_is_noticed(monkeypatch):
+    class Subclass(ViTForImageClassification):
+        pass
+
+    backbone = Subclass(vit_backbone().config).double()
+    backbone.load_state_dict(vit_backbone().state_dict())
+    prune_heads(backbone)
+    backbone.vit.embeddings.position_embeddings.requires_grad_(False)
+    monkeypatch.setattr(
+        type(backbone.vit.embeddings), "interpolate_pos_encoding", lambda self, *sizes: self.position_embeddings
+    )
+    prune_heads(backbone)  # which no answer depends on
+    rotary = LLAMA.backbone()
+    rotary.model.rotary_emb.inv_freq *= 3  # a buffer that no checkpoint has
+    rotary.model.rotary_emb.original_inv_freq *= 3
+    with pytest.raises(ValueError, match=r"answers otherwise than its Hydra: .* their logits differ by"):
+        prune_heads(rotary)
+    with pytest.raises(ValueError, match=r"members\[1\] .*answers otherwise"):
+        LLAMA.hydra.from_pruned_members([LLAMA.backbone(1), rotary])
+    assert LLAMA.hydra.from_backbone(rotary, check=False).num_members == 1
+    assert LLAMA.hydra.from_pruned_members([LLAMA.backbone(1), rotary], check=False).num_members == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_the_probe_takes_every_dtype_and_notices_changes_in_it(family, dtype):
+    backbone = family.backbone().to(dtype)
+    hydra = family.hydra.from_backbone(backbone)
+    assert hydra.dtype == dtype
+    with torch.no_grad():
+        for parameter in hydra.parameters():
+            parameter.copy_(parameter.flip(-1))
+    with pytest.raises(ValueError, match="answers otherwise"):
+        probe.check_answers_alike(hydra, backbone, "model")
+
+
+def test_the_probe_leaves_no_trace():
+    backbone = vit_backbone()
+    backbone.train()
+    backbone.vit.layers[0].eval()
+    random_state, modes = torch.get_rng_state(), [module.training for module in backbone.modules()]
+    with torch.autocast("cpu", torch.bfloat16):
+        prune_heads(backbone)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert [module.training for module in backbone.modules()] == modes
+    assert all(parameter.grad is None for parameter in backbone.parameters())
+
+
+def test_a_backbone_that_cannot_run_is_taken_with_a_warning(monkeypatch, caplog):
+    import logging
+
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+
+    def stop(*_):
+        raise RuntimeError("no such kernel on this device")
+
+    monkeypatch.setattr(probe, "answers_to", stop)
+    assert VIT.hydra.from_backbone(vit_backbone()).num_members == 1
+    assert "could not be compared with its Hydra" in caplog.text
+    assert "no such kernel" in caplog.text
+
+
+# Accepted
+
+
+def merged_adapters():
+    return get_peft_model(vit_backbone(), LoraConfig(r=2, target_modules=["q_proj"])).merge_and_unload()
+
+
+def sliced_by_hand():
+    vit = vit_backbone()
+    attention = vit.vit.layers[1].attention
+    slice_attention([attention.q_proj, attention.k_proj, attention.v_proj], attention.o_proj, [0, 2, 3])
+    attention.num_attention_heads = 3
+    return vit
+
+
+def in_training_with_checkpoints():
+    vit = vit_backbone().train()
+    vit.gradient_checkpointing_enable()
+    vit.enable_input_require_grads()
+    return vit
+
+
+def with_recorded_outputs():
+    vit = vit_backbone()
+    vit(images(), output_hidden_states=True, output_attentions=True)  # which leaves hooks of Transformers
+    return vit
+
+
+def with_another_dropout():
+    vit = vit_backbone()
+    for module in vit.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.3
+    return vit
+
+
+def with_a_new_head():
+    vit = vit_backbone()
+    vit.classifier = nn.Linear(32, 7, dtype=torch.float64)
+    vit.config.num_labels = 7
+    return vit
+
+
+def with_a_loss_beside_it():
+    vit = vit_backbone()
+    vit.loss_function_of_mine = nn.CrossEntropyLoss()
+    return vit
+
+
+def eager():
+    vit = vit_backbone()
+    vit.set_attn_implementation("eager")
+    return vit
+
+
+def subclass_without_forward():
+    class Named(ViTForImageClassification):
+        def shout(self):
+            return "!"
+
+    return Named(vit_backbone().config).double()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        merged_adapters,
+        sliced_by_hand,
+        in_training_with_checkpoints,
+        with_recorded_outputs,
+        with_another_dropout,
+        with_a_new_head,
+        with_a_loss_beside_it,
+        eager,
+        subclass_without_forward,
+    ],
+    ids=lambda make: make.__name__,
+)
+def test_what_computes_the_same_is_accepted(make):
+    assert VIT.hydra.from_backbone(make(), {0: [1]}).num_members == 1
+
+
+def test_parts_that_a_hydra_has_no_use_for_are_accepted():
+    config = ViTConfig(**{**vit_backbone().config.to_dict(), "num_labels": 5})
+    assert (
+        HydraViTModel.from_backbone(ViTModel(config, add_pooling_layer=True, use_mask_token=True)).pooler is not None
+    )
+    assert HydraViTModel.from_backbone(ViTModel(config, add_pooling_layer=False)).pooler is None
+    classifier = bert_backbone()
+    classifier.classifier = nn.Sequential(nn.Linear(32, 8), nn.ReLU())  # which the base model does not read
+    assert HydraBertModel.from_backbone(classifier).num_members == 1
+
+
+# Members that are one model
+
+
+@pytest.mark.parametrize("family", [VIT, CLIP], ids=["vit", "clip"])
+def test_equal_members_are_refused_unless_asked_for(family):
+    backbone, equal = family.backbone(), copy.deepcopy(family.backbone())
+    with pytest.raises(
+        ValueError, match=r"members\[0\] and members\[2\] have the same heads and weights.*allow_equal"
+    ):
+        family.hydra.from_pruned_members([backbone, family.backbone(1), equal])
+    with pytest.raises(ValueError, match=r"there is one member, members.0., .*pass several, or allow_equal"):
+        family.hydra.from_pruned_members([backbone])
+    assert family.hydra.from_pruned_members([backbone, equal], allow_equal=True).num_members == 2
+    assert family.hydra.from_pruned_members([backbone], allow_equal=True).num_members == 1
+    heads = [family.in_every_tower({0: [head]}) for head in (1, 2)]
+    pruned = [family.hydra.from_backbone(backbone, each) for each in heads]
+    assert family.hydra.from_pruned_members(pruned).num_members == 2
+
+
+def test_members_that_hardly_differ_are_told_of(monkeypatch, caplog):
+    import logging
+
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    backbone, close = vit_backbone(), vit_backbone()
+    with torch.no_grad():
+        for parameter in close.parameters():
+            parameter.mul_(1 + 1e-5)
+    VIT.hydra.from_pruned_members([backbone, vit_backbone(1)], shared=())
+    assert "hardly differ" not in caplog.text
+    VIT.hydra.from_pruned_members([backbone, vit_backbone(1), close], shared=())
+    assert "members[0] and members[2] hardly differ: on random inputs their answers are" in caplog.text
+
+
+def test_roberta_counts_positions_behind_its_padding_token_in_the_probe_too():
+    backbone = ROBERTA.backbone(0, max_position_embeddings=6, pad_token_id=1)
+    assert ROBERTA.hydra.from_backbone(backbone).num_members == 1
