@@ -10,6 +10,7 @@ from ..data.loading import remember_max_length
 from ..data.prediction import ZeroShotClassifier
 from ..data.prompts import class_prompts
 from ..data.rows import is_same_source
+from ..hub.member_circuits import copy_circuits, load_circuits
 from ..models.detection import DETECTORS
 from ..uncertainty import CalibratedClassifier, detector_by_name
 from ..uncertainty import calibrate as fit
@@ -18,8 +19,6 @@ from .folders import (
     FUSE_SETTINGS,
     check_is_new,
     check_takes_files,
-    circuits_of,
-    copy_circuits,
     load_config,
     load_model,
     load_processor,
@@ -82,7 +81,7 @@ def calibrate(
     device = device_named(device)
     folder = Path(model)
     if folder.is_dir():
-        circuits_of(folder, [config])  # refuses those that a card could not be made of
+        load_circuits(folder, [config])  # refuses those that a card could not be made of
     processor = load_processor(data.processor or model, config)
     if data.max_length is not None:  # saved with the model, which then reads what it was calibrated on
         remember_max_length(processor, config, data.max_length, data.max_length)

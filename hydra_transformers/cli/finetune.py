@@ -14,6 +14,7 @@ from ..data.loading import PreparedData, classes_in, remember_max_length
 from ..data.rows import SPLITS_TO_CUT
 from ..fusion import saved_tower_configs
 from ..fusion.probe import TEXT_TOKENS
+from ..hub.member_circuits import copy_circuits
 from ..models.auto import CLASSIFIERS, is_zero_shot
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
 from ..training.recipes import base_recipe, recipe_of_length
@@ -21,7 +22,6 @@ from .errors import access_to
 from .folders import (
     are_fine_tunings,
     claim_for_training,
-    copy_circuits,
     load_config,
     load_model,
     load_processor,

@@ -14,8 +14,8 @@ from transformers import (
 )
 
 from hydra_transformers import AutoHydra, load_data
-from hydra_transformers.cli.predict import load_to_answer
-from hydra_transformers.serving.page_answers import AskedModel
+from hydra_transformers.cli.serve import predictor_of
+from hydra_transformers.serving import Predictor
 from tests.tiny_data import picture_rows, save_bert, save_clip, save_vit
 
 
@@ -59,5 +59,5 @@ def save_clip_hydra(folder: Path) -> Path:
     return folder / "clip-hydra"
 
 
-def asked(folder: Path) -> AskedModel:
-    return AskedModel(folder.name, *load_to_answer(str(folder), device="cpu"))
+def asked(folder: Path) -> Predictor:
+    return predictor_of(str(folder), device="cpu")

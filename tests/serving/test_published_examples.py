@@ -1,7 +1,7 @@
 """Of examples, a Space gets what its page shows: all of it becomes public."""
 
 from hydra_transformers.hub import write_space
-from hydra_transformers.serving.page_examples import MOST_OF_A_GROUP
+from hydra_transformers.hub.space import MOST_OF_A_GROUP
 from tests.tiny_data import pictures
 
 
