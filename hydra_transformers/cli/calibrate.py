@@ -9,6 +9,7 @@ from .._io.files import written_whole
 from ..data.loading import is_same_source
 from ..data.prediction import ZeroShotClassifier
 from ..data.prompts import class_prompts
+from ..hub.member_circuits import copy_circuits, load_circuits
 from ..models.detection import DETECTORS
 from ..uncertainty import CalibratedClassifier, detector_by_name
 from ..uncertainty import calibrate as fit
@@ -17,8 +18,6 @@ from .folders import (
     FUSE_SETTINGS,
     check_is_new,
     check_takes_files,
-    circuits_of,
-    copy_circuits,
     load_config,
     load_model,
     load_processor,
@@ -81,7 +80,7 @@ def calibrate(
     device = device_named(device)
     folder = Path(model)
     if folder.is_dir():
-        circuits_of(folder, [config])  # refuses those that a card could not be made of
+        load_circuits(folder, [config])  # refuses those that a card could not be made of
     processor = load_processor(data.processor or model, config)
     rows = data.read(config, processor, split=data.split, part=data.part)
     if str(rows.split).startswith("train") and data.part in (None, "training"):

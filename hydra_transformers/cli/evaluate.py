@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import torch
 import typer
 from torch import nn
-from tqdm.auto import tqdm
 from transformers import PreTrainedConfig
 
 from .._io.files import write_atomically
+from .._io.progress import progress_bar
 from ..data.loading import PreparedData, is_same_source
 from ..data.prediction import ChangedBatches, ZeroShotClassifier
 from ..data.prompts import class_prompts
@@ -21,7 +21,7 @@ from ..models.detection import DETECTORS
 from ..reports.evaluation import evaluate_uncertainty
 from ..reports.report import UncertaintyReport
 from ..uncertainty import CalibratedClassifier, detector_by_name
-from ..uncertainty.calibration import OtherClassesError
+from ..uncertainty.calibrated_classifier import OtherClassesError
 from .folders import check_takes_files, load_config, load_model, load_processor
 from .options import (
     BatchSize,
@@ -50,13 +50,16 @@ def _severities(text: str) -> list[int]:
 
 
 class WithProgress:
-    """Batches of a data set, with a bar each time they are read."""
+    """Batches of a data set, with a bar on a terminal where reading them takes long."""
 
     def __init__(self, data: Any, batch_size: int, name: str):
         self.loader, self.name = torch.utils.data.DataLoader(data, batch_size), name
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        return iter(tqdm(self.loader, desc=self.name, unit="batch"))
+        with progress_bar(len(self.loader), self.name, "batch") as bar:
+            for batch in self.loader:
+                yield batch
+                bar.update()
 
 
 def _with_progress(data: Any, batch_size: int, name: str) -> Any:
@@ -153,7 +156,8 @@ def evaluate(
             {
                 group: {each: WithProgress(found, batch_size, f"{name}: {each}") for each, found in sets.items()}
                 for group, sets in foreign[name].items()
-            },
+            }
+            or None,
             score=detector if detector.needs_fit else score,
             corruptions={
                 corruption: {

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from ..data.loading import PreparedData, classes_in, random_changes
 from ..fusion import saved_tower_configs
+from ..hub.member_circuits import copy_circuits
 from ..models.auto import CLASSIFIERS, is_zero_shot
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
 from ..training.recipes import base_recipe, recipe_of_length
@@ -18,7 +19,6 @@ from .errors import access_to
 from .folders import (
     are_fine_tunings,
     claim_for_training,
-    copy_circuits,
     load_config,
     load_model,
     load_processor,
