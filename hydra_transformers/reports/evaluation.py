@@ -82,7 +82,7 @@ def evaluate_uncertainty(
         if not isinstance(model, nn.Module):
             raise TypeError(f"{name} is no model: pass one model, or several as {{name: model}}")
         check_chooses_one_class(model, name)
-    groups = ood_groups(ood_data)
+    groups = {} if isinstance(ood_data, Mapping) and not ood_data else ood_groups(ood_data)
     by_name = corruptions is not None and not isinstance(corruptions, Mapping)
     sweeps = _sweeps(corrupt_by_name(data, corruptions) if by_name else corruptions or {})
     for name, each in _all_data(data, groups, sweeps):
