@@ -10,7 +10,7 @@ from transformers import PreTrainedConfig
 
 from ..data.loading import is_same_source
 from ..pruning import MemberPlan
-from ..pruning.scoring import OBJECTIVES
+from ..pruning.objectives import OBJECTIVES
 from ..training.recipes import recipe_of_length
 from .finetune import RecipeName, change_by, check_trainable, check_training, check_trunk, classes_of
 from .folders import (

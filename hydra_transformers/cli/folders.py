@@ -30,7 +30,7 @@ from ..models.auto import HEADS, auto_class_of, check_model_exists, load_trained
 from ..pruning import Circuit
 from ..pruning.heads import Head
 from ..pruning.member_plan import CIRCUITS
-from ..pruning.scoring import OBJECTIVES
+from ..pruning.objectives import OBJECTIVES
 from ..training.finetune import FINISHED, RUN
 from .errors import access_to
 

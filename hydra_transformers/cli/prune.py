@@ -10,7 +10,7 @@ from ..data.loading import is_same_source
 from ..data.prompts import class_prompts
 from ..fusion import check_can_be_fused
 from ..pruning.member_plan import CIRCUITS, METHODS, MemberPlan, num_heads
-from ..pruning.scoring import OBJECTIVES, OOD_SCORES
+from ..pruning.objectives import OBJECTIVES, OOD_SCORES
 from .folders import (
     PRUNE_SETTINGS,
     check_same_processors,
