@@ -23,8 +23,8 @@ from hydra_transformers.demo.digits import DemoData, load_data
 from hydra_transformers.demo.pretraining import load_shipped_model
 from hydra_transformers.demo.story import BATCH_SIZE, FULL, finetuned, pruned_members
 from hydra_transformers.serving.page import launch_page
-from hydra_transformers.serving.page_answers import AskedModel
-from hydra_transformers.serving.page_examples import read_examples
+from hydra_transformers.serving.page_inputs import read_examples
+from hydra_transformers.serving.predictor import Predictor
 
 
 OUTPUT = Path(__file__).parents[1] / "docs" / "images" / "app.png"
@@ -51,16 +51,16 @@ def main() -> None:
     print(f"the picture is in {arguments.output}")
 
 
-def models(data: DemoData, folder: Path) -> list[AskedModel]:
+def models(data: DemoData, folder: Path) -> list[Predictor]:
     """The Hydra, and the first of the fine-tunings that it was made of."""
     fine_tunings = finetuned(load_shipped_model(), data, FULL, folder / "fine-tuning")
     hydra = AutoHydra.from_pruned_members(pruned_members(fine_tunings, data, FULL, folder / "circuits"))
     calibrate(hydra, data, BATCH_SIZE)
-    return [_asked("hydra-vit-digits", hydra), _asked("one fine-tuning", fine_tunings[0])]
+    return [_predictor("hydra-vit-digits", hydra), _predictor("one fine-tuning", fine_tunings[0])]
 
 
-def _asked(name: str, model: nn.Module) -> AskedModel:
-    return AskedModel(name, model, ViTImageProcessorPil(size={"height": 8, "width": 8}))
+def _predictor(name: str, model: nn.Module) -> Predictor:
+    return Predictor(name, model, ViTImageProcessorPil(size={"height": 8, "width": 8}))
 
 
 def write_examples(data: DemoData, folder: Path) -> Path:

@@ -1,14 +1,11 @@
 """`app`: a page in the browser to try a model on."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from .options import Device, ModelArgument, Processor, megabytes, option
-from .predict import load_to_answer
+from .serve import predictor_of
 
-
-if TYPE_CHECKING:
-    from ..serving.page_answers import AskedModel
 
 LIMITS = "Who may send what"
 
@@ -43,15 +40,14 @@ def app(
 ) -> None:
     """Open a page in the browser to try a model on: its answer, its members', its uncertainty."""
     from ..serving.page import launch_page
-    from ..serving.page_examples import read_examples
-    from ..serving.page_inputs import Limits
+    from ..serving.page_inputs import Limits, read_examples
 
     limits = Limits(megabytes=max_megabytes, characters=max_characters)
-    asked = _asked(model, processor, device)
+    asked = predictor_of(model, processor, device)
     if labels and not asked.needs_classes:
         raise ValueError(f"--labels is for CLIP and SigLIP, {model} has classes of its own: leave it out")
     shown = None if examples is None else read_examples(examples, asked.reads, limits)
-    beside = None if single is None else _asked(single, processor, device)
+    beside = None if single is None else predictor_of(single, processor, device)
     try:
         page = launch_page(asked, beside, shown, limits, labels or (), host, port)
     except OSError as error:
@@ -61,11 +57,3 @@ def app(
         ) from error
     print(f"The page of {asked.name} is at {page.local_url} (Ctrl-C ends it).", flush=True)
     page.block_thread()
-
-
-def _asked(name: str, processor: str | None, device: str | None) -> "AskedModel":
-    from ..serving.page_answers import AskedModel
-
-    folder = Path(name)
-    loaded = load_to_answer(name, processor, device)
-    return AskedModel(folder.resolve().name if folder.is_dir() else name, *loaded)

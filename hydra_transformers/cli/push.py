@@ -88,11 +88,11 @@ def _space(
     """The folder of the page, written where there is none yet."""
     from ..hub import write_space
     from ..hub.card import check_names
-    from ..serving.page_answers import read_by
-    from ..serving.page_examples import read_examples
+    from ..serving.page_inputs import read_examples
+    from ..serving.predictor import kind_of
 
     check_names(repo_id=space)
-    reads = read_by(config, str(folder))
+    reads = "texts" if kind_of(config, str(folder)) == "text" else "images"
     place = folder / SPACE_FOLDER
     if place.exists():
         without = f", without a look at {', '.join(given)}" if given else ""

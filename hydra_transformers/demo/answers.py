@@ -62,6 +62,14 @@ def calibrate(hydra: PreTrainedModel, data: DemoData, batch_size: int) -> Calibr
     return hydra.calibrate(data.calibration.batches(batch_size), target=TARGET, detector=DETECTOR)
 
 
+def rule(calibration: Calibration) -> str:
+    """When the model does not answer, in a sentence."""
+    return (
+        f'It says "I don\'t know" where {DETECTOR.upper()}, which is high where probability is spread over several classes, is '
+        f"above {calibration.abstention.threshold:.2f}: {1 - TARGET['coverage']:.0%} of the digits that this was fitted on."
+    )
+
+
 def reached(result: ModelResult) -> str:
     """What the decision does on images that it was not fitted on."""
     answered, risk = result.abstaining["coverage"], result.abstaining["risk"]

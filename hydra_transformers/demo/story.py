@@ -27,7 +27,7 @@ from ..reports.fusion_report import FusionReport
 from ..reports.report import UncertaintyReport
 from ..reports.table import Table
 from ..training import Recipe, finetune_from_pretrained
-from .answers import Answer, Example, answer_line, calibrate, draw, examples_of, judgement, reached
+from .answers import Answer, Example, answer_line, calibrate, draw, examples_of, judgement, reached, rule
 from .digits import KNOWN_DIGITS, DemoData, Images, load_data
 from .pretraining import accuracy, accuracy_on_turns, load_shipped_model, pretrain
 from .table import comparison, comparison_table
@@ -156,8 +156,7 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
         narrator.begin(
             "Deciding", "When should it rather not answer? Fitted on digits of their own, a part of the model."
         )
-        for sentence in calibrate(hydra, data, BATCH_SIZE).sentences:
-            narrator.say(sentence)
+        narrator.say(rule(calibrate(hydra, data, BATCH_SIZE)))
         decided = judge({"Hydra": hydra}, data)
         narrator.say(reached(decided.models["Hydra"]))
         examples = examples_of(data)

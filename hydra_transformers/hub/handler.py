@@ -21,9 +21,16 @@ import transformers
 
 
 PROCESSORS = {
+    "AutoModelForAudioClassification": "AutoFeatureExtractor",
     "AutoModelForImageClassification": "AutoImageProcessor",
     "AutoModelForSequenceClassification": "AutoTokenizer",
     "AutoModelForZeroShotImageClassification": "AutoProcessor",
+}
+# What a request holds; sounds cannot be sent.
+KINDS = {
+    "AutoModelForImageClassification": "image",
+    "AutoModelForSequenceClassification": "text",
+    "AutoModelForZeroShotImageClassification": "zero-shot",
 }
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # no decoder but these is let at the bytes of strangers
 MOST_PIXELS = 25_000_000  # of all images of a request together: a small file may unfold to more than the memory holds
@@ -137,11 +144,10 @@ class EndpointHandler(Answerer):
 
     def __init__(self, path: str = ""):
         auto_classes = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))["auto_map"]
-        task = next(name for name in PROCESSORS if name in auto_classes)
+        task = next(name for name in KINDS if name in auto_classes)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = getattr(transformers, task).from_pretrained(path, trust_remote_code=True).to(device).eval()
-        kind = {"AutoTokenizer": "text", "AutoImageProcessor": "image"}.get(PROCESSORS[task], "zero-shot")
-        super().__init__(model, getattr(transformers, PROCESSORS[task]).from_pretrained(path), kind)
+        super().__init__(model, getattr(transformers, PROCESSORS[task]).from_pretrained(path), KINDS[task])
 
 
 def is_text(value: Any) -> bool:

@@ -29,7 +29,7 @@ from ..reports.report import UncertaintyReport
 from ..uncertainty import CalibratedClassifier, TemperatureScaling
 from .card import create_model_card, split_decision, task_of
 from .card_sections import EditedCardError, renewed, replaced
-from .handler import PROCESSORS
+from .handler import KINDS
 from .space import EXAMPLES, PACKAGE
 
 
@@ -180,7 +180,7 @@ def _stage(
     if processor is not None:
         processor.save_pretrained(folder)
         # A baseline needs this package to be loaded, and sounds are not what the handler reads.
-        if isinstance(model, PreTrainedModel) and not PROCESSORS.keys().isdisjoint(model.config.auto_classes):
+        if isinstance(model, PreTrainedModel) and not KINDS.keys().isdisjoint(model.config.auto_classes):
             shutil.copyfile(HANDLER, folder / HANDLER.name)
     if temperature is not None:
         temperature.save(folder)

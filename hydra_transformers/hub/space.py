@@ -1,4 +1,4 @@
-"""A folder that is a Space on the Hub: the page of a published model."""
+"""Writes the folder of a Space on the Hub: the page of a published model."""
 
 import json
 import os
@@ -16,6 +16,8 @@ from .card import check_names
 PACKAGE = Path(__file__).parents[1]
 NOT_NEEDED = ("__pycache__", "demo")
 EXAMPLES = "examples"
+MOST_OF_A_GROUP = 24
+DEFAULT_GROUP = "Examples"
 
 README = """
 # {title}
@@ -104,10 +106,8 @@ def _version(package: str, missing: str) -> str:
 
 def _copied(examples: Path, folder: Path) -> Path:
     """What the page shows of examples, and nothing else that lies beside: all that is copied becomes public."""
-    from ..serving.page_examples import example_files  # not above: the page needs this package
-
     root = examples if examples.is_dir() else examples.parent
-    for file in example_files(examples):
+    for file in _example_files(examples):
         place = folder / file.relative_to(root)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, place)
@@ -116,3 +116,28 @@ def _copied(examples: Path, folder: Path) -> Path:
 
 def _quoted(words: list[str]) -> str:
     return json.dumps(words, ensure_ascii=False)  # which is Python, too, for a list of strings
+
+
+def _example_files(path: Path) -> list[Path]:
+    """The files that the page shows of a file or folder, and no others that may lie there."""
+    if not path.is_dir():
+        return [path]
+    texts = text_files(path).values()
+    return list(texts) or [Path(file) for files in image_files(path).values() for file in files[:MOST_OF_A_GROUP]]
+
+
+def image_files(path: Path) -> dict[str, list[str]]:
+    """Group -> the images of a folder, and of each folder in it."""
+    if not path.is_dir():
+        raise ValueError(f"{path} is no folder: pass a folder of images as examples")
+    folders = {DEFAULT_GROUP: path} | {each.name: each for each in _visible(path) if each.is_dir()}
+    return {name: [str(file) for file in _visible(each) if file.is_file()] for name, each in folders.items()}
+
+
+def text_files(folder: Path) -> dict[str, Path]:
+    """Group -> the file with its texts."""
+    return {each.stem: each for each in _visible(folder) if each.suffix == ".txt"}
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(each for each in folder.iterdir() if not each.name.startswith("."))

@@ -18,7 +18,7 @@ from ..data.fingerprints import (
     fingerprint_of_weights,
     fingerprints_of_rows,
 )
-from ..data.prediction import check_chooses_one_class
+from ..data.prediction import check_chooses_one_class, classes_of
 from .ablation import GIB, ablation_of
 from .circuits import MODES, Circuit
 from .greedy import GreedySearch, end_of
@@ -176,8 +176,8 @@ def start_search(
     check_count(budget, "budget", 1, num_heads - 1, f"{num_heads} heads compete")
 
     def read(data: Any, name: str, num_classes: int | None) -> EvaluationData:
-        inputs, has_metric = engine.input_names, metric is not None
-        return read_data(data, name, inputs, batch_size, hydra.device, hydra.dtype, num_classes, has_metric)
+        settings = (engine.input_names, batch_size, hydra.device, hydra.dtype, num_classes, metric is not None)
+        return read_data(data, name, *settings, classes_of(hydra))
 
     id_set = read(data, "data", None if objective == "ood" else engine.num_classes)
     ood_set = None if objective in ("acc", METRIC) else read(ood_data, "ood_data", None)

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..data.fingerprints import fingerprint_of_weights
-from ..data.prediction import batches
+from ..data.prediction import batches, classes_of
 from ..fusion import check_can_be_fused
 from .circuits import Circuit
 from .heads import as_heads_to_prune, check_count, prune_heads, tower_and_place
@@ -97,7 +97,7 @@ def draw_members(
             head_sets.append(sample_heads(circuit, budget, out_of, seed + place, taken=head_sets))
         _check_trunk("circuit", circuit, out_of, trunk_layers)
     elif way == "data":
-        calibration = list(batches(data))
+        calibration = list(batches(data, classes=classes_of(backbones[0])))
         settings = {"heads_per_layer": heads_per_layer, "class_prompts": class_prompts, "trunk_layers": trunk_layers}
         head_sets = [
             taylor_prune(backbone, half_of_each(calibration, seed + place), **settings).heads_to_prune

@@ -3,27 +3,25 @@
 `create_app` and `run` need FastAPI, `build_page` and `launch_page` Gradio; each is imported when it is asked for.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .answering import ModelAnswerer
-from .app import create_app
-from .batching import Batcher
-from .page_answers import AskedModel
-from .page_examples import read_examples
-from .page_inputs import InputError, Limits
-from .running import run
+from ..hub.handler import RequestError
+from .batcher import Batcher
+from .page_inputs import Limits, read_examples
+from .predictor import Predictor
 
 
 if TYPE_CHECKING:
     from .page import build_page, launch_page
+    from .server import create_app, run
 
-
+_MODULES = {"build_page": ".page", "launch_page": ".page", "create_app": ".server", "run": ".server"}
 __all__ = [
-    "AskedModel",
     "Batcher",
-    "InputError",
     "Limits",
-    "ModelAnswerer",
+    "Predictor",
+    "RequestError",
     "build_page",
     "create_app",
     "launch_page",
@@ -33,8 +31,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("build_page", "launch_page"):
-        from . import page
-
-        return getattr(page, name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,16 +1,17 @@
-"""The page itself, made of Gradio: served by this machine alone, with nothing from elsewhere."""
+"""A page in the browser to try a classifier on, made with Gradio: nothing of it comes from elsewhere."""
 
+import logging
 import os
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import logging
-
-from .page_answers import AskedModel
+from ..data.prediction import check_chooses_one_class
+from ..hub.handler import RequestError
 from .page_html import answers_html, heading_html, kept_heads_html, sentence_html
-from .page_inputs import USUAL, InputError, Limits, check_text, read_class_names, read_image
+from .page_inputs import USUAL, Limits, check_text, read_class_names, read_image
+from .predictor import Predictor
 
 
 try:
@@ -18,7 +19,7 @@ try:
 except ImportError as error:
     raise ImportError("the page needs Gradio: pip install 'gradio>=6' pillow") from error
 
-logger = logging.get_logger(f"transformers.{__name__}")
+logger = logging.getLogger(__name__)
 
 CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 FONTS = {
@@ -32,8 +33,8 @@ ONLY_WHAT_WAS_SENT = "The page opens only what was sent to it, and fetches nothi
 
 
 def build_page(
-    model: AskedModel,
-    single: AskedModel | None = None,
+    model: Predictor,
+    single: Predictor | None = None,
     examples: Mapping[str, Sequence[str]] | None = None,
     limits: Limits = USUAL,
     class_names: Sequence[str] = (),
@@ -46,7 +47,7 @@ def build_page(
     class_names: which are there first, for CLIP that chooses among those that a user names
     """
     models = [model] if single is None else [model, single]
-    _check_are_alike(models)
+    _check(models)
     respond = partial(_respond, models, limits)
     # Gradio itself would report on its use, to servers elsewhere.
     with gradio.Blocks(
@@ -65,7 +66,7 @@ def build_page(
                 first = "Drop an image on the left" if model.reads == "images" else "Type a text on the left"
                 hint = f"{first}, or click on an example." if examples else f"{first}."
                 answer = gradio.HTML(sentence_html(hint, "hint"), padding=False)
-        if model.kept_heads is not None:
+        if hasattr(model.config, "kept_heads"):
             with gradio.Accordion("Which attention heads each member keeps", open=False):
                 gradio.HTML(kept_heads_html(model))
         # An image is there as soon as it is dropped or clicked on; of a text nobody knows when it is whole.
@@ -80,8 +81,8 @@ def build_page(
 
 
 def launch_page(
-    model: AskedModel,
-    single: AskedModel | None = None,
+    model: Predictor,
+    single: Predictor | None = None,
     examples: Mapping[str, Sequence[str]] | None = None,
     limits: Limits = USUAL,
     class_names: Sequence[str] = (),
@@ -116,7 +117,7 @@ def launch_page(
     return page
 
 
-def _respond(models: Sequence[AskedModel], limits: Limits, value: Any, classes: str = "") -> str:
+def _respond(models: Sequence[Predictor], limits: Limits, value: Any, classes: str = "") -> str:
     """What the page shows of an input; a sentence where there is something wrong with it."""
     first = models[0]
     try:
@@ -125,24 +126,25 @@ def _respond(models: Sequence[AskedModel], limits: Limits, value: Any, classes: 
             return sentence_html(wanted, "hint")
         asked = read_image(value[0], limits, value[1]) if first.reads == "images" else check_text(value, limits)
         class_names = read_class_names(classes, limits) if first.needs_classes else None
-        return answers_html([(model.name, model.answer(asked, class_names)) for model in models])
-    except InputError as error:
+        return answers_html([(model.name, model.answer_with_members(asked, class_names)) for model in models])
+    except RequestError as error:
         return sentence_html(f"{error}.", "problem")
     except Exception:
         logger.exception("the page could not answer")  # for who runs the server; a visitor learns nothing of it
         return sentence_html("The model could not answer this: try another input.", "problem")
 
 
-def _check_are_alike(models: Sequence[AskedModel]) -> None:
-    """Refuses a single model that cannot be asked the same."""
-    first, *others = models
-    for other in others:
-        if other.reads != first.reads:
-            raise ValueError(f"{other.name} reads {other.reads}, {first.name} {first.reads}: pass two of a kind")
-        if other.class_names != first.class_names:
-            raise ValueError(
-                f"{other.name} has other classes than {first.name}: pass one that was trained on the same"
-            )
+def _check(models: Sequence[Predictor]) -> None:
+    """Refuses models that do not choose one of several classes, and a single model that cannot be asked the same."""
+    first = models[0]
+    for each in models:
+        check_chooses_one_class(each.model, each.name)
+        if each.class_names is not None and len(each.class_names) < 2:
+            raise ValueError(f"{each.name} has a single output: the page shows models that choose among classes")
+        if each.reads != first.reads:
+            raise ValueError(f"{each.name} reads {each.reads}, {first.name} {first.reads}: pass two of a kind")
+        if each.class_names != first.class_names:
+            raise ValueError(f"{each.name} has other classes than {first.name}: pass one that was trained on the same")
 
 
 class SentFiles:

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from .page_answers import AskedModel
+from ..hub.kept_heads_map import trunk_sentence
+from ..hub.member_circuits import heads_of_backbone, kept_by
+from ..pruning.head_maps import HeadMap
+from .predictor import Predictor
 
 
 MOST_CLASSES, MOST_OF_A_SET = 5, 12
@@ -29,12 +32,12 @@ def sentence_html(sentence: str, kind: str) -> str:
     return f'<div class="hydra-{kind}"{role}>{escape(sentence)}</div>'
 
 
-def heading_html(model: AskedModel) -> str:
+def heading_html(model: Predictor) -> str:
     """The model's name, what it is, and what it was calibrated for."""
     classes = f"{len(model.class_names):,} classes" if model.class_names else "classes that you name"
     members = f"{model.num_members} members in one model" if model.num_members > 1 else "one model"
     about = f"{escape(model.config.model_type)} · {members} · {classes}"
-    decided = "".join(f"<li>{escape(sentence)}</li>" for sentence in model.sentences)
+    decided = "".join(f"<li>{escape(sentence)}</li>" for sentence in model.promises)
     fitted = (
         f"<details><summary>When it says &quot;I don't know&quot;</summary><ul>{decided}</ul></details>"
         if decided
@@ -43,9 +46,15 @@ def heading_html(model: AskedModel) -> str:
     return f'<div class="hydra-heading"><h1>{escape(model.name)}</h1><p>{about}</p>{fitted}</div>'
 
 
-def kept_heads_html(model: AskedModel) -> str:
-    picture = model.kept_heads._repr_html_()
-    return f'<div class="hydra-heads"><p>{escape(model.kept_heads_sentence)}</p>{picture}</div>'
+def kept_heads_html(model: Predictor) -> str:
+    """Which heads each member of a Hydra keeps, how many, and which layers run once for all."""
+    every = sorted(heads_of_backbone(model.config))
+    kept = [kept_by(model.config, member) for member in range(model.num_members)]
+    counts = ", ".join(f"member {member} {len(heads)}" for member, heads in enumerate(kept))
+    sentence = "; ".join(filter(None, [f"Heads kept of {len(every)}: {counts}", trunk_sentence(model.config)]))
+    maps = {f"member {member}": {head: float(head in heads) for head in every} for member, heads in enumerate(kept)}
+    picture = HeadMap(maps, low=0.0, high=1.0)._repr_html_()
+    return f'<div class="hydra-heads"><p>{escape(sentence)}.</p>{picture}</div>'
 
 
 def _card(name: str, answer: dict[str, Any]) -> str:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ..hub.handler import FORMATS as SERVER_FORMATS
-from ..hub.handler import RequestError as InputError
+from ..hub.handler import RequestError
 from ..hub.handler import read_image as decode_image
+from ..hub.space import DEFAULT_GROUP, MOST_OF_A_GROUP, image_files, text_files
 
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ def _read_image(path: str | os.PathLike, limits: Limits, name: str) -> "Image":
     try:
         content = _regular_content(path, most + 1)
     except OSError as error:
-        raise InputError(f"{name} cannot be opened: send it again") from error
+        raise RequestError(f"{name} cannot be opened: send it again") from error
     if len(content) > most:
-        raise InputError(f"{name} has more than {limits.megabytes:g} MB: send a smaller file")
+        raise RequestError(f"{name} has more than {limits.megabytes:g} MB: send a smaller file")
     return decode_image(content, name, limits.pixels, formats=FORMATS)
 
 
@@ -89,27 +90,68 @@ def _within(seconds: float, name: str, read: Callable[[], Found]) -> Found:
     if problems:
         raise problems[0]
     if not found:
-        raise InputError(f"{name} could not be read within {seconds:g} seconds: send another file")
+        raise RequestError(f"{name} could not be read within {seconds:g} seconds: send another file")
     return found[0]
 
 
 def check_text(text: str, limits: Limits = USUAL) -> str:
     """The text as it is."""
     if not text.strip():
-        raise InputError("There is no text yet: type some")
+        raise RequestError("There is no text yet: type some")
     if len(text) > limits.characters:
-        raise InputError(f"The text has {len(text):,} characters, more than {limits.characters:,}: send a shorter one")
+        raise RequestError(
+            f"The text has {len(text):,} characters, more than {limits.characters:,}: send a shorter one"
+        )
     return text
 
 
 def read_class_names(text: str, limits: Limits = USUAL) -> list[str]:
     """Names between commas or line ends, each once."""
     if len(text) > limits.characters:
-        raise InputError(f"The classes have more than {limits.characters:,} characters: name fewer")
+        raise RequestError(f"The classes have more than {limits.characters:,} characters: name fewer")
     names = [name.strip() for line in text.splitlines() for name in line.split(",")]
     names = list(dict.fromkeys(filter(None, names)))
     if len(names) < 2:
-        raise InputError("Name at least two classes to choose from, with commas between them")
+        raise RequestError("Name at least two classes to choose from, with commas between them")
     if len(names) > limits.classes:
-        raise InputError(f"These are {len(names)} classes, more than {limits.classes}: name fewer")
+        raise RequestError(f"These are {len(names)} classes, more than {limits.classes}: name fewer")
     return names
+
+
+# Examples for visitors to click on
+
+
+def read_examples(path: str | os.PathLike, reads: str, limits: Limits = USUAL) -> dict[str, list[str]]:
+    """Group -> files of images, or texts, in the order of their names or lines; each is one that the page will take.
+
+    path: of images a folder, and each folder in it a group with its name; of texts a file with one on each line, or a
+        folder of such files, each a group
+    reads: "images" or "texts"
+    """
+    path = Path(path)
+    if not path.exists():
+        raise ValueError(f"there are no examples {path}: pass a folder, or for texts a file")
+    groups = _texts(path) if reads == "texts" else image_files(path)
+    groups = {name: values[:MOST_OF_A_GROUP] for name, values in groups.items() if values}
+    if not groups:
+        wanted = "a text file with one text on each line" if reads == "texts" else "a folder of images"
+        raise ValueError(f"{path} has no examples in it: pass {wanted}")
+    for values in groups.values():
+        for value in values:
+            try:
+                check_text(value, limits) if reads == "texts" else read_image(Path(value).resolve(), limits)
+            except RequestError as error:
+                raise ValueError(f"an example of {path} cannot be shown: {error}") from error
+    return groups
+
+
+def _texts(path: Path) -> dict[str, list[str]]:
+    files = text_files(path) if path.is_dir() else {DEFAULT_GROUP: path}
+    return {name: _lines(file) for name, file in files.items()}
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is no text in UTF-8: pass one text on each line") from error

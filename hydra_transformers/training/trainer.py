@@ -34,16 +34,17 @@ class FiniteTrainer(Trainer):
     times too large.)
 
     classifier_factor: how many times the learning rate of the rest what follows the encoder has
-    name: what is trained, for its line after each validation and its bar; `disable_tqdm` leaves out the bar
+    name: what is trained, for a line after each validation and a bar, which `disable_tqdm` leaves out; None for neither
     """
 
-    def __init__(self, *args, classifier_factor: float = 1.0, name: str = "training", **kwargs):
+    def __init__(self, *args, classifier_factor: float = 1.0, name: str | None = None, **kwargs):
         self.classifier_factor = classifier_factor
         super().__init__(*args, **kwargs)
         # Of Transformers' own, one has a bar from the first second on and the other prints dicts.
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
-        self.add_callback(TrainingBar(name, enabled=not self.args.disable_tqdm))
+        if name is not None:
+            self.add_callback(TrainingBar(name, enabled=not self.args.disable_tqdm))
 
     def create_optimizer(self, *args, **kwargs) -> torch.optim.Optimizer:
         is_there = self.optimizer is not None

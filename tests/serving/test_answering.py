@@ -12,11 +12,17 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.serving import page_inputs
-from hydra_transformers.serving.page_answers import AskedModel
-from hydra_transformers.serving.page_examples import read_examples
+from hydra_transformers.serving import Predictor, page_inputs
+from hydra_transformers.serving.page import build_page
 from hydra_transformers.serving.page_html import answers_html, heading_html, kept_heads_html, sentence_html
-from hydra_transformers.serving.page_inputs import InputError, Limits, check_text, read_class_names, read_image
+from hydra_transformers.serving.page_inputs import (
+    Limits,
+    RequestError,
+    check_text,
+    read_class_names,
+    read_examples,
+    read_image,
+)
 from hydra_transformers.uncertainty import calibrate, predict_decisions
 from tests.serving.page_models import asked
 from tests.tiny_data import CLASSES, SIZES, picture_rows, pictures
@@ -42,7 +48,7 @@ def assert_says(answer: dict, expected: dict) -> None:
 def test_it_says_what_predict_says_with_each_members_probabilities(folders):
     model, images = asked(folders["images"]), pictures([0, 1, 2], seed=4)
     expected = predict_decisions(model.model, images, model.processor, top_k=None)
-    answers = [model.answer(image) for image in images]
+    answers = [model.answer_with_members(image) for image in images]
     for answer, each in zip(answers, expected, strict=True):
         assert_says(answer, each)
     assert {answer["abstain"] for answer in answers} == {True, False}
@@ -56,12 +62,12 @@ def test_it_says_what_predict_says_with_each_members_probabilities(folders):
 def test_a_model_of_texts_and_a_plain_model_are_asked_alike(folders):
     texts, single = asked(folders["texts"]), asked(folders["single"])
     for text, expected in zip(TEXTS, predict_decisions(texts.model, TEXTS, texts.processor, top_k=None), strict=True):
-        assert_says(texts.answer(text), expected)
+        assert_says(texts.answer_with_members(text), expected)
     [image] = pictures([1])
-    answer = single.answer(image)
+    answer = single.answer_with_members(image)
     assert_says(answer, predict_decisions(single.model, [image], single.processor, top_k=None)[0])
     assert len(answer["members"]) == 1 and answer["epistemic"] == 0 and answer["abstain"] is None
-    assert (texts.reads, single.reads) == ("texts", "images") and single.kept_heads is None
+    assert (texts.reads, single.reads) == ("texts", "images") and single.about["members"] is None
 
 
 def test_clip_chooses_among_the_classes_of_each_question(folders):
@@ -70,12 +76,15 @@ def test_clip_chooses_among_the_classes_of_each_question(folders):
     for names in (["cat", "dog"], ["boat", "cat", "dog"], ["cat", "dog"]):
         prompts = model.processor(text=[f"A photo of a {name}." for name in names], padding=True, return_tensors="pt")
         classifier = ZeroShotClassifier(model.model, prompts, names)
-        assert_says(model.answer(image, names), predict_decisions(classifier, [image], model.processor, top_k=None)[0])
+        assert_says(
+            model.answer_with_members(image, names),
+            predict_decisions(classifier, [image], model.processor, top_k=None)[0],
+        )
     for number in range(9):  # prompts are not kept for ever
-        model.answer(image, ["cat", f"dog {chr(97 + number)}"])
+        model.answer_with_members(image, ["cat", f"dog {chr(97 + number)}"])
     assert len(model._of_classes) == 8
     with pytest.raises(ValueError, match="class_names is missing: clip-hydra chooses among classes that you name"):
-        model.answer(image)
+        model.answer_with_members(image)
 
 
 def test_a_calibrated_clip_keeps_its_classes(folders):
@@ -90,23 +99,23 @@ def test_a_calibrated_clip_keeps_its_classes(folders):
     ]
     classifier = ZeroShotClassifier(clip.model, prompts, CLASSES)
     decided = calibrate(classifier, rows, target={"coverage": 0.5}, temperature=False).model
-    model, [image] = AskedModel("decided", decided, clip.processor), pictures([1])
-    assert not model.needs_classes and model.class_names == CLASSES and len(model.sentences) == 4
-    assert_says(model.answer(image), predict_decisions(decided, [image], clip.processor, top_k=None)[0])
+    model, [image] = Predictor("decided", decided, clip.processor), pictures([1])
+    assert not model.needs_classes and model.class_names == CLASSES and len(model.promises) == 4
+    assert_says(model.answer_with_members(image), predict_decisions(decided, [image], clip.processor, top_k=None)[0])
 
 
 def test_a_baseline_is_asked_with_all_of_its_members(folders):
     single = asked(folders["single"])
-    ensemble = AskedModel("ensemble", DeepEnsemble([single.model, single.model]), single.processor)
-    assert len(ensemble.answer(pictures([1])[0])["members"]) == 2
+    ensemble = Predictor("ensemble", DeepEnsemble([single.model, single.model]), single.processor)
+    assert len(ensemble.answer_with_members(pictures([1])[0])["members"]) == 2
 
 
 def test_users_at_once_get_their_own_answers(folders):
     """A tokenizer that pads and cuts fails, or mixes them up, where two threads use it."""
     for model, values in ((asked(folders["texts"]), TEXTS), (asked(folders["images"]), pictures([0, 1, 2], seed=4))):
-        alone = [model.answer(value) for value in values]
+        alone = [model.answer_with_members(value) for value in values]
         with ThreadPoolExecutor(4) as users:
-            assert list(users.map(model.answer, values * 6)) == alone * 6
+            assert list(users.map(model.answer_with_members, values * 6)) == alone * 6
 
 
 @pytest.mark.parametrize(
@@ -119,7 +128,7 @@ def test_users_at_once_get_their_own_answers(folders):
 def test_models_that_do_not_choose_one_class_are_refused(fields, sentence):
     model = BertForSequenceClassification(BertConfig(vocab_size=11, **SIZES, **fields))
     with pytest.raises(ValueError, match=sentence):
-        AskedModel("one", model, None)
+        build_page(Predictor("one", model, None))
 
 
 # What is shown
@@ -136,8 +145,8 @@ ANSWER = {
 
 def test_the_kept_heads_are_drawn_for_each_member(folders):
     model = asked(folders["images"])
-    assert model.kept_heads_sentence == "Heads kept of 8: member 0 7, member 1 6, member 2 6."
-    drawn = model.kept_heads._repr_html_()
+    drawn = kept_heads_html(model)
+    assert "<p>Heads kept of 8: member 0 7, member 1 6, member 2 6.</p>" in drawn
     assert drawn.count("<svg") == 3 and drawn.count(": 0</title>") == 5 and drawn.count(": 1</title>") == 19
     clip = asked(folders["clip"])
     assert "vision tower" in kept_heads_html(clip) and "text tower" in kept_heads_html(clip)
@@ -198,9 +207,9 @@ def test_images_are_read_within_limits(tmp_path):
     Image.new("RGBA", (40, 30)).save(path)
     image = read_image(path)
     assert image.mode == "RGB" and image.size == (40, 30)
-    with pytest.raises(InputError, match=r"^picture.png has 40 x 30 pixels, too many: send at most 1,000$"):
+    with pytest.raises(RequestError, match=r"^picture.png has 40 x 30 pixels, too many: send at most 1,000$"):
         read_image(path, Limits(pixels=1_000))
-    with pytest.raises(InputError, match=r"^mine.png has more than 1e-05 MB: send a smaller file$"):
+    with pytest.raises(RequestError, match=r"^mine.png has more than 1e-05 MB: send a smaller file$"):
         read_image(path, Limits(megabytes=1e-5), "mine.png")
 
 
@@ -214,7 +223,7 @@ def test_files_that_are_no_whole_images_get_a_sentence(tmp_path):
         "text.png": "is no image that can be read: send BMP, GIF, JPEG, PNG, WEBP, TIFF$",
         "program.png": "is no image that can be read",
     }.items():
-        with pytest.raises(InputError, match=f"^{name} {reason}"):
+        with pytest.raises(RequestError, match=f"^{name} {reason}"):
             read_image(tmp_path / name)
 
 
@@ -223,10 +232,10 @@ def test_only_regular_files_are_opened_and_no_word_of_the_system_is_repeated(tmp
     (tmp_path / "link.png").symlink_to(tmp_path / "whole.png")
     os.mkfifo(tmp_path / "fifo.png")
     for path in ("none.png", "link.png", "fifo.png", ".", "/dev/zero", "/dev/tty", "/proc/self/mem", "/root/secret"):
-        with pytest.raises(InputError, match=r"^mine\.png cannot be opened: send it again$"):
+        with pytest.raises(RequestError, match=r"^mine\.png cannot be opened: send it again$"):
             read_image(tmp_path / path, name="mine.png")
     for path in ("/proc/self/environ", "/proc/kmsg"):
-        with pytest.raises(InputError, match=r"^mine\.png (is no image|cannot be opened)"):
+        with pytest.raises(RequestError, match=r"^mine\.png (is no image|cannot be opened)"):
             read_image(path, name="mine.png")
 
 
@@ -234,7 +243,7 @@ def test_a_file_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
     is_over = threading.Event()
     monkeypatch.setattr(page_inputs, "SECONDS_TO_READ", 0.05)
     monkeypatch.setattr(page_inputs, "_regular_content", lambda path, most: is_over.wait(10))
-    with pytest.raises(InputError, match=r"^slow\.png could not be read within 0\.05 seconds: send another file$"):
+    with pytest.raises(RequestError, match=r"^slow\.png could not be read within 0\.05 seconds: send another file$"):
         read_image(tmp_path / "slow.png")
     is_over.set()
 
@@ -249,7 +258,7 @@ def test_texts_and_classes_are_read_within_limits():
         (read_class_names, "a,b,c,d", "These are 4 classes, more than 3"),
         (read_class_names, "a" * 51, "The classes have more than 50 characters"),
     ):
-        with pytest.raises(InputError, match=sentence):
+        with pytest.raises(RequestError, match=sentence):
             read(text, Limits(characters=50, classes=3))
 
 
@@ -294,5 +303,5 @@ def test_examples_that_are_none_get_a_sentence(tmp_path):
 def test_the_models_weights_and_processor_are_left_as_they_were(folders):
     model = load_trained(folders["texts"])
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    AskedModel("texts", model, AutoTokenizer.from_pretrained(folders["texts"])).answer("good")
+    Predictor("texts", model, AutoTokenizer.from_pretrained(folders["texts"])).answer_with_members("good")
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

@@ -22,7 +22,6 @@ from hydra_transformers.hub.handler import (
 )
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.serving import create_app
-from hydra_transformers.serving.page_inputs import InputError
 from hydra_transformers.serving.page_inputs import read_image as read_file
 from tests.serving.tiny import base64_of
 from tests.tiny_data import save_clip
@@ -34,7 +33,9 @@ def test_a_slender_image_is_refused_that_a_processor_would_scale_up_to_gigabytes
     with pytest.raises(RequestError, match=r"inputs\[3\] has 101 x 1 pixels: send one at most 100 times as long"):
         read_image(base64_of(image), "inputs[3]")
     image.rotate(90, expand=True).save(tmp_path / "tall.png")
-    with pytest.raises(InputError, match=r"tall\.png has 1 x 101 pixels: send one at most 100 times as long as wide"):
+    with pytest.raises(
+        RequestError, match=r"tall\.png has 1 x 101 pixels: send one at most 100 times as long as wide"
+    ):
         read_file(tmp_path / "tall.png")
     assert read_image(base64_of(Image.new("RGB", (MOST_SLENDER, 1))), "inputs[0]").size == (MOST_SLENDER, 1)
 
@@ -54,7 +55,7 @@ def test_images_of_more_levels_than_a_model_reads_are_refused(tmp_path):
     Image.new("I;16", (8, 8), 300).save(path)
     with pytest.raises(RequestError, match=r"inputs\[2\] has the mode I;16, of more than 256 levels"):
         read_image(base64.b64encode(path.read_bytes()).decode(), "inputs[2]")
-    with pytest.raises(InputError, match=r"^deep\.png has the mode I;16, of more than 256 levels"):
+    with pytest.raises(RequestError, match=r"^deep\.png has the mode I;16, of more than 256 levels"):
         read_file(path)
 
 
@@ -128,7 +129,7 @@ def test_labels_are_measured_without_the_tokenizer_that_answers(clip):
 
 
 def test_who_goes_away_while_sending_leaves_no_place_taken_and_no_traceback(caplog):
-    app = create_app(Answerer(None, None, "text"), {})
+    app = create_app(Answerer(None, None, "text"))
     headers = [(b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": "/predict", "headers": headers, "query_string": b""}
     parts = iter([{"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"}])
@@ -157,7 +158,7 @@ class Odd(Answerer):
 
 @pytest.mark.parametrize("text", ["nan", "lost"])
 def test_no_answer_is_sent_that_is_no_json_or_somebody_else_s(text):
-    with TestClient(create_app(Odd(), {})) as client:
+    with TestClient(create_app(Odd())) as client:
         response = client.post("/predict", json={"inputs": [text, "a"]})
         assert response.status_code == 500 and list(response.json()) == ["error"]
         assert client.post("/predict", json={"inputs": "a"}).json()["label"] == "a"

@@ -105,7 +105,7 @@ def wait_for_verdict(page, label: str) -> None:
 
 
 def expected(models, path) -> list[str]:
-    answers = [model.answer(Image.open(path).convert("RGB")) for model in models]
+    answers = [model.answer_with_members(Image.open(path).convert("RGB")) for model in models]
     return ["I don't know" if answer["abstain"] else answer["label"] for answer in answers]
 
 
@@ -186,7 +186,10 @@ def test_two_users_at_once_see_their_own_answers(user, visit, server, models, fi
 
 def test_a_text_is_answered(visit, folders):
     model = asked(folders["texts"])
-    film, joy = model.answer("a film of joy")["label"], model.answer("good <b>joy</b>")["label"]
+    film, joy = (
+        model.answer_with_members("a film of joy")["label"],
+        model.answer_with_members("good <b>joy</b>")["label"],
+    )
     assert film != joy
     page = launch_page(model, examples={"reviews": ["a film of joy"]}, limits=LIMITS)
     try:
@@ -216,7 +219,7 @@ def test_a_page_of_clip_asks_for_classes(folders, files):
     page = build_page(model, class_names=["cat", "dog"])
     assert "cat, dog" in json.dumps(page.get_config_file(), default=str)
     sent = (str(files["red"]), "red.png")
-    assert model.answer(Image.open(files["red"]), ["cat", "dog"])["label"] in _respond(
+    assert model.answer_with_members(Image.open(files["red"]), ["cat", "dog"])["label"] in _respond(
         [model], LIMITS, sent, "cat, dog"
     )
     assert "Name at least two classes" in _respond([model], LIMITS, sent, "cat")
@@ -226,7 +229,7 @@ def test_what_went_wrong_inside_is_told_to_the_server_alone(models, files, monke
     def fails(*_):
         raise RuntimeError("secret")
 
-    monkeypatch.setattr(models[0], "answer", fails)
+    monkeypatch.setattr(models[0], "answer_with_members", fails)
     said = _respond(models, LIMITS, (str(files["red"]), "red.png"))
     assert "could not answer" in said and "secret" not in said and "secret" in caplog.text
 

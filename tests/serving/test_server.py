@@ -12,7 +12,7 @@ from PIL import Image
 from transformers import AutoTokenizer, CLIPProcessor, ViTImageProcessorPil
 
 from hydra_transformers.cli import main
-from hydra_transformers.cli.serve import answerer_of
+from hydra_transformers.cli.serve import predictor_of
 from hydra_transformers.hub.handler import MOST_LABELS, MOST_PIXELS, Answerer
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.serving import create_app
@@ -43,7 +43,7 @@ def folders(tmp_path_factory):
 
 
 def app_of(folder, **limits):
-    return create_app(*answerer_of(str(folder), device="cpu"), **limits)
+    return create_app(predictor_of(str(folder), device="cpu"), **limits)
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ def test_the_api_has_a_page_about_itself_that_can_be_left_out(clients):
     assert api["info"]["title"] == "hydra" and set(api["paths"]) == {"/", "/health", "/predict"}
     request = api["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert set(request["properties"]) == {"inputs", "parameters"}
-    with TestClient(create_app(Answerer(None, None, "text"), {}, docs=False)) as client:
+    with TestClient(create_app(Answerer(None, None, "text"), docs=False)) as client:
         assert [client.get(path).status_code for path in ("/docs", "/openapi.json")] == [404, 404]
 
 
@@ -264,7 +264,7 @@ class Held(Answerer):
 
 def test_more_requests_than_may_wait_are_told_to_come_again():
     held = Held()
-    with TestClient(create_app(held, {}, max_queue=1)) as client, ThreadPoolExecutor(1) as threads:
+    with TestClient(create_app(held, max_queue=1)) as client, ThreadPoolExecutor(1) as threads:
         first = threads.submit(client.post, "/predict", json={"inputs": "a"})
         assert held.is_asked.wait(10)
         response = client.post("/predict", json={"inputs": "b"})
@@ -278,7 +278,7 @@ def test_more_requests_than_may_wait_are_told_to_come_again():
 def test_a_failure_of_the_model_is_told_without_its_words():
     held = Held()
     held.may_answer.set()
-    with TestClient(create_app(held, {})) as client:
+    with TestClient(create_app(held)) as client:
         response = client.post("/predict", json={"inputs": "fail"})
         assert response.status_code == 500 and "secret" not in response.text
         assert client.post("/predict", json={"inputs": "a"}).status_code == 200

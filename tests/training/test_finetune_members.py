@@ -15,7 +15,7 @@ from transformers import EvalPrediction, ViTForImageClassification
 
 from hydra_transformers import HydraViTForImageClassification
 from hydra_transformers.training import DivergedError, compute_accuracy, finetune_members, recipe
-from hydra_transformers.training.finetune import last_checkpoint
+from hydra_transformers.training.run_folders import last_checkpoint
 from tests.training.tiny import (
     FAMILIES,
     QUIET,

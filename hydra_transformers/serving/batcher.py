@@ -1,4 +1,4 @@
-"""Requests that wait together are answered by one pass of the model."""
+"""Answers requests that wait together by one pass of the model."""
 
 import asyncio
 from collections.abc import Callable

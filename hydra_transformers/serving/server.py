@@ -1,23 +1,25 @@
-"""The HTTP side: what is asked, what is refused, and with which status."""
+"""A model over HTTP."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from transformers.utils import logging
 
 from .._io.files import parse_json
 from ..hub.handler import Answerer, RequestError
-from .batching import Batcher
+from .batcher import Batcher
 
 
-logger = logging.get_logger(f"transformers.{__name__}")
+logger = logging.getLogger(__name__)
 
+SECONDS_TO_CLOSE = 30  # for what is in flight
 SECONDS_FOR_BODY = 30.0  # a client that sends more slowly keeps a place from others
 RETRY_AFTER = "1"  # seconds
 REQUEST = {
@@ -54,7 +56,6 @@ ANSWERS = {
 
 def create_app(
     answerer: Answerer,
-    about: dict[str, Any],
     max_batch: int = 16,
     max_wait_ms: float = 5.0,
     max_queue: int = 64,
@@ -64,8 +65,7 @@ def create_app(
     """The app with POST /predict, GET /health, GET / and GET /docs.
 
     Args:
-        answerer: reads requests, and answers them in batches.
-        about: what GET / tells of the model.
+        answerer: a `Predictor`.
         max_batch: inputs per pass of the model, and per request.
         max_wait_ms: how long a request waits for others to share its pass.
         max_queue: requests that are read, wait or are answered at a time; another one gets 503, and when to come again.
@@ -73,6 +73,7 @@ def create_app(
         docs: whether there is /docs, FastAPI's page to read and try the API. It fetches its scripts from a public server.
     """
     answerer.most_inputs = max_batch
+    about = getattr(answerer, "about", {})
     batcher = Batcher(answerer.answer, max_batch, max_wait_ms / 1000)
     limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue, "max_body": max_body}
 
@@ -163,3 +164,17 @@ def _read(answerer: Answerer, body: bytes) -> tuple[list[Any], dict[str, Any], b
         return *answerer.read(data), isinstance(data["inputs"], list)
     except RequestError as error:
         raise HTTPException(422, str(error)) from error
+
+
+def run(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
+    """Serves until SIGINT or SIGTERM, then answers what is in flight; tells where it listens."""
+    settings = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=SECONDS_TO_CLOSE,
+    )
+    with suppress(KeyboardInterrupt):
+        uvicorn.Server(settings).run()

@@ -1,0 +1,231 @@
+"""The folders that fine-tunings are kept in: what they hold, whose they are, and where a run goes on."""
+
+import copy
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel, TrainingArguments
+from transformers.utils import SAFE_WEIGHTS_NAME
+
+from .._io.files import UNFINISHED, parse_json, write_atomically
+from .._io.folder_lock import only_writer
+from .._io.processes import gather
+from ..data.fingerprints import fingerprint_of_weights
+from ..fusion import tower_configs
+from .lora import adapter_settings, is_peft_model
+from .parameter_groups import is_baseline
+from .recipes import Recipe
+from .trainer import broken_weights_named, check_nothing_is_missing
+
+
+# A run folder holds RUN from its start and FINISHED as the last thing that is written; MEMBERS, in the folder above, says
+# how many members there shall be.
+RUN, FINISHED, MEMBERS = "run.json", "finished.json", "members.json"
+
+# Arguments that change nothing in the weights, so that a run may be picked up with others.
+COSMETIC_ARGUMENTS = {
+    "dataloader_num_workers",
+    "dataloader_pin_memory",
+    "disable_tqdm",
+    "log_level",
+    "logging_first_step",
+    "logging_steps",
+    "logging_strategy",
+    "report_to",
+    "run_name",
+    "save_total_limit",
+}
+
+
+# Processes that train together
+
+
+@contextmanager
+def one_writer(folder: Path, process: TrainingArguments) -> Iterator[None]:
+    """Keeps other trainings out; the processes that train together are one writer."""
+    with ExitStack() as lock:
+        on_writer(process, lambda: lock.enter_context(only_writer(folder)))
+        yield
+
+
+def on_writer(process: TrainingArguments, act: Callable[[], Any]) -> Any:
+    """What `act` gives in a process that writes, None in others; what it raises there is raised in all of them."""
+    result = error = None
+    if process.should_save:
+        try:
+            result = act()
+        except Exception as found:
+            error = found
+    for found in gather(error):
+        if found is not None:
+            raise found
+    return result
+
+
+def wait_for_writer(process: TrainingArguments) -> None:
+    if process.world_size > 1:
+        torch.distributed.barrier()
+
+
+# Whose a folder is
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What a JSON file of a run holds."""
+    try:
+        found = parse_json(path.read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is broken: remove {path.parent} to start again, or pass another output_dir")
+    return found
+
+
+def claim_members(folder: Path, count: int) -> None:
+    """Notes how many members there shall be, so that some of them are not taken for all; more may join later."""
+    path = folder / MEMBERS
+    found = read_record(path).get("members", 0) if path.exists() else 0
+    if found > count:
+        raise ValueError(f"{folder} holds {found} members, and these are {count}: pass another output_dir")
+    if found < count:
+        write_atomically(path, json.dumps({"members": count}))
+
+
+def claim(folder: Path, identity: dict[str, Any]) -> None:
+    """Takes a folder for this fine-tuning, or refuses one that holds another."""
+    if (folder / RUN).exists():
+        found = read_record(folder / RUN)
+        different = [name for name in identity if found.get(name) != identity[name]]
+        # A finished run takes no further step: any number of processes may load it.
+        if (folder / FINISHED).exists() and "rows_per_step" in different:
+            different.remove("rows_per_step")
+        if different:
+            raise ValueError(
+                f"{folder} holds another fine-tuning (other {', '.join(different)}): pass another output_dir, or "
+                "remove that folder to start again"
+            )
+    elif folder.exists() and not all(UNFINISHED.fullmatch(path.name) for path in folder.iterdir()):
+        raise ValueError(f"{folder} holds something else than a fine-tuning: pass another output_dir")
+    else:
+        write_atomically(folder / RUN, json.dumps(identity, indent=2))
+
+
+def identity_of(
+    member: PreTrainedModel, recipe: Recipe, learning_rates: list[float], arguments: dict, process: TrainingArguments
+) -> dict[str, Any]:
+    """What a run depends on besides the data, as far as it can be told; two runs with the same may share a folder."""
+    about_member = {
+        "class": type(member).__name__,
+        "kept_heads": getattr(member.config, "kept_heads", None),
+        "config": _training_config(member.config),
+        "weights": fingerprint_of_weights(member),
+    }
+    if is_peft_model(member):
+        about_member["adapter"] = adapter_settings(member)  # its scale is in no weight
+    elif is_baseline(member):
+        about_member["arguments"] = member.arguments
+    identity = {
+        "member": about_member,
+        "recipe": asdict(recipe),
+        "learning_rates": learning_rates,
+        "arguments": {name: value for name, value in arguments.items() if name not in COSMETIC_ARGUMENTS},
+        "rows_per_step": process.train_batch_size * process.world_size * process.gradient_accumulation_steps,
+    }
+    return json.loads(json.dumps(identity, default=str))  # as it will be read again
+
+
+def _training_config(config: Any) -> dict[str, Any]:
+    """What decides how a model learns and is in none of its weights: dropouts, its loss, and what its classes are called."""
+    found = {
+        f"{tower}.{name}" if tower else name: value
+        for tower, part in ({"": config} | tower_configs(config)).items()
+        for name, value in part.to_dict().items()
+        if "drop" in name or name == "ensemble_loss"
+    }
+    return found | {"id2label": config.id2label}
+
+
+# Going on from a checkpoint
+
+
+def last_checkpoint(folder: Path, processes: int = 1) -> Path | None:
+    """The newest whole checkpoint of a run; Trainer writes its state last, so one without it was cut off. Of several
+    processes each writes its random numbers too, without which Trainer would go on with others."""
+    of_processes = [f"rng_state_{rank}.pth" for rank in range(processes)] if processes > 1 else []
+    whole = [
+        path
+        for path in folder.glob("checkpoint-*")
+        if trainer_state(path) is not None and all((path / name).is_file() for name in of_processes)
+    ]
+    return max(whole, key=lambda path: int(re.sub(r"\D", "", path.name)), default=None)
+
+
+def trainer_state(checkpoint: Path) -> dict[str, Any] | None:
+    """Trainer's state in a checkpoint; None where it is missing or was cut off in writing."""
+    try:
+        state = parse_json((checkpoint / "trainer_state.json").read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
+    return state if isinstance(state, dict) else None
+
+
+def has_ended(state: dict[str, Any]) -> bool:
+    """Whether a checkpoint's trainer_state is that of the last step, or of an early stop."""
+    control = state.get("stateful_callbacks", {}).get("TrainerControl", {}).get("args", {})
+    return state["global_step"] >= state["max_steps"] or control.get("should_training_stop", False)
+
+
+def check_can_resume(checkpoint: Path, process: TrainingArguments) -> None:
+    """Refuses a checkpoint that lacks what Trainer would silently start anew: momenta, learning rate, random numbers."""
+    if process.fsdp or process.deepspeed:
+        return  # which have files of their own
+    names = ["optimizer.pt", "scheduler.pt", *(["rng_state.pth"] if process.world_size == 1 else [])]
+    missing = next((name for name in names if not (checkpoint / name).exists()), None)
+    if missing is not None:
+        raise ValueError(
+            f"{checkpoint} has no {missing}, without which training would not go on as it was: remove that folder, and it goes "
+            "on from an earlier one or from the start"
+        )
+
+
+def load_member(member: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """The model saved in `folder` as `member` was: its dtype, device, attention backend, and ready to predict."""
+    with broken_weights_named(folder):
+        if is_peft_model(member):
+            return _load_adapters(member, folder)
+        if is_baseline(member):
+            return _load_baseline(member, folder)
+        backend = member.config._attn_implementation
+        loaded, found = type(member).from_pretrained(
+            folder, dtype=member.dtype, attn_implementation=backend, output_loading_info=True
+        )
+        check_nothing_is_missing(folder, set(found["missing_keys"]))
+        return loaded.to(member.device).eval()
+
+
+def _load_adapters(member: Any, folder: Path) -> Any:
+    from peft import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+
+    loaded = copy.deepcopy(member)
+    weights = load_peft_weights(os.fspath(folder), device=str(member.device))
+    expected = set(get_peft_model_state_dict(member, save_embedding_layers=False))
+    check_nothing_is_missing(folder, expected - set(weights))
+    set_peft_model_state_dict(loaded, weights)
+    return loaded.eval()
+
+
+def _load_baseline(member: nn.Module, folder: Path) -> nn.Module:
+    if member.is_saved_in(folder):
+        return type(member).from_pretrained(folder).to(member.device)
+    loaded = copy.deepcopy(member)  # Trainer writes nothing but the weights of what is no model of Transformers
+    loaded.load_state_dict(load_file(folder / SAFE_WEIGHTS_NAME))
+    return loaded.eval()
