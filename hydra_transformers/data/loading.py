@@ -201,6 +201,13 @@ def load_data(
     return found
 
 
+def load_if_named(data: Any, model: Any, **settings: Any) -> Any:
+    """Loads a data set that is given by its Hub name, folder or file, or several of them in a dict; other data is left alone."""
+    if isinstance(data, Mapping):
+        return {name: load_if_named(each, model, **settings) for name, each in data.items()}
+    return load_data(data, model, **settings) if isinstance(data, (str, os.PathLike)) else data
+
+
 def _check_is_a_data_set(data: Any) -> None:
     if isinstance(data, (str, os.PathLike)):
         return
