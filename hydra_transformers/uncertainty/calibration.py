@@ -216,7 +216,6 @@ def _settings(detector: Detector, temperature: float, model: nn.Module) -> dict[
         "detector": {
             "name": detector.name,
             "by": detector.by,
-            "multi_label": detector.multi_label,
             "settings": detector.score_settings,
         },
         "threshold": None,
