@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -209,13 +210,16 @@ class HydraAudioClassificationPipeline(AnswersMixin, _AudioScores):
 class HydraTextClassificationPipeline(AnswersMixin, TextClassificationPipeline):
     every_score = {"top_k": None, "_legacy": False}
 
+    @cached_property
+    def most_tokens(self) -> int:
+        return min(self.tokenizer.model_max_length, most_tokens(self.model))
+
     def preprocess(self, inputs: Any, **parameters) -> Any:
-        most = min(self.tokenizer.model_max_length, most_tokens(self.model))
-        parameters = {"truncation": True, "max_length": most, **parameters}
+        parameters = {"truncation": True, "max_length": self.most_tokens, **parameters}
         found = super().preprocess(inputs, **parameters)
         if found.encodings is not None:
             is_cut = bool(found.encodings[0].overflowing)
-        elif is_cut := found["input_ids"].shape[-1] >= parameters["max_length"]:
+        else:  # of tokenizers in Python
             whole = super().preprocess(inputs, **{**parameters, "truncation": False, "max_length": None})
             is_cut = whole["input_ids"].shape[-1] > found["input_ids"].shape[-1]
         is_empty = not any(map(has_content, texts_in(inputs)))
@@ -240,9 +244,10 @@ class HydraZeroShotImageClassificationPipeline(ImagesMixin, AnswersMixin, ZeroSh
 
 def texts_in(inputs: Any) -> list[str]:
     """The texts of one input: a text, or a pair as a dict or in lists."""
-    if isinstance(inputs, dict):
-        inputs = list(inputs.values())
-    return [inputs] if isinstance(inputs, str) else [text for each in inputs for text in texts_in(each)]
+    if isinstance(inputs, str):
+        return [inputs]
+    each = inputs.values() if isinstance(inputs, dict) else inputs or ()
+    return [text for part in each for text in texts_in(part)]
 
 
 def has_content(text: str) -> bool:
@@ -263,7 +268,7 @@ READERS = {
 def predict(
     model: nn.Module, inputs: Iterable[Any], processor: Any = None, batch_size: int = 1, **parameters: Any
 ) -> list[dict[str, Any]]:
-    """What the pipelines answer to raw inputs, a dict each: see `AnswersMixin`.
+    """Answers raw inputs as the pipelines do, with a dict each: see `AnswersMixin`.
 
     model: a Hydra, or any classifier or CLIP of Transformers; it runs in eval mode, on its device
     inputs: texts; PIL images, or paths or URLs of images; or audio: arrays at the sampling rate of the feature extractor,

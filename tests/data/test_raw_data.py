@@ -171,7 +171,7 @@ REFUSALS = {
         TWO,
         BertConfig(),
         {},
-        "the model was not loaded from anywhere: pass the Tokenizer that it was trained with",
+        "the model was not loaded from anywhere: pass its Tokenizer as processor=",
     ),
     "no such folder": ("./nowhere.csv", None, {}, r"there is no folder or file \./nowhere\.csv"),
 }

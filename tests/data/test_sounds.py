@@ -192,5 +192,5 @@ def test_prune_fuse_info_and_predict(tmp_path, capsys):
     assert "low" in found.out or "high" in found.out
     assert "broken.wav cannot be read as a sound" in found.err
     assert "1 of 2 sounds could not be read, the others are answered" in found.err
-    assert main(["serve", str(tmp_path / "hydra")]) == 1
-    assert "reads neither texts nor images" in capsys.readouterr().err
+    assert main(["serve", str(tmp_path / "hydra")]) == 2
+    assert "classifiers of images and texts" in capsys.readouterr().err
