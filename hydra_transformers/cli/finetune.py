@@ -13,7 +13,7 @@ from ..data.loading import PreparedData, classes_in, random_changes
 from ..fusion import saved_tower_configs
 from ..models.auto import CLASSIFIERS, is_zero_shot
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
-from ..training.recipes import base_recipe, recipe_of_length
+from ..training.recipes import base_recipe, recipe_for
 from .errors import access_to
 from .folders import (
     are_fine_tunings,
@@ -112,7 +112,7 @@ def finetune(
         config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
         print(f"{count} fine-tunings of {name} with new classifiers for {len(classes)} classes")
     train, validation = _train_and_validation(data, validation_split, seed, config, processor, named)
-    chosen = recipe_of_length(recipe, config, train, is_pretrained, epochs, max_steps)
+    chosen = recipe_for(recipe, config, train, is_pretrained, epochs, max_steps)
     chosen = replace(chosen, trunk_layers=trunk_layers)
     settings = {
         "seed": seed,
