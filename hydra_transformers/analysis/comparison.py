@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 
 from ..pruning import HeadMap, head_divergence, layer_divergence, overlap, prune_heads
 from ..pruning.heads import Head, as_heads_to_prune, heads_of
+from ..reports.table import Table
 from .head_sets import as_head_set, check_are_named
-from .tables import markdown_table
 
 
 DRAWS = 500  # of random sets, for the chance level of what has no formula
@@ -78,20 +78,11 @@ class HeadSetComparison:
         for name, heads in self.head_sets.items():
             counts = Counter(head[:-1] for head in heads)
             rows.append([name, str(len(heads)), *(str(counts[layer]) for layer in layers)])
-        return markdown_table(["Heads cut out", "Number", *(" ".join(map(str, layer)) for layer in layers)], rows)
+        return Table(["Heads cut out", "Number", *(" ".join(map(str, layer)) for layer in layers)], rows).markdown()
 
     def _pair_table(self) -> str:
-        heading = [
-            "One",
-            "Other",
-            "Heads",
-            "In common",
-            "by chance in these layers",
-            "p",
-            "Overlap",
-            "JSD of heads",
-            "JSD of layers",
-        ]
+        heading = ["One", "Other", "Heads", "In common", "by chance in these layers", "p"]
+        heading += ["Overlap", "JSD of heads", "JSD of layers"]
         rows = [
             [
                 a,
@@ -106,7 +97,7 @@ class HeadSetComparison:
             ]
             for (a, b), pair in self.pairs.items()
         ]
-        return markdown_table(heading, rows)
+        return Table(heading, rows).markdown()
 
     def head_map(self) -> HeadMap:
         """The heads that are kept, dark, and those that are pruned, light, as a map that a notebook shows."""

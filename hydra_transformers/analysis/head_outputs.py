@@ -1,4 +1,4 @@
-"""What heads give, before the output projection: read there, or changed."""
+"""Reads or changes the outputs of heads, in front of the output projection."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -20,14 +20,14 @@ from transformers import PreTrainedModel
 
 from .._io.processes import gather, gather_batches
 from ..data.evaluation_data import EvaluationData, read_data
-from ..data.prediction import check_chooses_one_class
+from ..data.prediction import check_chooses_one_class, classes_of
 from ..pruning.ablation import Ablation, ablation_of
 from ..pruning.heads import Head, heads_of, tower_and_place
+from ..reports.table import Table
 from ..uncertainty.metrics import exact_mean
 from ..uncertainty.paired import NORMAL_95
 from .head_outputs import one_member, watched_heads
 from .head_sets import as_head_set, check_are_named
-from .tables import markdown_table, plus_minus
 
 
 CLEAN = "clean"
@@ -59,6 +59,11 @@ class Estimate:
     def is_clear(self) -> bool | None:
         """Whether 0 is outside the 95 % interval; None where there is none."""
         return None if self.error is None else abs(self.value) > NORMAL_95 * self.error
+
+    def __str__(self) -> str:
+        """To three decimals, and to five where both are small."""
+        decimals = 3 if max(abs(self.value), self.error or 0) >= 0.01 else 5
+        return f"{self.value:+.{decimals}f}" + ("" if self.error is None else f" ± {self.error:.{decimals}f}")
 
     def at_least_zero(self) -> str:
         return {None: UNKNOWN, True: HOLDS if self.value >= 0 else FAILS, False: UNCLEAR}[self.is_clear]
@@ -175,11 +180,11 @@ class PruningUnderNoise:
         heading = ["Heads cut out", "Number", "Data", "g·d", "dᵀHd", "g·d + ½ dᵀHd", "True change"]
         rows = [
             [head_set, str(len(self.head_sets[head_set])), data]
-            + [plus_minus(each.value, each.error) for each in (of.slope, of.curvature, of.second_order, of.change)]
+            + [str(each) for each in (of.slope, of.curvature, of.second_order, of.change)]
             for head_set, changes in self.changes.items()
             for data, of in changes.items()
         ]
-        return markdown_table(heading, rows)
+        return Table(heading, rows).markdown()
 
     def _premise_table(self) -> str:
         rows, titles = [], []
@@ -190,7 +195,7 @@ class PruningUnderNoise:
                 titles = list(verdicts)
                 gap = f"{premises.gap_before:.3f} → {premises.gap_after:.3f}"
                 rows.append([head_set, noisy, gap, *verdicts.values()])
-        return markdown_table(["Heads cut out", "Noisy data", "Gap before → after", *titles], rows)
+        return Table(["Heads cut out", "Noisy data", "Gap before → after", *titles], rows).markdown()
 
     def plot(self, folder: str | Path) -> list[Path]:
         """Writes `proposition.png`, the expected and the true change of the loss, and returns its path."""
@@ -276,7 +281,10 @@ class GatedLoss:
 
     def read(self, data: Any, name: str, batch_size: int) -> EvaluationData:
         engine, hydra = self.engine, self.hydra
-        return read_data(data, name, engine.input_names, batch_size, hydra.device, hydra.dtype, engine.num_classes)
+        place = (hydra.device, hydra.dtype)
+        return read_data(
+            data, name, engine.input_names, batch_size, *place, engine.num_classes, classes=classes_of(hydra)
+        )
 
     def rows(self, data: EvaluationData, sets: Mapping[str, Sequence[Head]]) -> dict[str, dict[str, Tensor]]:
         """By head set what `_changes_of_batch` has, of all batches."""

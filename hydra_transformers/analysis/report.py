@@ -98,8 +98,8 @@ class HeadReport:
 def analyse_heads(
     model: PreTrainedModel,
     choosing_data: Any,
-    choosing_ood: Any,
-    id_data: Any,
+    choosing_ood_data: Any,
+    data: Any,
     ood_data: Any,
     *,
     noisy_data: Any = None,
@@ -117,14 +117,14 @@ def analyse_heads(
 ) -> HeadReport:
     """Which heads see what, who is pruned, how many can go, and whether pruning is worse under noise.
 
-    Heads are chosen by Taylor scores and by circuits for accuracy, detection and both, on `choosing_data` and `choosing_ood`;
-    everything is judged on `id_data` and `ood_data`, which must be other rows.
+    Heads are chosen by Taylor scores and by circuits for accuracy, detection and both, on `choosing_data` and `choosing_ood_data`;
+    everything is judged on `data` and `ood_data`, which must be other rows.
 
     Args:
         model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is.
-        choosing_data, choosing_ood: with labels, and foreign: what heads are chosen by.
-        id_data, ood_data: with labels, and foreign (one set, or several as `{name: data}`): what is judged on.
-        noisy_data: with labels; by default `id_data` with Gaussian noise, or of texts with some tokens replaced (`with_noise`).
+        choosing_data, choosing_ood_data: with labels, and foreign: what heads are chosen by.
+        data, ood_data: with labels, and foreign (one set, or several as `{name: data}`): what is judged on.
+        noisy_data: with labels; by default `data` with Gaussian noise, or of texts with some tokens replaced (`with_noise`).
         budget: how many heads the sets that are compared cut out; by default a quarter.
         budgets: those of the sweep; by default eight up to half of the heads.
         other_head_sets: name -> heads that are compared as well, those of another fine-tuning for example.
@@ -147,16 +147,16 @@ def analyse_heads(
     others = _other_head_sets(other_head_sets, heads)
     check_prompts(hydra, class_prompts)
     prompts = {} if class_prompts is None else {"class_prompts": class_prompts}
-    choosing_data, choosing_ood, id_data = (
-        list(batches(data, batch_size)) for data in (choosing_data, choosing_ood, id_data)
+    choosing_data, choosing_ood_data, data = (
+        list(batches(each, batch_size)) for each in (choosing_data, choosing_ood_data, data)
     )
-    ood_data = {name: list(batches(data, batch_size)) for name, data in foreign_sets(ood_data).items()}
+    ood_data = {name: list(batches(each, batch_size)) for name, each in foreign_sets(ood_data).items()}
     noisy_data = None if noisy_data is None else list(batches(noisy_data, batch_size))
     # What would be refused at the end is refused before circuits are extracted, which takes hours of a large model.
-    check_are_enough_rows(head_dim_of(hydra), _rows(id_data), {name: _rows(data) for name, data in ood_data.items()})
+    check_are_enough_rows(head_dim_of(hydra), _rows(data), {name: _rows(each) for name, each in ood_data.items()})
     classes = hydra.config.num_labels if class_prompts is None else len(class_prompts["input_ids"])
-    for name, data in {"id_data": id_data, "noisy_data": noisy_data or []}.items():
-        _check_labels(data, name, classes)
+    for name, each in {"data": data, "noisy_data": noisy_data or []}.items():
+        _check_labels(each, name, classes)
 
     tell("Taylor scores")
     towers = {"towers": ("vision", "text")} if has_two_towers(hydra) else {}
@@ -165,21 +165,20 @@ def analyse_heads(
     circuits = {}
     for objective, name in CIRCUITS.items():
         tell(f"circuit for {objective!r}")
-        options = {"budget": max(budget, *budgets), "progress": False, "batch_size": batch_size} | dict(
-            circuit_options or {}
-        )
+        options = {"budget": max(budget, *budgets), "progress": False, "batch_size": batch_size, **prompts}
+        options |= circuit_options or {}
         circuits[objective] = orders[name] = extract_circuit(
-            model, choosing_data, choosing_ood, objective, **prompts, **options
+            model, choosing_data, choosing_ood_data, objective, **options
         )
     orders[RANDOM] = [random_order(model, seed) for seed in range(random_orders)]
 
     tell("what each budget leaves")
     options = {"finetune": finetune, "seconds": seconds, "batch_size": batch_size, **prompts}
-    sweep = sweep_budgets(model, id_data, ood_data, orders=orders, budgets=budgets, **options)
+    sweep = sweep_budgets(model, data, ood_data, orders=orders, budgets=budgets, **options)
     tell("what heads see")
     separation = head_separation(
         model,
-        id_data,
+        data,
         ood_data,
         pruned={CIRCUITS["ood"]: circuits["ood"].first(budget)},
         ranking=circuits["ood"],
@@ -194,7 +193,7 @@ def analyse_heads(
     sets = {name: each for name, each in sets.items() if each is not None}
     comparison = compare_head_sets(model, {**sets, **others})
     tell("whether pruning is worse under noise")
-    clean = spread(id_data, noise_rows)
+    clean = spread(data, noise_rows)
     noisy = with_noise(clean) if noisy_data is None else spread(noisy_data, noise_rows)
     proposition = pruning_under_noise(model, clean, noisy, sets, **prompts)
     return HeadReport(budget, circuits, proposition, separation, comparison, sweep, HeadScores(scores))

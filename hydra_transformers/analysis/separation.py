@@ -1,4 +1,4 @@
-"""What heads see (B.2, question 1): how far apart a head's outputs for known and for foreign data lie."""
+"""Separation by single heads (B.2, question 1): how far apart a head's outputs for known and for foreign data lie."""
 
 import inspect
 import math
@@ -19,10 +19,10 @@ from ..pruning import prune_heads
 from ..pruning.head_maps import HeadMap
 from ..pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, head_at, heads_of
 from ..pruning.scoring import auroc_of_confidence
+from ..reports.table import Table
 from .foreign_sets import foreign_sets
 from .head_outputs import one_member, watched_heads
 from .head_sets import as_head_set, as_order, check_are_named
-from .tables import markdown_table
 
 
 DENSE = "all heads"
@@ -136,7 +136,7 @@ class HeadSeparation:
                 rows.append(self._row(f"{DENSE}, those that {network} keeps", DENSE, foreign, kept))
             rows.append(self._row(network, network, foreign, kept))
         heading = ["Network", "Heads of the last layer", "Euclid", "Euclid / spread", "Mahalanobis", "AUROC"]
-        return markdown_table([*heading, "Heads", "AUROC of all layers"], rows)
+        return Table([*heading, "Heads", "AUROC of all layers"], rows).markdown()
 
     def _row(self, title: str, network: str, foreign: str, heads: Sequence[Head]) -> list[str]:
         last = [head for head in heads if head[-2] == self.last_layer]
@@ -161,7 +161,7 @@ class HeadSeparation:
                 mean = math.fsum(of_layer.values()) / len(of_layer)
                 row += [f"{100 * mean:.1f}", f"{100 * of_layer[best]:.1f} (head {best[-1]})"]
             rows.append(row)
-        return markdown_table(heading, rows)
+        return Table(heading, rows).markdown()
 
     def _ranking_table(self) -> str:
         ranked = set(self.ranking)
@@ -177,7 +177,7 @@ class HeadSeparation:
             rows.append(
                 [name, str(len(heads)), *("-" if mean is None else f"{100 * mean.auroc:.1f}" for mean in means)]
             )
-        return markdown_table(["Heads", "Number", *self.foreign_sets], rows)
+        return Table(["Heads", "Number", *self.foreign_sets], rows).markdown()
 
     def head_map(self, foreign: str | None = None) -> HeadMap:
         """The AUROC of each head, as a map that a notebook shows."""
@@ -198,7 +198,7 @@ class HeadSeparation:
 
 def head_separation(
     model: PreTrainedModel,
-    id_data: Any,
+    data: Any,
     ood_data: Any,
     *,
     pruned: Mapping[str, Any] | None = None,
@@ -216,7 +216,7 @@ def head_separation(
     Args:
         model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is. Of
             CLIP it is the vision tower, which reads the data.
-        id_data: known data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows. Labels are not read.
+        data: known data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows. Labels are not read.
         ood_data: foreign data, or several sets as `{name: data}`.
         pruned: name -> heads to cut out (see `pruning_under_noise`): the heads that are left are looked at in the pruned network,
             beside the same heads of the whole one. This tells "bad heads left out" from "heads changed".
@@ -237,20 +237,20 @@ def head_separation(
         [] if ranking is None else [head for head in as_order(ranking, "ranking", everything) if head in set(heads)]
     )
     foreign = foreign_sets(ood_data)
-    known = _read(hydra, id_data, "id_data", batch_size)
-    others = {name: _read(hydra, data, f"ood_data ({name})", batch_size) for name, data in foreign.items()}
+    known = _read(hydra, data, "data", batch_size)
+    others = {name: _read(hydra, each, f"ood_data ({name})", batch_size) for name, each in foreign.items()}
     rows, head_dim = known.num_samples, head_dim_of(hydra)
-    check_are_enough_rows(head_dim, rows, {name: data.num_samples for name, data in others.items()})
+    check_are_enough_rows(head_dim, rows, {name: each.num_samples for name, each in others.items()})
 
     networks, vectors = {}, {}
     for network in (DENSE, *sets):
         cut = hydra if network == DENSE else one_member(prune_heads(model, as_heads_to_prune(sets[network])))
         of_known = head_vectors(cut, known)
-        of_others = {name: head_vectors(cut, data) for name, data in others.items()}
+        of_others = {name: head_vectors(cut, each) for name, each in others.items()}
         networks[network] = {name: _separations(of_known, each, seed) for name, each in of_others.items()}
         if network == DENSE:
             vectors = {"known": of_known, "foreign": next(iter(of_others.values()))}
-    chance = {name: mahalanobis_by_chance(head_dim, rows, data.num_samples) for name, data in others.items()}
+    chance = {name: mahalanobis_by_chance(head_dim, rows, each.num_samples) for name, each in others.items()}
     result = HeadSeparation(networks, chance, order)
     if order:
         chosen = [head for some in result.by_importance(pictured).values() for head in some]
@@ -262,7 +262,7 @@ def check_are_enough_rows(head_dim: int, known: int, foreign: Mapping[str, int])
     """Refuses so few that a covariance cannot be told from them, or a discriminant not be judged."""
     least = head_dim + 3
     if known < least:
-        raise ValueError(f"id_data has {known} rows, and heads have {head_dim} dimensions: pass {least} rows or more")
+        raise ValueError(f"data has {known} rows, and heads have {head_dim} dimensions: pass {least} rows or more")
     for name, rows in foreign.items():
         if rows < 4:
             raise ValueError(f"ood_data ({name}) has {rows} rows: pass at least 4, to fit and to judge on")

@@ -23,9 +23,9 @@ from ..data.prediction import (
 from ..pruning import prune_heads
 from ..pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, heads_of
 from ..reports.evaluation import evaluate_uncertainty
+from ..reports.table import Table
 from .foreign_sets import foreign_sets
 from .head_sets import as_head_set, as_order, check_are_named
-from .tables import markdown_table
 
 
 DENSE = "all heads"
@@ -148,7 +148,7 @@ class BudgetSweep:
                     title = f"{order}, fine-tuned" if tuned else order
                     cells = [_cell(metric, values[budget]) if budget in values else "-" for budget in self.budgets]
                     rows.append([title, _cell(metric, [getattr(self.dense, metric)]), *cells])
-            parts += [f"### {TITLES[metric]}", markdown_table(heading, rows)]
+            parts += [f"### {TITLES[metric]}", Table(heading, rows).markdown()]
         return "\n\n".join(parts) + "\n"
 
     def plot(self, folder: str | Path) -> list[Path]:
@@ -169,7 +169,7 @@ def _cell(metric: str, values: Sequence[float]) -> str:
 
 def sweep_budgets(
     model: PreTrainedModel,
-    id_data: Any,
+    data: Any,
     ood_data: Any = None,
     *,
     orders: Mapping[str, Any],
@@ -186,7 +186,7 @@ def sweep_budgets(
 
     Args:
         model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is.
-        id_data: in-distribution data with labels: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
+        data: in-distribution data with labels: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
         ood_data: foreign data, or several sets as `{name: data}`; without it nothing is said of detection.
         orders: name -> a `Circuit`, scores `{head: score}` (the lowest goes first) such as `taylor_scores` gives, a list of heads
             such as `random_order` gives, or a function from a budget to the heads to cut out (None where it has no answer). Or
@@ -213,7 +213,7 @@ def sweep_budgets(
     ]
     if not plan:
         raise ValueError(f"no order ranks {min(budgets)} heads: pass smaller budgets, or longer orders")
-    judge = _Judge(hydra, id_data, ood_data, score, seconds, class_prompts, batch_size)
+    judge = _Judge(hydra, data, ood_data, score, seconds, class_prompts, batch_size)
     dense = judge.point(hydra, Pruning(DENSE, 0, 0, []), len(heads), tuned=False)
     points = []
     for pruning in plan:
@@ -290,7 +290,7 @@ class _Judge:
     def __init__(
         self,
         whole: PreTrainedModel,
-        id_data: Any,
+        data: Any,
         ood_data: Any,
         score: str,
         seconds: float,
@@ -299,15 +299,15 @@ class _Judge:
     ):
         device = device_of(whole)
         sets = {} if ood_data is None else foreign_sets(ood_data)
-        self.id_data = list(batches(id_data, batch_size, device))
-        self.ood = {name: list(batches(data, batch_size, device)) for name, data in sets.items()}
+        self.data = list(batches(data, batch_size, device))
+        self.ood = {name: list(batches(each, batch_size, device)) for name, each in sets.items()}
         self.score, self.seconds, self.class_prompts = score, seconds, class_prompts
         self.whole = self._classifier(whole)
 
     def point(self, network: PreTrainedModel, pruning: Pruning, kept: int, tuned: bool) -> SweepPoint:
         model = self._classifier(network)
         ood = {"ood": self.ood} if self.ood else None
-        [result] = evaluate_uncertainty({pruning.order: model}, self.id_data, ood, score=self.score).models.values()
+        [result] = evaluate_uncertainty({pruning.order: model}, self.data, ood, score=self.score).models.values()
         detection = result.ood_average() if self.ood else {}
         return SweepPoint(
             order=pruning.order,
@@ -328,6 +328,6 @@ class _Judge:
         """Both run in turns, so that whatever slows the machine slows both."""
         if pruning.budget == 0:
             return 1.0
-        inputs = accepted_inputs(model, split_labels(self.id_data[0])[0])
+        inputs = accepted_inputs(model, split_labels(self.data[0])[0])
         found = median_milliseconds({"whole": self.whole, "model": model}, inputs, self.seconds)
         return found["model"] / found["whole"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..pruning import HeadMap
 from ..pruning.heads import Head, tower_and_place
-from .tables import markdown_table
+from ..reports.table import Table
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class HeadScores:
             rows.append(
                 [str(layer), *cells, *([f"{ratios[layer]:.2f}" if layer in ratios else "-"] if ratios else [])]
             )
-        return markdown_table(heading, rows) + "\n"
+        return Table(heading, rows).markdown() + "\n"
 
     def head_map(self) -> HeadMap:
         return HeadMap({"score": self.scores})

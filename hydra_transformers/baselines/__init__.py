@@ -1,5 +1,5 @@
-"""What a Hydra is compared with: Deep Ensembles, BatchEnsemble, Packed-Ensembles, MIMO, MC Dropout, LoRA ensembles, soups, Laplace
-on the last layer, temperature scaling; for CLIP also BayesVLM and ViLU.
+"""Baselines, the models that a Hydra is compared with: Deep Ensembles, BatchEnsemble, Packed-Ensembles, MIMO, MC Dropout, LoRA
+ensembles, soups, Laplace on the last layer, temperature scaling; for CLIP also BayesVLM and ViLU.
 
 Each ends in `member_logits` (batch, members, classes). A single model needs nothing: a Hugging Face classifier is one member.
 """

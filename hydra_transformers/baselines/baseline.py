@@ -1,4 +1,4 @@
-"""What every baseline around one model of Transformers has in common: how it answers, trains, and is saved and loaded."""
+"""The base class of baselines around one model of Transformers: answering, training, saving and loading."""
 
 import inspect
 import json
@@ -250,10 +250,10 @@ def check_is_plain(model: Any, name: str = "model") -> None:
     auto.check_has_no_adapters(model, name)
 
 
-def check_is_count(value: Any, name: str = "num_members") -> None:
-    """Refuses what is no whole number, or none above zero."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} is {value!r}: pass at least 1, a whole number")
+def check_is_count(value: Any, name: str = "num_members", least: int = 1) -> None:
+    """Refuses what is no whole number, or a smaller one."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} is {value!r}: pass at least {least}, a whole number")
 
 
 def is_number(value: Any) -> bool:

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from transformers import CLIPModel
 
 from .._io.files import parse_json
-from ..cost import multiply_adds_of
-from ..data.prediction import batches, check_class_prompts, evaluation_mode
-from ..fusion import example_inputs
+from ..data.prediction import batches, evaluation_mode
 from ..models.ensembling import HydraClassifierOutput, at_least_float32, log_mean_probability
-from .baseline import Baseline
+from .baseline import Baseline, check_is_count
 from .kronecker import (
     Factors,
     KroneckerPosterior,
@@ -23,24 +21,9 @@ from .kronecker import (
     second_derivatives_of_similarity,
     without_autocast,
 )
+from .zero_shot import ZERO_SHOT_USAGE, PromptClassifier
 
 
-# How a card shows a baseline of CLIP.
-ZERO_SHOT_USAGE = """
-import torch
-from PIL import Image
-from transformers import AutoProcessor
-
-from hydra_transformers.baselines import {name}
-
-model, processor = {name}.from_pretrained("REPO"), AutoProcessor.from_pretrained("REPO")
-labels = ["cat", "dog", "boat"]
-prompts = processor(text=[f"A photo of a {{label}}." for label in labels], return_tensors="pt", padding=True)
-classifier = model.zero_shot(prompts)
-with torch.no_grad():
-    outputs = classifier(**processor(images=Image.open("photo.jpg").convert("RGB"), return_tensors="pt"))
-print(labels[outputs.logits.argmax(-1).item()], outputs.logits.softmax(-1).max().item())
-"""
 PRIOR_FILE = "prior_precision_analytic.json"
 
 
@@ -96,8 +79,7 @@ class BayesVLM(Baseline):
             prior_precision: λ; None for those with the highest evidence, one for images and one for texts.
             pseudo_count: τ, how many times the data count.
         """
-        if isinstance(pairs_together, bool) or not isinstance(pairs_together, int) or pairs_together < 2:
-            raise ValueError(f"pairs_together is {pairs_together!r}: pass a whole number, 2 or more")
+        check_is_count(pairs_together, "pairs_together", 2)
         activations: dict[str, list[Tensor]] = {"image": [], "text": []}
         with evaluation_mode(self):
             for number, batch in enumerate(batches(data, batch_size, self.device)):
@@ -223,16 +205,14 @@ def similarity_moments(
     return means, variances / lengths
 
 
-class BayesVLMClassifier(nn.Module):
+class BayesVLMClassifier(PromptClassifier):
     """A `BayesVLM` as an image classifier; the prompts' embeddings are computed once, here."""
 
     prompts_per_pass = 256
 
     @torch.no_grad()
     def __init__(self, bayesvlm: BayesVLM, class_prompts: Mapping[str, Tensor]):
-        super().__init__()
-        check_class_prompts(class_prompts, bayesvlm.model)
-        self.model = bayesvlm
+        super().__init__(bayesvlm, class_prompts)
         prompts = {name: value.to(bayesvlm.device) for name, value in class_prompts.items()}
         prompts = {name: value for name, value in prompts.items() if name in ("input_ids", "attention_mask")}
         with evaluation_mode(bayesvlm):
@@ -245,24 +225,10 @@ class BayesVLMClassifier(nn.Module):
         for name, tensors in zip(("text_means", "text_variances"), zip(*parts, strict=True), strict=True):
             self.register_buffer(name, torch.cat(tensors), persistent=False)
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
-
     def forward(self, pixel_values: Tensor) -> HydraClassifierOutput:
         texts = at_least_float32(self.text_means), at_least_float32(self.text_variances)
         member_logits = self.model.logits(self.model.image_embeddings(pixel_values), texts)
         return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
-
-    def count_multiply_adds(self) -> int:
-        """Of one image; the prompts are computed once."""
-        images = example_inputs(self.model.config.vision_config, 1, "meta")
-        return multiply_adds_of(self.without_weights(), **images)
-
-    def without_weights(self) -> "BayesVLMClassifier":
-        """The same on the meta device, to be counted and not to compute with."""
-        prompts = {"input_ids": torch.zeros(len(self.text_means), 1, dtype=torch.long, device="meta")}
-        return BayesVLMClassifier(self.model.without_weights(), prompts)
 
 
 def _read_prior(folder: Path) -> dict[str, float]:

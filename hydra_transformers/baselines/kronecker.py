@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.ensembling import at_least_float32
+from .baseline import is_number
 
 
 LOG_RANGE = (math.log(1e-12), math.log(1e12))  # where a prior precision is looked for
@@ -105,8 +106,7 @@ class KroneckerPosterior(nn.Module):
         pseudo_count: τ, how many times the data count
         """
         for name, value in (("prior_precision", prior_precision), ("pseudo_count", pseudo_count)):
-            is_number = isinstance(value, (int, float)) and math.isfinite(value)
-            if value is not None and not (is_number and value > 0):
+            if value is not None and not (is_number(value) and value > 0):
                 raise ValueError(f"{name} is {value!r}: pass a positive number")
         of_inputs, of_outputs = (_eigen(factor) for factor in (input_factor, output_factor))
         if prior_precision is None:

@@ -1,4 +1,4 @@
-"""A classifier of Transformers, taken apart into what computes features and the linear layer that makes logits of them."""
+"""Classifiers of Transformers, split into a model that computes features and the linear layer that makes logits of them."""
 
 import copy
 
@@ -10,22 +10,34 @@ from .._io.threads import copy_sharing_weights
 from .linear_layers import head_name
 
 
-def without_head(model: PreTrainedModel) -> tuple[PreTrainedModel, nn.Linear, str]:
-    """A copy of a classifier that answers with the features which its last linear layer reads, in place of logits; that layer;
-    and its name."""
-    name = head_name(model)
-    if model.config.num_labels == 1:
-        raise ValueError(
-            "model has 1 output, and this is about choosing one of several classes: pass such a classifier"
-        )
-    headless = copy.deepcopy(model)
-    head = headless.get_submodule(name)
-    headless.set_submodule(name, nn.Identity())
-    return headless, head, name
+class SplitModel:
+    """A part of baselines that keep a classifier's last linear layer apart: `model` answers with the features that `head` reads.
+
+    It is saved as the whole classifier.
+    """
+
+    head: nn.Linear | None
+
+    def split(self, model: PreTrainedModel) -> None:
+        """Takes a copy of the classifier, in two parts."""
+        self._head_name = head_name(model)
+        if model.config.num_labels == 1:
+            raise ValueError(
+                "model has 1 output, and this is about choosing one of several classes: pass such a classifier"
+            )
+        self.model = copy.deepcopy(model)
+        self.head = self.model.get_submodule(self._head_name)
+        self.model.set_submodule(self._head_name, nn.Identity())
+
+    def plain_model(self) -> PreTrainedModel:
+        return self.model if self.head is None else with_head(self.model, self.head, self._head_name)
+
+    def own_weights(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in super().own_weights().items() if not name.startswith("head.")}
 
 
 def with_head(headless: PreTrainedModel, head: nn.Linear, name: str) -> PreTrainedModel:
-    """The classifier again, with the same weights."""
+    """The whole classifier again, with the same weights."""
     whole = copy_sharing_weights(headless)
     whole.set_submodule(name, head)
     return whole

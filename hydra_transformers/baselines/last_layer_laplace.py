@@ -14,12 +14,12 @@ from ..data.prediction import (
     split_labels,
 )
 from ..models.ensembling import at_least_float32
-from .baseline import Baseline
+from .baseline import Baseline, check_is_count
 from .kronecker import Factors, KroneckerPosterior, probit_logits, second_derivatives_of_softmax, without_autocast
-from .last_layer import check_is_head, with_head, without_head
+from .last_layer import SplitModel, check_is_head
 
 
-class LastLayerLaplace(Baseline):
+class LastLayerLaplace(SplitModel, Baseline):
     """A classifier whose last linear layer is uncertain: a normal distribution around its trained weights.
 
     Args:
@@ -37,11 +37,10 @@ class LastLayerLaplace(Baseline):
     )
 
     def __init__(self, model: PreTrainedModel, num_samples: int = 0):
-        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 0:
-            raise ValueError(f"num_samples is {num_samples!r}: pass a whole number; 0 for analytic answers")
+        check_is_count(num_samples, "num_samples", 0)
         super().__init__(model, num_samples=num_samples)
         check_chooses_one_class(model, "model")
-        self.model, self.head, self._head_name = without_head(model)
+        self.split(model)
         where = {
             "device": self.head.weight.device,
             "dtype": torch.promote_types(self.head.weight.dtype, torch.float32),
@@ -54,13 +53,6 @@ class LastLayerLaplace(Baseline):
     @property
     def num_members(self) -> int:
         return self.arguments["num_samples"] or 1
-
-    def plain_model(self) -> PreTrainedModel:
-        return with_head(self.model, self.head, self._head_name)
-
-    def own_weights(self) -> dict[str, Tensor]:
-        own = super().own_weights()
-        return {name: tensor for name, tensor in own.items() if not name.startswith("head.")}
 
     @torch.no_grad()
     def fit(

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -201,27 +201,22 @@ def _last_line(error: Exception) -> str:
 def finetune_lora_ensemble(
     model: PreTrainedModel,
     recipe: Recipe | str,
-    train_dataset: Any,
-    eval_dataset: Any,
+    train_data: Any,
+    validation_data: Any,
     output_dir: str | os.PathLike,
     num_members: int = 3,
     r: int = 4,
     lora_alpha: float = 8,
     targets: Sequence[str] = ("q", "v"),
     seed: int = 0,
-    learning_rates: str | Sequence[float] | None = None,
-    compute_metrics: Callable[[Any], dict[str, float]] | None = None,
-    data_collator: Callable | None = None,
-    processing_class: Any = None,
-    **training_arguments,
+    **options: Any,
 ) -> LoRAEnsemble:
     """Fine-tunes the model `num_members` times, each time a new adapter and the classifier only (paper, C.1.4).
 
     Args:
         model: the backbone, a Hugging Face classifier; it stays as it is.
-        recipe, train_dataset, eval_dataset, learning_rates, compute_metrics, data_collator, processing_class,
-            training_arguments: as in `finetune_members`. What the recipe says of the parts and layers that train does not
-            count here, all else of it does.
+        recipe, train_data, validation_data, options: as in `finetune_members`. What the recipe says of the parts and layers
+            that train does not count here, all else of it does.
         output_dir: gets one folder per member, from which `LoRAEnsemble.from_pretrained(model, output_dir)` loads them.
         num_members, r, lora_alpha: how many adapters, their rank, and their scale times the rank; the paper's are 3, 4, 8.
         targets: the attention's projections that get an adapter, of "q", "k", "v" and "o"; see `lora_config`.
@@ -236,19 +231,7 @@ def finetune_lora_ensemble(
         with seeded(seed + index, model):
             config = lora_config(model, r=r, targets=targets, lora_alpha=lora_alpha)
             members.append(peft.get_peft_model(copy.deepcopy(model), config))
-    finetune_members(
-        members,
-        recipe,
-        train_dataset,
-        eval_dataset,
-        output_dir,
-        seed=seed,
-        learning_rates=learning_rates,
-        compute_metrics=compute_metrics,
-        data_collator=data_collator,
-        processing_class=processing_class,
-        **training_arguments,
-    )
+    finetune_members(members, recipe, train_data, validation_data, output_dir, seed=seed, **options)
     return _with_adapters(model, [Path(output_dir) / f"member-{index}" for index in range(num_members)])
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from transformers import CLIPModel, PreTrainedModel
 
-from ..cost import multiply_adds_of
 from ..data.prediction import (
     accepted_inputs,
     answer_of,
@@ -21,7 +20,6 @@ from ..data.prediction import (
     member_logits_of,
     split_labels,
 )
-from ..fusion import example_inputs
 from ..models.ensembling import HydraClassifierOutput, at_least_float32
 from ..uncertainty.inputs import as_tensor
 from ..uncertainty.metrics import (
@@ -32,9 +30,9 @@ from ..uncertainty.metrics import (
     risk_coverage_curve,
 )
 from .baseline import Baseline
-from .bayesvlm import ZERO_SHOT_USAGE
 from .kronecker import without_autocast
-from .last_layer import check_is_head, with_head, without_head
+from .last_layer import SplitModel, check_is_head
+from .zero_shot import ZERO_SHOT_USAGE, PromptClassifier
 
 
 WIDTHS = (512, 256, 128)  # of the predictor's hidden layers
@@ -104,7 +102,7 @@ class FailurePredictor(nn.Module):
         return self.mlp(torch.cat([seen.features, expected, predicted], dim=-1)).squeeze(-1)
 
 
-class ViLU(Baseline):
+class ViLU(SplitModel, Baseline):
     """A model with a second opinion on whether its answer is right. The answer itself is the model's: accuracy, Brier and NLL
     are as they were. `detector_score` of its output, 1 − the probability of being right, is high for wrong answers.
 
@@ -127,7 +125,7 @@ class ViLU(Baseline):
             self.head, dim = None, model.config.projection_dim
         else:
             check_chooses_one_class(model, "model")
-            self.model, self.head, self._head_name = without_head(model)
+            self.split(model)
             dim = self.head.in_features
         # Of a classifier: sizes of its features and of its rows, so that the predictor reads numbers around 1.
         where = {"device": device_of(model), "dtype": torch.promote_types(model.dtype, torch.float32)}
@@ -136,8 +134,8 @@ class ViLU(Baseline):
 
     @property
     def usage(self) -> str | None:
-        told = 'print("wrong with probability", outputs.detector_score.item())\n'
-        return ZERO_SHOT_USAGE.format(name="ViLU") + told if self.is_zero_shot else None
+        failure = 'print("wrong with probability", outputs.detector_score.item())\n'
+        return ZERO_SHOT_USAGE.format(name="ViLU") + failure if self.is_zero_shot else None
 
     @property
     def is_zero_shot(self) -> bool:
@@ -148,13 +146,6 @@ class ViLU(Baseline):
         super().train(mode)
         self.model.eval()
         return self
-
-    def plain_model(self) -> PreTrainedModel:
-        return self.model if self.is_zero_shot else with_head(self.model, self.head, self._head_name)
-
-    def own_weights(self) -> dict[str, Tensor]:
-        own = super().own_weights()
-        return {name: tensor for name, tensor in own.items() if not name.startswith("head.")}
 
     # What is read of the model, without gradients
 
@@ -359,37 +350,21 @@ def failure_loss(of_right: Tensor, is_right: Tensor) -> Tensor:
     )
 
 
-class ViLUClassifier(nn.Module):
+class ViLUClassifier(PromptClassifier):
     """A `ViLU` of CLIP as an image classifier; the prompts' features are computed once, here."""
 
     def __init__(self, vilu: ViLU, class_prompts: Mapping[str, Tensor]):
-        super().__init__()
         if not vilu.is_zero_shot:
             raise TypeError(f"vilu is of a {type(vilu.model).__name__}, which has its own classes: use it as it is")
-        check_class_prompts(class_prompts, vilu.model)
-        self.model = vilu
+        super().__init__(vilu, class_prompts)
         prompts = {name: value.to(vilu.device) for name, value in class_prompts.items()}
         with evaluation_mode(vilu):
             self.register_buffer("classes", vilu.class_features(**prompts), persistent=False)
-
-    @property
-    def device(self) -> torch.device:
-        return self.model.device
 
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> HydraClassifierOutput:
         return self.model.answer(
             self.model.features(pixel_values=pixel_values), at_least_float32(self.classes), labels
         )
-
-    def count_multiply_adds(self) -> int:
-        """Of one image; the prompts are computed once."""
-        images = example_inputs(self.model.config.vision_config, 1, "meta")
-        return multiply_adds_of(self.without_weights(), **images)
-
-    def without_weights(self) -> "ViLUClassifier":
-        """The same on the meta device, to be counted and not to compute with."""
-        prompts = {"input_ids": torch.zeros(len(self.classes), 1, dtype=torch.long, device="meta")}
-        return ViLUClassifier(self.model.without_weights(), prompts)
 
 
 @torch.inference_mode()

@@ -10,9 +10,10 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from .._io.files import write_atomically
+from ..hub.member_circuits import load_circuits
 from ..reports.report import UncertaintyReport
 from ..uncertainty import CalibratedClassifier
-from .folders import are_fine_tunings, check_can_be_published, circuits_of, is_baseline, load_config, load_model
+from .folders import are_fine_tunings, check_can_be_published, is_baseline, load_config, load_model
 from .options import option, switch
 
 
@@ -52,7 +53,7 @@ class CardOptions:
             "base_model": self.base_model,
             "license": self.license,
             "fine_tuning": self.fine_tuning,
-            "circuits": circuits_of(folder, [config]),
+            "circuits": load_circuits(folder, [config]),
             "fine_tunings": are_fine_tunings(folder) or None,
         }
         if report is not None:

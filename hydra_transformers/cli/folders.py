@@ -4,40 +4,22 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import transformers
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    PreTrainedConfig,
-    PreTrainedModel,
-    ViTImageProcessorPil,
-)
-from transformers.utils import cached_file
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from .._io.files import remove_leftovers, write_atomically, written_whole
+from .._io.files import remove_leftovers, write_atomically
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
-from ..hub.handler import PROCESSORS
-from ..hub.member_circuits import has_led_to, heads_of_backbone, in_order_of_members, kept_by
-from ..models.auto import HEADS, auto_class_of, check_model_exists, load_trained
-from ..pruning import Circuit
-from ..pruning.heads import Head
-from ..pruning.member_plan import CIRCUITS
-from ..pruning.scoring import OBJECTIVES
+from ..data.processors import find_processor
+from ..models.auto import HEADS, check_model_exists, load_trained
 from ..training.run_folders import FINISHED, RUN
 from .errors import access_to
 
 
-# Older versions of Transformers ask for torchvision even where Pillow would do.
-WITHOUT_TORCHVISION = {AutoImageProcessor: ViTImageProcessorPil}
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
-PROCESSOR_FILES += ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 # What a step was asked for, in its output folder: among others the number of "members".
 PRUNE_SETTINGS, FINETUNE_SETTINGS, FUSE_SETTINGS = "prune.json", "finetune.json", "fuse.json"
 
@@ -85,46 +67,6 @@ def check_is_hydra(config: PreTrainedConfig, name: str) -> None:
         raise ValueError(
             f"{name} is a plain {config.model_type}: pass a Hydra, the output of `hydra-transformers fuse`"
         )
-
-
-def load_processor(name: str, config: PreTrainedConfig) -> Any:
-    """The image processor, tokenizer, feature extractor, or for two towers two in one, that was saved with a model."""
-    processor_class = getattr(transformers, PROCESSORS[auto_class_of(config)])
-    what = processor_class.__name__.removeprefix("Auto")
-    if not has_processor_files(name):  # of which AutoTokenizer would make an empty one
-        raise NoProcessorError(f"{name} has no {what} saved with it: name another model's with --processor")
-    try:
-        try:
-            return processor_class.from_pretrained(name)
-        except ImportError:
-            if processor_class not in WITHOUT_TORCHVISION:
-                raise
-            return WITHOUT_TORCHVISION[processor_class].from_pretrained(name)
-    except (OSError, ValueError, ImportError) as error:
-        raise ValueError(
-            f"the {what} of {name} cannot be read ({' '.join(str(error).split())[:120]}): install what it needs, or name "
-            "another model's with --processor"
-        ) from error
-
-
-class NoProcessorError(ValueError):
-    """A model was saved without its processor."""
-
-
-def has_processor_files(name: str) -> bool:
-    """Whether a folder, or a repository of the Hub, holds any file of a processor."""
-    if Path(name).is_dir():
-        return any((Path(name) / file).exists() for file in PROCESSOR_FILES)
-    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    return any(cached_file(name, file, **quiet) is not None for file in PROCESSOR_FILES)
-
-
-def find_processor(name: str, config: PreTrainedConfig) -> Any | None:
-    """The processor that was saved with a model; None where there is none."""
-    try:
-        return load_processor(name, config)
-    except NoProcessorError:
-        return None
 
 
 def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConfig], first: Any) -> None:
@@ -295,65 +237,3 @@ def read_settings(record: Path) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ValueError(f"{record} is broken, so nobody knows what {record.parent} is: make it again")
     return settings
-
-
-# Circuits
-
-
-def circuits_of(folder: Path, configs: Sequence[PreTrainedConfig]) -> list[Circuit] | None:
-    """The circuits that came along with a model or with members, in the order of the members; None where there are none.
-
-    configs: that of the Hydra, or of every member
-    """
-    own = sorted((folder / CIRCUITS).glob("member-*.json"), key=lambda path: _member_number(path.with_suffix("")))
-    if own:
-        return _own_circuits(own, configs)
-    paths = [folder / CIRCUITS / f"{objective}.json" for objective in OBJECTIVES]
-    circuits = [_load_circuit(path) for path in paths if path.exists()]
-    if not circuits:
-        return None
-    ordered = in_order_of_members(circuits, _kept_by_members(configs), heads_of_backbone(configs[0]))
-    if ordered is None:
-        raise _not_theirs(folder / CIRCUITS)
-    return ordered
-
-
-def _own_circuits(paths: Sequence[Path], configs: Sequence[PreTrainedConfig]) -> list[Circuit]:
-    """Of members that come from several backbones: `member-0.json` is that of the first, and so on."""
-    circuits, members = [Circuit.load(path) for path in paths], _kept_by_members(configs)
-    every = heads_of_backbone(configs[0])
-    if [_member_number(path.with_suffix("")) for path in paths] != list(range(len(members))) or not all(
-        has_led_to(circuit, kept, every) for circuit, kept in zip(circuits, members, strict=True)
-    ):
-        raise _not_theirs(paths[0].parent)
-    return circuits
-
-
-def _kept_by_members(configs: Sequence[PreTrainedConfig]) -> list[set[Head]]:
-    hydras = [config for config in configs if hasattr(config, "num_members")]
-    return [kept_by(config, member) for config in hydras for member in range(config.num_members)]
-
-
-def _not_theirs(folder: Path) -> ValueError:
-    return ValueError(
-        f"the circuits in {folder} are not those by which these members lost their heads: remove them, or run "
-        "`hydra-transformers prune` again"
-    )
-
-
-def _load_circuit(path: Path) -> Circuit:
-    circuit = Circuit.load(path)
-    if circuit.objective != path.stem:
-        raise ValueError(
-            f"{path} is a circuit for {circuit.objective!r}, not for {path.stem!r}: put the right one back"
-        )
-    return circuit
-
-
-def copy_circuits(source: Path, target: Path) -> None:
-    """Brings along the circuits that members came from; checkpoints of an extraction stay behind."""
-    circuits = sorted((source / CIRCUITS).glob("*.json"))
-    if circuits and not (target / CIRCUITS).exists():
-        with written_whole(target / CIRCUITS) as folder:
-            for path in circuits:
-                shutil.copy(path, folder)

@@ -136,7 +136,7 @@ def card_fields(
 def _promises(model: PreTrainedModel) -> Sequence[str]:
     """What a calibrated Hydra promises; nothing where its weights are not those that were calibrated."""
     decision = model.decision
-    if decision is None or not (model.device.type == "meta" or decision.is_current(model)):
+    if decision is None or not (model.device.type == "meta" or decision.compare(model)):
         return ()
     return decision.settings["sentences"]
 

@@ -1,12 +1,18 @@
-"""Which circuit led to which member: told by the heads the member lost."""
+"""Circuits of members: read from a folder, and matched with the members that lost those heads."""
 
+import os
+import shutil
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from transformers import PreTrainedConfig
 
+from .._io.files import written_whole
 from ..fusion import tower_configs
 from ..pruning import Circuit
 from ..pruning.heads import Head, head_at
+from ..pruning.member_plan import CIRCUITS
+from ..pruning.scoring import OBJECTIVES
 
 
 def kept_by(config: PreTrainedConfig, member: int = 0) -> set[Head]:
@@ -64,3 +70,56 @@ def _named(kept_heads: Sequence | Mapping[str, Sequence], member: int) -> set[He
         for layer, members in enumerate(layers)
         for head in members[min(member, len(members) - 1)]
     }
+
+
+# Files
+
+
+def load_circuits(folder: str | os.PathLike, configs: Sequence[PreTrainedConfig]) -> list[Circuit] | None:
+    """The circuits in the folder of a model or of members, in the order of the members; None where there are none.
+
+    configs: that of the Hydra, or of every member
+    """
+    place = Path(folder) / CIRCUITS
+    hydras = [config for config in configs if hasattr(config, "num_members")]
+    members = [kept_by(config, member) for config in hydras for member in range(config.num_members)]
+    if any(place.glob("member-*.json")):  # of members that come from several backbones: each has its own
+        paths = [place / f"member-{index}.json" for index in range(len(members))]
+        if set(paths) == set(place.glob("member-*.json")):
+            circuits, every = [Circuit.load(path) for path in paths], heads_of_backbone(configs[0])
+            if all(has_led_to(circuit, kept, every) for circuit, kept in zip(circuits, members, strict=True)):
+                return circuits
+        raise _not_theirs(place)
+    paths = [place / f"{objective}.json" for objective in OBJECTIVES]
+    circuits = [_load(path) for path in paths if path.exists()]
+    if not circuits:
+        return None
+    ordered = in_order_of_members(circuits, members, heads_of_backbone(configs[0]))
+    if ordered is None:
+        raise _not_theirs(place)
+    return ordered
+
+
+def _load(path: Path) -> Circuit:
+    circuit = Circuit.load(path)
+    if circuit.objective != path.stem:
+        raise ValueError(
+            f"{path} is a circuit for {circuit.objective!r}, not for {path.stem!r}: put the right one back"
+        )
+    return circuit
+
+
+def _not_theirs(folder: Path) -> ValueError:
+    return ValueError(
+        f"the circuits in {folder} are not those by which these members lost their heads: remove them, or run "
+        "`hydra-transformers prune` again"
+    )
+
+
+def copy_circuits(source: str | os.PathLike, target: str | os.PathLike) -> None:
+    """Copies the circuits from one folder to another that has none; checkpoints of an extraction stay behind."""
+    circuits, place = sorted((Path(source) / CIRCUITS).glob("*.json")), Path(target) / CIRCUITS
+    if circuits and not place.exists():
+        with written_whole(place) as folder:
+            for path in circuits:
+                shutil.copy(path, folder)

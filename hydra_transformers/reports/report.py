@@ -1,4 +1,4 @@
-"""What models reached, as tables, JSON, a page, card metadata and plots."""
+"""The results of models as tables, JSON, a page, card metadata and plots."""
 
 import json
 import math

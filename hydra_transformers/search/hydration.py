@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from .._io.files import written_whole
 from .._io.folder_lock import only_writer
 from .._version import __version__
 from ..data.fingerprints import fingerprint_of_data
+from ..data.labels import model_classes
+from ..data.loading import classes_in, load_if_named
 from ..data.prediction import accepted_inputs, batches, device_of
+from ..data.rows import DataSource
 from ..hub.card import check_names
 from ..reports.gains import gains
 from ..reports.report import UncertaintyReport
@@ -28,7 +32,14 @@ from .candidates import pareto_front
 from .deadline import Deadline, in_words
 from .held_out import HeldOut, held_out, rows_of
 from .results import RECORD, Hydrated, write_results
-from .sources import Model, Source, check_training_data, divided_training_data, read_source
+from .sources import (
+    Model,
+    Source,
+    check_training_data,
+    divided_training_data,
+    is_to_be_finetuned,
+    read_source,
+)
 from .steps_folder import StepsFolder
 from .strategy import Search
 from .targets import choose, next_best, target_of, why
@@ -68,13 +79,14 @@ def hydrate(
         model_or_models: one fine-tuned classifier, of which members are pruned copies; several fine-tunings of one
             pre-trained model, a list; or one pre-trained model, which is fine-tuned on `train_data` first. Models,
             folders or Hub names.
-        train_data: a Dataset or list of dict rows, as Trainer takes it: to fine-tune a pre-trained model, and pruned
+        train_data: a Dataset or list of dict rows, as Trainer takes it; or, as with all data here, the name, folder or file
+            of a data set, which `load_data` reads for the model. It serves to fine-tune a pre-trained model, and pruned
             members where that can still win. Without it nothing is trained.
         data: labelled rows that no model was trained on: a DataLoader that does not shuffle, a list of dict
             batches, or a Dataset or list of dict rows. They are read once, held in memory, and divided at random: a
             third (at most 1,000) to search with, a third (at most 2,000) to calibrate on, the rest to judge by. Where
-            a pre-trained model is fine-tuned it may be left out: then a fifth of `train_data` (at most 3,000 rows) is
-            held out, and a note says so. Where your data has a validation split, pass that.
+            a pre-trained model is fine-tuned it may be left out: then it is the validation split of `train_data`, where that is
+            a name or folder that has one, or else a part that is held out of it. A note says which.
         ood_data: rows from elsewhere: `{"near": {name: data}, "far": {name: data}}`, `{name: data}` or one data set.
             Half of each (at most 1,000 rows in all) serves circuits, the rest judging. Without it detection is not
             measured.
@@ -118,20 +130,29 @@ def hydrate(
     deadline = Deadline(time_limit)
     say = (lambda line: print(line, flush=True)) if progress else (lambda line: None)
     target, output = target_of(target, ood_data is not None), Path(output_dir)
-    given = {"train_data": train_data, "data": data}  # of which `load_data` says which split it is
     settings = {"per_device_train_batch_size": batch_size, "report_to": "none", "disable_tqdm": not progress}
     settings |= training_arguments or {}
     _check_settings(output, batch_size, seconds, time_limit, training_arguments or {}, processor, card)
-    if train_data is not None:
+    if isinstance(train_data, (str, os.PathLike)):
+        if class_names is None and is_to_be_finetuned(model_or_models, finetune):
+            class_names = classes_in(DataSource(train_data, split=("train",)))
+    elif train_data is not None:
         check_training_data(train_data)
     source = read_source(model_or_models, train_data is not None, finetune, num_members, class_names, seed, device)
+    read = partial(load_if_named, model=source.models[0], processor=processor)
+    if data is None and source.pretrained is not None and isinstance(train_data, (str, os.PathLike)):
+        train_data, data = (read(train_data, part=part, labelled=True) for part in ("training", "validation"))
+    train_data = read(train_data, split=("train",), labelled=True)
+    data, ood_data = read(data, labelled=True), read(ood_data, labelled=False)
+    given = {"train_data": train_data, "data": data}
     notes = [f"{name}: {'; '.join(each.notes)}." for name, each in given.items() if getattr(each, "notes", None)]
     if data is None:
         train_data, data = divided_training_data(source, train_data, seed)
         notes.append(
             f"There was no data beside train_data: {len(data):,} of its rows were held out, and not trained on."
         )
-    rows = held_out(data, ood_data, source.config.num_labels, batch_size, seed)
+    classes = model_classes(source.config)
+    rows = held_out(data, ood_data, len(classes), batch_size, seed, classes)
     notes += rows.notes
     recipes = None
     if train_data is not None:

@@ -49,90 +49,31 @@ def _jpeg_compression(given: Tensor, quality: float, keys: Tensor) -> Tensor:
 
 # Noise, zoom, brightness, contrast, pixelate and JPEG have ImageNet-C's strengths; its blurs are given in pixels of images 224
 # wide, and it saturates in both directions.
-CORRUPTIONS: dict[str, Corruption] = {
-    each.name: each
-    for each in (
-        Corruption(
-            "gaussian_noise",
-            "image",
-            "noise",
-            "standard deviation of the noise",
-            (0.08, 0.12, 0.18, 0.26, 0.38),
-            images.gaussian_noise,
-        ),
-        Corruption("shot_noise", "image", "noise", "photons of a white pixel", (60, 25, 12, 5, 3), images.shot_noise),
-        Corruption(
-            "impulse_noise",
-            "image",
-            "noise",
-            "share of values made black or white",
-            (0.03, 0.06, 0.09, 0.17, 0.27),
-            images.impulse_noise,
-        ),
-        Corruption(
-            "speckle_noise",
-            "image",
-            "noise",
-            "standard deviation, times the value",
-            (0.15, 0.2, 0.35, 0.45, 0.6),
-            images.speckle_noise,
-        ),
-        Corruption(
-            "gaussian_blur",
-            "image",
-            "blur",
-            "standard deviation, of the shorter side",
-            (0.01, 0.015, 0.02, 0.025, 0.032),
-            images.gaussian_blur,
-        ),
-        Corruption(
-            "defocus_blur",
-            "image",
-            "blur",
-            "radius, of the shorter side",
-            (0.012, 0.018, 0.025, 0.033, 0.042),
-            images.defocus_blur,
-        ),
-        Corruption(
-            "motion_blur",
-            "image",
-            "blur",
-            "length, of the shorter side",
-            (0.04, 0.06, 0.08, 0.1, 0.13),
-            images.motion_blur,
-        ),
-        Corruption("zoom_blur", "image", "blur", "zoom beyond 1", (0.11, 0.16, 0.21, 0.26, 0.31), images.zoom_blur),
-        Corruption(
-            "brightness", "image", "colour", "added to the value (HSV)", (0.1, 0.2, 0.3, 0.4, 0.5), images.brightness
-        ),
-        Corruption("contrast", "image", "colour", "share that is left", (0.4, 0.3, 0.2, 0.1, 0.05), images.contrast),
-        Corruption("saturate", "image", "colour", "factor on saturation (HSV)", (1.5, 2, 3, 5, 20), images.saturate),
-        Corruption("pixelate", "image", "digital", "share of the sides", (0.6, 0.5, 0.4, 0.3, 0.25), images.pixelate),
-        Corruption("jpeg_compression", "image", "digital", "quality", (25, 18, 15, 10, 7), _jpeg_compression),
-        Corruption(
-            "typos", "text", "characters", "share of letters mistyped", (0.02, 0.05, 0.1, 0.15, 0.25), texts.typos
-        ),
-        Corruption(
-            "character_swaps",
-            "text",
-            "characters",
-            "share of letters moved",
-            (0.05, 0.1, 0.2, 0.3, 0.5),
-            texts.character_swaps,
-        ),
-        Corruption(
-            "character_drops",
-            "text",
-            "characters",
-            "share of letters dropped",
-            (0.02, 0.05, 0.1, 0.15, 0.25),
-            texts.character_drops,
-        ),
-        Corruption("word_swaps", "text", "words", "share of words moved", (0.1, 0.2, 0.4, 0.6, 0.9), texts.word_swaps),
-        Corruption(
-            "word_drops", "text", "words", "share of words dropped", (0.05, 0.1, 0.2, 0.3, 0.5), texts.word_drops
-        ),
-    )
+# fmt: off
+_ROWS = (  # group, name, strengths, what these are, and the function
+    ("noise", "gaussian_noise", (0.08, 0.12, 0.18, 0.26, 0.38), "standard deviation of the noise", images.gaussian_noise),
+    ("noise", "shot_noise", (60, 25, 12, 5, 3), "photons of a white pixel", images.shot_noise),
+    ("noise", "impulse_noise", (0.03, 0.06, 0.09, 0.17, 0.27), "share of values made black or white", images.impulse_noise),
+    ("noise", "speckle_noise", (0.15, 0.2, 0.35, 0.45, 0.6), "standard deviation, times the value", images.speckle_noise),
+    ("blur", "gaussian_blur", (0.01, 0.015, 0.02, 0.025, 0.032), "standard deviation, of the shorter side", images.gaussian_blur),
+    ("blur", "defocus_blur", (0.012, 0.018, 0.025, 0.033, 0.042), "radius, of the shorter side", images.defocus_blur),
+    ("blur", "motion_blur", (0.04, 0.06, 0.08, 0.1, 0.13), "length, of the shorter side", images.motion_blur),
+    ("blur", "zoom_blur", (0.11, 0.16, 0.21, 0.26, 0.31), "zoom beyond 1", images.zoom_blur),
+    ("colour", "brightness", (0.1, 0.2, 0.3, 0.4, 0.5), "added to the value (HSV)", images.brightness),
+    ("colour", "contrast", (0.4, 0.3, 0.2, 0.1, 0.05), "share that is left", images.contrast),
+    ("colour", "saturate", (1.5, 2, 3, 5, 20), "factor on saturation (HSV)", images.saturate),
+    ("digital", "pixelate", (0.6, 0.5, 0.4, 0.3, 0.25), "share of the sides", images.pixelate),
+    ("digital", "jpeg_compression", (25, 18, 15, 10, 7), "quality", _jpeg_compression),
+    ("characters", "typos", (0.02, 0.05, 0.1, 0.15, 0.25), "share of letters mistyped", texts.typos),
+    ("characters", "character_swaps", (0.05, 0.1, 0.2, 0.3, 0.5), "share of letters moved", texts.character_swaps),
+    ("characters", "character_drops", (0.02, 0.05, 0.1, 0.15, 0.25), "share of letters dropped", texts.character_drops),
+    ("words", "word_swaps", (0.1, 0.2, 0.4, 0.6, 0.9), "share of words moved", texts.word_swaps),
+    ("words", "word_drops", (0.05, 0.1, 0.2, 0.3, 0.5), "share of words dropped", texts.word_drops),
+)
+# fmt: on
+CORRUPTIONS = {
+    name: Corruption(name, "text" if group in ("characters", "words") else "image", group, measure, strengths, change)
+    for group, name, strengths, measure, change in _ROWS
 }
 """All corruptions, by name."""
 GROUPS = tuple(dict.fromkeys(corruption.group for corruption in CORRUPTIONS.values()))

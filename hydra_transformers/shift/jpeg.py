@@ -1,4 +1,4 @@
-"""What JPEG does to an image, in torch: colours halved, blocks of 8 x 8 transformed, rounded to a quality's steps, and back.
+"""JPEG compression of images in torch: colours halved, blocks of 8 x 8 transformed, rounded to a quality's steps, and back.
 
 No file is written: it runs where the images are. Against a file of Pillow's, with the same quality, most pixels are equal;
 the others differ because its arithmetic in whole numbers rounds some coefficients to another step.

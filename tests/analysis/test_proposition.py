@@ -10,7 +10,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hydra_transformers.analysis import PruningUnderNoise, pruning_under_noise
 from hydra_transformers.analysis.proposition import FAILS, HOLDS, NOT_REFUTED, UNCLEAR, Estimate
-from hydra_transformers.analysis.tables import plus_minus
 from hydra_transformers.pruning import prune_heads, taylor_prune
 from hydra_transformers.pruning.heads import as_heads_to_prune, attention_of, tower_and_place
 from tests.families import HEAD_DIM, VIT
@@ -190,7 +189,7 @@ def test_tables_and_pictures_have_every_set(found, tmp_path):
 
 
 def test_small_changes_have_more_decimals():
-    assert (plus_minus(0.5, 0.001), plus_minus(-0.0012, None), plus_minus(0.0, 0.002)) == (
+    assert (str(Estimate(0.5, 0.001)), str(Estimate(-0.0012)), str(Estimate(0.0, 0.002))) == (
         "+0.500 ± 0.001",
         "-0.00120",
         "+0.00000 ± 0.00200",

@@ -121,8 +121,8 @@ def test_a_budget_that_cannot_be_is_refused_before_any_work(build):
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        ({"id_data": [{"pixel_values": images(5, 0), "labels": torch.zeros(5).long()}]}, "id_data has 5 rows"),
-        ({"id_data": [{"pixel_values": images(20, 0)}]}, "id_data has no labels"),
+        ({"data": [{"pixel_values": images(5, 0), "labels": torch.zeros(5).long()}]}, "data has 5 rows"),
+        ({"data": [{"pixel_values": images(20, 0)}]}, "data has no labels"),
         (
             {"noisy_data": [{"pixel_values": images(5, 0), "labels": torch.full((5,), 9)}]},
             "noisy_data has the label 9",
@@ -138,7 +138,7 @@ def test_what_would_be_refused_at_the_end_is_refused_before_any_work(options, se
     steps = []
     with pytest.raises(ValueError, match=sentence):
         analyse_heads(
-            model, id_data, ood_data, **({"id_data": id_data, "ood_data": ood_data, "tell": steps.append} | options)
+            model, id_data, ood_data, **({"data": id_data, "ood_data": ood_data, "tell": steps.append} | options)
         )
     assert not steps
 

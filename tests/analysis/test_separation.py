@@ -156,7 +156,7 @@ def test_of_clip_it_is_the_vision_tower():
     "options, sentence",
     [
         ({"ood_data": None}, "ood_data is None"),
-        ({"id_data": [{"pixel_values": images(5, 0)}]}, "5 rows, and heads have 8 dimensions: pass 11"),
+        ({"data": [{"pixel_values": images(5, 0)}]}, "5 rows, and heads have 8 dimensions: pass 11"),
         ({"pictured": -1}, "pictured is -1"),
         ({"ood_data": [{"pixel_values": images(2, 0)}]}, r"ood_data \(foreign data\) has 2 rows"),
         ({"ranking": [(7, 7)]}, r"ranking has the head \(7, 7\)"),
@@ -169,6 +169,6 @@ def test_of_clip_it_is_the_vision_tower():
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(options, sentence):
-    data = {"id_data": [{"pixel_values": images(20, 0)}], "ood_data": [{"pixel_values": images(8, 1)}]}
+    data = {"data": [{"pixel_values": images(20, 0)}], "ood_data": [{"pixel_values": images(8, 1)}]}
     with pytest.raises(ValueError, match=sentence):
         head_separation(vit(), **(data | options))

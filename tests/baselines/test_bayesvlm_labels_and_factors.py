@@ -34,5 +34,5 @@ def test_with_labels_the_loss_is_the_cross_entropy_among_the_texts():
 def test_images_and_texts_that_are_no_pairs_are_refused():
     with pytest.raises(ValueError, match="batch 0 of data has 3 images and 4 texts: pass one text for each image"):
         BayesVLM(CLIP.backbone()).fit([{"pixel_values": images(3), **padded_texts(4)}])
-    with pytest.raises(ValueError, match="pairs_together is 0: pass a whole number, 2 or more"):
+    with pytest.raises(ValueError, match="pairs_together is 0: pass at least 2, a whole number"):
         BayesVLM(CLIP.backbone()).fit([], pairs_together=0)

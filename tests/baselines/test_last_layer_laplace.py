@@ -118,7 +118,7 @@ def test_it_costs_the_model_and_a_little():
 def test_what_has_no_last_linear_layer_is_refused():
     with pytest.raises(TypeError, match=r"HydraViTForImageClassification has no nn\.Linear with 5 outputs"):
         LastLayerLaplace(VIT.hydra.from_backbone(VIT.backbone()))
-    with pytest.raises(ValueError, match="num_samples is -1: pass a whole number"):
+    with pytest.raises(ValueError, match="num_samples is -1: pass at least 0, a whole number"):
         LastLayerLaplace(VIT.backbone(), num_samples=-1)
     with pytest.raises(ValueError, match="data has no samples"):
         LastLayerLaplace(VIT.backbone()).fit([])
