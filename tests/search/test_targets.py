@@ -99,7 +99,7 @@ def test_a_difference_is_claimed_only_where_the_rows_can_show_it():
     few = said_of(POOR, ALL, reach=9)
     assert "Between it and 3 of the 3 other Hydras there is no difference" in few
     assert "But one model is no slower (1.00 times" in few and few.endswith(
-        "; no difference that these rows can show)."
+        "): no difference that these rows can show."
     )
 
 
