@@ -19,7 +19,7 @@ from ..data.prediction import (
     evaluation_mode,
     member_logits_of,
 )
-from ..models.ensembling import HydraClassifierOutput, at_least_float32
+from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32
 from ..uncertainty.inputs import as_tensor
 from ..uncertainty.metrics import (
     adaptive_calibration_error,

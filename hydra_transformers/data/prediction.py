@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.ensembling import HydraClassifierOutput, at_least_float32, ensemble_logits, log_mean_probability
-from ..models.evaluation_mode import evaluation_mode
+from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32, ensemble_logits, log_mean_probability
+from ..models.pipeline_hydra import evaluation_mode
 from .batches import batches, labels_of, split_labels
 from .labels import model_classes
 

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from .compat import is_exporting
 from .detection import DETECTORS, check_detector, is_number, score
-from .ensembling import at_least_float32, log_mean_probability
-from .fixed_dtype import FixedDtype
+from .modeling_hydra import FixedDtype, at_least_float32, is_exporting, log_mean_probability
 
 
 logger = logging.get_logger(f"transformers.{__name__}")

@@ -7,7 +7,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +25,6 @@ from transformers.pipelines import (
 from transformers.utils import ModelOutput
 
 from .detection import answers_of, entropy_split
-from .evaluation_mode import evaluation_mode
 
 
 def read_image(image: Any, name: str = "the image", mode: str = "RGB", timeout: float | None = None) -> Any:
@@ -333,3 +333,30 @@ def processor_of(model: nn.Module, auto_class: type) -> Any:
             f"processor is missing, and {where}: pass the {what} that the model was trained with"
         ) from error
     return cache[name, auto_class]
+
+
+# The modules that are kept in eval mode: the mode each goes back to, and for how many callers it is kept.
+_modes_before: dict[nn.Module, tuple[bool, int]] = {}
+_modes_lock = threading.RLock()
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside; on leaving, every module is back in the mode it was in. Of several threads, the last to leave
+    puts it back."""
+    modules = list(model.modules())
+    with _modes_lock:
+        for module in modules:
+            before, callers = _modes_before.get(module, (module.training, 0))
+            _modes_before[module] = (before, callers + 1)
+        model.eval()
+    try:
+        yield
+    finally:
+        with _modes_lock:
+            for module in modules:
+                before, callers = _modes_before.pop(module)
+                if callers > 1:
+                    _modes_before[module] = (before, callers - 1)
+                else:
+                    module.training = before
