@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 from transformers import PreTrainedConfig
 
-from ..data.loading import is_same_source
+from ..data.loading import remember_max_length
+from ..data.rows import SPLITS_TO_CUT, is_same_source
+from ..fusion.probe import TEXT_TOKENS
 from ..pruning import MemberPlan
 from ..pruning.scoring import OBJECTIVES
 from ..training.recipes import recipe_of_length
@@ -25,7 +27,6 @@ from .folders import (
     read_settings,
 )
 from .options import (
-    SPLITS_FOR_PARTS,
     BatchSize,
     DataOptions,
     Device,
@@ -328,7 +329,7 @@ def _check_data(pretrained: str, options: BuildOptions, config: PreTrainedConfig
     sets += [(source, None) for group in ("near", "far") for _, source in getattr(options, group) or []]
     few = replace(options, limit=2)
     for name, split in sets:
-        few.read(config, processor, name, split, labelled=False, prefer=SPLITS_FOR_PARTS, quiet=True)
+        few.read(config, processor, name, split, labelled=False, prefer=SPLITS_TO_CUT, quiet=True)
 
 
 # --target
@@ -381,6 +382,7 @@ def _build_for_target(models: list[str], options: BuildOptions) -> None:
 
 def _parts(name: str, options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, Any]:
     """For a pre-trained model: one part of the data to train on, one to choose by; that for tests is not touched."""
+    remember_max_length(processor, config, options.max_length, TEXT_TOKENS)
     classes = classes_of(options)
     config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
     train, held_out = (
@@ -410,7 +412,7 @@ def _held_out(name: str, options: BuildOptions, config: PreTrainedConfig, proces
 
 def _foreign(options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, dict[str, Any]] | None:
     def read(name: str, split: str | None = None) -> Any:
-        return options.read(config, processor, name, split, labelled=False, prefer=SPLITS_FOR_PARTS)
+        return options.read(config, processor, name, split, labelled=False, prefer=SPLITS_TO_CUT)
 
     found = {group: {name: read(data) for name, data in getattr(options, group) or []} for group in ("near", "far")}
     if options.ood_data is not None:

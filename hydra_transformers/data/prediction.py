@@ -18,6 +18,7 @@ from transformers import default_data_collator
 
 from ..models.ensembling import HydraClassifierOutput, at_least_float32, ensemble_logits, log_mean_probability
 from ..models.evaluation_mode import evaluation_mode
+from .labels import match_names, model_classes
 
 
 LABEL_NAMES = ("labels", "label")
@@ -40,6 +41,7 @@ def batches(
     device: torch.device | str | None = None,
     rank: int = 0,
     world_size: int = 1,
+    classes: Sequence[str] | None = None,
 ) -> Iterator[dict[str, Tensor]]:
     """Iterate over `data` as dict batches of tensors, each tensor with the rows in its first dimension.
 
@@ -49,20 +51,22 @@ def batches(
         batch_size: rows per batch; used for rows only, the others bring their own batches.
         device: where the tensors go; `None` leaves them where they are.
         rank, world_size: yield every `world_size`-th batch, starting with batch `rank`, so that processes share the work.
+        classes: of the model, where labels are needed: labels that are names become their indices.
 
     Arrays and lists of numbers become tensors; entries that are no numbers (texts, file names) are dropped. Labels are
     called `labels` or `label`. Rows of tokens, as `dataset.map(tokenize)` makes them, are filled up to the longest of their
-    batch. For rows of images, texts or sounds as they are, see `prepare`.
+    batch. For rows of images, texts or sounds as they are, see `load_data`.
     """
     if isinstance(data, ChangedBatches):
-        yield from map(data.change, batches(data.data, batch_size, device, rank, world_size))
+        yield from map(data.change, batches(data.data, batch_size, device, rank, world_size, classes))
         return
-    for number, batch in enumerate(_raw_batches(data, batch_size, rank, world_size)):
+    for number, batch in enumerate(_raw_batches(data, batch_size, rank, world_size, classes)):
         if not isinstance(batch, Mapping):
             raise TypeError(
                 f"batch {number} of data is a {type(batch).__name__}: each batch must be a dict of tensors "
                 'such as {"pixel_values": ..., "labels": ...}'
             )
+        batch = _with_class_indices(batch, classes)
         tensors = {name: _tensor(name, value, number) for name, value in batch.items() if _counts(name, value)}
         if not tensors.keys() - set(LABEL_NAMES):
             raise TypeError(
@@ -75,6 +79,30 @@ def batches(
                 "or batches whose first dimension counts the rows"
             )
         yield {name: tensor.to(device) if device is not None else tensor for name, tensor in tensors.items()}
+
+
+def classes_of(model: nn.Module | None) -> list[str] | None:
+    """The names of a model's classes, in order; None where it has none."""
+    zero_shot = None if model is None else zero_shot_in(model)
+    if zero_shot is not None:
+        return zero_shot.class_names
+    config = config_of(model)
+    return None if getattr(config, "id2label", None) is None else model_classes(config)
+
+
+def _with_class_indices(batch: Mapping[str, Any], classes: Sequence[str] | None) -> Mapping[str, Any]:
+    """A row or a batch whose labels, where they are names, are the indices of these classes."""
+    name = next((name for name in LABEL_NAMES if name in batch), None)
+    if classes is None or name is None:
+        return batch
+    is_row = isinstance(batch[name], str)
+    labels = [batch[name]] if is_row else batch[name]
+    if not isinstance(labels, Sequence) or not len(labels) or not isinstance(labels[0], str):
+        return batch
+    names = sorted(set(labels))
+    found = match_names(names, list(classes), set(range(len(names))), "data")
+    indices = [found[names.index(label)] for label in labels]
+    return {**batch, name: indices[0] if is_row else indices}
 
 
 def _counts(name: str, value: Any) -> bool:
@@ -118,7 +146,9 @@ def check_is_data(data: Any, name: str = "data") -> None:
         )
 
 
-def _raw_batches(data: Any, batch_size: int, rank: int, world_size: int) -> Iterator[Any]:
+def _raw_batches(
+    data: Any, batch_size: int, rank: int, world_size: int, classes: Sequence[str] | None
+) -> Iterator[Any]:
     check_is_data(data)
     if not _holds_rows(data):
         yield from islice(data, rank, None, world_size)
@@ -131,12 +161,15 @@ def _raw_batches(data: Any, batch_size: int, rank: int, world_size: int) -> Iter
                 f"a row of data (in batch {number}) is a {type(rows[0]).__name__}: each row must be a dict "
                 'such as {"pixel_values": ..., "labels": ...}'
             )
-        yield collate(rows)
+        yield collate(rows, classes=classes)
 
 
-def collate(rows: list[Mapping[str, Any]], padding: int = 0) -> dict[str, Tensor]:
+def collate(
+    rows: list[Mapping[str, Any]], padding: int = 0, classes: Sequence[str] | None = None
+) -> dict[str, Tensor]:
     """Rows as one batch of tensors. Tokens of texts of different lengths are filled up at the end, with the token `padding`
-    that the attention mask leaves out."""
+    that the attention mask leaves out; labels that are names of `classes` become their indices."""
+    rows = [_with_class_indices(row, classes) for row in rows]
     names = {name: name for row in rows for name, value in row.items() if _dim(value) is not None}
     # Under these names Transformers' collator makes whole numbers of all labels where the first is one.
     for name in ("label", "label_ids"):
@@ -145,7 +178,7 @@ def collate(rows: list[Mapping[str, Any]], padding: int = 0) -> dict[str, Tensor
     if not set(names) - set(LABEL_NAMES):
         raise TypeError(
             f"the rows of data have no numbers{' but the labels' if names else ''} (their entries: {_entries(rows[0])}): "
-            "pass prepare(data, processor), with the model's tokenizer or image processor"
+            "pass load_data(data, model)"
         )
     for row in rows:
         for name in names.values():
@@ -366,7 +399,8 @@ def collect_member_logits(
     For sets that fit in memory, such as the validation set a temperature is fitted on. `device`: the model's own unless given.
     """
     all_logits, all_labels = [], []
-    for batch in batches(data, batch_size, device_of(model) if device is None else device):
+    device = device_of(model) if device is None else device
+    for batch in batches(data, batch_size, device, classes=classes_of(model)):
         all_logits.append(predict(model, batch).cpu())
         labels = labels_of(batch, len(all_logits[-1]))
         if labels is not None:

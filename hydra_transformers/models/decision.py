@@ -213,7 +213,7 @@ def prediction_sets(
 # The settings: what they may be, wherever they come from
 
 
-def check_settings(settings: Any, num_parameters: int) -> None:
+def check_settings(settings: Any, num_parameters: float) -> None:
     """Refuses what `calibrate` cannot have written, with the name of the field."""
     fields = ("temperature", "detector", "threshold", "sets", "alpha", "dtype", "state", "digests", "sentences")
     _check_fields("decision", settings, fields, optional=("classes", "prompts"))

@@ -30,6 +30,11 @@ class Answers:
     features: Tensor | None = None
     state: Mapping[str, Tensor] = field(default_factory=dict)
 
+    def mean(self) -> "Answers":
+        log_probabilities = None if self.log_probabilities is None else log_mean(self.log_probabilities).unsqueeze(1)
+        features = None if self.features is None else self.features.mean(dim=1, keepdim=True)
+        return Answers(None, log_probabilities, features, self.state)
+
 
 def answers_of(
     member_logits: Tensor | None,
@@ -46,11 +51,8 @@ def answers_of(
         log_probabilities = nn.functional.logsigmoid(torch.stack([-logits, logits], dim=-1))
     elif logits is not None:
         log_probabilities = logits.log_softmax(dim=-1)
-    if by == "mean":
-        log_probabilities = None if log_probabilities is None else log_mean(log_probabilities).unsqueeze(1)
-        features = None if features is None else features.mean(dim=1, keepdim=True)
-        logits = None
-    return Answers(logits, log_probabilities, features, state or {})
+    answers = Answers(logits, log_probabilities, features, state or {})
+    return answers.mean() if by == "mean" else answers
 
 
 def log_mean(log_probabilities: Tensor) -> Tensor:
@@ -275,10 +277,17 @@ def score(
     **settings: float,
 ) -> Tensor:
     """The score of `DETECTORS[name]`, (batch,): of logits (batch, members, classes) and features (batch, members, dim)."""
+    answers = answers_of(member_logits, member_features, state, multi_label=multi_label)
+    return score_answers(name, answers, by, multi_label, **settings)
+
+
+def score_answers(
+    name: str, answers: Answers, by: str | None = None, multi_label: bool = False, **settings: float
+) -> Tensor:
+    """`score` of the members' answers, (batch,)"""
     method = DETECTORS[name]
     function = method.multi_label if multi_label else method.score
-    answers = answers_of(member_logits, member_features, state, by or method.by[0], multi_label)
-    return function(answers, **settings).mean(dim=1)
+    return function(answers.mean() if (by or method.by[0]) == "mean" else answers, **settings).mean(dim=1)
 
 
 def check_detector(name: str, by: str | None, multi_label: bool, settings: Mapping[str, Any]) -> Method:

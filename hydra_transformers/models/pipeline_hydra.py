@@ -20,6 +20,7 @@ from transformers.pipelines import (
     TextClassificationPipeline,
     ZeroShotImageClassificationPipeline,
 )
+from transformers.utils import ModelOutput
 
 from .detection import answers_of, entropy_split
 from .evaluation_mode import evaluation_mode
@@ -183,7 +184,12 @@ class HydraImageClassificationPipeline(ImagesMixin, AnswersMixin, ImageClassific
     every_score = {"top_k": sys.maxsize}
 
 
-class HydraAudioClassificationPipeline(AnswersMixin, AudioClassificationPipeline):
+class _AudioScores(AudioClassificationPipeline):
+    def postprocess(self, model_outputs: dict, **parameters) -> Any:
+        return super().postprocess(ModelOutput(model_outputs), **parameters)  # it reads attributes
+
+
+class HydraAudioClassificationPipeline(AnswersMixin, _AudioScores):
     @property
     def every_score(self) -> dict[str, Any]:
         return {"top_k": self.model.config.num_labels}

@@ -18,7 +18,7 @@ from ..data.fingerprints import (
     fingerprint_of_weights,
     fingerprints_of_rows,
 )
-from ..data.prediction import check_chooses_one_class
+from ..data.prediction import check_chooses_one_class, classes_of
 from ..fusion import check_can_be_fused
 from .ablation import GIB, ablation_of
 from .circuits import MODES, Circuit
@@ -214,7 +214,7 @@ def start_search(
 
     def read(data: Any, name: str, num_classes: int | None) -> EvaluationData:
         settings = (name, tuple(engine.input_names), batch_size, hydra.device, hydra.dtype, num_classes)
-        settings += (metric is not None,)
+        settings += (metric is not None, tuple(classes_of(hydra) or ()) or None)
         if settings not in already_read:
             already_read[settings] = read_data(data, *settings)
         return already_read[settings]

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ..data.fingerprints import fingerprint_of_weights
-from ..data.prediction import batches
+from ..data.prediction import batches, classes_of
 from ..fusion import check_can_be_fused
 from .circuits import Circuit
 from .heads import as_heads, as_heads_to_prune, check_count, prune_heads, tower_and_place
@@ -96,7 +96,7 @@ def draw_members(
             head_sets.append(sample_heads(circuit, budget, out_of, seed + place, taken=head_sets))
         _check_trunk("circuit", circuit, out_of, trunk_layers)
     elif way == "dataloader":
-        calibration = list(batches(dataloader))
+        calibration = list(batches(dataloader, classes=classes_of(backbones[0])))
         head_sets = [
             taylor_prune(
                 backbone,

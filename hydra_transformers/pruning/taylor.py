@@ -15,7 +15,14 @@ from transformers import PreTrainedModel
 
 from .._io.files import parse_json, write_atomically
 from ..data.evaluation_data import check_label_range
-from ..data.prediction import accepted_inputs, batches, check_class_prompts, logits_of_cosines, split_labels
+from ..data.prediction import (
+    accepted_inputs,
+    batches,
+    check_class_prompts,
+    classes_of,
+    logits_of_cosines,
+    split_labels,
+)
 from ..fusion import qkv_by_head
 from .heads import (
     Head,
@@ -187,7 +194,7 @@ class Calibration:
 
     def __init__(self, hydra: PreTrainedModel, dataloader: Any, class_prompts: Mapping[str, Tensor] | None):
         self.batches = []
-        for batch in batches(dataloader, device=hydra.device):
+        for batch in batches(dataloader, device=hydra.device, classes=classes_of(hydra)):
             inputs, labels = split_labels(batch)
             if labels is None:
                 raise ValueError("dataloader has no labels: scores need the loss, give every batch its 'labels'")

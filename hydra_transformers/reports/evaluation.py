@@ -15,6 +15,7 @@ from ..data.prediction import (
     ZeroShotClassifier,
     batches,
     check_chooses_one_class,
+    classes_of,
     split_labels,
 )
 from ..models.decision import Decided, Decision
@@ -81,7 +82,7 @@ def evaluate_uncertainty(
         if not isinstance(model, nn.Module):
             raise TypeError(f"{name} is no model: pass one model, or several as {{name: model}}")
         check_chooses_one_class(model, name)
-    groups = ood_groups(ood_data)
+    groups = {} if isinstance(ood_data, Mapping) and not ood_data else ood_groups(ood_data)
     by_name = corruptions is not None and not isinstance(corruptions, Mapping)
     sweeps = _sweeps(corrupt_by_name(data, corruptions) if by_name else corruptions or {})
     for name, each in _all_data(data, groups, sweeps):
@@ -219,7 +220,8 @@ class _Judge:
         """All of one data set, gathered from all processes; what is decided on it goes into `counts`."""
         accumulator, classes = UncertaintyAccumulator(self.score), set()
         rank, world_size = rank_and_world_size()
-        for batch in batches(data, self.batch_size, self.reader.device, rank, world_size):
+        names = classes_of(self.reader.model) if labelled else None
+        for batch in batches(data, self.batch_size, self.reader.device, rank, world_size, names):
             member_logits, member_features = self.reader(batch)
             if isinstance(self.score, Detector) and len(accumulator) == 0:
                 self.score.check_heads(self.reader)

@@ -16,6 +16,7 @@ from .._io.files import written_whole
 from .._io.folder_lock import only_writer
 from .._version import __version__
 from ..data.fingerprints import fingerprint_of_data
+from ..data.labels import model_classes
 from ..data.prediction import accepted_inputs, batches, device_of
 from ..hub.card import check_names
 from ..reports.gains import gains
@@ -133,7 +134,8 @@ def hydrate(
         notes.append(
             f"There was no data beside train_data: {len(data):,} of its rows were held out, and not trained on."
         )
-    rows = held_out(data, ood_data, source.config.num_labels, batch_size, seed)
+    classes = model_classes(source.config)
+    rows = held_out(data, ood_data, len(classes), batch_size, seed, classes)
     notes += rows.notes
     recipes = None
     if train_data is not None:

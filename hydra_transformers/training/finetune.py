@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 
 from .._io.files import write_atomically
 from ..data.fingerprints import fingerprint_of_data
-from ..data.prediction import collate, padding_of
+from ..data.prediction import classes_of, collate, padding_of
 from ..models.auto import described
 from .callbacks import describe_trained
 from .lora import is_peft_model
@@ -102,7 +102,7 @@ def finetune_members(
     training_arguments = {"disable_tqdm": not progress} | training_arguments
     process = recipe.training_arguments(output_dir, **training_arguments)
     if data_collator is None and processing_class is None:
-        data_collator = partial(collate, padding=padding_of(members[0]) or 0)
+        data_collator = partial(collate, padding=padding_of(members[0]) or 0, classes=classes_of(members[0]))
     if compute_metrics is None and recipe.metric == "accuracy":
         compute_metrics = compute_accuracy
     job = _Job(

@@ -7,7 +7,8 @@ from typing import Any
 
 from .abstention import Abstention
 from .answers import predict_decisions
-from .calibration import CalibratedClassifier, Calibration, calibrate
+from .calibrated_classifier import CalibratedClassifier
+from .calibration import Calibration, calibrate
 from .conformal import ConformalSets
 from .decomposition import Decomposition, decompose, predict_uncertainty
 from .detectors import Detector, detector_by_name

@@ -1,4 +1,4 @@
-"""Raw inputs in, answers with their uncertainty out: for any classifier, as `hydra.predict` for a Hydra."""
+"""Answers raw texts, images or sounds with any classifier, as `hydra.predict` does with a Hydra."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -14,12 +14,12 @@ from ..models.pipeline_hydra import predict
 def predict_decisions(
     model: nn.Module, inputs: Iterable[Any], processor: Any = None, batch_size: int = 1, **parameters: Any
 ) -> list[dict[str, Any]]:
-    """A dict for each input: label, score, uncertainty with its aleatoric and epistemic part (nats), abstain, prediction_set
-    and scores, as the pipeline "hydra-image-classification" and its like give them.
+    """A dict for each input, as `hydra.predict` and the pipelines "hydra-image-classification" and its like give them: see
+    `AnswersMixin` of `models.pipeline_hydra`.
 
     Args:
         model: a Hydra, a classifier or CLIP model of Transformers, a `ZeroShotClassifier` with `class_names`, a baseline, or
-            what `calibrate` made of one. `abstain` and `prediction_set` are None where it was not calibrated for them.
+            what `calibrate` made of one.
         inputs: texts, PIL images, or paths or URLs of images.
         processor: the tokenizer, image processor or both in one; by default those saved with the model.
         batch_size: inputs per forward.
@@ -31,7 +31,7 @@ def predict_decisions(
 
 
 class _Wrapped(nn.Module):
-    """What the pipelines ask of a model, for one that has a model of Transformers inside."""
+    """Gives the pipelines what they ask of a model, for one that has a model of Transformers inside."""
 
     def __init__(self, model: nn.Module):
         super().__init__()

@@ -1,35 +1,19 @@
-"""From a model and held-out data to a decision: temperature, detector, threshold and prediction sets, fitted once."""
+"""Fits a decision on held-out data: a temperature, a detector with its threshold, and prediction sets."""
 
-import hashlib
-import json
 import math
-import os
 import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as format_tensors
 from torch import Tensor, nn
-from transformers.utils import cached_file
 
-from .._io.files import parse_json, write_atomically
-from ..data.prediction import (
-    answer_of,
-    batches,
-    check_chooses_one_class,
-    check_is_data,
-    config_of,
-    device_of,
-    zero_shot_in,
-)
+from ..data.prediction import check_chooses_one_class, check_is_data, config_of, device_of, zero_shot_in
 from ..models.decision import Decision, uncalibrated
-from ..models.ensembling import HydraClassifierOutput
 from .abstention import Abstention, check_share, check_target
+from .calibrated_classifier import CalibratedClassifier, num_parameters, prompts_of
 from .conformal import ConformalSets, check_method
 from .decomposition import decompose
 from .detectors import Detector, detector_by_name
@@ -37,7 +21,6 @@ from .features import AnswerReader, collect_answers
 from .temperature import LOG_RANGE, TemperatureScaling
 
 
-FILE_NAME = "decision.safetensors"
 LEAST_ROWS = 20  # below, nothing that is fitted on half of them means anything
 
 
@@ -127,17 +110,17 @@ def calibrate(
         elif chosen.needs_fit:
             chosen.fit_answers(scaling(logits[first]), _part(features, first), labels[first])
         [value] = scaling.temperature
-        decision = Decision(_settings(chosen, value, inner), _num_parameters(inner))
+        decision = Decision(_settings(chosen, value, inner), num_parameters(inner))
         for name, tensor in (chosen.state or {}).items():
             getattr(decision, name).copy_(tensor)
-        elsewhere = None if ood_data is None else _scores(decision, inner, ood_data, batch_size)
+        ood_scores = None if ood_data is None else _scores(decision, inner, ood_data, batch_size)
     scaled = scaling(logits[second])
     abstention = conformal = None
     if target is not None:
         scores = decision(logits[second], _part(features, second)).detector_score
         right = decompose(scaled).prediction == labels[second]
         try:
-            abstention = Abstention.fit(scores, right, elsewhere, **target, confidence=confidence, score=chosen.name)
+            abstention = Abstention.fit(scores, right, ood_scores, **target, confidence=confidence, score=chosen.name)
         except ValueError as error:
             raise ValueError(
                 f"{error} (these {len(second)} rows are half of data: the other half fits the temperature and the detector, and "
@@ -145,7 +128,16 @@ def calibrate(
             ) from error
     if alpha is not None:
         conformal = ConformalSets.fit(scaled, labels[second], alpha, sets)
-    return _calibrated(model, hydra, decision, chosen, value, abstention, conformal, (len(first), len(second)))
+    # From here on nothing can go wrong, so that the model has its earlier decision or the new one.
+    decision.settings |= _fitted(abstention, conformal)
+    decision.remember(inner)
+    decision.to(device_of(inner))
+    result = hydra or CalibratedClassifier(inner, decision)
+    calibration = Calibration(result, value, chosen, abstention, conformal, (len(first), len(second)))
+    decision.settings["sentences"] = calibration.sentences
+    if hydra is not None:
+        hydra.decision, hydra.config.decision = decision, decision.settings
+    return calibration
 
 
 def _chosen(detector: str | Detector) -> Detector:
@@ -208,10 +200,8 @@ def _part(features: Tensor | None, rows: Tensor) -> Tensor | None:
 def _scores(decision: Decision, model: nn.Module, data: Any, batch_size: int) -> Tensor:
     """The detector's scores (samples,) of a data set, on the CPU; no answers are held."""
     reader, scores = AnswerReader(model, decision.reads_features), []
-    for batch in batches(data, batch_size, reader.device):
-        scores.append(decision(*(None if part is None else part.cpu() for part in reader(batch))).detector_score)
-    if not scores:
-        raise ValueError("ood_data has no batches: pass at least one sample")
+    for _, *answers in reader.read(data, batch_size, "ood_data"):
+        scores.append(decision(*(None if part is None else part.cpu() for part in answers)).detector_score)
     return torch.cat(scores)
 
 
@@ -231,12 +221,8 @@ def _settings(detector: Detector, temperature: float, model: nn.Module) -> dict[
         "state": {name: list(tensor.shape) for name, tensor in (detector.state or {}).items()},
         "digests": None,
         "sentences": [],
-        **_prompts_of(model),
+        **prompts_of(model),
     }
-
-
-def _num_parameters(model: nn.Module) -> int:
-    return sum(each.numel() for each in model.parameters())
 
 
 def _scaling(logits: Tensor, labels: Tensor) -> TemperatureScaling:
@@ -258,139 +244,11 @@ def _scaling(logits: Tensor, labels: Tensor) -> TemperatureScaling:
     return scaling
 
 
-def _prompts_of(model: nn.Module) -> dict[str, Any]:
-    """By which the classes of a zero-shot classifier are known again: their names, and a digest of the prompts' tokens."""
-    zero_shot = zero_shot_in(model)
-    if zero_shot is None:
-        return {}
-    tokens = zero_shot.class_prompts["input_ids"]
-    is_padding = zero_shot.class_prompts.get("attention_mask", torch.ones_like(tokens)) == 0
-    kept = [row[~padded].tolist() for row, padded in zip(tokens, is_padding, strict=True)]
-    return {"classes": zero_shot.class_names, "prompts": hashlib.sha256(json.dumps(kept).encode()).hexdigest()}
-
-
-def _calibrated(
-    model: nn.Module,
-    hydra: nn.Module | None,
-    decision: Decision,
-    detector: Detector,
-    temperature: float,
-    abstention: Abstention | None,
-    sets: ConformalSets | None,
-    rows: tuple[int, int],
-) -> Calibration:
-    settings = decision.settings
-    if abstention is not None:
-        settings["threshold"] = abstention.to_dict()["threshold"]
-    if sets is not None:
-        kept = ("method", "thresholds", "by_class", "k_reg", "penalty", "allow_empty")
-        settings["sets"] = {name: sets.to_dict()[name] for name in kept}
-        settings["alpha"] = sets.alpha
-    inner = hydra or (model.model if isinstance(model, CalibratedClassifier) else model)
-    decision.remember(inner)
-    decision.to(device_of(inner))
-    result = hydra or CalibratedClassifier(inner, decision)
-    calibration = Calibration(result, temperature, detector, abstention, sets, rows)
-    settings["sentences"] = calibration.sentences
-    if hydra is not None:
-        hydra.decision, hydra.config.decision = decision, settings
-    return calibration
-
-
-class OtherClassesError(ValueError):
-    """A decision about the classes of other prompts than the model's."""
-
-    def __init__(self, classes: list[str] | None):
-        named = (
-            "those of other prompts" if classes is None else ", ".join(classes[:10]) + (", ..." * (len(classes) > 10))
-        )
-        super().__init__(
-            f"the decision is about other classes ({named}): pass a model with these, or calibrate it anew"
-        )
-
-
-class CalibratedClassifier(nn.Module):
-    """Any classifier or baseline with a decision: its outputs have `logits` and `member_logits` divided by the temperature,
-    `detector_score`, `abstain` and `prediction_set`. `calibrate` makes one."""
-
-    def __init__(self, model: nn.Module, decision: Decision):
-        super().__init__()
-        if _prompts_of(model).get("prompts") != decision.settings.get("prompts"):
-            raise OtherClassesError(decision.settings.get("classes"))
-        self.model, self.decision = model, decision
-        self.reader = [AnswerReader(model, decision.reads_features)]  # not a part: it has a twin of the model
-        self.train(model.training)
-
-    @property
-    def device(self) -> torch.device:
-        return device_of(self.model)
-
-    def forward(self, **inputs: Any) -> HydraClassifierOutput:
-        member_logits, features = self.reader[0](inputs)
-        if self.training or not self._has_its_weights():
-            return answer_of(self.model, member_logits)
-        decided = vars(self.decision(member_logits, features))
-        answer = answer_of(self.model, decided.pop("member_logits"))
-        for name, tensor in decided.items():
-            answer[name] = tensor
-        return answer
-
-    def _apply(self, fn: Any, recurse: bool = True) -> "CalibratedClassifier":
-        super()._apply(fn, recurse)
-        # Its twin would keep the buffers that the model had before.
-        self.reader = [AnswerReader(self.model, self.decision.reads_features)]
-        return self
-
-    @torch.compiler.assume_constant_result  # as a Hydra's
-    def _has_its_weights(self) -> bool:
-        return self.decision.is_current(self.model)
-
-    def save(self, folder: str | os.PathLike) -> Path:
-        """Writes the decision, not the model, into a folder, such as the one the model was saved to: one file,
-        `decision.safetensors`, with the settings in its metadata."""
-        self.decision.compare(self.model)
-        tensors = {name: tensor.contiguous().cpu() for name, tensor in self.decision.state_dict().items()}
-        metadata = {"format": "pt", "decision": json.dumps(self.decision.settings)}
-        return write_atomically(Path(folder) / FILE_NAME, format_tensors(tensors, metadata=metadata))
-
-    @staticmethod
-    def is_saved_in(folder: str | os.PathLike) -> bool:
-        """Whether a folder, or a repository of the Hub, holds a decision beside its model."""
-        return _saved(folder) is not None
-
-    @staticmethod
-    def classes_saved_in(folder: str | os.PathLike) -> list[str] | None:
-        """The names of the classes that a saved decision is about; None where they are the model's own."""
-        return _read(folder)[0].get("classes")
-
-    @classmethod
-    def load(cls, model: nn.Module, folder: str | os.PathLike) -> "CalibratedClassifier":
-        """The model with the decision that was saved in `folder`, or in a repository of the Hub."""
-        settings, tensors = _read(folder)
-        try:
-            decision = Decision(settings, _num_parameters(model))
-            decision.load_state_dict(tensors)
-            decision.check_loaded()
-        except (ValueError, RuntimeError) as error:
-            raise ValueError(f"{folder} holds no decision that can be read: {error}") from error
-        return cls(model, decision.to(device_of(model)))
-
-
-def _saved(folder: str | os.PathLike) -> Path | None:
-    if Path(folder).is_dir():
-        return Path(folder) / FILE_NAME if (Path(folder) / FILE_NAME).is_file() else None
-    found = cached_file(str(folder), FILE_NAME, _raise_exceptions_for_missing_entries=False)
-    return None if found is None else Path(found)
-
-
-def _read(folder: str | os.PathLike) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The settings and the tensors of a saved decision."""
-    path = _saved(folder)
-    if path is None:
-        raise FileNotFoundError(f"{folder} has no {FILE_NAME}: save a CalibratedClassifier there first")
-    try:
-        with safe_open(path, "pt") as opened:
-            settings = parse_json((opened.metadata() or {})["decision"].encode())
-            return dict(settings), {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, TypeError, KeyError, OSError) as error:
-        raise ValueError(f"{path} is no whole decision ({error}): calibrate and save it again") from error
+def _fitted(abstention: Abstention | None, sets: ConformalSets | None) -> dict[str, Any]:
+    """The settings of a decision that were fitted last."""
+    kept = ("method", "thresholds", "by_class", "k_reg", "penalty", "allow_empty")
+    return {
+        "threshold": None if abstention is None else abstention.to_dict()["threshold"],
+        "sets": None if sets is None else {name: sets.to_dict()[name] for name in kept},
+        "alpha": None if sets is None else sets.alpha,
+    }

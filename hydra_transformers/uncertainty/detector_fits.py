@@ -1,7 +1,7 @@
-"""What detectors learn from training data, in one pass: sums that are updated batch by batch, never all features.
+"""Fits detectors in one pass over training data: sums are updated batch by batch, and never all features held.
 
-Sums are kept in float64 around the first batch's mean, where a mean far from 0 costs no digits. They depend on the rows, and
-on how these are batched in the last digits alone.
+Sums are kept in float64 around the first batch's mean, so that a mean far from 0 costs no digits. How the rows are batched
+changes the last digits only.
 """
 
 import random

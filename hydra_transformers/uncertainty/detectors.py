@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.utils import cached_file
 
 from .._io.files import parse_json, write_atomically
-from ..data.prediction import batches, problem_type_of, split_labels
+from ..data.prediction import classes_of, problem_type_of, split_labels
 from ..models import detection
 from ..models.detection import answers_of, check_detector
 from .detector_fits import BankFit, DetectorFit, GaussianFit, PatternFit, TemplateFit, ViMFit
@@ -144,10 +144,11 @@ class Detector:
         reader = AnswerReader(model, self.reads_features)
 
         def answers() -> Iterable[tuple[Tensor, Tensor | None, Tensor | None]]:
-            for batch in batches(data, batch_size, reader.device):
+            classes = classes_of(model) if self.needs_labels else None
+            for batch, member_logits, features in reader.read(data, batch_size, classes=classes):
                 labels = split_labels(batch)[1]
                 self._check_labelled(labels)
-                yield *reader(batch), labels
+                yield member_logits, features, labels
 
         return self._fit(answers(), reader)
 
@@ -173,8 +174,8 @@ class Detector:
         tensors = {name: as_tensor(each) for name, each in given.items() if each is not None}
         lengths = {name: len(tensor) for name, tensor in tensors.items()}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{name} has {length} rows" for name, length in lengths.items())
-            raise ValueError(f"{told}: pass one of each for every row")
+            found = ", ".join(f"{name} has {length} rows" for name, length in lengths.items())
+            raise ValueError(f"{found}: pass one of each for every row")
         in_parts = {name: tensor.split(ROWS_PER_PASS) for name, tensor in tensors.items()}
         nothing = [None] * len(in_parts["member_logits"])
         parts = (in_parts.get(name, nothing) for name in given)
@@ -194,7 +195,7 @@ class Detector:
             found = _sizes_of(member_logits, features)
             if sizes and found != sizes:
                 raise ValueError(
-                    f"a batch of data gave {_told(found)}, others {_told(sizes)}: pass one model's answers"
+                    f"a batch of data gave {_in_words(found)}, others {_in_words(sizes)}: pass one model's answers"
                 )
             sizes, rows, read = found, rows + len(member_logits), member_logits if features is None else features
             if self.needs_labels:
@@ -245,13 +246,10 @@ class Detector:
         self.check_fitted()
         self._check_problem(model)
         reader, scores = AnswerReader(model, self.reads_features), []
-        for batch in batches(data, batch_size, reader.device):
-            answers = reader(batch)
+        for _, *answers in reader.read(data, batch_size):
             if not scores:
                 self.check_heads(reader)
             scores.append(self(*answers).cpu())
-        if not scores:
-            raise ValueError("data has no batches: pass at least one sample")
         return torch.cat(scores)
 
     def check_heads(self, reader: AnswerReader) -> None:
@@ -307,7 +305,7 @@ class Detector:
         found = _sizes_of(member_logits, features)
         if any(self.fitted_on[name] != value for name, value in found.items()):
             raise ValueError(
-                f"{self.name} was fitted on {_told(self.fitted_on)}, these answers have {_told(found)}: fit it on this model"
+                f"{self.name} was fitted on {_in_words(self.fitted_on)}, these answers have {_in_words(found)}: fit it on this model"
             )
 
     # Files
@@ -365,7 +363,7 @@ class Detector:
         except (RuntimeError, IndexError):
             fits = False
         if not fits:
-            raise ValueError(f"its tensors are not those of {_told(sizes)}")
+            raise ValueError(f"its tensors are not those of {_in_words(sizes)}")
 
 
 class _GivenHeads:
@@ -381,6 +379,6 @@ def _sizes_of(member_logits: Tensor, features: Tensor | None) -> dict[str, int |
     return {"members": members, "classes": classes, "dim": None if features is None else features.shape[-1]}
 
 
-def _told(sizes: Mapping[str, Any]) -> str:
+def _in_words(sizes: Mapping[str, Any]) -> str:
     dim = "" if sizes["dim"] is None else f" and features of {sizes['dim']} dimensions"
     return f"{sizes['members']} member{'' if sizes['members'] == 1 else 's'}, {sizes['classes']} classes{dim}"

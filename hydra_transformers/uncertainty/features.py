@@ -1,8 +1,8 @@
-"""What a classifier's last linear map reads: the features of each member, beside its logits."""
+"""Reads each member's features, the inputs of its last linear map, while a model predicts."""
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .._io.threads import copy_sharing_weights
-from ..data.prediction import PromptSimilarity, batches, config_of, device_of, labels_of, predict
+from ..data.prediction import PromptSimilarity, batches, classes_of, config_of, device_of, labels_of, predict
 from ..models.decision import Decision
 from ..models.grouped import GroupedLinear
 from .temperature import TemperatureScaledClassifier, TemperatureScaling
@@ -39,8 +39,8 @@ class AnswerReader:
     with_features: whether to read features
 
     The features are the inputs of the linear map whose outputs are the logits, of every member; where no such map is found,
-    a `ValueError` says so. They are read on a twin of the model, which has the same weights: the model itself gets no hooks,
-    and other threads may use it meanwhile. `heads` holds the members' maps after the first batch.
+    a `ValueError` says so. They are read on a copy that shares the model's weights: the model itself gets no hooks, and other
+    threads may use it meanwhile. `heads` holds the members' maps after the first batch.
     """
 
     def __init__(self, model: nn.Module, with_features: bool = True):
@@ -71,9 +71,22 @@ class AnswerReader:
             member_logits = scaling(member_logits)
         return member_logits, features
 
+    def read(
+        self, data: Any, batch_size: int, name: str = "data", classes: Sequence[str] | None = None
+    ) -> Iterator[tuple[dict, Tensor, Tensor | None]]:
+        """Every batch of data with its member logits and features.
+
+        classes: the model's, where labels are needed and may be their names
+        """
+        is_empty = True
+        for batch in batches(data, batch_size, self.device, classes=classes):
+            is_empty = False
+            yield batch, *self(batch)
+        if is_empty:
+            raise ValueError(f"{name} has no batches: pass at least one sample")
+
     def fingerprint(self) -> dict[str, str] | None:
-        """By which the same heads are known again in the same dtype; None where none were read, or where they are computed
-        as prompts' features are."""
+        """Identifies the heads, in one dtype; None where none were read, or where they are computed from prompts."""
         if not self.heads or self.are_computed:
             return None
         digest = hashlib.sha256()
@@ -109,9 +122,9 @@ class AnswerReader:
 
 
 def without_decision(model: nn.Module) -> tuple[nn.Module, Decision | None]:
-    """A calibrated model as it answers before its decision, and the decision; None where it decides nothing.
+    """A calibrated model without its decision, and the decision; None where it decides nothing.
 
-    A Hydra's part is a twin, so that the Hydra itself still decides meanwhile.
+    A Hydra is copied without its weights, so that other threads still get decided answers.
     """
     decision = dict(model.named_children()).get("decision")  # its own: wrappers such as PEFT's pass attributes on
     if not isinstance(decision, Decision) or not decision.is_on:
@@ -204,11 +217,8 @@ def collect_answers(
     For sets that fit in memory. `Detector.fit` and `Detector.score` read a data set of any size batch by batch.
     """
     reader, parts = AnswerReader(model, with_features), []
-    for batch in batches(data, batch_size, reader.device):
-        member_logits, features = reader(batch)
+    for batch, member_logits, features in reader.read(data, batch_size, classes=classes_of(model)):
         parts.append([member_logits, features, labels_of(batch, len(member_logits))])
-    if not parts:
-        raise ValueError("data has no batches: pass at least one sample")
     all_logits, all_features, all_labels = zip(*parts, strict=True)
     labelled = [labels for labels in all_labels if labels is not None]
     if labelled and len(labelled) != len(parts):

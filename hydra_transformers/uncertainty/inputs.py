@@ -1,4 +1,4 @@
-"""What member logits, labels and scores must look like; anything else is refused with a sentence."""
+"""Checks member logits, labels and scores, and computes log-probabilities in float64."""
 
 from typing import Any
 

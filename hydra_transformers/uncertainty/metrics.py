@@ -132,7 +132,7 @@ def _values(member_logits: Tensor, labels: Tensor | None, features: Tensor | Non
     parts = decompose_log_probabilities(log_probabilities)
     values = {name: getattr(parts, name) for name in ("confidence", "total", "aleatoric", "epistemic", "disagreement")}
     is_name = isinstance(score, str)
-    values["score"] = score_of(member_logits, parts, score) if is_name else score(member_logits, features)
+    values["score"] = score_of(member_logits, log_probabilities, score) if is_name else score(member_logits, features)
     if labels is None:
         return values
     labels = labels.to(parts.prediction.device).unsqueeze(1)

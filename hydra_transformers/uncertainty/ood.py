@@ -5,18 +5,14 @@ from typing import Any
 
 from torch import Tensor
 
-from ..models import detection
-from ..models.detection import DETECTORS
-from .decomposition import Decomposition, decompose
-from .inputs import as_member_logits, widened
+from ..models.detection import DETECTORS, Answers, score_answers
+from .inputs import as_member_logits, wide_log_softmax, widened
 
 
 # Those that need nothing but logits; `detector_by_name` also has the others.
 OOD_SCORES = tuple(name for name, method in DETECTORS.items() if not method.state)
 """The scores that need no fit, by name: what `ood_score` takes."""
-
-# What a decomposition has already.
-PARTS = {"entropy": "total", "mutual_information": "epistemic", "disagreement": "disagreement"}
+OF_PROBABILITIES = ("msp", "entropy", "mutual_information", "disagreement", "gen")
 
 
 def ood_score(member_logits: Any, method: str = "msp") -> Tensor:
@@ -43,7 +39,7 @@ def ood_score(member_logits: Any, method: str = "msp") -> Tensor:
         tensor([0.0350, 0.6670], dtype=torch.float64)
     """
     member_logits = as_member_logits(member_logits)
-    return score_of(member_logits, decompose(member_logits), method)
+    return score_of(member_logits, wide_log_softmax(member_logits), method)
 
 
 def check_method(method: str) -> None:
@@ -53,6 +49,13 @@ def check_method(method: str) -> None:
         )
     if method not in OOD_SCORES:
         raise ValueError(f"unknown OOD score {method!r}: choose one of {', '.join(OOD_SCORES)}")
+
+
+def score_of(member_logits: Tensor, log_probabilities: Tensor, method: str) -> Tensor:
+    """`ood_score` where the members' log-probabilities are at hand."""
+    check_method(method)
+    answers = Answers(None if method in OF_PROBABILITIES else widened(member_logits), log_probabilities)
+    return score_answers(method, answers)
 
 
 def check_score(score: Any) -> None:
@@ -65,17 +68,9 @@ def check_score(score: Any) -> None:
         raise TypeError(f"score is a {type(score).__name__}: pass a name, or a Detector of detector_by_name")
 
 
-def score_of(member_logits: Tensor, parts: Decomposition, method: str) -> Tensor:
-    """`ood_score` where the decomposition of the same logits is at hand."""
-    check_method(method)
-    if method == "msp":
-        return 1 - parts.confidence
-    return getattr(parts, PARTS[method]) if method in PARTS else detection.score(method, widened(member_logits))
-
-
 def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:
     """Group -> name -> data, from one data set, data sets by name, or groups of these."""
-    if ood_data is None:
+    if ood_data is None or ood_data == {}:
         return {}
     if not isinstance(ood_data, Mapping):
         return {"OOD": {"ood_data": ood_data}}

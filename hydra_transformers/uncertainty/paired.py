@@ -1,4 +1,4 @@
-"""What changes from one model to another on the same rows, with its sampling error.
+"""Changes of metrics from one model to another on the same rows, with their sampling errors.
 
 Both models answer the same rows, so each row is compared with itself: what makes a row hard for both cancels out.
 """

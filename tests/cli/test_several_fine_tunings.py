@@ -22,7 +22,9 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.cli import build as build_command
 from hydra_transformers.cli import finetune as finetune_command
 from hydra_transformers.cli import main
-from hydra_transformers.data.loading import DataSource, RandomCropAndFlip, classes_in, load_rows, random_changes
+from hydra_transformers.data.image_changes import RandomCropAndFlip, random_changes
+from hydra_transformers.data.loading import classes_in
+from hydra_transformers.data.rows import DataSource, load_rows
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.pruning import Circuit, member_plan
 from hydra_transformers.pruning.greedy import GreedySearch
@@ -162,7 +164,7 @@ def test_the_parts_of_a_data_set_are_apart_and_whole_whatever_the_limit(workplac
 
     def rows(part, **settings):
         source = DataSource(str(workplace / "pictures"), part=part, **settings)
-        return [image.tobytes() for image in load_rows(source, ("train",))[0]["image"]]
+        return [image.tobytes() for image in load_rows(source)[0]["image"]]
 
     parts = {part: rows(part) for part in ("training", "validation", "test")}
     assert {part: len(found) for part, found in parts.items()} == {"training": 32, "validation": 4, "test": 4}
@@ -170,14 +172,14 @@ def test_the_parts_of_a_data_set_are_apart_and_whole_whatever_the_limit(workplac
     assert set(rows("training", limit=5)) <= set(parts["training"])
     assert len(rows("validation", limit=3)) == 3 and set(rows("validation", limit=3)) <= set(parts["validation"])
     with pytest.raises(ValueError, match="too few for a part each"):
-        load_rows(DataSource(str(tmp_path), part="test"), ("train",))
+        load_rows(DataSource(str(tmp_path), part="test"))
 
 
 def test_the_classes_of_a_data_set_have_names(tmp_path):
     picture_rows(6).save_to_disk(tmp_path / "named")
     datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 2, 0]}).save_to_disk(tmp_path / "numbers")
     datasets.Dataset.from_dict({"text": ["a", "b"], "label": ["good", "bad"]}).save_to_disk(tmp_path / "texts")
-    found = {name: classes_in(DataSource(str(tmp_path / name)), ()) for name in ("named", "numbers", "texts")}
+    found = {name: classes_in(DataSource(str(tmp_path / name))) for name in ("named", "numbers", "texts")}
     assert found["named"] == ["red", "green", "blue"]
     assert found["numbers"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
     assert found["texts"] == ["bad", "good"]

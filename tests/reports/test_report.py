@@ -366,6 +366,7 @@ def test_unfit_arguments_are_refused_with_a_sentence(arguments, error, message):
 
 
 def test_foreign_data_need_no_groups():
+    assert evaluate_uncertainty(SavedLogits(), ID, {}) == evaluate_uncertainty(SavedLogits(), ID)
     foreign = saved(30, 0, 3)
     grouped = evaluate_uncertainty(SavedLogits(), ID, {"far": {"B": foreign}})
     for ood_data, name in (({"B": foreign}, "B"), (foreign, "ood_data")):

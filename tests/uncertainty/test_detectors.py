@@ -803,7 +803,7 @@ def test_another_model_is_refused(tmp_path):
         ),
         (lambda: detector_by_name("energy")(TEST[0][..., :1]), "has 1 class"),
         (lambda: detector_by_name("energy").score(VIT.backbone(), []), "data has no batches"),
-        (lambda: detector_by_name("knn").fit(VIT.backbone(), []), "data has no rows"),
+        (lambda: detector_by_name("knn").fit(VIT.backbone(), []), "data has no batches"),
         (lambda: detector_by_name("she").fit(VIT.backbone(), [VIT.inputs()]), "data has no labels, and she learns"),
     ],
 )
