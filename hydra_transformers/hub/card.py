@@ -136,7 +136,7 @@ def card_fields(
 def _promises(model: PreTrainedModel) -> Sequence[str]:
     """What a calibrated Hydra promises; nothing where its weights are not those that were calibrated."""
     decision = model.decision
-    if decision is None or not (model.device.type == "meta" or decision.is_current(model)):
+    if decision is None or not (model.device.type == "meta" or decision.compare(model)):
         return ()
     return decision.settings["sentences"]
 
@@ -305,7 +305,7 @@ def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | Non
 
 
 def _describe(circuit: Circuit) -> str:
-    rows = (circuit.made_from.get("id_data") or {}).get("samples")
+    rows = (circuit.made_from.get("data") or {}).get("samples")
     score = circuit.made_from.get("score") or "msp"
     of_score = "" if score == "msp" else f" of {score}"
     objective = OBJECTIVE_NAMES.get(circuit.objective) or circuit.made_from.get("metric", circuit.objective)
