@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import Subset
 from transformers import AutoConfig
 
-from hydra_transformers.cli.folders import load_processor
 from hydra_transformers.data.loading import PreparedData, load_data, remember_max_length
+from hydra_transformers.data.processors import load_processor
 from hydra_transformers.data.rows import DataSource
 from hydra_transformers.fusion.probe import TEXT_TOKENS
 from hydra_transformers.shift import corrupted_sets, load_standard_set

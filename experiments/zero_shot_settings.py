@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import Subset
 from transformers import AutoConfig, AutoTokenizer, CLIPModel, Dinov2Model, PreTrainedModel
 
-from hydra_transformers.cli.folders import load_processor
 from hydra_transformers.data.loading import load_data
+from hydra_transformers.data.processors import load_processor
 from hydra_transformers.data.rows import DataSource
 
 from . import hub_sets, smallest

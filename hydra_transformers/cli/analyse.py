@@ -11,9 +11,10 @@ from transformers import PreTrainedConfig
 
 from .._io.files import written_whole
 from ..data.loading import PreparedData
+from ..data.processors import load_processor
 from ..data.prompts import class_prompts
 from ..data.rows import is_same_source
-from .folders import check_is_new, check_takes_files, load_config, load_model, load_processor
+from .folders import check_is_new, check_takes_files, load_config, load_model
 from .options import (
     DATA,
     BatchSize,

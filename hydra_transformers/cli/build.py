@@ -9,10 +9,11 @@ import typer
 from transformers import PreTrainedConfig
 
 from ..data.loading import remember_max_length
+from ..data.processors import load_processor
 from ..data.rows import SPLITS_TO_CUT, is_same_source
 from ..fusion.probe import TEXT_TOKENS
 from ..pruning import MemberPlan
-from ..pruning.scoring import OBJECTIVES
+from ..pruning.objectives import OBJECTIVES
 from ..training.recipes import recipe_of_length
 from .finetune import RecipeName, change_by, check_trainable, check_training, check_trunk, classes_of
 from .folders import (
@@ -22,7 +23,6 @@ from .folders import (
     claim,
     digest_of_names,
     load_config,
-    load_processor,
     models_named,
     read_settings,
 )

@@ -8,6 +8,7 @@ from typing import Annotated
 from .._io.files import written_whole
 from ..data.loading import remember_max_length
 from ..data.prediction import ZeroShotClassifier
+from ..data.processors import load_processor
 from ..data.prompts import class_prompts
 from ..data.rows import is_same_source
 from ..hub.member_circuits import copy_circuits, load_circuits
@@ -15,14 +16,7 @@ from ..models.detection import DETECTORS
 from ..uncertainty import CalibratedClassifier, detector_by_name
 from ..uncertainty import calibrate as fit
 from .evaluate import WithProgress
-from .folders import (
-    FUSE_SETTINGS,
-    check_is_new,
-    check_takes_files,
-    load_config,
-    load_model,
-    load_processor,
-)
+from .folders import FUSE_SETTINGS, check_is_new, check_takes_files, load_config, load_model
 from .options import BatchSize, Device, ModelArgument, PartOptions, choice, device_named, option, share
 
 

@@ -13,8 +13,10 @@ from transformers import PreTrainedConfig
 
 from .._io.files import write_atomically
 from .._io.progress import progress_bar
+from ..data.batches import ChangedBatches, collate
 from ..data.loading import PreparedData
-from ..data.prediction import ChangedBatches, ZeroShotClassifier, collate
+from ..data.prediction import ZeroShotClassifier
+from ..data.processors import load_processor
 from ..data.prompts import class_prompts
 from ..data.rows import FEW_ROWS, is_same_source
 from ..models.auto import is_zero_shot
@@ -23,7 +25,7 @@ from ..reports.evaluation import evaluate_uncertainty
 from ..reports.report import UncertaintyReport
 from ..uncertainty import CalibratedClassifier, detector_by_name
 from ..uncertainty.calibrated_classifier import OtherClassesError
-from .folders import check_takes_files, load_config, load_model, load_processor
+from .folders import check_takes_files, load_config, load_model
 from .options import (
     BatchSize,
     Device,

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig
 
 from ..data.image_changes import random_changes
 from ..data.loading import PreparedData, classes_in, remember_max_length
+from ..data.processors import load_processor
 from ..data.rows import SPLITS_TO_CUT
 from ..fusion import saved_tower_configs
 from ..fusion.probe import TEXT_TOKENS
@@ -19,14 +20,7 @@ from ..models.auto import CLASSIFIERS, is_zero_shot
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
 from ..training.recipes import base_recipe, recipe_of_length
 from .errors import access_to
-from .folders import (
-    are_fine_tunings,
-    claim_for_training,
-    load_config,
-    load_model,
-    load_processor,
-    members_in,
-)
+from .folders import are_fine_tunings, claim_for_training, load_config, load_model, members_in
 from .options import (
     BatchSize,
     DataOptions,

@@ -6,20 +6,13 @@ from typing import Annotated, Any
 import typer
 
 from .._io.files import written_whole
+from ..data.processors import load_processor
 from ..data.prompts import class_prompts
 from ..data.rows import SPLITS_TO_CUT, is_same_source
 from ..fusion import check_can_be_fused
 from ..pruning.member_plan import CIRCUITS, METHODS, MemberPlan, num_heads
-from ..pruning.scoring import OBJECTIVES, OOD_SCORES
-from .folders import (
-    PRUNE_SETTINGS,
-    check_same_processors,
-    claim,
-    load_config,
-    load_model,
-    load_processor,
-    models_named,
-)
+from ..pruning.objectives import OBJECTIVES, OOD_SCORES
+from .folders import PRUNE_SETTINGS, check_same_processors, claim, load_config, load_model, models_named
 from .options import (
     BatchSize,
     Device,

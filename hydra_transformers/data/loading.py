@@ -9,11 +9,6 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     MODEL_MAPPING,
-    AutoConfig,
-    AutoFeatureExtractor,
-    AutoImageProcessor,
-    AutoProcessor,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     SequenceFeatureExtractor,
@@ -21,7 +16,7 @@ from transformers import (
 
 from ..fusion.structure import without_weights
 from ..models import auto
-from ..models.auto import HEADS, auto_class_of
+from ..models.auto import HEADS
 from ..models.pipeline_hydra import image_mode, most_tokens, read_image
 from .columns import (
     PLURALS,
@@ -41,17 +36,9 @@ from .labels import (
     model_classes,
 )
 from .prediction import config_of
+from .processors import load_processor
 from .rows import FEW_ROWS, DataSource, load_rows
 from .sounds import prepared_sound, undecoded
-
-
-# What reads a model's inputs, by the Auto class of its task.
-PROCESSOR_CLASSES = {
-    "AutoModelForAudioClassification": AutoFeatureExtractor,
-    "AutoModelForImageClassification": AutoImageProcessor,
-    "AutoModelForSequenceClassification": AutoTokenizer,
-    "AutoModelForZeroShotImageClassification": AutoProcessor,
-}
 
 
 @dataclass
@@ -213,6 +200,13 @@ def load_data(
     return found
 
 
+def load_if_named(data: Any, model: Any, **settings: Any) -> Any:
+    """Loads a data set that is given by its Hub name, folder or file, or several of them in a dict; other data is left alone."""
+    if isinstance(data, Mapping):
+        return {name: load_if_named(each, model, **settings) for name, each in data.items()}
+    return load_data(data, model, **settings) if isinstance(data, (str, os.PathLike)) else data
+
+
 def _check_is_a_data_set(data: Any) -> None:
     if isinstance(data, (str, os.PathLike)):
         return
@@ -235,7 +229,7 @@ def _config_and_processor(model: Any, processor: Any) -> tuple[PreTrainedConfig 
     """What a model's config and processor are; no config where `model` is the processor itself."""
     name = model if isinstance(model, (str, os.PathLike)) else None
     if name is not None:
-        config = AutoConfig.from_pretrained(name)
+        config = auto.config_of(name)
     elif isinstance(model, nn.Module):
         config = config_of(model)
     else:
@@ -252,17 +246,6 @@ def _config_and_processor(model: Any, processor: Any) -> tuple[PreTrainedConfig 
             "feature extractor"
         )
     return config, processor
-
-
-def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
-    """The image processor, tokenizer, feature extractor, or for two towers two in one, that was saved with a model."""
-    processor_class = PROCESSOR_CLASSES[auto_class_of(config)]
-    try:
-        return processor_class.from_pretrained(name)
-    except (OSError, ValueError, ImportError) as error:
-        what = processor_class.__name__.removeprefix("Auto")
-        where = f"{name} has no {what} saved with it" if name else "the model was not loaded from anywhere"
-        raise ValueError(f"{where}: pass the {what} that it was trained with as processor=") from error
 
 
 def _kind_read_by(processor: Any) -> str:

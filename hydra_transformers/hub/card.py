@@ -326,7 +326,7 @@ def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | Non
 
 
 def _describe(circuit: Circuit) -> str:
-    rows = (circuit.made_from.get("id_data") or {}).get("samples")
+    rows = (circuit.made_from.get("data") or {}).get("samples")
     score = circuit.made_from.get("score") or "msp"
     of_score = "" if score == "msp" else f" of {score}"
     objective = OBJECTIVE_NAMES.get(circuit.objective) or circuit.made_from.get("metric", circuit.objective)

@@ -53,7 +53,7 @@ def _kept_neurons(config: PreTrainedConfig) -> list[str]:
         return []
     counts = [sum(len(neurons_in(masks[member])) for masks in kept) for member in range(config.num_members)]
     of_members = ", ".join(f"member {member} {count:,}" for member, count in enumerate(counts))
-    return [f"MLP neurons kept of {config.anatomy.inner_size * len(kept):,}: {of_members}"]
+    return [f"MLP neurons kept of {config.layer_spec.inner_size * len(kept):,}: {of_members}"]
 
 
 def trunk_sentence(config: PreTrainedConfig) -> str:

@@ -15,9 +15,12 @@ from transformers import PreTrainedModel
 from .._io.files import written_whole
 from .._io.folder_lock import only_writer
 from .._version import __version__
+from ..data.batches import batches
 from ..data.fingerprints import fingerprint_of_data
 from ..data.labels import model_classes
-from ..data.prediction import accepted_inputs, batches, device_of
+from ..data.loading import classes_in, load_if_named
+from ..data.prediction import accepted_inputs, device_of
+from ..data.rows import DataSource
 from ..hub.card import check_names
 from ..reports.gains import gains
 from ..reports.report import UncertaintyReport
@@ -28,7 +31,15 @@ from .candidates import pareto_front
 from .deadline import Deadline, in_words
 from .held_out import HeldOut, held_out, rows_of
 from .results import RECORD, Hydrated, write_results
-from .sources import Model, Source, check_training_data, divided_training_data, read_source, recipe_of
+from .sources import (
+    Model,
+    Source,
+    check_training_data,
+    divided_training_data,
+    is_to_be_finetuned,
+    read_source,
+    recipe_of,
+)
 from .steps_folder import StepsFolder
 from .strategy import Search
 from .targets import choose, next_best, target_of, why
@@ -68,7 +79,8 @@ def hydrate(
         model_or_models: one fine-tuned classifier, of which members are pruned copies; several fine-tunings of one
             pre-trained model, a list; or one pre-trained model, which is fine-tuned on `train_data` first. Models,
             folders or Hub names.
-        train_data: a Dataset or list of dict rows, as Trainer takes it: to fine-tune a pre-trained model, and pruned
+        train_data: a Dataset or list of dict rows, as Trainer takes it; or, as with all data here, the name, folder or file
+            of a data set, which `load_data` reads for the model. It serves to fine-tune a pre-trained model, and pruned
             members where that can still win. Without it nothing is trained.
         data: labelled rows that no model was trained on: a DataLoader that does not shuffle, a list of dict
             batches, or a Dataset or list of dict rows. They are read once, held in memory, and divided at random: a
@@ -125,9 +137,16 @@ def hydrate(
     settings = {"per_device_train_batch_size": batch_size, "report_to": "none", "disable_tqdm": not progress}
     settings |= training_arguments or {}
     _check_settings(output, batch_size, seconds, time_limit, training_arguments or {}, processor, card)
-    if train_data is not None:
+    if isinstance(train_data, (str, os.PathLike)):
+        if class_names is None and is_to_be_finetuned(model_or_models, finetune):
+            class_names = classes_in(DataSource(train_data, split=("train",)))
+    elif train_data is not None:
         check_training_data(train_data)
     source = read_source(model_or_models, train_data is not None, finetune, num_members, class_names, seed, device)
+    reader = {"processor": processor}
+    train_data = load_if_named(train_data, source.models[0], split=("train",), labelled=True, **reader)
+    data = load_if_named(data, source.models[0], labelled=True, **reader)
+    ood_data = load_if_named(ood_data, source.models[0], labelled=False, **reader)
     notes = []
     if data is None:
         train_data, data = divided_training_data(source, train_data, seed)

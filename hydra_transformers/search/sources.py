@@ -44,6 +44,13 @@ class Source:
         return [fingerprint_of_weights(model) for model in self.models]
 
 
+def is_to_be_finetuned(given: Model | Sequence[Model], finetune: bool | None) -> bool:
+    """Whether one model is to be fine-tuned first: as it is asked for, by default where it has no classifier."""
+    if isinstance(given, (list, tuple)):
+        return False
+    return finetune if finetune is not None else not has_classifier(given)
+
+
 def read_source(
     given: Model | Sequence[Model],
     has_train_data: bool,
@@ -68,7 +75,7 @@ def read_source(
         _check_kind(each, f"model_or_models[{place}]" if is_several else "model_or_models")
     if len(named) == 1:
         [only] = named
-        if finetune if finetune is not None else not has_classifier(only):
+        if is_to_be_finetuned(only, finetune):
             if not has_train_data:
                 raise ValueError(
                     f"{_called(only)} is a pre-trained model without a trained classifier, and there is no train_data to "

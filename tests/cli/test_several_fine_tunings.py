@@ -228,7 +228,7 @@ def test_each_fine_tuning_is_pruned_by_its_own_circuit(finetuned, pruned):
     for index in range(3):
         member = AutoModelForImageClassification.from_pretrained(pruned / f"member-{index}").eval()
         circuit = Circuit.load(pruned / "circuits" / f"member-{index}.json")
-        assert circuit.objective == "avg" and circuit.made_from["id_data"]["samples"] == 4
+        assert circuit.objective == "avg" and circuit.made_from["data"]["samples"] == 4
         weights.add(circuit.made_from["weights"])
         backbone = AutoModelForImageClassification.from_pretrained(finetuned / f"member-{index}").eval()
         expected = AutoHydra.from_backbone(backbone, circuit.heads_to_prune(2))

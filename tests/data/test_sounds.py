@@ -13,7 +13,7 @@ from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.analysis.noise import with_noise
 from hydra_transformers.baselines import MIMO, DeepEnsemble
 from hydra_transformers.cli import main
-from hydra_transformers.data.prediction import collate
+from hydra_transformers.data.batches import collate
 from hydra_transformers.data.sounds import waveform
 from hydra_transformers.fusion import example_inputs
 from hydra_transformers.hub import create_model_card, publishing
@@ -192,5 +192,5 @@ def test_prune_fuse_info_and_predict(tmp_path, capsys):
     assert "low" in found.out or "high" in found.out
     assert "broken.wav cannot be read as a sound" in found.err
     assert "1 of 2 sounds could not be read, the others are answered" in found.err
-    assert main(["serve", str(tmp_path / "hydra")]) == 1
-    assert "reads neither texts nor images" in capsys.readouterr().err
+    assert main(["serve", str(tmp_path / "hydra")]) == 2
+    assert "classifiers of images and texts" in capsys.readouterr().err
