@@ -5,7 +5,7 @@ fused as a single model that knows when it does not know. Importing this package
 classes of Transformers. The names a user needs first are here; the rest is in the subpackages.
 """
 
-from . import models, shift  # noqa: F401, so that evaluate_uncertainty takes corruptions by name
+from . import fast, models, shift  # noqa: F401  models run fast, evaluate_uncertainty takes corruptions by name
 from ._version import __version__
 from .data import load_data
 from .export import export

@@ -13,7 +13,7 @@ from ..data.processors import load_processor
 from ..data.rows import SPLITS_TO_CUT, is_same_source
 from ..fusion.probe import TEXT_TOKENS
 from ..pruning import MemberPlan
-from ..pruning.scoring import OBJECTIVES
+from ..pruning.objectives import OBJECTIVES
 from ..training.recipes import recipe_for
 from .finetune import RecipeName, change_by, check_trainable, check_training, check_trunk, classes_of
 from .folders import (

@@ -11,7 +11,7 @@ from ..data.prompts import class_prompts
 from ..data.rows import SPLITS_TO_CUT, is_same_source
 from ..fusion import check_can_be_fused
 from ..pruning.member_plan import CIRCUITS, METHODS, MemberPlan, num_heads
-from ..pruning.scoring import OBJECTIVES, OOD_SCORES
+from ..pruning.objectives import OBJECTIVES, OOD_SCORES
 from .folders import PRUNE_SETTINGS, check_same_processors, claim, load_config, load_model, models_named
 from .options import (
     BatchSize,

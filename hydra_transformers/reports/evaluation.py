@@ -10,15 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from .._io.processes import check_can_be_shared, gather, rank_and_world_size
+from ..data.batches import ChangedBatches, batches, split_labels
 from ..data.loading import load_if_named
-from ..data.prediction import (
-    ChangedBatches,
-    ZeroShotClassifier,
-    batches,
-    check_chooses_one_class,
-    classes_of,
-    split_labels,
-)
+from ..data.prediction import ZeroShotClassifier, check_chooses_one_class, classes_of
 from ..models.decision import Decided, Decision
 from ..uncertainty.abstention import Abstention
 from ..uncertainty.conformal import ConformalSets, count_sets, summarize_sets

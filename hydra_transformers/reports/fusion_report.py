@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..data.batches import batches, split_labels
 from ..data.fingerprints import fingerprints_of_rows
-from ..data.prediction import batches, check_chooses_one_class, classes_of, device_of, predict, split_labels
+from ..data.prediction import check_chooses_one_class, classes_of, device_of, predict
 from ..fusion.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
 from ..models.auto import AutoHydra, hydra_class, load_trained
 from ..models.configuration_hydra import SHARED_PARTS

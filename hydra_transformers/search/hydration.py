@@ -16,10 +16,11 @@ from transformers import PreTrainedModel
 from .._io.files import written_whole
 from .._io.folder_lock import only_writer
 from .._version import __version__
+from ..data.batches import batches
 from ..data.fingerprints import fingerprint_of_data
 from ..data.labels import model_classes
 from ..data.loading import classes_in, load_if_named
-from ..data.prediction import accepted_inputs, batches, device_of
+from ..data.prediction import accepted_inputs, device_of
 from ..data.rows import DataSource
 from ..hub.card import check_names
 from ..reports.gains import gains

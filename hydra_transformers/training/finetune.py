@@ -16,8 +16,9 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 from .._io.files import write_atomically
+from ..data.batches import collate
 from ..data.fingerprints import fingerprint_of_data
-from ..data.prediction import classes_of, collate, padding_of
+from ..data.prediction import classes_of, padding_of
 from ..models.auto import described
 from .callbacks import describe_trained
 from .lora import is_peft_model

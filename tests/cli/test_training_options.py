@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel, BertTokenizer, RobertaConfig
 from hydra_transformers import load_data
 from hydra_transformers.cli import finetune, main
 from hydra_transformers.cli.build import BuildOptions, steps_of
-from hydra_transformers.data.prediction import batches
+from hydra_transformers.data.batches import batches
 from hydra_transformers.pruning import Circuit
 from hydra_transformers.training import RECIPES
 from hydra_transformers.training.recipes import epochs_for, recipe_for

@@ -60,7 +60,7 @@ READERS = {
     "taylor_scores": lambda model, data: list(taylor_scores(model, data).values()),
     "draw_members": lambda model, data: [
         each.config.kept_heads
-        for each in draw_members(model, dataloader=data, heads_per_layer=2, num_members=2, allow_equal=True)
+        for each in draw_members(model, data=data, heads_per_layer=2, num_members=2, allow_equal=True)
     ],
     "hydrate": lambda model, data: held_out(data, data, 2, 32, 0).fingerprints,
 }

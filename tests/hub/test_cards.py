@@ -154,7 +154,7 @@ def test_the_card_of_several_fine_tunings_says_so():
     backbones = [VIT.backbone(seed).float() for seed in range(2)]
     pixel_values = torch.randn(12, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     data = [{"pixel_values": pixel_values, "labels": torch.arange(12) % 5}]
-    circuits = extract_circuit(backbones, data, budget=2, progress=False)
+    circuits = [extract_circuit(each, data, budget=2, progress=False) for each in backbones]
     hydra = VIT.hydra.from_pruned_members(draw_members(backbones, circuits=circuits, budget=2))
     text = summary_of(create_model_card(hydra, circuits=circuits, base_model="me/base"))
     link = "[me/base](https://huggingface.co/me/base)"
