@@ -220,7 +220,8 @@ class _Judge:
         accumulator, classes = UncertaintyAccumulator(self.score), set()
         rank, world_size = rank_and_world_size()
         names = classes_of(self.reader.model) if labelled else None
-        for batch in batches(data, self.batch_size, self.reader.device, rank, world_size, names):
+        shared = batches(data, self.batch_size, self.reader.device, rank, world_size, names)
+        for number, batch in enumerate(shared):
             member_logits, member_features = self.reader(batch)
             if isinstance(self.score, Detector) and len(accumulator) == 0:
                 self.score.check_heads(self.reader)
@@ -234,7 +235,9 @@ class _Judge:
                     self.count(counts, decided, labels)
             if self.scaling is not None:
                 member_logits = self.scaling(member_logits)
-            accumulator.update(member_logits, labels, member_features=member_features)
+            # Gathered rows are in the order of one process.
+            place = (number * world_size + rank) * 2**24 + torch.arange(len(member_logits))
+            accumulator.update(member_logits, labels, place, member_features)
             if counts is not None and self.conformal is not None and labelled:
                 counts.sets.append(self.conformal.counts(member_logits, labels))
             classes |= set() if labels is None else set(labels.tolist())
