@@ -25,9 +25,10 @@ from torch import nn
 from transformers import ViTConfig, ViTForImageClassification
 
 from hydra_transformers import HydraViTConfig, HydraViTForImageClassification
-from hydra_transformers.models import fast_inference, fast_kernels
-from hydra_transformers.models.layer import HydraLayer
-from hydra_transformers.models.patch_embedding import PatchProjection
+from hydra_transformers.fast import kernels as fast_kernels
+from hydra_transformers.fast import layers as fast_inference
+from hydra_transformers.models.images import PatchProjection
+from hydra_transformers.models.modeling_hydra import HydraLayer
 from provenance import where_it_ran
 
 

@@ -32,7 +32,7 @@ from hydra_transformers import AutoHydra
 from hydra_transformers._io.files import write_atomically
 from hydra_transformers.data.prediction import collect_member_logits
 from hydra_transformers.fusion import with_linear_layers
-from hydra_transformers.models.ensembling import log_mean_probability
+from hydra_transformers.models.modeling_hydra import log_mean_probability
 from hydra_transformers.pruning import prune_heads, taylor_scores
 from hydra_transformers.pruning.heads import as_heads_to_prune
 from hydra_transformers.uncertainty import classification_metrics

@@ -9,9 +9,10 @@ import torch
 from torch.utils.data import Subset
 from transformers import AutoConfig
 
-from hydra_transformers.cli.folders import load_processor
-from hydra_transformers.data.loading import DataSource, PreparedData, prepare_data
-from hydra_transformers.data.raw_data import prepare
+from hydra_transformers.data.loading import PreparedData, load_data, remember_max_length
+from hydra_transformers.data.processors import load_processor
+from hydra_transformers.data.rows import DataSource
+from hydra_transformers.fusion.probe import TEXT_TOKENS
 from hydra_transformers.shift import corrupted_sets, load_standard_set
 from hydra_transformers.training import Recipe
 
@@ -92,14 +93,14 @@ SST2 = HubSets(
     ood={
         "near": {
             "yelp": DataSource("fancyzhx/yelp_polarity", "test", limit=5_000),
-            "amazon": DataSource("fancyzhx/amazon_polarity", "test", limit=5_000, text_column="content"),
+            "amazon": DataSource("fancyzhx/amazon_polarity", "test", limit=5_000, text="content"),
         },
         "far": {
             "20ng": DataSource("SetFit/20_newsgroups", "test"),
             "trec": DataSource("SetFit/TREC-QC", "test"),
-            "mnli": DataSource("nyu-mll/glue:mnli", "validation_matched", text_column="premise"),
-            "rte": DataSource("nyu-mll/glue:rte", "validation", text_column="sentence1"),
-            "wmt16": DataSource("wmt/wmt16:de-en", "test", text_column="translation.en"),
+            "mnli": DataSource("nyu-mll/glue:mnli", "validation_matched", text="premise"),
+            "rte": DataSource("nyu-mll/glue:rte", "validation", text="sentence1"),
+            "wmt16": DataSource("wmt/wmt16:de-en", "test", text="translation.en"),
         },
     },
     num_labels=2,
@@ -114,14 +115,15 @@ def reader(sets: HubSets, recipe: Recipe) -> Callable[[Path | None, str], Splits
         config = AutoConfig.from_pretrained(start, num_labels=sets.num_labels)
         has_images = hasattr(config, "image_size")
         processor = load_processor(start, config)
+        remember_max_length(processor, config, None, TEXT_TOKENS)
 
         def prepared(source: Source, labelled: bool = False) -> PreparedData:
             if isinstance(source, ImageList):
                 return listed_images(source, folder, processor)
-            return prepare_data(source, config, processor, labelled)
+            return load_data(**vars(source), model=config, processor=processor, labelled=labelled)
 
         train, test = prepared(sets.train, labelled=True), prepared(sets.test, labelled=True)
-        changed = replace(train, processor=Augmented(processor, recipe)) if has_images else train
+        changed = replace(train, change=Augmented(recipe)) if has_images else train
         if sets.held_out:
             parts = _held_out_of_train(changed, train, test, sets.held_out)
         else:
@@ -135,7 +137,9 @@ def reader(sets: HubSets, recipe: Recipe) -> Callable[[Path | None, str], Splits
             if sets.standard is None:
                 return corrupted_sets(test, TEXT_CORRUPTIONS, SEVERITIES)
             found = load_standard_set(sets.standard, IMAGE_CORRUPTIONS, SEVERITIES, limit=ROWS)
-            return {name: {n: prepare(rows, processor) for n, rows in sweep.items()} for name, sweep in found.items()}
+            return {
+                name: {n: load_data(rows, processor) for n, rows in sweep.items()} for name, sweep in found.items()
+            }
 
         return Splits(**parts, circuit_ood=prepared(sets.circuit_ood), ood=ood, shift=shift)
 
@@ -161,9 +165,9 @@ def _held_out_of_test(changed: Any, test: Any) -> dict[str, Any]:
 
 
 class Augmented:
-    """An image processor behind the recipe's random changes, which are torchvision's."""
+    """The recipe's random changes of an image, which are torchvision's."""
 
-    def __init__(self, processor: Any, recipe: Recipe):
+    def __init__(self, recipe: Recipe):
         try:
             from torchvision import transforms
         except ImportError as error:
@@ -171,12 +175,11 @@ class Augmented:
         # The processor normalises, as the model is used to.
         changes = [(name, settings) for name, settings in recipe.train_transforms if name != "Normalize"]
         self.changes = [getattr(transforms, name)(**settings) for name, settings in changes]
-        self.processor = processor
 
-    def __call__(self, image: Any, **options) -> Any:
+    def __call__(self, image: Any) -> Any:
         for change in self.changes:
             image = change(image)
-        return self.processor(image, **options)
+        return image
 
 
 class _Files:
@@ -203,4 +206,4 @@ def listed_images(source: ImageList, folder: Path | None, processor: Any) -> Pre
         )
     names = [line.rsplit(maxsplit=1)[0] for line in path.read_text().splitlines() if line.strip()]
     files = _Files([folder / source.images / name for name in names])
-    return PreparedData(files, image_column="image", processor=processor)
+    return load_data(files, processor, image="image")

@@ -281,7 +281,7 @@ class Comparison:
             calibration, index = self.once(self.circuit_data, False)[0], TAYLOR.index(name)
             heads = setting.heads_per_layer
             [member] = draw_members(
-                backbone, dataloader=calibration, heads_per_layer=heads, num_members=1, seed=10 * seed + index
+                backbone, data=calibration, heads_per_layer=heads, num_members=1, seed=10 * seed + index
             )
             return member
         if name == "single":

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from hydra_transformers.models.patch_embedding import cut_into_patches
+from hydra_transformers.models.images import cut_into_patches
 
 
 def attend_to_all(

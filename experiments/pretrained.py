@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from hydra_transformers import HydraDinov2Model
-from hydra_transformers.data.loading import DataSource, load_rows
+from hydra_transformers.data.rows import DataSource, load_rows
 from hydra_transformers.training import recipe
 
 from .augmentation import resized_crop_and_flip
@@ -105,8 +105,8 @@ def hub_images(source: DataSource, first: int = 0, last: int | None = None) -> t
     """Images of the classes from `first` to before `last`, 64 x 64; labels where these are the first classes."""
     import numpy as np
 
-    rows, _ = load_rows(source, (source.split,))
-    label, image = source.label_column or "label", source.image_column or "image"
+    rows, *_ = load_rows(source)
+    label, image = source.label or "label", source.image or "image"
     if last is not None:
         rows = rows.filter(lambda value: first <= value < last, input_columns=label)
     pixels = [torch.from_numpy(np.array(row.convert("RGB").resize((64, 64)))) for row in rows[image]]
@@ -208,12 +208,12 @@ TINYIMAGENET_DINOV2 = Setting(
 HELD_ROWS = 3_000
 TEXT_CIRCUIT_ROWS = 500
 HUB_TEXTS = {
-    "sst2_train": DataSource("nyu-mll/glue:sst2", "train", text_column="sentence"),
-    "sst2_validation": DataSource("nyu-mll/glue:sst2", "validation", text_column="sentence"),
-    "agnews": DataSource("fancyzhx/ag_news", "test", limit=HELD_ROWS, text_column="text"),
-    "amazon_snippets": DataSource("fancyzhx/amazon_polarity", "test", limit=4_000, text_column="title"),
-    "trec": DataSource("SetFit/TREC-QC", "train", limit=3_000, text_column="text"),
-    "rte": DataSource("nyu-mll/glue:rte", "train", text_column="sentence1"),
+    "sst2_train": DataSource("nyu-mll/glue:sst2", "train", text="sentence"),
+    "sst2_validation": DataSource("nyu-mll/glue:sst2", "validation", text="sentence"),
+    "agnews": DataSource("fancyzhx/ag_news", "test", limit=HELD_ROWS, text="text"),
+    "amazon_snippets": DataSource("fancyzhx/amazon_polarity", "test", limit=4_000, text="title"),
+    "trec": DataSource("SetFit/TREC-QC", "train", limit=3_000, text="text"),
+    "rte": DataSource("nyu-mll/glue:rte", "train", text="sentence1"),
 }
 
 
@@ -221,9 +221,9 @@ def read_strings_of(folder: Path | None, name: str) -> tuple[list[str], list[int
     if folder is not None:
         return read_strings(folder, name)
     source = HUB_TEXTS[name]
-    rows, _ = load_rows(source, (source.split,))
+    rows, *_ = load_rows(source)
     labels = rows["label"] if name.startswith("sst2") else [None] * len(rows)
-    return list(rows[source.text_column]), list(labels)
+    return list(rows[source.text]), list(labels)
 
 
 def new_gte(start: str | None) -> PreTrainedModel:

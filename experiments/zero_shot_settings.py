@@ -9,8 +9,9 @@ import torch
 from torch.utils.data import Subset
 from transformers import AutoConfig, AutoTokenizer, CLIPModel, Dinov2Model, PreTrainedModel
 
-from hydra_transformers.cli.folders import load_processor
-from hydra_transformers.data.loading import DataSource, prepare_data
+from hydra_transformers.data.loading import load_data
+from hydra_transformers.data.processors import load_processor
+from hydra_transformers.data.rows import DataSource
 
 from . import hub_sets, smallest
 from .captions import prompts_for, read_class_names
@@ -137,7 +138,7 @@ CLIP_TINYIMAGENET = ZeroShotSetting(
 
 IMAGENET_HELD = 5_000  # training rows on which the temperature is fitted (C.3)
 OTHER_SETS = {
-    "cifar100": DataSource("uoft-cs/cifar100", "test", label_column="fine_label"),
+    "cifar100": DataSource("uoft-cs/cifar100", "test", label="fine_label"),
     "cifar10": DataSource("uoft-cs/cifar10", "test"),
     "food101": DataSource("ethz/food101", "validation"),
     "sun397": DataSource("tanganke/sun397", "test"),
@@ -158,7 +159,7 @@ def read_paper_sets(folder: Path | None, start: str) -> tuple[Splits, dict[str, 
     def prepared(source: hub_sets.Source, labelled: bool = False) -> Any:
         if isinstance(source, hub_sets.ImageList):
             return hub_sets.listed_images(source, folder, processor)
-        return prepare_data(source, config, processor, labelled)
+        return load_data(**vars(source), model=config, processor=processor, labelled=labelled)
 
     train, test = prepared(sets.train, labelled=True), prepared(sets.test, labelled=True)
     order = torch.randperm(len(train), generator=torch.Generator().manual_seed(0)).tolist()

@@ -5,9 +5,9 @@ fused as a single model that knows when it does not know. Importing this package
 classes of Transformers. The names a user needs first are here; the rest is in the subpackages.
 """
 
-from . import models, shift  # noqa: F401, so that evaluate_uncertainty takes corruptions by name
+from . import fast, models, shift  # noqa: F401  models run fast, evaluate_uncertainty takes corruptions by name
 from ._version import __version__
-from .data import prepare
+from .data import load_data
 from .export import export
 from .models import *  # noqa: F403
 from .pruning import prune_heads
@@ -26,7 +26,7 @@ __all__ = [
     "export",
     "fusion_report",
     "hydrate",
+    "load_data",
     "predict_uncertainty",
-    "prepare",
     "prune_heads",
 ]

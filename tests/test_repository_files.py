@@ -1,13 +1,16 @@
 """What surrounds the code is true: workflows, constraints, templates, citation, versions, what a package is built of."""
 
+import re
+import sys
 import tarfile
 import zipfile
 
 import pytest
 import yaml
+from PIL import Image
 
 from hydra_transformers import __version__
-from scripts import check_package
+from scripts import check_package, draw_overview
 from tests.pages import ROOT
 
 
@@ -93,3 +96,19 @@ def test_a_package_is_refused_that_lacks_a_file_or_has_another_version(tmp_path)
         for name in files:
             archive.addfile(tarfile.TarInfo(f"hydra_transformers-0.9.0/{name}"))
     assert check_package.problems(source, tag="v0.9.0") == []
+
+
+def test_the_picture_of_the_readme_can_be_drawn_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["draw_overview.py", str(tmp_path / "overview.png")])
+    draw_overview.main()
+    drawn, kept = Image.open(tmp_path / "overview.png"), Image.open(draw_overview.OUTPUT)
+    assert drawn.size == kept.size
+
+
+def test_the_page_on_model_families_names_files_that_exist():
+    page = (ROOT / "docs" / "adding-a-model-family.md").read_text()
+    files = re.findall(r"`([a-z0-9_/]+\.py)`", page)
+    assert len(files) >= 5
+    folders = (ROOT, ROOT / "hydra_transformers", ROOT / "hydra_transformers" / "models")
+    for name in files:
+        assert any((folder / name).exists() for folder in folders), name

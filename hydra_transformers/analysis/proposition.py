@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from .._io.processes import gather, gather_batches
 from ..data.evaluation_data import EvaluationData, read_data
-from ..data.prediction import check_chooses_one_class
+from ..data.prediction import check_chooses_one_class, classes_of
 from ..pruning.ablation import Ablation, ablation_of
 from ..pruning.heads import Head, heads_of, tower_and_place
 from ..reports.table import Table
@@ -276,7 +276,10 @@ class GatedLoss:
 
     def read(self, data: Any, name: str, batch_size: int) -> EvaluationData:
         engine, hydra = self.engine, self.hydra
-        return read_data(data, name, engine.input_names, batch_size, hydra.device, hydra.dtype, engine.num_classes)
+        place = (hydra.device, hydra.dtype)
+        return read_data(
+            data, name, engine.input_names, batch_size, *place, engine.num_classes, classes=classes_of(hydra)
+        )
 
     def rows(self, data: EvaluationData, sets: Mapping[str, Sequence[Head]]) -> dict[str, dict[str, Tensor]]:
         """By head set what `_changes_of_batch` has, of all batches."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .._io.files import write_atomically
+from ..data.batches import batches, split_labels
 from ..data.evaluation_data import check_label_range
-from ..data.prediction import batches, split_labels
 from ..pruning import Circuit, TaylorPruning, extract_circuit, prune_heads, taylor_prune, taylor_scores
 from ..pruning.heads import Head, as_heads, check_count, has_two_towers, heads_of
 from .comparison import HeadSetComparison, compare_head_sets

@@ -18,7 +18,7 @@ from ..models.decoders import HydraDecoderMixin, last_token
 from ..pruning import prune_heads
 from ..pruning.head_maps import HeadMap
 from ..pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, head_at, heads_of
-from ..pruning.scoring import auroc_of_confidence
+from ..pruning.objectives import auroc_of_confidence
 from ..reports.table import Table
 from .foreign_sets import foreign_sets
 from .head_outputs import one_member, watched_heads

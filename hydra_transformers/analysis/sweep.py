@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..cost import median_milliseconds
+from ..data.batches import batches, split_labels
 from ..data.prediction import (
     ZeroShotClassifier,
     accepted_inputs,
-    batches,
     check_chooses_one_class,
     check_class_prompts,
     device_of,
-    split_labels,
 )
 from ..pruning import prune_heads
 from ..pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, heads_of

@@ -20,8 +20,8 @@ from ..cost import inputs_for, multiply_adds_of
 from ..data.prediction import answer_of, device_of
 from ..fusion import without_weights
 from ..models import auto
-from ..models.configuration_hydra import settle_problem_type
-from ..models.ensembling import HydraClassifierOutput, check_labels, mean_loss, watch_for_other_loss
+from ..models.configuration_hydra import set_problem_type
+from ..models.modeling_hydra import HydraClassifierOutput, check_labels, mean_loss, watch_for_other_loss
 
 
 SETTINGS_FILE, WEIGHTS_FILE, MODEL_FOLDER = "baseline.json", "baseline.safetensors", "model"
@@ -133,7 +133,7 @@ class Baseline(nn.Module):
 
     def loss(self, member_logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
         """The mean of the members' losses, each the model's own. kwargs: `num_items_in_batch`, where Trainer knows it"""
-        settle_problem_type(self.config)
+        set_problem_type(self.config)
         check_labels(labels, member_logits, self.config.problem_type)
         return mean_loss(self.model.loss_function, labels, member_logits.unbind(dim=1), self.config, **kwargs)
 

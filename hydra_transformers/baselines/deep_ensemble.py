@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..cost import count_multiply_adds
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
-from ..models.ensembling import HydraClassifierOutput
+from ..models.modeling_hydra import HydraClassifierOutput
 
 
 class DeepEnsemble(nn.Module):

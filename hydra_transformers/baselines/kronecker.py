@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from ..models.ensembling import at_least_float32
+from ..models.modeling_hydra import at_least_float32
 from .baseline import is_number
 
 

@@ -19,7 +19,7 @@ from .._io.threads import ONE_PASS
 from ..cost import inputs_for, multiply_adds_of
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..fusion import without_weights
-from ..models.ensembling import HydraClassifierOutput
+from ..models.modeling_hydra import HydraClassifierOutput
 from ..training.finetune import finetune_members
 from ..training.lora import lora_config
 from ..training.recipes import Recipe

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .._io.threads import ONE_PASS, copy_sharing_weights
 from ..cost import count_multiply_adds
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
-from ..models.ensembling import HydraClassifierOutput
+from ..models.modeling_hydra import HydraClassifierOutput
 from .baseline import check_is_count
 from .seeding import seeded
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..data.prediction import batches, collate, device_of, evaluation_mode, split_labels
-from ..models.configuration_hydra import settle_problem_type
-from ..models.ensembling import HydraClassifierOutput
+from ..data.batches import batches, collate, split_labels
+from ..data.prediction import device_of, evaluation_mode
+from ..models.configuration_hydra import set_problem_type
+from ..models.modeling_hydra import HydraClassifierOutput
 from ..uncertainty.inputs import widened
 from .baseline import Baseline, check_is_classifier, check_is_count, is_number
 from .linear_layers import changed, head_name, mean_of_heads, replace
@@ -138,7 +139,7 @@ class MIMO(Baseline):
 
     def loss(self, member_logits: Tensor, labels: Tensor, **kwargs: Any) -> Tensor:
         """The sum of the members' losses; labels are one for all, (rows, ...), or each member's own, (rows, members, ...)."""
-        settle_problem_type(self.config)
+        set_problem_type(self.config)
         several = self.config.problem_type != "single_label_classification" and member_logits.shape[-1] > 1
         if labels.dim() == (2 if several else 1):  # several numbers for each row
             return self.num_members * super().loss(member_logits, labels, **kwargs)

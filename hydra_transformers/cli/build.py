@@ -8,10 +8,13 @@ from typing import Annotated, Any
 import typer
 from transformers import PreTrainedConfig
 
-from ..data.loading import is_same_source
+from ..data.loading import remember_max_length
+from ..data.processors import load_processor
+from ..data.rows import SPLITS_TO_CUT, is_same_source
+from ..fusion.probe import TEXT_TOKENS
 from ..pruning import MemberPlan
-from ..pruning.scoring import OBJECTIVES
-from ..training.recipes import recipe_of_length
+from ..pruning.objectives import OBJECTIVES
+from ..training.recipes import recipe_for
 from .finetune import RecipeName, change_by, check_trainable, check_training, check_trunk, classes_of
 from .folders import (
     FUSE_SETTINGS,
@@ -20,12 +23,10 @@ from .folders import (
     claim,
     digest_of_names,
     load_config,
-    load_processor,
     models_named,
     read_settings,
 )
 from .options import (
-    SPLITS_FOR_PARTS,
     BatchSize,
     DataOptions,
     Device,
@@ -328,7 +329,7 @@ def _check_data(pretrained: str, options: BuildOptions, config: PreTrainedConfig
     sets += [(source, None) for group in ("near", "far") for _, source in getattr(options, group) or []]
     few = replace(options, limit=2)
     for name, split in sets:
-        few.read(config, processor, name, split, labelled=False, prefer=SPLITS_FOR_PARTS, quiet=True)
+        few.read(config, processor, name, split, labelled=False, prefer=SPLITS_TO_CUT, quiet=True)
 
 
 # --target
@@ -381,19 +382,20 @@ def _build_for_target(models: list[str], options: BuildOptions) -> None:
 
 def _parts(name: str, options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, Any]:
     """For a pre-trained model: one part of the data to train on, one to choose by; that for tests is not touched."""
+    remember_max_length(processor, config, options.max_length, TEXT_TOKENS)
     classes = classes_of(options)
     config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
     train, held_out = (
         options.read(config, processor, split=options.split, part=part) for part in ("training", "validation")
     )
     check_can_be_learnt_from(train, options.data, "to learn")
-    recipe = recipe_of_length(options.recipe, config, train, True, options.epochs, options.max_steps)
+    recipe = recipe_for(options.recipe, config, train, True, options.epochs, options.max_steps)
     return {
         "train_data": replace(train, change=change_by(train, recipe)),
         "data": held_out,
         "class_names": classes,
         "recipe": recipe,
-        "tuning_recipe": recipe_of_length(None, config, train, False, max_steps=options.max_steps),
+        "tuning_recipe": recipe_for(None, config, train, False, max_steps=options.max_steps),
         "training_arguments": {"report_to": options.report_to},
     }
 
@@ -410,7 +412,7 @@ def _held_out(name: str, options: BuildOptions, config: PreTrainedConfig, proces
 
 def _foreign(options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, dict[str, Any]] | None:
     def read(name: str, split: str | None = None) -> Any:
-        return options.read(config, processor, name, split, labelled=False, prefer=SPLITS_FOR_PARTS)
+        return options.read(config, processor, name, split, labelled=False, prefer=SPLITS_TO_CUT)
 
     found = {group: {name: read(data) for name, data in getattr(options, group) or []} for group in ("near", "far")}
     if options.ood_data is not None:

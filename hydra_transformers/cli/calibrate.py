@@ -6,22 +6,17 @@ from pathlib import Path
 from typing import Annotated
 
 from .._io.files import written_whole
-from ..data.loading import is_same_source
+from ..data.loading import remember_max_length
 from ..data.prediction import ZeroShotClassifier
+from ..data.processors import load_processor
 from ..data.prompts import class_prompts
+from ..data.rows import is_same_source
 from ..hub.member_circuits import copy_circuits, load_circuits
 from ..models.detection import DETECTORS
 from ..uncertainty import CalibratedClassifier, detector_by_name
 from ..uncertainty import calibrate as fit
 from .evaluate import WithProgress
-from .folders import (
-    FUSE_SETTINGS,
-    check_is_new,
-    check_takes_files,
-    load_config,
-    load_model,
-    load_processor,
-)
+from .folders import FUSE_SETTINGS, check_is_new, check_takes_files, load_config, load_model
 from .options import BatchSize, Device, ModelArgument, PartOptions, choice, device_named, option, share
 
 
@@ -82,6 +77,8 @@ def calibrate(
     if folder.is_dir():
         load_circuits(folder, [config])  # refuses those that a card could not be made of
     processor = load_processor(data.processor or model, config)
+    if data.max_length is not None:  # saved with the model, which then reads what it was calibrated on
+        remember_max_length(processor, config, data.max_length, data.max_length)
     rows = data.read(config, processor, split=data.split, part=data.part)
     if str(rows.split).startswith("train") and data.part in (None, "training"):
         print(

@@ -13,16 +13,19 @@ from transformers import PreTrainedConfig
 
 from .._io.files import write_atomically
 from .._io.progress import progress_bar
-from ..data.loading import PreparedData, is_same_source
-from ..data.prediction import ChangedBatches, ZeroShotClassifier
+from ..data.batches import ChangedBatches, collate
+from ..data.loading import PreparedData
+from ..data.prediction import ZeroShotClassifier
+from ..data.processors import load_processor
 from ..data.prompts import class_prompts
+from ..data.rows import FEW_ROWS, is_same_source
 from ..models.auto import is_zero_shot
 from ..models.detection import DETECTORS
 from ..reports.evaluation import evaluate_uncertainty
 from ..reports.report import UncertaintyReport
 from ..uncertainty import CalibratedClassifier, detector_by_name
 from ..uncertainty.calibrated_classifier import OtherClassesError
-from .folders import check_takes_files, load_config, load_model, load_processor
+from .folders import check_takes_files, load_config, load_model
 from .options import (
     BatchSize,
     Device,
@@ -53,7 +56,7 @@ class WithProgress:
     """Batches of a data set, with a bar on a terminal where reading them takes long."""
 
     def __init__(self, data: Any, batch_size: int, name: str):
-        self.loader, self.name = torch.utils.data.DataLoader(data, batch_size), name
+        self.loader, self.name = torch.utils.data.DataLoader(data, batch_size, collate_fn=collate), name
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         with progress_bar(len(self.loader), self.name, "batch") as bar:
@@ -131,7 +134,6 @@ def evaluate(
             for group, sets in groups.items()
             if sets
         }
-    _tell_what_says_little(data.data, rows[next(iter(sources))], groups)
     for place, name in enumerate(sources):
         if detector.needs_fit:
             read = partial(data.read, configs[name], processors[name], quiet=place > 0)
@@ -139,6 +141,7 @@ def evaluate(
                 read, fit_data or data.data, fit_split, detector, configs[name], data, rows[name]
             )
         corrupted[name] = _corrupted(rows[name], corruptions, severities, processors[name])
+    _tell_what_says_little(data.data, rows[next(iter(sources))], groups)
     models = {name: load_model(source, device) for name, source in sources.items()}
     results = {}
     for place, (name, loaded) in enumerate(models.items()):
@@ -217,7 +220,7 @@ def _corrupted(
         return {}
     from ..shift import corrupted_sets
 
-    scale = {} if rows.holds_texts else {"processor": processor}
+    scale = {} if rows.kind == "text" else {"processor": processor}
     names = [name.strip() for name in corruptions.split(",")]
     return corrupted_sets(rows, names, severities or SEVERITIES, **scale)
 
@@ -250,6 +253,8 @@ def _tell_what_says_little(name: str, rows: PreparedData, groups: dict[str, list
         print(f"note: {name} gives 1 row, of which no figure means anything", file=sys.stderr)
     elif len(set(rows.labels)) < 2:
         print(f"note: all {len(rows):,} rows of {name} have the same label", file=sys.stderr)
+    elif len(rows) < FEW_ROWS and not any("rows judge" in note for note in rows.notes):
+        print(f"note: only {len(rows)} rows judge: differences of a few points may be chance", file=sys.stderr)
     for group, sets in groups.items():
         for each, source in sets:
             if is_same_source(source, name):

@@ -6,10 +6,11 @@ from typing import Annotated
 
 import typer
 
+from ..data.processors import load_processor
 from ..export import FILES
 from ..export import export as write
 from ..uncertainty import CalibratedClassifier
-from .folders import check_is_hydra, check_is_new, check_takes_files, load_config, load_model, load_processor
+from .folders import check_is_hydra, check_is_new, check_takes_files, load_config, load_model
 from .options import Processor, check_named_once, one_of, option
 
 

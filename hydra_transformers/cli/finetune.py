@@ -9,23 +9,19 @@ import torch
 import typer
 from transformers import PreTrainedConfig
 
-from ..data.loading import PreparedData, classes_in, random_changes
+from ..data.image_changes import random_changes
+from ..data.loading import PreparedData, classes_in, remember_max_length
+from ..data.processors import load_processor
+from ..data.rows import SPLITS_TO_CUT
 from ..fusion import saved_tower_configs
+from ..fusion.probe import TEXT_TOKENS
 from ..hub.member_circuits import copy_circuits
 from ..models.auto import CLASSIFIERS, is_zero_shot
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
-from ..training.recipes import base_recipe, recipe_of_length
+from ..training.recipes import base_recipe, recipe_for
 from .errors import access_to
-from .folders import (
-    are_fine_tunings,
-    claim_for_training,
-    load_config,
-    load_model,
-    load_processor,
-    members_in,
-)
+from .folders import are_fine_tunings, claim_for_training, load_config, load_model, members_in
 from .options import (
-    SPLITS_FOR_PARTS,
     BatchSize,
     DataOptions,
     Epochs,
@@ -106,13 +102,14 @@ def finetune(
     count = (members or 3) if is_pretrained else len(folders)
     claim_for_training(output, source, count, is_pretrained or are_fine_tunings(source))
     processor = load_processor(data.processor or name, config)
+    remember_max_length(processor, config, data.max_length, TEXT_TOKENS)
     classes = None
     if is_pretrained:
         classes = classes_of(data, data.part)
         config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
         print(f"{count} fine-tunings of {name} with new classifiers for {len(classes)} classes")
     train, validation = _train_and_validation(data, validation_split, seed, config, processor, named)
-    chosen = recipe_of_length(recipe, config, train, is_pretrained, epochs, max_steps)
+    chosen = recipe_for(recipe, config, train, is_pretrained, epochs, max_steps)
     chosen = replace(chosen, trunk_layers=trunk_layers)
     settings = {
         "seed": seed,
@@ -172,7 +169,8 @@ def check_trunk(trunk_layers: int | None, name: str, config: PreTrainedConfig) -
 
 def classes_of(data: DataOptions, part: str | None = None) -> list[str]:
     with access_to(data.data, "data set"):
-        return classes_in(data.source(split=data.split, part=part), SPLITS_FOR_PARTS)
+        split = data.split or (SPLITS_TO_CUT if part is None else None)
+        return classes_in(data.source(split=split, part=part))
 
 
 def _train_and_validation(
@@ -206,7 +204,7 @@ def _train_and_validation(
 
 def change_by(rows: PreparedData, recipe: Recipe) -> Callable[[Any], Any] | None:
     """The recipe's random changes of training images; says what is left out."""
-    if rows.image_column is None:
+    if rows.kind != "image":
         return None
     change, unknown = random_changes(recipe.train_transforms)
     if unknown:

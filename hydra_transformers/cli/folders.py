@@ -9,29 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import transformers
-from transformers import (
-    AutoConfig,
-    AutoImageProcessor,
-    PreTrainedConfig,
-    PreTrainedModel,
-    ViTImageProcessorPil,
-)
-from transformers.utils import cached_file
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
 from .._io.files import remove_leftovers, write_atomically
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
-from ..hub.handler import PROCESSORS
-from ..models.auto import HEADS, auto_class_of, check_model_exists, load_trained
+from ..data.processors import find_processor
+from ..models.auto import HEADS, check_model_exists, load_trained
 from ..training.run_folders import FINISHED, RUN
 from .errors import access_to
 
 
-# Older versions of Transformers ask for torchvision even where Pillow would do.
-WITHOUT_TORCHVISION = {AutoImageProcessor: ViTImageProcessorPil}
-PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
-PROCESSOR_FILES += ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 # What a step was asked for, in its output folder: among others the number of "members".
 PRUNE_SETTINGS, FINETUNE_SETTINGS, FUSE_SETTINGS = "prune.json", "finetune.json", "fuse.json"
 
@@ -79,46 +67,6 @@ def check_is_hydra(config: PreTrainedConfig, name: str) -> None:
         raise ValueError(
             f"{name} is a plain {config.model_type}: pass a Hydra, the output of `hydra-transformers fuse`"
         )
-
-
-def load_processor(name: str, config: PreTrainedConfig) -> Any:
-    """The image processor, tokenizer, feature extractor, or for two towers two in one, that was saved with a model."""
-    processor_class = getattr(transformers, PROCESSORS[auto_class_of(config)])
-    what = processor_class.__name__.removeprefix("Auto")
-    if not has_processor_files(name):  # of which AutoTokenizer would make an empty one
-        raise NoProcessorError(f"{name} has no {what} saved with it: name another model's with --processor")
-    try:
-        try:
-            return processor_class.from_pretrained(name)
-        except ImportError:
-            if processor_class not in WITHOUT_TORCHVISION:
-                raise
-            return WITHOUT_TORCHVISION[processor_class].from_pretrained(name)
-    except (OSError, ValueError, ImportError) as error:
-        raise ValueError(
-            f"the {what} of {name} cannot be read ({' '.join(str(error).split())[:120]}): install what it needs, or name "
-            "another model's with --processor"
-        ) from error
-
-
-class NoProcessorError(ValueError):
-    """A model was saved without its processor."""
-
-
-def has_processor_files(name: str) -> bool:
-    """Whether a folder, or a repository of the Hub, holds any file of a processor."""
-    if Path(name).is_dir():
-        return any((Path(name) / file).exists() for file in PROCESSOR_FILES)
-    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    return any(cached_file(name, file, **quiet) is not None for file in PROCESSOR_FILES)
-
-
-def find_processor(name: str, config: PreTrainedConfig) -> Any | None:
-    """The processor that was saved with a model; None where there is none."""
-    try:
-        return load_processor(name, config)
-    except NoProcessorError:
-        return None
 
 
 def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConfig], first: Any) -> None:

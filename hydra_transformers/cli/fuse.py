@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from .._io.files import write_atomically, written_whole
+from ..data.processors import find_processor, load_processor
 from ..hub.member_circuits import copy_circuits, load_circuits
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
@@ -19,10 +20,8 @@ from .folders import (
     check_same_processors,
     check_takes_files,
     digest_of_names,
-    find_processor,
     load_config,
     load_model,
-    load_processor,
     members_in,
 )
 from .options import one_of, option, switch

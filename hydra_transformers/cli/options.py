@@ -10,13 +10,13 @@ from typing import Annotated, Any, Literal, get_type_hints
 import torch
 import typer
 
-from ..data.loading import DataSource, PreparedData, prepare_data
+from ..data.loading import PreparedData, load_data
+from ..data.rows import PREFERRED_SPLITS, DataSource
 from ..fusion.probe import TEXT_TOKENS
 from .errors import access_to
 
 
 MOST_SEED = 2**31 - 1  # numpy takes twice as much, and member i gets the seed plus i
-SPLITS_FOR_PARTS = ("train", "validation", "test")  # in this order, whatever a command prefers: parts are of one split
 # Options that take several values in a row, `--labels cat dog`; the others of several values are repeated.
 SEVERAL_VALUES = {"--batch-sizes", "--budgets", "--labels", "--learning-rates", "--objectives", "--shared", "--to"}
 
@@ -191,8 +191,8 @@ class DataOptions:
     max_length: Annotated[
         int | None,
         option(
-            f"tokens that texts are cut to (default: as the model was trained, otherwise {TEXT_TOKENS}, or fewer where the "
-            "model reads fewer)",
+            f"tokens that texts are cut to, saved with the tokenizer (default: {TEXT_TOKENS} in a training, otherwise as the "
+            "model was trained)",
             "N",
             DATA,
             min=1,
@@ -201,17 +201,19 @@ class DataOptions:
     label_column: Annotated[str | None, option("default: the column whose classes fit the model", "NAME", DATA)] = None
     processor: Annotated[str | None, option("default: the one saved with the model", "NAME_OR_FOLDER", DATA)] = None
 
-    def source(self, name: str | None = None, split: str | None = None, part: str | None = None) -> DataSource:
+    def source(
+        self, name: str | None = None, split: str | Sequence[str] | None = None, part: str | None = None
+    ) -> DataSource:
         return DataSource(
             name or self.data,
             split=split,
             part=part,
             limit=self.limit,
-            image_column=self.image_column,
-            audio_column=self.audio_column,
-            text_column=self.text_column,
+            image=self.image_column,
+            audio=self.audio_column,
+            text=self.text_column,
             max_length=self.max_length,
-            label_column=self.label_column,
+            label=self.label_column,
             labels_in_order=getattr(self, "labels_in_order", False),
         )
 
@@ -222,14 +224,14 @@ class DataOptions:
         name: str | None = None,
         split: str | None = None,
         labelled: bool = True,
-        prefer: tuple[str, ...] = ("validation", "test", "train"),
+        prefer: tuple[str, ...] = PREFERRED_SPLITS,
         part: str | None = None,
         quiet: bool = False,
     ) -> PreparedData:
         """The rows of a set, by default of --data, prepared for a model; prints what was found unless `quiet`."""
-        source = self.source(name, split, part)
+        source = self.source(name, split or (prefer if part is None else None), part)
         with access_to(source.name, "data set"):
-            data = prepare_data(source, config, processor, labelled, prefer if part is None else SPLITS_FOR_PARTS)
+            data = load_data(**vars(source), model=config, processor=processor, labelled=labelled)
         if not quiet:
             print(*data.notes, sep="\n", flush=True)
         return data
@@ -242,8 +244,8 @@ class PartOptions(DataOptions):
     part: Annotated[
         choice(("training", "validation", "test")) | None,
         option(
-            "read a random part of the split, the same in every command: a tenth, at most 3,000 rows, each for validation and "
-            "test, the rest for training",
+            "read the split for this, else a random part of the first split, the same in every command: a tenth, at most 3,000 "
+            "rows, each for validation and test, the rest for training",
             panel=DATA,
         ),
     ] = None

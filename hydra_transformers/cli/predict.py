@@ -11,12 +11,13 @@ import typer
 from torch import nn
 
 from ..data.prediction import ZeroShotClassifier
+from ..data.processors import load_processor
 from ..data.prompts import class_prompts
 from ..data.sounds import waveform
 from ..models.auto import auto_class_of
 from ..models.pipeline_hydra import image_mode, read_image
 from ..uncertainty import CalibratedClassifier, predict_decisions
-from .folders import load_config, load_model, load_processor
+from .folders import load_config, load_model
 from .options import BatchSize, Device, ModelArgument, Processor, device_named, option, switch
 
 

@@ -6,22 +6,14 @@ from typing import Annotated, Any
 import typer
 
 from .._io.files import written_whole
-from ..data.loading import is_same_source
+from ..data.processors import load_processor
 from ..data.prompts import class_prompts
+from ..data.rows import SPLITS_TO_CUT, is_same_source
 from ..fusion import check_can_be_fused
 from ..pruning.member_plan import CIRCUITS, METHODS, MemberPlan, num_heads
-from ..pruning.scoring import OBJECTIVES, OOD_SCORES
-from .folders import (
-    PRUNE_SETTINGS,
-    check_same_processors,
-    claim,
-    load_config,
-    load_model,
-    load_processor,
-    models_named,
-)
+from ..pruning.objectives import OBJECTIVES, OOD_SCORES
+from .folders import PRUNE_SETTINGS, check_same_processors, claim, load_config, load_model, models_named
 from .options import (
-    SPLITS_FOR_PARTS,
     BatchSize,
     Device,
     Mode,
@@ -153,7 +145,7 @@ def prune(
     processor = load_processor(data.processor or names[0], config)
     if data.processor is None:
         check_same_processors(names, configs, processor)
-    rows = data.read(config, processor, split=data.split, prefer=SPLITS_FOR_PARTS, part=data.part)
+    rows = data.read(config, processor, split=data.split, prefer=SPLITS_TO_CUT, part=data.part)
     check_can_be_learnt_from(rows, data.data, "to choose heads by", by_classes=plan.chosen_objectives != ["ood"])
     foreign = None if ood_data is None else _foreign_rows(data, config, processor, ood_data, ood_split, rows)
     pruned = plan.make_members(
@@ -181,7 +173,7 @@ def prune(
 
 def _foreign_rows(data: PartOptions, config: Any, processor: Any, name: str, split: str | None, rows: Any) -> Any:
     """The out-of-distribution data; refuses the data itself."""
-    found = data.read(config, processor, name, split, labelled=False, prefer=SPLITS_FOR_PARTS)
+    found = data.read(config, processor, name, split, labelled=False, prefer=SPLITS_TO_CUT)
     if is_same_source(data.data, name) and rows.split == found.split:
         raise ValueError(
             f"--ood-data {name} is the data itself, which cannot be out of its own distribution: pass other data, or another "

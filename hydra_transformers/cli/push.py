@@ -9,9 +9,10 @@ import typer
 from huggingface_hub import ModelCard
 from transformers import PreTrainedConfig
 
+from ..data.processors import load_processor
 from ..uncertainty import CalibratedClassifier
 from .card import CardOptions, load_with_decision
-from .folders import check_can_be_published, is_baseline, load_config, load_processor
+from .folders import check_can_be_published, is_baseline, load_config
 from .options import option, switch
 
 

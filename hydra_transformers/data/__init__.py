@@ -1,6 +1,6 @@
 """From what a user has to batches: files, Hub sets, images, texts, sounds, columns, labels."""
 
-from .raw_data import prepare
+from .loading import PreparedData, load_data
 
 
-__all__ = ["prepare"]
+__all__ = ["PreparedData", "load_data"]

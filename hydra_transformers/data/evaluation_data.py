@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .._io.processes import check_can_be_shared, gather, gather_batches, rank_and_world_size
+from .batches import batches, split_labels
 from .fingerprints import fingerprint_of_rows, fingerprints_of_rows
-from .prediction import batches, split_labels
 
 
 @dataclass
@@ -42,9 +42,12 @@ def read_data(
     dtype: torch.dtype,
     num_classes: int | None,
     any_labels: bool = False,
+    classes: Sequence[str] | None = None,
 ) -> EvaluationData:
     """Reads `data` once: the inputs that the model takes, and where they are needed the labels of `num_classes` classes,
     or with `any_labels` numbers of any kind, a row each.
+
+    classes: the model's, where labels may be their names
 
     In a group of W processes, process r keeps the batches r, r + W, ..., with the same bounds as in a single process.
     """
@@ -52,7 +55,7 @@ def read_data(
     rank, world_size = rank_and_world_size()
     result, rows, inputs_of_rows, error = EvaluationData(name, num_classes is not None), [], [], None
     try:
-        for batch in batches(data, batch_size, None, rank, world_size):
+        for batch in batches(data, batch_size, None, rank, world_size, None if num_classes is None else classes):
             inputs, labels = _split(batch, name, input_names, num_classes, any_labels)
             inputs_of_rows.append(fingerprints_of_rows(inputs))
             rows.append(inputs_of_rows[-1] if labels is None else fingerprints_of_rows({**inputs, "labels": labels}))

@@ -228,9 +228,10 @@ def pruned_members(
     """Each fine-tuning without the first heads of its own circuit; nothing is trained afterwards."""
     unknown = Images.together(images for group in data.choosing.values() for images in group.values())
     known, unknown = data.validation.spread(pace.rows), unknown.spread(pace.rows)
-    circuits = extract_circuit(
-        fine_tunings, known.batches(), unknown.batches(), "avg", budget=pace.budget, mode="shortlist"
-    )
+    circuits = [
+        extract_circuit(each, known.batches(), unknown.batches(), "avg", budget=pace.budget, mode="shortlist")
+        for each in fine_tunings
+    ]
     for number, circuit in enumerate(circuits):
         circuit.save(folder / f"member-{number}.json")
     return draw_members(fine_tunings, circuits=circuits, budget=pace.budget)

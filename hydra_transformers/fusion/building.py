@@ -8,8 +8,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ..models.attention import HydraAttention
 from ..models.configuration_hydra import SHARED_PARTS, KeptNeurons, mask_of_neurons, neurons_in
+from ..models.modeling_hydra import HydraAttention
 from .packed_heads import heads_at, qkv_rows
 from .reading import Member
 from .structure import Slot, attention_names, hydra_config, neurons_of_member, outline, slots, tower_configs
@@ -40,7 +40,7 @@ def prune_neurons(cls: type, member: Member, neurons_to_prune: dict) -> Member:
     kept_heads, before = {}, {}
     for tower, config in tower_configs(member.config).items():
         kept_heads[tower] = config.kept_heads
-        masks = config.kept_neurons or [[mask_of_neurons(list(range(config.anatomy.inner_size)))]] * len(
+        masks = config.kept_neurons or [[mask_of_neurons(list(range(config.layer_spec.inner_size)))]] * len(
             config.kept_heads
         )
         before[tower] = [neurons_in(mask) for [mask] in masks]
@@ -170,7 +170,7 @@ def _common_neurons(members: list[Member], kept: dict) -> dict[str, KeptNeurons 
     found = {}
     for tower, config in tower_configs(members[0].config).items():
         own = [neurons_of_member(member.config, 0)[tower] for member in members][: len(kept[tower][0])]
-        everything = [[mask_of_neurons(list(range(config.anatomy.inner_size)))]] * len(kept[tower])
+        everything = [[mask_of_neurons(list(range(config.layer_spec.inner_size)))]] * len(kept[tower])
         found[tower] = None
         if any(each is not None for each in own):
             of_members = [everything if each is None else each for each in own]

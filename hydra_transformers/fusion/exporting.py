@@ -9,8 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ..models.attention import keys_of, readers_of
 from ..models.configuration_hydra import HydraConfigMixin, neurons_in
+from ..models.modeling_hydra import keys_of, readers_of
 from .building import weights_to_come
 from .reading import Member, backbone_source, read_members
 from .structure import attention_names, fields_of_backbone, outline, tower_configs
@@ -128,7 +128,7 @@ def _keys_in(config: PreTrainedConfig, heads: Places, queries_per_key: dict[str,
 
 def _queries_per_key(config: PreTrainedConfig) -> dict[str, int]:
     """By tower, how many heads read one key and value before pruning."""
-    return {tower: getattr(each.anatomy, "queries_per_key", 1) for tower, each in tower_configs(config).items()}
+    return {tower: getattr(each.layer_spec, "queries_per_key", 1) for tower, each in tower_configs(config).items()}
 
 
 def _queries_left_per_key(cls: type, config: PreTrainedConfig, fill_up: bool) -> dict[str, int] | None:
@@ -159,7 +159,7 @@ def _heads_in(config: PreTrainedConfig) -> tuple[dict[str, list[list[int]]], dic
 def _neurons_in(config: PreTrainedConfig) -> tuple[dict[str, list[list[int]]], dict[str, int]]:
     """The same of the neurons."""
     towers = tower_configs(config)
-    all_of = {tower: each.anatomy.inner_size for tower, each in towers.items()}
+    all_of = {tower: each.layer_spec.inner_size for tower, each in towers.items()}
     kept = {
         tower: [list(range(all_of[tower]))] * each.num_hidden_layers
         if each.kept_neurons is None
@@ -215,11 +215,11 @@ def _new(cls: type, config: PreTrainedConfig, layout: Layout) -> PreTrainedModel
         of_tower = tower_configs(config)[tower]
         heads, neurons = (len(layout[what][tower][0]) for what in ("heads", "neurons"))
         if heads != of_tower.num_attention_heads:
-            own["head_dim"] = of_tower.anatomy.head_dim or of_tower.hidden_size // of_tower.num_attention_heads
+            own["head_dim"] = of_tower.layer_spec.head_dim or of_tower.hidden_size // of_tower.num_attention_heads
             own[of_tower.attribute_map.get("num_attention_heads", "num_attention_heads")] = heads
         if hasattr(of_tower, "num_key_value_heads"):
             own["num_key_value_heads"] = len(layout["keys"][tower][0])
-        if neurons != of_tower.anatomy.inner_size:
+        if neurons != of_tower.layer_spec.inner_size:
             own["intermediate_size"] = neurons
     for own in (fields, *towers.values()):
         for name in FIELDS_OF_HYDRAS:

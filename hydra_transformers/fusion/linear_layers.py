@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.auto import check_has_no_adapters
-from ..models.grouped import Grouped, GroupedOutput, alone
+from ..models.modeling_hydra import Grouped, GroupedOutput, bias_as
 from .reading import check_is_in_memory, check_is_not_quantised, holds_its_numbers
 from .structure import is_a
 
@@ -137,7 +137,7 @@ class OutputPerMember(TakenApart):
         products = {m: self.of_member(m, by_member[m]) for m in self.filled}
         like, biases = products[self.filled[0]], dict(self.biases)
         return torch.stack(
-            [products[m] if width else alone(biases.get(str(m)), like) for m, width in enumerate(self.widths)]
+            [products[m] if width else bias_as(like, biases.get(str(m))) for m, width in enumerate(self.widths)]
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..models.attention import HydraAttention, for_each_query, keys_of
+from ..models.modeling_hydra import HydraAttention, for_each_query, keys_of
 
 
 def queries_per_key(attention: HydraAttention) -> int:

@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
-from ..models.evaluation_mode import evaluation_mode
+from ..models.pipeline_hydra import evaluation_mode
 
 
 # Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.

@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from ..models.auto import check_has_no_adapters
 from ..models.configuration_hydra import SHARED_PARTS
-from ..models.modeling_hydra import Rule
+from ..models.pretrained import Rule
 from .backbone_checks import check_computes_as_its_class, check_is_all_read
 from .structure import (
     attention_names,

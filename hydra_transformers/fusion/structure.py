@@ -9,10 +9,9 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ..models.attention import HydraAttention
 from ..models.auto import HYDRA_CLASSES, head_of
 from ..models.configuration_hydra import KeptNeurons
-from ..models.grouped import Grouped, PerMember
+from ..models.modeling_hydra import Grouped, HydraAttention, PerMember
 
 
 def tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:

@@ -12,7 +12,7 @@ from ..fusion import tower_configs
 from ..pruning import Circuit
 from ..pruning.heads import Head, head_at
 from ..pruning.member_plan import CIRCUITS
-from ..pruning.scoring import OBJECTIVES
+from ..pruning.objectives import OBJECTIVES
 
 
 def kept_by(config: PreTrainedConfig, member: int = 0) -> set[Head]:

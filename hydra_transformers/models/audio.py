@@ -5,10 +5,14 @@ from torch import nn
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import encoder_mask
-from .encoder import HydraEncoderMixin
-from .ensembling import HydraClassifierMixin, HydraClassifierOutput, HydraModelOutput
-from .grouped import embed
+from .modeling_hydra import (
+    HydraClassifierMixin,
+    HydraClassifierOutput,
+    HydraEncoderMixin,
+    HydraModelOutput,
+    embed,
+    encoder_mask,
+)
 
 
 class HydraAudioEncoderMixin(HydraEncoderMixin):
@@ -18,22 +22,22 @@ class HydraAudioEncoderMixin(HydraEncoderMixin):
         """The patch embeddings; those of the first member where members do not share them."""
         return self.first_embeddings().patch_embeddings
 
-    def start(self, input_values: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None):
+    def embed_inputs(self, input_values: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None):
         if input_values is None:
             raise ValueError("input_values is missing: pass the feature extractor's output")
         if input_values.dim() != 3:
             raise ValueError(
                 f"input_values has the shape {tuple(input_values.shape)}: pass spectrograms, (batch, frames, mel bins)"
             )
-        wanted = self.config.max_length, self.config.num_mel_bins
-        if self._patches(*input_values.shape[1:]) != self._patches(*wanted):
+        frames, mel_bins = self.config.max_length, self.config.num_mel_bins
+        if self._patches(*input_values.shape[1:]) != self._patches(frames, mel_bins):
             raise ValueError(
-                f"input_values has {input_values.shape[1]} frames of {input_values.shape[2]} mel bins, the model reads {wanted[0]} "
-                f"of {wanted[1]}: give the feature extractor max_length={wanted[0]} and num_mel_bins={wanted[1]}"
+                f"input_values has {input_values.shape[1]} frames of {input_values.shape[2]} mel bins, the model reads {frames} "
+                f"of {mel_bins}: give the feature extractor max_length={frames} and num_mel_bins={mel_bins}"
             )
         dtype = self.get_input_embeddings().projection.weight.dtype
-        states = embed(self.embeddings, input_values.to(dtype))
-        return states, encoder_mask(self.config, states, attention_mask), {}
+        hidden_states = embed(self.embeddings, input_values.to(dtype))
+        return hidden_states, encoder_mask(self.config, hidden_states, attention_mask), {}
 
     def _patches(self, frames: int, mel_bins: int) -> tuple[int, int]:
         """How many patches a spectrogram has along its time and along its frequencies."""
@@ -55,8 +59,8 @@ class HydraAudioEncoderMixin(HydraEncoderMixin):
         attention_mask: (batch, tokens)
         first_token_only, members_only: compute no more than a classifier reads, see `encode`
         """
-        states, mask, for_layers = self.start(input_values, attention_mask)
-        return self.encode(states, mask, first_token_only, members_only, **for_layers, **kwargs)
+        inputs = {"input_values": input_values, "attention_mask": attention_mask}
+        return self.encode(inputs, first_token_only, members_only, **kwargs)
 
 
 class HydraAudioClassifierMixin(HydraClassifierMixin):
@@ -73,4 +77,5 @@ class HydraAudioClassifierMixin(HydraClassifierMixin):
         labels: (batch,) class indices, or what the config's `problem_type` asks for
         attention_mask: (batch, tokens)
         """
-        return self.answer(labels, {"input_values": input_values, "attention_mask": attention_mask}, **kwargs)
+        inputs = {"input_values": input_values, "attention_mask": attention_mask}
+        return self.encode_and_classify(inputs, labels, **kwargs)

@@ -65,6 +65,8 @@ from .modeling_hydra_siglip import (
 from .modeling_hydra_vit import HydraViTForImageClassification, HydraViTModel
 
 
+# Arguments of from_pretrained by which a config is found.
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 SECONDS_TO_FIND = 10.0  # until the Hub has said whether it has a model
 
 
@@ -72,7 +74,20 @@ class AutoHydra:
     """Hydras of any supported model, without naming their class."""
 
     def __init__(self):
-        raise TypeError("AutoHydra is not a model: call AutoHydra.from_backbone or AutoHydra.from_pruned_members")
+        raise TypeError("AutoHydra is not a model: call its from_pretrained, from_backbone or from_pruned_members")
+
+    @staticmethod
+    def from_pretrained(name: str | os.PathLike, **kwargs) -> PreTrainedModel:
+        """The Hydra in a folder or on the Hub, of the class that it was saved as; `kwargs` as in Transformers."""
+        check_model_exists(name)
+        of_the_hub = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
+        config = transformers.AutoConfig.from_pretrained(os.fspath(name), **of_the_hub)
+        return _saved_class(config, str(name)).from_pretrained(name, **kwargs)
+
+    @staticmethod
+    def from_config(config: PreTrainedConfig, **kwargs) -> PreTrainedModel:
+        """A Hydra with fresh weights, of the class that its config was saved with, or else with a head."""
+        return _saved_class(config, "config")._from_config(config, **kwargs)
 
     @staticmethod
     def from_backbone(
@@ -116,6 +131,20 @@ class AutoHydra:
     def supported() -> dict[str, str]:
         """The names of the models of Transformers that become Hydras, and of the classes they become."""
         return {backbone.__name__: hydra.__name__ for backbone, hydra in HYDRA_CLASSES.items()}
+
+
+def _saved_class(config: PreTrainedConfig, name: str) -> type[PreTrainedModel]:
+    kinds = [each for each in CONFIG_CLASSES if each.model_type == config.model_type]
+    if not kinds:
+        raise ValueError(
+            f"{name} is a {config.model_type}, which is no Hydra: load it with its own class of Transformers, and pass it to "
+            "AutoHydra.from_backbone"
+        )
+    classes = [
+        _model_class(kinds[0], auto_class) for auto_class in kinds[0].auto_classes if auto_class != "AutoConfig"
+    ]
+    saved = getattr(config, "architectures", None) or ()
+    return next((each for each in classes if each.__name__ in saved), classes[-1])
 
 
 def hydra_class(model: PreTrainedModel, name: str = "model") -> type:

@@ -1,5 +1,5 @@
 """What every Hydra config has beside its backbone's fields: the kept heads and neurons, what members share, the layers'
-anatomy."""
+layer_spec."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ MOST = 1_000
 
 
 @dataclass(frozen=True)
-class Anatomy:
+class LayerSpec:
     """What a family's layers are made of.
 
     inner_size: of the MLP, between its two maps
@@ -108,7 +108,7 @@ class ShippedPipelines:
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
 class HydraConfigMixin(ShippedPipelines):
     r"""
-    The fields of every Hydra config, to which a family's adds `auto_classes` and `anatomy`:
+    The fields of every Hydra config, to which a family's adds `auto_classes` and `layer_spec`:
 
     Args:
         kept_heads (`list[list[list[int]]]`, *optional*):
@@ -153,9 +153,9 @@ class HydraConfigMixin(ShippedPipelines):
         self.shared = list(self.shared)
         check_shared(self.shared)
         check_num_members(num_members, self)
-        settle_trunk(self)
+        check_trunk(self)
         check_kept_neurons(self)
-        settle_problem_type(self)
+        set_problem_type(self)
         check_ensemble_loss(self.ensemble_loss)
 
     @classmethod
@@ -179,7 +179,7 @@ class HydraConfigMixin(ShippedPipelines):
         """How many neurons the MLPs of a layer have between their two maps, for each member that it has weights for."""
         members = self.members_in(layer)
         if self.kept_neurons is None:
-            return [self.anatomy.inner_size] * members
+            return [self.layer_spec.inner_size] * members
         return [int(mask, 16).bit_count() for mask in self.kept_neurons[layer][:members]]
 
 
@@ -242,10 +242,10 @@ def check_kept_neurons(config) -> None:
         for member, mask in enumerate(masks):
             if not isinstance(mask, str) or not set(mask) <= set("0123456789abcdef") or not mask.strip("0"):
                 raise ValueError(f"kept_neurons[{layer}][{member}] is {mask!r}: give a hexadecimal number above 0")
-            if int(mask, 16).bit_length() > config.anatomy.inner_size:
+            if int(mask, 16).bit_length() > config.layer_spec.inner_size:
                 raise ValueError(
                     f"kept_neurons[{layer}][{member}] names neuron {int(mask, 16).bit_length() - 1}: the backbone has neurons "
-                    f"0 to {config.anatomy.inner_size - 1}"
+                    f"0 to {config.layer_spec.inner_size - 1}"
                 )
         if len(set(masks)) > 1 and ("mlp" in config.shared or layer < config.trunk_layers):
             where = "share their MLPs" if "mlp" in config.shared else "run this layer once"
@@ -273,7 +273,7 @@ def check_num_members(given: int | None, config) -> None:
         )
 
 
-def settle_trunk(config) -> None:
+def check_trunk(config) -> None:
     """Refuses a trunk that members cannot have in common; a single member has none."""
     trunk, kept_heads = config.trunk_layers, config.kept_heads
     same = next((at for at, kept in enumerate(kept_heads) if any(kept[0] != each for each in kept)), len(kept_heads))
@@ -284,7 +284,7 @@ def settle_trunk(config) -> None:
         raise ValueError(f"trunk_layers is {trunk}: members enter a trunk as one, so shared has to name 'embeddings'")
 
 
-def settle_problem_type(config) -> None:
+def set_problem_type(config) -> None:
     """Says once what the labels are, as Transformers' loss would: what `logits` mean never changes after that."""
     if config.problem_type is None:
         config.problem_type = default_problem_type(config.num_labels)

@@ -3,8 +3,8 @@
 from huggingface_hub.dataclasses import strict
 from transformers import ASTConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
-from .configuration_hydra_vit import vit_anatomy
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra_vit import vit_layer_spec
 
 
 @strict
@@ -24,8 +24,8 @@ class HydraASTConfig(HydraConfigMixin, ASTConfig):
     }
 
     @property
-    def anatomy(self) -> Anatomy:
-        return vit_anatomy(self)
+    def layer_spec(self) -> LayerSpec:
+        return vit_layer_spec(self)
 
 
 __all__ = ["HydraASTConfig"]

@@ -3,11 +3,11 @@
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig, ElectraConfig, MPNetConfig, RobertaConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
 
 
-def bert_anatomy(config: BertConfig | ElectraConfig | MPNetConfig | RobertaConfig) -> Anatomy:
-    return Anatomy(
+def bert_layer_spec(config: BertConfig | ElectraConfig | MPNetConfig | RobertaConfig) -> LayerSpec:
+    return LayerSpec(
         inner_size=config.intermediate_size,
         activation=config.hidden_act,
         norm_eps=config.layer_norm_eps,
@@ -42,8 +42,8 @@ class HydraBertConfig(HydraConfigMixin, BertConfig):
     }
 
     @property
-    def anatomy(self) -> Anatomy:
-        return bert_anatomy(self)
+    def layer_spec(self) -> LayerSpec:
+        return bert_layer_spec(self)
 
 
 __all__ = ["HydraBertConfig"]

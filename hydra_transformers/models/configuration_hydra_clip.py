@@ -3,8 +3,8 @@
 from huggingface_hub.dataclasses import strict
 from transformers import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
-from .configuration_hydra_towers import HydraTowersConfigMixin, tower_anatomy
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra_towers import HydraTowersConfigMixin, tower_layer_spec
 
 
 @strict
@@ -21,8 +21,8 @@ class HydraCLIPTextConfig(HydraConfigMixin, CLIPTextConfig):
     base_config_key = "text_config"
 
     @property
-    def anatomy(self) -> Anatomy:
-        return tower_anatomy(self)
+    def layer_spec(self) -> LayerSpec:
+        return tower_layer_spec(self)
 
 
 @strict
@@ -42,8 +42,8 @@ class HydraCLIPVisionConfig(HydraConfigMixin, CLIPVisionConfig):
     base_config_key = "vision_config"
 
     @property
-    def anatomy(self) -> Anatomy:
-        return tower_anatomy(self)
+    def layer_spec(self) -> LayerSpec:
+        return tower_layer_spec(self)
 
 
 @strict

@@ -3,14 +3,14 @@
 from huggingface_hub.dataclasses import strict
 from transformers import Dinov2Config, Dinov2WithRegistersConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
 
 
-def dinov2_anatomy(config: Dinov2Config | Dinov2WithRegistersConfig) -> Anatomy:
+def dinov2_layer_spec(config: Dinov2Config | Dinov2WithRegistersConfig) -> LayerSpec:
     inner = int(config.hidden_size * config.mlp_ratio)
     if config.use_swiglu_ffn:
         inner = (int(inner * 2 / 3) + 7) // 8 * 8  # two thirds, rounded up to a multiple of eight
-    return Anatomy(
+    return LayerSpec(
         inner_size=inner,
         activation="silu" if config.use_swiglu_ffn else config.hidden_act,
         norm_eps=config.layer_norm_eps,
@@ -40,8 +40,8 @@ class HydraDinov2Config(HydraConfigMixin, Dinov2Config):
     }
 
     @property
-    def anatomy(self) -> Anatomy:
-        return dinov2_anatomy(self)
+    def layer_spec(self) -> LayerSpec:
+        return dinov2_layer_spec(self)
 
 
 __all__ = ["HydraDinov2Config"]

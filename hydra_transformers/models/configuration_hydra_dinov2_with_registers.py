@@ -3,8 +3,8 @@
 from huggingface_hub.dataclasses import strict
 from transformers import Dinov2WithRegistersConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
-from .configuration_hydra_dinov2 import dinov2_anatomy
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra_dinov2 import dinov2_layer_spec
 
 
 @strict
@@ -24,8 +24,8 @@ class HydraDinov2WithRegistersConfig(HydraConfigMixin, Dinov2WithRegistersConfig
     }
 
     @property
-    def anatomy(self) -> Anatomy:
-        return dinov2_anatomy(self)
+    def layer_spec(self) -> LayerSpec:
+        return dinov2_layer_spec(self)
 
 
 __all__ = ["HydraDinov2WithRegistersConfig"]

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import DistilBertConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
 
 
 @strict
@@ -23,8 +23,8 @@ class HydraDistilBertConfig(HydraConfigMixin, DistilBertConfig):
     }
 
     @property
-    def anatomy(self) -> Anatomy:
-        return Anatomy(
+    def layer_spec(self) -> LayerSpec:
+        return LayerSpec(
             inner_size=self.hidden_dim,
             activation=self.activation,
             norm_eps=1e-12,

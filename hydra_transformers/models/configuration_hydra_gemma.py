@@ -3,8 +3,8 @@
 from huggingface_hub.dataclasses import strict
 from transformers import GemmaConfig
 
-from .configuration_hydra import Anatomy
-from .configuration_hydra_llama import HydraDecoderConfigMixin, decoder_anatomy
+from .configuration_hydra import LayerSpec
+from .configuration_hydra_llama import HydraDecoderConfigMixin, decoder_layer_spec
 
 
 @strict
@@ -30,9 +30,9 @@ class HydraGemmaConfig(HydraDecoderConfigMixin, GemmaConfig):
             )
 
     @property
-    def anatomy(self) -> Anatomy:
+    def layer_spec(self) -> LayerSpec:
         has_bias = self.attention_bias
-        return decoder_anatomy(self, norm="offset_rms_norm", qkv_bias=has_bias, output_bias=has_bias)
+        return decoder_layer_spec(self, norm="offset_rms_norm", qkv_bias=has_bias, output_bias=has_bias)
 
 
 __all__ = ["HydraGemmaConfig"]

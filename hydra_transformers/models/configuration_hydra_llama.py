@@ -3,11 +3,11 @@
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, PreTrainedConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
 
 
 class HydraDecoderConfigMixin(HydraConfigMixin):
-    """To which a family's adds `auto_classes`, and to its anatomy what differs from Llama's."""
+    """To which a family's adds `auto_classes`, and to its layer_spec what differs from Llama's."""
 
     keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
     # The backbone's plans name modules that a Hydra does not have.
@@ -23,15 +23,15 @@ class HydraDecoderConfigMixin(HydraConfigMixin):
             )
 
 
-def decoder_anatomy(
+def decoder_layer_spec(
     config: PreTrainedConfig,
     norm: str = "rms_norm",
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
     sliding_window: int | None = None,
-) -> Anatomy:
-    return Anatomy(
+) -> LayerSpec:
+    return LayerSpec(
         inner_size=config.intermediate_size,
         activation=config.hidden_act,
         norm_eps=config.rms_norm_eps,
@@ -63,9 +63,9 @@ class HydraLlamaConfig(HydraDecoderConfigMixin, LlamaConfig):
     }
 
     @property
-    def anatomy(self) -> Anatomy:
+    def layer_spec(self) -> LayerSpec:
         has_bias = self.attention_bias
-        return decoder_anatomy(self, qkv_bias=has_bias, output_bias=has_bias, mlp_bias=self.mlp_bias)
+        return decoder_layer_spec(self, qkv_bias=has_bias, output_bias=has_bias, mlp_bias=self.mlp_bias)
 
 
 __all__ = ["HydraLlamaConfig"]

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import ModernBertConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
 
 
 @strict
@@ -23,8 +23,8 @@ class HydraModernBertConfig(HydraConfigMixin, ModernBertConfig):
     }
 
     @property
-    def anatomy(self) -> Anatomy:
-        return Anatomy(
+    def layer_spec(self) -> LayerSpec:
+        return LayerSpec(
             inner_size=self.intermediate_size,
             activation=self.hidden_activation,
             norm_eps=self.norm_eps,

@@ -3,8 +3,8 @@
 from huggingface_hub.dataclasses import strict
 from transformers import MPNetConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
-from .configuration_hydra_bert import bert_anatomy
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra_bert import bert_layer_spec
 
 
 @strict
@@ -30,8 +30,8 @@ class HydraMPNetConfig(HydraConfigMixin, MPNetConfig):
     }
 
     @property
-    def anatomy(self) -> Anatomy:
-        return bert_anatomy(self)
+    def layer_spec(self) -> LayerSpec:
+        return bert_layer_spec(self)
 
 
 __all__ = ["HydraMPNetConfig"]

@@ -3,8 +3,8 @@
 from huggingface_hub.dataclasses import strict
 from transformers import Qwen2Config
 
-from .configuration_hydra import Anatomy
-from .configuration_hydra_llama import HydraDecoderConfigMixin, decoder_anatomy
+from .configuration_hydra import LayerSpec
+from .configuration_hydra_llama import HydraDecoderConfigMixin, decoder_layer_spec
 
 
 @strict
@@ -33,8 +33,8 @@ class HydraQwen2Config(HydraDecoderConfigMixin, Qwen2Config):
             )
 
     @property
-    def anatomy(self) -> Anatomy:
-        return decoder_anatomy(self, qkv_bias=True, sliding_window=self.sliding_window)
+    def layer_spec(self) -> LayerSpec:
+        return decoder_layer_spec(self, qkv_bias=True, sliding_window=self.sliding_window)
 
 
 __all__ = ["HydraQwen2Config"]

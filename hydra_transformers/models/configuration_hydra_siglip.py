@@ -3,8 +3,8 @@
 from huggingface_hub.dataclasses import strict
 from transformers import SiglipConfig, SiglipTextConfig, SiglipVisionConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
-from .configuration_hydra_towers import HydraTowersConfigMixin, tower_anatomy
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra_towers import HydraTowersConfigMixin, tower_layer_spec
 
 
 @strict
@@ -21,8 +21,8 @@ class HydraSiglipTextConfig(HydraConfigMixin, SiglipTextConfig):
     base_config_key = "text_config"
 
     @property
-    def anatomy(self) -> Anatomy:
-        return tower_anatomy(self)
+    def layer_spec(self) -> LayerSpec:
+        return tower_layer_spec(self)
 
 
 @strict
@@ -48,8 +48,8 @@ class HydraSiglipVisionConfig(HydraConfigMixin, SiglipVisionConfig):
     vision_use_head: bool = True
 
     @property
-    def anatomy(self) -> Anatomy:
-        return tower_anatomy(self)
+    def layer_spec(self) -> LayerSpec:
+        return tower_layer_spec(self)
 
 
 @strict

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from transformers import PreTrainedConfig
 
 from .configuration_hydra import (
-    Anatomy,
     KeptHeads,
+    LayerSpec,
     ShippedPipelines,
     check_ensemble_loss,
     check_model_type,
@@ -84,9 +84,9 @@ def _tower_config(config, config_class: type):
     return config_class() if config is None else config
 
 
-def tower_anatomy(config: PreTrainedConfig) -> Anatomy:
+def tower_layer_spec(config: PreTrainedConfig) -> LayerSpec:
     """Of a tower's config."""
-    return Anatomy(
+    return LayerSpec(
         inner_size=config.intermediate_size,
         activation=config.hidden_act,
         norm_eps=config.layer_norm_eps,

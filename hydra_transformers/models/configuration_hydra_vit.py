@@ -3,11 +3,11 @@
 from huggingface_hub.dataclasses import strict
 from transformers import ASTConfig, DeiTConfig, ViTConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, Anatomy, HydraConfigMixin
+from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
 
 
-def vit_anatomy(config: ASTConfig | DeiTConfig | ViTConfig) -> Anatomy:
-    return Anatomy(
+def vit_layer_spec(config: ASTConfig | DeiTConfig | ViTConfig) -> LayerSpec:
+    return LayerSpec(
         inner_size=config.intermediate_size,
         activation=config.hidden_act,
         norm_eps=config.layer_norm_eps,
@@ -53,8 +53,8 @@ class HydraViTConfig(HydraConfigMixin, ViTConfig):
     }
 
     @property
-    def anatomy(self) -> Anatomy:
-        return vit_anatomy(self)
+    def layer_spec(self) -> LayerSpec:
+        return vit_layer_spec(self)
 
 
 __all__ = ["HydraViTConfig"]

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from .compat import is_exporting
 from .detection import DETECTORS, check_detector, is_number, score
-from .ensembling import at_least_float32, log_mean_probability
-from .fixed_dtype import FixedDtype
+from .modeling_hydra import FixedDtype, at_least_float32, is_exporting, log_mean_probability
 
 
 logger = logging.get_logger(f"transformers.{__name__}")
@@ -45,7 +43,7 @@ class Decision(FixedDtype):
 
     settings: the config's `decision`, see `check_settings`
         temperature: a positive number
-        detector: {"name", "by", "multi_label", "settings"}, see `detection.score`
+        detector: {"name", "by", "settings"}, see `detection.score`
         threshold: None, or the highest score that is answered
         sets: None, or {"method": "lac" | "aps" | "raps", "thresholds", "by_class", "k_reg", "penalty", "allow_empty"}
         alpha: the share of the sets that may miss the right class
@@ -75,8 +73,8 @@ class Decision(FixedDtype):
         member_logits = at_least_float32(member_logits) / self.settings["temperature"]
         detector, threshold, sets = (self.settings[name] for name in ("detector", "threshold", "sets"))
         state = {name: getattr(self, name) for name in self.settings["state"]}
-        by, multi_label, options = detector["by"], detector["multi_label"], detector["settings"]
-        detector_score = score(detector["name"], member_logits, member_features, state, by, multi_label, **options)
+        name, by = detector["name"], detector["by"]
+        detector_score = score(name, member_logits, member_features, state, by, **detector["settings"])
         log_probabilities = log_mean_probability(member_logits)
         is_no_number = log_probabilities.isnan().any(dim=-1)
         abstain, chosen = is_no_number, None
@@ -219,12 +217,11 @@ def check_settings(settings: Any, num_parameters: float) -> None:
     _check_fields("decision", settings, fields, optional=("classes", "prompts"))
     check_temperature(settings["temperature"], "decision.temperature")
     detector, sets, digests = (settings[name] for name in ("detector", "sets", "digests"))
-    _check_fields("decision.detector", detector, ("name", "by", "multi_label", "settings"))
+    _check_fields("decision.detector", detector, ("name", "by", "settings"))
     try:
-        method = check_detector(**detector)
-    except ValueError as error:
+        method = check_detector(**detector, multi_label=False)
+    except (ValueError, AttributeError) as error:
         raise ValueError(f"decision.detector: {error}") from error
-    _check("detector.multi_label", detector["multi_label"], detector["multi_label"] is False, "False")
     _check("detector.name", detector["name"], detector["name"] != "vim", "a detector whose score does not scale")
     _check_fields("decision.detector.settings", detector["settings"], method.settings)
     if settings["threshold"] is not None:
@@ -245,8 +242,9 @@ def check_settings(settings: Any, num_parameters: float) -> None:
         _check("sets.thresholds", found, suits, "one number that is not negative, or with by_class one for each class")
     suits = settings["alpha"] is None if sets is None else is_number(settings["alpha"]) and 0 < settings["alpha"] < 1
     _check("alpha", settings["alpha"], suits, "a share between 0 and 1, and None without sets")
-    is_dtype = isinstance(getattr(torch, str(settings["dtype"]), None), torch.dtype)
-    _check("dtype", settings["dtype"], settings["dtype"] is None or is_dtype, "the name of a dtype of torch")
+    dtype = getattr(torch, str(settings["dtype"]), None)
+    suits = settings["dtype"] is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)
+    _check("dtype", settings["dtype"], suits, "the name of a dtype")
     _check_fields("decision.state", settings["state"], method.state)
     most = max(2**26, 16 * num_parameters)  # bounds the memory that a config alone can ask for
     for name, shape in settings["state"].items():

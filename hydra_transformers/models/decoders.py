@@ -7,17 +7,18 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
-from .attention import members_mask
-from .ensembling import HydraModelOutput
-from .fixed_dtype import FixedDtype
-from .grouped import GroupedLinear, of_members
-from .layer import hydra_layers
-from .modeling_hydra import Rule, attention_rules
-from .norms import norm_of
-from .texts import HydraTextEncoderMixin, HydraUntypedTextClassifierMixin
+from .modeling_hydra import (
+    FixedDtype,
+    GroupedLinear,
+    HydraModelOutput,
+    hydra_layers,
+    members_mask,
+    norm_of,
+    shared_or_per_member,
+)
+from .pretrained import Rule, attention_rules
+from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
 
 
 DECODER_RULES = (
@@ -69,18 +70,19 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
 
     embedding_class: type[nn.Embedding] = nn.Embedding
     last_norm = "norm"
+    last_hidden_state_is_normed = True
 
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
-        self.embeddings = of_members(
+        self.embeddings = shared_or_per_member(
             config, "embeddings", lambda: HydraDecoderEmbeddings(config, self.embedding_class)
         )
         self.layers = hydra_layers(config)
-        self.norm = of_members(config, "layernorm", lambda: norm_of(config.anatomy, config.hidden_size))
+        self.norm = shared_or_per_member(config, "layernorm", lambda: norm_of(config.layer_spec, config.hidden_size))
         self.rotary_emb = HydraRotaryEmbedding(config)
         self.post_init()
 
-    def start(
+    def embed_inputs(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
@@ -88,77 +90,53 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         position_ids: torch.Tensor | None = None,
         use_cache: bool | None = None,
     ):
-        states = self.embedded(input_ids, inputs_embeds)
+        hidden_states = self.embed_words(input_ids, inputs_embeds)
         has_texts_in_a_row = not (self.config.use_cache if use_cache is None else use_cache)
         places = position_ids if has_texts_in_a_row else None
-        mask = self._causal_mask(create_causal_mask, states, attention_mask, places)
-        # A config may have fields that its backbone does not read: the anatomy says what is.
-        if self.config.anatomy.sliding_window is not None and "sliding_attention" in self.config.layer_types:
-            window = self._causal_mask(create_sliding_window_causal_mask, states, attention_mask, places)
+        mask = self._causal_mask(create_causal_mask, hidden_states, attention_mask, places)
+        # Not by the config's field, which some backbones have and do not read.
+        if self.config.layer_spec.sliding_window is not None and "sliding_attention" in self.config.layer_types:
+            window = self._causal_mask(create_sliding_window_causal_mask, hidden_states, attention_mask, places)
             mask = {"full_attention": mask, "sliding_attention": window}
         if position_ids is None:
-            position_ids = torch.arange(states.shape[2], device=states.device).unsqueeze(0)
-        # What the masks went by: some models have their tokens read those behind them, too.
+            position_ids = torch.arange(hidden_states.shape[2], device=hidden_states.device).unsqueeze(0)
+        # As the masks were made: some models have their tokens read those behind them, too.
         is_causal = getattr(self.config, "is_causal", True)
-        return states, mask, {"is_causal": is_causal, "position_embeddings": self.rotary_emb(states, position_ids)}
+        tables = self.rotary_emb(hidden_states, position_ids)
+        return hidden_states, mask, {"is_causal": is_causal, "position_embeddings": tables}
 
-    def _causal_mask(self, create: Callable, states: torch.Tensor, attention_mask, position_ids: torch.Tensor | None):
+    def _causal_mask(self, create: Callable, hidden_states, attention_mask, position_ids: torch.Tensor | None):
         mask = create(
             config=self.config,
-            inputs_embeds=states[0],
+            inputs_embeds=hidden_states[0],
             attention_mask=attention_mask,
             past_key_values=None,
             position_ids=position_ids,
         )
-        return members_mask(mask, states.shape[1], self.num_members)
-
-    def finish(
-        self,
-        states: torch.Tensor,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-    ):
-        return self.pool(self.norm(states), input_ids, attention_mask)
+        return members_mask(mask, hidden_states.shape[1], self.num_members)
 
     def pool(
         self,
-        states: torch.Tensor,
+        hidden_states: torch.Tensor,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
-    ):
-        pad, batch = self.config.pad_token_id, states.shape[1]
+        **inputs,
+    ) -> torch.Tensor | None:
+        pad, batch = self.config.pad_token_id, hidden_states.shape[1]
         if pad is None:
-            return states, states[:, :, -1] if batch == 1 else None
+            return hidden_states[:, :, -1] if batch == 1 else None
         if input_ids is None:
-            return states, states[:, :, -1]
-        last = last_token(input_ids, attention_mask, pad).to(states.device)
-        return states, states[:, torch.arange(batch, device=states.device), last]
+            return hidden_states[:, :, -1]
+        last = last_token(input_ids, attention_mask, pad).to(hidden_states.device)
+        return hidden_states[:, torch.arange(batch, device=hidden_states.device), last]
 
-    @merge_with_config_defaults
-    @capture_outputs(tie_last_hidden_states=False)
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        members_only: bool = False,
-        **kwargs,
-    ) -> HydraModelOutput:
-        """
-        input_ids, attention_mask, position_ids: (batch, tokens)
-        inputs_embeds: (batch, tokens, hidden), in place of input_ids; the last token is then the last of all
-        members_only: compute no more than a classifier reads, see `encode`
-        """
-        if kwargs.pop("past_key_values", None) is not None:
+    def encode(self, inputs: dict, *args, past_key_values=None, use_cache=None, **kwargs) -> HydraModelOutput:
+        if past_key_values is not None:
             raise ValueError(f"{type(self).__name__} reads texts whole and keeps no cache: leave past_key_values out")
-        use_cache = kwargs.pop("use_cache", None)
-        states, mask, for_layers = self.start(input_ids, attention_mask, inputs_embeds, position_ids, use_cache)
-        finish_with = {"input_ids": input_ids, "attention_mask": attention_mask}
-        return self.encode(states, mask, members_only=members_only, finish_with=finish_with, **kwargs | for_layers)
+        return super().encode({**inputs, "use_cache": use_cache}, *args, **kwargs)
 
 
-class HydraDecoderClassifierMixin(HydraUntypedTextClassifierMixin):
+class HydraDecoderClassifierMixin(HydraTextClassifierMixin):
     """A head per member on the last token of each text, as `GenericForSequenceClassification` of Transformers reads it."""
 
     encoder_class: type[nn.Module]
@@ -171,10 +149,10 @@ class HydraDecoderClassifierMixin(HydraUntypedTextClassifierMixin):
         self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members, bias=False)
         self.post_init()
 
-    def read(self, states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+    def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         if pooled is None:
             raise ValueError(
-                f"config.pad_token_id is None, and the batch has {states.shape[1]} texts: set it to the token that pads them, "
+                f"config.pad_token_id is None, and the batch has {hidden_states.shape[1]} texts: set it to the token that pads them, "
                 "by which the last token of each is found"
             )
         return pooled

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .ensembling import at_least_float32
+from .modeling_hydra import at_least_float32
 
 
 @dataclass(frozen=True)

@@ -5,27 +5,34 @@ from torch import nn
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import encoder_mask
-from .encoder import HydraEncoderMixin
-from .ensembling import HydraClassifierMixin, HydraClassifierOutput, HydraModelOutput
-from .grouped import embed
+from .modeling_hydra import (
+    HydraClassifierMixin,
+    HydraClassifierOutput,
+    HydraEncoderMixin,
+    HydraModelOutput,
+    embed,
+    encoder_mask,
+)
 
 
 class HydraImageEncoderMixin(HydraEncoderMixin):
     """An encoder of images: embeddings of patches."""
 
+    patch_embeddings_name = "patch_embeddings"  # inside of the embeddings
+
     def get_input_embeddings(self) -> nn.Module:
         """The patch embeddings; those of the first member where members do not share them."""
-        return self.first_embeddings().patch_embeddings
+        return getattr(self.first_embeddings(), self.patch_embeddings_name)
 
-    def start(
+    def embed_inputs(
         self, pixel_values: torch.Tensor | None = None, attention_mask: torch.Tensor | None = None, **for_embeddings
     ):
         if pixel_values is None:
             raise ValueError("pixel_values is missing: pass the image processor's output")
-        dtype = self.get_input_embeddings().projection.weight.dtype
-        states = embed(self.embeddings, pixel_values.to(dtype), **for_embeddings)
-        return states, encoder_mask(self.config, states, attention_mask), {}
+        patches = self.get_input_embeddings()
+        dtype = getattr(patches, "projection", patches).weight.dtype
+        hidden_states = embed(self.embeddings, pixel_values.to(dtype), **for_embeddings)
+        return hidden_states, encoder_mask(self.config, hidden_states, attention_mask), {}
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
@@ -44,9 +51,10 @@ class HydraImageEncoderMixin(HydraEncoderMixin):
         """
         if kwargs.pop("bool_masked_pos", None) is not None:
             raise ValueError("bool_masked_pos is for masked image modelling, which a Hydra does not do: leave it out")
-        asked = {} if interpolate_pos_encoding is None else {"interpolate_pos_encoding": interpolate_pos_encoding}
-        states, mask, for_layers = self.start(pixel_values, attention_mask, **asked)
-        return self.encode(states, mask, first_token_only, members_only, **for_layers, **kwargs)
+        inputs = {"pixel_values": pixel_values, "attention_mask": attention_mask}
+        if interpolate_pos_encoding is not None:  # not every family has it
+            inputs["interpolate_pos_encoding"] = interpolate_pos_encoding
+        return self.encode(inputs, first_token_only, members_only, **kwargs)
 
 
 class HydraImageClassifierMixin(HydraClassifierMixin):
@@ -68,4 +76,34 @@ class HydraImageClassifierMixin(HydraClassifierMixin):
             "interpolate_pos_encoding": interpolate_pos_encoding,
             "attention_mask": attention_mask,
         }
-        return self.answer(labels, inputs, **kwargs)
+        return self.encode_and_classify(inputs, labels, **kwargs)
+
+
+class PatchProjection(nn.Conv2d):
+    """A convolution whose kernels do not overlap, which is one product over the patches: several times as fast as the
+    convolution kernels, with the same weights."""
+
+    def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """(batch, channels, height, width) -> (batch, hidden, rows of patches, columns of patches)"""
+        patches = cut_into_patches(pixel_values, *self.kernel_size)
+        hidden_states = nn.functional.linear(patches, self.weight.flatten(1), self.bias)
+        return hidden_states.permute(0, 3, 1, 2)
+
+
+def cut_into_patches(pixel_values: torch.Tensor, height: int, width: int) -> torch.Tensor:
+    """(batch, channels, height, width) -> (batch, rows of patches, columns of patches, numbers of a patch)"""
+    rows, columns = pixel_values.shape[2] // height, pixel_values.shape[3] // width
+    pixel_values = pixel_values[..., : rows * height, : columns * width]
+    patches = pixel_values.unflatten(3, (columns, width)).unflatten(2, (rows, height))
+    return patches.permute(0, 2, 4, 1, 3, 5).flatten(3)
+
+
+def as_patch_projection(convolution: nn.Conv2d) -> PatchProjection:
+    """A new patch projection in the shape of a Transformers model's convolution."""
+    return PatchProjection(
+        convolution.in_channels,
+        convolution.out_channels,
+        convolution.kernel_size,
+        stride=convolution.stride,
+        bias=convolution.bias is not None,
+    )

@@ -1,243 +1,1054 @@
-"""What every Hydra model has: where its weights lie in a backbone, its constructors, and saving, loading and pushing, so
-that what is loaded is what was saved."""
+"""A fused transformer from top to bottom, in the order of the paper: packed linear maps, attention (equations 4 and 5), output
+projection and MLP (6 and 7), the encoder, and the classifier with the ensemble's answer (2).
 
-import importlib
+Hidden states are (members, batch, tokens, hidden) throughout: the paper's reshapes between MT x d and T x Md are views of them.
+Each member's part is one contiguous block, so grouped products, attention over (members * batch) and shared layers over all
+rows copy nothing. A leading size of 1 stands for states that are still the same for all members.
+"""
+
 import math
-import os
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
+from functools import partial, reduce
 
 import torch
-from huggingface_hub import HfApi
 from torch import nn
-from transformers import PreTrainedModel
-from transformers import initialization as init
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import ModelOutput, logging
 
-from .attention import HydraAttention, mask_of
-from .configuration_hydra import SHARED_PARTS, TrunkLayers
-from .decision import Decision, uncalibrated
-from .grouped import Grouped
-
-
-# A checkpoint is one of them; where both lie in a folder, Transformers loads the first.
-WHOLE, INDEX_OF_SHARDS = "model.safetensors", "model.safetensors.index.json"
-SHARDS = "model-*-of-*.safetensors"
+from .configuration_hydra import LayerSpec, set_problem_type
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Where parameters of a one-member Hydra are found in a backbone.
+logger = logging.get_logger(f"transformers.{__name__}")
 
-    ours, theirs: names with `*` for what both have in their places, the number of the layer for example. Of several of
-        theirs, `transform` makes one tensor
-    transform: from theirs to ours; by default they are the same
+# From this many rows per member on, one product per member beats one batched product.
+ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 2048
+# At most this many rows go through an MLP at once in inference: its inner states take more memory than all the rest.
+ROWS_IN_AN_MLP = 2**16
+# These add a mask of numbers to the scores, which may differ from head to head.
+BACKENDS_WITH_BIAS = ("eager", "sdpa")
+
+# cos and sin of the angles that queries and keys are turned by, (batch or 1, tokens, head_dim) each
+RotaryTables = tuple[torch.Tensor, torch.Tensor]
+
+
+# Linear maps of several members
+
+
+class Grouped(nn.Module):
+    """What the two packed layers have in common: member m owns the next `widths[m]` rows of `weight`."""
+
+    def __init__(self, widths: Sequence[int], columns: int, bias_shape: tuple[int, ...] | None):
+        super().__init__()
+        self.set_widths(widths)
+        self.columns = columns
+        self.weight = nn.Parameter(torch.empty(sum(widths), columns))
+        self.register_parameter("bias", None if bias_shape is None else nn.Parameter(torch.empty(bias_shape)))
+
+    def set_widths(self, widths: Sequence[int]) -> None:
+        self.widths, self.is_uniform = list(widths), len(set(widths)) == 1
+
+    def member_rows(self, parameter: str) -> list[int]:
+        """How many rows of `parameter` ("weight" or "bias") each member owns, in the order of the members."""
+        return self.widths
+
+    def extra_repr(self) -> str:
+        return f"widths={self.widths}, columns={self.columns}, bias={self.bias is not None}"
+
+
+class GroupedLinear(Grouped):
+    """M linear maps `in_features -> widths[m]`; weight (sum of widths, in_features), bias (sum of widths)."""
+
+    def __init__(self, in_features: int, widths: Sequence[int], bias: bool = True):
+        super().__init__(widths, in_features, (sum(widths),) if bias else None)
+
+    def forward(
+        self, hidden_states: torch.Tensor, rows: Sequence[slice] | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """(members or 1, ..., in_features) -> (members, ..., width), or where widths differ a tuple of (..., width), one
+        for each member that has any rows.
+
+        rows: the part of each member's rows to compute; all of them by default
+        """
+        members = len(self.widths)
+        if hidden_states.shape[0] < members:
+            hidden_states = hidden_states.expand(members, *hidden_states.shape[1:])
+        if not self.is_uniform or (rows is not None and any(part != rows[0] for part in rows)):
+            return self._one_by_one(hidden_states, rows)
+        weight, bias = self.weight.view(members, -1, self.columns), self.bias
+        bias = None if bias is None else bias.view(members, 1, -1)
+        if rows is not None:
+            weight, bias = weight[:, rows[0]], None if bias is None else bias[..., rows[0]]
+        return grouped_product(hidden_states, weight.transpose(1, 2), bias)
+
+    def _one_by_one(self, hidden_states, rows: Sequence[slice] | None) -> tuple[torch.Tensor, ...]:
+        filled = [m for m, width in enumerate(self.widths) if width > 0]
+        widths = [self.widths[m] for m in filled]
+        parts = [slice(None) if rows is None else rows[m] for m in filled]
+        weights = self.weight.split(widths)
+        biases = [None] * len(filled) if self.bias is None else self.bias.split(widths)
+        return tuple(
+            nn.functional.linear(hidden_states[m], weight[part], None if bias is None else bias[part])
+            for m, weight, bias, part in zip(filled, weights, biases, parts, strict=True)
+        )
+
+
+class GroupedOutput(Grouped):
+    """M linear maps `widths[m] -> out_features`; weight (sum of widths, out_features), bias (members, out_features)."""
+
+    def __init__(self, widths: Sequence[int], out_features: int, bias: bool = True):
+        super().__init__(widths, out_features, (len(widths), out_features) if bias else None)
+
+    def member_rows(self, parameter: str) -> list[int]:
+        return self.widths if parameter == "weight" else [1] * len(self.widths)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(members, ..., width) -> (members, ..., out_features); where widths differ (..., sum of widths), the members'
+        inputs side by side."""
+        if not self.is_uniform:
+            return self._one_by_one(hidden_states)
+        members, width = len(self.widths), self.widths[0]
+        if width == 0:  # no member has a head: all that is left of the attention is its output bias
+            shape = hidden_states.shape[1:-1]
+            if self.bias is None:
+                return hidden_states.new_zeros(members, *shape, self.columns)
+            return self.bias.view(members, *[1] * len(shape), -1).expand(members, *shape, -1)
+        bias = None if self.bias is None else self.bias.unsqueeze(1)
+        return grouped_product(hidden_states, self.weight.view(members, width, self.columns), bias)
+
+    def _one_by_one(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        # Products of width zero are an error or a wrong number in many exported formats: members without heads are left
+        # out of them, and keep their bias, in the dtype that products have here (autocast).
+        filled = [m for m, width in enumerate(self.widths) if width > 0]
+        widths = [self.widths[m] for m in filled]
+        biases = [None] * len(self.widths) if self.bias is None else self.bias
+        parts = zip(filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True)
+        products = {m: nn.functional.linear(states, weight.t(), biases[m]) for m, states, weight in parts}
+        like = products[filled[0]]
+        return torch.stack([products[m] if width else bias_as(like, biases[m]) for m, width in enumerate(self.widths)])
+
+
+def bias_as(like: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The result of a map without inputs: its bias, or zeros, (..., out_features) as `like`."""
+    return torch.zeros_like(like) if bias is None else bias.expand_as(like).type_as(like)
+
+
+def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """One product per member: (members, ..., in) x (members, in, out) + (members, 1, out) -> (members, ..., out).
+
+    Few rows: one batched product. Many rows: one product per member, because only there the bias is added inside the
+    product; a batched one first writes it over the whole output.
+    """
+    if inputs.dim() > 3:
+        shape = (*inputs.shape[:-1], weight.shape[-1])
+        return grouped_product(inputs.flatten(1, -2), weight, bias).view(shape)
+    members, rows, _ = inputs.shape
+    if members == 1:
+        return nn.functional.linear(inputs, weight[0].t(), None if bias is None else bias[0, 0])
+    # An exported graph serves batches of every size, so no size may decide on it.
+    if is_exporting() or rows < ROWS_FOR_ONE_PRODUCT_PER_MEMBER:
+        if bias is None:
+            return torch.bmm(inputs, weight)
+        if torch.compiler.is_compiling():
+            return torch.bmm(inputs, weight) + bias  # a compiler adds it in the pass that comes next
+        return torch.baddbmm(bias, inputs, weight)
+    biases = [None] * members if bias is None else bias.squeeze(1)
+    return torch.stack([nn.functional.linear(inputs[m], weight[m].t(), biases[m]) for m in range(members)])
+
+
+def is_exporting() -> bool:
+    """Whether a graph is recorded that will serve batches of every size, with gradients and without."""
+    # torch 2.11 calls every compilation an export; this flag is set for exports alone.
+    is_export = getattr(torch.compiler, "_is_exporting_flag", None)
+    return (torch.compiler.is_exporting() if is_export is None else is_export) or torch.jit.is_tracing()
+
+
+class PerMember(nn.ModuleList):
+    """One module per member, for a part that members do not share."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(members or 1, ...) -> (members, ...), member m through module m."""
+        states = hidden_states.expand(len(self), *hidden_states.shape[1:])
+        return torch.stack([module(states[m]) for m, module in enumerate(self)])
+
+
+class DropoutPerMember(nn.Dropout):
+    """Dropout behind a part that members share, with a mask for each of them, as members apart would draw."""
+
+    def __init__(self, p: float, num_members: int):
+        super().__init__(p)
+        self.num_members = num_members
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """(batch, ...) -> (members, batch, ...) where it drops; as they are where it does not."""
+        if self.training and self.p > 0 and self.num_members > 1:
+            hidden_states = hidden_states.expand(self.num_members, *hidden_states.shape)
+        return super().forward(hidden_states)
+
+
+def shared_or_per_member(
+    config: PreTrainedConfig, part: str, build: Callable[[], nn.Module], layer: int | None = None
+) -> nn.Module:
+    """One module for all members where they share `part` (or are alone, or in the trunk), otherwise one for each."""
+    members = config.num_members if layer is None else config.members_in(layer)
+    if part not in config.shared and members > 1:
+        return PerMember(build() for _ in range(members))
+    module = build()
+    if part == "embeddings" and not config.trunk_layers:
+        for name, child in module.named_children():
+            if isinstance(child, nn.Dropout):
+                setattr(module, name, DropoutPerMember(child.p, config.num_members))
+    return module
+
+
+def embed(embeddings: nn.Module, *args, **kwargs) -> torch.Tensor:
+    """Input embeddings (members, batch, tokens, hidden); (1, batch, tokens, hidden) where they are the same for all."""
+    if isinstance(embeddings, PerMember):
+        return torch.stack([of_member(*args, **kwargs) for of_member in embeddings])
+    states = embeddings(*args, **kwargs)
+    return states if states.dim() == 4 else states.unsqueeze(0)
+
+
+# Fused attention, equations 4 and 5
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Equations 2 and 3, head by head: (rows, heads, tokens, head_dim) -> (rows, tokens, heads, head_dim)."""
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    softmax_dtype = torch.float32 if module.float32_softmax else None
+    if softmax_dtype is not None and scores.dtype == torch.float64:
+        # The mask's smallest float64 would become -inf in float32, and a row that sees only padding NaN.
+        scores = scores.clamp(min=torch.finfo(torch.float32).min)
+    weights = nn.functional.softmax(scores, dim=-1, dtype=softmax_dtype).to(query.dtype)
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+class HydraAttention(nn.Module):
+    """Multi-head attention of all members at once; member m keeps `kept_heads[m]` of the backbone's heads.
+
+    A member's queries, keys and values lie below each other in `qkv_proj`, so that its three projections are one
+    product. Where several query heads read one head of keys and values (grouped queries), heads are the query heads; a head
+    of keys and values is there as long as one of its query heads is, and is computed once for all of these. Attention
+    itself is computed head by head, so members cannot mix, whichever axis carries them:
+
+    - members on the batch axis, (members * batch, heads, tokens, head_dim), where each keeps as many heads (for each head
+      of keys and values): the products come out in this shape;
+    - members on the head axis, (batch, heads of all members, tokens, head_dim), where head counts differ, where the
+      mask cannot be repeated over members, where positions have a bias, which need not be repeated over the batch then,
+      and for the eager backend, which returns its weights in this shape.
     """
 
-    ours: str
-    theirs: str | tuple[str, ...]
-    transform: Callable[..., torch.Tensor] = lambda tensor: tensor
+    def __init__(self, config: PreTrainedConfig, layer: int):
+        super().__init__()
+        spec, kept_heads = config.layer_spec, config.kept_heads[layer][: config.members_in(layer)]
+        self.config, self.layer = config, layer
+        self.num_members, self.is_trunk = len(kept_heads), layer < config.trunk_layers
+        # The softmax keeps the scale of the backbone's heads, however many are left.
+        self.head_dim = spec.head_dim or config.hidden_size // config.num_attention_heads
+        self.scaling = self.head_dim**-0.5
+        self.attention_dropout = spec.attention_dropout
+        self.float32_softmax = spec.float32_softmax
+        self.float32_rotary = spec.float32_rotary
+        self.is_causal = False
+        layer_types = getattr(config, "layer_types", None)
+        self.layer_type = None if layer_types is None else layer_types[layer]
+        self.sliding_window = spec.sliding_window if self.layer_type == "sliding_attention" else None
+        self.queries_per_key = spec.queries_per_key
+        self.set_kept_heads(kept_heads)
+        qkv_widths = [self.head_dim * (sum(each) + 2 * len(each)) for each in self.readers]
+        self.qkv_proj = GroupedLinear(config.hidden_size, qkv_widths, spec.qkv_bias)
+        self.o_proj = GroupedOutput(self.widths, config.hidden_size, spec.output_bias)
+        self.register_buffer("kept_heads_mask", mask_of(kept_heads, config.num_attention_heads))
+
+    def set_kept_heads(self, kept_heads: list[list[int]]) -> None:
+        self.kept_heads = kept_heads
+        self.widths = [len(heads) * self.head_dim for heads in kept_heads]  # of each member's heads together
+        # How many query heads read each head of keys and values, of every member.
+        self.readers = [readers_of(heads, self.queries_per_key) for heads in kept_heads]
+        self.has_no_head = not any(self.widths)
+        self.is_uniform = len(set(self.widths)) == 1
+        self.has_equal_members = all(each == self.readers[0] for each in self.readers)
+
+    def check_same_heads(self, saved: torch.Tensor) -> None:
+        """Refuses weights that were saved for other heads than the config names: `saved` is their `kept_heads_mask`."""
+        if saved.is_meta:
+            return  # nothing was loaded
+        found = [[head for head, is_kept in enumerate(heads) if is_kept] for heads in saved.tolist()]
+        if found == self.kept_heads:
+            return
+        where = "another number of members"
+        if len(found) == len(self.kept_heads):
+            member = next(m for m, heads in enumerate(found) if heads != self.kept_heads[m])
+            where = f"layer {self.layer}, member {member}: {found[member]} saved, {self.kept_heads[member]} named"
+        raise ValueError(
+            f"the weights were saved for other heads than config.kept_heads names ({where}): use the config.json that was "
+            "saved with them"
+        )
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        self.check_same_heads(state_dict.setdefault(f"{prefix}kept_heads_mask", self.kept_heads_mask))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        first_token_only: bool = False,
+        position_bias: torch.Tensor | None = None,
+        position_embeddings: RotaryTables | Mapping[str, RotaryTables] | None = None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The heads' outputs, before the output projection, which the layer calls.
+
+        hidden_states: (members or 1, batch, tokens, hidden)
+        attention_mask: what `members_mask` returns, for all layers or by `config.layer_types`
+        first_token_only: compute queries of the first token alone
+        position_bias: added to the scores, (members or 1, heads of the backbone, tokens, tokens)
+        position_embeddings: the tables of rotary positions, for all layers or by `config.layer_types`
+
+        Returns (members, batch, query tokens, width) or, where members keep different numbers of heads, (batch, query
+        tokens, sum of widths); and from the eager backend the attention weights (batch, heads of all members, query
+        tokens, tokens).
+        """
+        is_eager = self.config._attn_implementation == "eager"
+        _, batch, tokens, _ = hidden_states.shape
+        if self.has_no_head:
+            queries = 1 if first_token_only else tokens
+            weights = hidden_states.new_zeros(batch, 0, queries, tokens) if is_eager else None
+            return hidden_states.new_zeros(self.num_members, batch, queries, 0), weights
+        on_batch_axis = self.has_equal_members and not is_eager
+        if attention_mask is not None or position_bias is not None:
+            attention_mask, on_batch_axis = self._mask(
+                attention_mask, position_bias, batch, first_token_only, on_batch_axis
+            )
+        query, key, value = self._project(hidden_states, first_token_only, on_batch_axis)
+        if position_embeddings is not None:
+            tables = self._of_layer_type(position_embeddings)
+            query, key = (rotated(states, *tables, self.float32_rotary) for states in (query, key))
+        if self.queries_per_key > 1:
+            readers = self.readers[0] if on_batch_axis else [count for each in self.readers for count in each]
+            key, value = for_each_query(key, readers), for_each_query(value, readers)
+        attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        if self.sliding_window is not None:
+            kwargs["sliding_window"] = self.sliding_window
+        dropout = self.attention_dropout if self.training else 0.0
+        output, weights = attention_interface(
+            self, query, key, value, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
+        )
+        if on_batch_axis:
+            return output.reshape(self.num_members, -1, output.shape[1], self.widths[0]), weights
+        output = output.flatten(2)
+        if self.is_uniform:
+            output = output.unflatten(-1, (self.num_members, -1)).movedim(-2, 0)
+        return output, weights
+
+    def _mask(
+        self,
+        attention_mask,
+        position_bias: torch.Tensor | None,
+        batch: int,
+        first_token_only: bool,
+        on_batch_axis: bool,
+    ) -> tuple[torch.Tensor | None, bool]:
+        """This layer's mask, with the bias of positions in it, and whether members can lie on the batch axis with it."""
+        attention_mask = self._of_layer_type(attention_mask)
+        if first_token_only:
+            attention_mask = mask_of_first_token(attention_mask)
+        on_batch_axis = on_batch_axis and has_rows(attention_mask)
+        on_batch_axis = on_batch_axis and (position_bias is None or self.num_members == 1)
+        if isinstance(attention_mask, torch.Tensor) and (self.is_trunk or not on_batch_axis):
+            attention_mask = attention_mask[:batch]
+        if position_bias is not None:
+            position_bias = position_bias[:, :, :1] if first_token_only else position_bias
+            attention_mask = self._mask_with_bias(attention_mask, position_bias)
+        return attention_mask, on_batch_axis
+
+    def _mask_with_bias(self, attention_mask: torch.Tensor | None, position_bias: torch.Tensor) -> torch.Tensor:
+        """A mask to be added to the scores, (batch or 1, heads of all members, query tokens, tokens)."""
+        if self.config._attn_implementation not in BACKENDS_WITH_BIAS:
+            raise ValueError(
+                f"the attention backend is {self.config._attn_implementation!r}, which cannot add a bias of positions: "
+                f"use {' or '.join(map(repr, BACKENDS_WITH_BIAS))}"
+            )
+        by_head = [of_member.unbind() for of_member in position_bias.expand(self.num_members, -1, -1, -1)]
+        kept = [by_head[member][head] for member, heads in enumerate(self.kept_heads) for head in heads]
+        bias = torch.stack(kept).unsqueeze(0)
+        if attention_mask is None:
+            return bias
+        if attention_mask.dtype == torch.bool:
+            return torch.where(attention_mask, bias, torch.finfo(bias.dtype).min)
+        return attention_mask + bias
+
+    def _of_layer_type(self, given):
+        """This layer's entry where there is one for each type of layers, `{type: ...}`."""
+        return given[self.layer_type] if isinstance(given, Mapping) else given
+
+    def _project(
+        self, hidden_states: torch.Tensor, first_token_only: bool, on_batch_axis: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """Query (of the first token, where only it is computed), key and value, (rows, heads, tokens, head_dim) each. Of key and
+        value each head once, however many queries read it."""
+        split = partial(split_heads, head_dim=self.head_dim, on_batch_axis=on_batch_axis)
+        if not first_token_only and self.queries_per_key == 1:
+            return split(self.qkv_proj(hidden_states), 3)
+        queries = [slice(width) for width in self.widths]
+        keys_and_values = [slice(width, None) for width in self.widths]
+        if first_token_only:
+            query = self.qkv_proj(hidden_states[:, :, :1], queries)
+            return *split(query, 1), *split(self.qkv_proj(hidden_states, keys_and_values), 2)
+        joint, widths = self.qkv_proj(hidden_states), [width for width in self.widths if width]
+        if on_batch_axis:
+            return *split(joint[..., : widths[0]], 1), *split(joint[..., widths[0] :], 2)
+        by_member = list(zip(joint, widths, strict=True))
+        return (
+            *split([of_member[..., :width] for of_member, width in by_member], 1),
+            *split([of_member[..., width:] for of_member, width in by_member], 2),
+        )
 
 
-def attention_rules(theirs: str, projections: Sequence[str], scale: str | None = None) -> tuple[Rule, ...]:
-    """The rules for a layer's attention.
+def split_heads(projected, projections: int, head_dim: int, on_batch_axis: bool) -> tuple[torch.Tensor, ...]:
+    """(members, batch, tokens, projections * width), or a tuple over members -> for each projection (rows, heads, tokens,
+    head_dim)"""
+    if on_batch_axis:
+        members, batch, tokens, _ = projected.shape
+        heads = projected.reshape(members * batch, tokens, projections, -1, head_dim)
+    else:
+        heads = torch.cat([own.unflatten(-1, (projections, -1, head_dim)) for own in projected], dim=-2)
+    return heads.permute(2, 0, 3, 1, 4).unbind(0)
 
-    theirs: the name of one of its projections, with `*` for the number of the layer and `{}` for
-    projections: the four names of query, key, value and output; two, where the first three are one map
-    scale: the name of the factor on the attention's result, where a family has one: it becomes part of the output
-    """
-    *joint, output = (theirs.format(projection) for projection in projections)
-    factor = () if scale is None else (scale,)
-    return (
-        Rule("layers.*.attention.qkv_proj.*", tuple(f"{each}.*" for each in joint), lambda *qkv: torch.cat(qkv)),
-        Rule("layers.*.attention.o_proj.weight", (f"{output}.weight", *factor), lambda *weight: scaled(*weight).t()),
-        Rule("layers.*.attention.o_proj.bias", (f"{output}.bias", *factor), lambda *bias: scaled(*bias).unsqueeze(0)),
+
+def keys_of(heads: list[int], queries_per_key: int) -> list[int]:
+    """The heads of keys and values that query heads read, in ascending order."""
+    return list(dict.fromkeys(head // queries_per_key for head in heads))
+
+
+def readers_of(heads: list[int], queries_per_key: int) -> list[int]:
+    """How many of these query heads read each of their heads of keys and values."""
+    return list(Counter(head // queries_per_key for head in heads).values())
+
+
+def for_each_query(states: torch.Tensor, readers: list[int]) -> torch.Tensor:
+    """Heads of keys or values as often as they are read: (rows, heads, ...) -> (rows, sum of readers, ...)"""
+    if len(set(readers)) == 1:
+        return states if readers[0] == 1 else states.repeat_interleave(readers[0], dim=1)
+    return torch.cat(
+        [
+            states[:, head : head + 1].expand(-1, count, *[-1] * (states.dim() - 2))
+            for head, count in enumerate(readers)
+        ],
+        dim=1,
     )
 
 
-def scaled(tensor: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
-    """A linear map's weight or bias with a factor on each of its outputs."""
-    if scale is None:
-        return tensor
-    return tensor * (scale.unsqueeze(1) if tensor.dim() == 2 else scale)
+def mask_of(kept_heads: list[list[int]], num_heads: int) -> torch.Tensor:
+    """A layer's kept heads as ones and zeros, (members, heads of the backbone)."""
+    rows = [[int(head in heads) for head in range(num_heads)] for heads in kept_heads]
+    return torch.tensor(rows, dtype=torch.uint8)
 
 
-class HydraModelMixin:
-    """A model family sets
+def rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, in_float32: bool = False) -> torch.Tensor:
+    """Queries or keys turned by the angles of their positions, of any number of heads: (rows, heads, tokens, head_dim)
 
-    - `backbone_types`: the `model_type` of the Transformers models it is built from, and `backbone_classes` their classes,
-    - `backbone_rules`: where parameters are found whose names or shapes differ from the backbone's; of several rules for
-      one parameter, the first whose names the backbone has,
-    - `architecture`: its name, as people call it,
-    - `per_member_parameters`: bare parameters with one row per member,
-    - `backbone_config_key`: the name of the part of a backbone's config that it is made from, where that is not all of it,
-    - `own_fields`: fields of the config that are always so, whatever a backbone's says,
-    - `unread`: how names of parameters begin, of a backbone or its own, that no answer depends on,
-    - `is_base_model`: on the class without a head, which then takes what it needs from a model with one.
+    cos, sin: (batch or 1, tokens, head_dim), of which queries that are fewer than the tokens take the first. Rows are the
+        batch as often as members, or candidates for pruning, lie on the batch axis; the tables need not be repeated
+    """
+    cos, sin = (table[:, : states.shape[2]].unsqueeze(1) for table in (cos, sin))
+    turned = states.float() if in_float32 else states
+    is_per_row = cos.shape[0] > 1
+    if is_per_row:
+        turned = turned.unflatten(0, (-1, cos.shape[0]))
+    first, second = turned.chunk(2, dim=-1)
+    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
+    # Of the values' dtype again, which under autocast is not the tables'.
+    return (turned.flatten(0, 1) if is_per_row else turned).to(states.dtype)
 
-    Each attention has the buffer `kept_heads_mask`, which goes into the checkpoint beside the weights: packed rows do not
-    tell whose they are, and a config.json that was changed would deal them out to other members.
+
+def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_mask, create=create_bidirectional_mask):
+    """The mask that an encoder's layers read, for embeddings (1 or members, batch, tokens, hidden)."""
+    if attention_mask is None and create is create_bidirectional_mask:
+        return None  # and not one that masks nothing, which would keep the attention from its fastest kernels
+    mask = create(config=config, inputs_embeds=embeddings[0], attention_mask=attention_mask)
+    return members_mask(mask, embeddings.shape[1], config.num_members)
+
+
+def members_mask(attention_mask, batch: int, num_members: int):
+    """Repeats a mask made for the batch over the members: (batch or 1, ...) -> (members * batch, ...).
+
+    Its first `batch` rows are the mask it was made from, for attention with the members on the head axis. Masks that
+    are no tensors (flex attention's block masks) and absent ones stay as they are.
+    """
+    if not isinstance(attention_mask, torch.Tensor):
+        return attention_mask
+    if attention_mask.dim() == 4 and attention_mask.shape[1] != 1:
+        raise ValueError(
+            f"attention_mask has {attention_mask.shape[1]} heads: members have other heads each, pass a mask of shape "
+            "(batch, tokens) or (batch, 1, tokens, tokens)"
+        )
+    if attention_mask.shape[0] != batch:
+        attention_mask = attention_mask.expand(batch, *attention_mask.shape[1:])
+    return repeated_mask(attention_mask, num_members)
+
+
+def repeated_mask(attention_mask, times: int):
+    """Tiles a mask along the batch; of several, by type of layers, each of them."""
+    if isinstance(attention_mask, Mapping):
+        return {layer_type: repeated_mask(mask, times) for layer_type, mask in attention_mask.items()}
+    if attention_mask is None or times == 1:
+        return attention_mask
+    return attention_mask.repeat(times, *[1] * (attention_mask.dim() - 1))
+
+
+def has_rows(attention_mask) -> bool:
+    """Whether a mask can be repeated over members and cut to query tokens: flex attention's block masks cannot."""
+    if isinstance(attention_mask, Mapping):
+        return all(map(has_rows, attention_mask.values()))
+    return attention_mask is None or isinstance(attention_mask, torch.Tensor)
+
+
+def mask_of_first_token(attention_mask: torch.Tensor | None) -> torch.Tensor | None:
+    """The rows of the first query token: (rows, 1, tokens, tokens) -> (rows, 1, 1, tokens); 2-D masks have none."""
+    if attention_mask is None or attention_mask.dim() == 2:
+        return attention_mask
+    return attention_mask[:, :, :1]
+
+
+# Output projection and MLP, equations 6 and 7: the layer
+
+
+class HydraRMSNorm(nn.Module):
+    """Root mean square normalisation as Llama has it: in float32, and back in the states' own dtype times the weight."""
+
+    def __init__(self, hidden_size: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.weight * self.normalised(hidden_states).to(hidden_states.dtype)
+
+    def normalised(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        hidden_states = hidden_states.float()
+        return hidden_states * torch.rsqrt(hidden_states.pow(2).mean(-1, keepdim=True) + self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, eps={self.eps}"
+
+
+class HydraOffsetRMSNorm(HydraRMSNorm):
+    """As Gemma has it: the weight counts from one, and the product is taken in float32 as well."""
+
+    def __init__(self, hidden_size: int, eps: float):
+        super().__init__(hidden_size, eps)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return (self.normalised(hidden_states) * (1 + self.weight.float())).to(hidden_states.dtype)
+
+
+RMS_NORMS = {"rms_norm": HydraRMSNorm, "offset_rms_norm": HydraOffsetRMSNorm}
+
+
+def norm_of(spec: LayerSpec, hidden_size: int) -> nn.Module:
+    """A norm of states (..., hidden_size)."""
+    if spec.norm == "layer_norm":
+        return nn.LayerNorm(hidden_size, eps=spec.norm_eps, bias=spec.norm_bias)
+    return RMS_NORMS[spec.norm](hidden_size, eps=spec.norm_eps)
+
+
+class HydraMLP(nn.Module):
+    """The transformer's two-layer MLP, on any leading axes; with a gate, `fc1` rows are [gate; up]."""
+
+    def __init__(self, hidden_size: int, inner_size: int, spec: LayerSpec):
+        super().__init__()
+        self.has_gate = spec.gated_mlp
+        self.fc1 = nn.Linear(hidden_size, 2 * inner_size if self.has_gate else inner_size, spec.mlp_bias)
+        self.activation_fn = ACT2FN[spec.activation]
+        self.dropout = None if spec.inner_dropout is None else nn.Dropout(spec.inner_dropout)
+        self.fc2 = nn.Linear(inner_size, hidden_size, spec.mlp_bias)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        shape = hidden_states.shape
+        # What stands in for a linear layer (8-bit ones, for instance) may know three axes at most.
+        hidden_states = hidden_states.flatten(0, -3) if len(shape) > 3 else hidden_states
+        if hidden_states.shape[:-1].numel() > ROWS_IN_AN_MLP and not torch.is_grad_enabled() and not is_recording():
+            pieces = hidden_states.reshape(-1, shape[-1]).split(ROWS_IN_AN_MLP)
+            return torch.cat([self._inner_and_back(piece) for piece in pieces]).reshape(shape)
+        return self._inner_and_back(hidden_states).reshape(shape)
+
+    def _inner_and_back(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        inner = self.fc1(hidden_states)
+        if self.has_gate:
+            gate, inner = inner.chunk(2, dim=-1)
+            inner = self.activation_fn(gate) * inner
+        else:
+            inner = self.activation_fn(inner)
+        return self.fc2(inner if self.dropout is None else self.dropout(inner))
+
+
+def is_recording() -> bool:
+    """Whether a graph is recorded, compiled or exported, in which sizes should decide nothing."""
+    return torch.compiler.is_compiling() or is_exporting()
+
+
+class HydraLayer(GradientCheckpointingLayer):
+    """One Transformer layer of all members, or of one in the trunk: `attend`, then `project_and_feed`."""
+
+    def __init__(self, config: PreTrainedConfig, layer: int):
+        super().__init__()
+        spec = config.layer_spec
+        self.norm_first, self.drop_path = spec.norm_first, spec.drop_path
+
+        norm = partial(norm_of, spec, config.hidden_size)
+        sizes = iter(config.mlp_sizes(layer))  # members are built in their order
+        has_norm = layer > 0 or spec.first_attention_norm
+        self.attention_norm = shared_or_per_member(config, "layernorm", norm, layer) if has_norm else nn.Identity()
+        self.attention = HydraAttention(config, layer)
+        self.mlp_norm = shared_or_per_member(config, "layernorm", norm, layer)
+        self.mlp = shared_or_per_member(config, "mlp", lambda: HydraMLP(config.hidden_size, next(sizes), spec), layer)
+        self.output_dropout = None if spec.output_dropout is None else nn.Dropout(spec.output_dropout)
+        self.mlp_dropout = None if spec.mlp_dropout is None else nn.Dropout(spec.mlp_dropout)
+
+    def __call__(self, hidden_states, attention_mask=None, first_token_only=False, position_bias=None, **kwargs):
+        # Checkpointing tracks positional arguments only.
+        return super().__call__(hidden_states, attention_mask, first_token_only, position_bias, **kwargs)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask=None,
+        first_token_only: bool = False,
+        position_bias: torch.Tensor | None = None,
+        **kwargs,
+    ) -> torch.Tensor:
+        """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
+        heads = self.attend(hidden_states, attention_mask, first_token_only, position_bias, **kwargs)
+        if first_token_only:
+            hidden_states = hidden_states[:, :, :1]
+        return self.project_and_feed(hidden_states, heads)
+
+    def attend(
+        self, hidden_states: torch.Tensor, attention_mask=None, first_token_only=False, position_bias=None, **kwargs
+    ) -> torch.Tensor:
+        """Equations 4 and 5: the heads' outputs, the first result of `HydraAttention.forward`."""
+        normed = self.attention_norm(hidden_states) if self.norm_first else hidden_states
+        return self.attention(normed, attention_mask, first_token_only, position_bias, **kwargs)[0]
+
+    def project_and_feed(self, hidden_states: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
+        """Equations 6 and 7: output projection and MLP, each added to the residual stream.
+
+        hidden_states: (members or 1, ..., query tokens, hidden), of the tokens that `attend` computed
+        heads: what `attend` returned; where members keep equally many heads (members, ..., query tokens, width), which
+            may have further axes in front of the tokens
+
+        Returns (members, ..., query tokens, hidden).
+        """
+        hidden_states = hidden_states + self._dropped(self.attention.o_proj(heads), self.output_dropout)
+        if self.norm_first:
+            return hidden_states + self._dropped(self.mlp(self.mlp_norm(hidden_states)), self.mlp_dropout)
+        hidden_states = self.attention_norm(hidden_states)
+        return self.mlp_norm(hidden_states + self._dropped(self.mlp(hidden_states), self.mlp_dropout))
+
+    def _dropped(self, branch: torch.Tensor, dropout: nn.Dropout | None) -> torch.Tensor:
+        """Dropout, and stochastic depth: in training a branch is left out for a sample of a member."""
+        if dropout is not None and dropout.training:
+            branch = dropout(branch)
+        if not self.drop_path or not self.training:
+            return branch
+        keep = 1 - self.drop_path
+        mask = branch.new_empty(*branch.shape[:2], *[1] * (branch.dim() - 2)).bernoulli_(keep)
+        return branch * (mask / keep)
+
+
+def hydra_layers(config: PreTrainedConfig) -> nn.ModuleList:
+    return nn.ModuleList(HydraLayer(config, layer) for layer in range(config.num_hidden_layers))
+
+
+# The installed package puts a faster way through the layers here (`hydra_transformers.fast`), which returns None where they
+# have to be called: (layers, hidden_states, attention_mask, first_token_only, kwargs) -> hidden_states
+fast_layers: Callable[..., torch.Tensor | None] | None = None
+
+
+def set_fast_layers(run: Callable[..., torch.Tensor | None] | None) -> None:
+    global fast_layers
+    fast_layers = run
+
+
+def run_layers(
+    layers: Sequence[HydraLayer], hidden_states: torch.Tensor, attention_mask=None, first_token_only=False, **kwargs
+) -> torch.Tensor:
+    """All layers in turn: (members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden).
+
+    attention_mask: what `encoder_mask` or `members_mask` returns
+    first_token_only: let the last layer compute the first token alone
+    kwargs: for the layers
+    """
+    if fast_layers is not None:
+        states = fast_layers(layers, hidden_states, attention_mask, first_token_only, kwargs)
+        if states is not None:
+            return states
+    for index, layer in enumerate(layers, start=1):
+        hidden_states = layer(hidden_states, attention_mask, first_token_only and index == len(layers), **kwargs)
+    return hidden_states
+
+
+# The encoder
+
+
+@dataclass
+class HydraModelOutput(ModelOutput):
+    """What an encoder returns. Standard fields hold the mean over members.
+
+    last_hidden_state: (batch, tokens, hidden), the mean over the members
+    pooler_output: (batch, pooled), the mean over the members; for CLIP's features (batch, projection)
+    hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
+    attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
+    member_last_hidden_state: (batch, members, tokens, hidden)
+    member_pooler_output: (batch, members, pooled); for CLIP's features (batch, members, projection)
     """
 
-    backbone_types: tuple[str, ...] = ()
-    backbone_classes: tuple[type, ...] = ()
-    backbone_rules: tuple[Rule, ...] = ()
-    per_member_parameters: tuple[str, ...] = ()
-    backbone_config_key: str | None = None
-    own_fields: dict[str, bool] = {}
-    unread: tuple[str, ...] = ()
-    is_base_model: bool = False
-    _can_record_outputs = {"attentions": HydraAttention}
-    _keys_to_ignore_on_load_missing = [r"kept_heads_mask$"]  # of weights that were put together by hand
+    last_hidden_state: torch.FloatTensor | None = None
+    pooler_output: torch.FloatTensor | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    attentions: tuple[torch.FloatTensor, ...] | None = None
+    member_last_hidden_state: torch.FloatTensor | None = None
+    member_pooler_output: torch.FloatTensor | None = None
 
-    @property
-    def num_members(self) -> int:
-        return self.config.num_members
 
-    @classmethod
-    def from_backbone(
-        cls, model: PreTrainedModel, heads_to_prune: dict | None = None, check: bool = True
-    ) -> PreTrainedModel:
-        """A one-member Hydra from a Transformers model, with `heads_to_prune` cut out.
+class HydraEncoderMixin:
+    """The forward of every encoder: embeddings, layers, a last norm, a pooler.
 
-        model: the backbone, or a one-member Hydra to prune further; it is left as it is
-        heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
-        check: compare the Hydra with the backbone on a random batch, and refuse a backbone that answers otherwise
+    A family's encoder has `embeddings` and `layers`, and where it needs them `pooler` and
+
+    - `embed_inputs(**inputs)`: the states that enter the first layer, (members or 1, batch, tokens, hidden), the mask that its
+      attention reads, and further arguments of the layers;
+    - `last_norm`: the name of the norm behind the layers;
+    - `pool(hidden_states, **inputs)`: from the last states, (members, batch, tokens, hidden), to (members, batch, pooled) or None.
+    """
+
+    is_base_model = True
+    last_norm: str | None = None
+    # Whether the last of `hidden_states` has passed that norm, as in language models.
+    last_hidden_state_is_normed = False
+    # Whether one token stands for an image, text or sound: the first, or where texts are read in one direction the last.
+    one_token_stands_for_all = True
+
+    def encode(
+        self,
+        inputs: dict,
+        first_token_only: bool = False,
+        members_only: bool = False,
+        output_hidden_states: bool | Collection[int] | None = None,
+        **kwargs,
+    ) -> HydraModelOutput:
+        """From the inputs to the outputs.
+
+        first_token_only: let the last layer compute the first token alone, where no other will be read; the last states
+            then have one token
+        members_only: leave out the means over members, which a head does not read
+        output_hidden_states: whether to return all states, or the numbers of the layers whose states are returned
         """
-        return package("fusion").from_backbone(cls, model, heads_to_prune, check)
+        hidden_states, mask, layer_kwargs = self.embed_inputs(**inputs)
+        kwargs |= layer_kwargs
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        all_hidden_states = None
+        if output_hidden_states is False or output_hidden_states is None:
+            first_token_only = first_token_only and has_rows(mask)
+            hidden_states = run_layers(self.layers, hidden_states, mask, first_token_only, **kwargs)
+            hidden_states, pooled = self.norm_and_pool(hidden_states, **inputs)
+        else:
+            hidden_states, all_hidden_states = self._all_hidden_states(
+                hidden_states, mask, output_hidden_states, kwargs
+            )
+            if self.last_hidden_state_is_normed and all_hidden_states[-1] is not None:
+                # Pool from the returned tensor, so that its gradients are right.
+                normed = batch_first(getattr(self, self.last_norm)(hidden_states), self.num_members)
+                all_hidden_states, hidden_states = (*all_hidden_states[:-1], normed), normed.transpose(0, 1)
+                pooled = self.pool(hidden_states, **inputs)
+            else:
+                hidden_states, pooled = self.norm_and_pool(hidden_states, **inputs)
+        members = self.num_members
+        return HydraModelOutput(
+            last_hidden_state=None if members_only else mean_of_members(hidden_states),
+            pooler_output=None if members_only or pooled is None else mean_of_members(pooled),
+            member_last_hidden_state=batch_first(hidden_states, members),
+            member_pooler_output=None if pooled is None else batch_first(pooled, members),
+            hidden_states=all_hidden_states,
+        )
 
-    @classmethod
-    def from_pruned_members(
-        cls,
-        members: Sequence[PreTrainedModel],
-        shared: Sequence[str] = SHARED_PARTS,
-        trunk_layers: TrunkLayers = None,
-        allow_equal: bool = False,
-        check: bool = True,
-    ) -> PreTrainedModel:
-        """Fuses members into one Hydra.
+    def norm_and_pool(self, hidden_states: torch.Tensor, **inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """The last layer's states -> the encoder's last hidden state, and what is pooled from it"""
+        if self.last_norm is not None:
+            hidden_states = getattr(self, self.last_norm)(hidden_states)
+        return hidden_states, self.pool(hidden_states, **inputs)
 
-        members: one-member Hydras, Hydras (their members are taken apart), or Transformers models, whole or with
-            their q, k, v and output projections sliced; all from one backbone. They are left as they are
-        shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()`
-            nothing is merged and the Hydra is exactly the ensemble of the members
-        trunk_layers: how many leading layers become the mean over the members, attention too, and run once; by default as
-            many as are equal, which changes no answer. For CLIP of both towers, or `{"vision": 6, "text": 0}`
-        allow_equal: take members that are one and the same model (or a single one), to be trained apart for example
-        check: as for `from_backbone`; also warn of members that hardly differ
+    def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor | None:
+        pooler = getattr(self, "pooler", None)
+        return None if pooler is None else pooler(hidden_states)
+
+    def _all_hidden_states(self, states, mask, output_hidden_states: bool | Collection[int], kwargs: dict):
+        """The layers one by one, with the states between them as (batch, members, tokens, hidden).
+
+        Each layer reads the very tensor that is returned (a trunk's the first member's part), so that gradients can be asked
+        of it.
         """
-        return package("fusion").from_pruned_members(cls, members, shared, trunk_layers, allow_equal, check)
+        kept, members = [], self.num_members
+        for index, layer in enumerate(self.layers):
+            if index == 0 and output_hidden_states is True:
+                kept.append(batch_first(states, members))
+                states = kept[0].transpose(0, 1)
+            states = batch_first(layer(states[: self.config.members_in(index)], mask, **kwargs), members)
+            kept.append(states if output_hidden_states is True or index in output_hidden_states else None)
+            states = states.transpose(0, 1)
+        return states, tuple(kept)
 
-    def member(self, index: int) -> PreTrainedModel:
-        """Member `index` as a one-member Hydra of its own; shared parts are copied into it."""
-        return package("fusion").member(self, index)
-
-    def post_init(self):
-        settings = None if self.is_base_model else getattr(self.config, "decision", None)
-        self.decision: Decision | None = None
-        if settings is not None:
-            self.decision = Decision(settings, sum(weight.numel() for weight in self.parameters()))
-            self._keep_in_fp32_modules_strict = ["decision"]
-        super().post_init()
-
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether it was calibrated, and answers as what was calibrated: not while it trains, nor with other weights.
-
-        Weights are read only after they were loaded, trained, cast or moved: see `Decision.is_current`."""
-        decision = self.decision
-        return decision is not None and decision.is_on and not self.training and self._has_its_weights()
-
-    @torch.compiler.assume_constant_result  # a compiled model is looked at when it is compiled
-    def _has_its_weights(self) -> bool:
-        return self.decision.is_current(self)
-
-    def calibrate(self, data, ood_data=None, **options):
-        """Fits a temperature, a detector with its threshold, and prediction sets, which become part of the model: saved,
-        loaded and pushed with it, and applied to its answers. See `hydra_transformers.uncertainty.calibrate`."""
-        return package("uncertainty.calibration").calibrate(self, data, ood_data, **options)
-
-    def predict(self, inputs, processor=None, batch_size: int = 1, **parameters) -> list[dict]:
-        """A dict for each of several texts, PIL images or paths of images, or sounds: label, score, how uncertain and why,
-        whether to abstain, and which classes it may be. See `pipeline_hydra.predict`."""
-        from .pipeline_hydra import predict  # not above: that would import all pipelines with every model
-
-        return predict(self, inputs, processor, batch_size, **parameters)
-
-    def uncalibrated(self):
-        """`with hydra.uncalibrated():` it answers as before its calibration."""
-        return uncalibrated(self)
-
-    def initial_std(self, module: Grouped) -> float:
-        """How widely a packed layer's fresh weights spread."""
-        return self.config.initializer_range
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module):
-        super()._init_weights(module)
-        if isinstance(module, Grouped):
-            init.normal_(module.weight, mean=0.0, std=self.initial_std(module))
-            if module.bias is not None:
-                init.zeros_(module.bias)
-        if isinstance(module, Decision):
-            for tensor in module.buffers():
-                init.constant_(tensor, math.nan)  # what is not loaded then shows
-        if hasattr(module, "kept_heads_mask"):
-            mask = mask_of(module.kept_heads, module.config.num_attention_heads)
-            init.copy_(module.kept_heads_mask, mask.to(module.kept_heads_mask.device))
-
-    @classmethod
-    def from_pretrained(cls, *args, **kwargs):
-        loaded = super().from_pretrained(*args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        for module in model.modules():
-            if hasattr(module, "kept_heads_mask"):
-                module.check_same_heads(module.kept_heads_mask)
-        if model.decision is not None:
-            model.decision.check_loaded()
-            model.decision.compare(model)
-        return loaded
-
-    def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
-        # Every Auto class that can load the folder; Transformers by itself would only add the one of this class.
-        self.config.auto_map = dict(self.config.auto_classes)
-        if self.decision is not None:
-            self.decision.compare(self)  # says so where the decision is about other weights
-        saved = super().save_pretrained(save_directory, *args, **kwargs)
-        whole, index = Path(save_directory, WHOLE), Path(save_directory, INDEX_OF_SHARDS)
-        if whole.exists() and index.exists():
-            # One of them is of an earlier save, and may be loaded in place of this one.
-            min(whole, index, key=lambda path: path.stat().st_mtime_ns).unlink()
-        return saved
-
-    def _upload_modified_files(self, working_dir, repo_id, *args, token=None, revision=None, **kwargs):
-        commit = super()._upload_modified_files(working_dir, repo_id, *args, token=token, revision=revision, **kwargs)
-        pushed = os.listdir(working_dir)
-        if WHOLE in pushed or INDEX_OF_SHARDS in pushed:
-            left_over = [WHOLE] if INDEX_OF_SHARDS in pushed else [INDEX_OF_SHARDS, SHARDS]
-            remove_from_hub(left_over, repo_id, token, revision=getattr(commit, "pr_revision", None) or revision)
-        return commit
+    def first_embeddings(self) -> nn.Module:
+        """The embeddings; those of the first member where members do not share them."""
+        return self.embeddings[0] if isinstance(self.embeddings, PerMember) else self.embeddings
 
 
-def package(part: str) -> ModuleType:
-    """What builds and fits models, in the installed package: running a model does not need it, so it is not shipped."""
-    try:
-        return importlib.import_module(f"hydra_transformers.{part}")
-    except ModuleNotFoundError as error:
-        if str(error.name).partition(".")[0] != "hydra_transformers":
-            raise
-        raise ImportError(
-            "building a Hydra, taking one apart or calibrating it needs the package hydra_transformers, which is not "
-            "installed here or too old: pip install --upgrade hydra_transformers"
-        ) from error
+class GroupedPooler(nn.Module):
+    """A pooler per member, on the first token: (members, batch, tokens, hidden) -> (members, batch, pooled)."""
+
+    def __init__(self, hidden_size: int, pooled_size: int, num_members: int, activation: nn.Module):
+        super().__init__()
+        self.dense = GroupedLinear(hidden_size, [pooled_size] * num_members)
+        self.activation = activation
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.dense(hidden_states[:, :, 0]))
 
 
-def remove_from_hub(patterns: list[str], repo_id: str, token: str | bool | None, revision: str | None) -> None:
-    """Removes files of an earlier push, where there are any."""
-    api = HfApi(token=token)
-    there = api.list_repo_files(repo_id, revision=revision)
-    found = [name for name in there if any(Path(name).match(pattern) and "/" not in name for pattern in patterns)]
-    if found:
-        message = "Remove the weights of an earlier push"
-        api.delete_files(repo_id, delete_patterns=found, revision=revision, commit_message=message)
+def mean_of_members(states: torch.Tensor) -> torch.Tensor:
+    """(members or 1, batch, ...) -> (batch, ...)"""
+    return states[0] if states.shape[0] == 1 else states.mean(dim=0)
+
+
+def batch_first(hidden_states: torch.Tensor, num_members: int) -> torch.Tensor:
+    """(members or 1, batch, ...) -> (batch, members, ...), a view."""
+    return hidden_states.expand(num_members, *hidden_states.shape[1:]).transpose(0, 1)
+
+
+# The classifier and the ensemble's answer, equation 2
+
+
+@dataclass
+class HydraClassifierOutput(ModelOutput):
+    """What a classifier returns.
+
+    loss: scalar, where labels were given
+    logits: (batch, classes), the log of the members' mean probability
+    member_logits: (batch, members, classes)
+    hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
+    attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
+    detector_score, abstain, prediction_set: what a calibrated model decides, see `decision.Decided`; its logits are
+        divided by its temperature
+    """
+
+    loss: torch.FloatTensor | None = None
+    logits: torch.FloatTensor | None = None
+    member_logits: torch.FloatTensor | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    attentions: tuple[torch.FloatTensor, ...] | None = None
+    detector_score: torch.FloatTensor | None = None
+    abstain: torch.BoolTensor | None = None
+    prediction_set: torch.BoolTensor | None = None
+
+
+class HydraClassifierMixin:
+    """A head per member on a fused encoder: `logits` is the ensemble's answer, `member_logits` each member's.
+
+    A family says what its head reads of the states, and what it does before its last map, where that is not the usual.
+    """
+
+    # Whether the head reads the first token's state alone, so that the last layer need not compute the others.
+    reads_first_token = True
+
+    def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        """What the head reads: (members, batch, tokens or 1, hidden) and (members, batch, pooled) -> (members, batch,
+        features)"""
+        return hidden_states[:, :, 0] if pooled is None else pooled
+
+    def prepare(self, features: torch.Tensor) -> torch.Tensor:
+        """What the head's last map reads of that: (members, batch, features) -> (members, batch, prepared)"""
+        return features
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        """(members, batch, features) -> (members, batch, classes)"""
+        return self.classifier(self.prepare(features))
+
+    def encode_and_classify(self, inputs: dict, labels: torch.Tensor | None, **kwargs) -> HydraClassifierOutput:
+        """The forward of every classifier: the encoder, the members' heads, the loss, and the ensemble's answer."""
+        if self.reads_first_token and not wants_every_token(self.config, kwargs):
+            inputs = inputs | {"first_token_only": True}
+        outputs: HydraModelOutput = self.base_model(**inputs, members_only=True, return_dict=True, **kwargs)
+        hidden_states, pooled = outputs.member_last_hidden_state, outputs.member_pooler_output
+        features = self.select_features(
+            hidden_states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1)
+        )
+        member_logits, members = self.classify(features), self.num_members
+        member_logits = batch_first(member_logits, members)
+        set_problem_type(self.config)
+        loss = None
+        if labels is not None:
+            loss = ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
+        decided = {}
+        if self.decision is not None and self.is_calibrated:
+            prepared = batch_first(self.prepare(features), members) if self.decision.reads_features else None
+            decided = vars(self.decision(member_logits, prepared))
+            member_logits = decided.pop("member_logits")
+        logits = ensemble_logits(member_logits, self.config.problem_type)
+        if loss is None and self.training and members > 1 and self.config.ensemble_loss == "members":
+            watch_for_other_loss(logits, from_trainer="num_items_in_batch" in kwargs)
+        return HydraClassifierOutput(
+            loss=loss,
+            logits=logits,
+            member_logits=member_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            **decided,
+        )
+
+
+def wants_every_token(config, kwargs: dict) -> bool:
+    """Whether the caller asked for hidden states or attentions, so that the last layer computes every token."""
+    names = ("output_hidden_states", "output_attentions")
+    return any(kwargs.get(name, getattr(config, name, False)) for name in names)
+
+
+def log_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
+    """Log of the mean over members of softmax: (batch, members, classes) -> (batch, classes), at least float32."""
+    log_probabilities = nn.functional.log_softmax(at_least_float32(member_logits), dim=-1)
+    if is_exporting():
+        total = torch.logsumexp(log_probabilities, dim=1)  # which every format has
+    else:
+        # member by member: one kernel each, a third of what logsumexp launches
+        total = reduce(torch.logaddexp, log_probabilities.unbind(dim=1))
+    return total - math.log(member_logits.shape[1])
+
+
+def logit_of_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
+    """Logit of the mean over members of sigmoid: (batch, members, classes) -> (batch, classes), at least float32."""
+    member_logits = at_least_float32(member_logits)
+    yes = torch.logsumexp(nn.functional.logsigmoid(member_logits), dim=1)
+    no = torch.logsumexp(nn.functional.logsigmoid(-member_logits), dim=1)
+    return yes - no
+
+
+def ensemble_logits(member_logits: torch.Tensor, problem_type: str | None) -> torch.Tensor:
+    """What every consumer of logits then reads as the ensemble's answer: (batch, members, classes) -> (batch, classes).
+
+    Softmax over several classes, sigmoid for multi-label problems and for a single output of unknown problem type (as
+    the pipelines do), and the plain mean for regression.
+    """
+    if problem_type == "regression":
+        return at_least_float32(member_logits).mean(dim=1)
+    if problem_type == "multi_label_classification" or member_logits.shape[-1] == 1:
+        return logit_of_mean_probability(member_logits)
+    return log_mean_probability(member_logits)
+
+
+def ensemble_loss(loss_function: Callable, labels: torch.Tensor, member_logits: torch.Tensor, config, **kwargs):
+    """The mean of the members' losses, or with `config.ensemble_loss == "ensemble"` the loss of the ensemble's answer.
+
+    loss_function: `loss_function(labels, logits, config, **kwargs)`, as Transformers' models have it
+    """
+    check_labels(labels, member_logits, config.problem_type)
+    if config.ensemble_loss == "members":
+        return mean_loss(loss_function, labels, member_logits.unbind(dim=1), config, **kwargs)
+    return mean_loss(loss_function, labels, [ensemble_logits(member_logits, config.problem_type)], config, **kwargs)
+
+
+def mean_loss(loss_function: Callable, labels: torch.Tensor, answers: Sequence[torch.Tensor], config, **kwargs):
+    """The mean of the losses of several logits (batch, classes).
+
+    kwargs: with `num_items_in_batch`, losses are sums divided by it. Transformers' function sees to that for one label of
+        several only, and gives the mean of the batch otherwise
+    """
+    loss = torch.stack([loss_function(labels, logits, config, **kwargs) for logits in answers]).mean()
+    items = kwargs.get("num_items_in_batch")
+    if items is None or config.problem_type == "single_label_classification":
+        return loss
+    return loss * labels.numel() / (items.to(loss.device) if isinstance(items, torch.Tensor) else items)
+
+
+def check_labels(labels: torch.Tensor, member_logits: torch.Tensor, problem_type: str) -> None:
+    """Refuses labels of another kind than the config's problem type, for logits (batch, members, classes)."""
+    batch, _, classes = member_logits.shape
+    if problem_type == "single_label_classification":
+        fits, wanted = labels.numel() == batch and not labels.is_floating_point(), "one class index per row"
+    elif problem_type == "multi_label_classification":
+        fits, wanted = labels.shape == (batch, classes) and labels.is_floating_point(), "a float per row and class"
+    else:
+        fits, wanted = labels.numel() == batch * classes, "a number per row and output"
+    if not fits:
+        raise ValueError(
+            f"labels are {labels.dtype} of shape {tuple(labels.shape)}, config.problem_type is {problem_type!r}, which "
+            f"takes {wanted}: pass these, or set another config.problem_type"
+        )
+
+
+def watch_for_other_loss(
+    logits: torch.Tensor,
+    from_trainer: bool,
+    wanted: str = "config.ensemble_loss is 'members', a loss for each member",
+    otherwise: str = ", or set config.ensemble_loss to 'ensemble'",
+) -> None:
+    """Tells, in the backward pass, of a loss that somebody computed from the ensemble's logits although the members' losses
+    are wanted. Trainer's label smoothing does that, and is stopped; other callers know what they do."""
+    if not logits.requires_grad or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return
+
+    def tell(gradient: torch.Tensor) -> None:
+        if gradient is None or not gradient.any():
+            return  # DDP passes nothing, or zeros, to outputs that no loss was computed from
+        message = (
+            f"the loss is computed from the ensemble's logits, but {wanted}: compute it from member_logits (for Trainer's "
+            "label_smoothing_factor pass compute_loss_func=EnsembleLoss(label_smoothing=...) of hydra_transformers.training)"
+            f"{otherwise}"
+        )
+        if from_trainer:
+            raise RuntimeError(message)
+        logger.warning_once(message)
+
+    logits.register_hook(tell)
+
+
+def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+class FixedDtype(nn.Module):
+    """Buffers keep their dtype under `.to()`: in 16 bits the frequencies of rotary positions would place the tokens of long texts
+    elsewhere, and a decision's distances and thresholds would be others.
+
+    Parameters that are loaded in 16 bits leave them in float32, too.
+    """
+
+    def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
+        before = dict(self.named_buffers())
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            after = getattr(self, name)
+            if after.dtype != buffer.dtype:
+                setattr(self, name, after.to(buffer.dtype) if buffer.is_meta else buffer.to(after.device))
+        return self

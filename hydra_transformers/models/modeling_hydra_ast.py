@@ -10,9 +10,8 @@ from transformers.models.audio_spectrogram_transformer.modeling_audio_spectrogra
 
 from .audio import HydraAudioClassifierMixin, HydraAudioEncoderMixin
 from .configuration_hydra_ast import HydraASTConfig
-from .grouped import GroupedLinear, of_members
-from .layer import hydra_layers
-from .modeling_hydra import HydraModelMixin, Rule, attention_rules
+from .modeling_hydra import GroupedLinear, hydra_layers, shared_or_per_member
+from .pretrained import HydraModelMixin, Rule, attention_rules
 
 
 class HydraASTPreTrainedModel(HydraModelMixin, ASTPreTrainedModel):
@@ -34,19 +33,19 @@ class HydraASTModel(HydraAudioEncoderMixin, HydraASTPreTrainedModel):
     """The fused encoder without a head: `HydraModelOutput`."""
 
     backbone_classes = (ASTModel,)
+    last_norm = "layernorm"
 
     def __init__(self, config: HydraASTConfig):
         super().__init__(config)
-        self.embeddings = of_members(config, "embeddings", lambda: ASTEmbeddings(config))
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: ASTEmbeddings(config))
         self.layers = hydra_layers(config)
-        self.layernorm = of_members(
+        self.layernorm = shared_or_per_member(
             config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         )
         self.post_init()
 
-    def finish(self, states: torch.Tensor):
-        states = self.layernorm(states)
-        return states, states[:, :, :2].mean(dim=2)  # of the [CLS] and the distillation token
+    def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:
+        return hidden_states[:, :, :2].mean(dim=2)  # of the [CLS] and the distillation token
 
 
 class NormedHead(nn.Module):
@@ -55,7 +54,7 @@ class NormedHead(nn.Module):
     def __init__(self, config: HydraASTConfig):
         super().__init__()
         # A head belongs to its member as a whole, whatever else members share.
-        self.layernorm = of_members(
+        self.layernorm = shared_or_per_member(
             config, "classifier", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         )
         self.out_proj = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)

@@ -6,10 +6,9 @@ from transformers import BertForSequenceClassification, BertModel
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertPreTrainedModel
 
 from .configuration_hydra_bert import HydraBertConfig
-from .grouped import GroupedLinear, GroupedPooler, of_members
-from .layer import hydra_layers
-from .modeling_hydra import HydraModelMixin, Rule, attention_rules
-from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
+from .modeling_hydra import GroupedLinear, GroupedPooler, hydra_layers, shared_or_per_member
+from .pretrained import HydraModelMixin, Rule, attention_rules
+from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
 
 
 class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
@@ -28,22 +27,19 @@ class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
     )
 
 
-class BertEncoderMixin(HydraTextEncoderMixin):
+class BertEncoderMixin(HydraTypedTextEncoderMixin):
     """Embeddings, layers and perhaps a pooler: BERT's, and of those that are made like it."""
 
     embeddings_class: type
 
     def __init__(self, config: HydraBertConfig, add_pooling_layer: bool | None = None):
         super().__init__(config)
-        self.embeddings = of_members(config, "embeddings", lambda: self.embeddings_class(config))
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: self.embeddings_class(config))
         self.layers = hydra_layers(config)
         self.pooler = None
         if config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer:
             self.pooler = GroupedPooler(config.hidden_size, config.hidden_size, config.num_members, nn.Tanh())
         self.post_init()
-
-    def finish(self, states: torch.Tensor):
-        return states, None if self.pooler is None else self.pooler(states)
 
 
 class HydraBertModel(BertEncoderMixin, HydraBertPreTrainedModel):
@@ -53,7 +49,7 @@ class HydraBertModel(BertEncoderMixin, HydraBertPreTrainedModel):
     embeddings_class = BertEmbeddings
 
 
-class HydraBertForSequenceClassification(HydraTextClassifierMixin, HydraBertPreTrainedModel):
+class HydraBertForSequenceClassification(HydraTypedTextClassifierMixin, HydraBertPreTrainedModel):
     """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
 
     backbone_classes = (BertForSequenceClassification,)

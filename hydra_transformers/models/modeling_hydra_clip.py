@@ -10,13 +10,18 @@ from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask
 from transformers.models.clip.modeling_clip import CLIPPreTrainedModel, CLIPTextEmbeddings, CLIPVisionEmbeddings
 
-from .attention import members_mask
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
-from .ensembling import at_least_float32, log_mean_probability
-from .grouped import Grouped, GroupedLinear, of_members
-from .layer import hydra_layers
-from .modeling_hydra import HydraModelMixin, Rule
-from .patch_embedding import as_patch_projection
+from .images import as_patch_projection
+from .modeling_hydra import (
+    Grouped,
+    GroupedLinear,
+    at_least_float32,
+    hydra_layers,
+    log_mean_probability,
+    members_mask,
+    shared_or_per_member,
+)
+from .pretrained import HydraModelMixin, Rule
 from .towers import (
     TOWER_RULES,
     HydraTextTowerMixin,
@@ -80,33 +85,33 @@ class HydraCLIPTextModel(HydraTextTowerMixin, HydraCLIPPreTrainedModel):
     config: HydraCLIPTextConfig
     backbone_types = ("clip_text_model",)
     backbone_classes = (CLIPTextModel,)
+    last_norm = "final_layer_norm"
 
     def __init__(self, config: HydraCLIPTextConfig):
         super().__init__(config)
-        self.embeddings = of_members(config, "embeddings", lambda: CLIPTextEmbeddings(config))
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: CLIPTextEmbeddings(config))
         self.layers = hydra_layers(config)
-        self.final_layer_norm = of_members(config, "layernorm", lambda: layer_norm_of(config))
+        self.final_layer_norm = shared_or_per_member(config, "layernorm", lambda: layer_norm_of(config))
         self.post_init()
 
-    def start(
+    def embed_inputs(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
     ):
-        states = self.embedded(input_ids, position_ids)
+        if input_ids is None:
+            raise ValueError("input_ids is missing: pass the tokenizer's output, in which the end of a text is found")
+        hidden_states = self.embed_words(input_ids, inputs_embeds, position_ids=position_ids)
         mask = create_causal_mask(
-            config=self.config, inputs_embeds=states[0], attention_mask=attention_mask, past_key_values=None
+            config=self.config, inputs_embeds=hidden_states[0], attention_mask=attention_mask, past_key_values=None
         )
-        return states, members_mask(mask, states.shape[1], self.num_members), {"is_causal": True}
+        return hidden_states, members_mask(mask, hidden_states.shape[1], self.num_members), {"is_causal": True}
 
-    def needed_again(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"input_ids": input_ids}
-
-    def finish(self, states: torch.Tensor, input_ids: torch.Tensor):
-        states = self.final_layer_norm(states)
-        rows = torch.arange(states.shape[1], device=states.device)
-        return states, states[:, rows, self._end_of_text(input_ids.to(states.device))]
+    def pool(self, hidden_states: torch.Tensor, input_ids: torch.Tensor, **inputs) -> torch.Tensor:
+        rows = torch.arange(hidden_states.shape[1], device=hidden_states.device)
+        return hidden_states[:, rows, self._end_of_text(input_ids.to(hidden_states.device))]
 
     def _end_of_text(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Position of the token that stands for the text: (batch, tokens) -> (batch,)"""
@@ -126,18 +131,18 @@ class HydraCLIPVisionModel(HydraVisionTowerMixin, HydraCLIPPreTrainedModel):
 
     def __init__(self, config: HydraCLIPVisionConfig):
         super().__init__(config)
-        self.embeddings = of_members(config, "embeddings", lambda: HydraCLIPVisionEmbeddings(config))
-        self.pre_layernorm = of_members(config, "layernorm", lambda: layer_norm_of(config), layer=0)
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraCLIPVisionEmbeddings(config))
+        self.pre_layernorm = shared_or_per_member(config, "layernorm", lambda: layer_norm_of(config), layer=0)
         self.layers = hydra_layers(config)
-        self.post_layernorm = of_members(config, "layernorm", lambda: layer_norm_of(config))
+        self.post_layernorm = shared_or_per_member(config, "layernorm", lambda: layer_norm_of(config))
         self.post_init()
 
-    def start(self, pixel_values: torch.Tensor | None = None, interpolate_pos_encoding: bool = False):
-        states, mask, for_layers = super().start(pixel_values, interpolate_pos_encoding)
-        return self.pre_layernorm(states), mask, for_layers
+    def embed_inputs(self, **inputs):
+        hidden_states, mask, layer_kwargs = super().embed_inputs(**inputs)
+        return self.pre_layernorm(hidden_states), mask, layer_kwargs
 
-    def finish(self, states: torch.Tensor):
-        return states, self.post_layernorm(states[:, :, 0])
+    def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:
+        return self.post_layernorm(hidden_states[:, :, 0])
 
 
 class HydraCLIPModel(HydraTwoTowersMixin, HydraCLIPPreTrainedModel):
@@ -184,8 +189,8 @@ class HydraCLIPForImageClassification(HydraVisionTowerClassifierMixin, HydraCLIP
     tower_class = HydraCLIPVisionModel
     unread = ("vision_model.post_layernorm.",)
 
-    def read(self, states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        return states[:, :, 1:].mean(dim=2)
+    def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        return hidden_states[:, :, 1:].mean(dim=2)
 
 
 __all__ = [

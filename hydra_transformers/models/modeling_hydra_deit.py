@@ -4,11 +4,10 @@ from transformers import DeiTForImageClassification, DeiTModel
 from transformers.models.deit.modeling_deit import DeiTEmbeddings, DeiTPreTrainedModel
 
 from .configuration_hydra_deit import HydraDeiTConfig
-from .grouped import GroupedLinear
-from .images import HydraImageClassifierMixin
-from .modeling_hydra import HydraModelMixin
+from .images import HydraImageClassifierMixin, as_patch_projection
+from .modeling_hydra import GroupedLinear
 from .modeling_hydra_vit import HydraViTPreTrainedModel, ViTEncoderMixin
-from .patch_embedding import as_patch_projection
+from .pretrained import HydraModelMixin
 
 
 class HydraDeiTEmbeddings(DeiTEmbeddings):

@@ -10,11 +10,9 @@ from transformers import Dinov2ForImageClassification, Dinov2Model
 from transformers.models.dinov2.modeling_dinov2 import Dinov2Embeddings, Dinov2PreTrainedModel
 
 from .configuration_hydra_dinov2 import HydraDinov2Config
-from .grouped import GroupedLinear, of_members
-from .images import HydraImageClassifierMixin, HydraImageEncoderMixin
-from .layer import hydra_layers
-from .modeling_hydra import HydraModelMixin, Rule, attention_rules, scaled
-from .patch_embedding import as_patch_projection
+from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, as_patch_projection
+from .modeling_hydra import GroupedLinear, hydra_layers, shared_or_per_member
+from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
 
 
 LAYER = "encoder.layer.*."
@@ -60,19 +58,19 @@ class Dinov2EncoderMixin(HydraImageEncoderMixin):
     """Embeddings, layers and a last LayerNorm; pooled is the [CLS] token's state."""
 
     embeddings_class: type
+    last_norm = "layernorm"
 
     def __init__(self, config: HydraDinov2Config):
         super().__init__(config)
-        self.embeddings = of_members(config, "embeddings", lambda: self.embeddings_class(config))
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: self.embeddings_class(config))
         self.layers = hydra_layers(config)
-        self.layernorm = of_members(
+        self.layernorm = shared_or_per_member(
             config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         )
         self.post_init()
 
-    def finish(self, states: torch.Tensor):
-        states = self.layernorm(states)
-        return states, states[:, :, 0]
+    def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:
+        return hidden_states[:, :, 0]
 
 
 class Dinov2ClassifierMixin(HydraImageClassifierMixin):
@@ -81,8 +79,10 @@ class Dinov2ClassifierMixin(HydraImageClassifierMixin):
     reads_first_token = False
     num_register_tokens = 0
 
-    def read(self, states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        return torch.cat([states[:, :, 0], states[:, :, 1 + self.num_register_tokens :].mean(dim=2)], dim=-1)
+    def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        return torch.cat(
+            [hidden_states[:, :, 0], hidden_states[:, :, 1 + self.num_register_tokens :].mean(dim=2)], dim=-1
+        )
 
 
 class HydraDinov2Model(Dinov2EncoderMixin, HydraDinov2PreTrainedModel):

@@ -7,10 +7,10 @@ from transformers.models.dinov2_with_registers.modeling_dinov2_with_registers im
 )
 
 from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
-from .grouped import GroupedLinear
-from .modeling_hydra import HydraModelMixin
+from .images import as_patch_projection
+from .modeling_hydra import GroupedLinear
 from .modeling_hydra_dinov2 import DINOV2_RULES, Dinov2ClassifierMixin, Dinov2EncoderMixin
-from .patch_embedding import as_patch_projection
+from .pretrained import HydraModelMixin
 
 
 class HydraDinov2WithRegistersEmbeddings(Dinov2WithRegistersEmbeddings):

@@ -8,11 +8,9 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hydra_distilbert import HydraDistilBertConfig
-from .ensembling import HydraClassifierOutput, HydraModelOutput
-from .grouped import GroupedLinear, of_members
-from .layer import hydra_layers
-from .modeling_hydra import HydraModelMixin, Rule, attention_rules
-from .texts import HydraTextEncoderMixin, HydraUntypedTextClassifierMixin
+from .modeling_hydra import GroupedLinear, HydraClassifierOutput, HydraModelOutput, hydra_layers, shared_or_per_member
+from .pretrained import HydraModelMixin, Rule, attention_rules
+from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
 
 
 class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel):
@@ -38,12 +36,9 @@ class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel
 
     def __init__(self, config: HydraDistilBertConfig):
         super().__init__(config)
-        self.embeddings = of_members(config, "embeddings", lambda: Embeddings(config))
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: Embeddings(config))
         self.layers = hydra_layers(config)
         self.post_init()
-
-    def finish(self, states: torch.Tensor):
-        return states, None
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
@@ -62,11 +57,16 @@ class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel
         inputs_embeds: (batch, tokens, hidden), in place of input_ids
         first_token_only, members_only: compute no more than a classifier reads, see `encode`
         """
-        states, mask, for_layers = self.start(input_ids, attention_mask, inputs_embeds, position_ids=position_ids)
-        return self.encode(states, mask, first_token_only, members_only, **for_layers, **kwargs)
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "inputs_embeds": inputs_embeds,
+            "position_ids": position_ids,
+        }
+        return self.encode(inputs, first_token_only, members_only, **kwargs)
 
 
-class HydraDistilBertForSequenceClassification(HydraUntypedTextClassifierMixin, HydraDistilBertPreTrainedModel):
+class HydraDistilBertForSequenceClassification(HydraTextClassifierMixin, HydraDistilBertPreTrainedModel):
     """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
 
     backbone_classes = (DistilBertForSequenceClassification,)
@@ -92,7 +92,7 @@ class HydraDistilBertForSequenceClassification(HydraUntypedTextClassifierMixin, 
         position_ids: torch.Tensor | None = None,
         **kwargs,
     ) -> HydraClassifierOutput:
-        """What others read too, in the order that DistilBERT has."""
+        """With its arguments in DistilBERT's order."""
         return super().forward(input_ids, attention_mask, position_ids, inputs_embeds, labels, **kwargs)
 
 

@@ -6,11 +6,10 @@ from transformers import ElectraForSequenceClassification, ElectraModel
 from transformers.models.electra.modeling_electra import ElectraEmbeddings, ElectraPreTrainedModel
 
 from .configuration_hydra_electra import HydraElectraConfig
-from .grouped import GroupedClassificationHead, of_members
-from .layer import hydra_layers
-from .modeling_hydra import HydraModelMixin, Rule
+from .modeling_hydra import hydra_layers, shared_or_per_member
 from .modeling_hydra_bert import HydraBertPreTrainedModel
-from .texts import HydraTextEncoderMixin, HydraTwoMapTextClassifierMixin
+from .pretrained import HydraModelMixin, Rule
+from .texts import GroupedClassificationHead, HydraTwoMapTextClassifierMixin, HydraTypedTextEncoderMixin
 
 
 class HydraElectraPreTrainedModel(HydraModelMixin, ElectraPreTrainedModel):
@@ -38,19 +37,16 @@ class HydraElectraEmbeddings(ElectraEmbeddings):
         return self.projection(super().forward(*args, **kwargs))
 
 
-class HydraElectraModel(HydraTextEncoderMixin, HydraElectraPreTrainedModel):
+class HydraElectraModel(HydraTypedTextEncoderMixin, HydraElectraPreTrainedModel):
     """The fused encoder without a head: `HydraModelOutput`."""
 
     backbone_classes = (ElectraModel,)
 
     def __init__(self, config: HydraElectraConfig):
         super().__init__(config)
-        self.embeddings = of_members(config, "embeddings", lambda: HydraElectraEmbeddings(config))
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraElectraEmbeddings(config))
         self.layers = hydra_layers(config)
         self.post_init()
-
-    def finish(self, states: torch.Tensor):
-        return states, None
 
 
 class HydraElectraForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraElectraPreTrainedModel):

@@ -7,7 +7,7 @@ from transformers.models.gemma.modeling_gemma import GemmaPreTrainedModel
 
 from .configuration_hydra_gemma import HydraGemmaConfig
 from .decoders import DECODER_RULES, HydraDecoderClassifierMixin, HydraDecoderMixin
-from .modeling_hydra import HydraModelMixin
+from .pretrained import HydraModelMixin
 
 
 class HydraGemmaPreTrainedModel(HydraModelMixin, GemmaPreTrainedModel):

@@ -5,7 +5,7 @@ from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 
 from .configuration_hydra_llama import HydraLlamaConfig
 from .decoders import DECODER_RULES, HydraDecoderClassifierMixin, HydraDecoderMixin
-from .modeling_hydra import HydraModelMixin
+from .pretrained import HydraModelMixin
 
 
 class HydraLlamaPreTrainedModel(HydraModelMixin, LlamaPreTrainedModel):

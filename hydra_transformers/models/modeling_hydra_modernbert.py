@@ -10,25 +10,28 @@ import torch
 from torch import nn
 from transformers import ModernBertForSequenceClassification, ModernBertModel
 from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.models.modernbert.modeling_modernbert import (
     ModernBertEmbeddings,
     ModernBertPreTrainedModel,
     ModernBertRotaryEmbedding,
 )
-from transformers.utils.generic import merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
 
-from .attention import encoder_mask, sliding_mask
 from .configuration_hydra_modernbert import HydraModernBertConfig
-from .ensembling import HydraModelOutput
-from .fixed_dtype import FixedDtype
-from .grouped import Grouped, GroupedLayerNorm, GroupedLinear, GroupedOutput, of_members
-from .layer import hydra_layers
-from .modeling_hydra import HydraModelMixin, Rule, attention_rules
-from .texts import HydraTextEncoderMixin, HydraUntypedTextClassifierMixin
+from .modeling_hydra import (
+    FixedDtype,
+    Grouped,
+    GroupedLinear,
+    GroupedOutput,
+    encoder_mask,
+    hydra_layers,
+    shared_or_per_member,
+)
+from .pretrained import HydraModelMixin, Rule, attention_rules
+from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
 
 
-MASKS = {"full_attention": encoder_mask, "sliding_attention": sliding_mask}
+MASKS = {"full_attention": create_bidirectional_mask, "sliding_attention": create_bidirectional_sliding_window_mask}
 
 
 class HydraModernBertPreTrainedModel(HydraModelMixin, ModernBertPreTrainedModel):
@@ -61,71 +64,65 @@ class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel
     backbone_classes = (ModernBertModel,)
     word_embeddings_name = "tok_embeddings"
     last_norm = "final_norm"
+    last_hidden_state_is_normed = True
 
     def __init__(self, config: HydraModernBertConfig):
         super().__init__(config)
-        self.embeddings = of_members(config, "embeddings", lambda: ModernBertEmbeddings(config))
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: ModernBertEmbeddings(config))
         self.layers = hydra_layers(config)
-        self.final_norm = of_members(
+        self.final_norm = shared_or_per_member(
             config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.norm_eps, bias=config.norm_bias)
         )
         self.rotary_emb = HydraModernBertRotaryEmbedding(config)
         self.post_init()
 
-    def start(
+    def embed_inputs(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ):
-        states = self.embedded(input_ids, inputs_embeds)
+        hidden_states = self.embed_words(input_ids, inputs_embeds)
         if position_ids is None:
-            position_ids = torch.arange(states.shape[2], device=states.device).unsqueeze(0)
+            position_ids = torch.arange(hidden_states.shape[2], device=hidden_states.device).unsqueeze(0)
         kinds = sorted(set(self.config.layer_types))
-        masks = {kind: MASKS[kind](self.config, states, attention_mask) for kind in kinds}
-        tables = {kind: self.rotary_emb(states, position_ids, kind) for kind in kinds}
-        for_layers = {"position_embeddings": tables, "deterministic": self.config.deterministic_flash_attn}
-        return states, masks, for_layers
+        masks = {kind: encoder_mask(self.config, hidden_states, attention_mask, MASKS[kind]) for kind in kinds}
+        tables = {kind: self.rotary_emb(hidden_states, position_ids, kind) for kind in kinds}
+        layer_kwargs = {"position_embeddings": tables, "deterministic": self.config.deterministic_flash_attn}
+        return hidden_states, masks, layer_kwargs
 
-    def finish(self, states: torch.Tensor, attention_mask: torch.Tensor | None = None):
-        return self.pool(self.final_norm(states), attention_mask)
-
-    def pool(self, states: torch.Tensor, attention_mask: torch.Tensor | None = None):
+    def pool(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, **inputs
+    ) -> torch.Tensor | None:
         if self.config.classifier_pooling == "cls":
-            return states, None
+            return None
         if attention_mask is None:
-            return states, states.mean(dim=2)
+            return hidden_states.mean(dim=2)
         if attention_mask.dim() != 2:
             raise ValueError(
                 f"attention_mask has the shape {tuple(attention_mask.shape)}, and config.classifier_pooling is 'mean', which "
                 "needs to know the padding: pass a mask of shape (batch, tokens)"
             )
-        weights = attention_mask.to(states.device).unsqueeze(-1)  # (batch, tokens, 1)
-        return states, (states * weights).sum(dim=2) / weights.sum(dim=1)
+        weights = attention_mask.to(hidden_states.device).unsqueeze(-1)  # (batch, tokens, 1)
+        return (hidden_states * weights).sum(dim=2) / weights.sum(dim=1)
 
-    @merge_with_config_defaults
-    @capture_outputs(tie_last_hidden_states=False)
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        first_token_only: bool = False,
-        members_only: bool = False,
-        **kwargs,
-    ) -> HydraModelOutput:
-        """
-        input_ids, attention_mask, position_ids: (batch, tokens)
-        inputs_embeds: (batch, tokens, hidden), in place of input_ids
-        first_token_only, members_only: compute no more than a classifier reads, see `encode`
-        """
-        states, masks, for_layers = self.start(input_ids, attention_mask, position_ids, inputs_embeds)
-        finish_with = {"attention_mask": attention_mask}
-        return self.encode(
-            states, masks, first_token_only, members_only, finish_with=finish_with, **for_layers, **kwargs
-        )
+
+class GroupedLayerNorm(nn.Module):
+    """A LayerNorm per member, on (members, ..., size); weight and bias (members, size), which are `per_member_parameters`."""
+
+    def __init__(self, size: int, num_members: int, eps: float, bias: bool = True):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(num_members, size))
+        self.register_parameter("bias", nn.Parameter(torch.zeros(num_members, size)) if bias else None)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        size, weights = hidden_states.shape[-1:], self.weight.unbind()
+        biases = [None] * len(weights) if self.bias is None else self.bias.unbind()
+        parts = zip(hidden_states.unbind(), weights, biases, strict=True)
+        # One by one: the fused kernel rounds once.
+        return torch.stack([nn.functional.layer_norm(states, size, *own, self.eps) for states, *own in parts])
 
 
 class HydraModernBertHead(nn.Module):
@@ -142,7 +139,7 @@ class HydraModernBertHead(nn.Module):
         return self.norm(self.act(self.dense(features)))
 
 
-class HydraModernBertForSequenceClassification(HydraUntypedTextClassifierMixin, HydraModernBertPreTrainedModel):
+class HydraModernBertForSequenceClassification(HydraTextClassifierMixin, HydraModernBertPreTrainedModel):
     """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
 
     backbone_classes = (ModernBertForSequenceClassification,)

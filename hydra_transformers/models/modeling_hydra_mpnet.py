@@ -12,10 +12,9 @@ from transformers import MPNetForSequenceClassification, MPNetModel
 from transformers.models.mpnet.modeling_mpnet import MPNetEmbeddings, MPNetEncoder, MPNetPreTrainedModel
 
 from .configuration_hydra_mpnet import HydraMPNetConfig
-from .grouped import GroupedClassificationHead, GroupedPooler, embed, of_members
-from .layer import hydra_layers
-from .modeling_hydra import HydraModelMixin, Rule, attention_rules
-from .texts import HydraTextEncoderMixin, HydraTwoMapTextClassifierMixin
+from .modeling_hydra import GroupedPooler, embed, hydra_layers, shared_or_per_member
+from .pretrained import HydraModelMixin, Rule, attention_rules
+from .texts import GroupedClassificationHead, HydraTwoMapTextClassifierMixin, HydraTypedTextEncoderMixin
 
 
 class HydraMPNetPreTrainedModel(HydraModelMixin, MPNetPreTrainedModel):
@@ -51,27 +50,27 @@ class RelativeAttentionBias(nn.Embedding):
         return super().forward(buckets).permute(2, 0, 1)
 
 
-class HydraMPNetModel(HydraTextEncoderMixin, HydraMPNetPreTrainedModel):
+class HydraMPNetModel(HydraTypedTextEncoderMixin, HydraMPNetPreTrainedModel):
     """The fused encoder without a head: `HydraModelOutput`."""
 
     backbone_classes = (MPNetModel,)
 
     def __init__(self, config: HydraMPNetConfig, add_pooling_layer: bool | None = None):
         super().__init__(config)
-        self.embeddings = of_members(config, "embeddings", lambda: MPNetEmbeddings(config))
-        self.relative_attention_bias = of_members(config, "embeddings", lambda: RelativeAttentionBias(config))
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: MPNetEmbeddings(config))
+        self.relative_attention_bias = shared_or_per_member(
+            config, "embeddings", lambda: RelativeAttentionBias(config)
+        )
         self.layers = hydra_layers(config)
         self.pooler = None
         if config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer:
             self.pooler = GroupedPooler(config.hidden_size, config.hidden_size, config.num_members, nn.Tanh())
         self.post_init()
 
-    def start(self, *args, **kwargs):
-        states, mask, for_layers = super().start(*args, **kwargs)
-        return states, mask, for_layers | {"position_bias": embed(self.relative_attention_bias, states)}
-
-    def finish(self, states: torch.Tensor):
-        return states, None if self.pooler is None else self.pooler(states)
+    def embed_inputs(self, **inputs):
+        hidden_states, mask, layer_kwargs = super().embed_inputs(**inputs)
+        bias = embed(self.relative_attention_bias, hidden_states)
+        return hidden_states, mask, layer_kwargs | {"position_bias": bias}
 
 
 class HydraMPNetForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraMPNetPreTrainedModel):

@@ -5,7 +5,7 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2PreTrainedModel
 
 from .configuration_hydra_qwen2 import HydraQwen2Config
 from .decoders import DECODER_RULES, HydraDecoderClassifierMixin, HydraDecoderMixin
-from .modeling_hydra import HydraModelMixin
+from .pretrained import HydraModelMixin
 
 
 class HydraQwen2PreTrainedModel(HydraModelMixin, Qwen2PreTrainedModel):

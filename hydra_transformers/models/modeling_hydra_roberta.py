@@ -12,10 +12,9 @@ from transformers import (
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings, RobertaPreTrainedModel
 
 from .configuration_hydra_roberta import HydraRobertaConfig
-from .grouped import GroupedClassificationHead
-from .modeling_hydra import HydraModelMixin
 from .modeling_hydra_bert import BertEncoderMixin, HydraBertPreTrainedModel
-from .texts import HydraTwoMapTextClassifierMixin
+from .pretrained import HydraModelMixin
+from .texts import GroupedClassificationHead, HydraTwoMapTextClassifierMixin
 
 
 class HydraRobertaPreTrainedModel(HydraModelMixin, RobertaPreTrainedModel):

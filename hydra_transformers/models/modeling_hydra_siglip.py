@@ -19,13 +19,17 @@ from transformers.models.siglip.modeling_siglip import (
     SiglipVisionEmbeddings,
 )
 
-from .attention import encoder_mask
 from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig, HydraSiglipVisionConfig
-from .ensembling import at_least_float32, logit_of_mean_probability
-from .grouped import Grouped, GroupedLinear, of_members
-from .layer import hydra_layers
-from .modeling_hydra import HydraModelMixin, Rule
-from .patch_embedding import as_patch_projection
+from .images import as_patch_projection
+from .modeling_hydra import (
+    Grouped,
+    GroupedLinear,
+    at_least_float32,
+    hydra_layers,
+    logit_of_mean_probability,
+    shared_or_per_member,
+)
+from .pretrained import HydraModelMixin, Rule
 from .towers import (
     TOWER_RULES,
     HydraTextTowerMixin,
@@ -93,27 +97,18 @@ class HydraSiglipTextModel(HydraTextTowerMixin, HydraSiglipPreTrainedModel):
     config: HydraSiglipTextConfig
     backbone_types = ("siglip_text_model",)
     backbone_classes = (SiglipTextModel,)
+    last_norm = "final_layer_norm"
 
     def __init__(self, config: HydraSiglipTextConfig):
         super().__init__(config)
-        self.embeddings = of_members(config, "embeddings", lambda: SiglipTextEmbeddings(config))
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: SiglipTextEmbeddings(config))
         self.layers = hydra_layers(config)
-        self.final_layer_norm = of_members(config, "layernorm", lambda: layer_norm_of(config))
+        self.final_layer_norm = shared_or_per_member(config, "layernorm", lambda: layer_norm_of(config))
         self.head = GroupedLinear(config.hidden_size, [config.projection_size] * config.num_members)
         self.post_init()
 
-    def start(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-    ):
-        states = self.embedded(input_ids, position_ids)
-        return states, encoder_mask(self.config, states, attention_mask), {}
-
-    def finish(self, states: torch.Tensor):
-        states = self.final_layer_norm(states)
-        return states, self.head(states[:, :, -1])
+    def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor:
+        return self.head(hidden_states[:, :, -1])
 
 
 class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
@@ -124,27 +119,24 @@ class HydraSiglipVisionModel(HydraVisionTowerMixin, HydraSiglipPreTrainedModel):
     config: HydraSiglipVisionConfig
     backbone_types = ("siglip_vision_model",)
     backbone_classes = (SiglipVisionModel,)
+    last_norm = "post_layernorm"
     one_token_stands_for_all = False  # all tokens are patches
 
     def __init__(self, config: HydraSiglipVisionConfig):
         super().__init__(config)
-        self.embeddings = of_members(config, "embeddings", lambda: HydraSiglipVisionEmbeddings(config))
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraSiglipVisionEmbeddings(config))
         self.layers = hydra_layers(config)
-        self.post_layernorm = of_members(config, "layernorm", lambda: layer_norm_of(config))
+        self.post_layernorm = shared_or_per_member(config, "layernorm", lambda: layer_norm_of(config))
         self.head = None
         if config.vision_use_head:
-            self.head = of_members(config, "head", lambda: SiglipMultiheadAttentionPoolingHead(config))
+            self.head = shared_or_per_member(config, "head", lambda: SiglipMultiheadAttentionPoolingHead(config))
         self.post_init()
 
-    def finish(self, states: torch.Tensor):
-        states = self.post_layernorm(states)
-        return states, None if self.head is None else self._pooled(states)
-
-    def _pooled(self, states: torch.Tensor) -> torch.Tensor:
+    def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor | None:
         """(members or 1, batch, tokens, hidden) -> (members, batch, hidden)"""
-        if self.num_members > 1:
-            return self.head(states)
-        return self.head(states[0]).unsqueeze(0)
+        if self.head is None:
+            return None
+        return self.head(hidden_states) if self.num_members > 1 else self.head(hidden_states[0]).unsqueeze(0)
 
 
 class HydraSiglipModel(HydraTwoTowersMixin, HydraSiglipPreTrainedModel):
@@ -193,8 +185,8 @@ class HydraSiglipForImageClassification(HydraVisionTowerClassifierMixin, HydraSi
     own_fields = {"vision_use_head": False}
     unread = ("vision_model.head.",)
 
-    def read(self, states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
-        return states.mean(dim=2)
+    def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        return hidden_states.mean(dim=2)
 
 
 __all__ = [

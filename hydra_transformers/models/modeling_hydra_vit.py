@@ -1,17 +1,14 @@
 """HydraViT: M head-pruned vision transformers as one network."""
 
-import torch
 from torch import nn
 from transformers import ViTForImageClassification, ViTModel
 from transformers.activations import ACT2FN
 from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTPreTrainedModel
 
 from .configuration_hydra_vit import HydraViTConfig
-from .grouped import GroupedLinear, GroupedPooler, of_members
-from .images import HydraImageClassifierMixin, HydraImageEncoderMixin
-from .layer import hydra_layers
-from .modeling_hydra import HydraModelMixin, Rule, attention_rules
-from .patch_embedding import as_patch_projection
+from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, as_patch_projection
+from .modeling_hydra import GroupedLinear, GroupedPooler, hydra_layers, shared_or_per_member
+from .pretrained import HydraModelMixin, Rule, attention_rules
 
 
 class HydraViTEmbeddings(ViTEmbeddings):
@@ -40,12 +37,13 @@ class ViTEncoderMixin(HydraImageEncoderMixin):
     """Embeddings, layers, a last LayerNorm and perhaps a pooler: ViT's, and of those that are made like it."""
 
     embeddings_class: type
+    last_norm = "layernorm"
 
     def __init__(self, config: HydraViTConfig, add_pooling_layer: bool | None = None):
         super().__init__(config)
-        self.embeddings = of_members(config, "embeddings", lambda: self.embeddings_class(config))
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: self.embeddings_class(config))
         self.layers = hydra_layers(config)
-        self.layernorm = of_members(
+        self.layernorm = shared_or_per_member(
             config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         )
         self.pooler = None
@@ -53,10 +51,6 @@ class ViTEncoderMixin(HydraImageEncoderMixin):
             activation = ACT2FN[config.pooler_act]
             self.pooler = GroupedPooler(config.hidden_size, config.pooler_output_size, config.num_members, activation)
         self.post_init()
-
-    def finish(self, states: torch.Tensor):
-        states = self.layernorm(states)
-        return states, None if self.pooler is None else self.pooler(states)
 
 
 class HydraViTModel(ViTEncoderMixin, HydraViTPreTrainedModel):

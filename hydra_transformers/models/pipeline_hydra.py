@@ -7,7 +7,9 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,9 +22,9 @@ from transformers.pipelines import (
     TextClassificationPipeline,
     ZeroShotImageClassificationPipeline,
 )
+from transformers.utils import ModelOutput
 
 from .detection import answers_of, entropy_split
-from .evaluation_mode import evaluation_mode
 
 
 def read_image(image: Any, name: str = "the image", mode: str = "RGB", timeout: float | None = None) -> Any:
@@ -183,7 +185,12 @@ class HydraImageClassificationPipeline(ImagesMixin, AnswersMixin, ImageClassific
     every_score = {"top_k": sys.maxsize}
 
 
-class HydraAudioClassificationPipeline(AnswersMixin, AudioClassificationPipeline):
+class _AudioScores(AudioClassificationPipeline):
+    def postprocess(self, model_outputs: dict, **parameters) -> Any:
+        return super().postprocess(ModelOutput(model_outputs), **parameters)  # it reads attributes
+
+
+class HydraAudioClassificationPipeline(AnswersMixin, _AudioScores):
     @property
     def every_score(self) -> dict[str, Any]:
         return {"top_k": self.model.config.num_labels}
@@ -203,13 +210,16 @@ class HydraAudioClassificationPipeline(AnswersMixin, AudioClassificationPipeline
 class HydraTextClassificationPipeline(AnswersMixin, TextClassificationPipeline):
     every_score = {"top_k": None, "_legacy": False}
 
+    @cached_property
+    def most_tokens(self) -> int:
+        return min(self.tokenizer.model_max_length, most_tokens(self.model))
+
     def preprocess(self, inputs: Any, **parameters) -> Any:
-        most = min(self.tokenizer.model_max_length, most_tokens(self.model))
-        parameters = {"truncation": True, "max_length": most, **parameters}
+        parameters = {"truncation": True, "max_length": self.most_tokens, **parameters}
         found = super().preprocess(inputs, **parameters)
         if found.encodings is not None:
             is_cut = bool(found.encodings[0].overflowing)
-        elif is_cut := found["input_ids"].shape[-1] >= parameters["max_length"]:
+        else:  # of tokenizers in Python
             whole = super().preprocess(inputs, **{**parameters, "truncation": False, "max_length": None})
             is_cut = whole["input_ids"].shape[-1] > found["input_ids"].shape[-1]
         is_empty = not any(map(has_content, texts_in(inputs)))
@@ -234,9 +244,10 @@ class HydraZeroShotImageClassificationPipeline(ImagesMixin, AnswersMixin, ZeroSh
 
 def texts_in(inputs: Any) -> list[str]:
     """The texts of one input: a text, or a pair as a dict or in lists."""
-    if isinstance(inputs, dict):
-        inputs = list(inputs.values())
-    return [inputs] if isinstance(inputs, str) else [text for each in inputs for text in texts_in(each)]
+    if isinstance(inputs, str):
+        return [inputs]
+    each = inputs.values() if isinstance(inputs, dict) else inputs or ()
+    return [text for part in each for text in texts_in(part)]
 
 
 def has_content(text: str) -> bool:
@@ -257,7 +268,7 @@ READERS = {
 def predict(
     model: nn.Module, inputs: Iterable[Any], processor: Any = None, batch_size: int = 1, **parameters: Any
 ) -> list[dict[str, Any]]:
-    """What the pipelines answer to raw inputs, a dict each: see `AnswersMixin`.
+    """Answers raw inputs as the pipelines do, with a dict each: see `AnswersMixin`.
 
     model: a Hydra, or any classifier or CLIP of Transformers; it runs in eval mode, on its device
     inputs: texts; PIL images, or paths or URLs of images; or audio: arrays at the sampling rate of the feature extractor,
@@ -322,3 +333,30 @@ def processor_of(model: nn.Module, auto_class: type) -> Any:
             f"processor is missing, and {where}: pass the {what} that the model was trained with"
         ) from error
     return cache[name, auto_class]
+
+
+# The modules that are kept in eval mode: the mode each goes back to, and for how many callers it is kept.
+_modes_before: dict[nn.Module, tuple[bool, int]] = {}
+_modes_lock = threading.RLock()
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside; on leaving, every module is back in the mode it was in. Of several threads, the last to leave
+    puts it back."""
+    modules = list(model.modules())
+    with _modes_lock:
+        for module in modules:
+            before, callers = _modes_before.get(module, (module.training, 0))
+            _modes_before[module] = (before, callers + 1)
+        model.eval()
+    try:
+        yield
+    finally:
+        with _modes_lock:
+            for module in modules:
+                before, callers = _modes_before.pop(module)
+                if callers > 1:
+                    _modes_before[module] = (before, callers - 1)
+                else:
+                    module.training = before

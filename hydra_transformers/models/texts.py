@@ -2,13 +2,20 @@
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
-from .attention import encoder_mask
-from .encoder import HydraEncoderMixin
-from .ensembling import HydraClassifierMixin, HydraClassifierOutput, HydraModelOutput
-from .grouped import PerMember, embed
+from .modeling_hydra import (
+    GroupedLinear,
+    HydraClassifierMixin,
+    HydraClassifierOutput,
+    HydraEncoderMixin,
+    HydraModelOutput,
+    PerMember,
+    embed,
+    encoder_mask,
+)
 
 
 class HydraTextEncoderMixin(HydraEncoderMixin):
@@ -25,7 +32,7 @@ class HydraTextEncoderMixin(HydraEncoderMixin):
             raise ValueError("each member has word embeddings of its own: change them in the members, then fuse these")
         setattr(self.embeddings, self.word_embeddings_name, value)
 
-    def embedded(
+    def embed_words(
         self, input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None, **for_embeddings
     ) -> torch.Tensor:
         """(batch, tokens) or (batch, tokens, hidden) -> (members or 1, batch, tokens, hidden)"""
@@ -33,15 +40,44 @@ class HydraTextEncoderMixin(HydraEncoderMixin):
             raise ValueError("pass input_ids or inputs_embeds, and not both")
         return embed(self.embeddings, input_ids=input_ids, inputs_embeds=inputs_embeds, **for_embeddings)
 
-    def start(
+    def embed_inputs(
         self,
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
         **for_embeddings,
     ):
-        states = self.embedded(input_ids, inputs_embeds, **for_embeddings)
-        return states, encoder_mask(self.config, states, attention_mask), {}
+        hidden_states = self.embed_words(input_ids, inputs_embeds, **for_embeddings)
+        return hidden_states, encoder_mask(self.config, hidden_states, attention_mask), {}
+
+    @merge_with_config_defaults
+    @capture_outputs(tie_last_hidden_states=False)
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        first_token_only: bool = False,
+        members_only: bool = False,
+        **kwargs,
+    ) -> HydraModelOutput:
+        """
+        input_ids, attention_mask, position_ids: (batch, tokens)
+        inputs_embeds: (batch, tokens, hidden), in place of input_ids
+        first_token_only, members_only: compute no more than a classifier reads, see `encode`
+        """
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
+        return self.encode(inputs, first_token_only, members_only, **kwargs)
+
+
+class HydraTypedTextEncoderMixin(HydraTextEncoderMixin):
+    """An encoder of texts that knows token types."""
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
@@ -61,12 +97,19 @@ class HydraTextEncoderMixin(HydraEncoderMixin):
         inputs_embeds: (batch, tokens, hidden), in place of input_ids
         first_token_only, members_only: compute no more than a classifier reads, see `encode`
         """
-        for_embeddings = {"position_ids": position_ids, "token_type_ids": token_type_ids}
-        states, mask, for_layers = self.start(input_ids, attention_mask, inputs_embeds, **for_embeddings)
-        return self.encode(states, mask, first_token_only, members_only, **for_layers, **kwargs)
+        inputs = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
+        return self.encode(inputs, first_token_only, members_only, **kwargs)
 
 
-class HydraTextClassifierMixin(HydraClassifierMixin):
+class HydraTypedTextClassifierMixin(HydraClassifierMixin):
+    """A classifier of texts that knows token types."""
+
     @can_return_tuple
     def forward(
         self,
@@ -90,12 +133,10 @@ class HydraTextClassifierMixin(HydraClassifierMixin):
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
         }
-        return self.answer(labels, inputs, **kwargs)
+        return self.encode_and_classify(inputs, labels, **kwargs)
 
 
-class HydraUntypedTextClassifierMixin(HydraClassifierMixin):
-    """A classifier of texts that knows no token types."""
-
+class HydraTextClassifierMixin(HydraClassifierMixin):
     @can_return_tuple
     def forward(
         self,
@@ -117,10 +158,30 @@ class HydraUntypedTextClassifierMixin(HydraClassifierMixin):
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
         }
-        return self.answer(labels, inputs, **kwargs)
+        return self.encode_and_classify(inputs, labels, **kwargs)
 
 
-class HydraTwoMapTextClassifierMixin(HydraTextClassifierMixin):
+class GroupedClassificationHead(nn.Module):
+    """A head of two maps per member, with dropout before each: (members, batch, hidden) -> (members, batch, classes)."""
+
+    def __init__(self, config: PreTrainedConfig, activation: nn.Module, dropout: float | None = None):
+        """dropout: by default `config.hidden_dropout_prob`"""
+        super().__init__()
+        members = config.num_members
+        self.dense = GroupedLinear(config.hidden_size, [config.hidden_size] * members)
+        self.activation = activation
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if dropout is None else dropout)
+        self.out_proj = GroupedLinear(config.hidden_size, [config.num_labels] * members)
+
+    def prepare(self, features: torch.Tensor) -> torch.Tensor:
+        """What the second map reads: (members, batch, hidden) -> (members, batch, hidden)"""
+        return self.dropout(self.activation(self.dense(self.dropout(features))))
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.out_proj(self.prepare(features))
+
+
+class HydraTwoMapTextClassifierMixin(HydraTypedTextClassifierMixin):
     """With a `GroupedClassificationHead`."""
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:

@@ -6,20 +6,12 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers.utils import ModelOutput
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
-from transformers.utils.output_capturing import capture_outputs
+from transformers.utils.generic import can_return_tuple
 
-from .encoder import HydraEncoderMixin
-from .ensembling import (
-    HydraClassifierMixin,
-    HydraClassifierOutput,
-    HydraModelOutput,
-    at_least_float32,
-    mean_of_members,
-    wants_every_token,
-)
-from .grouped import GroupedLinear, embed
-from .modeling_hydra import Rule, attention_rules
+from .images import HydraImageClassifierMixin, HydraImageEncoderMixin
+from .modeling_hydra import GroupedLinear, HydraModelOutput, at_least_float32, mean_of_members, wants_every_token
+from .pretrained import Rule, attention_rules
+from .texts import HydraTextEncoderMixin
 
 
 TOWER_RULES = (
@@ -61,70 +53,25 @@ class HydraTowersOutput(ModelOutput):
         return tuple(value.to_tuple() if isinstance(value, ModelOutput) else value for value in self.values())
 
 
-class HydraVisionTowerMixin(HydraEncoderMixin):
+class HydraVisionTowerMixin(HydraImageEncoderMixin):
     """An encoder of images, by itself, beside a text tower or below a classifier."""
 
     base_model_prefix = "vision_model"
     main_input_name = "pixel_values"
     input_modalities = ("image",)
-    _input_embed_layer = "patch_embedding"
-
-    def start(self, pixel_values: torch.Tensor | None = None, interpolate_pos_encoding: bool = False):
-        if pixel_values is None:
-            raise ValueError("pixel_values is missing: pass the image processor's output")
-        return embed(self.embeddings, pixel_values, interpolate_pos_encoding=interpolate_pos_encoding), None, {}
-
-    @merge_with_config_defaults
-    @capture_outputs(tie_last_hidden_states=False)
-    def forward(
-        self,
-        pixel_values: torch.Tensor | None = None,
-        interpolate_pos_encoding: bool = False,
-        first_token_only: bool = False,
-        members_only: bool = False,
-        **kwargs,
-    ) -> HydraModelOutput:
-        """
-        pixel_values: (batch, channels, height, width)
-        first_token_only, members_only: compute no more than is read, see `encode`
-        """
-        states, mask, for_layers = self.start(pixel_values, interpolate_pos_encoding)
-        return self.encode(states, mask, first_token_only, members_only, **for_layers, **kwargs)
+    patch_embeddings_name = "patch_embedding"
 
 
-class HydraTextTowerMixin(HydraEncoderMixin):
+class HydraTextTowerMixin(HydraTextEncoderMixin):
     """An encoder of texts, by itself or beside a vision tower."""
 
     base_model_prefix = "text_model"
     main_input_name = "input_ids"
     input_modalities = ("text",)
-    _input_embed_layer = "token_embedding"
-
-    def embedded(self, input_ids: torch.Tensor | None, position_ids: torch.Tensor | None) -> torch.Tensor:
-        """(batch, tokens) -> (members or 1, batch, tokens, hidden)"""
-        if input_ids is None:
-            raise ValueError("input_ids is missing: pass the tokenizer's output")
-        return embed(self.embeddings, input_ids=input_ids, position_ids=position_ids)
-
-    def needed_again(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The inputs that `finish` asks for."""
-        return {}
-
-    @merge_with_config_defaults
-    @capture_outputs(tie_last_hidden_states=False)
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        **kwargs,
-    ) -> HydraModelOutput:
-        """input_ids, attention_mask, position_ids: (batch, tokens)"""
-        states, mask, for_layers = self.start(input_ids, attention_mask, position_ids)
-        return self.encode(states, mask, finish_with=self.needed_again(input_ids), **kwargs | for_layers)
+    word_embeddings_name = "token_embedding"
 
 
-class HydraVisionTowerClassifierMixin(HydraClassifierMixin):
+class HydraVisionTowerClassifierMixin(HydraImageClassifierMixin):
     """A vision tower with a classifier per member.
 
     The config is the tower's own, with the classes; a backbone's has it, as `backbone_config_key`, beside that of a text
@@ -148,21 +95,6 @@ class HydraVisionTowerClassifierMixin(HydraClassifierMixin):
         self.vision_model = self.tower_class(config)
         self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
         self.post_init()
-
-    @can_return_tuple
-    def forward(
-        self,
-        pixel_values: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        interpolate_pos_encoding: bool = False,
-        **kwargs,
-    ) -> HydraClassifierOutput:
-        """
-        pixel_values: (batch, channels, height, width)
-        labels: (batch,) class indices, or what the config's `problem_type` asks for
-        """
-        inputs = {"pixel_values": pixel_values, "interpolate_pos_encoding": interpolate_pos_encoding}
-        return self.answer(labels, inputs, **kwargs)
 
 
 class HydraTwoTowersMixin:

@@ -2,9 +2,8 @@
 
 A head of layer l changes nothing before l. So for a batch the states entering layer l are computed once, and so are the
 outputs of its heads; every candidate head of the layer is then these outputs with its slice zeroed, and all candidates go
-through the rest of the network together, on the batch axis. It all runs through the model's own layers, `heads` and
-`complete`, or in the way of `fast_inference`. The last layer is computed for the first token alone where the classifier reads
-no other. Heads that were removed for good are cut out of the engine's own copy of the model.
+through the rest of the network together, on the batch axis. It all runs through the model's own layers. The last
+layer is computed for the first token alone where the classifier reads no other. Heads that were removed for good are cut out of the engine's own copy of the model.
 """
 
 import inspect
@@ -15,11 +14,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.prediction import check_class_prompts, logits_of_cosines
-from ..fusion import heads_at, qkv_rows, queries_per_key, tower_configs
+from ..fusion import heads_at, qkv_rows, tower_configs
 from ..fusion.structure import is_a
-from ..models.attention import HydraAttention, readers_of, repeated_mask
 from ..models.decoders import HydraDecoderMixin
-from ..models.fast_inference import can_run_fast, complete_fast, fast_layer, run_layers
+from ..models.modeling_hydra import HydraAttention, repeated_mask, run_layers
 from .heads import Head, chosen_towers, has_two_towers, heads_of, tower_and_place
 
 
@@ -46,7 +44,8 @@ class Tower:
         self.heads = [list(members[0]) for members in encoder.config.kept_heads]
         names = inspect.signature(encoder.forward).parameters
         self.input_names = [name for name in names if name not in ("first_token_only", "members_only", "kwargs")]
-        self.names_to_finish = [name for name in inspect.signature(encoder.finish).parameters if name != "states"]
+        names = inspect.signature(encoder.pool).parameters
+        self.names_to_pool = [name for name in names if name not in ("hidden_states", "inputs")]
 
     def remove(self, layer: int, head: int) -> None:
         """Cuts a head out for good."""
@@ -63,25 +62,20 @@ class Tower:
         memory: bytes that the states of the candidates that run together may take
         At last comes ([], (1, rows, features)) of the tower as it is.
         """
-        states, mask, for_layers = self.encoder.start(**inputs)
+        states, mask, layer_kwargs = self.encoder.embed_inputs(**inputs)
         together = self._candidates_together(states, memory)
         layers = list(self.encoder.layers)
         for index, layer in enumerate(layers):
             only_first = self.first_token_only and index == len(layers) - 1
-            heads = layer.heads(states, mask, only_first, **for_layers)
-            fast = fast_layer(layer) if can_run_fast([layer], states, mask, for_layers) else None
+            heads = layer.attend(states, mask, only_first, **layer_kwargs)
+            residual = states[:, :, :1] if only_first else states
             for part in _even_parts(candidates.get(index, []), together):
                 # (1, candidates, rows, tokens, width): what candidates have in common is not repeated
-                without, residual = self._without(heads, index, part), states[..., :1, :] if only_first else states
-                if fast is None:
-                    ablated = layer.complete(residual.unsqueeze(1), without).flatten(1, 2)
-                else:
-                    ablated = complete_fast(fast, layer.norm_first, residual.flatten(1, 2), without[0].flatten(1, 2))
-                    ablated = ablated.view(1, -1, *residual.shape[2:])
-                rest = self._finish(layers[index + 1 :], ablated, mask, for_layers, len(part), inputs)
-                yield part, rest
-            states = layer.complete(states, heads, only_first)
-        yield [], self._finish([], states, mask, for_layers, 1, inputs)
+                without = self._without(heads, index, part)
+                ablated = layer.project_and_feed(residual.unsqueeze(1), without).flatten(1, 2)
+                yield part, self._features(layers[index + 1 :], ablated, mask, layer_kwargs, len(part), inputs)
+            states = layer.project_and_feed(residual, heads)
+        yield [], self._features([], states, mask, layer_kwargs, 1, inputs)
 
     def _without(self, heads: Tensor, layer: int, turned_off: Sequence[int]) -> Tensor:
         """The heads' outputs with one slice zeroed, for each of `turned_off`: (1, rows, tokens, width) -> (1, candidates,
@@ -92,20 +86,20 @@ class Tower:
             keep[:, candidate, ..., self.heads[layer].index(head), :] = 0
         return heads.unsqueeze(1) * keep.flatten(-2)
 
-    def _finish(self, layers, states: Tensor, mask, for_layers: dict, candidates: int, inputs) -> Tensor:
+    def _features(self, layers, states: Tensor, mask, layer_kwargs: dict, candidates: int, inputs) -> Tensor:
         """(1, candidates * rows, tokens, hidden), through `layers` -> (candidates, rows, features)"""
         mask = repeated_mask(mask, candidates)
         if layers:
-            states = run_layers(layers, states.contiguous(), mask, self.first_token_only, **for_layers)
-        again = {name: repeated_mask(inputs[name], candidates) for name in self.names_to_finish if name in inputs}
-        return self.read(*self.encoder.finish(states, **again))[0].unflatten(0, (candidates, -1))
+            states = run_layers(layers, states.contiguous(), mask, self.first_token_only, **layer_kwargs)
+        again = {name: repeated_mask(inputs[name], candidates) for name in self.names_to_pool if name in inputs}
+        return self.read(*self.encoder.norm_and_pool(states, **again))[0].unflatten(0, (candidates, -1))
 
     def _candidates_together(self, states: Tensor, memory: int) -> int:
         """How many candidates fit in `memory`; a token holds its state a few times over and the MLP's inner layer twice."""
         config = self.encoder.config
         if is_a(self.encoder, HydraDecoderMixin) and config.pad_token_id is None:
             return 1  # without a padding token it reads texts one by one
-        per_token = (6 * config.hidden_size + 2 * config.anatomy.inner_size) * states.element_size()
+        per_token = (6 * config.hidden_size + 2 * config.layer_spec.inner_size) * states.element_size()
         return max(1, memory // (per_token * states.shape[1] * states.shape[2]))
 
 
@@ -116,10 +110,9 @@ def keep_heads(attention: HydraAttention, before: list[int], after: list[int]) -
     output.weight = nn.Parameter(heads_at(output.weight, places, attention.head_dim), requires_grad=False)
     for name, tensor in list(qkv.named_parameters()):
         setattr(qkv, name, nn.Parameter(qkv_rows(tensor, before, after, attention), requires_grad=False))
-    attention.kept_heads = [after]
-    attention.readers = [readers_of(after, queries_per_key(attention))]
-    qkv.widths = [qkv.weight.shape[0]]
-    output.widths = attention.widths = [output.weight.shape[0]]
+    attention.set_kept_heads([after])
+    qkv.set_widths([qkv.weight.shape[0]])
+    output.set_widths([output.weight.shape[0]])
 
 
 def _even_parts(heads: list[int], most: int) -> list[list[int]]:
@@ -169,7 +162,7 @@ class ClassifierAblation(Ablation):
     """Heads of a classifier turned off one by one."""
 
     def __init__(self, model: PreTrainedModel, memory: int):
-        towers = {"": Tower(model.base_model, model.read, model.reads_first_token)}
+        towers = {"": Tower(model.base_model, model.select_features, model.reads_first_token)}
         super().__init__(model, None, towers, model.config.num_labels, memory)
         self.classify = model.classify
 

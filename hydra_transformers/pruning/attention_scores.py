@@ -7,33 +7,34 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..data.prediction import accepted_inputs, batches, check_class_prompts, split_labels
+from ..data.batches import batches, split_labels
+from ..data.prediction import accepted_inputs, check_class_prompts
 from .heads import Head, chosen_towers, has_two_towers, head_at
 from .taylor import settled_towers, working_copy
 
 
 def entropy_scores(
     model: PreTrainedModel,
-    dataloader: Any,
+    data: Any,
     *,
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
 ) -> dict[Head, float]:
     """Minus the mean entropy (in nats) of the attention weights of a query over the keys: a head that looks everywhere has
     the lowest score. The mean is over all queries of all samples but padding. Labels are not needed."""
-    return _mean_over_queries(model, dataloader, class_prompts, towers, lambda weights: -_entropy(weights))
+    return _mean_over_queries(model, data, class_prompts, towers, lambda weights: -_entropy(weights))
 
 
 def confidence_scores(
     model: PreTrainedModel,
-    dataloader: Any,
+    data: Any,
     *,
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
 ) -> dict[Head, float]:
     """The mean of the largest attention weight of a query, over all queries of all samples but padding; labels are not
     needed. Voita et al. also leave out the end-of-sentence token, which not every model has."""
-    return _mean_over_queries(model, dataloader, class_prompts, towers, lambda weights: weights.amax(dim=-1))
+    return _mean_over_queries(model, data, class_prompts, towers, lambda weights: weights.amax(dim=-1))
 
 
 def _entropy(weights: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ def _entropy(weights: Tensor) -> Tensor:
 @torch.no_grad()
 def _mean_over_queries(
     model: PreTrainedModel,
-    dataloader: Any,
+    data: Any,
     class_prompts: Mapping[str, Tensor] | None,
     towers: Sequence[str] | None,
     of_query: Callable[[Tensor], Tensor],
@@ -56,7 +57,7 @@ def _mean_over_queries(
     queries = dict.fromkeys(chosen, 0)
     for tower in chosen:
         encoder = hydra.base_model if tower == "" else getattr(hydra, f"{tower}_model")
-        for inputs in _inputs_of(tower, encoder, hydra, dataloader, class_prompts):
+        for inputs in _inputs_of(tower, encoder, hydra, data, class_prompts):
             attentions = encoder(**inputs, output_attentions=True).attentions
             is_real = _real_queries(inputs, attentions[0])
             queries[tower] += int(is_real.sum())
@@ -75,7 +76,7 @@ def _inputs_of(
     tower: str,
     encoder: PreTrainedModel,
     hydra: PreTrainedModel,
-    dataloader: Any,
+    data: Any,
     class_prompts: Mapping[str, Tensor] | None,
 ) -> Iterator[dict[str, Tensor]]:
     """What an encoder reads, batch by batch; the text tower of CLIP reads the prompts."""
@@ -86,12 +87,12 @@ def _inputs_of(
         yield accepted_inputs(encoder, {name: value.to(hydra.device) for name, value in class_prompts.items()})
         return
     is_empty = True
-    for batch in batches(dataloader, device=hydra.device):
+    for batch in batches(data, device=hydra.device):
         is_empty = False
         inputs = accepted_inputs(encoder, split_labels(batch)[0])
         yield {name: value.to(hydra.dtype) if value.is_floating_point() else value for name, value in inputs.items()}
     if is_empty:
-        raise ValueError("dataloader has no samples: pass at least one batch")
+        raise ValueError("data has no samples: pass at least one batch")
 
 
 def _real_queries(inputs: Mapping[str, Tensor], weights: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 from .._io.files import parse_json, write_atomically
 from .head_maps import HeadMap
 from .heads import Head, as_heads_to_prune, check_count, head_at
-from .scoring import METRIC, OBJECTIVES
+from .objectives import METRIC, OBJECTIVES
 
 
 MODES = ("exact", "shortlist")

@@ -18,13 +18,12 @@ from ..data.fingerprints import (
     fingerprint_of_weights,
     fingerprints_of_rows,
 )
-from ..data.prediction import check_chooses_one_class
-from ..fusion import check_can_be_fused
+from ..data.prediction import check_chooses_one_class, classes_of
 from .ablation import GIB, ablation_of
 from .circuits import MODES, Circuit
 from .greedy import GreedySearch, end_of
 from .heads import check_count, chosen_towers, heads_of, prune_heads
-from .scoring import MARGINS, METRIC, OBJECTIVES, Metric, check_ood_score, name_of
+from .objectives import MARGINS, METRIC, OBJECTIVES, Metric, check_ood_score, name_of
 
 
 ACCELERATOR_MEMORY_GIB = 4.0
@@ -32,8 +31,8 @@ CPU_MEMORY_GIB = 0.25
 
 
 def extract_circuit(
-    model: PreTrainedModel | Sequence[PreTrainedModel],
-    id_data: Any,
+    model: PreTrainedModel,
+    data: Any,
     ood_data: Any = None,
     objective: str | Metric = "acc",
     *,
@@ -49,22 +48,21 @@ def extract_circuit(
     dtype: torch.dtype | None = None,
     memory_gib: float | None = None,
     tolerance: float | None = None,
-    checkpoint: str | os.PathLike | Sequence[str | os.PathLike] | None = None,
+    checkpoint: str | os.PathLike | None = None,
     progress: bool = True,
-) -> Circuit | list[Circuit]:
+) -> Circuit:
     """Ranks `budget` heads by greedy removal: each time the head without which the score is highest.
 
     The score is that of the model with the head's slice of the output projection zeroed. Heads of equal score are told apart
     by a margin, how surely the score is reached: for "acc" the negative log-likelihood of the labels, for "ood" the mean
-    confidence (by the OOD score) on `id_data` minus that on `ood_data`, for "avg" the mean of the two (the means to four
+    confidence (by the OOD score) on `data` minus that on `ood_data`, for "avg" the mean of the two (the means to four
     digits). Where that is equal too, the first head in order goes: vision before text, then the lower layer, then the lower
     head. `Circuit.tied` says how many heads shared each score. `model` is left as it is; the extraction runs where it lies.
+    Several objectives, or several backbones, are several calls.
 
     Args:
-        model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one. For a list of several
-            backbones, fine-tunings of one pre-trained model for example, a list of their circuits is returned; the data is
-            read once.
-        id_data: in-distribution data with labels (which "ood" does not need): a DataLoader, a list of dict batches, or a
+        model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
+        data: in-distribution data with labels (which "ood" does not need): a DataLoader, a list of dict batches, or a
             Dataset or list of dict rows.
         ood_data: out-of-distribution data for "ood" and "avg"; "acc" does not look at it.
         objective: "acc" (accuracy), "ood" (AUROC of an OOD score) or "avg" (the mean of both); or a metric of your own, a
@@ -84,73 +82,43 @@ def extract_circuit(
             `Circuit.checks` says how often the short list held the exact choice.
         shortlist: by default a fifth of the heads, at least 8.
         check_every: 1 makes "shortlist" exact.
-        batch_size: rows per batch where `id_data` and `ood_data` come in rows.
+        batch_size: rows per batch where `data` and `ood_data` come in rows.
         dtype: the dtype to evaluate in, e.g. `torch.bfloat16`; by default the model's.
         memory_gib: what the states of the candidates that run together may take; by default 4 on an accelerator and
             0.25 on a CPU. One candidate always runs, so a smaller batch is the way to take less than it needs.
         tolerance: end before the budget is spent, with the first removal that leaves the score more than this below the best
             so far: 0.02 for two points of accuracy, say. By default the whole budget is spent.
-        checkpoint: a JSON file that is written after every removal, and from which a run that was stopped goes on. For
-            several backbones a file each, or a folder that gets `circuit-0.json`, `circuit-1.json`, ...
+        checkpoint: a JSON file that is written after every removal, and from which a run that was stopped goes on.
         progress: whether to show a progress bar.
     """
-    settings = {
-        "budget": budget,
-        "score": score,
-        "class_prompts": class_prompts,
-        "towers": towers,
-        "trunk_layers": trunk_layers,
-        "mode": mode,
-        "shortlist": shortlist,
-    }
-    settings |= {"check_every": check_every, "batch_size": batch_size, "dtype": dtype, "memory_gib": memory_gib}
     if tolerance is not None and (not isinstance(tolerance, (int, float)) or not tolerance >= 0):
         raise ValueError(f"tolerance is {tolerance!r}: pass how far the score may fall, such as 0.02, or None")
-    is_several = not isinstance(model, PreTrainedModel) and isinstance(model, Sequence)
-    models = list(model) if is_several else [model]
-    if is_several:
-        _check_backbones(models, budget, towers, trunk_layers)
-    checkpoints = _checkpoints(checkpoint, len(models)) if is_several else [checkpoint]
-    for path in checkpoints:
-        _check_can_be_written(path)
-    circuits, already_read = [], {}
-    for each, path in zip(models, checkpoints, strict=True):
-        search = start_search(each, id_data, ood_data, objective, already_read=already_read, **settings)
-        if path is not None:
-            search.resume(path)
-        search.run(budget, path, progress, tolerance)
-        circuits.append(search.circuit.first(end_of(search.circuit, budget, tolerance)))
-    return circuits if is_several else circuits[0]
-
-
-def _check_backbones(
-    models: Sequence[PreTrainedModel], budget: int, towers: Sequence[str] | None, trunk_layers: int
-) -> None:
-    """Refuses, before the first extraction, what a later one would stop at."""
-    if not models:
-        raise ValueError("model is an empty list: pass at least one backbone")
-    check_can_be_fused(models, "model")
-    for place, model in enumerate(models):
-        heads = len(heads_of(prune_heads(model), towers, trunk_layers))
-        check_count(budget, "budget", 1, heads - 1, f"{heads} heads of model[{place}] compete")
-
-
-def _checkpoints(
-    checkpoint: str | os.PathLike | Sequence[str | os.PathLike] | None, count: int
-) -> list[str | os.PathLike | None]:
-    if checkpoint is None:
-        return [None] * count
-    if isinstance(checkpoint, (str, os.PathLike)):
-        if Path(checkpoint).is_file():
-            raise ValueError(f"checkpoint {checkpoint} is a file, and there are {count} backbones: pass a folder")
-        return [Path(checkpoint) / f"circuit-{place}.json" for place in range(count)]
-    if len(checkpoint) != count:
-        raise ValueError(f"there are {count} backbones, and checkpoint has {len(checkpoint)} files: pass one each")
-    return list(checkpoint)
+    _check_can_be_written(checkpoint)
+    search = start_search(
+        model,
+        data,
+        ood_data,
+        objective,
+        budget=budget,
+        score=score,
+        class_prompts=class_prompts,
+        towers=towers,
+        trunk_layers=trunk_layers,
+        mode=mode,
+        shortlist=shortlist,
+        check_every=check_every,
+        batch_size=batch_size,
+        dtype=dtype,
+        memory_gib=memory_gib,
+    )
+    if checkpoint is not None:
+        search.resume(checkpoint)
+    search.run(budget, checkpoint, progress, tolerance)
+    return search.circuit.first(end_of(search.circuit, budget, tolerance))
 
 
 def _check_can_be_written(path: str | os.PathLike | None) -> None:
-    """Refuses a checkpoint that would be missed with the first removal only."""
+    """Fail early if the checkpoint is not writable."""
     if path is None:
         return
     if not isinstance(path, (str, os.PathLike)):
@@ -164,7 +132,7 @@ def _check_can_be_written(path: str | os.PathLike | None) -> None:
 
 def start_search(
     model: PreTrainedModel,
-    id_data: Any,
+    data: Any,
     ood_data: Any,
     objective: str | Metric,
     *,
@@ -179,13 +147,8 @@ def start_search(
     batch_size: int = 32,
     dtype: torch.dtype | None = None,
     memory_gib: float | None = None,
-    already_read: dict[tuple, EvaluationData] | None = None,
 ) -> GreedySearch:
-    """Everything before the first removal: arguments checked, model copied, data read. Arguments of `extract_circuit`.
-
-    already_read: data of earlier searches, which is taken from here and put here
-    """
-    already_read = {} if already_read is None else already_read
+    """Everything before the first removal: arguments checked, model copied, data read. Arguments of `extract_circuit`."""
     metric = objective if callable(objective) else None
     if metric is None and objective not in OBJECTIVES:
         raise ValueError(
@@ -213,13 +176,10 @@ def start_search(
     check_count(budget, "budget", 1, num_heads - 1, f"{num_heads} heads compete")
 
     def read(data: Any, name: str, num_classes: int | None) -> EvaluationData:
-        settings = (name, tuple(engine.input_names), batch_size, hydra.device, hydra.dtype, num_classes)
-        settings += (metric is not None,)
-        if settings not in already_read:
-            already_read[settings] = read_data(data, *settings)
-        return already_read[settings]
+        settings = (engine.input_names, batch_size, hydra.device, hydra.dtype, num_classes, metric is not None)
+        return read_data(data, name, *settings, classes_of(hydra))
 
-    id_set = read(id_data, "id_data", None if objective == "ood" else engine.num_classes)
+    id_set = read(data, "data", None if objective == "ood" else engine.num_classes)
     ood_set = None if objective in ("acc", METRIC) else read(ood_data, "ood_data", None)
     _check_data(id_set, ood_set)
     is_shortlist = mode == "shortlist"
@@ -228,7 +188,7 @@ def start_search(
         "weights": weights,
         "config": fingerprint_of_config(hydra.config),
         "kept_heads": hydra.config.kept_heads,
-        "id_data": id_set.description(),
+        "data": id_set.description(),
         "ood_data": None if ood_set is None else ood_set.description(),
         "class_prompts": None if class_prompts is None else fingerprint_of_rows(fingerprints_of_rows(engine.prompts)),
         "towers": None if class_prompts is None else chosen_towers(hydra, towers),
@@ -263,13 +223,13 @@ def _check_data(id_set: EvaluationData, ood_set: EvaluationData | None) -> None:
             raise ValueError(f"{data.name} has 1 sample: scores are shares over many, pass at least 2")
     if ood_set is not None and set(ood_set.input_digests) <= set(id_set.input_digests):
         warnings.warn(
-            "every sample of ood_data is in id_data too, so no head can help to tell them apart: pass data that is foreign "
+            "every sample of ood_data is in data too, so no head can help to tell them apart: pass data that is foreign "
             "to the model as ood_data",
             stacklevel=4,
         )
     if len(id_set.classes) == 1:
         warnings.warn(
-            f"all {id_set.num_samples} samples of id_data are of class {id_set.classes[0]}: the circuit for it may know no "
+            f"all {id_set.num_samples} samples of data are of class {id_set.classes[0]}: the circuit for it may know no "
             "other, pass data of all classes",
             stacklevel=4,
         )

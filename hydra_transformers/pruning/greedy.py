@@ -14,11 +14,20 @@ from .._io.files import parse_json, write_atomically
 from .._io.processes import from_first_process, gather_batches, gather_samples, rank_and_world_size
 from .._io.progress import progress_bar
 from ..data.evaluation_data import EvaluationData
-from ..models.ensembling import at_least_float32
+from ..models.modeling_hydra import at_least_float32
 from .ablation import Ablate, Ablation
 from .circuits import LAST_DIGITS, Circuit
 from .heads import Head
-from .scoring import METRIC, Metric, SampleValues, Score, chance_score, metric_scores, objective_scores, sample_values
+from .objectives import (
+    METRIC,
+    Metric,
+    SampleValues,
+    Score,
+    chance_score,
+    metric_scores,
+    objective_scores,
+    sample_values,
+)
 
 
 SHORT_SETTINGS = (
@@ -221,13 +230,10 @@ def _check_finite(confidence: Tensor, candidates: Sequence[Head], name: str, rem
 
 def _check_same_run(found: Circuit, wanted: Circuit, path: str | os.PathLike) -> None:
     """Refuses a checkpoint with a sentence about the first thing that differs."""
-    # Earlier versions knew one score, and took it that models of equal weights compute the same.
-    earlier = {"score": None if found.objective == "acc" else "msp", "config": wanted.made_from["config"]}
-    made_from = earlier | found.made_from
     differing = {
         "objective": (found.objective, wanted.objective),
         "mode": (found.mode, wanted.mode),
-        **{key: (made_from.get(key), value) for key, value in json.loads(json.dumps(wanted.made_from)).items()},
+        **{key: (found.made_from.get(key), value) for key, value in json.loads(json.dumps(wanted.made_from)).items()},
     }
     for name, (theirs, ours) in differing.items():
         if theirs != ours:

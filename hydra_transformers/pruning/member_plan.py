@@ -15,7 +15,7 @@ from ..fusion import saved_tower_configs
 from .circuits import Circuit
 from .extraction import extract_circuit
 from .members import draw_members
-from .scoring import OBJECTIVES
+from .objectives import OBJECTIVES
 
 
 METHODS = ("circuits", "taylor")
@@ -189,7 +189,7 @@ class MemberPlan:
         if self.method == "taylor":
             return draw_members(
                 drawn_from,
-                dataloader=torch.utils.data.DataLoader(data, batch_size),
+                data=torch.utils.data.DataLoader(data, batch_size),
                 heads_per_layer=self._kept_per_layer(config),
                 num_members=self.members,
                 class_prompts=class_prompts,
@@ -210,24 +210,24 @@ class MemberPlan:
         for objective in self.chosen_objectives:
             names = [f"member-{place}" for place in range(len(models))] if is_several else [objective]
             places = [None if folder is None else Path(folder) / CIRCUITS / name for name in names]
-            found = extract_circuit(
-                list(models),
-                data,
-                ood_data,
-                objective,
-                budget=self._ranked(models[0].config),
-                score=self.score,
-                class_prompts=class_prompts,
-                trunk_layers=self.trunk_layers,
-                mode=self.mode,
-                batch_size=batch_size,
-                checkpoint=None if folder is None else [place.with_suffix(".checkpoint") for place in places],
-            )
-            for index, (circuit, place) in enumerate(zip(found, places, strict=True)):
+            for index, (model, place) in enumerate(zip(models, places, strict=True)):
+                circuit = extract_circuit(
+                    model,
+                    data,
+                    ood_data,
+                    objective,
+                    budget=self._ranked(models[0].config),
+                    score=self.score,
+                    class_prompts=class_prompts,
+                    trunk_layers=self.trunk_layers,
+                    mode=self.mode,
+                    batch_size=batch_size,
+                    checkpoint=None if place is None else place.with_suffix(".checkpoint"),
+                )
                 if place is not None:
                     circuit.save(place.with_suffix(".json"))
                 tell(f"circuit {f'of member {index} ' if is_several else ''}for {objective}: {_scores(circuit)}")
-            circuits += found
+                circuits.append(circuit)
         return circuits
 
     def _kept_per_layer(self, config: PreTrainedConfig) -> int:

@@ -3,18 +3,18 @@ or by calibration subset."""
 
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..data.batches import batches
 from ..data.fingerprints import fingerprint_of_weights
-from ..data.prediction import batches
+from ..data.prediction import classes_of
 from ..fusion import check_can_be_fused
 from .circuits import Circuit
-from .heads import as_heads, as_heads_to_prune, check_count, prune_heads, tower_and_place
+from .heads import as_heads_to_prune, check_count, prune_heads, tower_and_place
 from .taylor import taylor_prune
 
 
@@ -24,7 +24,7 @@ MOST_DRAWS = 1_000  # until members differ; there may be no other heads to draw
 OPTIONS = {
     "circuits": ("budget", "num_members"),
     "circuit": ("budget", "out_of", "num_members"),
-    "dataloader": ("heads_per_layer", "num_members"),
+    "data": ("heads_per_layer", "num_members"),
     "nothing": ("num_members",),
 }
 
@@ -34,7 +34,7 @@ def draw_members(
     *,
     circuits: Sequence[Circuit] | None = None,
     circuit: Circuit | None = None,
-    dataloader: Any = None,
+    data: Any = None,
     budget: int | Literal["best"] | None = None,
     tolerance: float | None = None,
     out_of: int | None = None,
@@ -56,7 +56,7 @@ def draw_members(
       objectives "acc", "ood" and "avg".
     - `circuit`, `budget`, `out_of`, `num_members`, `seed`: from one circuit of one backbone (B.5), each member loses `budget`
       heads that are sampled from the first `out_of` of its ranking (the paper: 48 out of 100).
-    - `dataloader`, `heads_per_layer`, `num_members`, `seed`: Hydra (Taylor), each member pruned with `taylor_prune` on its
+    - `data`, `heads_per_layer`, `num_members`, `seed`: Hydra (Taylor), each member pruned with `taylor_prune` on its
       own random half of every calibration batch. CLIP also needs `class_prompts`; its vision tower is pruned.
     - several backbones and nothing else: each as it is, nothing pruned.
 
@@ -65,13 +65,12 @@ def draw_members(
 
     Of one backbone, three members are drawn where `num_members` is not given, member m with the seed `seed + m`. The backbones
     are left as they are. Members with the same heads and weights are refused, as an ensemble of them is one model:
-    `allow_equal=True` takes them, where training is to make them different. A warning tells of circuits that were extracted
+    try another budget, other data, or samples from more heads of one circuit; `allow_equal=True` takes them, where training
+    is to make them different. A warning tells of circuits that were extracted
     from other weights.
     """
     given = [
-        name
-        for name, value in (("circuits", circuits), ("circuit", circuit), ("dataloader", dataloader))
-        if value is not None
+        name for name, value in (("circuits", circuits), ("circuit", circuit), ("data", data)) if value is not None
     ]
     options = {"budget": budget, "out_of": out_of, "heads_per_layer": heads_per_layer, "num_members": num_members}
     is_several = not isinstance(model, PreTrainedModel) and isinstance(model, Sequence)
@@ -80,10 +79,13 @@ def draw_members(
     way = _way(given, options, is_several)
     _check_best(way, budget, tolerance)
     if way == "circuits":
-        named = _named(circuits, len(model) if is_several else num_members, is_several)
-        num_members = len(named)
-    backbones = list(model) if is_several else [model] * (num_members or 3)
+        _check_number(circuits, len(model) if is_several else num_members, is_several)
+        num_members = len(circuits)
+    # Each backbone is made a Hydra once, and the members are cut out of it.
+    whole = [prune_heads(each) for each in (model if is_several else [model])]
+    backbones = whole if is_several else whole * (num_members or 3)
     if way == "circuits":
+        named = {f"circuits[{index}]": each for index, each in enumerate(circuits)}
         _check_circuits(backbones, named)
         budgets = [each.largest_budget(tolerance or 0.0) if budget == "best" else budget for each in circuits]
         head_sets = [each.heads_to_prune(own) for each, own in zip(circuits, budgets, strict=True)]
@@ -95,43 +97,39 @@ def draw_members(
         for place in range(len(backbones)):
             head_sets.append(sample_heads(circuit, budget, out_of, seed + place, taken=head_sets))
         _check_trunk("circuit", circuit, out_of, trunk_layers)
-    elif way == "dataloader":
-        calibration = list(batches(dataloader))
+    elif way == "data":
+        calibration = list(batches(data, classes=classes_of(backbones[0])))
+        settings = {"heads_per_layer": heads_per_layer, "class_prompts": class_prompts, "trunk_layers": trunk_layers}
         head_sets = [
-            taylor_prune(
-                backbone,
-                half_of_each(calibration, seed + place),
-                heads_per_layer=heads_per_layer,
-                class_prompts=class_prompts,
-                trunk_layers=trunk_layers,
-            ).heads_to_prune
+            taylor_prune(backbone, half_of_each(calibration, seed + place), **settings).heads_to_prune
             for place, backbone in enumerate(backbones)
         ]
     else:
         head_sets = [{}] * len(backbones)
-    if not allow_equal:
-        _refuse_twins(head_sets, backbones)
-    return [prune_heads(backbone, heads) for backbone, heads in zip(backbones, head_sets, strict=True)]
+    members = [prune_heads(backbone, heads) for backbone, heads in zip(backbones, head_sets, strict=True)]
+    if len(members) > 1:
+        check_can_be_fused(members, "members", allow_equal)
+    return members
 
 
 def _way(given: Sequence[str], options: Mapping[str, int | None], is_several: bool) -> str:
-    """What members are drawn from: "circuits", "circuit", "dataloader" or, of several backbones, "nothing"; refuses options
+    """What members are drawn from: "circuits", "circuit", "data" or, of several backbones, "nothing"; refuses options
     that do not go with it."""
     if len(given) > 1 or not (given or is_several):
         raise ValueError(
-            f"draw_members got {' and '.join(given) or 'nothing to draw from'}: pass circuits, circuit or dataloader"
+            f"draw_members got {' and '.join(given) or 'nothing to draw from'}: pass circuits, circuit or data"
         )
     way = given[0] if given else "nothing"
     for name, value in options.items():
         if value is not None and name not in OPTIONS[way]:
-            instead = "leave it out" if given else "leave it out, or pass circuits or a dataloader to prune by"
+            instead = "leave it out" if given else "leave it out, or pass circuits or data to prune by"
             raise ValueError(f"{name} is {value!r}, which drawing from {way} has no use for: {instead}")
     if options["num_members"] is not None and options["num_members"] < 1:
         raise ValueError(f"num_members is {options['num_members']}: pass at least 1")
     if way in ("circuits", "circuit") and options["budget"] is None:
         raise ValueError(f"budget is missing: say how many heads each member loses when drawing from {way}")
-    if way == "dataloader" and options["heads_per_layer"] is None:
-        raise ValueError("heads_per_layer is missing: say how many heads a layer keeps when drawing with a dataloader")
+    if way == "data" and options["heads_per_layer"] is None:
+        raise ValueError("heads_per_layer is missing: say how many heads a layer keeps when drawing with data")
     return way
 
 
@@ -168,9 +166,7 @@ def half_of_each(calibration: Sequence[Mapping[str, Tensor]], seed: int) -> list
         rows = len(next(iter(batch.values())))
         for name, tensor in batch.items():
             if len(tensor) != rows:
-                raise ValueError(
-                    f"a batch of dataloader has {rows} rows, and {len(tensor)} as its {name}: pass one each"
-                )
+                raise ValueError(f"a batch of data has {rows} rows, and {len(tensor)} as its {name}: pass one each")
         chosen = torch.randperm(rows, generator=generator, device="cpu")[: (rows + 1) // 2].sort().values
         halves.append({name: tensor[chosen.to(tensor.device)] for name, tensor in batch.items()})
     return halves
@@ -191,28 +187,28 @@ def _check_backbones(backbones: Sequence[PreTrainedModel], given: Sequence[str],
     check_can_be_fused(backbones, "model")
 
 
-def _named(circuits: Any, wanted: int | None, is_several: bool) -> dict[str, Any]:
+def _check_number(circuits: Any, expected: int | None, is_several: bool) -> None:
     if isinstance(circuits, Circuit):
         raise TypeError("circuits is a single circuit: pass one per member, or sample members from it with circuit=")
     if not circuits:
         raise ValueError("circuits is empty: pass one circuit per member")
-    if wanted not in (None, len(circuits)):
+    if expected not in (None, len(circuits)):
         if is_several:
             raise ValueError(
-                f"there are {wanted} backbones, and circuits has {len(circuits)}: pass one of each backbone"
+                f"there are {expected} backbones, and circuits has {len(circuits)}: pass one of each backbone"
             )
-        raise ValueError(f"num_members is {wanted}, circuits has {len(circuits)}: each makes one member, leave it out")
-    return {f"circuits[{index}]": each for index, each in enumerate(circuits)}
+        raise ValueError(
+            f"num_members is {expected}, circuits has {len(circuits)}: each makes one member, leave it out"
+        )
 
 
 def _check_circuits(backbones: Sequence[PreTrainedModel], circuits: Mapping[str, Any]) -> None:
     """Refuses what is no circuit, and warns of one that was extracted from other weights than its backbone's."""
-    for name, each in circuits.items():
+    weights = {id(each): fingerprint_of_weights(each) for each in {id(each): each for each in backbones}.values()}
+    for backbone, (name, each) in zip(backbones, circuits.items(), strict=True):
         if not isinstance(each, Circuit):
             raise TypeError(f"{name} is a {type(each).__name__}: pass what extract_circuit or Circuit.load returns")
-    weights = _Weights()
-    for backbone, (name, each) in zip(backbones, circuits.items(), strict=True):
-        if "weights" in each.made_from and each.made_from["weights"] != weights.of(backbone):
+        if each.made_from.get("weights") not in (None, weights[id(backbone)]):
             warnings.warn(
                 f"{name} was extracted from a model with other weights: its heads may not be the ones this model can spare",
                 stacklevel=3,
@@ -227,37 +223,3 @@ def _check_trunk(name: str, circuit: Circuit, first: int | None, trunk_layers: i
             f"{name} ranks head {lost}, which is in the first {trunk_layers} layers (trunk_layers): extract it with "
             f"extract_circuit(..., trunk_layers={trunk_layers})"
         )
-
-
-class _Weights:
-    """Fingerprints of backbones' weights, each computed once, where it is asked for."""
-
-    def __init__(self):
-        self.known: dict[int, str] = {}
-
-    def of(self, backbone: PreTrainedModel) -> str:
-        if id(backbone) not in self.known:
-            self.known[id(backbone)] = fingerprint_of_weights(prune_heads(backbone))
-        return self.known[id(backbone)]
-
-
-def _refuse_twins(head_sets: Sequence[dict], backbones: Sequence[PreTrainedModel]) -> None:
-    sets, weights = [set(as_heads(heads_to_prune)) for heads_to_prune in head_sets], _Weights()
-    twins = [
-        (a, b)
-        for a, b in combinations(range(len(sets)), 2)
-        if sets[a] == sets[b]
-        and (backbones[a] is backbones[b] or weights.of(backbones[a]) == weights.of(backbones[b]))
-    ]
-    if not twins:
-        return
-    pairs = ", ".join(f"{a} and {b}" for a, b in twins)
-    if any(backbones[a] is not backbones[0] for a in range(len(backbones))) or not sets[twins[0][0]]:
-        raise ValueError(
-            f"members {pairs} have the same weights and lose the same heads, and would agree on everything: pass different "
-            "fine-tunings; allow_equal takes them, to be trained apart"
-        )
-    raise ValueError(
-        f"members {pairs} lose the same heads and would agree on everything: try another budget, more or other data, or "
-        "samples from more heads of one circuit (out_of); allow_equal takes them, to be trained apart"
-    )

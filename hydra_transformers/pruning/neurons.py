@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from ..fusion import attention_names, tower_configs, without_neurons
 from ..models.auto import hydra_class
 from ..models.configuration_hydra import neurons_in
-from .gates import Gated, in_order, mean_gradients
 from .heads import Head, as_heads_to_prune, check_count, chosen_towers, head_at, tower_and_place
+from .michel import Gated, in_order, mean_gradients
 from .scores import by_method, check_finite, drawn, lowest_of_layers, normalized
 from .taylor import Calibration, settled_towers, working_copy
 
@@ -41,7 +41,7 @@ def neurons_of(hydra: PreTrainedModel, towers: Sequence[str] | None = None) -> l
         config = tower_configs(hydra.config)[tower]
         for layer in range(config.num_hidden_layers):
             kept = config.kept_neurons
-            numbers = range(config.anatomy.inner_size) if kept is None else neurons_in(kept[layer][0])
+            numbers = range(config.layer_spec.inner_size) if kept is None else neurons_in(kept[layer][0])
             found += [head_at(tower, layer, number) for number in numbers]
     return found
 
@@ -58,14 +58,14 @@ def _mlps(hydra: PreTrainedModel, neurons: Sequence[Neuron]) -> dict[tuple, nn.M
 
 def michel_scores_of_neurons(
     model: PreTrainedModel,
-    dataloader: Any,
+    data: Any,
     *,
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
 ) -> dict[Neuron, float]:
     """The mean over the samples of |∂L(x) / ∂ξ|, with ξ a gate of 1 on what the neuron gives to the second map."""
     hydra = working_copy(model)
-    calibration = Calibration(hydra, dataloader, class_prompts)
+    calibration = Calibration(hydra, data, class_prompts)
     neurons = neurons_of(hydra, settled_towers(hydra, towers))
     gated = {layer: Gated(mlp.fc2, 1) for layer, mlp in _mlps(hydra, neurons).items()}
     return in_order(neurons, mean_gradients(hydra, calibration, gated))
@@ -73,15 +73,15 @@ def michel_scores_of_neurons(
 
 def taylor_scores_of_neurons(
     model: PreTrainedModel,
-    dataloader: Any,
+    data: Any,
     *,
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
 ) -> dict[Neuron, float]:
     """The mean of |W · G| over the neuron's row of the first map (and that of its gate), with G the gradient of the mean loss
-    over the whole of `dataloader`."""
+    over the whole of `data`."""
     hydra = working_copy(model)
-    calibration = Calibration(hydra, dataloader, class_prompts)
+    calibration = Calibration(hydra, data, class_prompts)
     neurons = neurons_of(hydra, settled_towers(hydra, towers))
     mlps = _mlps(hydra, neurons)
     weights = [mlp.fc1.weight for mlp in mlps.values()]
@@ -126,7 +126,7 @@ NEURON_SCORES: dict[str, Callable[..., dict[Neuron, float]]] = {
 
 def neuron_scores(
     model: PreTrainedModel,
-    dataloader: Any = None,
+    data: Any = None,
     method: str = "michel",
     *,
     class_prompts: Mapping[str, Tensor] | None = None,
@@ -142,9 +142,7 @@ def neuron_scores(
     Returns `{(layer, neuron): score}`, for CLIP `{(tower, layer, neuron): score}`; `lowest_neurons` makes neurons to prune of
     them.
     """
-    scores = by_method(
-        NEURON_SCORES, model, dataloader, method, {"class_prompts": class_prompts, "towers": towers}, options
-    )
+    scores = by_method(NEURON_SCORES, model, data, method, {"class_prompts": class_prompts, "towers": towers}, options)
     return normalized(scores) if normalize else scores
 
 

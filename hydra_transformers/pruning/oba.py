@@ -26,7 +26,7 @@ SCORES = ("plain", "reference")
 
 def oba_scores(
     model: PreTrainedModel,
-    dataloader: Any,
+    data: Any,
     *,
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
@@ -39,7 +39,7 @@ def oba_scores(
     prunes single weights by it: `oba_prune`.
     """
     hydra = working_copy(model)
-    calibration = Calibration(hydra, dataloader, class_prompts)
+    calibration = Calibration(hydra, data, class_prompts)
     heads = heads_of(hydra, settled_towers(hydra, towers))
     attentions = {head[:-1]: attention_of(hydra, *tower_and_place(head)[:2]) for head in heads}
     parts = [
@@ -66,7 +66,7 @@ def oba_scores(
 @torch.no_grad()
 def oba_prune(
     model: PreTrainedModel,
-    dataloader: Any,
+    data: Any,
     *,
     sparsity: float,
     score: str = "plain",
@@ -78,7 +78,7 @@ def oba_prune(
 
     Args:
         model: a classifier or a CLIP model of Transformers, of any family.
-        dataloader: calibration data with labels, as `taylor_scores` takes it.
+        data: calibration data with labels, as `taylor_scores` takes it.
         sparsity: the share of the weights that become zero, of those that are ranked: the weights of the encoder's linear and
             convolutional layers, all layers together. Biases, LayerNorms, embeddings and the classification head stay.
         score: "plain" ranks by |θ · Hθ|. "reference" ranks as the authors' code does: |θ · Hθ| over its maximum in the layer,
@@ -101,7 +101,7 @@ def oba_prune(
     pruned = copy.deepcopy(model)
     working = copy.deepcopy(model)
     working = (working if working.dtype == torch.float64 else working.float()).eval()
-    calibration = Calibration(working, dataloader, class_prompts)
+    calibration = Calibration(working, data, class_prompts)
     weights = ranked_weights(working)
     if not weights:
         raise TypeError(

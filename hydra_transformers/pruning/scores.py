@@ -13,10 +13,10 @@ from ..data.evaluation_data import check_label_range
 from ..fusion import qkv_by_head
 from .attention_scores import confidence_scores, entropy_scores
 from .extraction import extract_circuit, start_search
-from .gates import in_order, michel_scores
 from .heads import Head, as_heads_to_prune, attention_of, check_count, has_two_towers, heads_of, tower_and_place
+from .michel import in_order, michel_scores
 from .oba import oba_scores
-from .scoring import Metric
+from .objectives import Metric
 from .taylor import settled_towers, taylor_scores, working_copy
 
 
@@ -49,7 +49,7 @@ def drawn(units: Sequence[Head], seed: int) -> dict[Head, float]:
 
 def leave_one_out_scores(
     model: PreTrainedModel,
-    dataloader: Any,
+    data: Any,
     *,
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
@@ -61,14 +61,14 @@ def leave_one_out_scores(
     """
     if metric is None:
         metric = _minus_loss_of(model)
-    search = start_search(model, dataloader, None, metric, budget=1, class_prompts=class_prompts, towers=towers)
+    search = start_search(model, data, None, metric, budget=1, class_prompts=class_prompts, towers=towers)
     scores, current = search.evaluate(search.engine.heads)
     return {head: current.value - score.value for head, score in scores.items()}
 
 
 def circuit_scores(
     model: PreTrainedModel,
-    dataloader: Any,
+    data: Any,
     *,
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
@@ -86,7 +86,7 @@ def circuit_scores(
     heads = heads_of(hydra, towers)
     circuit = extract_circuit(
         model,
-        dataloader,
+        data,
         objective=metric,
         budget=len(heads) - 1 if budget is None else budget,
         class_prompts=class_prompts,
@@ -99,7 +99,7 @@ def circuit_scores(
     return {head: places.get(head, float(len(places))) for head in heads}
 
 
-# By name, what scores heads: (model, dataloader, *, class_prompts, towers, ...) -> {head: score}, where a function names
+# By name, what scores heads: (model, data, *, class_prompts, towers, ...) -> {head: score}, where a function names
 # what it needs. Another score is one line here.
 HEAD_SCORES: dict[str, Callable[..., dict[Head, float]]] = {
     "michel": michel_scores,
@@ -117,7 +117,7 @@ HEAD_SCORES: dict[str, Callable[..., dict[Head, float]]] = {
 
 def head_scores(
     model: PreTrainedModel,
-    dataloader: Any = None,
+    data: Any = None,
     method: str = "michel",
     *,
     class_prompts: Mapping[str, Tensor] | None = None,
@@ -129,7 +129,7 @@ def head_scores(
 
     Args:
         model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
-        dataloader: data with labels (for "entropy" and "confidence" also without): a DataLoader, a list of dict batches, or a
+        data: data with labels (for "entropy" and "confidence" also without): a DataLoader, a list of dict batches, or a
             Dataset or list of dict rows. "magnitude" and "random" need none.
         method: "michel" (the loss's gradient in a gate on the head), "taylor" (|weight · gradient|), "oba" (the loss's second
             order), "magnitude" (the norm of its weights), "entropy" and "confidence" (how sharply it looks),
@@ -144,14 +144,14 @@ def head_scores(
     Returns `{(layer, head): score}`, for CLIP `{(tower, layer, head): score}`; `lowest_heads` makes heads to prune of them.
     """
     common = {"class_prompts": class_prompts, "towers": towers}
-    scores = by_method(HEAD_SCORES, model, dataloader, method, common, options)
+    scores = by_method(HEAD_SCORES, model, data, method, common, options)
     return normalized(scores) if normalize else scores
 
 
 def by_method(
     methods: Mapping[str, Callable[..., dict[Head, float]]],
     model: PreTrainedModel,
-    dataloader: Any,
+    data: Any,
     method: str,
     common: Mapping[str, Any],
     options: Mapping[str, Any],
@@ -165,14 +165,14 @@ def by_method(
     taken = inspect.signature(methods[method]).parameters
     for name in options:
         if name not in taken:
-            own = [each for each in taken if each not in ("model", "dataloader", *common)]
+            own = [each for each in taken if each not in ("model", "data", *common)]
             instead = f"it takes {', '.join(own)}" if own else "leave it out"
             raise TypeError(f"{name} is no option of {method!r}: {instead}")
-    needs_data = "dataloader" in taken
-    if needs_data and dataloader is None:
-        raise ValueError(f"dataloader is missing: {method!r} is computed on data, pass some rows with labels")
+    needs_data = "data" in taken
+    if needs_data and data is None:
+        raise ValueError(f"data is missing: {method!r} is computed on data, pass some rows with labels")
     given = {name: value for name, value in common.items() if name in taken}
-    scores = methods[method](model, *([dataloader] if needs_data else []), **given, **options)
+    scores = methods[method](model, *([data] if needs_data else []), **given, **options)
     check_finite(scores)
     return scores
 
@@ -240,7 +240,7 @@ def _minus_loss_of(model: PreTrainedModel) -> Metric:
                 f"the labels are {labels.dtype} of shape {tuple(labels.shape)}: pass class indices, one for each row, set "
                 "config.problem_type, or pass a metric"
             )
-        check_label_range(labels, "dataloader", logits.shape[-1])
+        check_label_range(labels, "data", logits.shape[-1])
         return -nn.functional.cross_entropy(logits, labels).item()
 
     return minus_loss

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .._io.files import parse_json, write_atomically
+from ..data.batches import batches, split_labels
 from ..data.evaluation_data import check_label_range
-from ..data.prediction import accepted_inputs, batches, check_class_prompts, logits_of_cosines, split_labels
+from ..data.prediction import accepted_inputs, check_class_prompts, classes_of, logits_of_cosines
 from ..fusion import qkv_by_head
 from .heads import (
     Head,
@@ -71,7 +72,7 @@ class TaylorPruning:
 
 def taylor_scores(
     model: PreTrainedModel,
-    dataloader: Any,
+    data: Any,
     *,
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
@@ -79,12 +80,12 @@ def taylor_scores(
     """The Taylor score of every head: the mean of |W · G| over its rows of q, k and v, averaged over the three.
     A key and value that several heads read counts for each of them.
 
-    G is the gradient of the mean loss over the whole of `dataloader`, so the batch size leaves no trace. `model` is left
+    G is the gradient of the mean loss over the whole of `data`, so the batch size leaves no trace. `model` is left
     as it is. The loss is the model's own; for CLIP, the cross-entropy of zero-shot classification.
 
     Args:
         model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
-        dataloader: calibration data with labels: a DataLoader, a list of dict batches, or a Dataset or list of dict
+        data: calibration data with labels: a DataLoader, a list of dict batches, or a Dataset or list of dict
             rows.
         class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
         towers: for CLIP, the towers to score; by default the vision tower only, because scores of the two towers are not
@@ -93,13 +94,13 @@ def taylor_scores(
     Returns `{(layer, head): score}`, for CLIP `{(tower, layer, head): score}`.
     """
     hydra = working_copy(model)
-    calibration = Calibration(hydra, dataloader, class_prompts)
+    calibration = Calibration(hydra, data, class_prompts)
     return _scores(hydra, calibration, heads_of(hydra, settled_towers(hydra, towers)))
 
 
 def taylor_prune(
     model: PreTrainedModel,
-    dataloader: Any,
+    data: Any,
     *,
     heads_per_layer: int,
     scope: str = "layer",
@@ -110,7 +111,7 @@ def taylor_prune(
     """Chooses the heads with the lowest Taylor scores; `prune_heads(model, pruning.heads_to_prune)` cuts them out.
 
     Args:
-        model, dataloader, class_prompts, towers: as for `taylor_scores`.
+        model, data, class_prompts, towers: as for `taylor_scores`.
         heads_per_layer: how many heads each layer KEEPS (the paper's 8 of 12).
         scope: "layer" prunes the first layer, computes the scores of the second anew, prunes it, and so on. "global" ranks
             the heads of all layers together, once, and prunes as many as "layer" would; layers then keep
@@ -126,7 +127,7 @@ def taylor_prune(
     heads = heads_of(hydra, settled_towers(hydra, towers), trunk_layers)
     most = max((len(of_layer) for of_layer in _by_layer(heads)), default=0)
     check_count(heads_per_layer, "heads_per_layer", 1, most, "it says how many heads to keep")
-    calibration = Calibration(hydra, dataloader, class_prompts)
+    calibration = Calibration(hydra, data, class_prompts)
     if scope == "global":
         scores = _scores(hydra, calibration, heads)
         surplus = sum(max(0, len(of_layer) - heads_per_layer) for of_layer in _by_layer(heads))
@@ -185,15 +186,15 @@ def _scores(hydra: PreTrainedModel, calibration: "Calibration", heads: Sequence[
 class Calibration:
     """The calibration set, read once, and the gradient of the mean loss over all of it."""
 
-    def __init__(self, hydra: PreTrainedModel, dataloader: Any, class_prompts: Mapping[str, Tensor] | None):
+    def __init__(self, hydra: PreTrainedModel, data: Any, class_prompts: Mapping[str, Tensor] | None):
         self.batches = []
-        for batch in batches(dataloader, device=hydra.device):
+        for batch in batches(data, device=hydra.device, classes=classes_of(hydra)):
             inputs, labels = split_labels(batch)
             if labels is None:
-                raise ValueError("dataloader has no labels: scores need the loss, give every batch its 'labels'")
+                raise ValueError("data has no labels: scores need the loss, give every batch its 'labels'")
             self.batches.append((accepted_inputs(hydra, inputs), labels))
         if not self.batches:
-            raise ValueError("dataloader has no samples: pass at least one batch")
+            raise ValueError("data has no samples: pass at least one batch")
         self.rows = sum(len(labels) for _, labels in self.batches)
         self.prompts = None
         if has_two_towers(hydra):
@@ -208,7 +209,7 @@ class Calibration:
         for _, labels in self.batches:
             # Floats are targets of multi-label problems and regression; one "class" is regression too.
             if num_classes > 1 and not labels.is_floating_point():
-                check_label_range(labels, "dataloader", num_classes)
+                check_label_range(labels, "data", num_classes)
 
     def gradients(self, hydra: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         """The gradient of the mean loss in each of `parameters`."""

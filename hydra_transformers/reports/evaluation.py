@@ -10,13 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from .._io.processes import check_can_be_shared, gather, rank_and_world_size
-from ..data.prediction import (
-    ChangedBatches,
-    ZeroShotClassifier,
-    batches,
-    check_chooses_one_class,
-    split_labels,
-)
+from ..data.batches import ChangedBatches, batches, split_labels
+from ..data.loading import load_if_named
+from ..data.prediction import ZeroShotClassifier, check_chooses_one_class, classes_of
 from ..models.decision import Decided, Decision
 from ..uncertainty.abstention import Abstention
 from ..uncertainty.conformal import ConformalSets, count_sets, summarize_sets
@@ -55,7 +51,8 @@ def evaluate_uncertainty(
 
     Args:
         models: a Hydra, a Hugging Face classifier or a baseline; or several, `{name: model}`.
-        data: labelled data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
+        data: labelled data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows; or the name, folder or
+            file of a data set, which `load_data` reads for the first model, as with `ood_data`.
         ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set; labels are not read.
         score: the OOD score: a name, see `ood_score` (the paper's is `"msp"`), or a `Detector`. One that is fitted knows a
             single model: for several pass `{name: detector}`, the same detector fitted on each.
@@ -81,6 +78,9 @@ def evaluate_uncertainty(
         if not isinstance(model, nn.Module):
             raise TypeError(f"{name} is no model: pass one model, or several as {{name: model}}")
         check_chooses_one_class(model, name)
+    first = next(iter(models.values()))
+    data = load_if_named(data, first, labelled=True)
+    ood_data = load_if_named(ood_data, first, labelled=False)
     groups = {} if isinstance(ood_data, Mapping) and not ood_data else ood_groups(ood_data)
     by_name = corruptions is not None and not isinstance(corruptions, Mapping)
     sweeps = _sweeps(corrupt_by_name(data, corruptions) if by_name else corruptions or {})
@@ -219,7 +219,8 @@ class _Evaluator:
         """All of one data set, gathered from all processes; what is decided on it goes into `counts`."""
         accumulator, classes = UncertaintyAccumulator(self.score), set()
         rank, world_size = rank_and_world_size()
-        for batch in batches(data, self.batch_size, self.reader.device, rank, world_size):
+        names = classes_of(self.reader.model) if labelled else None
+        for batch in batches(data, self.batch_size, self.reader.device, rank, world_size, names):
             member_logits, member_features = self.reader(batch)
             if isinstance(self.score, Detector) and len(accumulator) == 0:
                 self.score.check_heads(self.reader)

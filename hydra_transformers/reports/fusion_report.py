@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..data.batches import batches, split_labels
 from ..data.fingerprints import fingerprints_of_rows
-from ..data.prediction import batches, check_chooses_one_class, device_of, predict, split_labels
+from ..data.prediction import check_chooses_one_class, classes_of, device_of, predict
 from ..fusion.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
 from ..models.auto import AutoHydra, hydra_class, load_trained
 from ..models.configuration_hydra import SHARED_PARTS
@@ -293,7 +294,8 @@ class _DataSet:
         """What the ensemble, and then each member, does row by row: see `sample_values`."""
         digests, all_labels = [], []
         accumulators: list[UncertaintyAccumulator] = []
-        for batch in batches(self.data, self.batch_size):
+        classes = classes_of(model) if self.labelled else None
+        for batch in batches(self.data, self.batch_size, classes=classes):
             inputs, labels = split_labels(batch)
             digests.append(fingerprints_of_rows(inputs))
             if self.labelled:

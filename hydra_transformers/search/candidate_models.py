@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -91,7 +92,7 @@ class CandidateModels:
         drawn = {"num_members": self.num_members, "seed": self.seed}
         if design.pruned_by == "taylor":
             kept = self.config.num_attention_heads - design.budget
-            settings = {"dataloader": self.data.search, "heads_per_layer": kept, **drawn}
+            settings = {"data": self.data.search, "heads_per_layer": kept, **drawn}
         elif design.pruned_by == "samples":
             out_of = min(self._ranked(design), len(circuits[0].ranking))
             settings = {"circuit": circuits[0], "budget": design.budget, "out_of": out_of, **drawn}
@@ -149,14 +150,19 @@ class CandidateModels:
                 for each in self.objectives
             ]
         objective = "acc" if self.data.ood_search is None else "avg"
-        return self._extracted(self.models, objective, ranked, design.trunk_layers, folder)
+        return [
+            self._extracted(model, objective, ranked, design.trunk_layers, folder / f"circuit-{place}.json")
+            for place, model in enumerate(self.models)
+        ]
 
-    def _extracted(self, models: Any, objective: str, ranked: int, trunk_layers: int, checkpoint: Any) -> Any:
+    def _extracted(
+        self, model: PreTrainedModel, objective: str, ranked: int, trunk_layers: int, checkpoint: Path
+    ) -> Circuit:
         # Head by head where the time is limited: each call goes on from the checkpoint of the one before.
         for count in range(1, ranked + 1) if self.deadline.is_set else [ranked]:
             self.check_time()
-            circuits = extract_circuit(
-                models,
+            circuit = extract_circuit(
+                model,
                 self.data.search,
                 self.data.ood_search,
                 objective,
@@ -166,4 +172,4 @@ class CandidateModels:
                 checkpoint=checkpoint,
                 progress=self.progress,
             )
-        return circuits
+        return circuit

@@ -1,15 +1,15 @@
 """Held-out data: read once, and divided into rows to search with, to calibrate on and to judge by."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..data.batches import batches, check_is_data, split_labels
 from ..data.evaluation_data import check_label_range
 from ..data.fingerprints import fingerprint_of_rows, fingerprints_of_rows
-from ..data.prediction import batches, check_is_data, split_labels
 from ..uncertainty.ood import ood_groups
 
 
@@ -62,13 +62,16 @@ def rows_in(data: list[Batch]) -> int:
     return sum(map(_rows, data))
 
 
-def held_out(data: Any, ood_data: Any, num_classes: int, batch_size: int, seed: int) -> HeldOut:
+def held_out(
+    data: Any, ood_data: Any, num_classes: int, batch_size: int, seed: int, classes: Sequence[str] | None = None
+) -> HeldOut:
     """Reads and divides the data; the same data and seed give the same parts.
 
     data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows, with labels
     ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, one data set, or None
+    classes: the model's class names, for labels that are names
     """
-    known = _read(data, "data", batch_size)
+    known = _read(data, "data", batch_size, classes)
     _check_labels(known, num_classes)
     count = rows_in(known)
     if count < LEAST_ROWS:
@@ -141,10 +144,10 @@ def _shapes(batch: Batch) -> dict[str, tuple]:
     return {name: (tensor.dtype, *tensor.shape[1:]) for name, tensor in batch.items()}
 
 
-def _read(data: Any, name: str, batch_size: int) -> list[Batch]:
+def _read(data: Any, name: str, batch_size: int, classes: Sequence[str] | None = None) -> list[Batch]:
     check_is_data(data, name)
     found = []
-    for batch in batches(data, batch_size, "cpu"):
+    for batch in batches(data, batch_size, "cpu", classes=classes):
         inputs, labels = split_labels(batch)
         found.append(inputs if labels is None else {**inputs, "labels": labels})
     if not found:

@@ -1,14 +1,14 @@
 """Data sets whose rows are corrupted when they are read."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 from torch.utils.data import Subset
 
-from ..data.prediction import ChangedBatches, check_is_data
+from ..data.batches import ChangedBatches, check_is_data
 from .corruptions import SEVERITIES, checked_severities, checked_severity, corrupt, corruption_named, names_of
 from .pixel_scale import PixelScale
 
@@ -26,11 +26,11 @@ def corrupted(
     """A data set, corrupted by `corrupt` when it is read; everything that takes the data set takes this.
 
     Args:
-        data: images as `batches` takes them, with `pixel_values`; or texts (or images) that `prepare` made ready, or a Subset
+        data: images as `batches` takes them, with `pixel_values`; or texts (or images) that `load_data` made ready, or a Subset
             of these.
         name, severity, seed: as in `corrupt`.
         processor, mean, std: how `pixel_values` were scaled. By default by the image processor that the data set has, as what
-            `prepare` makes has one, also in a DataLoader or Subset; else they are taken to lie in [0, 1].
+            `load_data` makes has one, also in a DataLoader or Subset; else they are taken to lie in [0, 1].
 
     Images are corrupted in batches on the device they are read to, at the size that the model reads them in, as ImageNet-C's
     are. Texts are corrupted before they are tokenized.
@@ -85,14 +85,12 @@ class CorruptPixels:
 
 def kind_of(data: Any) -> str:
     """Whether a data set holds images ("image") or texts ("text"); refuses texts that are tokens already."""
-    if getattr(data, "holds_texts", False) or (isinstance(data, Subset) and kind_of(data.dataset) == "text"):
+    if getattr(data, "kind", None) == "text" or (isinstance(data, Subset) and kind_of(data.dataset) == "text"):
         return "text"
     check_is_data(data)
     first = _first(getattr(data, "dataset", data))
     if isinstance(first, str):
-        raise TypeError(
-            "data is a list of texts: pass prepare(rows, tokenizer), or corrupt them by corrupt(texts, ...)"
-        )
+        raise TypeError("data is a list of texts: pass load_data(rows, model), or corrupt them by corrupt(texts, ...)")
     if isinstance(first, Mapping):
         _check_has_pixels(first)
     return "image"
@@ -104,15 +102,15 @@ def _check_has_pixels(row: Mapping[str, Any]) -> None:
     if "input_values" in row:
         raise ValueError("the data are sounds, for which there is no corruption: pass noisy sounds of your own")
     raise ValueError(
-        f"the data has no pixel_values to corrupt, it has {', '.join(row) or 'nothing'}: pass prepare(rows, processor), with the "
-        "model's image processor or tokenizer; texts are corrupted before they are tokenized, so pass these, not a DataLoader"
+        f"the data has no pixel_values to corrupt, it has {', '.join(row) or 'nothing'}: pass load_data(rows, model); "
+        "texts are corrupted before they are tokenized, so pass these, not a DataLoader"
     )
 
 
 def _with_changed_texts(data: Any, change: Callable[[str], str]) -> Any:
     if isinstance(data, Subset):
         return Subset(_with_changed_texts(data.dataset, change), data.indices)
-    return data.with_changed_texts(change)
+    return replace(data, change=change)
 
 
 def _first(data: Any) -> Any:

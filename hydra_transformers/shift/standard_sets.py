@@ -53,10 +53,10 @@ def load_standard_set(
         severities: which of 1 to 5.
         limit: at most this many rows of each, drawn at random with the seed 0; they are downloaded all the same.
 
-    `prepare` makes them ready for a model:
+    `load_data` makes them ready for a model:
 
         >>> sets = load_standard_set("cifar10-c", ["fog", "snow"], severities=[1, 3, 5])
-        >>> sets = {name: {n: prepare(rows, processor) for n, rows in sweep.items()} for name, sweep in sets.items()}
+        >>> sets = {name: {n: load_data(rows, processor) for n, rows in sweep.items()} for name, sweep in sets.items()}
         >>> evaluate_uncertainty(model, data, corruptions=sets)
     """
     if name not in STANDARD_SETS:

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from .._io.progress import progress_bar
 from ..fusion import encoder_config, tower_configs
 from ..fusion.structure import is_a
-from ..models.grouped import Grouped
+from ..models.modeling_hydra import Grouped
 from .parameter_groups import PARTS, ids_of_classifier, is_baseline, layer_dropouts, places, without_effect
 
 

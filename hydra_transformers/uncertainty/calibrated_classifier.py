@@ -16,7 +16,7 @@ from transformers.utils import cached_file
 from .._io.files import parse_json, write_atomically
 from ..data.prediction import answer_of, device_of, zero_shot_in
 from ..models.decision import Decision, check_settings
-from ..models.ensembling import HydraClassifierOutput
+from ..models.modeling_hydra import HydraClassifierOutput
 from .features import AnswerReader
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.prediction import check_chooses_one_class, check_is_data, config_of, device_of, zero_shot_in
+from ..data.batches import check_is_data
+from ..data.loading import load_if_named
+from ..data.prediction import check_chooses_one_class, config_of, device_of, zero_shot_in
 from ..models.decision import Decision, uncalibrated
 from .abstention import Abstention, check_share, check_target
 from .calibrated_classifier import CalibratedClassifier, num_parameters, prompts_of
@@ -76,7 +78,8 @@ def calibrate(
     Args:
         model: a Hydra, which is changed: its config and weights then carry the decision, and it is applied wherever the
             model is loaded. Or any classifier or baseline, which is left as it is and wrapped.
-        data: held-out, labelled rows that the model was not trained on. A random half fits the temperature, and the
+        data: held-out, labelled rows that the model was not trained on; or the name, folder or file of a data set, which
+            `load_data` reads for the model, as with `ood_data` and `train_data`. A random half fits the temperature, and the
             detector where it needs a fit and there is no `train_data`; the other half the threshold and the sets, whose
             promises need rows that nothing else was fitted on.
         ood_data: rows from elsewhere, for `target={"tpr": ...}`, or to see what a threshold refuses of them.
@@ -93,6 +96,9 @@ def calibrate(
     chosen = _chosen(detector)
     inner = model.model if isinstance(model, CalibratedClassifier) else model
     _check_model(inner, chosen, sets if alpha is not None else None)
+    data = load_if_named(data, inner, labelled=True)
+    ood_data = load_if_named(ood_data, inner, labelled=False)
+    train_data = load_if_named(train_data, inner, split="train")
     _check_fit(chosen, target, confidence, alpha, {"data": data, "ood_data": ood_data, "train_data": train_data})
     hydra = inner if hasattr(type(inner), "backbone_rules") else None
     # An earlier decision is left out meanwhile, and stays the model's own should anything go wrong.
@@ -211,7 +217,6 @@ def _settings(detector: Detector, temperature: float, model: nn.Module) -> dict[
         "detector": {
             "name": detector.name,
             "by": detector.by,
-            "multi_label": detector.multi_label,
             "settings": detector.score_settings,
         },
         "threshold": None,

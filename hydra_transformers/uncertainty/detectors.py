@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers.utils import cached_file
 
 from .._io.files import parse_json, write_atomically
-from ..data.prediction import problem_type_of, split_labels
+from ..data.batches import split_labels
+from ..data.prediction import classes_of, problem_type_of
 from ..models import detection
 from ..models.detection import answers_of, check_detector
 from .detector_fits import BankFit, DetectorFit, GaussianFit, PatternFit, TemplateFit, ViMFit
@@ -144,7 +145,8 @@ class Detector:
         reader = AnswerReader(model, self.reads_features)
 
         def answers() -> Iterable[tuple[Tensor, Tensor | None, Tensor | None]]:
-            for batch, member_logits, features in reader.read(data, batch_size):
+            classes = classes_of(model) if self.needs_labels else None
+            for batch, member_logits, features in reader.read(data, batch_size, classes=classes):
                 labels = split_labels(batch)[1]
                 self._check_labelled(labels)
                 yield member_logits, features, labels

@@ -2,7 +2,7 @@
 
 import hashlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .._io.threads import copy_sharing_weights
-from ..data.prediction import PromptSimilarity, batches, config_of, device_of, labels_of, predict
+from ..data.batches import batches, labels_of
+from ..data.prediction import PromptSimilarity, classes_of, config_of, device_of, predict
 from ..models.decision import Decision
-from ..models.grouped import GroupedLinear
+from ..models.modeling_hydra import GroupedLinear
 from .temperature import TemperatureScaledClassifier, TemperatureScaling
 
 
@@ -71,10 +72,15 @@ class AnswerReader:
             member_logits = scaling(member_logits)
         return member_logits, features
 
-    def read(self, data: Any, batch_size: int, name: str = "data") -> Iterator[tuple[dict, Tensor, Tensor | None]]:
-        """Every batch of data with its member logits and features."""
+    def read(
+        self, data: Any, batch_size: int, name: str = "data", classes: Sequence[str] | None = None
+    ) -> Iterator[tuple[dict, Tensor, Tensor | None]]:
+        """Every batch of data with its member logits and features.
+
+        classes: the model's, where labels are needed and may be their names
+        """
         is_empty = True
-        for batch in batches(data, batch_size, self.device):
+        for batch in batches(data, batch_size, self.device, classes=classes):
             is_empty = False
             yield batch, *self(batch)
         if is_empty:
@@ -212,7 +218,7 @@ def collect_answers(
     For sets that fit in memory. `Detector.fit` and `Detector.score` read a data set of any size batch by batch.
     """
     reader, parts = AnswerReader(model, with_features), []
-    for batch, member_logits, features in reader.read(data, batch_size):
+    for batch, member_logits, features in reader.read(data, batch_size, classes=classes_of(model)):
         parts.append([member_logits, features, labels_of(batch, len(member_logits))])
     all_logits, all_features, all_labels = zip(*parts, strict=True)
     labelled = [labels for labels in all_labels if labels is not None]

@@ -15,7 +15,7 @@ from transformers.utils import cached_file
 from .._io.files import parse_json, write_atomically
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..models.detection import log_mean
-from ..models.ensembling import HydraClassifierOutput
+from ..models.modeling_hydra import HydraClassifierOutput
 from .inputs import as_labels, as_member_logits, wide_log_softmax, widened
 
 

@@ -13,7 +13,7 @@ from hydra_transformers.hub import create_model_card, push_hydra_to_hub
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.uncertainty import CalibratedClassifier, calibrate, predict_uncertainty
-from tests.test_hub import commits, hub  # noqa: F401
+from tests.hub.fake_hub import commits, hub  # noqa: F401
 from tests.tiny_data import picture_rows, pictures, review_rows, save_bert, save_vit
 
 

@@ -22,14 +22,26 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.cli import build as build_command
 from hydra_transformers.cli import finetune as finetune_command
 from hydra_transformers.cli import main
-from hydra_transformers.data.loading import DataSource, RandomCropAndFlip, classes_in, load_rows, random_changes
+from hydra_transformers.data.image_changes import RandomCropAndFlip, random_changes
+from hydra_transformers.data.loading import classes_in
+from hydra_transformers.data.rows import DataSource, load_rows
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.pruning import Circuit, member_plan
 from hydra_transformers.pruning.greedy import GreedySearch
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.training import recipe
 from tests.command_line import options_of
-from tests.tiny_data import WORDS, grey_rows, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
+from tests.tiny_data import (
+    CLASSES,
+    WORDS,
+    grey_rows,
+    picture_rows,
+    pictures,
+    review_rows,
+    save_bert,
+    save_clip,
+    save_vit,
+)
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +174,7 @@ def test_the_parts_of_a_data_set_are_apart_and_whole_whatever_the_limit(workplac
 
     def rows(part, **settings):
         source = DataSource(str(workplace / "pictures"), part=part, **settings)
-        return [image.tobytes() for image in load_rows(source, ("train",))[0]["image"]]
+        return [image.tobytes() for image in load_rows(source)[0]["image"]]
 
     parts = {part: rows(part) for part in ("training", "validation", "test")}
     assert {part: len(found) for part, found in parts.items()} == {"training": 32, "validation": 4, "test": 4}
@@ -170,14 +182,14 @@ def test_the_parts_of_a_data_set_are_apart_and_whole_whatever_the_limit(workplac
     assert set(rows("training", limit=5)) <= set(parts["training"])
     assert len(rows("validation", limit=3)) == 3 and set(rows("validation", limit=3)) <= set(parts["validation"])
     with pytest.raises(ValueError, match="too few for a part each"):
-        load_rows(DataSource(str(tmp_path), part="test"), ("train",))
+        load_rows(DataSource(str(tmp_path), part="test"))
 
 
 def test_the_classes_of_a_data_set_have_names(tmp_path):
     picture_rows(6).save_to_disk(tmp_path / "named")
     datasets.Dataset.from_dict({"text": ["a", "b", "c"], "label": [0, 2, 0]}).save_to_disk(tmp_path / "numbers")
     datasets.Dataset.from_dict({"text": ["a", "b"], "label": ["good", "bad"]}).save_to_disk(tmp_path / "texts")
-    found = {name: classes_in(DataSource(str(tmp_path / name)), ()) for name in ("named", "numbers", "texts")}
+    found = {name: classes_in(DataSource(str(tmp_path / name))) for name in ("named", "numbers", "texts")}
     assert found["named"] == ["red", "green", "blue"]
     assert found["numbers"] == ["LABEL_0", "LABEL_1", "LABEL_2"]
     assert found["texts"] == ["bad", "good"]
@@ -226,7 +238,7 @@ def test_each_fine_tuning_is_pruned_by_its_own_circuit(finetuned, pruned):
     for index in range(3):
         member = AutoModelForImageClassification.from_pretrained(pruned / f"member-{index}").eval()
         circuit = Circuit.load(pruned / "circuits" / f"member-{index}.json")
-        assert circuit.objective == "avg" and circuit.made_from["id_data"]["samples"] == 4
+        assert circuit.objective == "avg" and circuit.made_from["data"]["samples"] == 4
         weights.add(circuit.made_from["weights"])
         backbone = AutoModelForImageClassification.from_pretrained(finetuned / f"member-{index}").eval()
         expected = AutoHydra.from_backbone(backbone, circuit.heads_to_prune(2))
@@ -504,6 +516,21 @@ def test_without_other_data_nothing_is_pruned(workplace, tmp_path):
     assert hydra.config.kept_heads == [[[0, 1, 2, 3]] * 2] * 2
     assert hydra.config.id2label == {0: "negative", 1: "positive"}
     assert not (tmp_path / "hydra-steps" / "pruned").exists()
+
+
+def test_build_uses_the_splits_of_an_image_folder_and_says_that_few_rows_judge(workplace, tmp_path, capsys):
+    for split, count in (("train", 12), ("validation", 3), ("test", 4)):
+        for label, name in enumerate(CLASSES):
+            (tmp_path / "photos" / split / name).mkdir(parents=True)
+            for place, image in enumerate(pictures([label] * count)):
+                image.save(tmp_path / "photos" / split / name / f"{place}.png")
+    arguments = build_words(workplace, tmp_path / "hydra", "--members", 2)
+    arguments[arguments.index("--data") + 1] = str(tmp_path / "photos")
+    run(*arguments)
+    printed = capsys.readouterr().out
+    for sentence in ("36 rows of the split train\n", "36 rows to train, 9 held out", "12 rows of the split test\n"):
+        assert sentence in printed
+    assert "only 12 rows judge" in printed
 
 
 def test_build_tests_on_rows_that_nothing_was_trained_or_chosen_by(workplace, tmp_path):

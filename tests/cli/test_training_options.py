@@ -2,19 +2,19 @@
 
 import shlex
 import shutil
-from dataclasses import replace
 
 import datasets
 import pytest
 import torch
 from transformers import BertConfig, BertModel, BertTokenizer, RobertaConfig
 
+from hydra_transformers import load_data
 from hydra_transformers.cli import finetune, main
 from hydra_transformers.cli.build import BuildOptions, steps_of
-from hydra_transformers.data.loading import DataSource, prepare_data
+from hydra_transformers.data.batches import batches
 from hydra_transformers.pruning import Circuit
 from hydra_transformers.training import RECIPES
-from hydra_transformers.training.recipes import epochs_for, recipe_of_length
+from hydra_transformers.training.recipes import epochs_for, recipe_for
 from tests.command_line import options_of
 from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_vit
 
@@ -73,7 +73,9 @@ def test_epochs_reports_and_the_length_of_texts_are_passed_on(workplace, monkeyp
     more = ["--epochs", 4, "--report-to", "wandb", "--max-length", 6, "--trunk-layers", 1]
     given = trained_with(workplace, monkeypatch, tmp_path, *more)
     assert given["recipe"].epochs == 4 and given["recipe"].trunk_layers == 1 and given["report_to"] == "wandb"
-    assert given["train"][0]["input_ids"].shape == (6,)
+    assert len(given["train"][0]["input_ids"]) == 6
+    # Every later command, and predict, cuts texts as the training did.
+    assert BertTokenizer.from_pretrained(tmp_path / "out" / "member-0").model_max_length == 6
 
 
 @pytest.mark.parametrize(
@@ -85,39 +87,36 @@ def test_epochs_reports_and_the_length_of_texts_are_passed_on(workplace, monkeyp
     ],
 )
 def test_another_length_of_a_named_recipe_keeps_the_share_of_the_warm_up(length, expected):
-    found = recipe_of_length("cifar100", BertConfig(), [], True, **length)
+    found = recipe_for("cifar100", BertConfig(), [], True, **length)
     assert (found.max_steps, found.epochs, found.warmup_steps) == expected
     assert found.learning_rate == RECIPES["cifar100"].learning_rate
 
 
-def test_pairs_are_read_as_the_tokenizer_reads_them(workplace, capsys):
+def test_pairs_are_read_as_the_tokenizer_reads_them(workplace):
     tokenizer = BertTokenizer.from_pretrained(workplace / "bert")
     config = BertConfig(max_position_embeddings=16, num_labels=2)
-    source = DataSource(str(workplace / "pairs"), text_column="premise, hypothesis", max_length=8)
-    data = prepare_data(source, config, tokenizer)
-    rows = pairs(24)
-    expected = tokenizer(
-        list(rows["premise"]),
-        list(rows["hypothesis"]),
-        truncation=True,
-        max_length=8,
-        padding=True,
-        return_tensors="pt",
-    )
-    assert all(torch.equal(data.tokens[name], expected[name]) for name in expected)
-    assert data.tokens["token_type_ids"].any() and data.tokens["input_ids"].shape == (24, 8)
-    assert "texts: pairs of the columns 'premise' and 'hypothesis', 8 tokens" in data.notes
-    with pytest.raises(ValueError, match="--max-length is 17: the model reads at most 16 tokens"):
-        prepare_data(DataSource(source.name, text_column=source.text_column, max_length=17), config, tokenizer)
+
+    def read(config=config, text="premise, hypothesis", **settings):
+        return load_data(workplace / "pairs", config, processor=tokenizer, text=text, **settings)
+
+    data, rows = read(max_length=8), pairs(24)
+    columns = [list(rows["premise"]), list(rows["hypothesis"])]
+    expected = tokenizer(*columns, truncation=True, max_length=8, padding=True, return_tensors="pt")
+    [batch] = batches(data)
+    assert all(torch.equal(batch[name], expected[name]) for name in expected)
+    assert batch["token_type_ids"].any() and batch["input_ids"].shape == (24, 8)
+    assert "texts: pairs of the columns 'premise' and 'hypothesis', at most 8 tokens" in data.notes
+    with pytest.raises(ValueError, match=r"max_length \(--max-length\) is 17: the model reads at most 16 tokens"):
+        read(max_length=17)
     # RoBERTa counts positions from the one behind the padding token's number on
     roberta = RobertaConfig(max_position_embeddings=16, pad_token_id=1, num_labels=2)
-    with pytest.raises(ValueError, match="--max-length is 16: the model reads at most 14 tokens"):
-        prepare_data(DataSource(source.name, text_column=source.text_column, max_length=16), roberta, tokenizer)
-    assert prepare_data(replace(source, max_length=None), roberta, tokenizer).max_tokens == 14
+    with pytest.raises(ValueError, match="is 16: the model reads at most 14 tokens"):
+        read(roberta, max_length=16)
+    assert read(roberta).max_length == 14
     with pytest.raises(ValueError, match="name one column, or two of pairs"):
-        prepare_data(DataSource(source.name, text_column="premise,hypothesis,label"), config, tokenizer)
-    with pytest.raises(ValueError, match="name it with --text-column, or two of pairs as --text-column FIRST,SECOND"):
-        prepare_data(DataSource(source.name), config, tokenizer)
+        read(text="premise,hypothesis,label")
+    with pytest.raises(ValueError, match=r"name it as text= \(--text-column\), or two of pairs as FIRST,SECOND"):
+        read(text=None)
 
 
 def test_foreign_texts_beside_pairs_are_pairs_too(workplace, tmp_path):
@@ -126,11 +125,10 @@ def test_foreign_texts_beside_pairs_are_pairs_too(workplace, tmp_path):
     review_rows(4).save_to_disk(tmp_path / "single")
 
     def read(name):
-        return prepare_data(
-            DataSource(str(tmp_path / name), text_column="premise,hypothesis"), config, tokenizer, labelled=False
-        )
+        text = "premise,hypothesis"
+        return load_data(tmp_path / name, config, processor=tokenizer, text=text, labelled=False)
 
-    assert read("renamed").tokens["token_type_ids"].any()
+    assert any(read("renamed")[0]["token_type_ids"])
     with pytest.raises(ValueError, match="single has no columns 'premise' and 'hypothesis', nor just two of texts"):
         read("single")
 

@@ -9,8 +9,7 @@ import torch
 from PIL import Image, ImageOps
 from transformers import AutoModelForImageClassification, ViTImageProcessorPil
 
-from hydra_transformers import prepare
-from hydra_transformers.data.loading import DataSource, prepare_data
+from hydra_transformers import load_data
 from hydra_transformers.hub.handler import read_image as read_request
 from hydra_transformers.models.pipeline_hydra import HydraImageClassificationPipeline, image_mode, read_image
 from hydra_transformers.serving.page_inputs import read_image as read_upload
@@ -51,11 +50,9 @@ def doors(path: str, model, processor, folder) -> dict[str, torch.Tensor]:
         content = base64.b64encode(file.read()).decode()
     with Image.open(path) as opened:
         return {
-            "list": prepare([{"image": opened}], processor)[0]["pixel_values"],
-            "Dataset": prepare(rows, processor)[0]["pixel_values"],
-            "saved": prepare_data(DataSource(str(folder / "rows")), model.config, processor, labelled=False)[0][
-                "pixel_values"
-            ],
+            "list": load_data([{"image": opened}], processor)[0]["pixel_values"],
+            "Dataset": load_data(rows, processor)[0]["pixel_values"],
+            "saved": load_data(folder / "rows", model.config, processor=processor)[0]["pixel_values"],
             "predict": pipeline.preprocess(opened)["pixel_values"][0],
             "predict path": pipeline.preprocess(path)["pixel_values"][0],
             "predict base64": pipeline.preprocess(content)["pixel_values"][0],

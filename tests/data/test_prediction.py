@@ -6,7 +6,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
-from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier, batches, collect_member_logits, predict
+from hydra_transformers.data.batches import batches
+from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier, collect_member_logits, predict
 from tests.families import BERT, CLIP, FAMILIES, VIT, images, padded_texts
 
 
@@ -111,7 +112,7 @@ def test_images_that_met_no_processor_are_refused_with_a_sentence():
     from datasets import Dataset
 
     image = Image.new("RGB", (8, 8))
-    sentence = r"image \(\w*Image\w*\), label\): pass prepare\(data, processor\)"
+    sentence = r"image \(\w*Image\w*\), label\): pass load_data\(data, model\)"
     for data in ([{"image": image, "label": 1}] * 3, Dataset.from_list([{"image": image, "label": 1}])):
         with pytest.raises(TypeError, match=sentence):
             list(batches(data))

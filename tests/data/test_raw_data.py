@@ -1,5 +1,7 @@
 """Raw data sets, by their columns, wherever data are taken; texts of different lengths are filled up exactly."""
 
+import copy
+
 import pytest
 import torch
 from datasets import Dataset
@@ -8,13 +10,15 @@ from torch.utils.data import DataLoader
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
+    BertConfig,
     DataCollatorWithPadding,
     ViTImageProcessorPil,
 )
 
-from hydra_transformers import AutoHydra, prepare
-from hydra_transformers.data.prediction import batches, collate, predict
-from hydra_transformers.pruning import extract_circuit
+from hydra_transformers import AutoHydra, load_data
+from hydra_transformers.data.batches import batches, collate
+from hydra_transformers.data.prediction import collect_member_logits, predict
+from hydra_transformers.pruning import extract_circuit, taylor_scores
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.training import finetune_members, recipe
 from hydra_transformers.uncertainty import TemperatureScaling
@@ -75,9 +79,9 @@ def test_only_tokens_are_filled_up():
 
 def test_texts_are_found_by_their_usual_name_and_pairs_by_theirs(bert):
     _, tokenizer = bert
-    row = prepare(raw(), tokenizer)[0]
+    row = load_data(raw(), tokenizer)[0]
     assert row["input_ids"] == tokenizer(TEXTS[0])["input_ids"] and row["labels"] == 1
-    pair = prepare(raw(), tokenizer, text=("sentence", "other"), label="idx", max_length=6)[5]
+    pair = load_data(raw(), tokenizer, text=("sentence", "other"), label="idx", max_length=6)[5]
     expected = tokenizer(TEXTS[5], TEXTS[0], truncation=True, max_length=6)
     assert pair["input_ids"] == expected["input_ids"] and pair["token_type_ids"] == expected["token_type_ids"]
     assert pair["labels"] == 5 and len(pair["input_ids"]) == 6
@@ -85,9 +89,9 @@ def test_texts_are_found_by_their_usual_name_and_pairs_by_theirs(bert):
 
 def test_prepared_texts_go_wherever_data_go(bert, tmp_path):
     model, tokenizer = bert
-    data = prepare(raw(), tokenizer)
+    data = load_data(raw(), tokenizer)
     extract_circuit(model, data, data, "avg", budget=2, batch_size=4, progress=False)
-    report = evaluate_uncertainty(AutoHydra.from_backbone(model), data, {"far": {"same": prepare(raw(), tokenizer)}})
+    report = evaluate_uncertainty(AutoHydra.from_backbone(model), data, {"far": {"same": load_data(raw(), tokenizer)}})
     assert report.models
     assert TemperatureScaling.fit(torch.cat([predict(model, batch) for batch in batches(data)]), torch.tensor(LABELS))
     settings = recipe("tune-texts")
@@ -119,33 +123,117 @@ def pictures(mode: str = "RGB") -> list[dict]:
 @pytest.mark.parametrize("mode", ["RGB", "P", "RGBA"])
 def test_images_are_found_and_processed_when_they_are_read(mode):
     processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
-    [batch] = batches(prepare(pictures(mode), processor))
+    [batch] = batches(load_data(pictures(mode), processor))
     expected = processor([row["picture"] for row in pictures()], return_tensors="pt")["pixel_values"]
     assert torch.allclose(batch["pixel_values"], expected, atol=1e-2) and batch["labels"].tolist() == [0, 1, 2]
 
 
-def test_what_cannot_be_prepared_is_told_in_a_sentence(bert):
-    _, tokenizer = bert
-    processor = ViTImageProcessorPil(size={"height": 8, "width": 8})
-    two = [{"first": "a", "second": "b"}]
-    with pytest.raises(ValueError, match="data has texts in 'first', 'second': name the column as text="):
-        prepare(two, tokenizer)
-    with pytest.raises(ValueError, match=r"data has no column of images, it has 'first', 'second': name .* image="):
-        prepare(two, processor)
-    with pytest.raises(ValueError, match="data has no column 'sentence': it has 'first', 'second'"):
-        prepare(two, tokenizer, text="sentence")
-    with pytest.raises(ValueError, match="does not go with a ViTImageProcessorPil: an image processor reads images"):
-        prepare(two, processor, text="first")
-    with pytest.raises(ValueError, match="the label of row 0 is 'b': pass class indices"):
-        prepare(two, tokenizer, text="first", label="second")[0]
-    for value, kind in ((None, "NoneType"), (["a", "b"], "list")):
-        with pytest.raises(ValueError, match=f"row 1 of the data has a {kind} as its text: pass texts"):
-            prepare([{"text": "a"}, {"text": value}], tokenizer)[1]
-    with pytest.raises(TypeError, match="data is a str: pass a Dataset"):
-        prepare("imdb", tokenizer)
-    with pytest.raises(TypeError, match="processor is a NoneType: pass the model's tokenizer, image processor"):
-        prepare(two, None)
-    with pytest.raises(ValueError, match="data has no rows"):
-        prepare([], tokenizer)
-    with pytest.raises(ValueError, match="pass one column, or two of pairs"):
-        prepare(two, tokenizer, text=("a", "b", "c"))
+TWO = [{"first": "a", "second": "b"}]
+IMAGES = ViTImageProcessorPil(size={"height": 8, "width": 8})
+REFUSALS = {
+    "no text column": (
+        TWO,
+        None,
+        {},
+        r"more than one text column among first, second: name it as text= \(--text-column\)",
+    ),
+    "no image column": (TWO, IMAGES, {}, r"no image column among first, second: name it as image= \(--image-column\)"),
+    "no such column": (TWO, None, {"text": "words"}, "data has no column 'words': it has first, second"),
+    "another kind": (TWO, IMAGES, {"text": "first"}, "'first' does not go with a model of images: name it as image="),
+    "three columns": (TWO, None, {"text": ("a", "b", "c")}, "name one column, or two of pairs"),
+    "no such label": (TWO, None, {"text": "first", "label": "c"}, "data has no column 'c': it has first, second"),
+    "names, no model": (
+        TWO,
+        None,
+        {"text": "first", "label": "second"},
+        "the label of row 0 is 'b': pass the model in place",
+    ),
+    "labels required": (
+        TWO,
+        None,
+        {"text": "first", "labelled": True},
+        r"no label column among .* \(--label-column\)",
+    ),
+    "a split": (TWO, None, {"text": "first", "split": "test"}, "data has no splits: leave out the split 'test'"),
+    "no text": ([{"text": "a"}, {"text": None}], None, {}, "row 1 of the data has a NoneType as its text: pass texts"),
+    "texts": ([{"text": "a"}, {"text": ["b"]}], None, {}, "row 1 of the data has a list as its text: pass texts"),
+    "no rows": ([], None, {}, "data has no rows: pass at least one"),
+    "no data": (
+        3,
+        None,
+        {},
+        "data is a int: pass the name of a data set, a folder or file, a Dataset or a list of dict rows",
+    ),
+    "a batch": ({"text": ["a"]}, None, {}, "data is a dict: pass a Dataset or a list of dict rows"),
+    "no dicts": (["a"], None, {}, "a row of data is a str: each row must be a dict of columns"),
+    "no processor": (TWO, 3, {}, "model is a int: pass the model, its name or folder, or its tokenizer"),
+    "nothing": (TWO, torch.nn.Identity(), {}, "a Identity says nothing of what reads its inputs: pass processor="),
+    "no folder": (
+        TWO,
+        BertConfig(),
+        {},
+        "the model was not loaded from anywhere: pass its Tokenizer as processor=",
+    ),
+    "no such folder": ("./nowhere.csv", None, {}, r"there is no folder or file \./nowhere\.csv"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_load_data_refuses_in_one_sentence(name, bert):
+    data, model, settings, sentence = REFUSALS[name]
+    with pytest.raises((TypeError, ValueError), match=sentence) as raised:
+        list(load_data(data, bert[1] if model is None else model, **settings))
+    assert "\n" not in str(raised.value)
+
+
+# Labels that are names
+
+
+class Reviews(torch.utils.data.Dataset):
+    """Rows that can only be read one by one."""
+
+    def __len__(self):
+        return len(TEXTS)
+
+    def __getitem__(self, index):
+        return {"text": TEXTS[index], "label": ("Bad", "good")[LABELS[index]]}
+
+
+@pytest.fixture(scope="module")
+def named(bert):
+    """A model that calls its classes by names, and its tokenizer."""
+    model = copy.deepcopy(bert[0])
+    model.config.id2label, model.config.label2id = {0: "bad", 1: "good"}, {"bad": 0, "good": 1}
+    return model, bert[1]
+
+
+@pytest.mark.parametrize("form", ["csv", "list", "torch", "datasets"])
+def test_labels_that_are_names_become_the_models_class_indices(form, named, tmp_path):
+    model, tokenizer = named
+    rows = list(Reviews())
+    forms = {"list": rows, "torch": Reviews(), "datasets": Dataset.from_list(rows), "csv": tmp_path / "reviews.csv"}
+    Dataset.from_list(rows).to_csv(tmp_path / "reviews.csv")
+    data = load_data(forms[form], model, processor=tokenizer, label="label")
+    assert [row["labels"] for row in data] == LABELS
+    other = [*rows, {"text": "a", "label": "ugly"}]
+    with pytest.raises(ValueError, match="the class 'ugly', which the model does not know"):
+        list(load_data(other, model, processor=tokenizer))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tokenized_rows_may_have_names_as_labels_wherever_labels_are_needed(named):
+    model, tokenizer = named
+    rows = Dataset.from_list(list(Reviews())).map(lambda row: tokenizer(row["text"]))
+    numbers = rows.remove_columns("label").add_column("label", LABELS)
+    loader = [dict(tokenizer(TEXTS, padding=True)) | {"label": rows["label"]}]
+    assert collect_member_logits(model, rows)[1].tolist() == collect_member_logits(model, loader)[1].tolist() == LABELS
+    foreign = rows.remove_columns("label").add_column("label", ["ugly"] * len(LABELS))
+    found, expected = (
+        evaluate_uncertainty({"model": model}, data, {"far": {"foreign": foreign}}).models["model"].id
+        for data in (rows, numbers)
+    )
+    assert found == expected
+    assert taylor_scores(model, rows) == taylor_scores(model, numbers)
+    assert collate(list(rows), classes=["bad", "good"])["labels"].tolist() == LABELS
+    with pytest.raises(ValueError, match="the class 'ugly', which the model does not know"):
+        evaluate_uncertainty(model, foreign)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import ASTConfig, ASTFeatureExtractor, ASTForAudioClassification, BertTokenizer
 
-from hydra_transformers import AutoHydra, prepare
+from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.analysis.noise import with_noise
 from hydra_transformers.baselines import MIMO, DeepEnsemble
 from hydra_transformers.cli import main
-from hydra_transformers.data.prediction import collate
+from hydra_transformers.data.batches import collate
 from hydra_transformers.data.sounds import waveform
 from hydra_transformers.fusion import example_inputs
 from hydra_transformers.hub import create_model_card, publishing
@@ -106,7 +106,7 @@ def test_what_is_no_sound_is_refused(sound, sentence):
 
 
 def test_rows_of_files_are_prepared_without_torchcodec():
-    data = prepare(tone_rows(), extractor())
+    data = load_data(tone_rows(), extractor())
     expected = extractor()(waveform(wav(tone(1.0, 1)), RATE), sampling_rate=RATE, return_tensors="pt")["input_values"][
         0
     ]
@@ -117,24 +117,22 @@ def test_rows_of_files_are_prepared_without_torchcodec():
 
 def test_columns_that_do_not_fit_are_told_of(tmp_path):
     rows = [{"sound": {"array": tone(1.0), "sampling_rate": RATE}, "other": tone(0.1), "label": 0}]
-    assert prepare(rows, extractor())[0]["input_values"].shape == (10, 7)
-    assert prepare(rows, extractor(), audio="other")[0]["input_values"].shape == (10, 7)
-    with pytest.raises(
-        ValueError, match=r"'words' does not go with a ASTFeatureExtractor: .* reads sounds: pass audio="
-    ):
-        prepare(rows, extractor(), text="words")
-    with pytest.raises(ValueError, match="data has no column of sounds, it has 'label'"):
-        prepare([{"label": 0}], extractor())
+    assert load_data(rows, extractor())[0]["input_values"].shape == (10, 7)
+    assert load_data(rows, extractor(), audio="other")[0]["input_values"].shape == (10, 7)
+    with pytest.raises(ValueError, match="'words' does not go with a model of sounds: name it as audio="):
+        load_data(rows, extractor(), text="words")
+    with pytest.raises(ValueError, match="data has no audio column among label"):
+        load_data([{"label": 0}], extractor())
     with pytest.raises(ValueError, match="row 0 of the data cannot be read as a sound"):
-        prepare([{"sound": "words", "label": 0}], extractor(), audio="sound")[0]
-    with pytest.raises(ValueError, match="'sound' does not go with a BertTokenizer"):
-        prepare(rows, BertTokenizer(vocab={"[UNK]": 0}), audio="sound")
+        load_data([{"sound": "words", "label": 0}], extractor(), audio="sound")[0]
+    with pytest.raises(ValueError, match="'sound' does not go with a model of texts"):
+        load_data(rows, BertTokenizer(vocab={"[UNK]": 0}), audio="sound")
 
 
 @pytest.mark.filterwarnings("ignore:12 samples are fewer")
 def test_what_works_on_images_and_texts_works_on_sounds():
     members = [AST.backbone(seed, num_labels=2).float() for seed in range(2)]
-    data = prepare(tone_rows(), extractor())
+    data = load_data(tone_rows(), extractor())
     hydra = AutoHydra.from_pruned_members(members, shared=())
     found = evaluate_uncertainty({"fused": hydra, "apart": DeepEnsemble(members)}, data).models
     assert found["fused"].id["nll"] == pytest.approx(found["apart"].id["nll"], abs=1e-4)
@@ -194,5 +192,5 @@ def test_prune_fuse_info_and_predict(tmp_path, capsys):
     assert "low" in found.out or "high" in found.out
     assert "broken.wav cannot be read as a sound" in found.err
     assert "1 of 2 sounds could not be read, the others are answered" in found.err
-    assert main(["serve", str(tmp_path / "hydra")]) == 1
-    assert "reads neither texts nor images" in capsys.readouterr().err
+    assert main(["serve", str(tmp_path / "hydra")]) == 2
+    assert "classifiers of images and texts" in capsys.readouterr().err

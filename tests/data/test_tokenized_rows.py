@@ -6,7 +6,7 @@ from datasets import Dataset
 from torch.utils.data import DataLoader, Subset
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, DataCollatorWithPadding
 
-from hydra_transformers import AutoHydra, prepare
+from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.baselines import temperature_scaled
 from hydra_transformers.pruning import draw_members, extract_circuit, taylor_scores
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
@@ -60,7 +60,7 @@ READERS = {
     "taylor_scores": lambda model, data: list(taylor_scores(model, data).values()),
     "draw_members": lambda model, data: [
         each.config.kept_heads
-        for each in draw_members(model, dataloader=data, heads_per_layer=2, num_members=2, allow_equal=True)
+        for each in draw_members(model, data=data, heads_per_layer=2, num_members=2, allow_equal=True)
     ],
     "hydrate": lambda model, data: held_out(data, data, 2, 32, 0).fingerprints,
 }
@@ -92,9 +92,9 @@ def assert_alike(found, expected):
 
 @pytest.mark.slow
 def test_trainings_fill_up_rows_by_themselves_and_take_a_collator(bert, tokenized, tmp_path):
-    """Parts of what `prepare` made, too."""
+    """Parts of what `load_data` made, too."""
     model, tokenizer = bert
-    prepared = prepare(tokenized.select_columns(["text", "label"]), tokenizer)
+    prepared = load_data(tokenized.select_columns(["text", "label"]), tokenizer)
     ways = {
         "rows": (tokenized, {}),
         "collator": (tokenized, {"data_collator": DataCollatorWithPadding(tokenizer)}),

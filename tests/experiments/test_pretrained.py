@@ -15,7 +15,7 @@ from experiments import pretrained
 from experiments.augmentation import resized_crop_and_flip
 from experiments.made_up_sets import drawings, mixed_words, noise, spliced
 from experiments.rows import PrepareImages
-from hydra_transformers.data.loading import DataSource
+from hydra_transformers.data.rows import DataSource
 
 
 def test_dinov2_as_a_vit_computes_the_same(tmp_path, monkeypatch):
@@ -129,9 +129,9 @@ def test_texts_are_read_from_files_or_the_hub(folder, tokenizer, monkeypatch):
         "far": {"trec", "rte", "mixed words"},
     }
     for name, source in pretrained.HUB_TEXTS.items():
-        columns = {source.text_column: ["words of number"] * 9, "label": [0, 1, 0] * 3}
+        columns = {source.text: ["words of number"] * 9, "label": [0, 1, 0] * 3}
         datasets.Dataset.from_dict(columns).save_to_disk(folder / "hub" / name)
-        local = DataSource(str(folder / "hub" / name), text_column=source.text_column)
+        local = DataSource(str(folder / "hub" / name), text=source.text)
         monkeypatch.setitem(pretrained.HUB_TEXTS, name, local)
     assert len(pretrained.read_sst2(None, tokenizer).train) == 3
 

@@ -33,7 +33,7 @@ from experiments.parallel_training import Part, Stack, attend_to_all
 from experiments.rows import LengthBatches, PrepareImages, TensorRows, without_common_padding
 from experiments.smallest import images, new_backbone, splits
 from experiments.units import Unit
-from hydra_transformers.data.loading import DataSource
+from hydra_transformers.data.rows import DataSource
 from hydra_transformers.training import recipe
 from tests.tiny_data import review_rows, save_bert
 

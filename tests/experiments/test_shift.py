@@ -103,8 +103,8 @@ def test_all_methods_are_rows_of_the_tables_under_shift():
 def test_settings_from_the_hub_read_the_standard_corrupted_set(tmp_path, monkeypatch):
     start = str(save_vit(tmp_path / "vit"))
     rows = picture_rows(12)
-    monkeypatch.setattr("hydra_transformers.data.loading.load_rows", lambda source, prefer: (rows, source.split))
-    monkeypatch.setattr(hub_sets, "Augmented", lambda processor, recipe: processor)
+    monkeypatch.setattr("hydra_transformers.data.loading.load_rows", lambda source: (rows, source.split, ""))
+    monkeypatch.setattr(hub_sets, "Augmented", lambda recipe: None)
     monkeypatch.setattr(hub_sets, "CIRCUIT_ROWS", 3)
     asked = []
 

@@ -131,7 +131,7 @@ def test_class_names_come_from_the_folder(tmp_path):
 
 
 class Rows(Dataset):
-    """Labelled rows as `prepare_data` gives them."""
+    """Labelled rows as `load_data` gives them."""
 
     def __init__(self, count: int):
         self.class_names, self.count = ["aquarium_fish", "tench, Tinca tinca"], count
@@ -146,11 +146,11 @@ class Rows(Dataset):
 def test_the_papers_sets_are_read_by_their_names(monkeypatch):
     read = []
 
-    def prepare_data(source, config, processor, labelled):
-        read.append(source.name)
-        return Rows(7_000 if "train" in str(source.split) else 10)
+    def load_data(data, split, **settings):
+        read.append(data)
+        return Rows(7_000 if "train" in str(split) else 10)
 
-    monkeypatch.setattr(zero_shot_settings, "prepare_data", prepare_data)
+    monkeypatch.setattr(zero_shot_settings, "load_data", load_data)
     monkeypatch.setattr(zero_shot_settings, "AutoConfig", SimpleNamespace(from_pretrained=lambda start: None))
     monkeypatch.setattr(zero_shot_settings, "load_processor", lambda start, config: None)
     monkeypatch.setattr(zero_shot_settings.hub_sets, "listed_images", lambda source, folder, processor: Rows(5))

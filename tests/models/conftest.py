@@ -9,7 +9,6 @@ from tests.families import (
     CLIP,
     CLIP_CLASSIFIER,
     DINOV2,
-    DINOV2_GATED,
     FAMILIES,
     GEMMA,
     LLAMA,
@@ -24,7 +23,6 @@ from tests.families import (
 )
 
 
-FAST_INFERENCE = [VIT, BERT, CLIP, DINOV2, DINOV2_GATED]
 # These differ from another row in the name of their config, or in being one of its towers, which decides on reading, saving
 # and loading alone.
 ALIASES = [XLM_ROBERTA, CAMEMBERT, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]
@@ -39,9 +37,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "family" not in metafunc.fixturenames or own:
         return
     families = FAMILIES
-    if metafunc.module.__name__.endswith("test_fast_inference"):
-        families = FAST_INFERENCE
-    elif metafunc.definition.get_closest_marker("slow"):
+    if metafunc.definition.get_closest_marker("slow"):
         # Exports are promised for each; AST's, with the layers of ViT, is in test_ast. Compilers and other processes see no
         # difference between rows that have the same layers.
         is_exported = metafunc.function.__name__ == "test_exported_models_answer_as_the_model_does"

@@ -9,7 +9,7 @@ import torch
 from transformers import ASTFeatureExtractor, AutoModelForAudioClassification, pipeline
 
 from hydra_transformers import AutoHydra, HydraASTForAudioClassification, export
-from hydra_transformers.models.grouped import PerMember
+from hydra_transformers.models.modeling_hydra import PerMember
 from hydra_transformers.models.pipeline_hydra import predict
 from tests.families import AST, spectrograms
 

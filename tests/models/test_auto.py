@@ -56,6 +56,29 @@ def test_folders_are_members_as_good_as_the_models_in_them(family, tmp_path):
     assert (tmp_path / "0" / "model.safetensors").read_bytes() == before
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("family", [VIT, CLIP], ids=["vit", "clip"])
+def test_a_saved_hydra_is_loaded_and_built_anew_as_the_class_it_is(family, tmp_path):
+    hydra, inputs = family.fused(), family.inputs()
+    hydra.save_pretrained(tmp_path / "whole")
+    loaded = AutoHydra.from_pretrained(tmp_path / "whole", dtype=torch.float64)
+    assert type(loaded) is family.hydra
+    assert torch.equal(loaded(**inputs).member_logits, hydra(**inputs).member_logits)
+    fresh = AutoHydra.from_config(loaded.config)
+    assert type(fresh) is family.hydra and fresh.num_members == 3
+    encoder = hydra.vision_model if family.has_towers else hydra.base_model
+    encoder.save_pretrained(tmp_path / "encoder")
+    assert type(AutoHydra.from_pretrained(tmp_path / "encoder")) is type(encoder)
+
+
+def test_what_is_no_hydra_is_not_loaded_as_one(tmp_path):
+    VIT.backbone().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"is a vit, which is no Hydra: load it .* AutoHydra.from_backbone"):
+        AutoHydra.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="config is a vit, which is no Hydra"):
+        AutoHydra.from_config(VIT.backbone().config)
+
+
 def test_folders_that_are_no_members_get_a_sentence(tmp_path):
     VIT.backbone().save_pretrained(tmp_path / "vit")
     BERT.backbone().save_pretrained(tmp_path / "bert")
@@ -150,7 +173,7 @@ def test_what_is_not_supported_gets_a_sentence():
         AutoHydra.from_pruned_members([])
     with pytest.raises(TypeError, match="members is a ViTForImageClassification: pass a list"):
         AutoHydra.from_pruned_members(VIT.backbone())
-    with pytest.raises(TypeError, match="AutoHydra is not a model: call AutoHydra"):
+    with pytest.raises(TypeError, match="AutoHydra is not a model: call its from_pretrained"):
         AutoHydra()
 
 

@@ -10,7 +10,7 @@ import transformers
 from huggingface_hub import CommitOperationAdd
 from safetensors.torch import load_file, save_file
 
-from hydra_transformers.models import modeling_hydra
+from hydra_transformers.models import pretrained
 from tests.families import BERT, VIT, randomise
 from tests.models.test_hub import auto_class_of, run_second_process
 
@@ -100,7 +100,7 @@ class Repository:
 
 @pytest.mark.parametrize("first, second", [("1GB", "20KB"), ("20KB", "1GB")], ids=["shards last", "shards first"])
 def test_pushing_again_leaves_one_checkpoint(first, second, monkeypatch, tmp_path):
-    monkeypatch.setattr(modeling_hydra, "HfApi", Repository)
+    monkeypatch.setattr(pretrained, "HfApi", Repository)
     monkeypatch.setattr("transformers.utils.hub.hf_api", Repository)
     monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *args, **kwargs: Card())
     Repository.files = {"notes.md", "adapter/model.safetensors", "adapter/model-00001-of-00002.safetensors"}

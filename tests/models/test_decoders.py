@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from hydra_transformers.fast.layers import fast_layer
 from hydra_transformers.fusion import to_transformers
-from hydra_transformers.models.fast_inference import fast_layer
 from hydra_transformers.pruning import prune_heads
 from hydra_transformers.pruning.scores import magnitude_scores
 from tests.families import DECODERS, GEMMA, HEAD_DIM, LLAMA, QWEN2, Family, padded_texts

@@ -111,7 +111,7 @@ def test_adapted_hydras_are_merged_first():
     for use in (
         lambda model: VIT.hydra.from_pruned_members([model]),
         lambda model: taylor_scores(model, data),
-        lambda model: draw_members(model, dataloader=data, heads_per_layer=1, num_members=2),
+        lambda model: draw_members(model, data=data, heads_per_layer=1, num_members=2),
     ):
         for model in (adapted, adapted.get_base_model()):
             with pytest.raises(ValueError, match="has adapters of PEFT"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hydra_transformers.fusion import slots
-from hydra_transformers.models.grouped import PerMember
+from hydra_transformers.models.modeling_hydra import PerMember
 from tests.families import BERT, CLIP, VIT, Family, randomise
 
 

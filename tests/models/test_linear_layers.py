@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from hydra_transformers.fast.layers import fast_layer
 from hydra_transformers.fusion import with_linear_layers
-from hydra_transformers.models.fast_inference import fast_layer
-from hydra_transformers.models.grouped import Grouped, GroupedLinear
+from hydra_transformers.models.modeling_hydra import Grouped, GroupedLinear
 from hydra_transformers.uncertainty import AnswerReader
 from tests.families import BERT, CLIP, ROBERTA, VIT, images
 

@@ -5,7 +5,8 @@ import pytest
 import torch
 from transformers.models.modernbert import modeling_modernbert
 
-from hydra_transformers.models import attention, fast_inference
+from hydra_transformers.fast import layers as fast_inference
+from hydra_transformers.models import modeling_hydra
 from hydra_transformers.pruning import prune_heads, prune_neurons, to_transformers
 from hydra_transformers.pruning.ablation import ablation_of
 from hydra_transformers.training import lora_config
@@ -113,7 +114,7 @@ def test_backends_that_know_windows_get_that_of_the_backbone(monkeypatch):
         monkeypatch.setattr(module, "eager_attention_forward", forward)
         return given
 
-    mine, theirs = watched(attention, []), watched(modeling_modernbert, [])
+    mine, theirs = watched(modeling_hydra, []), watched(modeling_modernbert, [])
     backbone = MODERNBERT.backbone(deterministic_flash_attn=True)
     backbone.set_attn_implementation("eager")
     backbone(**MODERNBERT.inputs())
@@ -133,7 +134,7 @@ def test_layers_are_called_as_modules_in_inference_too(monkeypatch):
     hydra.config.fast_inference = False
     assert torch.equal(found, hydra(**inputs).member_logits)
     # Each of its peculiarities alone is reason enough.
-    layers, (states, masks, for_layers) = hydra.model.layers, hydra.model.start(**inputs)
+    layers, (states, masks, for_layers) = hydra.model.layers, hydra.model.embed_inputs(**inputs)
     hydra.config.fast_inference = True
     assert not fast_inference.can_run_fast(layers, states, masks, {})
     assert not fast_inference.can_run_fast(layers, states, None, for_layers)
@@ -198,7 +199,7 @@ def test_members_draw_their_own_dropout_from_shared_embeddings():
     backbone = MODERNBERT.backbone(embedding_dropout=0.5)
     members = [MODERNBERT.hydra.from_backbone(backbone) for _ in range(2)]
     hydra = MODERNBERT.hydra.from_pruned_members(members, trunk_layers=0).train()
-    states, _, _ = hydra.model.start(**MODERNBERT.inputs())
+    states, _, _ = hydra.model.embed_inputs(**MODERNBERT.inputs())
     assert states.shape[0] == 2 and not torch.equal(states[0], states[1])
 
 

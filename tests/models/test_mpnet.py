@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from hydra_transformers import HydraMPNetForSequenceClassification
+from hydra_transformers.fast.layers import can_run_fast
 from hydra_transformers.fusion import to_transformers
-from hydra_transformers.models.fast_inference import can_run_fast
-from hydra_transformers.models.grouped import PerMember
+from hydra_transformers.models.modeling_hydra import PerMember
 from tests.families import MPNET, padded_texts
 
 
@@ -97,7 +97,7 @@ def test_members_of_one_backbone_with_other_tables_have_no_layer_in_common():
 @torch.no_grad()
 def test_the_fast_way_is_left_alone():
     hydra = HydraMPNetForSequenceClassification.from_backbone(MPNET.backbone())
-    states, mask, for_layers = hydra.mpnet.start(**MPNET.inputs())
+    states, mask, for_layers = hydra.mpnet.embed_inputs(**MPNET.inputs())
     assert can_run_fast(hydra.mpnet.layers, states, mask, {})
     assert not can_run_fast(hydra.mpnet.layers, states, mask, for_layers)
 

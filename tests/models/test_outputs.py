@@ -195,7 +195,7 @@ def test_labels_of_another_kind_are_refused_and_change_nothing(problem_type, lab
 
 
 def test_extreme_logits_give_finite_answers():
-    from hydra_transformers.models.ensembling import log_mean_probability, logit_of_mean_probability
+    from hydra_transformers.models.modeling_hydra import log_mean_probability, logit_of_mean_probability
 
     member_logits = torch.tensor([[[1e4, -1e4], [-1e4, 1e4]], [[1e4, -1e4], [1e4, -1e4]]])
     logits = log_mean_probability(member_logits)

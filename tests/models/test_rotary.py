@@ -5,9 +5,8 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from hydra_transformers import HydraBertConfig
-from hydra_transformers.models import fast_inference
-from hydra_transformers.models.attention import rotated
-from hydra_transformers.models.layer import HydraLayer, hydra_layers
+from hydra_transformers.fast import layers as fast_inference
+from hydra_transformers.models.modeling_hydra import HydraLayer, hydra_layers, rotated, run_layers
 from tests.families import LLAMA, MODERNBERT
 
 
@@ -61,7 +60,7 @@ def test_every_head_is_turned_as_in_a_plain_attention(kept_heads, position_ids, 
     layer, turns = layer_with(kept_heads), tables(position_ids)
     layer.attention.config._attn_implementation = backend
     expected = member_by_member(layer, states(), *turns)
-    found = layer.heads(states(), position_embeddings=turns)
+    found = layer.attend(states(), position_embeddings=turns)
     found = list(found) if kept_heads is UNIFORM else found.split([len(heads) * HEAD_DIM for heads in kept_heads], -1)
     found = [of_member for of_member in found if of_member.shape[-1]]
     for one, other in zip(found, expected, strict=True):
@@ -78,17 +77,17 @@ def test_the_first_token_alone_is_turned_by_its_own_position(kept_heads):
 
 def test_positions_change_what_heads_give_and_their_differences_alone_count():
     layer = layer_with(UNIFORM)
-    in_order = layer.heads(states(), position_embeddings=tables(IN_ORDER))
-    later = layer.heads(states(), position_embeddings=tables(IN_ORDER + 7))
+    in_order = layer.attend(states(), position_embeddings=tables(IN_ORDER))
+    later = layer.attend(states(), position_embeddings=tables(IN_ORDER + 7))
     torch.testing.assert_close(later, in_order, rtol=0, atol=1e-10)
-    assert not torch.allclose(layer.heads(states()), in_order, atol=1e-3)
+    assert not torch.allclose(layer.attend(states()), in_order, atol=1e-3)
 
 
 def test_a_layer_reads_the_tables_of_its_type():
     layer, local, everywhere = layer_with(UNIFORM), tables(IN_ORDER, 10.0), tables(IN_ORDER, 1000.0)
     layer.attention.layer_type = "sliding_attention"
-    found = layer.heads(states(), position_embeddings={"sliding_attention": local, "full_attention": everywhere})
-    assert torch.equal(found, layer.heads(states(), position_embeddings=local))
+    found = layer.attend(states(), position_embeddings={"sliding_attention": local, "full_attention": everywhere})
+    assert torch.equal(found, layer.attend(states(), position_embeddings=local))
 
 
 def test_queries_and_keys_may_have_different_numbers_of_heads():
@@ -124,5 +123,5 @@ def test_layers_with_rotary_positions_are_called_as_modules():
     with torch.no_grad():
         assert fast_inference.can_run_fast([layer], states(), None, {})
         assert not fast_inference.can_run_fast([layer], states(), None, {"position_embeddings": turns})
-        found = fast_inference.run_layers([layer], states(), position_embeddings=turns)
+        found = run_layers([layer], states(), position_embeddings=turns)
     assert torch.equal(found, layer(states(), position_embeddings=turns))

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import ViTConfig, ViTForImageClassification
 
 from hydra_transformers import HydraViTConfig, HydraViTForImageClassification
-from hydra_transformers.models import grouped
-from hydra_transformers.models.compat import is_exporting
-from hydra_transformers.models.grouped import GroupedLinear, GroupedOutput
+from hydra_transformers.models import modeling_hydra
+from hydra_transformers.models.images import as_patch_projection
+from hydra_transformers.models.modeling_hydra import GroupedLinear, GroupedOutput, is_exporting
 from tests.families import BERT, CLIP, FAMILIES, VARIANTS, VIT, images, randomise, vit_backbone
 
 
@@ -171,7 +172,7 @@ def test_autocast_is_respected(family):
 @pytest.mark.parametrize("widths", [[6, 6, 6], [6, 0, 3]])
 @pytest.mark.parametrize("bias", [True, False])
 def test_grouped_linears_equal_one_linear_per_member(monkeypatch, widths, bias, rows_for_one_product_per_member):
-    monkeypatch.setattr(grouped, "ROWS_FOR_ONE_PRODUCT_PER_MEMBER", rows_for_one_product_per_member)
+    monkeypatch.setattr(modeling_hydra, "ROWS_FOR_ONE_PRODUCT_PER_MEMBER", rows_for_one_product_per_member)
     linear = randomise(GroupedLinear(5, widths, bias=bias).double(), 0)
     inputs = torch.randn(3, 2, 4, 5, dtype=torch.float64)
     biases = linear.bias.split(widths) if bias else [None] * 3
@@ -194,7 +195,7 @@ def test_grouped_linears_equal_one_linear_per_member(monkeypatch, widths, bias, 
 @pytest.mark.parametrize("rows_for_one_product_per_member", [0, 10**9], ids=["one product per member", "batched"])
 @pytest.mark.parametrize("widths", [[6, 6, 6], [6, 0, 3]])
 def test_grouped_outputs_equal_one_linear_per_member(monkeypatch, widths, rows_for_one_product_per_member):
-    monkeypatch.setattr(grouped, "ROWS_FOR_ONE_PRODUCT_PER_MEMBER", rows_for_one_product_per_member)
+    monkeypatch.setattr(modeling_hydra, "ROWS_FOR_ONE_PRODUCT_PER_MEMBER", rows_for_one_product_per_member)
     output = randomise(GroupedOutput(widths, 5).double(), 0)
     packed = torch.randn(2, 4, sum(widths), dtype=torch.float64)
     expected = torch.stack(
@@ -273,3 +274,13 @@ def test_a_compilation_is_no_export():
     torch.export.export(Module(), (torch.ones(2),))
     torch.jit.trace(Module(), torch.ones(2), check_trace=False)
     assert found[0] is False and True in found[1:] and not is_exporting()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_patch_product_is_the_convolution(bias):
+    convolution = nn.Conv2d(3, 8, kernel_size=4, stride=4, bias=bias).double()
+    projection = as_patch_projection(convolution).double()
+    projection.load_state_dict(convolution.state_dict())
+    pixel_values = torch.randn(2, 3, 18, 12, dtype=torch.float64)  # a height that is no multiple of the patch
+    torch.testing.assert_close(projection(pixel_values), convolution(pixel_values))

@@ -101,7 +101,7 @@ def test_a_trunk_changes_no_answer(family, layers, gradients):
 
 @torch.no_grad()
 def test_with_many_rows_and_one_member_after_the_other(family, monkeypatch):
-    monkeypatch.setattr("hydra_transformers.models.grouped.ROWS_FOR_ONE_PRODUCT_PER_MEMBER", 1)
+    monkeypatch.setattr("hydra_transformers.models.modeling_hydra.ROWS_FOR_ONE_PRODUCT_PER_MEMBER", 1)
     hydra, whole = with_and_without(family)
     assert_close(hydra(**family.inputs()).member_logits, whole(**family.inputs()).member_logits)
 

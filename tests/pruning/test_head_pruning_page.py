@@ -31,7 +31,5 @@ def test_what_the_page_calls_is_public():
 
 
 def test_a_score_of_ones_own_is_a_method_like_the_others(monkeypatch):
-    monkeypatch.setitem(
-        HEAD_SCORES, "mine", lambda model, dataloader: {(0, head): len(dataloader) for head in range(4)}
-    )
+    monkeypatch.setitem(HEAD_SCORES, "mine", lambda model, data: {(0, head): len(data) for head in range(4)})
     assert head_scores(VIT.backbone(), [{}, {}], "mine") == {(0, head): 2 for head in range(4)}

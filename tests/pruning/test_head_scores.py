@@ -153,7 +153,7 @@ def test_leave_one_out_takes_a_metric_and_models_of_other_problems():
 @pytest.mark.parametrize(
     ("labels", "problem"),
     [
-        (torch.tensor([0, 1, 2, -100]), "dataloader has the label -100"),
+        (torch.tensor([0, 1, 2, -100]), "data has the label -100"),
         (torch.rand(4, 3), "the labels are torch.float32 of shape (4, 3): pass class indices"),
     ],
 )
@@ -232,11 +232,11 @@ def test_the_lowest_heads_are_chosen_over_all_layers_or_in_each():
     ("arguments", "problem"),
     [
         ({"method": "gradient"}, "method is 'gradient': pass one of 'michel', 'taylor'"),
-        ({"method": "michel"}, "dataloader is missing: 'michel' is computed on data"),
+        ({"method": "michel"}, "data is missing: 'michel' is computed on data"),
         ({"method": "random", "metric": max}, "metric is no option of 'random': it takes seed"),
         ({"method": "magnitude", "seed": 1}, "seed is no option of 'magnitude': leave it out"),
-        ({"method": "magnitude", "dataloader": [], "towers": ("text",)}, "only CLIP and SigLIP have towers"),
-        ({"method": "entropy", "dataloader": []}, "dataloader has no samples"),
+        ({"method": "magnitude", "data": [], "towers": ("text",)}, "only CLIP and SigLIP have towers"),
+        ({"method": "entropy", "data": []}, "data has no samples"),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, problem):

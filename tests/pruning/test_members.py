@@ -107,7 +107,7 @@ def test_samples_of_one_ranking_come_from_its_first_part_with_a_seed_each():
 
 def test_taylor_members_are_pruned_on_different_halves_of_the_data():
     model, batches, _, _ = family("vit")
-    members = draw_members(model, dataloader=iter(batches), heads_per_layer=2, num_members=2, seed=4, allow_equal=True)
+    members = draw_members(model, data=iter(batches), heads_per_layer=2, num_members=2, seed=4, allow_equal=True)
     for seed, member in zip((4, 5), members, strict=True):
         generator = torch.Generator().manual_seed(seed)
         halves = []
@@ -121,7 +121,7 @@ def test_taylor_members_are_pruned_on_different_halves_of_the_data():
 def test_clip_members_differ_in_the_vision_tower_alone():
     model, batches, _, prompts = family("clip")
     members = draw_members(
-        model, dataloader=batches, heads_per_layer=1, num_members=2, class_prompts=prompts, allow_equal=True
+        model, data=batches, heads_per_layer=1, num_members=2, class_prompts=prompts, allow_equal=True
     )
     assert all(member.config.kept_heads["text"] == [[[0, 1]], [[0, 1]]] for member in members)
     assert all(sum(len(layer[0]) for layer in member.config.kept_heads["vision"]) == 2 for member in members)
@@ -134,7 +134,7 @@ def test_members_behind_a_trunk_are_fused_with_it():
     for members in (
         draw_members(vit(), circuits=circuits, budget=1, trunk_layers=2),
         draw_members(vit(), circuit=circuits[0], budget=1, num_members=3, trunk_layers=2),
-        draw_members(vit(), dataloader=rows, heads_per_layer=1, trunk_layers=2, allow_equal=True),
+        draw_members(vit(), data=rows, heads_per_layer=1, trunk_layers=2, allow_equal=True),
     ):
         assert {layer for member in members for layer, _ in pruned_heads(member)} == {2}
         assert HydraViTForImageClassification.from_pruned_members(members, allow_equal=True).config.trunk_layers >= 2
@@ -145,7 +145,9 @@ def test_members_behind_a_trunk_are_fused_with_it():
 
 def test_members_with_the_same_heads_are_refused_unless_asked_for():
     arguments = {"circuit": circuit_of(RANKING), "budget": 4, "out_of": 4}
-    with pytest.raises(ValueError, match=r"members 0 and 1, 0 and 2, 1 and 2 lose the same heads .* allow_equal"):
+    with pytest.raises(
+        ValueError, match=r"members\[0\] and members\[1\] have the same heads and weights.*allow_equal"
+    ):
         draw_members(vit(), **arguments)
     members = draw_members(vit(), **arguments, allow_equal=True)
     assert [pruned_heads(member) for member in members] == [sorted(RANKING[:4])] * 3
@@ -184,7 +186,7 @@ def test_several_backbones_without_anything_else_are_members_as_they_are():
 def test_several_backbones_are_pruned_by_taylor_scores_of_their_own():
     _, batches, _, _ = family("vit")
     backbones = fine_tunings(2)
-    members = draw_members(tuple(backbones), dataloader=batches, heads_per_layer=2, seed=4)
+    members = draw_members(tuple(backbones), data=batches, heads_per_layer=2, seed=4)
     for place, (backbone, member) in enumerate(zip(backbones, members, strict=True)):
         half = half_of_each(batches, 4 + place)
         expected = taylor_prune(backbone, half, heads_per_layer=2).heads_to_prune
@@ -196,12 +198,14 @@ def test_a_batch_with_fewer_labels_than_rows_is_no_calibration():
         half_of_each([{"pixel_values": torch.zeros(3, 1), "labels": torch.zeros(2)}], 0)
 
 
-def test_equal_heads_are_twins_only_with_equal_weights():
+def test_members_with_equal_heads_are_refused_only_with_equal_weights():
     backbones, same = fine_tunings(2), [circuit_of(RANKING), circuit_of(RANKING)]
     members = draw_members(backbones, circuits=same, budget=2)
     assert members[0].config.kept_heads == members[1].config.kept_heads
     for arguments in ({}, {"circuits": same, "budget": 2}):
-        with pytest.raises(ValueError, match="members 0 and 1 have the same weights and lose the same heads"):
+        with pytest.raises(
+            ValueError, match=r"members\[0\] and members\[1\] have the same heads and weights.*allow_equal"
+        ):
             draw_members([vit(), vit()], **arguments)
         assert len(draw_members([vit(), vit()], **arguments, allow_equal=True)) == 2
     other = [circuit_of(RANKING), circuit_of(RANKING[1:])]
@@ -210,7 +214,7 @@ def test_equal_heads_are_twins_only_with_equal_weights():
 
 def test_circuits_in_another_order_than_their_backbones_are_told_of():
     backbones, batch = fine_tunings(2), {"pixel_values": images(4, 0), "labels": torch.arange(4) % 3}
-    circuits = extract_circuit(backbones, [batch], objective="acc", budget=3, progress=False)
+    circuits = [extract_circuit(each, [batch], budget=3, progress=False) for each in backbones]
     with pytest.warns(UserWarning, match=r"circuits\[1\] was extracted from a model with other weights"):
         draw_members(backbones, circuits=circuits[::-1], budget=2, allow_equal=True)
 
@@ -226,7 +230,7 @@ def test_circuits_in_another_order_than_their_backbones_are_told_of():
         (fine_tunings, {"circuits": [circuit_of(RANKING)] * 2, "budget": 2}, "are 3 backbones, and circuits has 2"),
         (fine_tunings, {"circuits": circuit_of(RANKING), "budget": 2}, "circuits is a single circuit"),
         (fine_tunings, {"circuits": [circuit_of(RANKING)] * 3}, "budget is missing"),
-        (fine_tunings, {"budget": 2}, "budget is 2, which drawing from nothing has no use for: .* circuits or a data"),
+        (fine_tunings, {"budget": 2}, "budget is 2, which drawing from nothing has no use for: .* circuits or data"),
         (fine_tunings, {"num_members": 2}, "num_members is 2, and there are 3 backbones"),
         (list, {}, "model is an empty list"),
         (lambda: [vit(), bert()], {}, r"model\[1\] is a BertForSequenceClassification"),
@@ -243,7 +247,7 @@ def test_several_backbones_that_do_not_fit_get_one_sentence(backbones, arguments
     ("arguments", "sentence"),
     [
         ({}, "nothing to draw from"),
-        ({"circuit": circuit_of(RANKING), "dataloader": [], "budget": 1}, "circuit and dataloader"),
+        ({"circuit": circuit_of(RANKING), "data": [], "budget": 1}, "circuit and data"),
         ({"circuit": circuit_of(RANKING)}, "budget is missing"),
         ({"circuits": [], "budget": 1}, "circuits is empty"),
         (
@@ -251,7 +255,7 @@ def test_several_backbones_that_do_not_fit_get_one_sentence(backbones, arguments
             "budget is 5: heads are sampled from the first 4",
         ),
         ({"circuit": circuit_of(RANKING), "budget": 5, "out_of": 20}, "out_of is 20: this circuit ranks 9 heads"),
-        ({"dataloader": []}, "heads_per_layer is missing"),
+        ({"data": []}, "heads_per_layer is missing"),
         ({"circuit": circuit_of(RANKING), "budget": 2, "num_members": 0}, "num_members is 0"),
         (
             {"circuits": [circuit_of(RANKING)], "budget": 2, "num_members": 7},
@@ -259,8 +263,8 @@ def test_several_backbones_that_do_not_fit_get_one_sentence(backbones, arguments
         ),
         ({"circuit": circuit_of(RANKING), "budget": 2, "heads_per_layer": 1}, "heads_per_layer is 1, which drawing"),
         (
-            {"dataloader": [], "heads_per_layer": 2, "budget": 3},
-            "budget is 3, which drawing from dataloader has no use",
+            {"data": [], "heads_per_layer": 2, "budget": 3},
+            "budget is 3, which drawing from data has no use",
         ),
         ({"circuits": circuit_of(RANKING), "budget": 2}, "circuits is a single circuit"),
         ({"circuits": ["circuit.json"], "budget": 2}, r"circuits\[0\] is a str: pass what extract_circuit"),
@@ -313,5 +317,5 @@ def test_samples_of_one_circuit_differ_as_long_as_they_can():
     circuit = Circuit([(0, 0), (0, 1), (1, 2)], [0.5, 0.5, 0.5], 0.5, "acc")
     members = draw_members(model, circuit=circuit, budget=2, num_members=3, seed=0)
     assert len({str(member.config.kept_heads) for member in members}) == 3  # all that there are
-    with pytest.raises(ValueError, match="lose the same heads"):
+    with pytest.raises(ValueError, match="have the same heads and weights"):
         draw_members(model, circuit=circuit, budget=2, num_members=4, seed=0)

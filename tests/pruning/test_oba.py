@@ -181,7 +181,7 @@ def test_bad_input_gets_one_sentence():
         oba_prune(model, [rows], sparsity=0.1, score="magnitude")
     with pytest.raises(ValueError, match="steps is 0: pass a whole number"):
         oba_prune(model, [rows], sparsity=0.1, steps=0)
-    with pytest.raises(ValueError, match="dataloader has no labels"):
+    with pytest.raises(ValueError, match="data has no labels"):
         oba_prune(model, [{"pixel_values": rows["pixel_values"]}], sparsity=0.1)
     with pytest.raises(TypeError, match="ViTModel has no classifier"):
         oba_prune(model.vit, [rows], sparsity=0.1)

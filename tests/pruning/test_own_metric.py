@@ -117,5 +117,5 @@ def test_what_is_no_metric_is_refused(regression, metric, problem):
 def test_labels_are_needed_one_for_each_row(regression):
     model, batches = regression
     without = [{name: value for name, value in batch.items() if name != "labels"} for batch in batches]
-    with pytest.raises(ValueError, match="id_data has no labels: give every batch what the metric compares with"):
+    with pytest.raises(ValueError, match="data has no labels: give every batch what the metric compares with"):
         extract_circuit(model, without, objective=negative_error, budget=1, progress=False)

@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from hydra_transformers import HydraViTModel
 from hydra_transformers._io import progress
-from hydra_transformers.pruning import Circuit, extract_circuit, prune_heads
+from hydra_transformers.pruning import Circuit, extract_circuit
 from hydra_transformers.pruning.ablation import Tower
 from hydra_transformers.pruning.greedy import GreedySearch
 from tests.processes import exit_code, start
@@ -86,7 +86,7 @@ def test_two_processes_end_with_the_circuit_and_the_analyses_of_one(tmp_path):
     expected = json.loads(json.dumps(worker.analyses(model, id_batches, ood_batches)))
     for rank in range(2):
         assert json.loads((tmp_path / f"analyses-{rank}.json").read_text()) == expected
-        assert "id_data has no labels" in (tmp_path / f"refusal-{rank}.txt").read_text()
+        assert "data has no labels" in (tmp_path / f"refusal-{rank}.txt").read_text()
         assert "shuffle" in (tmp_path / f"shuffled-{rank}.txt").read_text()
         assert "its sampler is a SubsetRandomSampler" in (tmp_path / f"subset-{rank}.txt").read_text()
         assert "already split between the processes" in (tmp_path / f"split-{rank}.txt").read_text()
@@ -111,7 +111,7 @@ def test_a_finished_checkpoint_gives_shorter_and_longer_circuits(tmp_path):
         ({"mode": "shortlist"}, "other mode"),
         ({"model": vit(seed=7)}, "other weights"),
         ({"model": "relu"}, "other config"),
-        ({"id_batches": "first"}, "other id_data"),
+        ({"id_batches": "first"}, "other data"),
         ({"ood_batches": "first"}, "other ood_data"),
     ],
 )
@@ -129,19 +129,6 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path, change, difference)
             arguments[name] = arguments[name][:1] if value == "first" else value
     with pytest.raises(ValueError, match=difference):
         extract(**arguments, checkpoint=tmp_path / "run.json")
-
-
-def test_a_checkpoint_from_before_there_were_scores_goes_on(tmp_path):
-    model, id_batches, ood_batches, _ = family("vit")
-    expected = extract(model, id_batches, ood_batches, budget=2)
-    extract(model, id_batches, ood_batches, budget=1, checkpoint=tmp_path / "run.json")
-    state = json.loads((tmp_path / "run.json").read_text())
-    del state["circuit"]["made_from"]["score"], state["circuit"]["made_from"]["config"]
-    (tmp_path / "run.json").write_text(json.dumps(state))
-    with pytest.raises(ValueError, match=r"with other score .'msp' there, 'energy' here"):
-        extract(model, id_batches, ood_batches, budget=2, score="energy", checkpoint=tmp_path / "run.json")
-    found = extract(model, id_batches, ood_batches, budget=2, checkpoint=tmp_path / "run.json")
-    assert (found.ranking, found.scores) == (expected.ranking, expected.scores)
 
 
 def test_a_checkpoint_of_another_way_with_ties_is_refused(tmp_path):
@@ -213,7 +200,7 @@ def test_a_nan_score_names_the_head(monkeypatch):
         return torch.stack([ablated[:, row] / (head != 1) * (head != 1) for row, head in enumerate(heads)], dim=1)
 
     monkeypatch.setattr(Tower, "_without", overflowing)
-    with pytest.raises(ValueError, match=r"without head \(0, 1\) the logits on id_data are NaN"):
+    with pytest.raises(ValueError, match=r"without head \(0, 1\) the logits on data are NaN"):
         extract(model, id_batches, ood_batches, budget=1)
 
 
@@ -221,7 +208,7 @@ def test_a_model_that_gives_nan_is_refused():
     model, id_batches, ood_batches, _ = family("vit")
     with torch.no_grad():
         model.classifier.bias[0] = float("nan")
-    with pytest.raises(ValueError, match="logits on id_data are NaN with 0 heads removed"):
+    with pytest.raises(ValueError, match="logits on data are NaN with 0 heads removed"):
         extract(model, id_batches, ood_batches, budget=1)
 
 
@@ -242,11 +229,11 @@ def test_labels_that_are_missing_or_no_class_indices_are_named():
     model, id_batches, ood_batches, _ = family("vit")
     for batch in id_batches:
         batch["labels"] = batch["labels"].double()
-    with pytest.raises(ValueError, match=r"labels of id_data are torch.float64 of shape \(13,\): pass class indices"):
+    with pytest.raises(ValueError, match=r"labels of data are torch.float64 of shape \(13,\): pass class indices"):
         extract(model, id_batches, ood_batches)
     for batch in id_batches:
         del batch["labels"]
-    with pytest.raises(ValueError, match="id_data has no labels"):
+    with pytest.raises(ValueError, match="data has no labels"):
         extract(model, id_batches, ood_batches, "acc")
 
 
@@ -285,15 +272,15 @@ def test_data_that_says_nothing_is_refused_or_told_of():
     one_image = [{"pixel_values": images(1, seed=0)}]
     with pytest.raises(ValueError, match="ood_data has 1 sample"):
         extract(model, id_batches, one_image)
-    with pytest.raises(ValueError, match="id_data has 1 sample"):
+    with pytest.raises(ValueError, match="data has 1 sample"):
         extract(model, [{"pixel_values": images(1, seed=0), "labels": torch.tensor([1])}], None, "acc", budget=1)
-    with pytest.warns(UserWarning, match="every sample of ood_data is in id_data too"):
+    with pytest.warns(UserWarning, match="every sample of ood_data is in data too"):
         extract(model, id_batches, [{"pixel_values": batch["pixel_values"]} for batch in id_batches[::-1]], budget=1)
-    with pytest.raises(ValueError, match="id_data has no samples"):
+    with pytest.raises(ValueError, match="data has no samples"):
         extract(model, [], ood_batches)
     with pytest.raises(ValueError, match="objective 'ood' needs ood_data"):
         extract(model, id_batches, None, "ood")
-    with pytest.raises(ValueError, match="id_data has no pixel_values"):
+    with pytest.raises(ValueError, match="data has no pixel_values"):
         extract(model, [{"pixels": images(2, 0)}], ood_batches)
 
 
@@ -356,61 +343,6 @@ def test_progress_is_shown_with_the_score_on_a_terminal_and_can_be_switched_off(
     assert "circuit (avg): 100%" in shown and f"score={circuit.scores[-1]:.4f}" in shown
     extract(model, id_batches, ood_batches, budget=2)
     assert capsys.readouterr().err == ""
-
-
-# Several backbones
-
-
-def test_several_backbones_give_the_circuit_of_each_and_the_data_is_read_once():
-    backbones = [vit(seed=seed) for seed in range(3)]
-    _, id_batches, ood_batches, _ = family("vit")
-    arguments = {"objective": "avg", "budget": 3, "progress": False}
-    circuits = extract_circuit(backbones, iter(id_batches), iter(ood_batches), **arguments)
-    assert circuits == [extract_circuit(each, id_batches, ood_batches, **arguments) for each in backbones]
-    assert len({circuit.made_from["weights"] for circuit in circuits}) == 3
-
-
-@pytest.mark.parametrize("as_folder", [True, False])
-def test_a_stopped_run_over_several_backbones_goes_on_where_it_was(as_folder, tmp_path, monkeypatch):
-    backbones, (_, batches, _, _) = [vit(seed=seed) for seed in range(3)], family("vit")
-    checkpoint = tmp_path / "run" if as_folder else [tmp_path / f"{place}.checkpoint" for place in range(3)]
-    expected = extract_circuit(backbones, batches, budget=3, progress=False)
-    removals, remove_one = [], GreedySearch.remove_one
-
-    def stopped(search):
-        if len(removals) == 5:
-            raise KeyboardInterrupt
-        removals.append(1)
-        remove_one(search)
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(GreedySearch, "remove_one", stopped)
-        extract_circuit(backbones, batches, budget=3, progress=False, checkpoint=checkpoint)
-    found = extract_circuit(backbones, batches, budget=3, progress=False, checkpoint=checkpoint)
-    assert found == expected
-    names = ["circuit-0.json", "circuit-1.json", "circuit-2.json"] if as_folder else [each.name for each in checkpoint]
-    assert sorted(path.name for path in (tmp_path / "run" if as_folder else tmp_path).iterdir()) == names
-    with pytest.raises(ValueError, match="belongs to another run, with other weights"):
-        extract_circuit(backbones[::-1], batches, budget=3, progress=False, checkpoint=checkpoint)
-
-
-@pytest.mark.parametrize(
-    ("models", "arguments", "sentence"),
-    [
-        ([], {}, "model is an empty list"),
-        ([vit(), vit(layers=2)], {}, r"model\[1\] has num_hidden_layers = 2, model\[0\] has 3"),
-        ([vit(), prune_heads(vit(seed=1), {0: [0, 1, 2], 1: [0, 1, 2]})], {}, r"3 heads of model\[1\] compete"),
-        ([vit(), vit(seed=1)], {"checkpoint": ["one"]}, "are 2 backbones, and checkpoint has 1 files"),
-        ([vit(), vit(seed=1)], {"checkpoint": __file__}, "is a file, and there are 2 backbones: pass a folder"),
-    ],
-)
-def test_several_backbones_that_do_not_fit_are_refused_before_the_first_removal(
-    models, arguments, sentence, monkeypatch
-):
-    monkeypatch.setattr(GreedySearch, "remove_one", lambda *_: pytest.fail("work began"))
-    _, batches, _, _ = family("vit")
-    with pytest.raises(ValueError, match=sentence):
-        extract_circuit(models, batches, budget=3, progress=False, **arguments)
 
 
 def test_a_run_ends_once_the_score_has_fallen_too_far(tmp_path):

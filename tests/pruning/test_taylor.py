@@ -183,9 +183,9 @@ def test_bad_input_gets_one_sentence():
         taylor_prune(model, batches, heads_per_layer=1.5)
     with pytest.raises(ValueError, match="scope is 'model'"):
         taylor_prune(model, batches, heads_per_layer=2, scope="model")
-    with pytest.raises(ValueError, match="dataloader has no samples"):
+    with pytest.raises(ValueError, match="data has no samples"):
         taylor_scores(model, [])
-    with pytest.raises(ValueError, match="dataloader has no labels"):
+    with pytest.raises(ValueError, match="data has no labels"):
         taylor_scores(model, [{"pixel_values": batches[0]["pixel_values"]}])
     with pytest.raises(TypeError, match="has no classifier"):
         taylor_scores(model.vit, batches)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hydra_transformers.data.prediction import SavedLogits
-from hydra_transformers.models.ensembling import HydraClassifierOutput
+from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 from hydra_transformers.reports import UncertaintyReport, evaluate_uncertainty, gain_sentence, gains
 from hydra_transformers.reports.gains import NO_DIFFERENCE
 from tests.uncertainty.answers import saved

@@ -11,7 +11,7 @@ from sklearn.metrics import roc_auc_score
 from torch.utils.data import DataLoader
 
 from hydra_transformers.data.prediction import SavedLogits, predict
-from hydra_transformers.models.ensembling import HydraClassifierOutput
+from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.reports.plots import _report_figures
 from hydra_transformers.reports.report import ModelResult, UncertaintyReport

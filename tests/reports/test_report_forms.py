@@ -8,7 +8,7 @@ import torch
 
 from hydra_transformers.cost import Cost
 from hydra_transformers.data.prediction import SavedLogits
-from hydra_transformers.models.ensembling import HydraClassifierOutput
+from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.uncertainty import Abstention, ConformalSets

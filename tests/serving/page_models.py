@@ -13,7 +13,7 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from hydra_transformers import AutoHydra, prepare
+from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.cli.serve import predictor_of
 from hydra_transformers.serving import Predictor
 from tests.tiny_data import picture_rows, save_bert, save_clip, save_vit
@@ -38,7 +38,7 @@ def save_image_models(folder: Path) -> tuple[Path, Path]:
     single = save_vit(folder / "single-vit")
     processor = ViTImageProcessorPil.from_pretrained(single)
     hydra = hydra_of(ViTForImageClassification.from_pretrained(single))
-    hydra.calibrate(prepare(picture_rows(60), processor), target={"coverage": 0.5}, alpha=0.2)
+    hydra.calibrate(load_data(picture_rows(60), processor), target={"coverage": 0.5}, alpha=0.2)
     hydra.save_pretrained(folder / "tiny-hydra")
     processor.save_pretrained(folder / "tiny-hydra")
     return folder / "tiny-hydra", single

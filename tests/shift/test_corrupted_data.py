@@ -15,9 +15,9 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from hydra_transformers import prepare
+from hydra_transformers import load_data
 from hydra_transformers.cli import main
-from hydra_transformers.data.prediction import batches
+from hydra_transformers.data.batches import batches
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.shift import CORRUPTIONS, STANDARD_SETS, corrupt, corrupted, corrupted_sets, load_standard_set
@@ -58,7 +58,7 @@ def pixels_of(data, batch_size=5):
 
 def test_every_form_of_data_is_corrupted_alike(vit):
     _, processor = vit
-    rows = prepare(picture_rows(12), processor)
+    rows = load_data(picture_rows(12), processor)
     loader = DataLoader(rows, batch_size=4)
     expected = corrupt(pixels_of(rows), "impulse_noise", 2, processor=processor)
     for data in (rows, loader, DataLoader(Subset(rows, range(12)), batch_size=3)):  # which know their processor
@@ -76,7 +76,7 @@ def test_every_form_of_data_is_corrupted_alike(vit):
 
 def test_data_that_are_corrupted_already_keep_their_scale(vit):
     _, processor = vit
-    rows = prepare([{"image": Image.new("RGB", (8, 8), (140, 180, 220))}], processor)
+    rows = load_data([{"image": Image.new("RGB", (8, 8), (140, 180, 220))}], processor)
     once = corrupted(rows, "pixelate", 1)
     assert pixels_of(once).min() > 0 and pixels_of(once).max() < 1  # which could be taken for an image in [0, 1]
     expected = corrupt(pixels_of(once), "brightness", 2, processor=processor)
@@ -87,7 +87,7 @@ def test_data_that_are_corrupted_already_keep_their_scale(vit):
 
 def test_a_report_by_names_is_that_of_data_corrupted_by_hand(vit):
     model, processor = vit
-    rows = prepare(picture_rows(24), processor)
+    rows = load_data(picture_rows(24), processor)
     foreign = [{"pixel_values": torch.randn(9, 3, 8, 8)}]
     report = evaluate_uncertainty(model, rows, {"far": {"noise": foreign}}, corruptions=["noise", "contrast"])
     result = report.models["ViTForImageClassification"]
@@ -112,7 +112,7 @@ def test_a_report_by_names_is_that_of_data_corrupted_by_hand(vit):
 
 def test_a_report_tells_of_corruptions_in_tables_json_and_pictures(vit, tmp_path, figures):
     model, processor = vit
-    rows = prepare(picture_rows(18), processor)
+    rows = load_data(picture_rows(18), processor)
     sets = corrupted_sets(rows, ["brightness", "pixelate"], severities=[2, 4], seed=3)
     report = evaluate_uncertainty({"A": model, "B": model}, rows, corruptions=sets)
     text = report.to_markdown()
@@ -134,7 +134,7 @@ def test_a_report_tells_of_corruptions_in_tables_json_and_pictures(vit, tmp_path
 
 def test_reports_from_before_detection_under_corruption_still_have_tables(vit):
     model, processor = vit
-    rows = prepare(picture_rows(18), processor)
+    rows = load_data(picture_rows(18), processor)
     report = evaluate_uncertainty(model, rows, corruptions="contrast")
     for metrics in report.models["ViTForImageClassification"].corruptions["contrast"].values():
         del metrics["shift_auroc"]
@@ -144,7 +144,7 @@ def test_reports_from_before_detection_under_corruption_still_have_tables(vit):
 def test_texts_are_corrupted_before_they_are_tokenized(bert):
     model, tokenizer = bert
     rows = review_rows(16)
-    data = prepare(rows, tokenizer)
+    data = load_data(rows, tokenizer)
     changed = corrupted(data, "word_drops", 5, seed=2)
     column = data.columns[0]
     texts = corrupt(list(rows[column]), "word_drops", 5, seed=2)
@@ -163,7 +163,7 @@ def test_data_that_cannot_be_corrupted_are_refused_before_anything_is_judged(vit
     tokens = [{"input_ids": torch.ones(4, 3, dtype=torch.long), "labels": torch.zeros(4, dtype=torch.long)}]
     with pytest.raises(ValueError, match="before they are tokenized"):
         evaluate_uncertainty(bert[0], tokens, corruptions="typos")
-    rows = prepare(picture_rows(6), processor)
+    rows = load_data(picture_rows(6), processor)
     with pytest.raises(ValueError, match="typos is for texts, and the data are images"):
         evaluate_uncertainty(model, rows, corruptions=["contrast", "typos"])
     with pytest.raises(ValueError, match="pass the image processor that made them"):
@@ -179,7 +179,7 @@ def test_data_that_cannot_be_corrupted_are_refused_before_anything_is_judged(vit
     with pytest.raises(ValueError, match="the data are sounds"):
         corrupted_sets([{"input_values": torch.ones(2, 3, 4)}], "noise")
     with pytest.raises(ValueError, match="the image of row 0 has the mode I;16"):
-        prepare([{"image": Image.new("I;16", (8, 8))}], processor)[0]
+        load_data([{"image": Image.new("I;16", (8, 8))}], processor)[0]
 
 
 # The command line
@@ -201,7 +201,7 @@ def test_evaluate_corrupts_by_name(workplace, vit, tmp_path, figures):
     assert main([*map(str, words), "--corruptions", "gaussian_noise, digital", "--severities", "1,5"]) == 0
     found = UncertaintyReport.from_json(tmp_path / "report.json").models["vit"].corruptions
     model, processor = vit
-    rows = prepare(picture_rows(18), processor)
+    rows = load_data(picture_rows(18), processor)
     expected = evaluate_uncertainty(
         {"vit": model}, rows, corruptions=corrupted_sets(rows, ["gaussian_noise", "digital"], [1, 5])
     )
@@ -266,8 +266,8 @@ def test_a_standard_set_in_many_repositories_is_read_from_those_asked_for(monkey
         ("Tsomaros/ImageNet-C-fog-severity_3", "validation"),
         ("Tsomaros/ImageNet-C-pixelate-severity_3", "validation"),
     ]
-    ready = {name: {n: prepare(rows, processor) for n, rows in sweep.items()} for name, sweep in sets.items()}
-    report = evaluate_uncertainty(model, prepare(picture_rows(18), processor), corruptions=ready)
+    ready = {name: {n: load_data(rows, processor) for n, rows in sweep.items()} for name, sweep in sets.items()}
+    report = evaluate_uncertainty(model, load_data(picture_rows(18), processor), corruptions=ready)
     assert list(next(iter(report.models.values())).corruptions) == ["fog", "pixelate"]
 
 

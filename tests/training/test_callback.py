@@ -33,7 +33,7 @@ NORM_OF_ATTENTION = re.compile(
 def heads_behind(model, name: str) -> int | None:
     found = NORM_OF_ATTENTION.match(name)
     config = getattr(model.config, found["tower"].replace("_model", "_config"), model.config)
-    if not hasattr(config, "kept_heads") or not config.anatomy.norm_first:
+    if not hasattr(config, "kept_heads") or not config.layer_spec.norm_first:
         return None  # behind the sum, it has an effect without heads too
     heads = config.kept_heads[int(found["layer"])]
     return sum(map(len, heads)) if found["member"] is None else len(heads[int(found["member"])])

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 from transformers import TrainingArguments
 
-from hydra_transformers.models.ensembling import HydraClassifierOutput
+from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 from hydra_transformers.training import EnsembleLoss
 from tests.training.tiny import QUIET, copy_of_weights, tiny_dataset, tiny_model, tiny_trainer
 

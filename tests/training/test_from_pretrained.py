@@ -88,7 +88,7 @@ def test_fine_tunings_differ_and_can_be_fused_and_pruned_each_by_its_own_circuit
     assert AutoHydra.from_pruned_members(tuned).config.id2label == {0: "red", 1: "green", 2: "blue"}
     again = AutoHydra.from_pruned_members([tmp_path / f"member-{place}" for place in range(3)])
     assert_same_weights(AutoHydra.from_pruned_members(tuned), again)
-    circuits = extract_circuit(tuned, data[1], budget=2, progress=False)
+    circuits = [extract_circuit(each, data[1], budget=2, progress=False) for each in tuned]
     members = draw_members(tuned, circuits=circuits, budget=2)
     after = finetune_members(members, "tune-images", *data, output_dir=tmp_path / "after", **ARGUMENTS)
     hydra = AutoHydra.from_pruned_members(after)

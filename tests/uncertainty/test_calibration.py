@@ -364,6 +364,8 @@ def knn_hydra():
         *[("threshold", value) for value in ("nan", -5, True, math.nan, [1.0])],
         ("alpha", 2),
         ("dtype", "float99"),
+        ("dtype", "int8"),
+        ("detector.settings", [3]),
         ("detector", "knn"),
         ("detector.name", "best"),
         ("detector.name", "vim"),

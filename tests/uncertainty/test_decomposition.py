@@ -10,7 +10,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from hydra_transformers import HydraBertForSequenceClassification
 from hydra_transformers.data.prediction import SavedLogits, predict
-from hydra_transformers.models.ensembling import HydraClassifierOutput
+from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 from hydra_transformers.pruning import extract_circuit
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.uncertainty import TemperatureScaling, decompose, ood_score, predict_uncertainty

@@ -484,7 +484,7 @@ class TokenHead(torch.nn.Module):
         self.body, self.score = torch.nn.Linear(4, 6), torch.nn.Linear(6, 3)
 
     def forward(self, inputs_embeds):
-        from hydra_transformers.models.ensembling import HydraClassifierOutput
+        from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 
         self.states = self.body(inputs_embeds).tanh()
         return HydraClassifierOutput(logits=self.score(self.states)[:, -1])

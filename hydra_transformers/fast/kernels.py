@@ -1,4 +1,4 @@
-"""Elementwise work in one pass over the GPU's memory, for large batches on the fast way (`fast_inference`).
+"""Norms and activations in one pass over the GPU's memory, for large batches on the fast way (`layers`).
 
 Each function has its plain form beside the Triton one and gives its result to float tolerance. The Triton form runs on
 CUDA with enough rows to pay for its launch; small batches, CPUs and machines without Triton take the plain form.
@@ -8,7 +8,7 @@ import math
 
 import torch
 from torch import nn
-from transformers.activations import GELUActivation, QuickGELUActivation
+from transformers.activations import QuickGELUActivation
 
 
 try:
@@ -19,7 +19,7 @@ except ImportError:
 
 # Below this many elements the launch of a Triton kernel takes longer than it saves. Products of float32 take long enough
 # to launch kernels meanwhile.
-ELEMENTS_WORTH_A_KERNEL = {torch.float16: 2**23, torch.bfloat16: 2**23, torch.float32: 2**20}
+ELEMENTS_WORTH_A_KERNEL = {torch.float16: 2**25, torch.bfloat16: 2**25, torch.float32: 2**20}
 # A row of states must fit one program.
 MOST_COLUMNS = 4096
 
@@ -106,15 +106,10 @@ def _normed_in_one_pass(
 
 
 def activate(activation: nn.Module, hidden_states: torch.Tensor) -> torch.Tensor:
-    """`activation(hidden_states)`; overwrites `hidden_states` where that saves a large tensor in plain inference."""
-    if not can_use_kernel(hidden_states):
-        return activation(hidden_states)
-    is_gelu = isinstance(activation, GELUActivation) and activation.act is nn.functional.gelu
-    if is_gelu and hidden_states.element_size() > 2:
-        return torch.ops.aten.gelu_(hidden_states)
-    if is_gelu or isinstance(activation, QuickGELUActivation):
-        elements, kernel = hidden_states.numel(), _gelu_kernel if is_gelu else _quick_gelu_kernel
-        kernel[(triton.cdiv(elements, 8192),)](hidden_states, elements, BLOCK=8192, num_warps=8)
+    """`activation(hidden_states)`; CLIP's quick GELU, three kernels otherwise, overwrites `hidden_states` in one."""
+    if isinstance(activation, QuickGELUActivation) and can_use_kernel(hidden_states):
+        elements = hidden_states.numel()
+        _quick_gelu_kernel[(triton.cdiv(elements, 8192),)](hidden_states, elements, BLOCK=8192, num_warps=8)
         return hidden_states
     return activation(hidden_states)
 
@@ -163,24 +158,6 @@ if triton is not None:
         shift = tl.load(bias + column, mask=column < columns, other=0.0).to(tl.float32)
         result = centred * tl.rsqrt(variance + epsilon) * scale + shift
         tl.store(normed + where, result.to(normed.dtype.element_ty), mask=inside)
-
-    @triton.jit
-    def _gelu_kernel(states, elements, BLOCK: tl.constexpr):
-        # For 16-bit numbers, whose rounding is far above its error, at most 3e-7 times x. The erf of CUDA's library takes
-        # longer than memory does.
-        where = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-        inside = where < elements
-        x = tl.load(states + where, mask=inside, other=0.0).to(tl.float32)
-        z = tl.abs(x) * 0.7071067811865476
-        # 1 - erf(z): Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.28
-        p = 0.0002765672 + z * 0.0000430638
-        p = 1 + z * (0.0705230784 + z * (0.0422820123 + z * (0.0092705272 + z * (0.0001520143 + z * p))))
-        p *= p
-        p *= p
-        p *= p
-        p *= p
-        tail = 0.5 / p
-        tl.store(states + where, (x * tl.where(x < 0, tail, 1 - tail)).to(states.dtype.element_ty), mask=inside)
 
     @triton.jit
     def _quick_gelu_kernel(states, elements, BLOCK: tl.constexpr):

@@ -1,22 +1,16 @@
-"""Model cards and publishing, against a Hub that only takes notes."""
+"""What a model card says, and how it is renewed."""
 
 import doctest
-import importlib.util
-import inspect
 import math
-import os
 import re
-import subprocess
 import sys
-import uuid
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import CommitOperationDelete, HfApi, ModelCard, ModelCardData
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled, RemoteEntryNotFoundError
+from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 from PIL import Image
 from transformers import (
@@ -28,35 +22,12 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
-from hydra_transformers.hub import HubError, create_model_card, kept_heads_map, publishing, push_hydra_to_hub
+from hydra_transformers.hub import create_model_card, kept_heads_map
 from hydra_transformers.hub.card_sections import PART, TO_FILL_IN, EditedCardError, renewed
 from hydra_transformers.hub.cost_table import card_cost_table
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit
-from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.uncertainty import TemperatureScaling
-from tests.families import BERT, CLIP, VIT, Family, randomise
-from tests.pages import run_python_blocks
-
-
-ROOT = Path(__file__).parents[1]
-
-
-def hydra_of(family: Family):
-    return family.fused().float()
-
-
-@pytest.fixture(scope="module")
-def hydra():
-    return hydra_of(VIT)
-
-
-@pytest.fixture(scope="module")
-def report(hydra):
-    generator = torch.Generator().manual_seed(0)
-    pixel_values = torch.randn(12, 3, 8, 8, generator=generator)
-    id_data = [{"pixel_values": pixel_values, "labels": torch.arange(12) % 5}]
-    ood = {"near": {"noise": [{"pixel_values": 3 * pixel_values}]}}
-    return evaluate_uncertainty({"Single": VIT.backbone().float(), "Hydra": hydra}, id_data, ood)
+from tests.families import BERT, CLIP, VIT, randomise
+from tests.hub.fake_hub import hydra_of
 
 
 # The map of kept heads
@@ -183,7 +154,7 @@ def test_the_card_of_several_fine_tunings_says_so():
     backbones = [VIT.backbone(seed).float() for seed in range(2)]
     pixel_values = torch.randn(12, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     data = [{"pixel_values": pixel_values, "labels": torch.arange(12) % 5}]
-    circuits = extract_circuit(backbones, data, budget=2, progress=False)
+    circuits = [extract_circuit(each, data, budget=2, progress=False) for each in backbones]
     hydra = VIT.hydra.from_pruned_members(draw_members(backbones, circuits=circuits, budget=2))
     text = summary_of(create_model_card(hydra, circuits=circuits, base_model="me/base"))
     link = "[me/base](https://huggingface.co/me/base)"
@@ -207,7 +178,7 @@ def test_the_card_of_a_calibrated_model_tells_what_it_decides(hydra):
     sentences = calibrated.calibrate(rows, target={"coverage": 0.5}).sentences
     plain, card = create_model_card(hydra), create_model_card(calibrated)
     assert "### Decision" not in plain.text
-    assert "### Decision\n" in card.text and len(sentences) == 3
+    assert "### Decision\n" in card.text and len(sentences) == 4
     assert "\n".join(f"- {sentence}" for sentence in sentences) in card.text
     with torch.no_grad():
         calibrated.classifier.weight.mul_(2)
@@ -419,298 +390,3 @@ def test_edits_inside_generated_parts_and_foreign_cards_are_refused(hydra):
         renewed(str(card).replace("Counted for one forward pass", "Measured"), card)
     with pytest.raises(EditedCardError, match="was not made by create_model_card"):
         renewed("---\nlicense: mit\n---\n# My own card\n", card)
-
-
-# Publishing
-
-
-class FakeHub:
-    """Stands in for HfApi: keeps the files that were committed, and notes what was asked of it."""
-
-    def __init__(self):
-        self.files: dict[str, bytes] = {}
-        self.calls: list[tuple[str, dict]] = []
-        self.fails_with: Exception | None = None
-        self.data_sets = {"cifar100", "d"}
-
-    def __call__(self, token=None):
-        self.token = token
-        return self
-
-    @staticmethod
-    def check(name, *positional, **arguments):
-        """Refuses a call that the real HfApi would not take."""
-        inspect.signature(getattr(HfApi, name)).bind(None, *positional, **arguments)
-
-    def create_repo(self, repo_id, **arguments):
-        self.check("create_repo", repo_id, **arguments)
-        if self.fails_with is not None:
-            raise self.fails_with
-        self.calls.append(("create_repo", {"repo_id": repo_id, **arguments}))
-
-    def hf_hub_download(self, repo_id, filename, **arguments):
-        self.check("hf_hub_download", repo_id, filename, **arguments)
-        if filename not in self.files:
-            raise RemoteEntryNotFoundError(f"no {filename}", response=FakeResponse(404))
-        self.path.write_bytes(self.files[filename])
-        return str(self.path)
-
-    def list_repo_files(self, repo_id, **arguments):
-        self.check("list_repo_files", repo_id, **arguments)
-        return list(self.files)
-
-    def repo_exists(self, repo_id, **arguments):
-        self.check("repo_exists", repo_id, **arguments)
-        return repo_id in self.data_sets
-
-    def create_commit(self, repo_id, operations, **arguments):
-        self.check("create_commit", repo_id, operations, **arguments)
-        before = dict(self.files)
-        for operation in operations:
-            if isinstance(operation, CommitOperationDelete):
-                del self.files[operation.path_in_repo]
-            else:
-                with operation.as_file() as file:
-                    self.files[operation.path_in_repo] = file.read()
-        names = sorted({*before, *self.files})
-        changed = [name for name in names if before.get(name) != self.files.get(name)]
-        self.calls.append(("create_commit", {**arguments, "changed": changed}))
-        return "commit"
-
-
-class FakeResponse:
-    """What the errors of huggingface_hub read of a response."""
-
-    def __init__(self, status_code: int):
-        self.status_code = status_code
-        self.headers: dict = {}
-        self.request = None
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    hub = FakeHub()
-    hub.path = tmp_path / "downloaded.md"
-    monkeypatch.setattr(publishing, "HfApi", hub)
-    monkeypatch.setattr(publishing, "get_token", lambda: "token")
-    return hub
-
-
-def commits(hub: FakeHub) -> list[dict]:
-    return [arguments for name, arguments in hub.calls if name == "create_commit"]
-
-
-def test_model_code_processor_card_and_results_go_in_one_commit(hydra, report, hub, tmp_path):
-    result = push_hydra_to_hub(
-        hydra,
-        "me/tiny",
-        vit_processor(tmp_path),
-        report,
-        temperature=TemperatureScaling(1.5),
-        private=True,
-        dataset="d",
-        report_model="Hydra",
-        commit_message="First",
-    )
-    assert result == "commit" and len(commits(hub)) == 1 and commits(hub)[0]["commit_message"] == "First"
-    assert hub.calls[0] == ("create_repo", {"repo_id": "me/tiny", "private": True, "exist_ok": True})
-    expected = {"model.safetensors", "config.json", "modeling_hydra_vit.py", "grouped.py", "preprocessor_config.json"}
-    expected |= {"README.md", "temperature.json", "evaluation/report.json", "evaluation/reliability_diagram.png"}
-    assert expected <= set(hub.files)
-    card = hub.files["README.md"].decode()
-    assert "me/tiny" in card and "temperature.json" in card
-    for path in re.findall(r"!\[.*?\]\((.*?)\)", card):
-        assert path in hub.files
-
-
-def test_pushing_again_changes_nothing(hydra, report, hub, tmp_path):
-    for _ in range(2):
-        push_hydra_to_hub(hydra, "me/tiny", vit_processor(tmp_path), report, dataset="d", report_model="Hydra")
-    assert [commit["changed"] == [] for commit in commits(hub)] == [False, True]
-
-
-@pytest.fixture
-def without_matplotlib(monkeypatch):
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
-
-
-def test_without_matplotlib_the_report_goes_without_plots(hydra, report, hub, without_matplotlib):
-    push_hydra_to_hub(hydra, "me/tiny", report=report, dataset="d", report_model="Hydra")
-    assert [name for name in hub.files if name.startswith("evaluation/")] == ["evaluation/report.json"]
-    assert b"![" not in hub.files["README.md"]
-
-
-def test_an_edited_card_survives_a_push(hydra, report, hub, without_matplotlib):
-    push_hydra_to_hub(hydra, "me/tiny")
-    hub.files["README.md"] = hub.files["README.md"].replace(b"## Limits\n", b"## Limits\n\nMine.\n")
-    push_hydra_to_hub(hydra, "me/tiny", report=report, dataset="d", report_model="Hydra")
-    assert b"Mine." in hub.files["README.md"] and b"In-distribution data: d." in hub.files["README.md"]
-
-
-def test_a_foreign_card_is_refused_unless_it_shall_be_overwritten(hydra, hub):
-    hub.files["README.md"] = b"# My own card\n"
-    with pytest.raises(ValueError, match=r"me/tiny: the card on the Hub was not made .* pass overwrite_card=True"):
-        push_hydra_to_hub(hydra, "me/tiny")
-    assert hub.files == {"README.md": b"# My own card\n"} and not commits(hub)
-    push_hydra_to_hub(hydra, "me/tiny", overwrite_card=True)
-    assert hub.files["README.md"].startswith(b"---\n")
-
-
-def test_a_card_of_ones_own_is_published_as_it_is(hydra, hub):
-    card = ModelCard(f"---\n{ModelCardData(license='mit').to_yaml()}\n---\n# Mine\n")
-    push_hydra_to_hub(hydra, "me/tiny", card=card)
-    assert hub.files["README.md"].decode() == str(card)
-    push_hydra_to_hub(hydra, "me/tiny", card=card)
-    assert commits(hub)[-1]["changed"] == []
-    with pytest.raises(ValueError, match="card is given, so license would have no effect"):
-        push_hydra_to_hub(hydra, "me/tiny", card=card, license="mit")
-
-
-def test_a_card_of_ones_own_does_not_silently_replace_other_text(hydra, report, hub, without_matplotlib):
-    push_hydra_to_hub(hydra, "me/tiny")
-    card = create_model_card(hydra, report, dataset="d", report_model="Hydra", repo_id="me/tiny")
-    push_hydra_to_hub(hydra, "me/tiny", card=card)  # other generated parts only
-    assert b"In-distribution data: d." in hub.files["README.md"]
-    edited = ModelCard(str(card).replace("## Limits\n", "## Limits\n\nMine.\n"))
-    with pytest.raises(ValueError, match=r"the card on the Hub has other text .* pass overwrite_card=True"):
-        push_hydra_to_hub(hydra, "me/tiny", card=edited)
-    push_hydra_to_hub(hydra, "me/tiny", card=edited, overwrite_card=True)
-    assert b"Mine." in hub.files["README.md"]
-
-
-def test_shards_of_an_earlier_push_are_removed_and_other_files_stay(hydra, hub):
-    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"]
-    others = ["notes.md", "adapter/model-00001-of-00002.safetensors", "temperature.json"]
-    hub.files = dict.fromkeys(shards + others, b"")
-    push_hydra_to_hub(hydra, "me/tiny")
-    assert len(commits(hub)) == 1
-    assert not set(shards) & set(hub.files) and set(others) < set(hub.files)
-
-
-def test_a_data_set_that_the_hub_does_not_know_is_told_of(hydra, hub):
-    with pytest.warns(UserWarning, match="the Hub has no data set cifar1000 that you can see"):
-        push_hydra_to_hub(hydra, "me/tiny", dataset="cifar1000")
-    assert len(commits(hub)) == 1
-
-
-def test_the_whole_file_of_an_earlier_push_does_not_stay_beside_shards(hydra, hub, monkeypatch):
-    """Transformers would load it in place of the shards."""
-    save = type(hydra).save_pretrained
-    in_shards = lambda model, folder, **arguments: save(model, folder, max_shard_size="20KB", **arguments)  # noqa: E731
-    monkeypatch.setattr(type(hydra), "save_pretrained", in_shards)
-    hub.files = {"model.safetensors": b"old", "adapter/model.safetensors": b"other"}
-    push_hydra_to_hub(hydra, "me/tiny")
-    assert len(commits(hub)) == 1
-    assert "model.safetensors" not in hub.files
-    assert {"adapter/model.safetensors", "model.safetensors.index.json"} < set(hub.files)
-
-
-def test_the_model_is_left_as_it_was(hydra, hub):
-    before = {name: tensor.clone() for name, tensor in hydra.state_dict().items()}
-    push_hydra_to_hub(hydra, "me/tiny")
-    assert all(torch.equal(before[name], tensor) for name, tensor in hydra.state_dict().items())
-
-
-def test_without_a_token_nothing_is_tried(hydra, hub, monkeypatch):
-    monkeypatch.setattr(publishing, "get_token", lambda: None)
-    with pytest.raises(HubError, match=r"no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token="):
-        push_hydra_to_hub(hydra, "me/tiny")
-    assert not hub.calls
-    push_hydra_to_hub(hydra, "me/tiny", token="mine")
-    assert hub.token == "mine"
-
-
-@pytest.mark.parametrize(
-    "error, sentence",
-    [
-        (OfflineModeIsEnabled("off"), "switched off by HF_HUB_OFFLINE"),
-        (ConnectionError("no route"), r"could not be reached \(ConnectionError\): check the network"),
-        (GatedRepoError("gated", response=FakeResponse(403)), "me/tiny is gated: ask for access"),
-        (HfHubHTTPError("x", response=FakeResponse(401)), "does not accept the token"),
-        (HfHubHTTPError("x", response=FakeResponse(403)), "the token may not write to me/tiny"),
-        (HfHubHTTPError("x", response=FakeResponse(404)), "has no repository me/tiny"),
-        (
-            HfHubHTTPError("too large", response=FakeResponse(413)),
-            r"refused to publish me/tiny \(status 413\): too large",
-        ),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
-)
-def test_what_the_hub_refuses_is_said_in_one_sentence(hydra, hub, error, sentence):
-    hub.fails_with = error
-    with pytest.raises(HubError, match=sentence) as raised:
-        push_hydra_to_hub(hydra, "me/tiny")
-    assert "\n" not in str(raised.value)
-
-
-def test_other_errors_are_not_hidden(hydra, hub):
-    hub.fails_with = ZeroDivisionError("a bug")
-    with pytest.raises(ZeroDivisionError):
-        push_hydra_to_hub(hydra, "me/tiny")
-
-
-# model_cards/ and the page
-
-
-def script_of(name: str):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    script = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = script
-    spec.loader.exec_module(script)
-    return script
-
-
-def test_the_picture_of_the_readme_can_be_drawn_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["draw_overview.py", str(tmp_path / "overview.png")])
-    script = script_of("draw_overview")
-    script.main()
-    drawn, kept = Image.open(tmp_path / "overview.png"), Image.open(script.OUTPUT)
-    assert drawn.size == kept.size
-
-
-def test_the_page_on_model_families_names_files_that_exist():
-    page = (ROOT / "docs" / "adding-a-model-family.md").read_text()
-    files = re.findall(r"`([a-z0-9_/]+\.py)`", page)
-    assert len(files) >= 5
-    folders = (ROOT, ROOT / "hydra_transformers", ROOT / "hydra_transformers" / "models")
-    for name in files:
-        assert any((folder / name).exists() for folder in folders), name
-
-
-def test_the_page_on_publishing_runs(hub, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run_python_blocks("docs/publishing.md", at_least=3)
-    assert len(commits(hub)) >= 1
-
-
-@pytest.mark.skipif(
-    not (os.environ.get("HYDRA_TEST_HUB_ENDPOINT") and os.environ.get("HYDRA_TEST_HUB_TOKEN")),
-    reason="needs a Hub-compatible server: set HYDRA_TEST_HUB_ENDPOINT and HYDRA_TEST_HUB_TOKEN",
-)
-def test_a_real_hub_takes_one_commit_and_none_for_the_same_again(hydra, tmp_path):
-    """In a process of its own: the Hub's address is read when huggingface_hub is imported."""
-    hydra.save_pretrained(tmp_path / "hydra")
-    script = """
-import sys
-from huggingface_hub import HfApi
-from hydra_transformers import HydraViTForImageClassification
-from hydra_transformers.hub import push_hydra_to_hub
-folder, name = sys.argv[1:]
-api = HfApi()
-repo = f"{api.whoami()['name']}/{name}"
-hydra = HydraViTForImageClassification.from_pretrained(folder)
-try:
-    push_hydra_to_hub(hydra, repo, private=True)
-    after_one = api.list_repo_commits(repo)
-    push_hydra_to_hub(hydra, repo)
-    assert len(api.list_repo_commits(repo)) == len(after_one)
-    assert {"README.md", "model.safetensors", "modeling_hydra_vit.py"} <= set(api.list_repo_files(repo))
-finally:
-    api.delete_repo(repo, missing_ok=True)
-"""
-    settings = {"HF_ENDPOINT": os.environ["HYDRA_TEST_HUB_ENDPOINT"], "HF_TOKEN": os.environ["HYDRA_TEST_HUB_TOKEN"]}
-    settings |= {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "0"}
-    command = [sys.executable, "-c", script, str(tmp_path / "hydra"), f"hydra-test-{uuid.uuid4().hex[:8]}"]
-    result = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr

@@ -26,7 +26,7 @@ class Gated(NamedTuple):
 
 def michel_scores(
     model: PreTrainedModel,
-    dataloader: Any,
+    data: Any,
     *,
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
@@ -37,7 +37,7 @@ def michel_scores(
     batch). Arguments as for `taylor_scores`.
     """
     hydra = working_copy(model)
-    calibration = Calibration(hydra, dataloader, class_prompts)
+    calibration = Calibration(hydra, data, class_prompts)
     heads = heads_of(hydra, settled_towers(hydra, towers))
     layers = dict.fromkeys(head[:-1] for head in heads)
     attentions = {layer: attention_of(hydra, *tower_and_place((*layer, 0))[:2]) for layer in layers}

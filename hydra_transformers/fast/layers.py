@@ -1,80 +1,73 @@
-"""The door to the layers: `run_layers` calls them one after the other, or in plain inference computes what they compute
-without a call of any module.
+"""The fast way through the layers: plain inference without a call of any module.
 
 At small batches calling modules and launching kernels takes longer than computing, and at large ones passes over the
-memory do. The fast way therefore
+memory do. This way therefore
 
-- adds what a branch ends in onto the residual sum where that lies, without a pass of its own, and cuts large
-  batches into pieces inside of the MLP, which would need the most memory;
+- adds each branch onto the residual sum inside of its last product;
 - where launches decide, runs in inference mode, which takes a tenth off every call, and copies only the result out of it;
 - runs members that keep different numbers of heads side by side all the same: on a GPU, unless rows are many, heads of
   zeros fill up those that keep fewer. Otherwise one member runs after the other, which copies nothing between them;
-- takes elementwise work of large batches in one pass (`fast_kernels`).
+- takes norms of large batches in one pass (`kernels`).
 
-A layer is taken only where a call of it could mean nothing else: it and its children are of the very classes known here,
-without hooks, adapters, offloaded or quantised weights, parts that members do not share, other attention backends, training.
+A layer whose parts are hooked, replaced, adapted, offloaded, quantised, in training or not shared is called as a module.
 `HYDRA_FAST_INFERENCE=0` in the environment, or `fast_inference=False` in the config, switches the fast way off.
 
-States are (members or 1, rows, hidden) on the fast way; a row is a token of the batch.
+States are (members or 1, rows, hidden) here; a row is a token of the batch.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from .attention import HydraAttention, has_rows, mask_of_first_token
-from .compat import has_global_hooks, is_exporting, is_watched, quickly_launched_attention
-from .fast_kernels import activate, add_and_layer_norm, is_worth_a_kernel, layer_norm
-from .grouped import GroupedLinear, GroupedOutput, are_few
-from .layer import HydraLayer, HydraMLP
+from ..models import modeling_hydra
+from ..models.modeling_hydra import (
+    GroupedLinear,
+    GroupedOutput,
+    HydraAttention,
+    HydraLayer,
+    HydraMLP,
+    has_rows,
+    is_recording,
+    mask_of_first_token,
+)
+from .kernels import activate, add_and_layer_norm, is_worth_a_kernel, layer_norm
 
 
 # From this many rows per member on, a GPU is busy for longer with heads of zeros than it takes to launch kernels for one
 # member after the other.
 ROWS_TO_FILL_UP = {torch.float16: 8192, torch.bfloat16: 8192, torch.float32: 2048}
 
-# At most this many rows go through an MLP at once: what is inside of it takes more memory than all the rest.
-ROWS_IN_AN_MLP = 2**16
-
 # Where launches take longest, the weights of this many layers are filled up at once.
 LAYERS_TO_FILL_UP = 4
 
-# What callers pass on to layers: `is_causal`, and what these have no use for.
+# Arguments of layers that change nothing here, but for `is_causal`, which is passed on.
 KNOWN = {"is_causal", "num_items_in_batch", "output_attentions", "output_hidden_states", "return_dict", "use_cache"}
 
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
 
 
-def run_layers(
-    layers: Sequence[HydraLayer], hidden_states: torch.Tensor, attention_mask=None, first_token_only=False, **kwargs
-) -> torch.Tensor:
-    """All layers in turn: (members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden).
-
-    attention_mask: what `encoder_mask` or `members_mask` returns
-    first_token_only: let the last layer compute the first token alone
-    kwargs: for the layers
-    """
-    if can_run_fast(layers, hidden_states, attention_mask, kwargs):
-        return _run_fast(layers, hidden_states, attention_mask, first_token_only, **kwargs)
-    for index, layer in enumerate(layers, start=1):
-        hidden_states = layer(hidden_states, attention_mask, first_token_only and index == len(layers), **kwargs)
-    return hidden_states
+def fast_layers(
+    layers: Sequence[nn.Module], hidden_states: torch.Tensor, attention_mask, first_token_only: bool, kwargs: dict
+) -> torch.Tensor | None:
+    """What `run_layers` returns, or None where it has to call the layers."""
+    if not can_run_fast(layers, hidden_states, attention_mask, kwargs):
+        return None
+    return _run_fast(layers, hidden_states, attention_mask, first_token_only, **kwargs)
 
 
 # Which layers are taken
 
 
-def can_run_fast(
-    layers: Sequence[HydraLayer], states: torch.Tensor, attention_mask, kwargs: Mapping[str, Any]
-) -> bool:
-    """Whether layers may run fast on these states, whatever the single layer says: nobody differentiates, casts,
-    compiles, exports, traces, transforms, watches or only pretends to compute."""
+def can_run_fast(layers: Sequence[nn.Module], states: torch.Tensor, attention_mask, kwargs: Mapping[str, Any]) -> bool:
+    """Whether layers may run fast on these states, whatever the single layer says: no gradients, autocast, compilation,
+    export, tracing, function transforms, global hooks, nor modes that change or count operations."""
     config = layers[0].attention.config if layers and isinstance(layers[0], HydraLayer) else None
     return (
         config is not None
@@ -82,20 +75,33 @@ def can_run_fast(
         and config.fast_inference
         and os.environ.get("HYDRA_FAST_INFERENCE", "1") != "0"
         and config._attn_implementation == "sdpa"
-        and states.__class__ is torch.Tensor  # subclasses may see in functions what they like
+        and states.__class__ is torch.Tensor  # subclasses may override any operation
         and not states.is_meta
         and not torch.is_autocast_enabled(states.device.type)
-        and not torch.compiler.is_compiling()
-        and not is_exporting()
-        and not is_watched()
-        and not has_global_hooks()
-        and are_as_defined()
+        and not is_recording()
+        and not has_modes_or_hooks()
         and states.is_contiguous()
         and states.numel() > 0
         and has_rows(attention_mask)
         and not isinstance(attention_mask, Mapping)  # one for each type of layers
         and all(value is None or name in KNOWN for name, value in kwargs.items())
     )
+
+
+def has_modes_or_hooks() -> bool:
+    """Whether every module is hooked, or operations do more than compute: fake tensors, counters, vmap and its kin, forward-mode
+    derivatives, modes of torch functions (but not the one that says on which device tensors are made)."""
+    try:
+        modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
+        return (
+            torch.nn.modules.module._has_any_global_hook()
+            or any(not isinstance(mode, torch.utils._device.DeviceContext) for mode in modes)
+            or torch._C._len_torch_dispatch_stack() > 0
+            or torch._C._functorch.maybe_current_level() is not None
+            or torch.autograd.forward_ad._current_level >= 0
+        )
+    except AttributeError:  # a private function that this version of torch does not have
+        return True
 
 
 class FastLayer(NamedTuple):
@@ -118,69 +124,78 @@ class FastLayer(NamedTuple):
     mlp_norm: nn.LayerNorm
 
 
+# The parts of a layer that runs fast, by name: of these very classes. An activation may be of any class.
+KINDS = {
+    "attention_norm": nn.LayerNorm,
+    "attention": HydraAttention,
+    "attention.qkv_proj": GroupedLinear,
+    "attention.o_proj": GroupedOutput,
+    "mlp_norm": nn.LayerNorm,
+    "mlp": HydraMLP,
+    "mlp.fc1": nn.Linear,
+    "mlp.activation_fn": None,
+    "mlp.fc2": nn.Linear,
+}
+DROPOUTS = ("output_dropout", "mlp_dropout", "mlp.dropout")
+
+# The parts that a layer had when it first ran: (the parent's children, name, part, its class, its attributes)
+Part = tuple[dict[str, nn.Module], str, nn.Module, type, dict[str, Any]]
+_parts_of_layers: WeakKeyDictionary[nn.Module, tuple[Part, ...] | None] = WeakKeyDictionary()
+
+
 def fast_layer(layer: nn.Module) -> FastLayer | None:
-    """The parts of a layer, if it is made of them and nothing else."""
-    if not is_plain(layer, LAYER):
-        return None
-    # The modules' own dictionaries: attribute access on modules takes a search through three of them each time.
-    parts = layer._modules
-    attention, mlp = parts["attention"], parts["mlp"]
-    # Someone may have switched single dropouts on, to sample from them.
-    if layer.training or attention.training or any(name in parts and parts[name].training for name in DROPOUTS):
-        return None
-    qkv, o = attention._modules["qkv_proj"], attention._modules["o_proj"]
-    fc1, fc2, activation = map(mlp._modules.__getitem__, ("fc1", "fc2", "activation_fn"))
-    norms = parts["attention_norm"], parts["mlp_norm"]
-    parameters = [weight_and_bias(part) for part in (qkv, o, fc1, fc2, *norms)]
-    widths = tuple(o.widths)
-    if None in parameters or not any(widths) or attention.queries_per_key > 1 or attention.is_causal:
+    """The weights of a layer, if it is made of known parts and nothing happens around their forward."""
+    parts = _parts_of_layers.get(layer)
+    if parts is None or not are_untouched(layer, parts):
+        parts = _parts_of_layers[layer] = find_parts(layer)
+        if parts is None or not are_untouched(layer, parts):
+            return None
+    attention_norm, attention, qkv, o, mlp_norm, mlp, fc1, activation, fc2 = (part[2] for part in parts[:9])
+    parameters = [weight_and_bias(part) for part in (qkv, o, fc1, fc2, attention_norm, mlp_norm)]
+    if None in parameters or attention.has_no_head or attention.queries_per_key > 1 or attention.is_causal:
         return None
     if any(part[1] is None for part in (parameters[1], *parameters[4:])):
         return None  # the sums and kernels below add biases of the output projection and the norms
-    maps, is_uniform = parameters[:4], len(set(widths)) == 1
-    if is_uniform and len(widths) > 1:
+    widths, maps = tuple(o.widths), parameters[:4]
+    if o.is_uniform and len(widths) > 1:
         maps[:2] = side_by_side(*maps[:2], len(widths))
-    return FastLayer(attention, widths, is_uniform, *maps, activation, mlp.has_gate, *norms)
+    return FastLayer(attention, widths, o.is_uniform, *maps, activation, mlp.has_gate, attention_norm, mlp_norm)
 
 
-# What a layer is made of: (class, children), where an activation may be of any class and dropouts may be missing.
-NORM, LINEAR = (nn.LayerNorm, {}), (nn.Linear, {})
-ATTENTION = (HydraAttention, {"qkv_proj": (GroupedLinear, {}), "o_proj": (GroupedOutput, {})})
-MLP = (HydraMLP, {"fc1": LINEAR, "activation_fn": (None, {}), "fc2": LINEAR})
-PARTS = {"attention_norm": NORM, "attention": ATTENTION, "mlp_norm": NORM, "mlp": MLP}
-DROPOUTS = ("output_dropout", "mlp_dropout")
-LAYER = (HydraLayer, PARTS | dict.fromkeys(DROPOUTS, (nn.Dropout, {})))
-# What an instance may have been given in place of its class's methods, or in front of them.
-OWN_METHODS = frozenset(
-    {"forward", "heads", "complete", "__call__", "_call_impl", "_compiled_call_impl", "_is_replica"}
-    | {"_dropped", "_project", "_one_after_the_other"}
-)
-# Where someone may have put another function in place of a class's own, for all modules of the class.
-CLASSES = (HydraLayer, HydraAttention, HydraMLP, GroupedLinear, GroupedOutput, nn.LayerNorm, nn.Linear, nn.Module)
-DEFINED = tuple((own_class, own_class.forward, own_class.__call__) for own_class in CLASSES)
+def find_parts(layer: nn.Module) -> tuple[Part, ...] | None:
+    """None for a layer that is not made of them."""
+    if layer.__class__ is not HydraLayer:
+        return None
+    parts = []
+    for name in (*KINDS, *DROPOUTS):
+        parent, _, own_name = name.rpartition(".")
+        children = layer.get_submodule(parent)._modules
+        part = children.get(own_name)
+        if part is None and name in DROPOUTS:
+            continue
+        kind = KINDS.get(name, nn.Dropout) or part.__class__
+        if part.__class__ is not kind:
+            return None
+        parts.append((children, own_name, part, kind, part.__dict__))
+    return tuple(parts)
 
 
-def are_as_defined() -> bool:
-    """Whether modules of these classes still do what is written there."""
-    return all(each.forward is forward and each.__call__ is call for each, forward, call in DEFINED)
-
-
-def is_plain(module: nn.Module, kind: tuple[type | None, dict[str, Any]]) -> bool:
-    """Whether a module is of this very class, with these children and no others, and nothing happens around its forward:
-    no adapter, hook, offloading, nor a replica of `nn.DataParallel`, which holds its parameters elsewhere."""
-    own_class, known = kind
-    if own_class is not None and module.__class__ is not own_class:
+def are_untouched(layer: nn.Module, parts: tuple[Part, ...]) -> bool:
+    """Whether all parts are in their places, in evaluation mode, without hooks and with the forward of their class."""
+    state = layer.__dict__
+    if layer.__class__ is not HydraLayer or state["training"] or _has_own_call(state):
         return False
-    state = module.__dict__
-    if state["_forward_hooks"] or state["_forward_pre_hooks"] or not state.keys().isdisjoint(OWN_METHODS):
-        return False
-    children = state["_modules"]
-    if len(children) != len(known) and not known.keys() - children.keys() <= set(DROPOUTS):
-        return False
-    for name, child in children.items():  # noqa: SIM110 - a generator takes longer, for every part of every layer and call
-        if name not in known or not is_plain(child, known[name]):
+    for children, name, part, kind, state in parts:
+        if children.get(name) is not part or part.__class__ is not kind or state["training"] or _has_own_call(state):
             return False
     return True
+
+
+def _has_own_call(state: dict[str, Any]) -> bool:
+    """By the attributes of a module: hooks, adapters and offloading in place of its forward, or a compiled call."""
+    return bool(
+        state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state or "_compiled_call_impl" in state
+    )
 
 
 def weight_and_bias(module: nn.Module) -> WeightAndBias | None:
@@ -218,11 +233,12 @@ class Batch(NamedTuple):
 
 
 def _run_fast(
-    layers: Sequence[HydraLayer], hidden_states: torch.Tensor, attention_mask, first_token_only: bool, **kwargs
+    layers: Sequence[nn.Module], hidden_states: torch.Tensor, attention_mask, first_token_only: bool, **kwargs
 ) -> torch.Tensor:
     _, size, tokens, hidden = hidden_states.shape
     states = hidden_states.view(-1, size * tokens, hidden)
-    few, is_causal = are_few(size * tokens), kwargs.get("is_causal") or False
+    few = size * tokens < modeling_hydra.ROWS_FOR_ONE_PRODUCT_PER_MEMBER
+    is_causal = kwargs.get("is_causal") or False
     batch = Batch(size, tokens, attention_mask, is_causal, few, few and launches_take_longest(states))
     parts = [fast_layer(layer) for layer in layers]
     # A layer that is called may keep what it is given: that has to be of the caller's mode.
@@ -271,16 +287,6 @@ def norm_last_layer(layer: FastLayer, states: torch.Tensor, batch: Batch) -> tor
     heads = _attend(layer, states, batch)
     _, states = _project_add_norm(layer, layer.attention_norm, heads, states, batch)
     return _norm(layer.mlp_norm, _add_mlp(layer, states, states, batch.is_launch_bound), batch, layer.fc2[1])
-
-
-def complete_fast(layer: FastLayer, norm_first: bool, states: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
-    """A layer of one member after its heads, with what they give in several forms: (1, rows, hidden) and (forms, rows,
-    width) -> (forms, rows, hidden)"""
-    (weight, bias), norm = layer.o, layer.mlp_norm if norm_first else layer.attention_norm
-    total, states = add_and_layer_norm(norm, states, heads @ weight, bias, layer.fc2[1] if norm_first else None)
-    if norm_first:
-        return _add_mlp(layer, total, states)
-    return layer_norm(layer.mlp_norm, _add_mlp(layer, states, states), layer.fc2[1])
 
 
 Heads = torch.Tensor | list[torch.Tensor | None]
@@ -344,6 +350,26 @@ def _scaled_dot_product(query, key, value, mask, is_causal: bool, scaling: float
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     output = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, is_causal=is_causal)
     return output.transpose(1, 2)
+
+
+def quickly_launched_attention() -> Callable | None:
+    """The attention kernel that takes least time to launch, which is not the one that torch would choose: (query, key, value,
+    is_causal, scaling) -> output, (rows, tokens, heads, head_dim) each.
+
+    None where the user has switched it off (`torch.nn.attention.sdpa_kernel`), or where it is not NVIDIA's.
+    """
+    if torch.version.hip is not None or not torch.backends.cuda.mem_efficient_sdp_enabled():
+        return None
+    return None if EFFICIENT_ATTENTION is None else efficient_attention
+
+
+EFFICIENT_ATTENTION = getattr(getattr(torch.ops.aten, "_efficient_attention_forward", None), "default", None)
+
+
+def efficient_attention(query, key, value, is_causal: bool, scaling: float) -> torch.Tensor:
+    # No bias, one length for all, no dropout; a causal mask is number 1; no log-sum-exp.
+    given = (None, None, None, None, None, 0.0, int(is_causal), False)
+    return EFFICIENT_ATTENTION(query, key, value, *given, scale=scaling)[0]
 
 
 def _product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, batch: Batch) -> torch.Tensor:
@@ -410,7 +436,7 @@ def _add_mlp(
     """`total + MLP(states)` but for the last bias, written over `total`: (members, rows, hidden) each."""
     weight, hidden = layer.fc2[0].t(), total.shape[2]
     flat, states = total.view(-1, hidden), states.view(-1, hidden)
-    pieces = -(-flat.shape[0] // ROWS_IN_AN_MLP)
+    pieces = -(-flat.shape[0] // modeling_hydra.ROWS_IN_AN_MLP)
     if pieces == 1:
         flat.addmm_(_inner(layer, states, is_launch_bound), weight)
         return total

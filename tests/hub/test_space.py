@@ -1,7 +1,6 @@
 """The page as a Space, and `push --space`, against a Hub that only takes notes."""
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -9,19 +8,12 @@ from huggingface_hub import RepoCard
 
 from hydra_transformers.cli import main
 from hydra_transformers.hub import HubError, publishing, push_space_to_hub, space, write_space
+from hydra_transformers.hub.space import MOST_OF_A_GROUP
 from tests.command_line import parsed
+from tests.hub.fake_hub import commits
 from tests.pages import ROOT
-from tests.test_hub import FakeHub, commits
+from tests.serving.page_models import save_image_models
 from tests.tiny_data import pictures
-
-
-@pytest.fixture
-def hub(monkeypatch, tmp_path):
-    hub = FakeHub()
-    hub.path = tmp_path / "downloaded"
-    monkeypatch.setattr(publishing, "HfApi", hub)
-    monkeypatch.setattr(publishing, "get_token", lambda: "token")
-    return hub
 
 
 @pytest.fixture
@@ -122,12 +114,39 @@ def test_what_the_hub_refuses_is_said_in_one_sentence(tmp_path, hub, monkeypatch
         push_space_to_hub(folder, "me/page")
 
 
+# Examples: all of them become public
+
+
+def files_in(folder) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_what_lies_beside_texts_stays_private(tmp_path):
+    examples = tmp_path / "mine"
+    (examples / "raw").mkdir(parents=True)
+    for name in ("good.txt", "customers.csv", "raw/all.txt"):
+        (examples / name).write_text("a film\n")
+    space = write_space(tmp_path / "space", "me/my-hydra", examples=examples)
+    assert files_in(space / "examples") == {"good.txt"}
+
+
+def test_pictures_that_are_not_shown_stay_private(tmp_path):
+    examples = tmp_path / "mine"
+    (examples / "known" / "raw").mkdir(parents=True)
+    [picture] = pictures([0])
+    names = [f"known/{number:02}.png" for number in range(MOST_OF_A_GROUP + 1)]
+    for name in (*names, "first.png", "known/raw/deep.png"):
+        picture.save(examples / name)
+    space = write_space(tmp_path / "space", "me/my-hydra", examples=examples)
+    assert files_in(space / "examples") == {"first.png", *names[:-1]}
+
+
 # On the command line
 
 
 @pytest.fixture
-def hydra(folders, tmp_path):
-    return shutil.copytree(folders["images"], tmp_path / "my-hydra")
+def hydra(tmp_path):
+    return save_image_models(tmp_path)[0]
 
 
 def test_push_publishes_the_model_and_its_page(hydra, examples, hub, capsys):

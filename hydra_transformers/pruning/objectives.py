@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.detection import COMPARE_MEMBERS, DETECTORS, answers_of
-from ..models.ensembling import at_least_float32
+from ..models.modeling_hydra import at_least_float32
 
 
 OBJECTIVES = ("acc", "ood", "avg")

@@ -1,0 +1,49 @@
+"""Random crops and flips of training images, as recipes name them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class RandomCropAndFlip:
+    """A rectangle of an image, mirrored or not, each time another.
+
+    scale: the least and the largest share of the area, or None for the whole image
+    flip: how often it is mirrored
+    """
+
+    scale: tuple[float, float] | None = None
+    flip: float = 0.0
+
+    def __call__(self, image: Any) -> Any:
+        from PIL import ImageOps
+
+        if self.scale is not None:
+            image = image.crop(self._box(*image.size))
+        return ImageOps.mirror(image) if torch.rand(()).item() < self.flip else image
+
+    def _box(self, width: int, height: int) -> tuple[int, int, int, int]:
+        for _ in range(10):  # until one fits, as torchvision's RandomResizedCrop
+            share, shape, right, down = torch.rand(4).tolist()
+            area = width * height * (self.scale[0] + share * (self.scale[1] - self.scale[0]))
+            ratio = (3 / 4) ** (1 - 2 * shape)
+            wide, high = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < wide <= width and 0 < high <= height:
+                left, top = int(right * (width - wide + 1)), int(down * (height - high + 1))
+                return left, top, left + wide, top + high
+        return 0, 0, width, height
+
+
+def random_changes(transforms: Sequence[tuple[str, dict]]) -> tuple[RandomCropAndFlip | None, list[str]]:
+    """What a recipe's transforms do to an image before the model's processor, and the names of those that are not known."""
+    named = dict(transforms)
+    crop, flip = named.pop("RandomResizedCrop", None), named.pop("RandomHorizontalFlip", None)
+    unknown = [name for name in named if name not in ("Normalize", "tokenize")]  # the processor does these
+    if crop is None and flip is None:
+        return None, unknown
+    scale = None if crop is None else tuple(crop.get("scale", (0.08, 1.0)))
+    return RandomCropAndFlip(scale, 0.0 if flip is None else flip.get("p", 0.5)), unknown

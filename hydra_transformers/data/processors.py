@@ -1,0 +1,68 @@
+"""The tokenizer, image processor or feature extractor that was saved with a model."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedConfig
+from transformers.utils import cached_file
+
+from ..models.auto import auto_class_of
+
+
+# By the Auto class of the model's task.
+PROCESSORS = {
+    "AutoModelForAudioClassification": "AutoFeatureExtractor",
+    "AutoModelForImageClassification": "AutoImageProcessor",
+    "AutoModelForSequenceClassification": "AutoTokenizer",
+    "AutoModelForZeroShotImageClassification": "AutoProcessor",
+}
+# Older versions of Transformers ask for torchvision even where Pillow would do.
+WITHOUT_TORCHVISION = {"AutoImageProcessor": transformers.ViTImageProcessorPil}
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
+PROCESSOR_FILES += ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
+
+
+class NoProcessorError(ValueError):
+    """A model was saved without its processor."""
+
+
+def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
+    """The image processor, tokenizer, feature extractor, or for two towers two in one, that was saved with a model.
+
+    name: its folder or Hub name; empty for a model that was not loaded from anywhere
+    """
+    auto_class = PROCESSORS[auto_class_of(config)]
+    what = auto_class.removeprefix("Auto")
+    if not name:
+        raise NoProcessorError(f"the model was not loaded from anywhere: pass its {what} as processor=")
+    if not _has_processor_files(name):  # of which AutoTokenizer would make an empty one
+        raise NoProcessorError(f"{name} has no {what} saved with it: name another as processor= (--processor)")
+    try:
+        try:
+            return getattr(transformers, auto_class).from_pretrained(name)
+        except ImportError:
+            if auto_class not in WITHOUT_TORCHVISION:
+                raise
+            return WITHOUT_TORCHVISION[auto_class].from_pretrained(name)
+    except (OSError, ValueError, ImportError) as error:
+        raise ValueError(
+            f"the {what} of {name} cannot be read ({' '.join(str(error).split())[:120]}): install what it needs, or name "
+            "another as processor= (--processor)"
+        ) from error
+
+
+def find_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any | None:
+    """The processor that was saved with a model; None where there is none."""
+    try:
+        return load_processor(name, config)
+    except NoProcessorError:
+        return None
+
+
+def _has_processor_files(name: str | os.PathLike) -> bool:
+    if Path(name).is_dir():
+        return any((Path(name) / file).exists() for file in PROCESSOR_FILES)
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    return any(cached_file(name, file, **quiet) is not None for file in PROCESSOR_FILES)

@@ -1,0 +1,241 @@
+"""Weight rules, constructors, saving, loading and pushing of every Hydra model."""
+
+import importlib
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from huggingface_hub import HfApi
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+
+from .configuration_hydra import SHARED_PARTS, TrunkLayers
+from .decision import Decision, uncalibrated
+from .modeling_hydra import Grouped, HydraAttention, mask_of
+
+
+# A checkpoint is one of them; where both lie in a folder, Transformers loads the first.
+WHOLE, INDEX_OF_SHARDS = "model.safetensors", "model.safetensors.index.json"
+SHARDS = "model-*-of-*.safetensors"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Where parameters of a one-member Hydra are found in a backbone.
+
+    ours, theirs: names with `*` for what both have in their places, the number of the layer for example. Of several of
+        theirs, `transform` makes one tensor
+    transform: from theirs to ours; by default they are the same
+    """
+
+    ours: str
+    theirs: str | tuple[str, ...]
+    transform: Callable[..., torch.Tensor] = lambda tensor: tensor
+
+
+def attention_rules(theirs: str, projections: Sequence[str], scale: str | None = None) -> tuple[Rule, ...]:
+    """The rules for a layer's attention.
+
+    theirs: the name of one of its projections, with `*` for the number of the layer and `{}` for
+    projections: the four names of query, key, value and output; two, where the first three are one map
+    scale: the name of the factor on the attention's result, where a family has one: it becomes part of the output
+    """
+    *joint, output = (theirs.format(projection) for projection in projections)
+    factor = () if scale is None else (scale,)
+    return (
+        Rule("layers.*.attention.qkv_proj.*", tuple(f"{each}.*" for each in joint), lambda *qkv: torch.cat(qkv)),
+        Rule("layers.*.attention.o_proj.weight", (f"{output}.weight", *factor), lambda *weight: scaled(*weight).t()),
+        Rule("layers.*.attention.o_proj.bias", (f"{output}.bias", *factor), lambda *bias: scaled(*bias).unsqueeze(0)),
+    )
+
+
+def scaled(tensor: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+    """A linear map's weight or bias with a factor on each of its outputs."""
+    if scale is None:
+        return tensor
+    return tensor * (scale.unsqueeze(1) if tensor.dim() == 2 else scale)
+
+
+class HydraModelMixin:
+    """A model family sets
+
+    - `backbone_types`: the `model_type` of the Transformers models it is built from, and `backbone_classes` their classes,
+    - `backbone_rules`: where parameters are found whose names or shapes differ from the backbone's; of several rules for
+      one parameter, the first whose names the backbone has,
+    - `architecture`: its name, as people call it,
+    - `per_member_parameters`: bare parameters with one row per member,
+    - `backbone_config_key`: the name of the part of a backbone's config that it is made from, where that is not all of it,
+    - `own_fields`: fields of the config that are always so, whatever a backbone's says,
+    - `unread`: how names of parameters begin, of a backbone or its own, that no answer depends on,
+    - `is_base_model`: on the class without a head, which then takes what it needs from a model with one.
+
+    Each attention has the buffer `kept_heads_mask`, which goes into the checkpoint beside the weights: packed rows do not
+    tell whose they are, and a config.json that was changed would deal them out to other members.
+    """
+
+    backbone_types: tuple[str, ...] = ()
+    backbone_classes: tuple[type, ...] = ()
+    backbone_rules: tuple[Rule, ...] = ()
+    per_member_parameters: tuple[str, ...] = ()
+    backbone_config_key: str | None = None
+    own_fields: dict[str, bool] = {}
+    unread: tuple[str, ...] = ()
+    is_base_model: bool = False
+    _can_record_outputs = {"attentions": HydraAttention}
+    _keys_to_ignore_on_load_missing = [r"kept_heads_mask$"]  # of weights that were put together by hand
+
+    @property
+    def num_members(self) -> int:
+        return self.config.num_members
+
+    @classmethod
+    def from_backbone(
+        cls, model: PreTrainedModel, heads_to_prune: dict | None = None, check: bool = True
+    ) -> PreTrainedModel:
+        """A one-member Hydra from a Transformers model, with `heads_to_prune` cut out.
+
+        model: the backbone, or a one-member Hydra to prune further; it is left as it is
+        heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
+        check: compare the Hydra with the backbone on a random batch, and refuse a backbone that answers otherwise
+        """
+        return package("fusion").from_backbone(cls, model, heads_to_prune, check)
+
+    @classmethod
+    def from_pruned_members(
+        cls,
+        members: Sequence[PreTrainedModel],
+        shared: Sequence[str] = SHARED_PARTS,
+        trunk_layers: TrunkLayers = None,
+        allow_equal: bool = False,
+        check: bool = True,
+    ) -> PreTrainedModel:
+        """Fuses members into one Hydra.
+
+        members: one-member Hydras, Hydras (their members are taken apart), or Transformers models, whole or with
+            their q, k, v and output projections sliced; all from one backbone. They are left as they are
+        shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()`
+            nothing is merged and the Hydra is exactly the ensemble of the members
+        trunk_layers: how many leading layers become the mean over the members, attention too, and run once; by default as
+            many as are equal, which changes no answer. For CLIP of both towers, or `{"vision": 6, "text": 0}`
+        allow_equal: take members that are one and the same model (or a single one), to be trained apart for example
+        check: as for `from_backbone`; also warn of members that hardly differ
+        """
+        return package("fusion").from_pruned_members(cls, members, shared, trunk_layers, allow_equal, check)
+
+    def member(self, index: int) -> PreTrainedModel:
+        """Member `index` as a one-member Hydra of its own; shared parts are copied into it."""
+        return package("fusion").member(self, index)
+
+    def post_init(self):
+        settings = None if self.is_base_model else getattr(self.config, "decision", None)
+        self.decision: Decision | None = None
+        if settings is not None:
+            self.decision = Decision(settings, sum(weight.numel() for weight in self.parameters()))
+            self._keep_in_fp32_modules_strict = ["decision"]
+        super().post_init()
+
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether it was calibrated, and answers as what was calibrated: not while it trains, nor with other weights.
+
+        Weights are read only after they were loaded, trained, cast or moved: see `Decision.is_current`."""
+        decision = self.decision
+        return decision is not None and decision.is_on and not self.training and self._has_its_weights()
+
+    @torch.compiler.assume_constant_result  # a compiled model is looked at when it is compiled
+    def _has_its_weights(self) -> bool:
+        return self.decision.is_current(self)
+
+    def calibrate(self, data, ood_data=None, **options):
+        """Fits a temperature, a detector with its threshold, and prediction sets, which become part of the model: saved,
+        loaded and pushed with it, and applied to its answers. See `hydra_transformers.uncertainty.calibrate`."""
+        return package("uncertainty.calibration").calibrate(self, data, ood_data, **options)
+
+    def predict(self, inputs, processor=None, batch_size: int = 1, **parameters) -> list[dict]:
+        """A dict for each of several texts, PIL images or paths of images, or sounds: label, score, how uncertain and why,
+        whether to abstain, and which classes it may be. See `pipeline_hydra.predict`."""
+        from .pipeline_hydra import predict  # not above: that would import all pipelines with every model
+
+        return predict(self, inputs, processor, batch_size, **parameters)
+
+    def uncalibrated(self):
+        """`with hydra.uncalibrated():` it answers as before its calibration."""
+        return uncalibrated(self)
+
+    def initial_std(self, module: Grouped) -> float:
+        """How widely a packed layer's fresh weights spread."""
+        return self.config.initializer_range
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        super()._init_weights(module)
+        if isinstance(module, Grouped):
+            init.normal_(module.weight, mean=0.0, std=self.initial_std(module))
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        if isinstance(module, Decision):
+            for tensor in module.buffers():
+                init.constant_(tensor, math.nan)  # what is not loaded then shows
+        if hasattr(module, "kept_heads_mask"):
+            mask = mask_of(module.kept_heads, module.config.num_attention_heads)
+            init.copy_(module.kept_heads_mask, mask.to(module.kept_heads_mask.device))
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        for module in model.modules():
+            if hasattr(module, "kept_heads_mask"):
+                module.check_same_heads(module.kept_heads_mask)
+        if model.decision is not None:
+            model.decision.check_loaded()
+            model.decision.compare(model)
+        return loaded
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
+        # Every Auto class that can load the folder; Transformers by itself would only add the one of this class.
+        self.config.auto_map = dict(self.config.auto_classes)
+        if self.decision is not None:
+            self.decision.compare(self)  # says so where the decision is about other weights
+        saved = super().save_pretrained(save_directory, *args, **kwargs)
+        whole, index = Path(save_directory, WHOLE), Path(save_directory, INDEX_OF_SHARDS)
+        if whole.exists() and index.exists():
+            # One of them is of an earlier save, and may be loaded in place of this one.
+            min(whole, index, key=lambda path: path.stat().st_mtime_ns).unlink()
+        return saved
+
+    def _upload_modified_files(self, working_dir, repo_id, *args, token=None, revision=None, **kwargs):
+        commit = super()._upload_modified_files(working_dir, repo_id, *args, token=token, revision=revision, **kwargs)
+        pushed = os.listdir(working_dir)
+        if WHOLE in pushed or INDEX_OF_SHARDS in pushed:
+            left_over = [WHOLE] if INDEX_OF_SHARDS in pushed else [INDEX_OF_SHARDS, SHARDS]
+            remove_from_hub(left_over, repo_id, token, revision=getattr(commit, "pr_revision", None) or revision)
+        return commit
+
+
+def package(part: str) -> ModuleType:
+    """What builds and fits models, in the installed package: running a model does not need it, so it is not shipped."""
+    try:
+        return importlib.import_module(f"hydra_transformers.{part}")
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] != "hydra_transformers":
+            raise
+        raise ImportError(
+            "building a Hydra, taking one apart or calibrating it needs the package hydra_transformers, which is not "
+            "installed here or too old: pip install --upgrade hydra_transformers"
+        ) from error
+
+
+def remove_from_hub(patterns: list[str], repo_id: str, token: str | bool | None, revision: str | None) -> None:
+    """Removes files of an earlier push, where there are any."""
+    api = HfApi(token=token)
+    there = api.list_repo_files(repo_id, revision=revision)
+    found = [name for name in there if any(Path(name).match(pattern) and "/" not in name for pattern in patterns)]
+    if found:
+        message = "Remove the weights of an earlier push"
+        api.delete_files(repo_id, delete_patterns=found, revision=revision, commit_message=message)
