@@ -14,15 +14,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .._io.files import parse_json, write_atomically
+from ..data.batches import batches, split_labels
 from ..data.evaluation_data import check_label_range
-from ..data.prediction import (
-    accepted_inputs,
-    batches,
-    check_class_prompts,
-    classes_of,
-    logits_of_cosines,
-    split_labels,
-)
+from ..data.prediction import accepted_inputs, check_class_prompts, classes_of, logits_of_cosines
 from ..fusion import qkv_by_head
 from .heads import (
     Head,
