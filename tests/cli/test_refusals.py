@@ -265,7 +265,10 @@ REFUSED = {
         ("card hydra --report none.json", "there is no report none.json"),
         ("push hydra me/hydra --space-single me/single", "--space-single is about a page: name its Space"),
         ("prune encoder --data pictures --output OUT", "has no classifier.bias: pass a model that is trained"),
-        ("prune bare --data pictures --output OUT", "bare has no ImageProcessor saved with it: name another .*--processor"),
+        (
+            "prune bare --data pictures --output OUT",
+            "bare has no ImageProcessor saved with it: name another .*--processor",
+        ),
         ("prune hydra --data pictures --output OUT", "is a Hydra of 3 members: pass the backbone, or one member"),
         ("prune bert --data two-classes --output OUT", "no text column among image, label"),
         ("prune vit same --data pictures --output OUT", "same (heads and )?weights"),
