@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ..models.configuration_hydra import KeptNeurons, SHARED_PARTS, mask_of_neurons, neurons_in
+from ..models.configuration_hydra import SHARED_PARTS, KeptNeurons, mask_of_neurons, neurons_in
 from ..models.modeling_hydra import HydraAttention
 from .packed_heads import heads_at, qkv_rows
 from .reading import Member

@@ -15,7 +15,7 @@ from hydra_transformers.cost import count_multiply_adds, count_parameters, multi
 from hydra_transformers.fusion import attention_names, slots, tower_configs, without_weights
 from hydra_transformers.fusion.reading import read_members
 from hydra_transformers.fusion.trunk import equal_layers, trunks_of
-from hydra_transformers.models.configuration_hydra import HydraConfigMixin, SHARED_PARTS
+from hydra_transformers.models.configuration_hydra import SHARED_PARTS, HydraConfigMixin
 from hydra_transformers.training import lora_config
 from hydra_transformers.training.parameter_groups import places
 from tests.families import BERT, CLIP, SIZES, VIT, Family
