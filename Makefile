@@ -60,7 +60,7 @@ hf-tests: $(VENV)/.installed
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python scripts/hf_common_tests.py $(CHECKOUT)
 
 demo: $(VENV)/.installed
-	$(VENV)/bin/python -m hydra_transformers.demo
+	$(VENV)/bin/hydra-transformers demo
 
 $(VENV)/.installed-docs: $(VENV)/.installed
 	$(VENV)/bin/python -m pip install --quiet --no-compile --constraint $(CONSTRAINTS) --editable ".[docs]"

@@ -1,1 +1,1 @@
-"""The whole story on handwritten digits, without a download: `python -m hydra_transformers.demo`."""
+"""The whole story on handwritten digits, without a download: `hydra-transformers demo`."""
