@@ -82,7 +82,7 @@ def neuron_layers(hydra: PreTrainedModel, towers: Sequence[str] | None) -> tuple
         config = tower_configs(hydra.config)[tower]
         for layer in range(config.num_hidden_layers):
             kept = config.kept_neurons
-            numbers = range(config.anatomy.inner_size) if kept is None else neurons_in(kept[layer][0])
+            numbers = range(config.layer_spec.inner_size) if kept is None else neurons_in(kept[layer][0])
             neurons += [head_at(tower, layer, number) for number in numbers]
             mlp = hydra.get_submodule(f"{names[tower][layer].removesuffix('attention')}mlp")
             layers[neurons[-1][:-1]] = UnitLayer(
