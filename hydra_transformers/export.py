@@ -1,4 +1,4 @@
-"""Hydras in formats that run without this package and without Transformers: ONNX, and PyTorch's archive of an exported graph."""
+"""Writes Hydras in formats that run without this package and without Transformers: ONNX, and the archive of torch.export."""
 
 import logging
 import os
@@ -54,7 +54,7 @@ def export(
     formats = [to] if isinstance(to, str) else list(to)
     path = Path(path)
     _check(model, path, formats)
-    with evaluation_mode(model), _decided_or_not(model), torch.no_grad(), _quiet():
+    with evaluation_mode(model), _with_current_decision(model), torch.no_grad(), _quiet():
         exportable = Exportable(model, processor)
         program = exportable.program()
         with written_whole(path) as folder:
@@ -88,8 +88,8 @@ def _check(model: PreTrainedModel, path: Path, formats: list[str]) -> None:
         raise FileExistsError(f"{path} exists already: pass another path, or remove it")
 
 
-def _decided_or_not(model: PreTrainedModel) -> Any:
-    """While a graph is recorded nobody looks whether the weights are those that were calibrated: that is decided here."""
+def _with_current_decision(model: PreTrainedModel) -> Any:
+    """Leaves out a decision about other weights: recording a graph does not compare them."""
     return nullcontext() if model.decision is None or model.decision.compare(model) else model.uncalibrated()
 
 

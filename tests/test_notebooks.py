@@ -53,7 +53,7 @@ OTHER = {
     "analysis": f"model, foreign = {OTHER_VIT}, {{'noise': rows(40, False)}}\n"
     "choosing, to_choose, test = rows(30), rows(30, False), rows(40)",
     "dont_know": OTHER_RUN,
-    "heads": f"from hydra_transformers.data.prediction import batches\nmodel = {OTHER_VIT}\n"
+    "heads": f"from hydra_transformers.data.batches import batches\nmodel = {OTHER_VIT}\n"
     "to_score, to_judge = list(batches(rows(30))), list(batches(rows(40)))",
     "three_fine_tunings": OTHER_RUN,
     "zero_shot": f"""

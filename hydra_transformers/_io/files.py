@@ -31,7 +31,7 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> Path:
 
 
 def parse_json(content: bytes) -> Any:
-    """What a JSON file holds; a ValueError whatever is wrong with it (no text, no JSON, nested too deep)."""
+    """The content of a JSON file; a ValueError whatever is wrong with it (no text, no JSON, nested too deep)."""
     try:
         return json.loads(content)
     except RecursionError as error:

@@ -17,8 +17,10 @@ try:
 except ImportError as error:
     raise ImportError("plot() needs matplotlib: pip install matplotlib") from error
 
-# Okabe and Ito's colours, told apart by colour-blind readers too.
+# Okabe and Ito's colours, which colour-blind readers can tell apart too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # they repeat in grey what colours say
+NEUTRAL = "#555555"
 
 
 def write_png(figure: Figure, path: str | os.PathLike) -> Path:

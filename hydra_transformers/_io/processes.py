@@ -50,7 +50,7 @@ def check_can_be_shared(data: Any, name: str) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-    """What each process has, in the order of their ranks, in every process."""
+    """The values of all processes, in the order of their ranks, in every process."""
     _, world_size = rank_and_world_size()
     if world_size == 1:
         return [value]
@@ -60,12 +60,12 @@ def gather(value: Any) -> list[Any]:
 
 
 def from_first_process(value: Any) -> Any:
-    """What the process of rank 0 has, in every process."""
+    """The value of the process of rank 0, in every process."""
     return gather(value)[0]
 
 
 def gather_batches(parts: list[Any]) -> list[Any]:
-    """What was made of each batch, in the order of the batches: process r made those of the batches r, r + W, ..."""
+    """The results of all batches in their order: process r made those of the batches r, r + W, ..."""
     of_ranks = gather(parts)
     world_size = len(of_ranks)
     return [of_ranks[batch % world_size][batch // world_size] for batch in range(sum(map(len, of_ranks)))]

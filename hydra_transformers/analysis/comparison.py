@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from ..pruning import HeadMap, head_divergence, layer_divergence, overlap, prune_heads
 from ..pruning.heads import Head, as_heads_to_prune, heads_of
 from ..reports.table import Table
-from .head_sets import as_head_set, check_are_named
+from .head_sets import as_head_sets
 
 
 DRAWS = 500  # of random sets, for the chance level of what has no formula
@@ -130,12 +130,8 @@ def compare_head_sets(model: PreTrainedModel, head_sets: Mapping[str, Any], *, s
             heads as `prune_heads` takes them, or a list of heads.
         seed: of the random sets that chance levels of layers come from.
     """
-    check_are_named(head_sets, "head_sets", "heads")
     heads = heads_of(prune_heads(model))
-    sets = {name: as_head_set(given, f"head_sets[{name!r}]", heads) for name, given in head_sets.items()}
-    for name, chosen in sets.items():
-        if not chosen:
-            raise ValueError(f"head_sets[{name!r}] names no head: pass at least one")
+    sets = as_head_sets(head_sets, "head_sets", heads)
     chance = Chance(heads, seed)
     pairs = {(a, b): chance.pair(sets[a], sets[b]) for a, b in combinations(sets, 2)}
     return HeadSetComparison(sets, heads, pairs)

@@ -17,6 +17,16 @@ def check_are_named(given: Any, argument: str, form: str) -> None:
         raise TypeError(f"{argument} is a {type(given).__name__}: pass {{name: {form}}}, at least one")
 
 
+def as_head_sets(given: Any, argument: str, heads: Sequence[Head]) -> dict[str, list[Head]]:
+    """Several head sets by name, none of them empty; see `as_head_set`."""
+    check_are_named(given, argument, "heads")
+    sets = {name: as_head_set(each, f"{argument}[{name!r}]", heads) for name, each in given.items()}
+    for name, chosen in sets.items():
+        if not chosen:
+            raise ValueError(f"{argument}[{name!r}] names no head: pass at least one")
+    return sets
+
+
 def as_head_set(given: Any, name: str, heads: Sequence[Head]) -> list[Head]:
     """The heads that a head set names, in the order of `heads`, which are all that the model has.
 

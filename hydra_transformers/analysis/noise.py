@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..data.prediction import batches
+from ..data.batches import batches
 
 
 PIXEL_NOISE = 0.5  # standard deviation, of pixels as the model reads them

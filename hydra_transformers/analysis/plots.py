@@ -7,7 +7,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from .._io.pictures import COLOURS, Figure, drawable, finish_panel, legend_below, write_png
+from .._io.pictures import COLOURS, MARKERS, NEUTRAL, Figure, drawable, finish_panel, legend_below, write_png
 from ..pruning.heads import Head
 from .sweep import PERCENT, TITLES
 
@@ -20,10 +20,8 @@ if TYPE_CHECKING:
     from .towers import HeadScores
 
 DPI = 150
-NEUTRAL = "#555555"
 ABSENT = "#DDDDDD"
 MAPS_PER_ROW = 4
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def draw_pruning_under_noise(result: "PruningUnderNoise", folder: str | os.PathLike) -> list[Path]:

@@ -27,7 +27,7 @@ from ..reports.table import Table
 from ..uncertainty.metrics import exact_mean
 from ..uncertainty.paired import NORMAL_95
 from .head_outputs import one_member, watched_heads
-from .head_sets import as_head_set, check_are_named
+from .head_sets import as_head_sets
 
 
 CLEAN = "clean"
@@ -228,13 +228,8 @@ def pruning_under_noise(
         batch_size: rows per batch where data comes in rows. Second derivatives take several times the memory of training.
     """
     check_chooses_one_class(model, "model")
-    check_are_named(head_sets, "head_sets", "heads")
     hydra = one_member(model)
-    heads = heads_of(hydra)
-    sets = {name: as_head_set(given, f"head_sets[{name!r}]", heads) for name, given in head_sets.items()}
-    for name, chosen in sets.items():
-        if not chosen:
-            raise ValueError(f"head_sets[{name!r}] names no head: pass at least one")
+    sets = as_head_sets(head_sets, "head_sets", heads_of(hydra))
     loss = GatedLoss(hydra, ablation_of(hydra, class_prompts))
     given = {CLEAN: clean_data, **(noisy_data if isinstance(noisy_data, Mapping) else {"noisy": noisy_data})}
     if len(given) < 2 or (isinstance(noisy_data, Mapping) and CLEAN in noisy_data):

@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from .._io.files import write_atomically
+from ..data.batches import batches, split_labels
 from ..data.evaluation_data import check_label_range
-from ..data.prediction import batches, split_labels
 from ..pruning import Circuit, TaylorPruning, extract_circuit, prune_heads, taylor_prune, taylor_scores
 from ..pruning.heads import Head, as_heads, check_count, has_two_towers, heads_of
 from .comparison import HeadSetComparison, compare_head_sets
 from .foreign_sets import foreign_sets
-from .head_sets import as_head_set, check_are_named, random_order
+from .head_sets import as_head_sets, random_order
 from .noise import with_noise
 from .proposition import PruningUnderNoise, pruning_under_noise
 from .separation import HeadSeparation, check_are_enough_rows, head_dim_of, head_separation
@@ -221,11 +221,11 @@ def _other_head_sets(given: Mapping[str, Any] | None, heads: Sequence[Head]) -> 
     """Those that the caller has, by names that are not taken."""
     if not given:
         return {}
-    check_are_named(given, "other_head_sets", "heads")
+    sets = as_head_sets(given, "other_head_sets", heads)
     own = {TAYLOR_BY_LAYER, TAYLOR, *CIRCUITS.values(), RANDOM}
     for name in own & set(given):
         raise ValueError(f"other_head_sets has a set named {name!r}, which is made here: name it otherwise")
-    return {name: as_head_set(each, f"other_head_sets[{name!r}]", heads) for name, each in given.items()}
+    return sets
 
 
 def _usual_budgets(heads: int) -> list[int]:

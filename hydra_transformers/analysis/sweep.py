@@ -11,14 +11,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..cost import median_milliseconds
+from ..data.batches import batches, split_labels
 from ..data.prediction import (
     ZeroShotClassifier,
     accepted_inputs,
-    batches,
     check_chooses_one_class,
     check_class_prompts,
     device_of,
-    split_labels,
 )
 from ..pruning import prune_heads
 from ..pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, heads_of
@@ -213,18 +212,18 @@ def sweep_budgets(
     ]
     if not plan:
         raise ValueError(f"no order ranks {min(budgets)} heads: pass smaller budgets, or longer orders")
-    judge = _Judge(hydra, data, ood_data, score, seconds, class_prompts, batch_size)
-    dense = judge.point(hydra, Pruning(DENSE, 0, 0, []), len(heads), tuned=False)
+    evaluator = _Evaluator(hydra, data, ood_data, score, seconds, class_prompts, batch_size)
+    dense = evaluator.point(hydra, Pruning(DENSE, 0, 0, []), len(heads), tuned=False)
     points = []
     for pruning in plan:
         kept = len(heads) - pruning.budget
         pruned = prune_heads(hydra, as_heads_to_prune(pruning.heads)).eval()
-        points.append(judge.point(pruned, pruning, kept, tuned=False))
+        points.append(evaluator.point(pruned, pruning, kept, tuned=False))
         if finetune is not None:
             tuned = finetune(pruned, pruning.folder_name)
             if not isinstance(tuned, nn.Module):
                 raise TypeError(f"finetune gave a {type(tuned).__name__}: return the fine-tuned model")
-            points.append(judge.point(tuned.eval(), pruning, kept, tuned=True))
+            points.append(evaluator.point(tuned.eval(), pruning, kept, tuned=True))
     return BudgetSweep(dense, points)
 
 
@@ -284,7 +283,7 @@ def _heads_that_go(order: Order, budget: int, name: str, heads: Sequence[Head]) 
     return chosen
 
 
-class _Judge:
+class _Evaluator:
     """The data, read once, and everything else that all networks are judged by."""
 
     def __init__(

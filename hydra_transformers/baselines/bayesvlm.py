@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import CLIPModel
 
 from .._io.files import parse_json
-from ..data.prediction import batches, evaluation_mode
+from ..data.batches import batches
+from ..data.prediction import evaluation_mode
 from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32, log_mean_probability
 from .baseline import Baseline, check_is_count
 from .kronecker import (

@@ -6,13 +6,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..data.prediction import (
-    accepted_inputs,
-    batches,
-    check_chooses_one_class,
-    evaluation_mode,
-    split_labels,
-)
+from ..data.batches import batches, split_labels
+from ..data.prediction import accepted_inputs, check_chooses_one_class, evaluation_mode
 from ..models.modeling_hydra import at_least_float32
 from .baseline import Baseline, check_is_count
 from .kronecker import Factors, KroneckerPosterior, probit_logits, second_derivatives_of_softmax, without_autocast

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..data.prediction import batches, collate, device_of, evaluation_mode, split_labels
+from ..data.batches import batches, collate, split_labels
+from ..data.prediction import device_of, evaluation_mode
 from ..models.configuration_hydra import set_problem_type
 from ..models.modeling_hydra import HydraClassifierOutput
 from ..uncertainty.inputs import widened

@@ -15,31 +15,31 @@ from ..uncertainty.temperature import TemperatureScaledClassifier, TemperatureSc
 
 
 def temperature_scaled(
-    model: nn.Module, validation_data: Any, batch_size: int = 32, per_member: bool = False
+    model: nn.Module, data: Any, batch_size: int = 32, per_member: bool = False
 ) -> TemperatureScaledClassifier:
     """The model with the temperature that suits the validation data best; the model itself stays as it is.
 
     model: a Hugging Face classifier, a Hydra or another baseline
-    validation_data: labelled, as `evaluate_uncertainty` takes it: a DataLoader, a list of dict batches or a Dataset of rows
+    data: labelled, as `evaluate_uncertainty` takes it: a DataLoader, a list of dict batches or a Dataset of rows
     batch_size: rows per batch, where the data is a Dataset of rows
     per_member: one temperature per member in place of one for all, see `TemperatureScaling.fit`
 
     The temperature is `temperature_scaled(...).scaling`.
     """
-    member_logits, labels = collect_member_logits(model, validation_data, batch_size)
+    member_logits, labels = collect_member_logits(model, data, batch_size)
     if labels is None:
-        raise ValueError("validation_data has no labels: add a column labels (or label) with class indices")
+        raise ValueError("data has no labels: add a column labels (or label) with class indices")
     return TemperatureScaling.fit(member_logits, labels, per_member).wrap(model)
 
 
 def temperature_scaled_clip(
-    model: PreTrainedModel, class_prompts: Mapping[str, Tensor], validation_data: Any, batch_size: int = 32
+    model: PreTrainedModel, class_prompts: Mapping[str, Tensor], data: Any, batch_size: int = 32
 ) -> PreTrainedModel:
     """A copy of a CLIP with the temperature that suits one label set best, to be used with any other.
 
     model: a `CLIPModel` or another model of two towers, or a Hydra of one, for all members of which it finds one temperature
-    class_prompts: the tokenizer's output, one row per class of the validation data
-    validation_data: labelled images, as `evaluate_uncertainty` takes it
+    class_prompts: the tokenizer's output, one row per class of the data
+    data: labelled images, as `evaluate_uncertainty` takes it
     batch_size: rows per batch, where the data is a Dataset of rows
 
     Cosines are multiplied by exp(logit_scale), so dividing by a temperature T is the same as taking log T from `logit_scale`, and
@@ -50,7 +50,7 @@ def temperature_scaled_clip(
     if not hasattr(model, "get_text_features"):
         raise TypeError(f"model is a {type(model).__name__}, no model of two towers: pass it to temperature_scaled")
     classifier = ZeroShotClassifier(model, class_prompts)
-    scaling = temperature_scaled(classifier, validation_data, batch_size).scaling
+    scaling = temperature_scaled(classifier, data, batch_size).scaling
     scaled = copy.deepcopy(model)
     temperature = scaling.temperature[0]
     with torch.no_grad():

@@ -9,16 +9,15 @@ import torch
 from torch import Tensor, nn
 from transformers import CLIPModel, PreTrainedModel
 
+from ..data.batches import batches, split_labels
 from ..data.prediction import (
     accepted_inputs,
     answer_of,
-    batches,
     check_chooses_one_class,
     check_class_prompts,
     device_of,
     evaluation_mode,
     member_logits_of,
-    split_labels,
 )
 from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32
 from ..uncertainty.inputs import as_tensor

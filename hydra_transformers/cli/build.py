@@ -14,7 +14,7 @@ from ..data.rows import SPLITS_TO_CUT, is_same_source
 from ..fusion.probe import TEXT_TOKENS
 from ..pruning import MemberPlan
 from ..pruning.objectives import OBJECTIVES
-from ..training.recipes import recipe_of_length
+from ..training.recipes import recipe_for
 from .finetune import RecipeName, change_by, check_trainable, check_training, check_trunk, classes_of
 from .folders import (
     FUSE_SETTINGS,
@@ -389,13 +389,13 @@ def _parts(name: str, options: BuildOptions, config: PreTrainedConfig, processor
         options.read(config, processor, split=options.split, part=part) for part in ("training", "validation")
     )
     check_can_be_learnt_from(train, options.data, "to learn")
-    recipe = recipe_of_length(options.recipe, config, train, True, options.epochs, options.max_steps)
+    recipe = recipe_for(options.recipe, config, train, True, options.epochs, options.max_steps)
     return {
         "train_data": replace(train, change=change_by(train, recipe)),
         "data": held_out,
         "class_names": classes,
         "recipe": recipe,
-        "tuning_recipe": recipe_of_length(None, config, train, False, max_steps=options.max_steps),
+        "tuning_recipe": recipe_for(None, config, train, False, max_steps=options.max_steps),
         "training_arguments": {"report_to": options.report_to},
     }
 

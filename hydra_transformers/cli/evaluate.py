@@ -13,8 +13,9 @@ from transformers import PreTrainedConfig
 
 from .._io.files import write_atomically
 from .._io.progress import progress_bar
+from ..data.batches import ChangedBatches, collate
 from ..data.loading import PreparedData
-from ..data.prediction import ChangedBatches, ZeroShotClassifier, collate
+from ..data.prediction import ZeroShotClassifier
 from ..data.processors import load_processor
 from ..data.prompts import class_prompts
 from ..data.rows import FEW_ROWS, is_same_source

@@ -18,7 +18,7 @@ from ..fusion.probe import TEXT_TOKENS
 from ..hub.member_circuits import copy_circuits
 from ..models.auto import CLASSIFIERS, is_zero_shot
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
-from ..training.recipes import base_recipe, recipe_of_length
+from ..training.recipes import base_recipe, recipe_for
 from .errors import access_to
 from .folders import are_fine_tunings, claim_for_training, load_config, load_model, members_in
 from .options import (
@@ -109,7 +109,7 @@ def finetune(
         config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
         print(f"{count} fine-tunings of {name} with new classifiers for {len(classes)} classes")
     train, validation = _train_and_validation(data, validation_split, seed, config, processor, named)
-    chosen = recipe_of_length(recipe, config, train, is_pretrained, epochs, max_steps)
+    chosen = recipe_for(recipe, config, train, is_pretrained, epochs, max_steps)
     chosen = replace(chosen, trunk_layers=trunk_layers)
     settings = {
         "seed": seed,

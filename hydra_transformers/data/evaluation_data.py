@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .._io.processes import check_can_be_shared, gather, gather_batches, rank_and_world_size
+from .batches import batches, split_labels
 from .fingerprints import fingerprint_of_rows, fingerprints_of_rows
-from .prediction import batches, split_labels
 
 
 @dataclass

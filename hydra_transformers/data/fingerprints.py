@@ -1,4 +1,4 @@
-"""Short names for weights and data, by which a run knows again what it left behind."""
+"""Hashes of weights, configs and data, which identify a run when it is resumed."""
 
 import hashlib
 import json
@@ -19,7 +19,7 @@ ROWS_IN_SAMPLE = 64
 
 
 def fingerprint_of_weights(model: nn.Module) -> str:
-    """The same for two models exactly if they have the same parameters, bit for bit."""
+    """Equal for two models exactly if they have the same parameters, bit for bit."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
@@ -27,24 +27,25 @@ def fingerprint_of_weights(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-# What a config says that changes no answer, and what is asked for beside it.
-OF_NO_CONSEQUENCE = ("_name_or_path", "architectures", "auto_map", "dtype", "fast_inference", "id2label", "label2id")
-OF_NO_CONSEQUENCE += ("kept_heads", "torch_dtype", "transformers_version")
+# Fields that change no answer, and `kept_heads`, which a run records by itself.
+IGNORED_FIELDS = ("_name_or_path", "architectures", "auto_map", "dtype", "fast_inference", "id2label", "label2id")
+IGNORED_FIELDS += ("kept_heads", "torch_dtype", "transformers_version")
 
 
 def fingerprint_of_config(config: PreTrainedConfig) -> str:
-    """The same for two configs by which equal weights compute the same: activations, epsilons, positions, windows."""
+    """Equal for two configs with which equal weights compute the same: activations, epsilons, positions, windows."""
 
-    def told(fields: Any) -> Any:
+    def without_ignored(fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        return {str(name): told(value) for name, value in fields.items() if name not in OF_NO_CONSEQUENCE}
+        return {str(name): without_ignored(value) for name, value in fields.items() if name not in IGNORED_FIELDS}
 
-    return hashlib.sha256(json.dumps(told(config.to_dict()), sort_keys=True, default=str).encode()).hexdigest()
+    fields = json.dumps(without_ignored(config.to_dict()), sort_keys=True, default=str)
+    return hashlib.sha256(fields.encode()).hexdigest()
 
 
 def fingerprints_of_rows(batch: Mapping[str, Tensor]) -> list[bytes]:
-    """One digest per row, so that the way rows are put into batches leaves no trace."""
+    """One digest per row, so that another batch size gives the same ones."""
     tensors = {name: batch[name].cpu() for name in sorted(batch)}
     rows = len(next(iter(tensors.values())))
     digests = []
@@ -131,7 +132,7 @@ def _entries(row: Any) -> dict[str, bytes]:
 
 
 def _digest_of_value(value: Any) -> bytes:
-    """By what a value holds; one of a kind that is not known counts by its type."""
+    """Hashes what a value holds; a value of an unknown kind counts by its type."""
     digest = hashlib.sha256(type(value).__name__.encode())
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = np.ascontiguousarray(value)
@@ -158,7 +159,7 @@ def _digest_of_value(value: Any) -> bytes:
 
 @contextmanager
 def _same_random_numbers() -> Iterator[None]:
-    """The same inside each time, of Python, NumPy and PyTorch; outside, they go on as if nothing had been."""
+    """Seeds Python, NumPy and PyTorch inside, and restores their states on leaving."""
     states = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):

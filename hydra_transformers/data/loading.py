@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     MODEL_MAPPING,
-    AutoConfig,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
     SequenceFeatureExtractor,
@@ -230,7 +229,7 @@ def _config_and_processor(model: Any, processor: Any) -> tuple[PreTrainedConfig 
     """What a model's config and processor are; no config where `model` is the processor itself."""
     name = model if isinstance(model, (str, os.PathLike)) else None
     if name is not None:
-        config = AutoConfig.from_pretrained(name)
+        config = auto.config_of(name)
     elif isinstance(model, nn.Module):
         config = config_of(model)
     else:

@@ -17,6 +17,7 @@ import torch
 
 FILE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
 SEPARATORS = (",", ";", "\t", "|")
+MEDIA = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".wav", ".flac", ".mp3", ".ogg")
 MOST_HELD_OUT_ROWS = 3_000
 FEW_ROWS = 100
 PREFERRED_SPLITS = ("validation", "test", "train")
@@ -229,14 +230,20 @@ def _load_local(datasets: Any, path: Path) -> Any:
             f"the folder {path} is empty: it should hold a saved data set, images, csv, json or parquet files"
         )
     with _one_sentence(path):
-        table = next((file for file in sorted(path.rglob("*")) if FILE_FORMATS.get(file.suffix) == "csv"), path)
-        has_images = any(file.suffix.lower() in (".png", ".jpg", ".jpeg", ".wav", ".flac") for file in path.rglob("*"))
-        return datasets.load_dataset(str(path.absolute()), **({} if has_images else _csv_settings(table)))
+        return datasets.load_dataset(str(path.absolute()), **_csv_settings_of_folder(path))
+
+
+def _csv_settings_of_folder(folder: Path) -> dict[str, str]:
+    """The separator of its first csv file; beside images or sounds a csv file describes these, which takes no settings."""
+    table = min((file for suffix in ("csv", "tsv") for file in folder.rglob(f"*.{suffix}")), default=None)
+    if table is None or any(file.suffix.lower() in MEDIA for file in table.parent.rglob("*")):
+        return {}
+    return _csv_settings(table)
 
 
 def _csv_settings(path: Path) -> dict[str, str]:
     """The separator of a csv file: the first that gives its first lines equally many cells, and more than one."""
-    if FILE_FORMATS.get(path.suffix) != "csv" or not path.is_file():
+    if FILE_FORMATS[path.suffix] != "csv":
         return {}
     for separator in SEPARATORS:
         with path.open(encoding="utf-8", errors="replace", newline="") as file:

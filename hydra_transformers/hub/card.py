@@ -18,16 +18,16 @@ from ..pruning import Circuit
 from ..reports.report import UncertaintyReport
 from ..reports.table import escape_markdown
 from ..uncertainty import CalibratedClassifier, TemperatureScaling
-from . import baseline_card
 from .card_sections import sealed, to_fill_in
 from .cost_table import card_cost_table
 from .kept_heads_map import kept_heads_map, trunk_sentence
 from .licenses import warn_of_unknown_license
 from .member_circuits import has_led_to, heads_of_backbone, kept_by, lost_by
-from .tasks import PAIRS, TASKS, Task
+from .tasks import BASELINE_LIMITS, BASELINE_SNIPPETS, PAIRS, TASKS, Task
 
 
-TEMPLATE = Path(__file__).with_name("model_card.md")
+TEMPLATE, BASELINE_TEMPLATE = (Path(__file__).with_name(name) for name in ("model_card.md", "baseline_card.md"))
+BASELINE_TAGS = ["uncertainty", "hydra-ensembles", "out-of-distribution-detection"]
 TAGS = ["hydra-ensembles", "uncertainty", "ensemble", "out-of-distribution-detection", "head-pruning"]
 SHARED_NAMES = {"embeddings": "embeddings", "layernorm": "LayerNorms", "mlp": "MLPs"}
 OBJECTIVE_NAMES = {"acc": "accuracy", "ood": "out-of-distribution AUROC", "avg": "mean of accuracy and OOD AUROC"}
@@ -77,7 +77,7 @@ def create_model_card(
             raise ValueError(
                 f"circuits and fine_tunings are about Hydras, this is a {type(model).__name__}: leave them out"
             )
-        fields = baseline_card.baseline_fields(model, task_of(model), repo_id, base_model)
+        fields = _baseline_fields(model, repo_id, base_model)
         fields["decision"] = _listed(() if decision is None else decision.decision.settings["sentences"])
     else:
         fields = card_fields(model, repo_id, base_model, circuits, fine_tunings)
@@ -89,7 +89,28 @@ def create_model_card(
         fields["evaluation"] = re.sub(r"^##", "###", report.to_markdown(), flags=re.MULTILINE).strip()
         data.eval_results = _eval_results(report, dataset, report_model, task_of(model).pipeline_tag)
         data.model_name, data.metrics = fields["model_name"], ["accuracy"]
-    return render(data, fields, baseline_card.TEMPLATE if isinstance(model, Baseline) else TEMPLATE)
+    return render(data, fields, BASELINE_TEMPLATE if isinstance(model, Baseline) else TEMPLATE)
+
+
+def _baseline_fields(model: Baseline, repo_id: str | None, base_model: str | None) -> dict[str, Any]:
+    """The fields of the template for baselines."""
+    name, task = type(model).__name__, task_of(model)
+    repo_id = repo_id or f"me/{name.lower()}"
+    arguments = {key: value for key, value in model.arguments.items() if key != "num_members"}
+    return {
+        "repo_id": repo_id,
+        "model_name": repo_id.split("/")[-1],
+        "summary": model.summary.format(members=model.num_members),
+        "model_class": type(model.model).__name__,
+        "of_base_model": f" of [{base_model}](https://huggingface.co/{base_model})" if base_model else "",
+        "intended_use": task.intended_use,
+        "snippet": (model.usage or BASELINE_SNIPPETS[task.pipeline_tag]).replace("REPO", repo_id).strip(),
+        "baseline": name,
+        "members": model.num_members,
+        "arguments": {key: escape_markdown(str(value)) for key, value in arguments.items()},
+        "cost": card_cost_table(model),
+        "limits": BASELINE_LIMITS,
+    }
 
 
 def card_fields(
@@ -99,7 +120,7 @@ def card_fields(
     circuits: Sequence[Circuit] | None = None,
     fine_tunings: bool | None = None,
 ) -> dict[str, Any]:
-    """What the template says about a model; a model on the meta device will do."""
+    """The fields of the template for Hydras; a model on the meta device will do."""
     task, config = task_of(model), model.config
     repo_id = repo_id or f"me/{type(model).__name__.lower()}"
     members = config.num_members
@@ -134,7 +155,7 @@ def card_fields(
 
 
 def _promises(model: PreTrainedModel) -> Sequence[str]:
-    """What a calibrated Hydra promises; nothing where its weights are not those that were calibrated."""
+    """The promises of a calibrated Hydra; none where its weights are not those that were calibrated."""
     decision = model.decision
     if decision is None or not (model.device.type == "meta" or decision.compare(model)):
         return ()
@@ -163,7 +184,7 @@ def card_data(
         license=license,
         library_name="hydra-transformers" if isinstance(model, Baseline) else "transformers",
         pipeline_tag=task_of(model).pipeline_tag,
-        tags=baseline_card.TAGS if isinstance(model, Baseline) else TAGS,
+        tags=BASELINE_TAGS if isinstance(model, Baseline) else TAGS,
     )
 
 
@@ -199,7 +220,7 @@ def _task_of_baseline(model: Baseline) -> Task:
 
 
 def _own_parts(model: PreTrainedModel) -> str:
-    """What each member has for itself, beside attention and what members might share."""
+    """Names the parts that each member has for itself, beside attention and the parts that members may share."""
     found = [slot for _, slot in slots(model) if slot.rows is not None or ".head." in slot.name]
     own = sorted({slot.name for slot in found if ".attention." not in slot.name})
     paths = [name.removeprefix(f"{model.base_model_prefix}.").split(".") for name in own]
@@ -255,7 +276,7 @@ def _is_whole(model: PreTrainedModel) -> bool:
 
 
 def _origin(model: PreTrainedModel, link: str, circuits: Sequence[Circuit] | None, fine_tunings: bool) -> str:
-    """What the members are, as a part of a sentence."""
+    """Says what the members are, as a part of a sentence."""
     members = model.config.num_members
     if not fine_tunings:
         return f"{members} copies of {link}, each with other attention heads cut out"

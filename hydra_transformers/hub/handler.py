@@ -1,4 +1,4 @@
-"""Answers requests for a Hydra Ensemble: what an Inference Endpoint of the Hub calls. Made by hydra_transformers.
+"""Answers requests for a Hydra Ensemble: an Inference Endpoint of the Hub calls it. Made by hydra_transformers.
 
 It needs torch, transformers, Pillow for images, and the files that lie beside it; not the package hydra_transformers.
 
@@ -32,7 +32,7 @@ KINDS = {
     "AutoModelForSequenceClassification": "text",
     "AutoModelForZeroShotImageClassification": "zero-shot",
 }
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # no decoder but these is let at the bytes of strangers
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # only these decoders read untrusted bytes
 MOST_PIXELS = 25_000_000  # of all images of a request together: a small file may unfold to more than the memory holds
 MOST_SLENDER = 100  # long side by short side: processors scale the short one up, and the long one with it
 MOST_CHARACTERS = 1_000_000  # of all texts of a request together: all of them are tokenized before they are cut
@@ -137,7 +137,7 @@ class Answerer:
 
 
 class EndpointHandler(Answerer):
-    """What an Inference Endpoint makes of a repository.
+    """A repository as an Inference Endpoint loads it.
 
     path: the folder of the model, with its code
     """

@@ -42,7 +42,7 @@ def _map_of_tower(config: PreTrainedConfig) -> str:
     widths = [max(map(len, column)) for column in columns]
     rows = zip(*columns, strict=True)
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines += [_first_layers(config)] if _trunk_layers(config) else []
+    lines += [_first_layers(config)] if config.trunk_layers else []
     return "\n".join(lines + _kept_neurons(config))
 
 
@@ -58,14 +58,10 @@ def _kept_neurons(config: PreTrainedConfig) -> list[str]:
 
 def trunk_sentence(config: PreTrainedConfig) -> str:
     """As in "the first 6 layers run once for all members", for CLIP by tower; nothing where each layer runs for each member."""
-    towers = {tower: each for tower, each in tower_configs(config).items() if _trunk_layers(each)}
+    towers = {tower: each for tower, each in tower_configs(config).items() if each.trunk_layers}
     return "; ".join(
         (f"in the {tower} tower " if tower else "") + _first_layers(each) for tower, each in towers.items()
     )
-
-
-def _trunk_layers(config: PreTrainedConfig) -> int:
-    return getattr(config, "trunk_layers", 0)  # code that came with an older repository has none
 
 
 def _first_layers(config: PreTrainedConfig) -> str:

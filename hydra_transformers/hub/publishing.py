@@ -1,4 +1,4 @@
-"""One commit on the Hub: model, code, processor and card."""
+"""Publishes a model with its code, processor and card, or its page, in one commit on the Hub."""
 
 import importlib.util
 import os
@@ -44,6 +44,9 @@ HANDLER = Path(__file__).with_name("handler.py")  # is published as it is
 LEFT_OVERS_OF_SPACE = [f"{PACKAGE.name}/*", f"{EXAMPLES}/*"]
 
 
+NO_TOKEN = "there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token="
+
+
 class HubError(RuntimeError):
     """The Hub refused, or could not be reached; the message is one sentence that says what to do."""
 
@@ -85,9 +88,7 @@ def push_hydra_to_hub(
     """
     inside, _ = split_decision(model)
     task_of(inside)  # refuses what is no Hydra before asking for a token
-    if token is None and get_token() is None:
-        raise HubError("there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token=")
-    api = HfApi(token=token)
+    api = _api(token)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         plots = _stage(folder, model, processor, report, temperature)
@@ -129,13 +130,17 @@ def push_space_to_hub(
     folder = Path(folder)
     if not (folder / "app.py").is_file():
         raise ValueError(f"{folder} holds no Space, it has no app.py: write one with write_space")
-    if token is None and get_token() is None:
-        raise HubError("there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token=")
-    api = HfApi(token=token)
+    api = _api(token)
     with _one_sentence(space_id):
         api.create_repo(space_id, repo_type="space", space_sdk="gradio", private=private, exist_ok=True)
         operations = _operations(api, space_id, folder, LEFT_OVERS_OF_SPACE, "space")
         return api.create_commit(space_id, operations, repo_type="space", commit_message="Upload the page")
+
+
+def _api(token: str | None) -> HfApi:
+    if token is None and get_token() is None:
+        raise HubError(NO_TOKEN)
+    return HfApi(token=token)
 
 
 def _operations(
@@ -160,7 +165,7 @@ def _leave_own_handler(api: HfApi, repo_id: str, folder: Path) -> None:
         there = Path(api.hf_hub_download(repo_id, HANDLER.name, force_download=True)).read_bytes()
     except RemoteEntryNotFoundError:
         return
-    if not there.startswith(HANDLER.read_bytes().splitlines()[0]):
+    if b"Made by hydra_transformers" not in there.partition(b"\n")[0]:
         logger.warning(f"{repo_id} has a handler.py of its own, which stays")
         (folder / HANDLER.name).unlink()
 
@@ -229,7 +234,7 @@ def _one_sentence(repo_id: str) -> Iterator[None]:
     except GatedRepoError as error:
         raise HubError(f"{repo_id} is gated: ask for access on its page, then try again") from error
     except LocalTokenNotFoundError as error:
-        raise HubError("there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token=") from error
+        raise HubError(NO_TOKEN) from error
     except HfHubHTTPError as error:
         raise HubError(_refusal(error, repo_id)) from error
     except Exception as error:

@@ -87,7 +87,7 @@ def _readme(repo_id: str, single: str | None, sdk_version: str) -> RepoCard:
 
 
 def _requirements() -> list[str]:
-    """What the package needs, and what images need; Gradio is there in every Space that names it."""
+    """The requirements of the package and of images; Gradio is there in every Space that names it."""
     try:
         found = requires("hydra-transformers") or []
     except PackageNotFoundError as error:
@@ -105,7 +105,7 @@ def _version(package: str, missing: str) -> str:
 
 
 def _copied(examples: Path, folder: Path) -> Path:
-    """What the page shows of examples, and nothing else that lies beside: all that is copied becomes public."""
+    """Copies the examples that the page shows, and nothing that lies beside them: all of it becomes public."""
     root = examples if examples.is_dir() else examples.parent
     for file in _example_files(examples):
         place = folder / file.relative_to(root)

@@ -1,4 +1,4 @@
-"""What the card says about a model's task."""
+"""Texts and code of a card that depend on the model's task."""
 
 from dataclasses import dataclass
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ..data.prediction import accepted_inputs, batches, check_class_prompts, split_labels
+from ..data.batches import batches, split_labels
+from ..data.prediction import accepted_inputs, check_class_prompts
 from .heads import Head, chosen_towers, has_two_towers, head_at
 from .units import scored_towers, working_copy
 

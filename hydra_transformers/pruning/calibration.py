@@ -9,15 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..data.batches import batches, split_labels
 from ..data.evaluation_data import check_label_range
-from ..data.prediction import (
-    accepted_inputs,
-    batches,
-    check_class_prompts,
-    classes_of,
-    logits_of_cosines,
-    split_labels,
-)
+from ..data.prediction import accepted_inputs, check_class_prompts, classes_of, logits_of_cosines
 from .heads import has_two_towers
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..data.batches import batches
 from ..data.fingerprints import fingerprint_of_weights
-from ..data.prediction import batches, classes_of
+from ..data.prediction import classes_of
 from ..fusion import check_can_be_fused
 from .circuits import Circuit
 from .heads import as_heads_to_prune, check_count, prune_heads, tower_and_place

@@ -10,15 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from .._io.processes import check_can_be_shared, gather, rank_and_world_size
+from ..data.batches import ChangedBatches, batches, split_labels
 from ..data.loading import load_if_named
-from ..data.prediction import (
-    ChangedBatches,
-    ZeroShotClassifier,
-    batches,
-    check_chooses_one_class,
-    classes_of,
-    split_labels,
-)
+from ..data.prediction import ZeroShotClassifier, check_chooses_one_class, classes_of
 from ..models.decision import Decided, Decision
 from ..uncertainty.abstention import Abstention
 from ..uncertainty.conformal import ConformalSets, count_sets, summarize_sets
@@ -53,7 +47,7 @@ def evaluate_uncertainty(
     conformal: ConformalSets | Mapping[str, ConformalSets] | None = None,
     batch_size: int = 32,
 ) -> UncertaintyReport:
-    """Judge models in and out of distribution; each predicts on its own device, and no logits are held.
+    """Evaluates models in and out of distribution; each predicts on its own device, and no logits are kept.
 
     Args:
         models: a Hydra, a Hugging Face classifier or a baseline; or several, `{name: model}`.
@@ -107,7 +101,7 @@ def evaluate_uncertainty(
         model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model
         model, decision = without_decision(model)
         reads_features = getattr(scores[name], "reads_features", False) or bool(decision and decision.reads_features)
-        judge = _Judge(
+        evaluator = _Evaluator(
             AnswerReader(model, reads_features),
             decision,
             scalings[name],
@@ -116,7 +110,7 @@ def evaluate_uncertainty(
             scores[name],
             batch_size,
         )
-        results[name] = judge.result(data, groups, sweeps)
+        results[name] = evaluator.result(data, groups, sweeps)
     return UncertaintyReport(score=described(next(iter(scores.values()))), models=results)
 
 
@@ -139,8 +133,8 @@ class _Counts:
 
 
 @dataclass(frozen=True)
-class _Judge:
-    """One model with the settings it is judged under.
+class _Evaluator:
+    """Evaluates one model under its settings.
 
     decision: the model's own, which `reader` does not apply
     """
@@ -197,7 +191,7 @@ class _Judge:
         )
 
     def corrupted(self, name: str, data: Any, id_scores: Tensor, ood_scores: Mapping[str, Tensor]) -> Metrics:
-        """The metrics on corrupted data; how well they are told from `data`, and foreign data from them."""
+        """The metrics on corrupted data, and how well the score separates it from `data` and foreign data from it."""
         judged = self.run(name, data, labelled=True)
         scores = judged.values()["score"]
         found = judged.compute() | {"shift_auroc": ood_metrics(id_scores, scores)["auroc"]}
@@ -226,7 +220,8 @@ class _Judge:
         accumulator, classes = UncertaintyAccumulator(self.score), set()
         rank, world_size = rank_and_world_size()
         names = classes_of(self.reader.model) if labelled else None
-        for batch in batches(data, self.batch_size, self.reader.device, rank, world_size, names):
+        shared = batches(data, self.batch_size, self.reader.device, rank, world_size, names)
+        for number, batch in enumerate(shared):
             member_logits, member_features = self.reader(batch)
             if isinstance(self.score, Detector) and len(accumulator) == 0:
                 self.score.check_heads(self.reader)
@@ -240,7 +235,9 @@ class _Judge:
                     self.count(counts, decided, labels)
             if self.scaling is not None:
                 member_logits = self.scaling(member_logits)
-            accumulator.update(member_logits, labels, member_features=member_features)
+            # Gathered rows are in the order of one process.
+            place = (number * world_size + rank) * 2**24 + torch.arange(len(member_logits))
+            accumulator.update(member_logits, labels, place, member_features)
             if counts is not None and self.conformal is not None and labelled:
                 counts.sets.append(self.conformal.counts(member_logits, labels))
             classes |= set() if labels is None else set(labels.tolist())
@@ -258,7 +255,7 @@ class _Judge:
         return gathered
 
     def count(self, counts: _Counts, decided: Decided, labels: Tensor | None) -> None:
-        """Adds what the model itself decides on a batch, where nothing else was asked for."""
+        """Counts what the model itself decides on a batch, where no other rule was passed."""
         if self.decision.settings["threshold"] is not None and self.abstention is None:
             answered = ~decided.abstain
             is_wrong = torch.zeros_like(answered)

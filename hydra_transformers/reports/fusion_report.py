@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ..data.batches import batches, split_labels
 from ..data.fingerprints import fingerprints_of_rows
-from ..data.prediction import batches, check_chooses_one_class, classes_of, device_of, predict, split_labels
+from ..data.prediction import check_chooses_one_class, classes_of, device_of, predict
 from ..fusion.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
 from ..models.auto import AutoHydra, hydra_class, load_trained
 from ..models.configuration_hydra import SHARED_PARTS
@@ -22,8 +23,9 @@ from ..uncertainty.ood import ood_groups
 from ..uncertainty.paired import Change, accuracy_change, auroc_change, mean_change
 from ..uncertainty.streaming import UncertaintyAccumulator
 from .evaluation import place_of
-from .fusion_tables import fusion_tables
+from .fusion_tables import fusion_parts
 from .fusion_verdict import decide
+from .rendering import to_html_parts, to_markdown
 
 
 STEPS = (0.25, 0.5, 0.75)  # of the way to the mean, between its ends
@@ -31,7 +33,7 @@ Cosines = dict[str, dict[str, float | None]]  # part -> pair of members -> cosin
 
 
 @dataclass(frozen=True)
-class Judged:
+class ClassifierMetrics:
     """What a model, or one member of it, reached; fractions, not percentages.
 
     Attributes:
@@ -64,8 +66,8 @@ class Fused:
     """
 
     shared: tuple[str, ...]
-    ensemble: Judged
-    members: list[Judged]
+    ensemble: ClassifierMetrics
+    members: list[ClassifierMetrics]
     nll: Change
     accuracy: Change
     member_accuracies: list[Change]
@@ -114,10 +116,10 @@ class FusionReport:
     num_ood_rows: dict[str, dict[str, int]]
     guessing: dict[str, float]
     beats_guessing: list[bool]
-    alone: list[Judged]
-    not_fused: Judged
+    alone: list[ClassifierMetrics]
+    not_fused: ClassifierMetrics
     fused: Fused
-    soup: Judged | None
+    soup: ClassifierMetrics | None
     parts: list[Fused]
     path: list[Step]
     rise: float
@@ -142,7 +144,10 @@ class FusionReport:
 
     def to_markdown(self) -> str:
         """The sentence and all tables."""
-        return fusion_tables(self)
+        return to_markdown(fusion_parts(self))
+
+    def _repr_html_(self) -> str:
+        return to_html_parts(fusion_parts(self))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in plain dicts, lists and numbers, for JSON."""
@@ -218,28 +223,28 @@ def fusion_report(
 
     def step(t: float) -> Step:
         with at_mean(*SHARED_PARTS, t=t):
-            return _step(t, _run(hydra, known, {}).judged_members())
+            return _step(t, _run(hydra, known, {}).member_metrics())
 
     fused = share(*SHARED_PARTS)
     between = [step(t) for t in STEPS]
     parts = [share(part) for part in SHARED_PARTS]
     parts += [share(*(part for part in SHARED_PARTS if part != left_out)) for left_out in SHARED_PARTS]
-    diversity = {"not fused": _diversity(apart.judged()), "attention": _diversity(fused.ensemble)}
+    diversity = {"not fused": _diversity(apart.metrics()), "attention": _diversity(fused.ensemble)}
     soup = None
     if has_equal_heads(hydra):
         with at_mean(*(part for part in (*SHARED_PARTS, "attention") if part != "mlp")):
-            diversity["mlp"] = _diversity(_run(hydra, known, {}).judged())
+            diversity["mlp"] = _diversity(_run(hydra, known, {}).metrics())
         with at_mean(*PARTS):
-            soup = _run(hydra.member(0), known, foreign).judged()
-    path = [_step(0.0, apart.judged_members()), *between, _step(1.0, fused.members)]
+            soup = _run(hydra.member(0), known, foreign).metrics()
+    path = [_step(0.0, apart.member_metrics()), *between, _step(1.0, fused.members)]
     guess = _guess(known.labels)
     return FusionReport(
         num_rows=len(known),
         num_ood_rows={group: {name: len(each) for name, each in sets.items()} for group, sets in foreign.items()},
         guessing={name: exact_mean(values) for name, values in guess.items()},
         beats_guessing=[_beats(member, guess) for member in apart.members],
-        alone=apart.judged_members(),
-        not_fused=apart.judged(),
+        alone=apart.member_metrics(),
+        not_fused=apart.metrics(),
         fused=fused,
         soup=soup,
         parts=parts,
@@ -334,14 +339,14 @@ class _Rows:
     members: list[Mapping[str, Tensor]]
     ood: dict[str, dict[str, list[Mapping[str, Tensor]]]]
 
-    def judged(self) -> Judged:
-        return self._judged(0, self.ensemble)
+    def metrics(self) -> ClassifierMetrics:
+        return self._metrics(0, self.ensemble)
 
-    def judged_members(self) -> list[Judged]:
-        return [self._judged(1 + index, member) for index, member in enumerate(self.members)]
+    def member_metrics(self) -> list[ClassifierMetrics]:
+        return [self._metrics(1 + index, member) for index, member in enumerate(self.members)]
 
-    def _judged(self, place: int, values: Mapping[str, Tensor]) -> Judged:
-        return Judged(
+    def _metrics(self, place: int, values: Mapping[str, Tensor]) -> ClassifierMetrics:
+        return ClassifierMetrics(
             accuracy=exact_mean(values["correct"]),
             nll=exact_mean(values["nll"]),
             ece=expected_calibration_error(values["confidence"], values["correct"]),
@@ -369,8 +374,8 @@ def _compared(shared: tuple[str, ...], before: _Rows, after: _Rows) -> Fused:
 
     return Fused(
         shared=shared,
-        ensemble=after.judged(),
-        members=after.judged_members(),
+        ensemble=after.metrics(),
+        members=after.member_metrics(),
         nll=mean_change(before.ensemble["nll"], after.ensemble["nll"]),
         accuracy=accuracy_change(before.ensemble["correct"], after.ensemble["correct"]),
         member_accuracies=[
@@ -382,7 +387,7 @@ def _compared(shared: tuple[str, ...], before: _Rows, after: _Rows) -> Fused:
     )
 
 
-def _step(t: float, members: Sequence[Judged]) -> Step:
+def _step(t: float, members: Sequence[ClassifierMetrics]) -> Step:
     accuracy, nll = (sum(getattr(member, name) for member in members) / len(members) for name in ("accuracy", "nll"))
     return Step(t, accuracy, nll)
 
@@ -409,5 +414,5 @@ def _beats(member: Mapping[str, Tensor], guess: Mapping[str, Tensor]) -> bool:
     return by_accuracy or mean_change(guess["nll"], member["nll"]).high < 0
 
 
-def _diversity(ensemble: Judged) -> dict[str, float]:
+def _diversity(ensemble: ClassifierMetrics) -> dict[str, float]:
     return {"mutual_information": ensemble.mutual_information, "disagreement": ensemble.disagreement}

@@ -1,15 +1,15 @@
-"""A fusion report in markdown."""
+"""The parts of a fusion report: titles, sentences and tables."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .table import NO_VALUE, Table, escape_markdown
-from .tables import COLUMNS, group_title, set_title
+from .table import NO_VALUE, Table
+from .tables import COLUMNS, Part, Title, group_title, set_title
 
 
 if TYPE_CHECKING:
     from ..uncertainty.paired import Change
-    from .fusion_report import Fused, FusionReport, Judged
+    from .fusion_report import ClassifierMetrics, Fused, FusionReport
 
 METRICS = ("accuracy", "nll", "ece")
 DIVERSITY = {
@@ -19,30 +19,28 @@ DIVERSITY = {
 }
 
 
-def fusion_tables(report: "FusionReport") -> str:
+def fusion_parts(report: "FusionReport") -> list[Part]:
     """The sentence and all tables."""
     groups = list(report.num_ood_rows)
-    titles = [COLUMNS[metric].heading() for metric in METRICS] + [
-        COLUMNS["auroc"].heading("" if group == "OOD" else group_title(group)) for group in groups
-    ]
-    parts = [f"# Fusing {report.num_members} members: {report.verdict}", escape_markdown(report.sentence)]
-    parts += [
-        "## Each member, alone → inside the fused model",
-        _table(["Member", *titles], _member_rows(report, groups)),
-    ]
-    parts += ["## The ensemble", _table(["", *titles, "NLL change (95 %)"], _ensemble_rows(report, groups))]
+    titles = [COLUMNS[metric].heading() for metric in METRICS]
+    titles += [COLUMNS["auroc"].heading("" if group == "OOD" else group_title(group)) for group in groups]
+    parts: list[Part] = [Title(f"Fusing {report.num_members} members: {report.verdict}", level=1), report.sentence]
+    parts += [Title("Each member, alone → inside the fused model")]
+    parts += [Table(["Member", *titles], _member_rows(report, groups)), Title("The ensemble")]
+    parts += [Table(["", *titles, "NLL change (95 %)"], _ensemble_rows(report, groups))]
     if groups:
-        parts += [
-            "## Detection, not fused → fused",
-            _table(["Data", "Rows", "AUROC ↑", "Change (95 %)"], _set_rows(report)),
-        ]
-    parts += ["## The way to the mean", _path_lines(report)]
-    parts += ["## How much members disagree", _table(["Members differ in", "MI", "DI"], _diversity_rows(report))]
-    parts += ["## How alike members are", "Cosines, the least and the greatest over the pairs.", _cosine_table(report)]
-    return "\n\n".join(parts) + "\n"
+        parts += [Title("Detection, not fused → fused")]
+        parts += [Table(["Data", "Rows", "AUROC ↑", "Change (95 %)"], _set_rows(report))]
+    parts += [Title("The way to the mean"), _path_table(report)]
+    parts += [
+        f"The NLL rises by {report.rise:.3f} on the way, by {report.barrier:.3f} above the straight line between its ends."
+    ]
+    parts += [Title("How much members disagree"), Table(["Members differ in", "MI", "DI"], _diversity_rows(report))]
+    parts += [Title("How alike members are"), "Cosines, the least and the greatest over the pairs."]
+    return [*parts, _cosine_table(report)]
 
 
-def _cells(judged: "Judged", groups: Sequence[str]) -> list[str]:
+def _cells(judged: "ClassifierMetrics", groups: Sequence[str]) -> list[str]:
     cells = [COLUMNS[metric].text(getattr(judged, metric)) for metric in METRICS]
     return cells + [COLUMNS["auroc"].text(judged.mean_auroc(group)) for group in groups]
 
@@ -86,14 +84,13 @@ def _set_rows(report: "FusionReport") -> list[list[str]]:
     return rows
 
 
-def _path_lines(report: "FusionReport") -> str:
+def _path_table(report: "FusionReport") -> Table:
     titles = ["Members, on average", *(f"{step.t:.0%}" for step in report.path)]
     rows = [
         [COLUMNS[metric].heading(), *(COLUMNS[metric].text(getattr(step, metric)) for step in report.path)]
         for metric in ("accuracy", "nll")
     ]
-    rises = f"The NLL rises by {report.rise:.3f} on the way, by {report.barrier:.3f} above the straight line between its ends."
-    return f"{_table(titles, rows)}\n\n{rises}"
+    return Table(titles, rows)
 
 
 def _diversity_rows(report: "FusionReport") -> list[list[str]]:
@@ -103,18 +100,14 @@ def _diversity_rows(report: "FusionReport") -> list[list[str]]:
     ]
 
 
-def _cosine_table(report: "FusionReport") -> str:
+def _cosine_table(report: "FusionReport") -> Table:
     columns = {"Weights": report.weight_cosines}
     if report.difference_cosines is not None:
         columns["Learned since pre-training"] = report.difference_cosines
     rows = [[part, *(_range(cosines.get(part, {})) for cosines in columns.values())] for part in report.weight_cosines]
-    return _table(["Part", *columns], rows)
+    return Table(["Part", *columns], rows)
 
 
 def _range(cosines: dict[str, float | None]) -> str:
     known = [cosine for cosine in cosines.values() if cosine is not None]
     return f"{min(known):.3f} to {max(known):.3f}" if known else NO_VALUE
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return Table(header, rows).markdown()

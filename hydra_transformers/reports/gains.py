@@ -51,7 +51,7 @@ def gains(result: "ModelResult", other: "ModelResult") -> dict[str, Gain]:
     Both must have answered the same data; empty where a report from elsewhere has no rows. Data that came in another order
     (a shuffled DataLoader) makes the intervals wider, not wrong.
     """
-    mine, theirs = _unpacked(result.rows), _unpacked(other.rows)
+    mine, theirs = unpacked_rows(result.rows), unpacked_rows(other.rows)
     if not mine or not theirs:
         return {}
     _check_same_size(mine, theirs)
@@ -97,10 +97,10 @@ def _packed(values: Tensor) -> str:
     return base64.b64encode(values.float().numpy().astype("<f4").tobytes()).decode()
 
 
-def _unpacked(rows: Any) -> Any:
+def unpacked_rows(rows: Any) -> Any:
     """Names and texts -> names and float64 tensors (samples,)."""
     if isinstance(rows, Mapping):
-        return {name: _unpacked(value) for name, value in rows.items()}
+        return {name: unpacked_rows(value) for name, value in rows.items()}
     return torch.frombuffer(bytearray(base64.b64decode(rows)), dtype=torch.float32).double()
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._io.pictures import COLOURS, Figure, drawable, finish_panel, legend_below, png_of, write_png
+from .._io.pictures import COLOURS, MARKERS, NEUTRAL, Figure, drawable, finish_panel, legend_below, png_of, write_png
 from .tables import COLUMNS, clean, set_title
 
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 # They repeat in grey what colours tell apart.
 LINE_STYLES = ("-", "--", "-.", ":")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 ID_COLOUR = "#BBBBBB"
 PANELS_PER_ROW = 3
 CHARACTERS_PER_PANEL = 66  # of a legend's small print
@@ -167,9 +166,9 @@ def _reliability(panel: "Axes", bins: list[_Bin]) -> None:
     panel.bar(lefts, accuracy, color=COLOURS[5], label="Accuracy of the bin", **bar)
     gap_look = {"color": "none", "edgecolor": COLOURS[1], "hatch": "////", "linewidth": 0.8}
     panel.bar(lefts, gaps, bottom=accuracy, label="Gap to its mean confidence", **gap_look, **bar)
-    panel.plot([0, 1], [0, 1], color="#555555", linestyle="--", linewidth=1, label="Perfect calibration")
+    panel.plot([0, 1], [0, 1], color=NEUTRAL, linestyle="--", linewidth=1, label="Perfect calibration")
     for each in bins:
-        panel.text((each.low + each.high) / 2, 1.04, _short(each.count), ha="center", fontsize=7, color="#555555")
+        panel.text((each.low + each.high) / 2, 1.04, _short(each.count), ha="center", fontsize=7, color=NEUTRAL)
     panel.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="Confidence; above, the number of samples", ylabel="Accuracy")
 
 
@@ -246,8 +245,8 @@ def _roc(report: "UncertaintyReport", data_set: str) -> Figure:
         metrics, curve = _ood_sets(result)[data_set], result.curves["roc"][data_set]
         label = f"{name}, AUROC {100 * metrics['auroc']:.1f} %, FPR95 {100 * metrics['fpr95']:.1f} %"
         panel.plot(curve["fpr"], curve["tpr"], label=drawable(label), **_line(number))
-    panel.plot([0, 1], [0, 1], color="#555555", linestyle=":", linewidth=1)
-    panel.axhline(0.95, color="#555555", linestyle=":", linewidth=1)
+    panel.plot([0, 1], [0, 1], color=NEUTRAL, linestyle=":", linewidth=1)
+    panel.axhline(0.95, color=NEUTRAL, linestyle=":", linewidth=1)
     panel.set(xlim=(-0.01, 1.01), ylim=(-0.01, 1.02))
     panel.set(xlabel="False positive rate (in distribution)", ylabel="True positive rate (out of distribution)")
     finish_panel(panel, data_set)
@@ -395,7 +394,7 @@ def _way_to_the_mean(report: "FusionReport") -> Figure:
     ):
         values = [getattr(step, metric) for step in report.path]
         panel.plot(way, values, marker="o", **_line(number))
-        panel.plot([0, 1], [values[0], values[-1]], color="#555555", linestyle=":", linewidth=1)
+        panel.plot([0, 1], [values[0], values[-1]], color=NEUTRAL, linestyle=":", linewidth=1)
         panel.set(xlabel="Share of the way from own weights to the mean", ylabel=f"{title}, mean of the members")
         finish_panel(panel, f"Rises by {report.rise:.3f}" if metric == "nll" else "")
     return figure
@@ -409,7 +408,7 @@ def _cost_of_sharing(report: "FusionReport") -> Figure:
     changes = [choice.nll for choice in choices]
     reach = [change.half_width for change in changes]
     panel.barh(names, [change.difference for change in changes], xerr=reach, height=0.6, color=COLOURS[5], capsize=3)
-    panel.axvline(0, color="#555555", linewidth=1)
+    panel.axvline(0, color=NEUTRAL, linewidth=1)
     panel.invert_yaxis()
     panel.set(xlabel="NLL fused less not fused (nats, 95 % interval)", ylabel="Shared")
     finish_panel(panel, report.verdict.capitalize())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._io.files import parse_json, write_atomically
-from .gains import Gain, gain_sentence, gains
+from .gains import Gain, gain_sentence, gains, unpacked_rows
 from .rendering import html_page, to_html_parts, to_markdown, to_text
 from .tables import Title, all_parts, cost_table, headline, legend, summary
 
@@ -158,6 +158,8 @@ class UncertaintyReport:
         try:
             content = _without_named_infinities(parse_json(Path(path).read_bytes()))
             models = {name: ModelResult(**result) for name, result in content["models"].items()}
+            for result in models.values():
+                unpacked_rows(result.rows)  # broken ones are found here, not when the report is printed
             return cls(score=content["score"], models=models)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not an uncertainty report: pass a file that to_json wrote") from error

@@ -148,7 +148,7 @@ def legend() -> Table:
 
 
 def summary(report: "UncertaintyReport") -> list[Part]:
-    """What is asked first: how good the answers are, how well each data set is told, what a threshold buys."""
+    """The main tables: quality of the answers, detection by data set, and what a threshold buys."""
     first = next(iter(report.models.values()))
     parts: list[Part] = [Title("In distribution", level=3), _table(report, [IN_DISTRIBUTION], with_members=True)]
     if first.ood:
@@ -239,9 +239,9 @@ def _corruption_parts(report: "UncertaintyReport", table: Callable[..., Table]) 
     averages = first.corruption_average()
     explained = f"Mean over the corruptions ({', '.join(first.corruptions)}); average: mean over the severities."
     if "ood_auroc" in averages:
-        explained += " OOD AUROC: the OOD data told from the corrupted data."
+        explained += " OOD AUROC: OOD data against corrupted data."
     if "shift_auroc" in averages:
-        explained += " AUROC against clean: the corrupted data told from the in-distribution data."
+        explained += " AUROC against clean: corrupted data against in-distribution data."
     parts: list[Part] = [Title("Under corruption"), explained]
     for metric in (each for each in UNDER_CORRUPTION if each in averages):
         places = [("clean", (metric,), clean)] if metric != "shift_auroc" else []

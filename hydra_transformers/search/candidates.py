@@ -1,4 +1,4 @@
-"""What a candidate reached and costs, and which candidates no other beats."""
+"""Candidates with their quality and costs, and the front of those that no other beats."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field

@@ -1,4 +1,4 @@
-"""How a candidate is made, and which designs are worth a try for a model of some layers and heads."""
+"""Designs: how a candidate is made, and which ones a model of some layers and heads allows."""
 
 from dataclasses import dataclass
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.batches import batches, check_is_data, split_labels
 from ..data.evaluation_data import check_label_range
 from ..data.fingerprints import fingerprint_of_rows, fingerprints_of_rows
-from ..data.prediction import batches, check_is_data, split_labels
 from ..uncertainty.ood import ood_groups
 
 

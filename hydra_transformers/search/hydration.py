@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +16,18 @@ from transformers import PreTrainedModel
 from .._io.files import written_whole
 from .._io.folder_lock import only_writer
 from .._version import __version__
+from ..data.batches import batches
 from ..data.fingerprints import fingerprint_of_data
 from ..data.labels import model_classes
 from ..data.loading import classes_in, load_if_named
-from ..data.prediction import accepted_inputs, batches, device_of
+from ..data.prediction import accepted_inputs, device_of
 from ..data.rows import DataSource
 from ..hub.card import check_names
 from ..reports.gains import gains
 from ..reports.report import UncertaintyReport
 from ..training import Recipe, finetune_from_pretrained
-from ..training.finetune import SETTLED_ELSEWHERE
+from ..training.finetune import REFUSED_ARGUMENTS
+from ..training.recipes import recipe_for
 from .candidate_models import CandidateModels, Tuning
 from .candidates import pareto_front
 from .deadline import Deadline, in_words
@@ -37,7 +40,6 @@ from .sources import (
     divided_training_data,
     is_to_be_finetuned,
     read_source,
-    recipe_of,
 )
 from .steps_folder import StepsFolder
 from .strategy import Search
@@ -84,8 +86,8 @@ def hydrate(
         data: labelled rows that no model was trained on: a DataLoader that does not shuffle, a list of dict
             batches, or a Dataset or list of dict rows. They are read once, held in memory, and divided at random: a
             third (at most 1,000) to search with, a third (at most 2,000) to calibrate on, the rest to judge by. Where
-            a pre-trained model is fine-tuned it may be left out: then a fifth of `train_data` (at most 3,000 rows) is
-            held out, and a note says so. Where your data has a validation split, pass that.
+            a pre-trained model is fine-tuned it may be left out: then it is the validation split of `train_data`, where that is
+            a name or folder that has one, or else a part that is held out of it. A note says which.
         ood_data: rows from elsewhere: `{"near": {name: data}, "far": {name: data}}`, `{name: data}` or one data set.
             Half of each (at most 1,000 rows in all) serves circuits, the rest judging. Without it detection is not
             measured.
@@ -97,8 +99,8 @@ def hydrate(
             `output_dir`-steps beside it gets every finished step; the same call goes on from there after a stop, and
             another target chooses anew among what is judged already. Other models, data or settings are refused there.
         processor: the image processor or tokenizer, saved with the Hydra; a tokenizer also pads the rows of a training.
-        num_members: of a Hydra of one model at most, and how often a pre-trained model is fine-tuned; several fine-tunings
-            make one each. Fewer of them, the first two, three, ..., are tried too.
+        num_members: the most members of a Hydra of one model, and how often a pre-trained model is fine-tuned. Of several
+            fine-tunings each is a member. Fewer members are tried too.
         finetune: whether to fine-tune the one model first; by default where it has no classifier.
         class_names: for that, what the labels 0, 1, ... stand for.
         recipe, tuning_recipe: for fine-tuning, and for members after pruning, a `Recipe` or the name of one; by default
@@ -117,15 +119,11 @@ def hydrate(
             name of the data on the Hub, results go into the card.
         progress: whether to say what is tried and how far it is, on a terminal with bars.
 
-    What is tried. Of several fine-tunings: fused whole, with what `fusion_report` says may be shared and the first
-    quarter, half and three quarters of the layers merged; then each without a twelfth, a sixth and a third of its
-    heads by a circuit of its own, with the deepest trunk that costs less than half a point of quality, and without any
-    where that is better by half a point or the target is the best detection. Of one model: copies without as many
-    heads, by circuits for accuracy, detection and both, with half of the layers common and with none; without OOD data
-    by Taylor scores, or where these make equal members by samples of a circuit for accuracy. The three best Hydras that
-    no other beats, and what the target would choose, are then tried with fewer members. With `train_data`, at last the
-    two best of the pruned ones are tuned, where they are within two points of the front. A cost target leaves out what
-    would be too slow before its circuits are extracted. Every candidate is calibrated as the chosen one will be.
+    What is tried. Several fine-tunings are fused whole, with what `fusion_report` says may be shared and with a quarter,
+    half and three quarters of the layers merged; then each without a twelfth, a sixth and a third of its heads by a circuit
+    of its own. Copies of one model lose as many heads by circuits, or without OOD data by Taylor scores. The best are tried
+    with fewer members and, with `train_data`, tuned after pruning where that can still win. A cost target leaves out what
+    would be too slow before its circuits are extracted. docs/choose-for-me.md has the details.
 
     The judging rows choose among many, so the best of them is a little too good there: to know what the Hydra reaches,
     judge it once more on rows that you kept apart.
@@ -142,11 +140,13 @@ def hydrate(
     elif train_data is not None:
         check_training_data(train_data)
     source = read_source(model_or_models, train_data is not None, finetune, num_members, class_names, seed, device)
-    reader = {"processor": processor}
-    train_data = load_if_named(train_data, source.models[0], split=("train",), labelled=True, **reader)
-    data = load_if_named(data, source.models[0], labelled=True, **reader)
-    ood_data = load_if_named(ood_data, source.models[0], labelled=False, **reader)
-    notes = []
+    read = partial(load_if_named, model=source.models[0], processor=processor)
+    if data is None and source.pretrained is not None and isinstance(train_data, (str, os.PathLike)):
+        train_data, data = (read(train_data, part=part, labelled=True) for part in ("training", "validation"))
+    train_data = read(train_data, split=("train",), labelled=True)
+    data, ood_data = read(data, labelled=True), read(ood_data, labelled=False)
+    given = {"train_data": train_data, "data": data}
+    notes = [f"{name}: {'; '.join(each.notes)}." for name, each in given.items() if getattr(each, "notes", None)]
     if data is None:
         train_data, data = divided_training_data(source, train_data, seed)
         notes.append(
@@ -158,8 +158,8 @@ def hydrate(
     recipes = None
     if train_data is not None:
         recipes = (
-            recipe_of(recipe, source.config, train_data, is_pretrained=True),
-            recipe_of(tuning_recipe, source.config, train_data, is_pretrained=False),
+            recipe_for(recipe, source.config, train_data, is_pretrained=True),
+            recipe_for(tuning_recipe, source.config, train_data, is_pretrained=False),
         )
     identity = _identity(source, rows, train_data, recipes, settings, batch_size, seed)
     output = output if output.name else output.resolve()
@@ -222,7 +222,7 @@ def _check_settings(
         raise ValueError(f"seconds is {seconds!r}: pass 0 or more")
     if time_limit is not None and not (math.isfinite(time_limit) and time_limit > 0):
         raise ValueError(f"time_limit is {time_limit!r}: pass minutes, more than 0, or None for no limit")
-    refused = next((name for name in SETTLED_ELSEWHERE if name in training_arguments), None)
+    refused = next((name for name in REFUSED_ARGUMENTS if name in training_arguments), None)
     if refused is not None:
         raise ValueError(
             f"training_arguments has {refused}, which is not for it to say: leave it out, or pass a recipe and a tuning_recipe of "

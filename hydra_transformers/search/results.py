@@ -1,4 +1,4 @@
-"""What `hydrate` gives back: the chosen Hydra, all candidates as a table and a plot, and the folder that is written."""
+"""The result of `hydrate`: the chosen Hydra, all candidates as a table and a plot, and the folder that is written."""
 
 import importlib.util
 import json
@@ -37,7 +37,7 @@ class Hydrated:
         table: all candidates, fastest first; also one model, and of several fine-tunings their Deep Ensemble and soup.
         gains: for every other candidate, by name, what its quality is above the chosen one's, with a 95 % interval.
         front: those that no other beats in quality, time and memory at once, fastest first.
-        choice: what was chosen and why, in one sentence.
+        choice: what was chosen and why, in a few sentences.
         alternatives: what the choice would have been without the chosen one, and without that, and so on.
         report: the chosen Hydra ("hydra") and what it is compared with on the judging rows, each calibrated.
         notes: how the data was divided, what was left out and why, and what a time limit cut off.

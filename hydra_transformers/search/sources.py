@@ -13,8 +13,6 @@ from ..data.fingerprints import fingerprint_of_weights
 from ..data.prediction import check_chooses_one_class
 from ..fusion import check_can_be_fused
 from ..models.auto import CLASSIFIERS, check_has_no_adapters, config_of, described, load_trained
-from ..training import Recipe, default_recipe
-from ..training import recipe as recipe_by_name
 from ..training.from_pretrained import with_new_classifiers
 from .held_out import LEAST_ROWS, divided
 
@@ -71,47 +69,39 @@ def read_source(
     named = list(given) if is_several else [given]
     if not named:
         raise ValueError("model_or_models is an empty list: pass at least one model")
-    for place, each in enumerate(named):
-        _check_kind(each, f"model_or_models[{place}]" if is_several else "model_or_models")
+    names = [f"model_or_models[{place}]" if is_several else "model_or_models" for place in range(len(named))]
+    for each, name in zip(named, names, strict=True):
+        _check_kind(each, name)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if len(named) == 1:
         [only] = named
         if is_to_be_finetuned(only, finetune):
+            is_loaded = isinstance(only, PreTrainedModel)
             if not has_train_data:
+                name = f"model_or_models ({type(only).__name__})" if is_loaded else os.fspath(only)
                 raise ValueError(
-                    f"{_called(only)} is a pre-trained model without a trained classifier, and there is no train_data to "
-                    "fine-tune it on: pass train_data, or fine-tuned models"
+                    f"{name} is a pre-trained model without a trained classifier, and there is no train_data to fine-tune it "
+                    "on: pass train_data, or fine-tuned models"
                 )
             [first] = with_new_classifiers(only, 1, class_names, seed)
-            place = only.device if isinstance(only, PreTrainedModel) else _place(device)
-            return Source([first.to(place)], only, num_members)
+            return Source([first.to(only.device if is_loaded else device)], only, num_members)
     elif finetune:
         raise ValueError(f"finetune is for one pre-trained model, and there are {len(named)} models: leave it out")
     if class_names is not None:
         raise ValueError(
             "class_names are for a pre-trained model that is fine-tuned here: leave them out, or pass finetune=True"
         )
-    models = [_loaded(each, device) for each in named]
-    for place, model in enumerate(models):
-        called = f"model_or_models[{place}]" if is_several else "model_or_models"
+    models = [each if isinstance(each, PreTrainedModel) else load_trained(each).to(device) for each in named]
+    for model, name in zip(models, names, strict=True):
         if not has_classifier(model):
             raise ValueError(
-                f"{called} is a {type(model).__name__}, which has no classifier: pass fine-tuned classifiers, or one pre-trained "
+                f"{name} is a {type(model).__name__}, which has no classifier: pass fine-tuned classifiers, or one pre-trained "
                 "model with train_data"
             )
-        check_chooses_one_class(model, called)
+        check_chooses_one_class(model, name)
     if len(models) > 1:
         check_can_be_fused(models, "model_or_models", allow_equal=False)
     return Source(models, None, len(models) if len(models) > 1 else num_members)
-
-
-def _loaded(model: Model, device: str | None) -> PreTrainedModel:
-    if isinstance(model, PreTrainedModel):
-        return model
-    return load_trained(model).to(_place(device))
-
-
-def _place(device: str | None) -> str:
-    return device or ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _check_kind(model: Any, name: str) -> None:
@@ -137,20 +127,7 @@ def has_classifier(model: Model) -> bool:
     return CLASSIFIERS[config.model_type].__name__ in (config.architectures or ())
 
 
-def _called(model: Model) -> str:
-    return f"model_or_models ({type(model).__name__})" if isinstance(model, PreTrainedModel) else os.fspath(model)
-
-
-# Training
-
-
-def recipe_of(recipe: Recipe | str | None, config: PreTrainedConfig, train_data: Any, is_pretrained: bool) -> Recipe:
-    """
-    is_pretrained: for a pre-trained model, and not for pruned members
-    """
-    if recipe is None:
-        return default_recipe(config, train_data, is_pretrained)
-    return recipe_by_name(recipe) if isinstance(recipe, str) else recipe
+# Training data
 
 
 def divided_training_data(source: Source, train_data: Any, seed: int) -> tuple[Subset, Subset]:

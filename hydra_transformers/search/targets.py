@@ -1,4 +1,4 @@
-"""What a user cares about, and which candidate that makes the choice."""
+"""The target that a user names, and the candidate that it chooses."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -95,7 +95,7 @@ def next_best(candidates: Sequence[Candidate], target: Target, count: int = 3) -
 
 
 def why(chosen: Candidate, candidates: Sequence[Candidate], target: Target, gains: Mapping[str, Gain]) -> str:
-    """What was chosen and why, in one sentence.
+    """What was chosen and why, in a few sentences.
 
     gains: for every other candidate, by name, what its quality is above the chosen one's
     """
@@ -105,14 +105,16 @@ def why(chosen: Candidate, candidates: Sequence[Candidate], target: Target, gain
         "cost": f"the highest in quality within {target.value:g} times one model's time",
         "accuracy_within": f"the highest in detection with an accuracy at most {target.value:g} points below the highest",
     }
-    sentence = f"{chosen.name} ({chosen.sentence}) is {reasons[target.kind]}, of {len(hydras)} Hydras"
+    sentences = [f"{chosen.name} ({chosen.sentence}) is {reasons[target.kind]}, of {len(hydras)} Hydras."]
     best = best_first(hydras)[0]
     if best is not chosen and target.kind != "accuracy_within":
-        sentence += f"; the highest quality has {best.name} ({best.sentence}; {_compared(gains[best.name])})"
-    others = [each for each in hydras if each is not chosen]
-    equal = sum(gains[each.name].verdict == "no difference" for each in others)
+        sentences.append(f"The highest quality has {best.name} ({best.sentence}): {_compared(gains[best.name])}.")
+    others = [gains[each.name] for each in hydras if each is not chosen]
+    equal = sum(gain.verdict == "no difference" for gain in others)
     if equal:
-        sentence += f"; between it and {equal} of the {len(others)} others there is {NO_DIFFERENCE} in quality"
+        sentences.append(
+            f"Between it and {equal} of the {len(others)} other Hydras there is {NO_DIFFERENCE} in quality."
+        )
     rivals = [
         each
         for each in candidates
@@ -121,8 +123,8 @@ def why(chosen: Candidate, candidates: Sequence[Candidate], target: Target, gain
     if rivals:
         rival = best_first(rivals)[0]
         beside = ", which has no members to disagree," if rival.design.kind == SOUP else ""
-        sentence += f"; but {rival.name}{beside} is no slower ({rival.sentence}; {_compared(gains[rival.name])})"
-    return f"{sentence}."
+        sentences.append(f"But {rival.name}{beside} is no slower ({rival.sentence}): {_compared(gains[rival.name])}.")
+    return " ".join(sentences)
 
 
 def _compared(gain: Gain) -> str:

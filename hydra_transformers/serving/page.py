@@ -118,7 +118,7 @@ def launch_page(
 
 
 def _respond(models: Sequence[Predictor], limits: Limits, value: Any, classes: str = "") -> str:
-    """What the page shows of an input; a sentence where there is something wrong with it."""
+    """The answers as HTML; a sentence where there is something wrong with the input."""
     first = models[0]
     try:
         if not value:

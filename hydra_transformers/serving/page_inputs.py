@@ -74,7 +74,7 @@ def _regular_content(path: str | os.PathLike, most: int) -> bytes:
 
 
 def _within(seconds: float, name: str, read: Callable[[], Found]) -> Found:
-    """What `read` returns; a file on a disk that hangs must not stop the page for everyone."""
+    """Calls `read`, but waits no longer: a file on a disk that hangs must not stop the page for everyone."""
     found: list[Found] = []
     problems: list[Exception] = []
 

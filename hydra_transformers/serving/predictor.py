@@ -20,7 +20,7 @@ MOST_CLASS_LISTS = 8  # of CLIP, whose prompts are kept
 
 
 def kind_of(config: PreTrainedConfig, name: str) -> str:
-    """What a model reads: "image", "text", or "zero-shot" for images and the classes of each request; others are refused."""
+    """The inputs of a model: "image", "text", or "zero-shot" for images and the classes of each request; others are refused."""
     kind = KINDS.get(auto_class_of(config))
     if kind is None:
         raise ValueError(f"{name} is a {config.model_type}: server and page have classifiers of images and texts")
@@ -69,13 +69,13 @@ class Predictor(Answerer):
 
     @property
     def promises(self) -> list[str]:
-        """What it was calibrated for, in sentences; none where it was not, or has other weights since."""
+        """The sentences of its calibration; none where it was not calibrated, or has other weights since."""
         _, decision = without_decision(self.model)
         return [] if decision is None else list(decision.settings["sentences"])
 
     @property
     def about(self) -> dict[str, Any]:
-        """What the server tells of it."""
+        """The description that the server gives at GET /."""
         return {
             "model": self.name,
             "kind": self.kind,

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import Subset
 
-from ..data.prediction import ChangedBatches, check_is_data
+from ..data.batches import ChangedBatches, check_is_data
 from .corruptions import SEVERITIES, checked_severities, checked_severity, corrupt, corruption_named, names_of
 from .pixel_scale import PixelScale
 

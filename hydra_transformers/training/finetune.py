@@ -16,14 +16,14 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 
 from .._io.files import write_atomically
+from ..data.batches import collate
 from ..data.fingerprints import fingerprint_of_data
-from ..data.prediction import classes_of, collate, padding_of
+from ..data.prediction import classes_of, padding_of
 from ..models.auto import described
 from .callbacks import describe_trained
 from .lora import is_peft_model
 from .parameter_groups import is_baseline
-from .recipes import Recipe, check_learning_rate, default_recipe
-from .recipes import recipe as recipe_by_name
+from .recipes import Recipe, check_learning_rate, recipe_for
 from .run_folders import (
     FINISHED,
     check_can_resume,
@@ -42,8 +42,8 @@ from .run_folders import (
 from .trainer import DivergedError, FiniteTrainer
 
 
-# Arguments that differ between runs, or on which more depends than Trainer knows.
-SETTLED_ELSEWHERE = {
+# Arguments that are set in another way here, and in which.
+REFUSED_ARGUMENTS = {
     "learning_rate": "learning_rates=[...]",
     "label_smoothing_factor": "dataclasses.replace(recipe, label_smoothing=...)",
     "load_best_model_at_end": "dataclasses.replace(recipe, keep_best=...)",
@@ -73,8 +73,8 @@ def finetune_members(
     Args:
         members: the pruned members, of one backbone or of several; plain models of Transformers; a `PeftModel` each, of
             which the adapter trains and is saved; or baselines around a model, such as a `BatchEnsemble`.
-        recipe: a `Recipe`, or the name of one; None for `default_recipe`, of which a line tells what it is.
-        train_data, validation_data: what `Trainer` takes, both needed; `validation_data` is the validation set.
+        recipe: a `Recipe`, or the name of one; None for `default_recipe`, and a line says what that chose.
+        train_data, validation_data: the rows to train on and to validate by, as `Trainer` takes them; both are needed.
         output_dir: needed; gets one folder per member, `member-0`, `member-1`, ..., from which the member can be loaded with
             `from_pretrained`. Below it lies one run folder per learning rate.
         seed: member i trains with `seed + i`: its own order of the data and its own dropout.
@@ -89,15 +89,15 @@ def finetune_members(
         training_arguments: arguments of `TrainingArguments` that win over the recipe's.
 
     Call it again with the same arguments and it goes on where it was: finished members are loaded, an interrupted one
-    resumes from its last checkpoint. A folder that holds another fine-tuning is refused; data are known again by their
-    number of rows and the values of some of them. So is a folder that another process is writing into. The checkpoints of
-    a finished run are deleted. Works under `accelerate launch` and `torchrun`.
+    resumes from its last checkpoint. A folder that holds another fine-tuning, or that another process writes into, is
+    refused; data are recognised by their number of rows and the values of some of them. The checkpoints of a finished run are
+    deleted. Works under `accelerate launch` and `torchrun`.
 
     A learning rate at which the loss or the weights stop being finite numbers is given up; where none is left, a
     `DivergedError` is raised and nothing is marked as finished.
     """
-    _check_inputs(members, train_data, validation_data, output_dir, training_arguments)
-    recipe = _recipe(recipe, members, train_data)
+    _check_inputs(members, recipe, train_data, validation_data, output_dir, training_arguments)
+    recipe = recipe_for(recipe, described(members[0]), train_data)
     # By itself a bar would go by Transformers' verbosity.
     training_arguments = {"disable_tqdm": not progress} | training_arguments
     process = recipe.training_arguments(output_dir, **training_arguments)
@@ -167,16 +167,6 @@ def compute_accuracy(prediction: Any) -> dict[str, float]:
     return {"accuracy": float(np.mean(np.argmax(logits, axis=-1) == prediction.label_ids))}
 
 
-def _recipe(recipe: Recipe | str | None, members: Sequence[PreTrainedModel], train_data: Any) -> Recipe:
-    if recipe is not None:
-        return recipe_by_name(recipe) if isinstance(recipe, str) else recipe
-    if any(map(is_peft_model, members)):
-        raise ValueError(
-            "there is no default recipe for members with adapters, which train at other rates: pass a recipe"
-        )
-    return default_recipe(described(members[0]), train_data)
-
-
 def _learning_rates(recipe: Recipe, learning_rates: str | Sequence[float] | None) -> list[float]:
     if learning_rates is None:
         return [recipe.learning_rate]
@@ -191,6 +181,7 @@ def _learning_rates(recipe: Recipe, learning_rates: str | Sequence[float] | None
 
 def _check_inputs(
     members: Sequence[PreTrainedModel],
+    recipe: Recipe | str | None,
     train_data: Any,
     validation_data: Any,
     output_dir: str | os.PathLike | None,
@@ -209,6 +200,10 @@ def _check_inputs(
                 )
         elif not isinstance(member, PreTrainedModel) and not is_baseline(member):
             raise TypeError(f"members[{index}] is a {type(member).__name__}: pass Transformers or Hydra models")
+    if recipe is None and any(map(is_peft_model, members)):
+        raise ValueError(
+            "there is no default recipe for members with adapters, which train at other rates: pass a recipe"
+        )
     needed = {
         "train_data": (train_data, "the rows to train on"),
         "output_dir": (output_dir, "a folder for the members, from which an interrupted call goes on"),
@@ -220,7 +215,7 @@ def _check_inputs(
     for name, dataset in {"train_data": train_data, "validation_data": validation_data}.items():
         if hasattr(dataset, "__len__") and len(dataset) == 0:
             raise ValueError(f"{name} has no rows: pass at least one")
-    for name, instead in SETTLED_ELSEWHERE.items():
+    for name, instead in REFUSED_ARGUMENTS.items():
         if name in training_arguments:
             raise ValueError(f"{name} cannot be passed to finetune_members: pass {instead}")
 

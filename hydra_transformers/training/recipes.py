@@ -1,4 +1,4 @@
-"""How to fine-tune, as data: the paper's ways after pruning (appendix D.2), and ours from a pre-trained model on."""
+"""Recipes: how to fine-tune, the paper's ways after pruning (appendix D.2) and ours from a pre-trained model on."""
 
 import math
 import os
@@ -32,10 +32,10 @@ def _setting(help_text: str, **default) -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to fine-tune a member. Every field says what it is in its metadata, `describe()` all at once.
+    """How to fine-tune a member; `describe()` explains every field.
 
-    Those that are there come from `recipe(name)`. One of your own is `Recipe(...)`, or one of them with changes:
-    `dataclasses.replace(recipe("cifar100"), max_steps=2_000, warmup_steps=100)`. Where none is named, it is `default_recipe`.
+    `recipe(name)` returns one that is there. Your own is `Recipe(...)`, or one of them with changes:
+    `dataclasses.replace(recipe("cifar100"), max_steps=2_000, warmup_steps=100)`. Where none is named, `default_recipe` chooses.
 
     The learning rate follows Transformers' schedules. They count from zero, the paper's from one, which makes a
     difference of one step: the first step runs at learning rate 0, the peak comes in step `warmup_steps + 1`, and the
@@ -126,6 +126,7 @@ class Recipe:
         checkpoints come once per epoch. A recipe that stops early or keeps the best checkpoint ("sst2") needs a
         `compute_metrics` in the Trainer that returns its metric, such as `compute_accuracy`.
         """
+        stops_early = self.early_stopping_patience is not None
         arguments = {
             "learning_rate": self.learning_rate,
             "weight_decay": self.weight_decay,
@@ -136,11 +137,24 @@ class Recipe:
             "save_strategy": "epoch",
             "save_total_limit": 2,
             "load_best_model_at_end": self.keep_best,
-            **self._selection_arguments(),
-            **self._optimizer_arguments(),
-            **self._schedule_arguments(),
-            **overrides,
+            "max_steps": -1 if self.max_steps is None else self.max_steps,
         }
+        if self.epochs is not None:
+            arguments["num_train_epochs"] = self.epochs
+        if self.keep_best or stops_early:
+            arguments |= {"metric_for_best_model": self.metric, "greater_is_better": self.greater_is_better}
+            # Early stopping goes on counting where it was when a run resumes.
+            arguments["restore_callback_states_from_checkpoint"] = stops_early
+        if self.optimizer == "adamw":
+            arguments["optim"] = "adamw_torch"
+        else:
+            arguments |= {"optim": "sgd", "optim_args": f"momentum={self.momentum}"}
+        if self.schedule == "linear":
+            arguments["lr_scheduler_type"] = "linear"
+        else:
+            floor = {"min_lr_rate": self.floor}
+            arguments |= {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": floor}
+        arguments |= overrides
         if "num_train_epochs" in overrides and "max_steps" not in overrides:
             arguments["max_steps"] = -1  # otherwise the recipe's steps would silently win over the epochs
         if 0 < arguments["max_steps"] <= arguments["warmup_steps"]:
@@ -149,31 +163,6 @@ class Recipe:
                 "would end in its warm-up, pass a smaller warmup_steps too"
             )
         return TrainingArguments(output_dir=os.fspath(output_dir), **arguments)
-
-    def _selection_arguments(self) -> dict[str, Any]:
-        stops_early = self.early_stopping_patience is not None
-        if not (self.keep_best or stops_early):
-            return {}
-        return {
-            "metric_for_best_model": self.metric,
-            "greater_is_better": self.greater_is_better,
-            # Early stopping goes on counting where it was when a run resumes.
-            "restore_callback_states_from_checkpoint": stops_early,
-        }
-
-    def _optimizer_arguments(self) -> dict[str, Any]:
-        if self.optimizer == "adamw":
-            return {"optim": "adamw_torch"}
-        return {"optim": "sgd", "optim_args": f"momentum={self.momentum}"}
-
-    def _schedule_arguments(self) -> dict[str, Any]:
-        length = {"max_steps": -1 if self.max_steps is None else self.max_steps}
-        if self.epochs is not None:
-            length["num_train_epochs"] = self.epochs
-        if self.schedule == "linear":
-            return {"lr_scheduler_type": "linear", **length}
-        kwargs = {"min_lr_rate": self.floor}
-        return {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": kwargs, **length}
 
     def callbacks(self) -> list[TrainerCallback]:
         """New callbacks for one `Trainer`: what trains, and what else the recipe has: early stopping, zeros that stay."""
@@ -394,21 +383,21 @@ def base_recipe(config: PreTrainedConfig, is_pretrained: bool) -> str:
     return f"{'finetune' if is_pretrained else 'tune'}-{reads}"
 
 
-def recipe_of_length(
-    name: str | None,
+def recipe_for(
+    given: Recipe | str | None,
     config: PreTrainedConfig,
     train_data: Any,
     is_pretrained: bool = False,
     epochs: int | None = None,
     max_steps: int | None = None,
 ) -> Recipe:
-    """The recipe of that name, by default the one that fits the data, for another number of epochs or steps where one is
-    given; then the warm-up keeps its share."""
-    if name is None:
-        recipe = default_recipe(config, train_data, is_pretrained, epochs)
-        return recipe if max_steps is None else replace(recipe, max_steps=max_steps, epochs=None)
-    recipe = RECIPES[name]
+    """A recipe, or that of a name, or by default the one that fits the data; for another number of epochs or steps where one
+    is given: then the warm-up keeps its share. Arguments of `default_recipe`."""
+    if given is None:
+        found = default_recipe(config, train_data, is_pretrained, epochs)
+        return found if max_steps is None else replace(found, max_steps=max_steps, epochs=None)
+    found = recipe(given) if isinstance(given, str) else given
     if epochs is None and max_steps is None:
-        return recipe
-    warmup = recipe.warmup_steps if recipe.warmup_steps < 1 else recipe.warmup_steps / recipe.max_steps
-    return replace(recipe, max_steps=max_steps, epochs=epochs, warmup_steps=warmup)
+        return found
+    warmup = found.warmup_steps if found.warmup_steps < 1 else found.warmup_steps / found.max_steps
+    return replace(found, max_steps=max_steps, epochs=epochs, warmup_steps=warmup)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from transformers import PreTrainedModel, TrainingArguments
@@ -24,7 +25,6 @@ from ..fusion import tower_configs
 from .lora import adapter_settings, is_peft_model
 from .parameter_groups import is_baseline
 from .recipes import Recipe
-from .trainer import broken_weights_named, check_nothing_is_missing
 
 
 # A run folder holds RUN from its start and FINISHED as the last thing that is written; MEMBERS, in the folder above, says
@@ -197,19 +197,27 @@ def check_can_resume(checkpoint: Path, process: TrainingArguments) -> None:
         )
 
 
-def load_member(member: PreTrainedModel, folder: Path) -> PreTrainedModel:
-    """The model saved in `folder` as `member` was: its dtype, device, attention backend, and ready to predict."""
-    with broken_weights_named(folder):
-        if is_peft_model(member):
-            return _load_adapters(member, folder)
-        if is_baseline(member):
-            return _load_baseline(member, folder)
-        backend = member.config._attn_implementation
-        loaded, found = type(member).from_pretrained(
-            folder, dtype=member.dtype, attn_implementation=backend, output_loading_info=True
-        )
-        check_nothing_is_missing(folder, set(found["missing_keys"]))
-        return loaded.to(member.device).eval()
+def load_member(
+    member: PreTrainedModel, folder: str | os.PathLike, device: torch.device | str | None = None
+) -> PreTrainedModel:
+    """The model saved in `folder` as `member` was: its dtype, device (unless another is given), attention backend, and ready
+    to predict."""
+    load = _load_adapters if is_peft_model(member) else _load_baseline if is_baseline(member) else _load_model
+    try:
+        return load(member, Path(folder)).to(member.device if device is None else device)
+    except SafetensorError as error:
+        raise ValueError(
+            f"the weights in {folder} are broken ({error}): remove that folder and train again"
+        ) from error
+
+
+def _load_model(member: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    backend = member.config._attn_implementation
+    loaded, found = type(member).from_pretrained(
+        folder, dtype=member.dtype, attn_implementation=backend, output_loading_info=True
+    )
+    _check_nothing_is_missing(folder, set(found["missing_keys"]))
+    return loaded.eval()
 
 
 def _load_adapters(member: Any, folder: Path) -> Any:
@@ -218,14 +226,20 @@ def _load_adapters(member: Any, folder: Path) -> Any:
     loaded = copy.deepcopy(member)
     weights = load_peft_weights(os.fspath(folder), device=str(member.device))
     expected = set(get_peft_model_state_dict(member, save_embedding_layers=False))
-    check_nothing_is_missing(folder, expected - set(weights))
+    _check_nothing_is_missing(folder, expected - set(weights))
     set_peft_model_state_dict(loaded, weights)
     return loaded.eval()
 
 
 def _load_baseline(member: nn.Module, folder: Path) -> nn.Module:
     if member.is_saved_in(folder):
-        return type(member).from_pretrained(folder).to(member.device)
+        return type(member).from_pretrained(folder)
     loaded = copy.deepcopy(member)  # Trainer writes nothing but the weights of what is no model of Transformers
     loaded.load_state_dict(load_file(folder / SAFE_WEIGHTS_NAME))
     return loaded.eval()
+
+
+def _check_nothing_is_missing(folder: Path, names: set[str]) -> None:
+    """What a file lacks would stay as it was, or be drawn at random."""
+    if names:
+        raise ValueError(f"{folder} has no weights for {min(names)}: remove that folder and train again")

@@ -1,14 +1,10 @@
 """The Trainer of `finetune_members`: it stops where the loss or a weight is no finite number."""
 
 import math
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, Trainer
 
@@ -16,6 +12,7 @@ from .callbacks import TrainingBar
 from .lora import is_peft_model
 from .losses import IGNORED_LABEL
 from .parameter_groups import set_classifier_rate
+from .run_folders import load_member
 
 
 class DivergedError(RuntimeError):
@@ -23,15 +20,12 @@ class DivergedError(RuntimeError):
 
 
 class FiniteTrainer(Trainer):
-    """A `Trainer` that raises a `DivergedError` where the loss, in training or validation, or a weight that would be
-    saved is not a finite number. (A plain one goes on: it logs the mean of earlier losses in place of a NaN.)
+    """A `Trainer` that raises a `DivergedError` where the loss, in training or validation, or a weight that would be saved is
+    not a finite number. (A plain one logs the mean of earlier losses in place of a NaN, and goes on.)
 
-    A checkpoint is read as `from_pretrained` reads it. (A plain one takes the names on disk for those of the model, which for
-    some models are older ones, and goes on with the weights it has.)
-
-    Batches that are accumulated, and those of several processes, count by their labels with plain models of Transformers too.
-    (Of a plain one, many models are asked to divide by the labels of all of them and do not, so that gradients are as many
-    times too large.)
+    Checkpoints are read as `from_pretrained` reads them. (A plain one ignores weights whose names on disk are older than the
+    model's.) Accumulated batches, and those of several processes, count by their labels. (Many models of Transformers ignore the
+    number of labels that a plain one passes, and their gradients are as many times too large.)
 
     classifier_factor: how many times the learning rate of the rest what follows the encoder has
     name: what is trained, for a line after each validation and a bar, which `disable_tqdm` leaves out; None for neither
@@ -94,13 +88,16 @@ class FiniteTrainer(Trainer):
         if self._is_sharded_or_adapted():
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         else:
-            load_weights(self.model, resume_from_checkpoint)
+            self._take_weights(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         if self._is_sharded_or_adapted():
             super()._load_best_model()
         else:
-            load_weights(self.model, self.state.best_model_checkpoint)
+            self._take_weights(self.state.best_model_checkpoint)
+
+    def _take_weights(self, folder: str) -> None:
+        self.model.load_state_dict(load_member(self.model, folder, device="cpu").state_dict())
 
     def _is_sharded_or_adapted(self) -> bool:
         return self.is_fsdp_enabled or self.is_deepspeed_enabled or not isinstance(self.model, PreTrainedModel)
@@ -111,28 +108,3 @@ class FiniteTrainer(Trainer):
             condition = condition.to(torch.uint8)
             dist.all_reduce(condition, op=dist.ReduceOp.MIN)
         return bool(condition)
-
-
-def load_weights(model: PreTrainedModel, folder: str | os.PathLike) -> None:
-    """Gives `model` the weights that were saved in `folder`; refuses a folder that lacks some of them."""
-    with broken_weights_named(folder):
-        loaded, found = type(model).from_pretrained(folder, dtype=model.dtype, output_loading_info=True)
-    check_nothing_is_missing(folder, set(found["missing_keys"]))
-    model.load_state_dict(loaded.state_dict())
-
-
-@contextmanager
-def broken_weights_named(folder: str | os.PathLike) -> Iterator[None]:
-    """Says where a file of weights lies that cannot be read."""
-    try:
-        yield
-    except SafetensorError as error:
-        raise ValueError(
-            f"the weights in {folder} are broken ({error}): remove that folder and train again"
-        ) from error
-
-
-def check_nothing_is_missing(folder: str | os.PathLike, names: set[str]) -> None:
-    """What a file lacks would stay as it was, or be drawn at random."""
-    if names:
-        raise ValueError(f"{folder} has no weights for {min(names)}: remove that folder and train again")

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..data.batches import check_is_data
 from ..data.loading import load_if_named
-from ..data.prediction import check_chooses_one_class, check_is_data, config_of, device_of, zero_shot_in
+from ..data.prediction import check_chooses_one_class, config_of, device_of, zero_shot_in
 from ..models.decision import Decision, uncalibrated
 from .abstention import Abstention, check_share, check_target
 from .calibrated_classifier import CalibratedClassifier, num_parameters, prompts_of

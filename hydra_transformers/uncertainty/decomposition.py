@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..data.prediction import batches, device_of, predict, problem_type_of_answers
+from ..data.batches import batches
+from ..data.prediction import device_of, predict, problem_type_of_answers
 from ..models.detection import differing_pairs, entropy_split, log_mean
 from .inputs import as_member_logits, wide_log_sigmoid, wide_log_softmax
 from .temperature import TemperatureScaling

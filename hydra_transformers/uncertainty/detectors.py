@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from transformers.utils import cached_file
 
 from .._io.files import parse_json, write_atomically
-from ..data.prediction import classes_of, problem_type_of, split_labels
+from ..data.batches import split_labels
+from ..data.prediction import classes_of, problem_type_of
 from ..models import detection
 from ..models.detection import answers_of, check_detector
 from .detector_fits import BankFit, DetectorFit, GaussianFit, PatternFit, TemplateFit, ViMFit

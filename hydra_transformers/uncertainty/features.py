@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .._io.threads import copy_sharing_weights
-from ..data.prediction import PromptSimilarity, batches, classes_of, config_of, device_of, labels_of, predict
+from ..data.batches import batches, labels_of
+from ..data.prediction import PromptSimilarity, classes_of, config_of, device_of, predict
 from ..models.decision import Decision
 from ..models.modeling_hydra import GroupedLinear
 from .temperature import TemperatureScaledClassifier, TemperatureScaling

@@ -25,10 +25,14 @@ def circuit(*ranking) -> Circuit:
 def test_vectors_are_what_the_first_token_has_before_the_output_projection():
     model, rows = bert(), texts(6, 0)
     seen = []
-    for module in model.modules():
-        if isinstance(module, BertSelfAttention):
-            module.register_forward_hook(lambda _, __, output: seen.append(output[0][:, 0]))
+    handles = [
+        module.register_forward_hook(lambda _, __, output: seen.append(output[0][:, 0]))
+        for module in model.modules()
+        if isinstance(module, BertSelfAttention)
+    ]
     model(**rows)
+    for handle in handles:
+        handle.remove()
     hydra = one_member(model)
     vectors = head_vectors(hydra, _read(hydra, rows_in_batches(rows, 4), "data", 4))
     assert list(vectors) == [(layer, head) for layer in range(3) for head in range(3)]

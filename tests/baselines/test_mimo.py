@@ -9,7 +9,8 @@ from transformers import Trainer, TrainingArguments
 
 from hydra_transformers.baselines import MIMO, MIMOCollator
 from hydra_transformers.cost import count_multiply_adds, count_parameters
-from hydra_transformers.data.prediction import collate, predict
+from hydra_transformers.data.batches import collate
+from hydra_transformers.data.prediction import predict
 from hydra_transformers.training import compute_accuracy
 from tests.families import BERT, CLIP, DECODERS, FAMILIES, MPNET, ROBERTA, VIT, bert_backbone, vit_backbone
 from tests.training.tiny import QUIET, tiny_dataset, tiny_model

@@ -60,6 +60,6 @@ def test_a_temperature_costs_nothing():
     assert scaled.device == torch.device("cpu")
 
 
-def test_validation_data_needs_labels():
-    with pytest.raises(ValueError, match="validation_data has no labels"):
+def test_data_needs_labels():
+    with pytest.raises(ValueError, match="data has no labels"):
         temperature_scaled(vit_backbone(), [VIT.inputs()])

@@ -14,8 +14,8 @@ def fails(capsys) -> Callable[..., str]:
     def run(*words) -> str:
         capsys.readouterr()
         assert main([str(word) for word in words]) == 2
-        error = capsys.readouterr().err.strip()
-        assert "Traceback" not in error and len(error.splitlines()) == 1
-        return error
+        lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("note: ")]
+        assert len(lines) == 1, lines
+        return lines[0]
 
     return run

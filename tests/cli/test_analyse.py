@@ -47,16 +47,3 @@ def test_nothing_is_written_over_another_result(workplace, tmp_path, capsys):
     assert main(words(workplace, tmp_path / "heads")) == 2
     assert "exists already: pass another --output" in capsys.readouterr().err
     assert (tmp_path / "heads" / "report.md").read_text() == "mine"
-
-
-def test_what_is_wrong_is_said_before_any_work(workplace, tmp_path, capsys):
-    same = ["--ood", f"same={workplace / 'pictures'}"]
-    for more, sentence in (
-        (same, "--ood same is the data itself"),
-        (["--ood", f"grey={workplace / 'grey'}"], "--ood has grey twice"),
-        (["--budgets", 1, 1], "--budgets has 1 twice"),
-        (["--limit", "4"], "--ood grey gives 4 rows, too few"),
-    ):
-        assert main(words(workplace, tmp_path / "heads", *more)) == 2
-        assert sentence in capsys.readouterr().err
-    assert not (tmp_path / "heads").exists()

@@ -92,29 +92,3 @@ def test_the_parts_of_the_data_are_apart_and_only_training_images_change(workpla
     assert given["train_data"].change is not None and given["data"].change is None
     assert given["recipe"].max_steps == given["tuning_recipe"].max_steps == 3
     assert given["class_names"] == ["red", "green", "blue"] and given["target"] == {"accuracy_within": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("models", "more", "sentence"),
-    [
-        (["encoder"], ["--target", "balance", "--budget", 2], "--budget is not for --target, which decides by itself"),
-        (["encoder"], ["--target", "balance", "--trunk-layers", 1], "--trunk-layers is not for --target"),
-        (["encoder"], ["--target", "balance", "--tune"], "--tune is not for --target"),
-        (["encoder"], ["--target", "quality"], "without --ood-data that is not measured"),
-        (["encoder"], ["--target", "cost=0"], "cost 0, which nothing meets"),
-        (["one", "two"], ["--target", "balance", "--max-steps", 2], "--max-steps is for training"),
-        (["one", "two"], [], "several models are for --target"),
-        (["encoder"], ["--time-limit", 5], "--time-limit is for --target"),
-        (["one"], ["--target", "balance", "--ood-split", "train"], "--ood-split is a split of --ood-data"),
-    ],
-)
-def test_arguments_that_do_not_go_together(models, more, sentence, workplace, tmp_path, capsys):
-    assert main(words(workplace, tmp_path / "hydra", *more, models=models)) == 2
-    assert sentence in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_target_in_other_words_is_no_target(workplace, tmp_path, capsys):
-    command = words(workplace, tmp_path / "hydra", "--target", "cheap")
-    assert main(command) == 2
-    assert "cheap is no target: pass balance, quality, cost=1.3" in capsys.readouterr().err

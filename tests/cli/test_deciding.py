@@ -239,60 +239,6 @@ def test_other_commands_take_a_calibrated_model(workplace, calibrated, tmp_path,
 # What goes wrong
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["calibrate", "./nowhere", "--data", "pictures"], "there is no folder ./nowhere"),
-        (["calibrate", "hydra", "--data", "grey"], "grey has no label column"),
-        (["calibrate", "hydra", "--data", "pictures", "--tpr", "0.9"], "name them with --ood-data"),
-        (["calibrate", "hydra", "--data", "pictures", "--confidence", "0.9"], "pass --risk, --coverage or --tpr, too"),
-        (["calibrate", "hydra", "--data", "pictures", "--ood-data", "grey"], "pass --risk, --coverage or --tpr, too"),
-        (
-            ["calibrate", "hydra", "--data", "pictures", "--risk", "0.1", "--ood-data", "pictures"],
-            "is the data itself",
-        ),
-        (["calibrate", "hydra", "--data", "pictures", "--training-data", "pictures"], "msp learns nothing"),
-        (
-            ["calibrate", "clip", "--data", "pictures", "--detector", "she", "--training-data", "fewer-pictures"],
-            "fewer-pictures has other classes than pictures: let the detector learn from the same",
-        ),
-        (["calibrate", "vit", "--data", "pictures", "--sets", "raps"], "k_reg is 5, there are 3 classes"),
-        (["predict", "./nowhere", "text"], "there is no folder ./nowhere"),
-        (["predict", "clip", "0.png"], "clip chooses among classes that you name: pass --labels"),
-        (
-            ["predict", "vit", "0.png", "--labels", "red"],
-            "--labels is for CLIP and SigLIP, vit has classes of its own",
-        ),
-        (["predict", "bare", "0.png"], "bare has no ImageProcessor saved with it"),
-    ],
-)
-def test_it_is_told_in_one_sentence(words, sentence, workplace, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(workplace)
-    if "bare" in words:
-        shutil.copytree(workplace / "vit", workplace / "bare")
-        (workplace / "bare" / "preprocessor_config.json").unlink()
-    capsys.readouterr()
-    output = ["--output", str(tmp_path / "out")] if words[0] == "calibrate" else []
-    assert main([*words, *output]) == 2
-    error = capsys.readouterr().err.strip()
-    assert sentence in error and len(error.splitlines()) == 1
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--risk", "0.1", "--coverage", "0.9"], "--risk and --coverage exclude each other: pass one of them"),
-        (["--risk", "5"], "5 is no share between 0 and 1: pass 0.05 for 5 %"),
-        (["--alpha", "ten"], "ten is no share between 0 and 1"),
-        (["--detector", "vim"], "'vim' is not one of"),
-    ],
-)
-def test_wrong_calls_end_at_once(words, sentence, capsys):
-    assert main(["calibrate", "hydra", "--data", "pictures", "--output", "out", *words]) == 2
-    assert sentence in capsys.readouterr().err
-
-
 def test_empty_stdin_is_told(workplace, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["predict", str(workplace / "bert"), "-"]) == 2

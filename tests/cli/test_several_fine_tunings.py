@@ -31,7 +31,17 @@ from hydra_transformers.pruning.greedy import GreedySearch
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.training import recipe
 from tests.command_line import options_of
-from tests.tiny_data import WORDS, grey_rows, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
+from tests.tiny_data import (
+    CLASSES,
+    WORDS,
+    grey_rows,
+    picture_rows,
+    pictures,
+    review_rows,
+    save_bert,
+    save_clip,
+    save_vit,
+)
 
 
 @pytest.fixture(scope="module")
@@ -506,6 +516,21 @@ def test_without_other_data_nothing_is_pruned(workplace, tmp_path):
     assert hydra.config.kept_heads == [[[0, 1, 2, 3]] * 2] * 2
     assert hydra.config.id2label == {0: "negative", 1: "positive"}
     assert not (tmp_path / "hydra-steps" / "pruned").exists()
+
+
+def test_build_uses_the_splits_of_an_image_folder_and_says_that_few_rows_judge(workplace, tmp_path, capsys):
+    for split, count in (("train", 12), ("validation", 3), ("test", 4)):
+        for label, name in enumerate(CLASSES):
+            (tmp_path / "photos" / split / name).mkdir(parents=True)
+            for place, image in enumerate(pictures([label] * count)):
+                image.save(tmp_path / "photos" / split / name / f"{place}.png")
+    arguments = build_words(workplace, tmp_path / "hydra", "--members", 2)
+    arguments[arguments.index("--data") + 1] = str(tmp_path / "photos")
+    run(*arguments)
+    printed = capsys.readouterr().out
+    for sentence in ("36 rows of the split train\n", "36 rows to train, 9 held out", "12 rows of the split test\n"):
+        assert sentence in printed
+    assert "only 12 rows judge" in printed
 
 
 def test_build_tests_on_rows_that_nothing_was_trained_or_chosen_by(workplace, tmp_path):

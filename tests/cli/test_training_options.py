@@ -11,10 +11,10 @@ from transformers import BertConfig, BertModel, BertTokenizer, RobertaConfig
 from hydra_transformers import load_data
 from hydra_transformers.cli import finetune, main
 from hydra_transformers.cli.build import BuildOptions, steps_of
-from hydra_transformers.data.prediction import batches
+from hydra_transformers.data.batches import batches
 from hydra_transformers.pruning import Circuit
 from hydra_transformers.training import RECIPES
-from hydra_transformers.training.recipes import epochs_for, recipe_of_length
+from hydra_transformers.training.recipes import epochs_for, recipe_for
 from tests.command_line import options_of
 from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_vit
 
@@ -87,7 +87,7 @@ def test_epochs_reports_and_the_length_of_texts_are_passed_on(workplace, monkeyp
     ],
 )
 def test_another_length_of_a_named_recipe_keeps_the_share_of_the_warm_up(length, expected):
-    found = recipe_of_length("cifar100", BertConfig(), [], True, **length)
+    found = recipe_for("cifar100", BertConfig(), [], True, **length)
     assert (found.max_steps, found.epochs, found.warmup_steps) == expected
     assert found.learning_rate == RECIPES["cifar100"].learning_rate
 

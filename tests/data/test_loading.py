@@ -8,8 +8,8 @@ import torch
 from transformers import AutoTokenizer, BertConfig, ViTConfig, ViTImageProcessorPil
 
 from hydra_transformers import load_data
+from hydra_transformers.data.batches import batches
 from hydra_transformers.data.loading import remember_max_length
-from hydra_transformers.data.prediction import batches
 from tests.tiny_data import CLASSES, names_of, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
 
 

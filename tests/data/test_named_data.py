@@ -1,10 +1,12 @@
 """Functions that take data and a model take the name, folder or file of a data set, too."""
 
 import pytest
+from datasets import DatasetDict
 
 from hydra_transformers import AutoHydra, calibrate, evaluate_uncertainty, load_data
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.search import hydration
+from hydra_transformers.search.held_out import rows_in
 from tests.tiny_data import grey_rows, picture_rows, save_vit
 
 
@@ -51,3 +53,19 @@ def test_hydrate_loads_named_data_and_takes_classes_from_it(place, monkeypatch, 
     with pytest.raises(InterruptedError):
         hydration.hydrate(vit, train_data=pictures, data=pictures, finetune=True, output_dir=tmp_path / "out")
     assert given["data"][0]["labels"] in (0, 1, 2)
+
+
+def test_hydrate_judges_on_the_validation_split_of_named_training_data(place, monkeypatch, tmp_path):
+    """And cuts nothing out of the rows to train on."""
+    splits = {"train": picture_rows(90), "validation": picture_rows(70), "test": picture_rows(20)}
+    DatasetDict(splits).save_to_disk(tmp_path / "splits")
+    given = {}
+
+    def identity(source, rows, train_data, *settings):
+        given.update(train=len(train_data), judged=sum(map(rows_in, (rows.search, rows.calibration, rows.judging))))
+        raise InterruptedError
+
+    monkeypatch.setattr(hydration, "_identity", identity)
+    with pytest.raises(InterruptedError):
+        hydration.hydrate(place / "vit", tmp_path / "splits", finetune=True, output_dir=tmp_path / "out")
+    assert given == {"train": 90, "judged": 70}

@@ -6,7 +6,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import BatchEncoding
 from transformers.modeling_outputs import BaseModelOutput
 
-from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier, batches, collect_member_logits, predict
+from hydra_transformers.data.batches import batches
+from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier, collect_member_logits, predict
 from tests.families import BERT, CLIP, FAMILIES, VIT, images, padded_texts
 
 

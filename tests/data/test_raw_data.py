@@ -16,7 +16,8 @@ from transformers import (
 )
 
 from hydra_transformers import AutoHydra, load_data
-from hydra_transformers.data.prediction import batches, collate, collect_member_logits, predict
+from hydra_transformers.data.batches import batches, collate
+from hydra_transformers.data.prediction import collect_member_logits, predict
 from hydra_transformers.pruning import extract_circuit, taylor_scores
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.training import finetune_members, recipe

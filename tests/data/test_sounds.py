@@ -13,7 +13,7 @@ from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.analysis.noise import with_noise
 from hydra_transformers.baselines import MIMO, DeepEnsemble
 from hydra_transformers.cli import main
-from hydra_transformers.data.prediction import collate
+from hydra_transformers.data.batches import collate
 from hydra_transformers.data.sounds import waveform
 from hydra_transformers.fusion import example_inputs
 from hydra_transformers.hub import create_model_card, publishing

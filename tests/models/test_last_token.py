@@ -7,8 +7,9 @@ import torch
 
 from hydra_transformers.analysis.separation import head_vectors
 from hydra_transformers.baselines import DeepEnsemble
+from hydra_transformers.data.batches import batches, collate
 from hydra_transformers.data.evaluation_data import read_data
-from hydra_transformers.data.prediction import batches, collate, padding_of, predict
+from hydra_transformers.data.prediction import padding_of, predict
 from hydra_transformers.pruning import head_scores, prune_heads
 from hydra_transformers.training.finetune import finetune_members
 from hydra_transformers.training.recipes import recipe

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hydra_transformers.data.prediction import batches
+from hydra_transformers.data.batches import batches
 from hydra_transformers.pruning import head_scores
 from tests.families import AST, LLAMA, spectrograms
 

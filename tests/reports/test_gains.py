@@ -76,6 +76,15 @@ def test_rows_survive_json_and_are_few_bytes(tmp_path):
     assert sum(len(text) for text in report.models["Hydra"].rows.values() if isinstance(text, str)) <= 17 * 200
 
 
+@pytest.mark.parametrize("nll", ["?", "AAA=", 3])
+def test_broken_rows_are_found_when_a_report_is_read(nll, tmp_path):
+    report = judged(1)
+    report.models["Hydra"].rows["nll"] = nll
+    report.to_json(tmp_path / "report.json")
+    with pytest.raises(ValueError, match="is not an uncertainty report"):
+        UncertaintyReport.from_json(tmp_path / "report.json")
+
+
 def test_an_infinite_nll_shows_nothing():
     data = saved(50, 4, 0)
     data[0]["member_logits"][0] = torch.tensor([0.0, float("-inf"), float("-inf"), float("-inf")])

@@ -224,7 +224,7 @@ def stopped_at(work):
 
     def run(*arguments, **settings):
         if work.__name__ == "extract_circuit":
-            work(arguments[0][:1], *arguments[1:], **settings)
+            work(*arguments, **settings)
         raise KeyboardInterrupt
 
     return run

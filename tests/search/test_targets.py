@@ -78,26 +78,28 @@ def test_only_hydras_are_chosen_and_better_models_are_told_of():
     assert chosen("balance", [*ALL, soup]) is POOR
     sentence = said_of(POOR, [*ALL, soup])
     assert sentence.endswith(
-        "but soup, which has no members to disagree, is no slower (0.90 times one model's time, accuracy 80.0, AUROC 90.0; "
-        "better, +8.2 to +8.4 points)."
+        "But soup, which has no members to disagree, is no slower (0.90 times one model's time, accuracy 80.0, AUROC 90.0): "
+        "better, +8.2 to +8.4 points."
     )
-    assert "of 4 Hydras" in sentence and "but" not in said_of(POOR, ALL)
+    assert "of 4 Hydras" in sentence and "But" not in said_of(POOR, ALL)
     with pytest.raises(ValueError, match="no Hydra could be made"):
         chosen("balance", [SINGLE, soup])
 
 
 def test_a_difference_is_claimed_only_where_the_rows_can_show_it():
     sentence = said_of(POOR, ALL, reach=0.1)
-    assert "the highest quality has Hydra of 3, 1 head pruned each (1.80 times" in sentence
-    assert "AUROC 80.1; no difference that these rows can show)" in sentence, "they differ by 0.05 points"
-    assert "between it and 2 of the 3 others there is no difference that these rows can show in quality" in sentence
+    assert "The highest quality has Hydra of 3, 1 head pruned each (1.80 times" in sentence
+    assert "AUROC 80.1): no difference that these rows can show." in sentence, "they differ by 0.05 points"
+    assert (
+        "Between it and 2 of the 3 other Hydras there is no difference that these rows can show in quality" in sentence
+    )
     sure = said_of(POOR, ALL, reach=0.01)
-    assert "AUROC 80.1; better, +0.0 to +0.1 points)" in sure
-    assert "between it and 1 of the 3 others" in sure, "one has the same quality"
+    assert "AUROC 80.1): better, +0.0 to +0.1 points." in sure
+    assert "Between it and 1 of the 3 other Hydras" in sure, "one has the same quality"
     few = said_of(POOR, ALL, reach=9)
-    assert "between it and 3 of the 3 others there is no difference" in few
-    assert "but one model is no slower (1.00 times" in few and few.endswith(
-        "; no difference that these rows can show)."
+    assert "Between it and 3 of the 3 other Hydras there is no difference" in few
+    assert "But one model is no slower (1.00 times" in few and few.endswith(
+        "): no difference that these rows can show."
     )
 
 

@@ -17,7 +17,7 @@ from transformers import (
 
 from hydra_transformers import load_data
 from hydra_transformers.cli import main
-from hydra_transformers.data.prediction import batches
+from hydra_transformers.data.batches import batches
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.shift import CORRUPTIONS, STANDARD_SETS, corrupt, corrupted, corrupted_sets, load_standard_set

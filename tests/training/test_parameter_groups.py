@@ -85,9 +85,9 @@ def test_a_model_of_another_kind_is_refused():
 @pytest.mark.parametrize(
     ("family", "form", "per_layer"),
     [
-        ("vit", "fused", 1),
+        ("vit", "fused", 2),
         ("vit", "backbone", 1),
-        ("bert", "fused", 1),
+        ("bert", "fused", 2),
         ("bert", "backbone", 2),
         ("clip", "fused", 0),
         ("distilbert", "backbone", 1),

@@ -564,7 +564,7 @@ def test_what_cannot_be_calibrated_is_told(data, options, message):
         ({"detector": "best"}, "unknown detector 'best'"),
         ({"detector": detector_by_name("msp", multi_label=True)}, "detector is made for multi-label models"),
         ({"train_data": [{}]}, "train_data is for detectors that learn, msp does not"),
-        ({"detector": "knn", "train_data": "cifar100"}, "train_data is a str: pass a DataLoader"),
+        ({"detector": "knn", "train_data": torch.zeros(3)}, "train_data is a Tensor: pass a DataLoader"),
         ({"target": {"tpr": 0.9}, "ood_data": torch.zeros(3)}, "ood_data is a Tensor: pass a DataLoader"),
         ({"data": None}, "data is a NoneType: pass a DataLoader"),
     ],

@@ -1,4 +1,4 @@
-"""What the page asks of a model, without a page."""
+"""The predictor without a page, and the parts of the page without a browser: HTML, limits, examples."""
 
 import os
 import threading
