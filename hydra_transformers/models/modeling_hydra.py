@@ -589,7 +589,7 @@ class HydraMLP(nn.Module):
         shape = hidden_states.shape
         # What stands in for a linear layer (8-bit ones, for instance) may know three axes at most.
         hidden_states = hidden_states.flatten(0, -3) if len(shape) > 3 else hidden_states
-        if hidden_states.shape[:-1].numel() > ROWS_IN_AN_MLP and not torch.is_grad_enabled() and not is_recording():
+        if not torch.is_grad_enabled() and not is_recording() and hidden_states.numel() > ROWS_IN_AN_MLP * shape[-1]:
             pieces = hidden_states.reshape(-1, shape[-1]).split(ROWS_IN_AN_MLP)
             return torch.cat([self._inner_and_back(piece) for piece in pieces]).reshape(shape)
         return self._inner_and_back(hidden_states).reshape(shape)
