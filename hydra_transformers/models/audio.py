@@ -37,7 +37,8 @@ class HydraAudioEncoderMixin(HydraEncoderMixin):
             )
         dtype = self.get_input_embeddings().projection.weight.dtype
         hidden_states = embed(self.embeddings, input_values.to(dtype))
-        return hidden_states, encoder_mask(self.config, hidden_states, attention_mask), {}
+        mask = None if attention_mask is None else encoder_mask(self.config, hidden_states, attention_mask)
+        return hidden_states, mask, {}
 
     def _patches(self, frames: int, mel_bins: int) -> tuple[int, int]:
         """How many patches a spectrogram has along its time and along its frequencies."""

@@ -29,10 +29,9 @@ class HydraImageEncoderMixin(HydraEncoderMixin):
     ):
         if pixel_values is None:
             raise ValueError("pixel_values is missing: pass the image processor's output")
-        patches = self.get_input_embeddings()
-        dtype = getattr(patches, "projection", patches).weight.dtype
-        hidden_states = embed(self.embeddings, pixel_values.to(dtype), **for_embeddings)
-        return hidden_states, encoder_mask(self.config, hidden_states, attention_mask), {}
+        hidden_states = embed(self.embeddings, pixel_values, **for_embeddings)
+        mask = None if attention_mask is None else encoder_mask(self.config, hidden_states, attention_mask)
+        return hidden_states, mask, {}
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)
@@ -85,7 +84,7 @@ class PatchProjection(nn.Conv2d):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(batch, channels, height, width) -> (batch, hidden, rows of patches, columns of patches)"""
-        patches = cut_into_patches(pixel_values, *self.kernel_size)
+        patches = cut_into_patches(pixel_values.to(self.weight.dtype), *self.kernel_size)
         hidden_states = nn.functional.linear(patches, self.weight.flatten(1), self.bias)
         return hidden_states.permute(0, 3, 1, 2)
 

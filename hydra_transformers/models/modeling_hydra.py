@@ -407,33 +407,32 @@ class HydraAttention(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         """Query (of the first token, where only it is computed), key and value, (rows, heads, tokens, head_dim) each. Of key and
         value each head once, however many queries read it."""
-        split = partial(split_heads, head_dim=self.head_dim, on_batch_axis=on_batch_axis)
-        if not first_token_only and self.queries_per_key == 1:
-            return split(self.qkv_proj(hidden_states), 3)
-        queries = [slice(width) for width in self.widths]
-        keys_and_values = [slice(width, None) for width in self.widths]
+        # (projected, number of projections in it): (members, batch, tokens, projections * width), or a tuple over members
         if first_token_only:
+            queries, others = zip(*((slice(width), slice(width, None)) for width in self.widths), strict=True)
             query = self.qkv_proj(hidden_states[:, :, :1], queries)
-            return *split(query, 1), *split(self.qkv_proj(hidden_states, keys_and_values), 2)
-        joint, widths = self.qkv_proj(hidden_states), [width for width in self.widths if width]
-        if on_batch_axis:
-            return *split(joint[..., : widths[0]], 1), *split(joint[..., widths[0] :], 2)
-        by_member = list(zip(joint, widths, strict=True))
-        return (
-            *split([of_member[..., :width] for of_member, width in by_member], 1),
-            *split([of_member[..., width:] for of_member, width in by_member], 2),
-        )
-
-
-def split_heads(projected, projections: int, head_dim: int, on_batch_axis: bool) -> tuple[torch.Tensor, ...]:
-    """(members, batch, tokens, projections * width), or a tuple over members -> for each projection (rows, heads, tokens,
-    head_dim)"""
-    if on_batch_axis:
-        members, batch, tokens, _ = projected.shape
-        heads = projected.reshape(members * batch, tokens, projections, -1, head_dim)
-    else:
-        heads = torch.cat([own.unflatten(-1, (projections, -1, head_dim)) for own in projected], dim=-2)
-    return heads.permute(2, 0, 3, 1, 4).unbind(0)
+            projected = [(query, 1), (self.qkv_proj(hidden_states, others), 2)]
+        elif self.queries_per_key == 1:
+            projected = [(self.qkv_proj(hidden_states), 3)]
+        elif on_batch_axis:
+            joint, width = self.qkv_proj(hidden_states), self.widths[0]
+            projected = [(joint[..., :width], 1), (joint[..., width:], 2)]
+        else:
+            by_member = list(zip(self.qkv_proj(hidden_states), filter(None, self.widths), strict=True))
+            queries, others = (
+                [own[..., :width] for own, width in by_member],
+                [own[..., width:] for own, width in by_member],
+            )
+            projected = [(queries, 1), (others, 2)]
+        found, head_dim = [], self.head_dim
+        for each, projections in projected:
+            if on_batch_axis:
+                members, batch, tokens, _ = each.shape
+                heads = each.reshape(members * batch, tokens, projections, -1, head_dim)
+            else:
+                heads = torch.cat([own.unflatten(-1, (projections, -1, head_dim)) for own in each], dim=-2)
+            found += heads.permute(2, 0, 3, 1, 4).unbind(0)
+        return tuple(found)
 
 
 def keys_of(heads: list[int], queries_per_key: int) -> list[int]:
@@ -483,9 +482,11 @@ def rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, in_float
 
 
 def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_mask, create=create_bidirectional_mask):
-    """The mask that an encoder's layers read, for embeddings (1 or members, batch, tokens, hidden)."""
-    if attention_mask is None and create is create_bidirectional_mask:
-        return None  # and not one that masks nothing, which would keep the attention from its fastest kernels
+    """The mask that an encoder's layers read, for embeddings (1 or members, batch, tokens, hidden).
+
+    Without an `attention_mask`, callers pass none on to layers that see every token: one that masks nothing would keep
+    the attention from its fastest kernels.
+    """
     mask = create(config=config, inputs_embeds=embeddings[0], attention_mask=attention_mask)
     return members_mask(mask, embeddings.shape[1], config.num_members)
 
@@ -589,19 +590,16 @@ class HydraMLP(nn.Module):
         shape = hidden_states.shape
         # What stands in for a linear layer (8-bit ones, for instance) may know three axes at most.
         hidden_states = hidden_states.flatten(0, -3) if len(shape) > 3 else hidden_states
-        if hidden_states.shape[:-1].numel() > ROWS_IN_AN_MLP and not torch.is_grad_enabled() and not is_recording():
+        if not torch.is_grad_enabled() and not is_recording() and hidden_states.numel() > ROWS_IN_AN_MLP * shape[-1]:
             pieces = hidden_states.reshape(-1, shape[-1]).split(ROWS_IN_AN_MLP)
-            return torch.cat([self._inner_and_back(piece) for piece in pieces]).reshape(shape)
-        return self._inner_and_back(hidden_states).reshape(shape)
-
-    def _inner_and_back(self, hidden_states: torch.Tensor) -> torch.Tensor:
+            return torch.cat([self.forward(piece) for piece in pieces]).reshape(shape)
         inner = self.fc1(hidden_states)
         if self.has_gate:
             gate, inner = inner.chunk(2, dim=-1)
             inner = self.activation_fn(gate) * inner
         else:
             inner = self.activation_fn(inner)
-        return self.fc2(inner if self.dropout is None else self.dropout(inner))
+        return self.fc2(inner if self.dropout is None else self.dropout(inner)).reshape(shape)
 
 
 def is_recording() -> bool:
@@ -626,10 +624,6 @@ class HydraLayer(GradientCheckpointingLayer):
         self.mlp = shared_or_per_member(config, "mlp", lambda: HydraMLP(config.hidden_size, next(sizes), spec), layer)
         self.output_dropout = None if spec.output_dropout is None else nn.Dropout(spec.output_dropout)
         self.mlp_dropout = None if spec.mlp_dropout is None else nn.Dropout(spec.mlp_dropout)
-
-    def __call__(self, hidden_states, attention_mask=None, first_token_only=False, position_bias=None, **kwargs):
-        # Checkpointing tracks positional arguments only.
-        return super().__call__(hidden_states, attention_mask, first_token_only, position_bias, **kwargs)
 
     def forward(
         self,
@@ -705,8 +699,10 @@ def run_layers(
         states = fast_layers(layers, hidden_states, attention_mask, first_token_only, kwargs)
         if states is not None:
             return states
+    position_bias = kwargs.pop("position_bias", None)  # positional below: checkpointing tracks no other arguments
     for index, layer in enumerate(layers, start=1):
-        hidden_states = layer(hidden_states, attention_mask, first_token_only and index == len(layers), **kwargs)
+        only_first = first_token_only and index == len(layers)
+        hidden_states = layer(hidden_states, attention_mask, only_first, position_bias, **kwargs)
     return hidden_states
 
 
@@ -772,7 +768,7 @@ class HydraEncoderMixin:
             output_hidden_states = self.config.output_hidden_states
         all_hidden_states = None
         if output_hidden_states is False or output_hidden_states is None:
-            first_token_only = first_token_only and has_rows(mask)
+            first_token_only = first_token_only and (mask is None or has_rows(mask))
             hidden_states = run_layers(self.layers, hidden_states, mask, first_token_only, **kwargs)
             hidden_states, pooled = self.norm_and_pool(hidden_states, **inputs)
         else:
@@ -811,12 +807,13 @@ class HydraEncoderMixin:
         Each layer reads the very tensor that is returned (a trunk's the first member's part), so that gradients can be asked
         of it.
         """
-        kept, members = [], self.num_members
+        kept, members, position_bias = [], self.num_members, kwargs.pop("position_bias", None)
         for index, layer in enumerate(self.layers):
             if index == 0 and output_hidden_states is True:
                 kept.append(batch_first(states, members))
                 states = kept[0].transpose(0, 1)
-            states = batch_first(layer(states[: self.config.members_in(index)], mask, **kwargs), members)
+            states = layer(states[: self.config.members_in(index)], mask, False, position_bias, **kwargs)
+            states = batch_first(states, members)
             kept.append(states if output_hidden_states is True or index in output_hidden_states else None)
             states = states.transpose(0, 1)
         return states, tuple(kept)
@@ -905,15 +902,15 @@ class HydraClassifierMixin:
         features = self.select_features(
             hidden_states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1)
         )
-        member_logits, members = self.classify(features), self.num_members
-        member_logits = batch_first(member_logits, members)
-        set_problem_type(self.config)
+        member_logits, members = self.classify(features).transpose(0, 1), self.num_members
         loss = None
+        if labels is not None or self.config.problem_type is None:
+            set_problem_type(self.config)  # before Transformers' loss does, by the labels of a batch
         if labels is not None:
             loss = ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
         decided = {}
         if self.decision is not None and self.is_calibrated:
-            prepared = batch_first(self.prepare(features), members) if self.decision.reads_features else None
+            prepared = self.prepare(features).transpose(0, 1) if self.decision.reads_features else None
             decided = vars(self.decision(member_logits, prepared))
             member_logits = decided.pop("member_logits")
         logits = ensemble_logits(member_logits, self.config.problem_type)

@@ -88,6 +88,8 @@ class HydraModernBertModel(HydraTextEncoderMixin, HydraModernBertPreTrainedModel
             position_ids = torch.arange(hidden_states.shape[2], device=hidden_states.device).unsqueeze(0)
         kinds = sorted(set(self.config.layer_types))
         masks = {kind: encoder_mask(self.config, hidden_states, attention_mask, MASKS[kind]) for kind in kinds}
+        if attention_mask is None and "full_attention" in masks:
+            masks["full_attention"] = None
         tables = {kind: self.rotary_emb(hidden_states, position_ids, kind) for kind in kinds}
         layer_kwargs = {"position_embeddings": tables, "deterministic": self.config.deterministic_flash_attn}
         return hidden_states, masks, layer_kwargs

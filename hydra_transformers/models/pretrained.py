@@ -89,10 +89,6 @@ class HydraModelMixin:
     _can_record_outputs = {"attentions": HydraAttention}
     _keys_to_ignore_on_load_missing = [r"kept_heads_mask$"]  # of weights that were put together by hand
 
-    @property
-    def num_members(self) -> int:
-        return self.config.num_members
-
     @classmethod
     def from_backbone(
         cls, model: PreTrainedModel, heads_to_prune: dict | None = None, check: bool = True
@@ -132,6 +128,7 @@ class HydraModelMixin:
         return package("fusion").member(self, index)
 
     def post_init(self):
+        self.num_members: int = self.config.num_members
         settings = None if self.is_base_model else getattr(self.config, "decision", None)
         self.decision: Decision | None = None
         if settings is not None:

@@ -48,7 +48,8 @@ class HydraTextEncoderMixin(HydraEncoderMixin):
         **for_embeddings,
     ):
         hidden_states = self.embed_words(input_ids, inputs_embeds, **for_embeddings)
-        return hidden_states, encoder_mask(self.config, hidden_states, attention_mask), {}
+        mask = None if attention_mask is None else encoder_mask(self.config, hidden_states, attention_mask)
+        return hidden_states, mask, {}
 
     @merge_with_config_defaults
     @capture_outputs(tie_last_hidden_states=False)

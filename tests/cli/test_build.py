@@ -25,8 +25,7 @@ from hydra_transformers.cli import main
 from hydra_transformers.data.image_changes import RandomCropAndFlip, random_changes
 from hydra_transformers.data.loading import classes_in
 from hydra_transformers.data.rows import DataSource, load_rows
-from hydra_transformers.models.auto import load_trained
-from hydra_transformers.pruning import Circuit, member_plan
+from hydra_transformers.pruning import Circuit
 from hydra_transformers.pruning.greedy import GreedySearch
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.training import recipe
@@ -39,7 +38,6 @@ from tests.tiny_data import (
     pictures,
     review_rows,
     save_bert,
-    save_clip,
     save_vit,
 )
 
@@ -65,20 +63,6 @@ def words(*parts) -> list[str]:
 
 def run(*parts) -> None:
     assert main(words(*parts)) == 0
-
-
-@pytest.fixture
-def fails(capsys):
-    """Runs a command that must fail, and returns its one sentence."""
-
-    def run_it(*parts) -> str:
-        capsys.readouterr()
-        assert main(words(*parts)) == 2
-        error = capsys.readouterr().err.strip()
-        assert "Traceback" not in error and len(error.splitlines()) == 1
-        return error
-
-    return run_it
 
 
 def finetune_words(workplace, output, *more):
@@ -139,31 +123,6 @@ def test_a_fine_tuning_that_was_cut_off_goes_on(workplace, finetuned, tmp_path, 
             for folder in (finetuned, tmp_path / "out")
         )
         assert all(map(torch.equal, one.parameters(), other.parameters()))
-
-
-@pytest.mark.parametrize(
-    ("parts", "sentence"),
-    [
-        (["finetune", "CLIP"], "has two towers and no classifier to train"),
-        (["finetune", "PRUNED/member-0"], "is a single Hydra: pass a pre-trained model"),
-        (["finetune", "PRUNED", "--members", 2], "--members is for a pre-trained model"),
-        (["finetune", "VIT", "--part", "test"], "--part test is held out from training"),
-        (["finetune", "VIT", "--data", "ONE"], "has 1 class, so there is nothing to learn"),
-        (["finetune", "PLACE/nothing"], "there is no folder .*nothing"),
-    ],
-)
-def test_what_cannot_be_fine_tuned(parts, sentence, workplace, pruned, fails, tmp_path, monkeypatch):
-    AutoHydra.from_backbone(load_trained(save_clip(tmp_path / "whole"))).save_pretrained(
-        tmp_path / "clip" / "member-0"
-    )
-    picture_rows(6, names=["red"]).save_to_disk(tmp_path / "one")
-    places = {"PRUNED": pruned, "CLIP": tmp_path / "clip", "VIT": workplace / "pretrained-vit", "PLACE": tmp_path}
-    places["ONE"] = tmp_path / "one"
-    for name in ("finetune_members", "finetune_from_pretrained"):
-        monkeypatch.setattr(finetune_command, name, lambda *_, **__: pytest.fail("work began"))
-    parts = [re.sub("^[A-Z]+", lambda found: str(places[found[0]]), str(part)) for part in parts]
-    data = [] if "--data" in parts else ["--data", workplace / "pictures"]
-    assert re.search(sentence, fails(*parts, *data, "--output", tmp_path / "out"))
 
 
 # The parts of a data set
@@ -296,38 +255,6 @@ def test_several_models_are_pruned_by_taylor_scores(workplace, finetuned, tmp_pa
     )
 
 
-@pytest.mark.parametrize(
-    ("models", "more", "sentence"),
-    [
-        (["A", "B"], ["--members", 3], "--members is 3, and 2 models make one each"),
-        (["A", "B"], ["--objectives", "acc", "avg"], "--objectives has 2, and each of the 2 models gets one circuit"),
-        (["A", "B"], ["--out-of", 4], "--out-of is for members sampled from one circuit"),
-        (["A", "B"], ["--budget", 8], "--budget is 8: 8 heads compete"),
-        (["A", "BERT"], [], r"MODEL\[1\] is a BertForSequenceClassification"),
-        (["A", "OTHER"], [], r"MODEL\[1\] has other classes than MODEL\[0\]"),
-        (["A", "GREY"], [], "grey-vit reads its inputs otherwise than .*member-0 .image_mean differs"),
-        (["A", "NOTHING"], [], "there is no folder .*nothing"),
-        (["A", "HYDRA"], [], "is a Hydra of 2 members"),
-        (["A", "BARE"], [], "has no classifier.bias"),
-    ],
-)
-def test_models_that_do_not_go_together_are_not_pruned(
-    models, more, sentence, workplace, finetuned, fails, tmp_path, monkeypatch
-):
-    save_vit(tmp_path / "other", classes=["cat", "dog", "bird"])
-    grey = shutil.copytree(finetuned / "member-1", tmp_path / "grey-vit")
-    ViTImageProcessorPil(size={"height": 8, "width": 8}, image_mean=[0.1] * 3).save_pretrained(grey)
-    places = {"A": finetuned / "member-0", "B": finetuned / "member-1", "BERT": workplace / "bert", "GREY": grey}
-    places |= {"OTHER": tmp_path / "other", "NOTHING": tmp_path / "nothing", "HYDRA": tmp_path / "hydra"}
-    places["BARE"] = workplace / "pretrained-vit"
-    if "HYDRA" in models:
-        run("fuse", places["A"], places["B"], "--output", places["HYDRA"])
-    for name in ("extract_circuit", "draw_members"):
-        monkeypatch.setattr(member_plan, name, lambda *_, **__: pytest.fail("work began"))
-    command = prune_words(workplace, [places[model] for model in models], tmp_path / "out", *more)
-    assert re.search(sentence, fails(*command))
-
-
 # fuse
 
 
@@ -391,24 +318,6 @@ def test_circuits_of_other_fine_tunings_are_refused_by_fuse(pruned, fails, tmp_p
     circuit.ranking = [(layer, 3 - head) for layer, head in circuit.ranking]
     circuit.save(folder / "circuits" / "member-2.json")
     assert "are not those by which these members lost" in fails("fuse", folder, "--output", tmp_path / "hydra")
-
-
-@pytest.mark.parametrize(
-    ("second", "sentence"),
-    [
-        ("bert", r"members\[1\] is a BertForSequenceClassification"),
-        ("other", r"members\[1\] has other classes than members\[0\] .number 0 is 'cat', not 'red'"),
-        ("same", r"members\[0\] and members\[1\] have the same heads and weights"),
-        ("nothing", "there is no folder .*nothing"),
-        ("pretrained-vit", "has no classifier.bias: pass a model that is trained"),
-    ],
-)
-def test_models_that_do_not_go_together_are_not_fused(second, sentence, workplace, fails, tmp_path):
-    save_vit(tmp_path / "other", classes=["cat", "dog", "bird"])
-    shutil.copytree(workplace / "vit", tmp_path / "same")
-    place = tmp_path / second if second in ("other", "same", "nothing") else workplace / second
-    assert re.search(sentence, fails("fuse", workplace / "vit", place, "--output", tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
 
 
 def test_texts_that_are_read_by_other_vocabularies_are_not_fused(workplace, fails, tmp_path):
@@ -550,40 +459,3 @@ def test_build_tests_on_rows_that_nothing_was_trained_or_chosen_by(workplace, tm
     ]
     steps = parts_of("--test-split", "test", "--data", tmp_path / "splits")
     assert "--part" not in steps["evaluate"] and steps["evaluate"]["--split"] == "test"
-
-
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        (["--budget", 2], "--budget is for pruning: pass --ood-data"),
-        (["--tune"], "--tune is for pruned members, and nothing is pruned"),
-        (["--budget", 0, "--ood-data", "GREY"], "--budget 0 prunes nothing"),
-        (["--budget", 9, "--ood-data", "GREY"], "--budget is 9: 8 heads compete"),
-        (["--objective", "ood"], "the objective ood needs out-of-distribution data"),
-        (["--objective", "acc", "--ood-data", "GREY"], "--ood-data is for the objectives ood and avg"),
-        (["--ood-data", "NOTHING"], "there is no folder or file .*nothing"),
-        (["--ood-data", "PICTURES"], "is the data itself"),
-        (["--near", "x=NOTHING"], "there is no folder or file .*nothing"),
-        (["--near", "x=GREY", "--near", "x=GREY"], "--near has x twice"),
-        (["--test-split", "train"], "--test-split train has rows that are trained on"),
-        (["--members", 1], "--members is 1, which is no ensemble"),
-        (["--trunk-layers", 3], "--trunk-layers is 3, .*pretrained-vit has 2 layers: pass 0 to 2"),
-        (["--trunk-layers", 2, "--objective", "acc"], "has 2 layers: pass 0 to 1, or there is nothing to prune"),
-        (["--trunk-layers", 1, "--objective", "acc", "--budget", 4], "--budget is 4: 4 heads compete, so pass 1 to 3"),
-        (["--freeze-trunk"], "--freeze-trunk is for a trunk, and there is none"),
-        (["--output", "FULL"], "full exists already"),
-        (["--device", "nowhere"], "the device nowhere is not there"),
-    ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
-)
-def test_what_the_arguments_of_a_build_tell_is_refused_before_any_work(
-    more, sentence, workplace, fails, tmp_path, monkeypatch
-):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "thesis.txt").write_text("mine")
-    places = {"GREY": workplace / "grey", "NOTHING": tmp_path / "nothing", "PICTURES": workplace / "pictures"}
-    places["FULL"] = tmp_path / "full"
-    more = [re.sub("[A-Z]{4,}", lambda found: str(places[found[0]]), str(part)) for part in more]
-    monkeypatch.setattr(build_command, "run_step", lambda _: pytest.fail("work began"))
-    assert re.search(sentence, fails(*build_words(workplace, tmp_path / "hydra", *more)))
-    assert not (tmp_path / "hydra-steps").exists()

@@ -145,40 +145,11 @@ def test_build_hands_every_option_to_the_steps_that_know_it():
     assert all("--text-column premise,hypothesis --max-length 64" in step for step in (first, prune, tuned, evaluate))
 
 
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        (["--epochs", 2, "--max-steps", 2], "--epochs and --max-steps are both lengths of a training"),
-        (
-            ["--report-to", "nowhere"],
-            "--report-to nowhere is unknown or not installed: install it, or pass one of none",
-        ),
-    ],
-)
-@pytest.mark.parametrize("command", [["finetune"], ["build"], ["build", "--target", "balance"]])
-def test_two_lengths_and_unknown_reports_are_refused_at_once(command, more, sentence, workplace, tmp_path, capsys):
-    data = ["--data", workplace / "pairs", "--text-column", "premise,hypothesis", "--output", tmp_path / "out"]
-    assert main(words(command[0], workplace / "pretrained", *command[1:], *data, *more)) == 2
-    assert sentence in capsys.readouterr().err and not (tmp_path / "out").exists()
-
-
 # --budget best
 
 
 def prune_words(workplace, output, *more):
     return words("prune", workplace / "vit", "--data", workplace / "pictures", "--output", output, *more)
-
-
-@pytest.mark.parametrize(
-    ("more", "sentence"),
-    [
-        (["--budget", "best"], "--budget is best, which is for members with a circuit each"),
-        (["--budget", "best", "--method", "taylor"], "--budget is for the method circuits"),
-    ],
-)
-def test_best_needs_a_circuit_of_each_member(more, sentence, workplace, tmp_path, capsys):
-    assert main(prune_words(workplace, tmp_path / "out", *more)) == 2
-    assert sentence in capsys.readouterr().err
 
 
 def test_each_member_loses_as_many_heads_as_its_circuit_scores_best_without(workplace, tmp_path, capsys):
@@ -188,8 +159,3 @@ def test_each_member_loses_as_many_heads_as_its_circuit_scores_best_without(work
     assert all(len(each.ranking) == 2 for each in circuits), "a third of the 8 heads"
     kept = ", ".join(str(8 - each.best_budget) for each in circuits)
     assert f"2 members with {kept} of 8 heads" in capsys.readouterr().out
-
-
-def test_a_number_or_the_word_best_and_nothing_else(workplace, tmp_path, capsys):
-    assert main(prune_words(workplace, tmp_path / "out", "--budget", "most")) == 2
-    assert "most is no positive number, nor best" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from transformers import (
 
 from hydra_transformers import HydraViTForImageClassification
 from hydra_transformers.cli import evaluate as evaluate_command
-from hydra_transformers.cli import finetune, fuse, main, prune, runner
+from hydra_transformers.cli import finetune, fuse, main, prune
 from hydra_transformers.pruning import Circuit, draw_members
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.uncertainty import Detector
@@ -25,7 +25,7 @@ from tests.processes import exit_code, start
 from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_clip, save_vit
 
 
-pytestmark = pytest.mark.slow  # whole commands one after the other; what they refuse is in test_cli_errors.py
+pytestmark = pytest.mark.slow  # whole commands one after the other; what they refuse is in test_refusals.py
 
 
 @pytest.fixture(scope="module")
@@ -581,12 +581,3 @@ def test_clip_is_pruned_and_fused_without_training(workplace, tmp_path, capsys):
     run("info", tmp_path / "hydra")
     assert "vision tower" in capsys.readouterr().out
     assert AutoModelForZeroShotImageClassification.from_pretrained(tmp_path / "hydra").num_members == 2
-
-
-# Help
-
-
-@pytest.mark.parametrize("command", runner().commands)
-def test_every_command_has_help_with_an_example(command, capsys):
-    assert main([command, "--help"]) == 0
-    assert f"Example: hydra-transformers {command}" in " ".join(capsys.readouterr().out.split())

@@ -243,3 +243,20 @@ def test_empty_stdin_is_told(workplace, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
     assert main(["predict", str(workplace / "bert"), "-"]) == 2
     assert "stdin has no lines: pass a text, or an image or audio file, on each" in capsys.readouterr().err
+
+
+def not_a_number(name: str):
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_what_is_no_number_is_null(tmp_path, capsys):
+    folder = save_bert(tmp_path)
+    broken = load_trained(folder)
+    with torch.no_grad():
+        broken.classifier.bias.fill_(torch.nan)
+    broken.save_pretrained(folder)
+    capsys.readouterr()
+    run("predict", folder, "a film", "joy", "--json", "--device", "cpu")
+    lines = [json.loads(line, parse_constant=not_a_number) for line in capsys.readouterr().out.splitlines()]
+    assert [line["input"] for line in lines] == ["a film", "joy"]
+    assert {line["score"] for line in lines} == {None}
