@@ -5,14 +5,13 @@ from .circuits import Circuit
 from .diversity import head_divergence, layer_divergence, overlap
 from .extraction import extract_circuit
 from .head_maps import HeadMap
-from .heads import prune_heads
+from .heads import prune_heads, prune_neurons
 from .masking import ablated
 from .member_plan import MemberPlan
 from .members import draw_members
-from .neurons import NEURON_SCORES, lowest_neurons, neuron_scores, prune_neurons
 from .oba import oba_prune, oba_scores
 from .old_checkpoints import load_pruned
-from .scores import HEAD_SCORES, head_scores, lowest_heads
+from .scores import HEAD_SCORES, NEURON_SCORES, head_scores, lowest_heads, lowest_neurons, neuron_scores
 from .taylor import TaylorPruning, taylor_prune, taylor_scores
 
 

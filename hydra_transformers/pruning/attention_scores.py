@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from ..data.batches import batches, split_labels
 from ..data.prediction import accepted_inputs, check_class_prompts
 from .heads import Head, chosen_towers, has_two_towers, head_at
-from .taylor import settled_towers, working_copy
+from .units import scored_towers, working_copy
 
 
 def entropy_scores(
@@ -52,7 +52,7 @@ def _mean_over_queries(
     """of_query: from attention weights (rows, heads, queries, keys) to a number for each query, (rows, heads, queries)"""
     hydra = working_copy(model)  # a copy of its own, so that the model keeps its backend
     hydra.set_attn_implementation("eager")
-    chosen = chosen_towers(hydra, settled_towers(hydra, towers))
+    chosen = chosen_towers(hydra, scored_towers(hydra, towers))
     sums: dict[tuple[str, int], Tensor] = {}
     queries = dict.fromkeys(chosen, 0)
     for tower in chosen:

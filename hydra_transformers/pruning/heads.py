@@ -1,6 +1,6 @@
-"""Heads by name, the Hydra class a model becomes, and cutting a head set out of a model.
+"""Heads and neurons by number, and cutting them out of a model.
 
-A head is `(layer, head)`, for CLIP `(tower, layer, head)`, with the backbone's numbers. The order of heads, which also
+A head is `(layer, head)`, for CLIP `(tower, layer, head)`, with the backbone's numbers, and a neuron of an MLP likewise. The order of heads, which also
 decides ties, is that of the towers ("vision" before "text"), then the layer, then the head.
 """
 
@@ -10,8 +10,8 @@ from numbers import Integral
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..fusion import attention_names, encoder_config, tower_configs
-from ..models.auto import AutoHydra
+from ..fusion import attention_names, encoder_config, tower_configs, without_neurons
+from ..models.auto import AutoHydra, hydra_class
 
 
 Head = tuple[int, int] | tuple[str, int, int]
@@ -24,6 +24,18 @@ def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> P
     heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
     """
     return AutoHydra.from_backbone(model, heads_to_prune)
+
+
+def prune_neurons(model: PreTrainedModel, neurons_to_prune: dict) -> PreTrainedModel:
+    """A one-member Hydra of `model` with neurons of its MLPs cut out; `model` is left as it is.
+
+    model: as for `prune_heads`, which can come before or after
+    neurons_to_prune: `{layer: [neurons]}`, which leaves at least one in each layer; for CLIP `{"vision": {layer: [neurons]},
+        "text": {layer: [neurons]}}`
+
+    Fused by `from_pruned_members`, members that keep different neurons cannot share their MLPs: pass `shared` without "mlp".
+    """
+    return without_neurons(hydra_class(model), model, neurons_to_prune)
 
 
 def check_count(number: int, name: str, least: int, most: int, why: str) -> None:

@@ -2,26 +2,15 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.prediction import logits_of_cosines
-from .heads import Head, attention_of, heads_of, tower_and_place
-from .taylor import Calibration, only_gradients_of, settled_towers, working_copy
-
-
-Layer = tuple  # (layer,), or (tower, layer)
-
-
-class Gated(NamedTuple):
-    """What gates are put on: units of `width` numbers each, one after the other in what `reader` reads, (..., rows, tokens,
-    units * width)."""
-
-    reader: nn.Module
-    width: int
+from .calibration import Calibration, only_gradients_of
+from .units import Layer, Unit, UnitLayer, UnitsOf, by_unit, head_layers, units_to_score
 
 
 def michel_scores(
@@ -30,29 +19,19 @@ def michel_scores(
     *,
     class_prompts: Mapping[str, Tensor] | None = None,
     towers: Sequence[str] | None = None,
-) -> dict[Head, float]:
-    """The mean over the samples of |∂L(x) / ∂ξ|, with ξ a gate of 1 that multiplies what the head gives.
+    units_of: UnitsOf = head_layers,
+) -> dict[Unit, float]:
+    """The mean over the samples of |∂L(x) / ∂ξ|, with ξ a gate of 1 that multiplies what the head, or the neuron, gives.
 
     The gradient is that of each sample by itself, so the batch size leaves no trace (`run_bertology.py` took that of a
     batch). Arguments as for `taylor_scores`.
     """
-    hydra = working_copy(model)
-    calibration = Calibration(hydra, data, class_prompts)
-    heads = heads_of(hydra, settled_towers(hydra, towers))
-    layers = dict.fromkeys(head[:-1] for head in heads)
-    attentions = {layer: attention_of(hydra, *tower_and_place((*layer, 0))[:2]) for layer in layers}
-    gated = {layer: Gated(attention.o_proj, attention.head_dim) for layer, attention in attentions.items()}
-    return in_order(heads, mean_gradients(hydra, calibration, gated))
-
-
-def in_order(units: Sequence[Head], of_layers: Mapping[Layer, Tensor]) -> dict[Head, float]:
-    """{head or neuron: score} of one tensor (units,) per layer."""
-    scores = {layer: iter(values.tolist()) for layer, values in of_layers.items()}
-    return {unit: next(scores[unit[:-1]]) for unit in units}
+    hydra, units, layers = units_to_score(model, towers, units_of)
+    return by_unit(units, mean_gradients(hydra, Calibration(hydra, data, class_prompts), layers))
 
 
 def mean_gradients(
-    hydra: PreTrainedModel, calibration: Calibration, gated: Mapping[Layer, Gated]
+    hydra: PreTrainedModel, calibration: Calibration, gated: Mapping[Layer, UnitLayer]
 ) -> dict[Layer, Tensor]:
     """By layer, the mean over the samples of the size of the gradient in each gate, (units,)."""
     gradients = _zero_shot_gradients if calibration.prompts is not None else _classifier_gradients
@@ -65,7 +44,7 @@ def mean_gradients(
 
 
 def _classifier_gradients(
-    hydra: PreTrainedModel, calibration: Calibration, gated: Mapping[Layer, Gated]
+    hydra: PreTrainedModel, calibration: Calibration, gated: Mapping[Layer, UnitLayer]
 ) -> Iterator[dict[Layer, Tensor]]:
     """By layer, the gradients (rows, units) of the loss of each sample of a batch."""
     for inputs, labels in calibration.batches:
@@ -76,7 +55,7 @@ def _classifier_gradients(
 
 
 def _zero_shot_gradients(
-    hydra: PreTrainedModel, calibration: Calibration, gated: Mapping[Layer, Gated]
+    hydra: PreTrainedModel, calibration: Calibration, gated: Mapping[Layer, UnitLayer]
 ) -> Iterator[dict[Layer, Tensor]]:
     """The same for the cross-entropy of zero-shot classification. A gate of the text tower is one for all prompts, which
     every sample reads: the prompts pass the tower once, and each sample's gradient in their features is passed on."""
@@ -104,7 +83,7 @@ def _by_layer(gates: Mapping[Layer, Tensor], gradients: Sequence[Tensor]) -> dic
 
 
 @contextmanager
-def gates_on(gated: Mapping[Layer, Gated], is_common: bool = False) -> Iterator[dict[Layer, Tensor]]:
+def gates_on(gated: Mapping[Layer, UnitLayer], is_common: bool = False) -> Iterator[dict[Layer, Tensor]]:
     """By layer, gates of 1, made in the forward pass inside: (rows, units), or (1, units) where all rows have one in common."""
     gates: dict[Layer, Tensor] = {}
 
@@ -119,8 +98,8 @@ def gates_on(gated: Mapping[Layer, Gated], is_common: bool = False) -> Iterator[
 
     handles = []
     try:
-        for layer, (reader, width) in gated.items():
-            handles.append(reader.register_forward_pre_hook(put_on(layer, width)))
+        for layer, units in gated.items():
+            handles.append(units.reader.register_forward_pre_hook(put_on(layer, units.width)))
         yield gates
     finally:
         for handle in handles:

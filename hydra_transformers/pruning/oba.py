@@ -17,8 +17,9 @@ from transformers import PreTrainedModel
 from ..data.prediction import evaluation_mode
 from ..fusion import qkv_by_head
 from ..models.auto import check_has_no_adapters
-from .heads import Head, attention_of, heads_of, tower_and_place
-from .taylor import Calibration, only_gradients_of, settled_towers, working_copy
+from .calibration import Calibration, only_gradients_of
+from .heads import Head, attention_of, tower_and_place
+from .units import by_unit, head_layers, units_to_score
 
 
 SCORES = ("plain", "reference")
@@ -38,9 +39,8 @@ def oba_scores(
     batch takes the place of one backward, and about three times the memory. As a score of heads it is not the paper's, which
     prunes single weights by it: `oba_prune`.
     """
-    hydra = working_copy(model)
+    hydra, heads, _ = units_to_score(model, towers, head_layers)
     calibration = Calibration(hydra, data, class_prompts)
-    heads = heads_of(hydra, settled_towers(hydra, towers))
     attentions = {head[:-1]: attention_of(hydra, *tower_and_place(head)[:2]) for head in heads}
     parts = [
         (layer, attention, parameter)
@@ -55,12 +55,7 @@ def oba_scores(
         is_output = parameter is attention.o_proj.weight
         by_head = change.unflatten(0, (1, -1, attention.head_dim)) if is_output else qkv_by_head(change, attention)
         of_layers[layer] = of_layers.get(layer, 0) + by_head.flatten(2).sum(dim=(0, 2))
-    in_order = {layer: iter(sums.abs().tolist()) for layer, sums in of_layers.items()}
-    scores = {head: next(in_order[head[:-1]]) for head in heads}
-    for head, score in scores.items():
-        if score != score:
-            raise ValueError(f"the OBA score of head {head} is NaN: check the model's weights and the data")
-    return scores
+    return by_unit(heads, {layer: sums.abs() for layer, sums in of_layers.items()})
 
 
 @torch.no_grad()

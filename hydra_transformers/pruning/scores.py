@@ -1,8 +1,9 @@
-"""How important heads are, by any of the ways that are known here: `{(layer, head): score}`, the lowest go first."""
+"""How important heads and neurons are, by name of the method: `{(layer, head): score}`, the lowest go first."""
 
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,39 +11,36 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..data.evaluation_data import check_label_range
-from ..fusion import qkv_by_head
 from .attention_scores import confidence_scores, entropy_scores
 from .extraction import extract_circuit, start_search
-from .heads import Head, as_heads_to_prune, attention_of, check_count, has_two_towers, heads_of, tower_and_place
-from .michel import in_order, michel_scores
+from .heads import Head, as_heads_to_prune, check_count, has_two_towers, heads_of
+from .michel import michel_scores
 from .oba import oba_scores
 from .objectives import Metric
-from .taylor import settled_towers, taylor_scores, working_copy
+from .taylor import taylor_scores
+from .units import Unit, UnitsOf, by_unit, head_layers, neuron_layers, units_to_score, working_copy
 
 
-def magnitude_scores(model: PreTrainedModel, *, towers: Sequence[str] | None = None) -> dict[Head, float]:
+def magnitude_scores(
+    model: PreTrainedModel, *, towers: Sequence[str] | None = None, units_of: UnitsOf = head_layers
+) -> dict[Unit, float]:
     """The Euclidean norm of a head's weights: its rows of q, k and v and its part of the output projection (with the scale
-    behind it, where a family has one). A key and value that several heads read counts for each of them. Needs no data."""
-    hydra = working_copy(model)
-    heads = heads_of(hydra, settled_towers(hydra, towers))
-    squares = {}
-    for layer in dict.fromkeys(head[:-1] for head in heads):
-        attention = attention_of(hydra, *tower_and_place((*layer, 0))[:2])
-        # (projections, heads, head_dim, hidden), of q, k, v and the output
-        output = attention.o_proj.weight.unflatten(0, (1, -1, attention.head_dim))
-        rows = torch.cat([qkv_by_head(attention.qkv_proj.weight, attention), output]).detach()
-        squares[layer] = rows.square().sum(dim=(0, 2, 3))
-    return {head: math.sqrt(square) for head, square in in_order(heads, squares).items()}
+    behind it, where a family has one); of a neuron's, its rows of the MLP's first map and its column of the second. Needs no
+    data."""
+    _, units, layers = units_to_score(model, towers, units_of)
+    squares = {
+        place: layer.by_incoming(layer.incoming.detach().square()).sum(dim=(0, 2))
+        + layer.by_outgoing(layer.outgoing.detach().square()).sum(dim=(0, 2))
+        for place, layer in layers.items()
+    }
+    return by_unit(units, {place: each.sqrt() for place, each in squares.items()})
 
 
-def random_scores(model: PreTrainedModel, *, towers: Sequence[str] | None = None, seed: int = 0) -> dict[Head, float]:
+def random_scores(
+    model: PreTrainedModel, *, towers: Sequence[str] | None = None, seed: int = 0, units_of: UnitsOf = head_layers
+) -> dict[Unit, float]:
     """Numbers between 0 and 1, drawn with `seed`: what any other score has to be better than."""
-    hydra = working_copy(model)
-    heads = heads_of(hydra, settled_towers(hydra, towers))
-    return drawn(heads, seed)
-
-
-def drawn(units: Sequence[Head], seed: int) -> dict[Head, float]:
+    _, units, _ = units_to_score(model, towers, units_of)
     numbers = torch.rand(len(units), generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
     return dict(zip(units, numbers.tolist(), strict=True))
 
@@ -114,6 +112,14 @@ HEAD_SCORES: dict[str, Callable[..., dict[Head, float]]] = {
 }
 """The methods of `head_scores`, by name."""
 
+# The same for neurons. What turns off one after the other would take too long.
+NEURON_SCORES: dict[str, Callable[..., dict[Unit, float]]] = {
+    name: partial(method, units_of=neuron_layers)
+    for name, method in HEAD_SCORES.items()
+    if "units_of" in inspect.signature(method).parameters
+}
+"""The methods of `neuron_scores`, by name."""
+
 
 def head_scores(
     model: PreTrainedModel,
@@ -148,6 +154,27 @@ def head_scores(
     return normalized(scores) if normalize else scores
 
 
+def neuron_scores(
+    model: PreTrainedModel,
+    data: Any = None,
+    method: str = "michel",
+    *,
+    class_prompts: Mapping[str, Tensor] | None = None,
+    towers: Sequence[str] | None = None,
+    normalize: bool = False,
+    **options: Any,
+) -> dict[Unit, float]:
+    """How important each neuron of the MLPs is, `{(layer, neuron): score}`; the higher, the more. `lowest_neurons` makes
+    neurons to prune of them.
+
+    method: "michel" (the loss's gradient in a gate on the neuron), "taylor" (|weight · gradient|), "magnitude" (the norm of its
+        weights) or "random" (with `seed`); everything else as for `head_scores`
+    """
+    common = {"class_prompts": class_prompts, "towers": towers}
+    scores = by_method(NEURON_SCORES, model, data, method, common, options)
+    return normalized(scores) if normalize else scores
+
+
 def by_method(
     methods: Mapping[str, Callable[..., dict[Head, float]]],
     model: PreTrainedModel,
@@ -156,13 +183,13 @@ def by_method(
     common: Mapping[str, Any],
     options: Mapping[str, Any],
 ) -> dict[Head, float]:
-    """The scores of the method of this name, which is told what it names.
+    """Calls the method of this name with the arguments it accepts.
 
     common: arguments that a method need not have; options: those that it must have
     """
     if method not in methods:
         raise ValueError(f"method is {method!r}: pass one of {', '.join(map(repr, methods))}")
-    taken = inspect.signature(methods[method]).parameters
+    taken = [name for name in inspect.signature(methods[method]).parameters if name != "units_of"]
     for name in options:
         if name not in taken:
             own = [each for each in taken if each not in ("model", "data", *common)]
@@ -200,27 +227,42 @@ def lowest_heads(
     budget: how many in all
     heads_per_layer: in place of it, how many each layer keeps: equal layers, which `to_transformers` can ask for
     """
-    if (budget is None) == (heads_per_layer is None):
-        raise ValueError("pass either budget, how many heads go in all, or heads_per_layer, how many each layer keeps")
+    return _lowest(scores, budget, heads_per_layer, "heads", fewest_left=0)
+
+
+def lowest_neurons(
+    scores: Mapping[Unit, float], budget: int | None = None, *, neurons_per_layer: int | None = None
+) -> dict:
+    """The neurons with the lowest scores as `prune_neurons` takes them; of equal ones the first in order. The highest of each
+    layer always stays.
+
+    budget: how many in all; neurons_per_layer: in place of it, how many each layer keeps
+    """
+    return _lowest(scores, budget, neurons_per_layer, "neurons", fewest_left=1)
+
+
+def _lowest(
+    scores: Mapping[Unit, float], budget: int | None, per_layer: int | None, what: str, fewest_left: int
+) -> dict:
+    """fewest_left: how many a layer keeps at least"""
+    if (budget is None) == (per_layer is None):
+        raise ValueError(
+            f"pass either budget, how many {what} go in all, or {what}_per_layer, how many each layer keeps"
+        )
     check_finite(scores)
     order = sorted(scores, key=scores.__getitem__)
-    if budget is not None:
-        check_count(budget, "budget", 0, len(order), f"{len(order)} heads have scores")
-        return as_heads_to_prune(order[:budget])
-    return lowest_of_layers(order, heads_per_layer, 0, "heads")
-
-
-def lowest_of_layers(order: Sequence[Head], per_layer: int, fewest_left: int, what: str) -> dict:
-    """Of units in ascending order of their scores all but the last `per_layer` of each layer, as `prune_heads` takes them.
-
-    fewest_left: what `per_layer` must be at least; what: "heads" or "neurons"
-    """
-    layers: dict[tuple, list[Head]] = {}
+    layers: dict[tuple, list[Unit]] = {}
     for unit in order:
         layers.setdefault(unit[:-1], []).append(unit)
     fewest = min(map(len, layers.values()), default=0)
-    check_count(per_layer, f"{what}_per_layer", fewest_left, fewest, f"the layers have {fewest} {what} or more")
-    return as_heads_to_prune(unit for of_layer in layers.values() for unit in of_layer[: len(of_layer) - per_layer])
+    if per_layer is not None:
+        check_count(per_layer, f"{what}_per_layer", fewest_left, fewest, f"the layers have {fewest} {what} or more")
+    left = per_layer or fewest_left
+    gone = {unit for of_layer in layers.values() for unit in of_layer[: len(of_layer) - left]}
+    order = [unit for unit in order if unit in gone]
+    if budget is not None:
+        check_count(budget, "budget", 0, len(order), f"{len(order)} {what} can go")
+    return as_heads_to_prune(order[:budget])
 
 
 def _minus_loss_of(model: PreTrainedModel) -> Metric:

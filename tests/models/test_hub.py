@@ -149,7 +149,7 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     VIT.hydra.from_backbone(VIT.backbone()).save_pretrained(tmp_path)
     lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")}
     assert len(lines) <= 10, lines
-    assert sum(lines.values()) <= 2_900, lines
+    assert sum(lines.values()) <= 3_000, lines
 
 
 def test_building_without_the_package_gets_a_sentence(family, monkeypatch):

@@ -221,7 +221,7 @@ def test_the_lowest_heads_are_chosen_over_all_layers_or_in_each():
     for wrong in ({}, {"budget": 1, "heads_per_layer": 1}):
         with pytest.raises(ValueError, match="pass either budget"):
             lowest_heads(scores, **wrong)
-    with pytest.raises(ValueError, match="budget is 5: 4 heads have scores"):
+    with pytest.raises(ValueError, match="budget is 5: 4 heads can go"):
         lowest_heads(scores, 5)
     for lowest in (lowest_heads, lowest_neurons):
         with pytest.raises(ValueError, match=r"the score of \(1, 1\) is nan"):

@@ -20,8 +20,8 @@ from transformers import (
 )
 
 from hydra_transformers.pruning import oba_prune, oba_scores, prune_heads
+from hydra_transformers.pruning.calibration import Calibration
 from hydra_transformers.pruning.oba import _differentiable_twice, ranked_weights, second_order_changes
-from hydra_transformers.pruning.taylor import Calibration
 from hydra_transformers.training import KeepZerosCallback, recipe
 from tests.families import CLIP_CLASSIFIER
 from tests.pruning.backbones import family, images, labelled, rows_in_batches

@@ -189,7 +189,7 @@ def test_bad_input_gets_one_sentence():
         taylor_scores(model, [{"pixel_values": batches[0]["pixel_values"]}])
     with pytest.raises(TypeError, match="has no classifier"):
         taylor_scores(model.vit, batches)
-    with pytest.raises(ValueError, match=r"Taylor score of head \(0, 0\) is NaN"):
+    with pytest.raises(ValueError, match=r"the score of \(0, 0\) is NaN"):
         model.classifier.bias.data[0] = float("nan")
         taylor_scores(model, batches)
     clip, batches, _, _ = family("clip")
