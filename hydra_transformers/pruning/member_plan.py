@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..data.batches import collate
 from ..fusion import saved_tower_configs
 from .circuits import Circuit
 from .extraction import extract_circuit
@@ -189,7 +190,7 @@ class MemberPlan:
         if self.method == "taylor":
             return draw_members(
                 drawn_from,
-                data=torch.utils.data.DataLoader(data, batch_size),
+                data=torch.utils.data.DataLoader(data, batch_size, collate_fn=collate),
                 heads_per_layer=self._kept_per_layer(config),
                 num_members=self.members,
                 class_prompts=class_prompts,

@@ -351,7 +351,7 @@ def test_evaluate_writes_tables_json_and_plots(workplace, hydra, tmp_path):
     assert report.models["my-hydra"].id["num_samples"] == 12
     assert "my-hydra" in (tmp_path / "report" / "report.md").read_text()
     assert (tmp_path / "report" / "plots" / "reliability_diagram.png").exists()
-    assert 'alt="roc_grey_near"' in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    assert 'alt="ROC curve, grey near"' in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("score", ["relative_mahalanobis", "gen"])
