@@ -128,7 +128,7 @@ def test_a_model_that_does_not_exist_is_refused_at_once(name, problem, error, se
         with pytest.raises(error, match=f"^there is no folder {name}(, and|:) .*{sentence}"):
             load(name)
     for command in (["serve", name], ["app", name], ["info", name], ["predict", name, "text"]):
-        assert main(command) == 1
+        assert main(command) == 2
         told = capsys.readouterr().err
         assert f"there is no folder {name}" in told and sentence in told
 

@@ -86,7 +86,7 @@ def test_a_plain_mpnet_has_every_head_where_its_column_is():
 def test_members_of_one_backbone_with_other_tables_have_no_layer_in_common():
     first = MPNET.backbone()
     second = copy.deepcopy(first)
-    same = HydraMPNetForSequenceClassification.from_pruned_members([first, second])
+    same = HydraMPNetForSequenceClassification.from_pruned_members([first, second], allow_equal=True)
     assert same.config.trunk_layers == 3
     with torch.no_grad():
         second.get_parameter(TABLE)[0, 0] += 1
