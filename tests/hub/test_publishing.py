@@ -35,7 +35,13 @@ def test_model_code_processor_card_and_results_go_in_one_commit(hydra, report, h
     )
     assert result == "commit" and len(commits(hub)) == 1 and commits(hub)[0]["commit_message"] == "First"
     assert hub.calls[0] == ("create_repo", {"repo_id": "me/tiny", "private": True, "exist_ok": True})
-    expected = {"model.safetensors", "config.json", "modeling_hydra_vit.py", "modeling_hydra.py", "preprocessor_config.json"}
+    expected = {
+        "model.safetensors",
+        "config.json",
+        "modeling_hydra_vit.py",
+        "modeling_hydra.py",
+        "preprocessor_config.json",
+    }
     expected |= {"README.md", "temperature.json", "evaluation/report.json", "evaluation/reliability_diagram.png"}
     assert expected <= set(hub.files)
     card = hub.files["README.md"].decode()
