@@ -911,8 +911,9 @@ class HydraClassifierMixin:
         decided = {}
         if self.decision is not None and self.is_calibrated:
             prepared = self.prepare(features).transpose(0, 1) if self.decision.reads_features else None
-            decided = vars(self.decision(member_logits, prepared))
-            member_logits = decided.pop("member_logits")
+            decision = self.decision(member_logits, prepared)
+            member_logits = decision.member_logits
+            decided = {name: getattr(decision, name) for name in ("detector_score", "abstain", "prediction_set")}
         logits = ensemble_logits(member_logits, self.config.problem_type)
         if loss is None and self.training and members > 1 and self.config.ensemble_loss == "members":
             watch_for_other_loss(logits, from_trainer="num_items_in_batch" in kwargs)
