@@ -56,7 +56,7 @@ def hydra_of(config: ViTConfig) -> PreTrainedModel:
     heads, layers = range(config.num_attention_heads), range(config.num_hidden_layers)
     cut = [{layer: [head for head in heads if head % CUT == member] for layer in layers} for member in range(MEMBERS)]
     members = [HydraViTForImageClassification.from_backbone(backbone, each) for each in cut]
-    return HydraViTForImageClassification.from_pruned_members(members, trunk_layers=0).eval()
+    return HydraViTForImageClassification.from_pruned_members(members, trunk_layers=0, allow_equal=True).eval()
 
 
 def runners(hydra: PreTrainedModel, folder: Path) -> dict[str, Callable[[Tensor], Tensor]]:

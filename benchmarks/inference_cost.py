@@ -217,7 +217,7 @@ class SavedModels:
         if name.endswith(HALF_TRUNK):
             trunk_layers = getattr(self.config, "vision_config", self.config).num_hidden_layers // 2
         members = [pruned(self.family, backbone, member, ragged, trunk_layers) for member in range(count)]
-        return self.family.hydra.from_pruned_members(members, trunk_layers=trunk_layers)
+        return self.family.hydra.from_pruned_members(members, trunk_layers=trunk_layers, allow_equal=True)
 
 
 @dataclass

@@ -65,7 +65,7 @@ def hydra_of(backbone: PreTrainedModel, train: TensorRows) -> PreTrainedModel:
         scores = taylor_scores(backbone, own.batches(100))
         lowest = sorted(scores, key=scores.get)[: round(len(scores) / 6)]
         members.append(prune_heads(backbone, as_heads_to_prune(lowest)))
-    return AutoHydra.from_pruned_members(members, trunk_layers=0).eval()
+    return AutoHydra.from_pruned_members(members, trunk_layers=0, allow_equal=True).eval()
 
 
 # The ways to quantise

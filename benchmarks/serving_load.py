@@ -81,7 +81,7 @@ def save_models(config: ViTConfig, folder: Path) -> None:
         model.save_pretrained(folder / str(number))
         heads = {layer: [(layer + number) % config.num_attention_heads] for layer in range(config.num_hidden_layers)}
         members.append(AutoHydra.from_backbone(model, heads))
-    hydra = AutoHydra.from_pruned_members(members)
+    hydra = AutoHydra.from_pruned_members(members, allow_equal=True)
     images = [picture(config.image_size, seed) for seed in range(100)]
     pixel_values = processor(images, return_tensors="pt")["pixel_values"]
     labels = torch.arange(100) % config.num_labels

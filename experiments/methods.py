@@ -606,4 +606,4 @@ def half_of(model: PreTrainedModel) -> int:
 
 def fused(members: Iterable[PreTrainedModel], **options) -> PreTrainedModel:
     members = list(members)
-    return AutoHydra.from_pruned_members(members, **options)
+    return AutoHydra.from_pruned_members(members, allow_equal=True, **options)
