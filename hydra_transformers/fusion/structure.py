@@ -1,4 +1,4 @@
-"""What a Hydra is made of: its towers, their attentions, and which rows of its parameters belong to which member."""
+"""The parts of a Hydra: its towers, their attentions, and which rows of its parameters belong to which member."""
 
 import copy
 from collections.abc import Iterator, Sequence

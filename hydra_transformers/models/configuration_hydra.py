@@ -1,5 +1,4 @@
-"""What every Hydra config has beside its backbone's fields: the kept heads and neurons, what members share, the layers'
-layer_spec."""
+"""The config fields of every Hydra: kept heads and neurons, shared parts, the trunk, and how its layers are built."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""What the config of a Hydra of two towers has beside its backbone's fields, the same for CLIP and SigLIP."""
+"""The config fields of a Hydra of two towers, CLIP or SigLIP."""
 
 from dataclasses import dataclass
 
