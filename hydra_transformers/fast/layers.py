@@ -34,7 +34,7 @@ from ..models.modeling_hydra import (
     HydraLayer,
     HydraMLP,
     has_rows,
-    is_recording,
+    is_exporting,
     mask_of_first_token,
 )
 from .kernels import activate, add_and_layer_norm, is_worth_a_kernel, layer_norm
@@ -78,7 +78,8 @@ def can_run_fast(layers: Sequence[nn.Module], states: torch.Tensor, attention_ma
         and states.__class__ is torch.Tensor  # subclasses may override any operation
         and not states.is_meta
         and not torch.is_autocast_enabled(states.device.type)
-        and not is_recording()
+        and not torch.compiler.is_compiling()
+        and not is_exporting()
         and not has_modes_or_hooks()
         and states.is_contiguous()
         and states.numel() > 0

@@ -10,8 +10,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ..models.configuration_hydra import HydraConfigMixin, neurons_in
-from ..models.modeling_hydra import keys_of, readers_of
+from ..models.modeling_hydra import readers_of
 from .building import weights_to_come
+from .packed_heads import keys_of
 from .reading import Member, backbone_source, read_members
 from .structure import attention_names, fields_of_backbone, outline, tower_configs
 

@@ -24,7 +24,6 @@ class LayerSpec:
     inner_size: of the MLP, between its two maps
     head_dim: how wide a head is, in families whose backbones read that in their config; by default the heads are as wide
         together as the hidden size
-    norm: "layer_norm", "rms_norm", or "offset_rms_norm" whose weights count from one
     norm_first: whether a branch normalises what it reads, or the sum is normalised after it
     first_attention_norm: whether the attention of the first layer has a norm as the others have
     norm_bias: whether LayerNorms have biases
@@ -46,7 +45,6 @@ class LayerSpec:
     activation: str
     norm_eps: float
     head_dim: int | None = None
-    norm: str = "layer_norm"
     norm_first: bool = True
     first_attention_norm: bool = True
     norm_bias: bool = True

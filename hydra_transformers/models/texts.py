@@ -187,6 +187,3 @@ class HydraTwoMapTextClassifierMixin(HydraTypedTextClassifierMixin):
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         return self.classifier.prepare(features)
-
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.classifier(features)

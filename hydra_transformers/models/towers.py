@@ -9,7 +9,7 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin
-from .modeling_hydra import GroupedLinear, HydraModelOutput, at_least_float32, mean_of_members, wants_every_token
+from .modeling_hydra import GroupedLinear, HydraModelOutput, at_least_float32, mean_of_members
 from .pretrained import Rule, attention_rules
 from .texts import HydraTextEncoderMixin
 
@@ -173,11 +173,10 @@ class HydraTwoTowersMixin:
         pixel_values: (images, channels, height, width)
         return_loss: whether to return the loss of pairs; text i then belongs to image i
         """
-        every_token = wants_every_token(self.config, kwargs) or wants_every_token(self.config.vision_config, kwargs)
         vision_outputs = self.get_image_features(
             pixel_values=pixel_values,
             interpolate_pos_encoding=interpolate_pos_encoding,
-            first_token_only=self.reads_first_token and not every_token,
+            first_token_only=self.reads_first_token,
             return_dict=True,
             **kwargs,
         )

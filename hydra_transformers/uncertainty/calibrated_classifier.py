@@ -15,8 +15,9 @@ from transformers.utils import cached_file
 
 from .._io.files import parse_json, write_atomically
 from ..data.prediction import answer_of, device_of, zero_shot_in
-from ..models.decision import Decision, check_settings
+from ..models.decision import Decision
 from ..models.modeling_hydra import HydraClassifierOutput
+from .decision_settings import check_settings
 from .features import AnswerReader
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..models.detection import DETECTORS, Answers, score_answers
+from ..models.detection import DETECTORS, Answers, score
 from .inputs import as_member_logits, wide_log_softmax, widened
 
 
@@ -55,7 +55,7 @@ def score_of(member_logits: Tensor, log_probabilities: Tensor, method: str) -> T
     """`ood_score` where the members' log-probabilities are at hand."""
     check_method(method)
     answers = Answers(None if method in OF_PROBABILITIES else widened(member_logits), log_probabilities)
-    return score_answers(method, answers)
+    return score(method, answers)
 
 
 def check_score(score: Any) -> None:
