@@ -23,7 +23,7 @@ from .data.prediction import (
 )
 from .fusion import FIELDS_OF_HYDRAS, example_inputs, fields_of_backbone, tower_configs, without_weights
 from .models.auto import HYDRA_CLASSES
-from .models.pipeline_hydra import most_tokens
+from .models.pipeline_hydra_text import most_tokens
 
 
 WARM_UP_ROUNDS = 2

@@ -17,7 +17,8 @@ from transformers import (
 from ..fusion.structure import without_weights
 from ..models import auto
 from ..models.auto import HEADS
-from ..models.pipeline_hydra import image_mode, most_tokens, read_image
+from ..models.pipeline_hydra import image_mode, read_image
+from ..models.pipeline_hydra_text import most_tokens
 from .columns import (
     PLURALS,
     check_none_is_missing,

@@ -57,6 +57,11 @@ class HydraImageEncoderMixin(HydraEncoderMixin):
 
 
 class HydraImageClassifierMixin(HydraClassifierMixin):
+    def pipeline_class(self) -> type:
+        from .pipeline_hydra import HydraImageClassificationPipeline  # not above, as in `predict`
+
+        return HydraImageClassificationPipeline
+
     @can_return_tuple
     def forward(
         self,

@@ -110,6 +110,11 @@ class HydraTwoTowersMixin:
     # Whether texts are pooled from their last token, be it padding: they have to be padded as in training, to full length.
     reads_padding = False
 
+    def pipeline_class(self) -> type:
+        from .pipeline_hydra_zero_shot import HydraZeroShotImageClassificationPipeline  # not above, as in `predict`
+
+        return HydraZeroShotImageClassificationPipeline
+
     def logits_of(self, cosine: torch.Tensor) -> torch.Tensor:
         """The members' logits: (members, images, texts) -> (members, images, texts)"""
         return cosine * self.logit_scale.exp().to(cosine.device)[:, None, None]

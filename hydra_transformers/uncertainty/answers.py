@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..data.prediction import accepted_inputs, device_of, zero_shot_in
+from ..models.auto import pipeline_class
 from ..models.pipeline_hydra import predict
 
 
@@ -25,9 +26,13 @@ def predict_decisions(
         batch_size: inputs per forward.
         parameters: `top_k`, how many scores (5; None for all), and for CLIP `candidate_labels`.
     """
-    return predict(
-        model if isinstance(model, PreTrainedModel) else _Wrapped(model), inputs, processor, batch_size, **parameters
-    )
+    model = model if isinstance(model, PreTrainedModel) else _Wrapped(model)
+    if hasattr(model, "get_image_features"):
+        kind = "ZeroShotImage"
+    else:
+        kind = {"pixel_values": "Image", "input_values": "Audio"}.get(model.main_input_name, "Sequence")
+    found = pipeline_class(f"AutoModelFor{kind}Classification")
+    return predict(model, found, inputs, processor, batch_size, **parameters)
 
 
 class _Wrapped(nn.Module):

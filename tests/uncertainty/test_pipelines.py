@@ -15,7 +15,7 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.models.pipeline_hydra import HydraTextClassificationPipeline
+from hydra_transformers.models.pipeline_hydra_text import HydraTextClassificationPipeline
 from hydra_transformers.uncertainty import calibrate, decompose, predict_decisions
 from hydra_transformers.uncertainty.calibration import remember_weights
 from tests.tiny_data import CLASSES, picture_rows, pictures, save_bert, save_clip, save_vit
