@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from .data.prediction import (
     ZeroShotClassifier,
@@ -21,8 +21,7 @@ from .data.prediction import (
     evaluation_mode,
     only_what_is_read,
 )
-from .fusion import FIELDS_OF_HYDRAS, example_inputs, fields_of_backbone, tower_configs, without_weights
-from .models.auto import HYDRA_CLASSES
+from .fusion import example_inputs, plain_config, without_weights
 from .models.pipeline_hydra import most_tokens
 
 
@@ -152,18 +151,10 @@ def config_in(model: nn.Module) -> PreTrainedConfig:
 
 def unpruned_backbone(model: PreTrainedModel, device: torch.device | str = "meta") -> PreTrainedModel:
     """The Transformers model that a Hydra is made from, unpruned; anywhere but on the meta device with random weights."""
-    name = type(model).__name__
-    found = next((each for each in HYDRA_CLASSES.items() if each[1].__name__ == name), None)
-    if found is None:
-        raise TypeError(f"model is a {name}: pass a Hydra")
-    backbone_class, hydra_class = found
-    fields = model.config.to_dict()
-    parts = [fields[f"{tower}_config"] for tower in tower_configs(model.config) if tower]
-    for part in (fields, *parts):
-        for field in FIELDS_OF_HYDRAS:
-            part.pop(field, None)
-    fields = fields_of_backbone(hydra_class, fields)
-    config = AutoConfig.for_model(backbone_class.config_class.model_type, **fields)
+    cls = type(model)
+    if not hasattr(cls, "backbone_classes"):
+        raise TypeError(f"model is a {cls.__name__}: pass a Hydra")
+    backbone_class, config = cls.backbone_classes[0], plain_config(cls, model.config)
     if torch.device(device).type == "meta":
         return without_weights(backbone_class, config)
     return backbone_class(config).to(device=device, dtype=model.dtype).eval()
