@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
+from itertools import product
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -72,44 +73,49 @@ Layout = dict[str, TowerLayout]
 
 def _smallest_layout(cls: type, member: Member, fill_up: bool) -> Layout:
     """The layout of the smallest plain model that can hold the member; refuses one that needs zeros unless `fill_up`."""
-    towers, plain_name = tower_configs(member.config), cls.backbone_classes[0].__name__
-    kept = {
-        "heads": {tower: [heads for [heads] in each.kept_heads] for tower, each in towers.items()},
-        "neurons": kept_neurons(member),
-    }
-    total = {
-        "heads": {tower: each.num_attention_heads for tower, each in towers.items()},
-        "neurons": {tower: each.layer_spec.inner_size for tower, each in towers.items()},
+    towers, neurons, plain_name = tower_configs(member.config), kept_neurons(member), cls.backbone_classes[0].__name__
+    units = {
+        tower: {
+            "heads": ([heads for [heads] in config.kept_heads], config.num_attention_heads),
+            "neurons": (neurons[tower], config.layer_spec.inner_size),
+        }
+        for tower, config in towers.items()
     }
     layout = {
         tower: TowerLayout(
-            *(_in_place(kept[what][tower], total[what][tower]) for what in ("heads", "neurons")),
-            each.layer_spec.queries_per_key,
+            _in_place(*each["heads"]), _in_place(*each["neurons"]), towers[tower].layer_spec.queries_per_key
         )
-        for tower, each in towers.items()
+        for tower, each in units.items()
     }
-    for what in ("heads", "neurons"):
+    for tower, what in product(towers, ("heads", "neurons")):
+        kept, total = units[tower][what]
         instead = f"pass fill_up=True for {what} of zeros in place of the missing ones"
-        if not fill_up:
-            _check_equal_counts(what, kept[what], plain_name, instead)
-        narrow = {
-            tower: replace(each, **{what: _closed_up(kept[what][tower], total[what][tower])})
-            for tower, each in layout.items()
-        }
+        counts = [len(layer) for layer in kept]
+        if len(set(counts)) > 1 and not fill_up:
+            where = f" of the {tower} tower" if tower else ""
+            raise ValueError(
+                f"the layers{where} keep {', '.join(map(str, counts))} {what}, and those of a plain {plain_name} equally many: "
+                f"prune with lowest_{what}(scores, {what}_per_layer=...), or {instead}"
+            )
+        smaller = replace(layout[tower], **{what: _closed_up(kept, total)})
         if what == "heads":
-            per_key = _heads_left_per_key(towers, plain_name, None if fill_up else instead)
-            if per_key is None:
+            per_key = towers[tower].layer_spec.queries_per_key
+            readers = {count for heads in kept for count in readers_of(heads, per_key)} or {per_key}
+            if len(readers) > 1 and fill_up:
                 continue  # each head stays beside those that read the same key
-            narrow = {tower: replace(each, heads_per_key=per_key[tower]) for tower, each in narrow.items()}
-        if _exists(cls, member, narrow):
-            layout = narrow
+            if len(readers) > 1:
+                raise ValueError(
+                    f"{' or '.join(map(str, sorted(readers)))} heads are left to read a key and value, and in a plain "
+                    f"{plain_name} equally many read each: prune as many heads of every group of {per_key}, or {instead}"
+                )
+            smaller = replace(smaller, heads_per_key=readers.pop())
+        if _exists(cls, member, layout | {tower: smaller}):
+            layout[tower] = smaller
         elif not fill_up:
-            most = {tower: max(map(len, layers)) for tower, layers in kept[what].items()}
-            tower = next(each for each in most if most[each] < total[what][each])
             needed = "head_dim" if what == "heads" else "intermediate_size"
             raise ValueError(
-                f"a plain {plain_name} cannot have {most[tower]} of its {total[what][tower]} {what}: its config has no {needed} "
-                f"that it reads; {instead}"
+                f"a plain {plain_name} cannot have {max(counts)} of its {total} {what}: its config has no {needed} that it "
+                f"reads; {instead}"
             )
     return layout
 
@@ -125,36 +131,6 @@ def _closed_up(kept: list[list[int]], total: int) -> Units:
     MPNet's table of positions knows heads by their numbers."""
     most = max(map(len, kept))
     return _in_place(kept, total) if most == total else [[*layer, *[None] * (most - len(layer))] for layer in kept]
-
-
-def _check_equal_counts(what: str, kept: dict[str, list[list[int]]], plain_name: str, instead: str) -> None:
-    for tower, layers in kept.items():
-        counts = list(map(len, layers))
-        if len(set(counts)) > 1:
-            where = f" of the {tower} tower" if tower else ""
-            raise ValueError(
-                f"the layers{where} keep {', '.join(map(str, counts))} {what}, and those of a plain {plain_name} equally many: "
-                f"prune with lowest_{what}(scores, {what}_per_layer=...), or {instead}"
-            )
-
-
-def _heads_left_per_key(
-    towers: dict[str, PreTrainedConfig], plain_name: str, instead: str | None
-) -> dict[str, int] | None:
-    """By tower, how many heads read each key and value head; where they differ refuses, or None where `instead` is None."""
-    left = {}
-    for tower, config in towers.items():
-        per_key = config.layer_spec.queries_per_key
-        counts = {count for [heads] in config.kept_heads for count in readers_of(heads, per_key)}
-        if len(counts) > 1 and instead is None:
-            return None
-        if len(counts) > 1:
-            raise ValueError(
-                f"{' or '.join(map(str, sorted(counts)))} heads are left to read a key and value, and in a plain {plain_name} "
-                f"equally many read each: prune as many heads of every group of {per_key}, or {instead}"
-            )
-        left[tower] = counts.pop() if counts else per_key
-    return left
 
 
 def _exists(cls: type, member: Member, layout: Layout) -> bool:

@@ -115,10 +115,6 @@ def _read_hydra(cls: type, model: PreTrainedModel, name: str) -> list[Member]:
 def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
     parameters = {key: tensor.detach() for key, tensor in model.named_parameters()}
     dense, own = dense_outline(cls, model), config_in_backbone(cls, model.config)
-    fields = {
-        tower: {"kept_heads": [[heads] for heads in _heads_left(cls, model, dense, tower, parameters, name)]}
-        for tower in tower_configs(own)
-    }
     tensors, read = {}, set()
     for parameter, slot in slots(dense):
         theirs, transform = backbone_source(cls, parameter, parameters)
@@ -132,6 +128,10 @@ def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
         tensor = transform(*(parameters[each] for each in theirs))
         tensors[slot.name] = tensor.unsqueeze(0) if parameter in cls.per_member_parameters else tensor
     check_is_all_read(cls, model, read, name)
+    fields = {
+        tower: {"kept_heads": [[heads] for heads in _heads_left(cls, dense, config, names, parameters, name)]}
+        for (tower, names), config in zip(attention_names(dense).items(), tower_configs(own).values(), strict=True)
+    }
     config = hydra_config(cls.config_class, own, fields, **_pooler_field(cls, model))
     if not model._supports_sdpa:
         config._attn_implementation = None  # nobody chose eager: the backbone has nothing else
@@ -139,17 +139,12 @@ def _read_backbone(cls: type, model: PreTrainedModel, name: str) -> Member:
 
 
 def _heads_left(
-    cls: type, model: PreTrainedModel, dense: PreTrainedModel, tower: str, parameters: dict, name: str
+    cls: type, dense: PreTrainedModel, config: PreTrainedConfig, attentions: list[str], parameters: dict, name: str
 ) -> Iterator[list[int]]:
-    """The numbers of the heads in each layer of a backbone; sliced projections keep fewer than the config says."""
-    config = tower_configs(config_in_backbone(cls, model.config))[tower]
+    """The numbers of the heads in each layer of a backbone; sliced projections keep fewer than its config says."""
     recorded = {int(layer): heads for layer, heads in (getattr(config, "pruned_heads", None) or {}).items()}
-    for layer, ours in enumerate(attention_names(dense)[tower]):
+    for layer, ours in enumerate(attentions):
         (theirs, *others), _ = backbone_source(cls, f"{ours}.qkv_proj.weight", parameters)
-        if theirs not in parameters:
-            raise ValueError(
-                f"{name} ({type(model).__name__}) has no parameter {theirs!r}: pass an unmodified backbone"
-            )
         rows, head_dim = parameters[theirs].shape[0], dense.get_submodule(ours).head_dim
         rows_per_head = head_dim if others else 3 * head_dim  # without others, q, k and v are one map
         heads, remainder = divmod(rows, rows_per_head)

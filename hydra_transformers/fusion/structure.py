@@ -45,10 +45,14 @@ def config_in_backbone(cls: type | None, config: PreTrainedConfig) -> PreTrained
     return part
 
 
+def hydra_class_of(model: nn.Module) -> type | None:
+    """The Hydra class that is built from a plain model; None for other models, Hydras among them."""
+    return next((hydra for backbone, hydra in HYDRA_CLASSES.items() if isinstance(model, backbone)), None)
+
+
 def encoder_config(model: PreTrainedModel) -> PreTrainedConfig:
     """The config with the layers and heads of a plain model or a Hydra; of a classifier on one of two towers, that tower's."""
-    cls = next((HYDRA_CLASSES[each] for each in HYDRA_CLASSES if isinstance(model, each)), None)
-    return config_in_backbone(cls, model.config)
+    return config_in_backbone(hydra_class_of(model), model.config)
 
 
 def saved_tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
