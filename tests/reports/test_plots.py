@@ -7,8 +7,8 @@ from PIL import Image
 
 from hydra_transformers.data.prediction import SavedLogits
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.reports.report_plots import _risk_coverage
 from hydra_transformers.reports.report import UncertaintyReport
+from hydra_transformers.reports.report_plots import _risk_coverage
 from hydra_transformers.uncertainty import Abstention
 from tests.uncertainty.answers import saved
 
