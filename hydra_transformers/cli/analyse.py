@@ -11,8 +11,7 @@ from transformers import PreTrainedConfig
 
 from .._io.files import written_whole
 from ..data.loading import PreparedData
-from ..data.processors import load_processor
-from ..data.prompts import class_prompts
+from ..data.processors import class_prompts, load_processor
 from ..data.rows import is_same_source
 from .folders import check_is_new, check_takes_files, load_config, load_model
 from .options import (
