@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ..uncertainty.ood import ood_groups
+from ..data.loading import ood_groups
 
 
 def foreign_sets(ood_data: Any) -> dict[str, Any]:
