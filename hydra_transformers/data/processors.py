@@ -1,6 +1,7 @@
 """The tokenizer, image processor or feature extractor that was saved with a model."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,32 @@ def _has_processor_files(name: str | os.PathLike) -> bool:
         return any((Path(name) / file).exists() for file in PROCESSOR_FILES)
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     return any(cached_file(name, file, **quiet) is not None for file in PROCESSOR_FILES)
+
+
+def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConfig], first: Any) -> None:
+    """Refuses models whose saved processors prepare inputs differently; a model may have none.
+
+    first: the processor of the first model, which will serve all
+    """
+    expected = _preparation(first)
+    for name, config in zip(names[1:], configs[1:], strict=True):
+        processor = find_processor(name, config)
+        found = {} if processor is None else _preparation(processor)
+        differing = [key for key in expected if key in found and found[key] != expected[key]]
+        if differing:
+            raise ValueError(
+                f"{name} prepares its inputs differently from {names[0]} ({differing[0]} differs): pass models of one "
+                "pre-trained model, or name one processor for all (--processor)"
+            )
+
+
+def _preparation(processor: Any) -> dict[str, Any]:
+    """The settings of a processor that change the numbers it makes of an input."""
+    if hasattr(processor, "image_processor"):
+        return _preparation(processor.image_processor) | _preparation(processor.tokenizer)
+    if hasattr(processor, "get_vocab"):
+        settings = {name: getattr(processor, name, None) for name in ("do_lower_case", "padding_side")}
+        return {"vocabulary": processor.get_vocab(), "special tokens": processor.special_tokens_map, **settings}
+    kinds = ("do_", "image_mean", "image_std", "size", "crop_size", "resample", "rescale_factor")
+    kinds += ("sampling_rate", "num_mel_bins", "max_length", "mean", "std")  # of sounds
+    return {name: value for name, value in processor.to_dict().items() if name.startswith(kinds) and value is not None}
