@@ -9,8 +9,7 @@ from torch.utils.data import Dataset, Subset
 
 from .._io.files import written_whole
 from ..data.loading import check_has_variety
-from ..data.processors import load_processor
-from ..data.prompts import class_prompts
+from ..data.processors import class_prompts, load_processor
 from ..data.rows import is_same_source
 from .folders import check_is_new, load_config, load_model
 from .options import (

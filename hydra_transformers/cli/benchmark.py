@@ -8,7 +8,7 @@ from torch import nn
 
 from .._io.files import write_atomically
 from ..cost import compare_costs, inputs_for, unpruned_backbone
-from ..reports.tables import cost_table
+from ..reports import cost_table
 from .folders import check_is_hydra, check_takes_files, load_config, load_model
 from .options import Device, argument, check_named_once, device_named, duration, option
 

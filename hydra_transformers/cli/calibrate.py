@@ -8,8 +8,7 @@ from typing import Annotated
 from .._io.files import written_whole
 from ..data.loading import remember_max_length
 from ..data.prediction import ZeroShotClassifier
-from ..data.processors import load_processor
-from ..data.prompts import class_prompts
+from ..data.processors import class_prompts, load_processor
 from ..data.rows import is_same_source
 from ..hub.member_circuits import copy_circuits, load_circuits
 from ..models.detection import DETECTORS

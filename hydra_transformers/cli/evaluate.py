@@ -16,8 +16,7 @@ from .._io.progress import progress_bar
 from ..data.batches import ChangedBatches, collate
 from ..data.loading import PreparedData, check_has_variety
 from ..data.prediction import ZeroShotClassifier
-from ..data.processors import load_processor
-from ..data.prompts import class_prompts
+from ..data.processors import class_prompts, load_processor
 from ..data.rows import FEW_ROWS, is_same_source, overlap
 from ..models.detection import DETECTORS
 from ..reports.evaluation import evaluate_uncertainty

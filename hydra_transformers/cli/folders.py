@@ -17,8 +17,7 @@ from .._io.files import remove_leftovers, write_atomically
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
 from ..data.prediction import ZeroShotClassifier
-from ..data.processors import load_processor
-from ..data.prompts import class_prompts
+from ..data.processors import class_prompts, load_processor
 from ..models.auto import HEADS, check_model_exists, load_trained
 from ..training.run_folders import FINISHED, RUN
 from ..uncertainty import CalibratedClassifier

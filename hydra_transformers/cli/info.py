@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 from ..cost import compare_costs, count_parameters, unpruned_backbone
 from ..fusion import without_weights
 from ..models.auto import head_of, is_zero_shot
-from ..reports.tables import cost_table
+from ..reports import cost_table
 from .benchmark import deep_ensemble_of, sample_size
 from .folders import check_is_hydra, is_baseline, load_config, load_model, member_folders
 from .options import argument

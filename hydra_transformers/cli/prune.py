@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 from .._io.files import written_whole
 from ..data.loading import check_has_variety
-from ..data.processors import check_same_processors, load_processor
-from ..data.prompts import class_prompts
+from ..data.processors import check_same_processors, class_prompts, load_processor
 from ..data.rows import SPLITS_TO_CUT, is_same_source
 from ..fusion import check_can_be_fused
 from ..pruning.member_plan import CIRCUITS, METHODS, MemberPlan, num_heads

@@ -155,8 +155,18 @@ REFUSALS = {
         r"no label column among .* \(--label-column\)",
     ),
     "a split": (TWO, None, {"text": "first", "split": "test"}, "data has no splits: leave out the split 'test'"),
-    "no text": ([{"text": "a"}, {"text": None}], None, {}, "row 1 of the data has a NoneType as its text: pass texts"),
-    "texts": ([{"text": "a"}, {"text": ["b"]}], None, {}, "row 1 of the data has a list as its text: pass texts"),
+    "no text": (
+        [{"text": "a"}, {"text": None}],
+        None,
+        {},
+        r"row 1 of the data cannot be read as a text \(its text is a NoneType\): pass texts in 'text'",
+    ),
+    "texts": (
+        [{"text": "a"}, {"text": ["b"]}],
+        None,
+        {},
+        r"row 1 of the data cannot be read as a text \(its text is a list\): pass texts in 'text'",
+    ),
     "no rows": ([], None, {}, "data has no rows: pass at least one"),
     "no data": (
         3,
