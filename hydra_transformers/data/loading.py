@@ -172,6 +172,17 @@ def load_data(
     return found
 
 
+def check_has_variety(data: PreparedData, name: str, purpose: str, by_classes: bool = True) -> None:
+    """Refuses a single row, and with `by_classes` rows of one class. purpose: such as "to learn" """
+    if len(data) < 2:
+        raise ValueError(f"{name} gives 1 row, too few {purpose}: read more of it")
+    if by_classes and len(set(data.labels)) < 2:
+        raise ValueError(
+            f"all {len(data):,} rows of {name} have the same label, so there is nothing {purpose}: where the rows are "
+            "sorted by class, read all of them, or draw some with limit= (--limit)"
+        )
+
+
 def load_if_named(data: Any, model: Any, **settings: Any) -> Any:
     """Loads data given by Hub name, folder or file, also in a dict of several; other data is returned as it is."""
     if isinstance(data, Mapping):
