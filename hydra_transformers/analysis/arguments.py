@@ -7,9 +7,9 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from ..data.loading import ood_groups
 from ..pruning import Circuit, TaylorPruning, prune_heads
 from ..pruning.heads import Head, as_heads, heads_of
-from ..uncertainty.ood import ood_groups
 
 
 def check_are_named(given: Any, argument: str, form: str) -> None:
