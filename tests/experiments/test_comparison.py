@@ -4,7 +4,6 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean
 
 import pytest
