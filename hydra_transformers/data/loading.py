@@ -172,11 +172,40 @@ def load_data(
     return found
 
 
+def check_has_variety(data: PreparedData, name: str, purpose: str, by_classes: bool = True) -> None:
+    """Refuses a single row, and with `by_classes` rows of one class. purpose: such as "to learn" """
+    if len(data) < 2:
+        raise ValueError(f"{name} gives 1 row, too few {purpose}: read more of it")
+    if by_classes and len(set(data.labels)) < 2:
+        raise ValueError(
+            f"all {len(data):,} rows of {name} have the same label, so there is nothing {purpose}: where the rows are "
+            "sorted by class, read all of them, or draw some with limit= (--limit)"
+        )
+
+
 def load_if_named(data: Any, model: Any, **settings: Any) -> Any:
     """Loads data given by Hub name, folder or file, also in a dict of several; other data is returned as it is."""
     if isinstance(data, Mapping):
         return {name: load_if_named(each, model, **settings) for name, each in data.items()}
     return load_data(data, model, **settings) if isinstance(data, (str, os.PathLike)) else data
+
+
+def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:
+    """Out-of-distribution data as group -> name -> data, from one data set, data sets by name, or groups of these."""
+    if ood_data is None or ood_data == {}:
+        return {}
+    if not isinstance(ood_data, Mapping):
+        return {"OOD": {"ood_data": ood_data}}
+    nested = [isinstance(inner, Mapping) for inner in ood_data.values()]
+    if any(nested) and not all(nested):
+        raise TypeError(
+            'ood_data has data sets beside groups of them: pass {"near": {name: data}, "far": {name: data}}'
+        )
+    groups = dict(ood_data) if any(nested) else {"OOD": dict(ood_data)}
+    for group, sets in groups.items():
+        if not sets:
+            raise ValueError(f"ood_data has no data sets ({group}): pass at least one, or leave it out")
+    return groups
 
 
 def _check_is_a_data_set(data: Any) -> None:

@@ -77,3 +77,32 @@ def class_prompts(config: PreTrainedConfig, processor: Any, class_names: Sequenc
         length = {"padding": "max_length", "max_length": config.text_config.max_position_embeddings}
     prompts = [f"A photo of a {name}." for name in class_names]
     return dict(processor(text=prompts, truncation=True, return_tensors="pt", **length))
+
+
+def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConfig], first: Any) -> None:
+    """Refuses models whose saved processors prepare inputs differently; a model may have none.
+
+    first: the processor of the first model, which will serve all
+    """
+    expected = _preparation(first)
+    for name, config in zip(names[1:], configs[1:], strict=True):
+        processor = find_processor(name, config)
+        found = {} if processor is None else _preparation(processor)
+        differing = [key for key in expected if key in found and found[key] != expected[key]]
+        if differing:
+            raise ValueError(
+                f"{name} prepares its inputs differently from {names[0]} ({differing[0]} differs): pass models of one "
+                "pre-trained model, or name one processor for all (--processor)"
+            )
+
+
+def _preparation(processor: Any) -> dict[str, Any]:
+    """The settings of a processor that change the numbers it makes of an input."""
+    if hasattr(processor, "image_processor"):
+        return _preparation(processor.image_processor) | _preparation(processor.tokenizer)
+    if hasattr(processor, "get_vocab"):
+        settings = {name: getattr(processor, name, None) for name in ("do_lower_case", "padding_side")}
+        return {"vocabulary": processor.get_vocab(), "special tokens": processor.special_tokens_map, **settings}
+    kinds = ("do_", "image_mean", "image_std", "size", "crop_size", "resample", "rescale_factor")
+    kinds += ("sampling_rate", "num_mel_bins", "max_length", "mean", "std")  # of sounds
+    return {name: value for name, value in processor.to_dict().items() if name.startswith(kinds) and value is not None}

@@ -211,6 +211,14 @@ def is_same_source(name: str, other: str) -> bool:
     return name == other
 
 
+def overlap(split: str | None, other: str | None) -> bool:
+    """Whether two splits of one data set certainly share rows: they are equal, or one is a part of the other."""
+    if split is None or other is None:  # the only one
+        return split == other
+    is_same = split.partition("[")[0] == other.partition("[")[0]
+    return is_same and (split == other or "[" not in split or "[" not in other)
+
+
 # Files
 
 

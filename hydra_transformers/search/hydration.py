@@ -28,9 +28,9 @@ from ..reports.report import UncertaintyReport
 from ..training import Recipe, finetune_from_pretrained
 from ..training.finetune import REFUSED_ARGUMENTS
 from ..training.recipes import recipe_for
-from .candidate_models import CandidateModels, Tuning
 from .candidates import pareto_front
 from .choice import choose, next_best, target_of, why
+from .model_builder import ModelBuilder, Tuning
 from .results import RECORD, Hydrated, write_results
 from .resuming import Deadline, StepsFolder, in_words
 from .sources import (
@@ -198,10 +198,10 @@ def hydrate(
             )
             models = [each.to(models[0].device) for each in fine_tunings]
         tuning = None if recipes is None else Tuning(recipes[1], train_data, trainer)
-        make = CandidateModels(
+        builder = ModelBuilder(
             models, source.num_members, rows, steps, tuning, batch_size, seed, progress, deadline, deadline.check
         )
-        search = Search(make, target, seconds, say, notes=notes)
+        search = Search(builder, target, seconds, say, notes=notes)
         say(search.plan)
         search.run()
         found = _finished(search, output, processor, card, source)
@@ -286,7 +286,7 @@ def _seconds_of_a_step(model: PreTrainedModel, train_data: Any, batch_size: int)
 
 def _finished(search: Search, output: Path, processor: Any, card: dict[str, Any], source: Source) -> Hydrated:
     """Builds the choice again, calibrates it and writes the folder."""
-    candidates, make = sorted(search.candidates.values(), key=lambda each: each.time), search.make
+    candidates, builder = sorted(search.candidates.values(), key=lambda each: each.time), search.builder
     chosen = choose(candidates, search.target)
     mine = search.results[chosen.design.key]
     others = {each.name: gains(search.results[each.design.key], mine) for each in candidates if each is not chosen}
@@ -294,7 +294,7 @@ def _finished(search: Search, output: Path, processor: Any, card: dict[str, Any]
     results = {"hydra": mine}
     results |= {each.name: search.results[each.design.key] for each in candidates if not each.is_hydra}
     found = Hydrated(
-        hydra=search.calibrated(make.model_of(chosen.design), make.data.calibration).model,
+        hydra=search.calibrated(builder.model_of(chosen.design), builder.data.calibration).model,
         chosen=chosen,
         table=candidates,
         gains=above,
@@ -305,16 +305,18 @@ def _finished(search: Search, output: Path, processor: Any, card: dict[str, Any]
         notes=list(search.notes),
         folder=output,
     )
-    circuits = make.circuits_of(chosen.design) or []
-    is_one_each = len(circuits) > 1 and not make.is_one
+    circuits = builder.circuits_of(chosen.design) or []
+    is_one_each = len(circuits) > 1 and not builder.is_one
     circuits = {f"member-{place}" if is_one_each else each.objective: each for place, each in enumerate(circuits)}
     trainings = []
     if source.pretrained is not None:
         trainings += ["each member was fine-tuned from the pre-trained model with a seed of its own"]
     if chosen.design.tuned:
-        trainings += [f"each was tuned after pruning (recipe {make.tuning.recipe.name})"]
+        trainings += [f"each was tuned after pruning (recipe {builder.tuning.recipe.name})"]
     sentence = ", and ".join(trainings)
     card = {"fine_tuning": f"{sentence[0].upper()}{sentence[1:]}." if sentence else None, **card}
     with written_whole(output) as folder:
-        write_results(found, folder, make.steps.digest, str(search.target), circuits, not make.is_one, processor, card)
+        write_results(
+            found, folder, builder.steps.digest, str(search.target), circuits, not builder.is_one, processor, card
+        )
     return found

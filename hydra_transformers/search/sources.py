@@ -13,12 +13,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..data.batches import batches, check_is_data, split_labels
 from ..data.evaluation_data import check_label_range
 from ..data.fingerprints import fingerprint_of_rows, fingerprint_of_weights, fingerprints_of_rows
+from ..data.loading import ood_groups
 from ..data.prediction import check_chooses_one_class
 from ..fusion import check_can_be_fused
 from ..models.auto import CLASSIFIERS, check_has_no_adapters, config_of, described, load_trained
 from ..reports.evaluation import place_of
 from ..training.from_pretrained import with_new_classifiers
-from ..uncertainty.ood import ood_groups
 
 
 Model = PreTrainedModel | str | os.PathLike

@@ -15,7 +15,6 @@ from ..reports import fusion_report
 from ..reports.evaluation import evaluate_uncertainty
 from ..reports.report import ModelResult, UncertaintyReport
 from ..uncertainty import Calibration, calibrate
-from .candidate_models import CandidateModels, SameMembersError
 from .candidates import (
     DEEP_ENSEMBLE,
     HYDRA,
@@ -33,6 +32,7 @@ from .candidates import (
 )
 from .choice import POINTS, Target, in_order
 from .costs import Costs, machine_of
+from .model_builder import ModelBuilder, SameMembersError
 from .resuming import OutOfTime, in_words
 
 
@@ -47,14 +47,14 @@ MOST_WITH_FEWER = 3  # candidates that are tried with fewer members
 class Search:
     """Tries candidates on rows that nothing was fitted on.
 
-    make: builds their models
+    builder: makes their models
     seconds: how long each candidate's time is measured
     say: shows a line of progress
     candidates, results: by the key of their design
     notes: what was left out, and why
     """
 
-    make: CandidateModels
+    builder: ModelBuilder
     target: Target
     seconds: float
     say: Callable[[str], None]
@@ -63,30 +63,30 @@ class Search:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self):
-        self.make.check_time = self.check_time
-        self.data, self.steps = self.make.data, self.make.steps
+        self.builder.check_time = self.check_time
+        self.data, self.steps = self.builder.data, self.builder.steps
         self.has_ood_data = self.data.ood_search is not None
         self.trying = ""
 
     @property
     def plan(self) -> str:
         """The candidates to try, in a sentence."""
-        layers, make = self.make.config.num_hidden_layers, self.make
-        if make.is_one:
+        layers, builder = self.builder.config.num_hidden_layers, self.builder
+        if builder.is_one:
             parts = [f"copies of the model that lose heads by {'circuits' if self.has_ood_data else 'Taylor scores'}"]
         else:
             depths = ", ".join(map(str, trunk_depths(layers)))
-            parts = [f"the {len(make.models)} models fused, with {depths} of {layers} layers common"]
+            parts = [f"the {len(builder.models)} models fused, with {depths} of {layers} layers common"]
             parts += ["the same with heads pruned by circuits"]
         parts += ["the best of them with fewer members"]
-        parts += ["the best pruned ones tuned, where that can win"] if make.tuning is not None else []
+        parts += ["the best pruned ones tuned, where that can win"] if builder.tuning is not None else []
         return f"Tried in turn: {'; '.join(parts)}."
 
     def run(self) -> None:
         try:
             self._run()
         except OutOfTime:
-            limit = in_words(self.make.deadline.seconds)
+            limit = in_words(self.builder.deadline.seconds)
             self.notes.append(
                 f"The time limit of {limit} came at {self.trying!r}: that and what would have followed was not tried, and the "
                 "best so far is chosen. The same call goes on from here."
@@ -95,23 +95,23 @@ class Search:
 
     def _run(self) -> None:
         self.evaluate(Design(ONE_MODEL))
-        if self.make.is_one:
+        if self.builder.is_one:
             self.try_pruned_copies()
         else:
-            self.evaluate(Design(DEEP_ENSEMBLE, self.make.num_members))
+            self.evaluate(Design(DEEP_ENSEMBLE, self.builder.num_members))
             try:
-                self.evaluate(Design(SOUP, self.make.num_members))
+                self.evaluate(Design(SOUP, self.builder.num_members))
             except StrangersError as error:
                 self.notes.append(f"There is no soup: {error}.")
             self.try_pruned_fine_tunings([self.evaluate(design) for design in self.whole_designs()])
         self.try_fewer_members()
-        if self.make.tuning is not None:
+        if self.builder.tuning is not None:
             self.try_tuned()
 
     def check_time(self) -> None:
         """Ends the search when its time is over, but not before there is a Hydra to choose."""
         if any(each.is_hydra for each in self.candidates.values()):
-            self.make.deadline.check()
+            self.builder.deadline.check()
 
     # Several fine-tunings
 
@@ -120,11 +120,11 @@ class Search:
         """The verdict, sentence and shared parts of `fusion_report` on the search rows."""
         found = self.steps.read("fusion")
         if found is None:
-            known, ood, batch_size = self.data.search, self.data.ood_search, self.make.batch_size
+            known, ood, batch_size = self.data.search, self.data.ood_search, self.builder.batch_size
             total = 13 * len(known) + 9 * len(ood or ())  # how often the report reads them
-            with progress_bar(total, "what to share", "batch", self.make.progress) as bar:
+            with progress_bar(total, "what to share", "batch", self.builder.progress) as bar:
                 ood = None if ood is None else CountedBatches(ood, bar)
-                report = fusion_report(self.make.models, CountedBatches(known, bar), ood, batch_size=batch_size)
+                report = fusion_report(self.builder.models, CountedBatches(known, bar), ood, batch_size=batch_size)
             found = {"verdict": report.verdict, "sentence": report.sentence, "shared": list(report.shared)}
             self.steps.write(found | {"report": report.to_dict()}, "fusion")
         return found
@@ -133,9 +133,9 @@ class Search:
         """All members with all heads, sharing what the fusion report says; trunks where everything is shared."""
         verdict = self.fusion["verdict"]
         self.notes.append(f"May they be fused? {self.fusion['sentence']}")
-        hydra = Design(HYDRA, self.make.num_members)
+        hydra = Design(HYDRA, self.builder.num_members)
         if verdict in ("fuse", "cannot tell"):
-            for depth in trunk_depths(self.make.config.num_hidden_layers, self.make.equal_layers):
+            for depth in trunk_depths(self.builder.config.num_hidden_layers, self.builder.equal_layers):
                 yield replace(hydra, trunk_layers=depth)
         if verdict != "fuse":
             yield replace(hydra, shared=tuple(self.fusion["shared"]))
@@ -164,10 +164,10 @@ class Search:
     def budgets_that_can_win(self, trunk_layers: int) -> list[int]:
         """The budgets to try; none where even the fewest members, measured before any circuit, are too slow for the
         target."""
-        budgets = budgets_of(self.make.config, trunk_layers)
+        budgets = budgets_of(self.builder.config, trunk_layers)
         if self.target.kind != "cost" or not budgets:
             return budgets
-        fastest = stand_in(self.make.models[0], LEAST_MEMBERS, trunk_layers, budgets[-1])
+        fastest = stand_in(self.builder.models[0], LEAST_MEMBERS, trunk_layers, budgets[-1])
         _, time = self.costs.milliseconds(fastest)
         if time <= self.target.value * SLACK:
             return budgets
@@ -184,8 +184,8 @@ class Search:
         """By circuits for accuracy, detection and both, behind half of the layers and behind none; without OOD data by
         Taylor scores, or where these make equal members by samples of a circuit for accuracy. With a time limit, copies by
         Taylor scores come first, so that there is a Hydra before any circuit."""
-        hydra = Design(HYDRA, self.make.num_members)
-        taylor = taylor_budgets(self.make.config)
+        hydra = Design(HYDRA, self.builder.num_members)
+        taylor = taylor_budgets(self.builder.config)
         if not self.has_ood_data:
             differ = [
                 self.evaluate_if_members_differ(replace(hydra, pruned_by="taylor", budget=each)) for each in taylor
@@ -194,14 +194,14 @@ class Search:
                 for budget in self.budgets_that_can_win(0):
                     self.evaluate_if_members_differ(replace(hydra, pruned_by="samples", budget=budget))
             return
-        if self.make.deadline.is_set:
+        if self.builder.deadline.is_set:
             for budget in taylor[:1]:
                 self.evaluate_if_members_differ(replace(hydra, pruned_by="taylor", budget=budget))
         # The deepest trunk first, whose circuits take the least time.
-        for depth in sorted({self.make.config.num_hidden_layers // 2, 0}, reverse=True):
+        for depth in sorted({self.builder.config.num_hidden_layers // 2, 0}, reverse=True):
             for budget in self.budgets_that_can_win(depth):
                 design = replace(hydra, trunk_layers=depth, pruned_by="circuits", budget=budget)
-                if len(self.make.objectives) == 3 and self.evaluate_if_members_differ(design):
+                if len(self.builder.objectives) == 3 and self.evaluate_if_members_differ(design):
                     continue
                 self.evaluate_if_members_differ(replace(design, pruned_by="samples"))
 
@@ -247,12 +247,12 @@ class Search:
         place = ("candidates", design.key)
         record, path = self.steps.read(*place), self.steps.path("candidates", f"{design.key}.report")
         is_known = record is not None and path.exists()
-        machine = machine_of(self.make.models[0])
+        machine = machine_of(self.builder.models[0])
         if is_known and record["machine"] == machine:
             candidate = Candidate.from_dict(record["candidate"])
         else:
             self.check_time()
-            model = self.make.model_of(design)
+            model = self.builder.model_of(design)
             if is_known:  # measured on another machine, whose times mean nothing here
                 candidate = replace(Candidate.from_dict(record["candidate"]), **self.costs.of(model))
             else:
@@ -265,7 +265,7 @@ class Search:
 
     @cached_property
     def costs(self) -> Costs:
-        return Costs(self.make.models[0], self.make.batch_size, self.seconds)
+        return Costs(self.builder.models[0], self.builder.batch_size, self.seconds)
 
     def calibrated(self, model: nn.Module, data: Any) -> Calibration:
         """As the chosen candidate will be."""
@@ -273,14 +273,14 @@ class Search:
             warnings.filterwarnings(
                 "ignore", message="all answers to the .* rows that a temperature was to be fitted on"
             )
-            return calibrate(model, data, batch_size=self.make.batch_size, seed=self.make.seed)
+            return calibrate(model, data, batch_size=self.builder.batch_size, seed=self.builder.seed)
 
     def _evaluated(self, design: Design, model: nn.Module, path: Path) -> Candidate:
         costs = self.costs.of(model)  # before calibration, whose decision is no part of the price
-        data, batch_size = self.data, self.make.batch_size
+        data, batch_size = self.data, self.builder.batch_size
         foreign = [each for sets in data.ood.values() for each in sets.values()]
         total = sum(map(len, [data.calibration, data.evaluation, *foreign]))
-        with progress_bar(total, design.name, "batch", self.make.progress) as bar:
+        with progress_bar(total, design.name, "batch", self.builder.progress) as bar:
             calibration = self.calibrated(model, CountedBatches(data.calibration, bar))
             evaluation = CountedBatches(data.evaluation, bar)
             ood = {

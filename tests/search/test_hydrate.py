@@ -15,7 +15,7 @@ from hydra_transformers import AutoHydra, hydrate
 from hydra_transformers.baselines import soup
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.reports.report import UncertaintyReport
-from hydra_transformers.search import candidate_models, hydration, results, strategy
+from hydra_transformers.search import hydration, model_builder, results, strategy
 from hydra_transformers.search.costs import Costs, peak_bytes
 from hydra_transformers.search.resuming import StepsFolder
 from hydra_transformers.search.sources import held_out
@@ -150,7 +150,7 @@ def test_nothing_is_done_twice_and_another_target_chooses_among_the_candidates(f
     folder = copied(finished, tmp_path)
     monkeypatch.setattr(Search, "_evaluated", lambda *_: pytest.fail("evaluated again"))
     monkeypatch.setattr(finetune, "_train", lambda *_: pytest.fail("trained again"))
-    monkeypatch.setattr(candidate_models, "extract_circuit", known_circuits(candidate_models.extract_circuit))
+    monkeypatch.setattr(model_builder, "extract_circuit", known_circuits(model_builder.extract_circuit))
     again = hydrate(two, output_dir=folder, **everything())
     assert again.table == finished.table and again.choice == finished.choice
     other = hydrate(two, output_dir=folder, **everything() | {"target": {"accuracy_within": 0}})
@@ -180,8 +180,8 @@ def copied(finished, tmp_path):
 STEPS = {
     "evaluate_uncertainty": strategy,
     "fusion_report": strategy,
-    "extract_circuit": candidate_models,
-    "finetune_members": candidate_models,
+    "extract_circuit": model_builder,
+    "finetune_members": model_builder,
     "write_results": hydration,
 }
 
@@ -301,7 +301,7 @@ def test_a_cost_target_extracts_no_circuits_for_what_would_be_too_slow(finished,
     folder = copied(finished, tmp_path)
     shutil.rmtree(folder)
     shutil.rmtree(tmp_path / "hydra-steps" / "circuits")
-    monkeypatch.setattr(candidate_models, "extract_circuit", lambda *_, **__: pytest.fail("extracted"))
+    monkeypatch.setattr(model_builder, "extract_circuit", lambda *_, **__: pytest.fail("extracted"))
     with pytest.raises(
         ValueError, match=r"no Hydra takes at most 0.001 times one model's time: the fastest, Hydra of 2"
     ):
@@ -315,7 +315,7 @@ def test_copies_that_taylor_scores_make_equal_are_sampled_from_a_circuit(tmp_pat
 
     def refuse_taylor(self, design):
         if design.pruned_by == "taylor":
-            raise candidate_models.SameMembersError("two members would lose the same heads")
+            raise model_builder.SameMembersError("two members would lose the same heads")
         return evaluate(self, design)
 
     monkeypatch.setattr(Search, "evaluate", refuse_taylor)

@@ -8,7 +8,7 @@ import torch
 from hydra_transformers import AutoHydra, hydrate
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.search import results, strategy
-from hydra_transformers.search.candidate_models import CandidateModels
+from hydra_transformers.search.model_builder import ModelBuilder
 from hydra_transformers.search.sources import held_out
 from hydra_transformers.search.strategy import Search
 from hydra_transformers.uncertainty import calibrate
@@ -65,7 +65,7 @@ def test_circuits_belong_to_the_members_that_are_there(found):
     design = next(
         each.design for each in found.table if each.design.pruned_by == "circuits" and each.design.members == 3
     )
-    of_three = CandidateModels.__new__(CandidateModels)
+    of_three = ModelBuilder.__new__(ModelBuilder)
 
     class Ranked(str):
         def first(self, budget):

@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoModelForImageClassification
 
 from hydra_transformers import hydrate
-from hydra_transformers.search import candidate_models, hydration, results, strategy
+from hydra_transformers.search import hydration, model_builder, results, strategy
 from hydra_transformers.search.resuming import Deadline, OutOfTime
 from hydra_transformers.search.strategy import Search
 from hydra_transformers.training import finetune
@@ -36,7 +36,7 @@ def test_out_of_time_the_best_so_far_is_chosen_and_the_same_call_goes_on(tmp_pat
     assert AutoModelForImageClassification.from_pretrained(first.folder).num_members == 2
 
     # Again, until the limit comes between two heads of the first circuit.
-    evaluated, extract, asked = Search._evaluated, candidate_models.extract_circuit, []
+    evaluated, extract, asked = Search._evaluated, model_builder.extract_circuit, []
 
     def evaluate_if_new(self, design, *rest):
         assert design.name not in ("one model", "Deep Ensemble of 2", "soup", "Hydra of 2"), "evaluated again"
@@ -48,14 +48,14 @@ def test_out_of_time_the_best_so_far_is_chosen_and_the_same_call_goes_on(tmp_pat
         return extract(*arguments, budget=budget, **rest)
 
     monkeypatch.setattr(Search, "_evaluated", evaluate_if_new)
-    monkeypatch.setattr(candidate_models, "extract_circuit", extract_and_use_up_the_time)
+    monkeypatch.setattr(model_builder, "extract_circuit", extract_and_use_up_the_time)
     second = hydrate(two, time_limit=60, **settings)
     assert asked == [1] and second.notes[-1].startswith("The time limit of 60 min came at 'Hydra of 2")
     assert not any(each.design.pruned_by for each in second.table)
     [folder] = (tmp_path / "hydra-steps" / "circuits").iterdir()
     assert [len(json.loads(path.read_text())["circuit"]["ranking"]) for path in folder.iterdir()] == [1]
 
-    monkeypatch.setattr(candidate_models, "extract_circuit", extract)
+    monkeypatch.setattr(model_builder, "extract_circuit", extract)
     last = hydrate(two, **settings)
     assert any(each.design.pruned_by == "circuits" for each in last.table)
     assert not any("time limit" in note.lower() for note in last.notes)
@@ -63,7 +63,7 @@ def test_out_of_time_the_best_so_far_is_chosen_and_the_same_call_goes_on(tmp_pat
 
 def test_copies_of_one_model_are_pruned_by_taylor_scores_before_any_circuit(tmp_path, monkeypatch):
     [model] = fine_tunings("vit", 1)
-    monkeypatch.setattr(candidate_models, "extract_circuit", lambda *_, **__: pytest.fail("extracted"))
+    monkeypatch.setattr(model_builder, "extract_circuit", lambda *_, **__: pytest.fail("extracted"))
     found = hydrate(model, **DATA, time_limit=AT_ONCE, num_members=2, output_dir=tmp_path / "hydra", **FAST)
     assert found.chosen.design.pruned_by == "taylor" and "came at" in found.notes[-1]
 

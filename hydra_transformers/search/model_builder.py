@@ -33,7 +33,7 @@ class Tuning:
 
 
 @dataclass
-class CandidateModels:
+class ModelBuilder:
     """Builds candidates.
 
     models: several fine-tunings, or one
