@@ -49,7 +49,7 @@ def run(*words) -> None:
 @pytest.fixture(scope="module")
 def pruned(workplace):
     data = ["--data", workplace / "pictures", "--ood-data", workplace / "grey"]
-    run("prune", workplace / "vit", *data, "--budget", 3, "--output", workplace / "pruned")
+    run("prune", workplace / "vit", *data, "--budget", 3, "--score", "energy", "--output", workplace / "pruned")
     return workplace / "pruned"
 
 
@@ -75,22 +75,15 @@ def hydra(fused, tmp_path):
 # prune
 
 
-def test_prune_extracts_circuits_for_the_score_that_will_be_used(workplace, tmp_path, capsys):
-    words = ["prune", workplace / "vit", "--data", workplace / "pictures", "--ood-data", workplace / "grey"]
-    words += ["--budget", 2, "--output", tmp_path / "pruned"]
-    run(*words, "--score", "energy")
-    made_from = [Circuit.load(tmp_path / "pruned" / "circuits" / f"{name}.json").made_from for name in ("acc", "ood")]
-    assert [each["score"] for each in made_from] == [None, "energy"]
-    run(*words, "--score", "energy")
-    assert main([str(word) for word in words]) == 2
-    assert "was made with score 'energy', which now is 'msp'" in capsys.readouterr().err
-
-
 def test_prune_makes_one_member_per_objective(pruned):
     members = [AutoModelForImageClassification.from_pretrained(pruned / f"member-{index}") for index in range(3)]
     assert [sum(len(layer[0]) for layer in member.config.kept_heads) for member in members] == [5, 5, 5]
     circuits = {path.stem: json.loads(path.read_text()) for path in (pruned / "circuits").glob("*.json")}
-    assert set(circuits) == {"acc", "ood", "avg"}
+    assert {name: each["made_from"]["score"] for name, each in circuits.items()} == {
+        "acc": None,
+        "ood": "energy",
+        "avg": "energy",
+    }
     for member, objective in zip(members, ("acc", "ood", "avg"), strict=True):
         for layer, head in circuits[objective]["ranking"]:
             assert head not in member.config.kept_heads[layer][0]
@@ -120,7 +113,7 @@ def test_prune_goes_on_from_its_checkpoint_and_ends_the_same(workplace, pruned, 
         remove_one(search)
 
     command = ["prune", workplace / "vit", "--data", workplace / "pictures", "--ood-data", workplace / "grey"]
-    command = [str(word) for word in [*command, "--budget", 3, "--output", tmp_path / "again"]]
+    command = [str(word) for word in [*command, "--budget", 3, "--score", "energy", "--output", tmp_path / "again"]]
     monkeypatch.setattr(GreedySearch, "remove_one", interrupted)
     assert main(command) == 1
     removals_before = list(removals)
@@ -143,7 +136,7 @@ def test_prune_goes_on_from_its_checkpoint_and_ends_the_same(workplace, pruned, 
 def test_prune_that_is_finished_does_nothing(workplace, pruned, capsys):
     data = ["--data", workplace / "pictures", "--ood-data", workplace / "grey"]
     before = (pruned / "member-0" / "model.safetensors").stat().st_mtime_ns
-    run("prune", workplace / "vit", *data, "--budget", 3, "--output", pruned)
+    run("prune", workplace / "vit", *data, "--budget", 3, "--score", "energy", "--output", pruned)
     assert "finished already" in capsys.readouterr().out
     assert (pruned / "member-0" / "model.safetensors").stat().st_mtime_ns == before
 
@@ -202,32 +195,6 @@ def test_members_of_a_prune_that_was_killed_are_no_ensemble(workplace, tmp_path,
     run(*words)
     assert not list(out.rglob(".*"))
     run("fuse", out, "--output", tmp_path / "next")
-
-
-def test_members_of_a_fine_tuning_that_was_stopped_are_no_ensemble(workplace, pruned, tmp_path, monkeypatch, capsys):
-    from hydra_transformers.training import finetune
-
-    out, train = tmp_path / "out", finetune._train
-
-    def stopped(member, recipe, folder, *words):
-        if folder.parent.name == "member-1":
-            raise KeyboardInterrupt
-        return train(member, recipe, folder, *words)
-
-    words = ["finetune", pruned, "--recipe", "cifar100", "--max-steps", 2, "--data", workplace / "pictures"]
-    words = [str(word) for word in [*words, "--output", out]]
-    monkeypatch.setattr(finetune, "_train", stopped)
-    assert main(words) == 1
-    capsys.readouterr()
-    fuse = ["fuse", str(out), "--output", str(tmp_path / "hydra")]
-    assert main(fuse) == 2
-    assert "lacks a member, it has member-0 of 3: run `hydra-transformers finetune` again" in capsys.readouterr().err
-    (out / "finetune.json").unlink()  # as finetune_members alone leaves it
-    assert main(fuse) == 2
-    assert "member-1 is not finished" in capsys.readouterr().err
-    monkeypatch.setattr(finetune, "_train", train)
-    run(*words)
-    run(*fuse)
 
 
 # finetune
