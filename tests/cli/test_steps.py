@@ -66,10 +66,19 @@ def fused(workplace, finetuned):
     return workplace / "hydra"
 
 
+@pytest.fixture(scope="module")
+def evaluated(workplace, fused):
+    folder = shutil.copytree(fused, workplace / "evaluated" / "my-hydra")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(UncertaintyReport, "plot", lambda *_: {})
+        run("evaluate", folder, "--data", workplace / "test-pictures")
+    return folder
+
+
 @pytest.fixture
-def hydra(fused, tmp_path):
-    """A copy of the fused folder to write into."""
-    return shutil.copytree(fused, tmp_path / "my-hydra")
+def hydra(evaluated, tmp_path):
+    """A copy of the fused folder with its evaluation, to write into."""
+    return shutil.copytree(evaluated, tmp_path / "my-hydra")
 
 
 # prune
@@ -310,9 +319,10 @@ def test_members_of_equal_heads_and_weights_are_refused_unless_asked_for(workpla
 def test_evaluate_writes_tables_json_and_plots(workplace, hydra, tmp_path):
     sets = ["--data", workplace / "test-pictures", "--near", f"grey={workplace / 'grey'}"]
     sets += ["--far", f"same={workplace / 'pictures'}", "--compare", f"backbone={workplace / 'vit'}"]
-    run("evaluate", hydra, *sets, "--output", tmp_path / "report")
+    run("evaluate", hydra, *sets, "--score", "gen", "--output", tmp_path / "report")
     report = UncertaintyReport.from_json(tmp_path / "report" / "report.json")
-    assert list(report.models) == ["my-hydra", "backbone"]
+    assert list(report.models) == ["my-hydra", "backbone"] and report.score == "gen"
+    assert not (tmp_path / "report" / "detector.safetensors").exists(), "nothing to fit"
     assert report.models["my-hydra"].num_members == 3
     assert set(report.models["my-hydra"].ood["near"]) == {"grey"}
     assert report.models["my-hydra"].id["num_samples"] == 12
@@ -321,19 +331,18 @@ def test_evaluate_writes_tables_json_and_plots(workplace, hydra, tmp_path):
     assert 'alt="ROC curve, grey near"' in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("score", ["relative_mahalanobis", "gen"])
-def test_evaluate_judges_by_any_score_and_fits_those_that_need_it(score, workplace, hydra, tmp_path):
+@pytest.mark.usefixtures("no_plots")
+def test_evaluate_fits_the_scores_that_need_it(workplace, hydra, tmp_path):
     data = ["--data", workplace / "test-pictures", "--near", f"grey={workplace / 'grey'}"]
-    data += ["--compare", f"backbone={workplace / 'vit'}", "--score", score, "--output", tmp_path / "report"]
-    run("evaluate", hydra, *data, *(["--fit-data", workplace / "pictures"] if score == "relative_mahalanobis" else []))
+    data += ["--compare", f"backbone={workplace / 'vit'}", "--fit-data", workplace / "pictures"]
+    run("evaluate", hydra, *data, "--score", "relative_mahalanobis", "--output", tmp_path / "report")
     report = UncertaintyReport.from_json(tmp_path / "report" / "report.json")
-    assert report.score == score and set(report.models) == {"my-hydra", "backbone"}
-    assert (tmp_path / "report" / "detector.safetensors").exists() == (score == "relative_mahalanobis")
-    if score == "relative_mahalanobis":
-        detector = Detector.load(tmp_path / "report")
-        assert detector.fitted_on["members"] == 3 and detector.fitted_on["rows"] == 24
+    assert report.score == "relative_mahalanobis" and set(report.models) == {"my-hydra", "backbone"}
+    detector = Detector.load(tmp_path / "report")
+    assert detector.fitted_on["members"] == 3 and detector.fitted_on["rows"] == 24
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_clip_is_judged_by_the_features_of_its_images(workplace, tmp_path, capsys):
     picture_rows(24, seed=2).save_to_disk(tmp_path / "train")
     words = ["evaluate", workplace / "clip", "--data", workplace / "test-pictures", "--score", "mahalanobis"]
@@ -346,6 +355,7 @@ def test_clip_is_judged_by_the_features_of_its_images(workplace, tmp_path, capsy
     assert "has other classes than" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_every_compared_model_gets_its_own_processor(workplace, tmp_path):
     other = shutil.copytree(workplace / "vit", tmp_path / "other")
     processor = ViTImageProcessorPil(size={"height": 8, "width": 8}, image_mean=[0.1] * 3, image_std=[0.2] * 3)
@@ -364,6 +374,7 @@ def test_every_compared_model_gets_its_own_processor(workplace, tmp_path):
     assert same["other"] == same["vit"] == alone["other"]
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_what_says_little_is_told(workplace, tmp_path, capsys):
     picture_rows(12).filter(lambda row: row["label"] == 0).save_to_disk(tmp_path / "red")
     (tmp_path / "out").mkdir()
@@ -387,6 +398,7 @@ def test_plots_that_could_not_be_drawn_are_not_said_to_be_there(workplace, tmp_p
     assert f"report.md and report.json are in {tmp_path}." in said
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_evaluate_counts_right_answers_under_the_models_class_names(workplace, tmp_path):
     """The data lists its classes in another order than the model: accuracy must not care."""
     run("evaluate", workplace / "vit", "--data", workplace / "pictures", "--output", tmp_path)
@@ -437,8 +449,7 @@ def test_benchmark_compares_with_one_model_and_a_deep_ensemble(fused, tmp_path, 
 # card, push
 
 
-def test_a_report_of_several_models_does_not_lend_its_first_figures_to_the_card(workplace, hydra, tmp_path, capsys):
-    run("evaluate", hydra, "--data", workplace / "test-pictures")
+def test_a_report_of_several_models_does_not_lend_its_first_figures_to_the_card(hydra, tmp_path, capsys):
     report = UncertaintyReport.from_json(hydra / "evaluation" / "report.json")
     result = next(iter(report.models.values()))
     report.models.clear()
@@ -450,8 +461,7 @@ def test_a_report_of_several_models_does_not_lend_its_first_figures_to_the_card(
     assert main([*arguments, "--report-model", "hydra"]) == 0
 
 
-def test_card_tells_what_is_in_the_folder(workplace, hydra):
-    run("evaluate", hydra, "--data", workplace / "test-pictures")
+def test_card_tells_what_is_in_the_folder(hydra):
     run("card", hydra, "--repo", "me/my-hydra", "--dataset", "colours", "--license", "mit")
     text = (hydra / "README.md").read_text()
     assert "license: mit" in text
@@ -480,10 +490,9 @@ def test_the_card_names_the_circuit_of_each_member_whatever_their_order(workplac
     assert "- Member 1: 2 heads removed along a circuit (objective: accuracy), score 1.0000 before and 0.8000" in text
 
 
-def test_push_hands_over_model_processor_report_and_card(workplace, hydra, monkeypatch, capsys):
+def test_push_hands_over_model_processor_report_and_card(hydra, monkeypatch, capsys):
     import hydra_transformers.hub as hub
 
-    run("evaluate", hydra, "--data", workplace / "test-pictures")
     pushed = {}
 
     def fake_push(model, repo_id, processor=None, report=None, **arguments):
@@ -511,6 +520,7 @@ def test_push_hands_over_model_processor_report_and_card(workplace, hydra, monke
 # The other families
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_bert_goes_the_same_way(workplace, tmp_path):
     reviews = ["--data", workplace / "reviews"]
     taylor = ["--method", "taylor", "--members", 2, "--allow-equal"]
@@ -525,21 +535,11 @@ def test_bert_goes_the_same_way(workplace, tmp_path):
     assert report.models["hydra"].ood["far"]["same"]["auroc"] == pytest.approx(0.5)
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_clip_is_pruned_and_fused_without_training(workplace, tmp_path, capsys):
     pictures = ["--data", workplace / "pictures"]
-    run(
-        "prune",
-        workplace / "clip",
-        *pictures,
-        "--limit",
-        9,
-        "--budget",
-        4,
-        "--members",
-        2,
-        "--output",
-        tmp_path / "pruned",
-    )
+    few = ["--limit", 9, "--budget", 4, "--members", 2]
+    run("prune", workplace / "clip", *pictures, *few, "--output", tmp_path / "pruned")
     finetune = ["finetune", tmp_path / "pruned", "--recipe", "cifar100", *pictures, "--output", tmp_path / "members"]
     assert main([str(word) for word in finetune]) == 2
     assert "continue with `fuse`" in capsys.readouterr().err
