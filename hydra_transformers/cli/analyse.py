@@ -58,7 +58,7 @@ def analyse(
 ) -> None:
     """Find out which heads detect what, which are pruned and how many can go: a folder with a report and pictures."""
     from ..analysis import analyse_heads
-    from ..analysis.report import REPORT
+    from ..analysis.head_report import REPORT
 
     check_named_once([name for name, _ in ood], "--ood")
     check_named_once(budgets or [], "--budgets")

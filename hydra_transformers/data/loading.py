@@ -190,6 +190,24 @@ def load_if_named(data: Any, model: Any, **settings: Any) -> Any:
     return load_data(data, model, **settings) if isinstance(data, (str, os.PathLike)) else data
 
 
+def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:
+    """Out-of-distribution data as group -> name -> data, from one data set, data sets by name, or groups of these."""
+    if ood_data is None or ood_data == {}:
+        return {}
+    if not isinstance(ood_data, Mapping):
+        return {"OOD": {"ood_data": ood_data}}
+    nested = [isinstance(inner, Mapping) for inner in ood_data.values()]
+    if any(nested) and not all(nested):
+        raise TypeError(
+            'ood_data has data sets beside groups of them: pass {"near": {name: data}, "far": {name: data}}'
+        )
+    groups = dict(ood_data) if any(nested) else {"OOD": dict(ood_data)}
+    for group, sets in groups.items():
+        if not sets:
+            raise ValueError(f"ood_data has no data sets ({group}): pass at least one, or leave it out")
+    return groups
+
+
 def _check_is_a_data_set(data: Any) -> None:
     if isinstance(data, (str, os.PathLike)):
         return

@@ -12,16 +12,15 @@ from torch import Tensor, nn
 
 from .._io.processes import check_can_be_shared, gather, rank_and_world_size
 from ..data.batches import ChangedBatches, batches, split_labels
-from ..data.loading import load_if_named
+from ..data.loading import load_if_named, ood_groups
 from ..data.prediction import ZeroShotClassifier, check_chooses_one_class, classes_of
 from ..models.decision import Decision
 from ..uncertainty.abstention import Abstention
 from ..uncertainty.conformal import ConformalSets, count_sets, summarize_sets
 from ..uncertainty.decomposition import decompose
-from ..uncertainty.detectors import Detector
+from ..uncertainty.detectors import Detector, as_detector
 from ..uncertainty.features import AnswerReader, without_decision
 from ..uncertainty.metrics import exact_mean, ood_metrics
-from ..uncertainty.ood import check_score, ood_groups
 from ..uncertainty.streaming import UncertaintyAccumulator
 from ..uncertainty.temperature import TemperatureScaling
 from .curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
@@ -301,7 +300,7 @@ def _scores(score: Any, scalings: Mapping[str, TemperatureScaling | None]) -> di
             f"score is for {', '.join(scores) or 'no model'}, models has {', '.join(scalings)}: name each once"
         )
     for each in scores.values():
-        check_score(each)
+        as_detector(each)
     kinds = sorted({described(each) for each in scores.values()})
     if len(kinds) > 1:
         raise ValueError(f"score is {' and '.join(kinds)}: models are compared by one, pass the same for each")

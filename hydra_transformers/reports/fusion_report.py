@@ -14,12 +14,12 @@ from transformers import PreTrainedModel
 
 from ..data.batches import batches, split_labels
 from ..data.fingerprints import fingerprints_of_rows
+from ..data.loading import ood_groups
 from ..data.prediction import check_chooses_one_class, classes_of, device_of, predict
 from ..fusion.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
 from ..models.auto import AutoHydra, hydra_class, load_trained
 from ..models.configuration_hydra import SHARED_PARTS
 from ..uncertainty.metrics import exact_mean, expected_calibration_error, ood_metrics
-from ..uncertainty.ood import ood_groups
 from ..uncertainty.paired import Change, accuracy_change, auroc_change, mean_change
 from ..uncertainty.streaming import UncertaintyAccumulator
 from .evaluation import place_of
