@@ -138,4 +138,6 @@ def prune(
     kept = ", ".join(str(num_heads(member.config)) for member in pruned)
     print(f"{len(pruned)} members with {kept} of {num_heads(config)} heads are in {output}.")
     print(f"Next: hydra-transformers finetune {output} --data ... --output ...")
-    print("(Or, with a tenth to a sixth of the heads gone, hydra-transformers fuse: few lost heads may need no training.)")
+    print(
+        "(Or, with a tenth to a sixth of the heads gone, hydra-transformers fuse: few lost heads may need no training.)"
+    )
