@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 from .configuration_hydra_towers import HydraTowersConfigMixin, tower_layer_spec
 
 
@@ -33,7 +33,6 @@ class HydraCLIPVisionConfig(HydraConfigMixin, CLIPVisionConfig):
     """
 
     model_type = "hydra_clip_vision_model"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
     auto_classes = {
         "AutoConfig": "configuration_hydra_clip.HydraCLIPVisionConfig",
         "AutoModel": "modeling_hydra_clip.HydraCLIPVisionModel",

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import DeiTConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 from .configuration_hydra_vit import vit_layer_spec
 
 
@@ -19,7 +19,6 @@ class HydraDeiTConfig(HydraConfigMixin, DeiTConfig):
     """
 
     model_type = "hydra_deit"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     add_pooling_layer: bool = True
 

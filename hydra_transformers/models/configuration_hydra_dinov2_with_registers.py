@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import Dinov2WithRegistersConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 from .configuration_hydra_dinov2 import dinov2_layer_spec
 
 
@@ -15,7 +15,6 @@ class HydraDinov2WithRegistersConfig(HydraConfigMixin, Dinov2WithRegistersConfig
     """
 
     model_type = "hydra_dinov2_with_registers"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     auto_classes = {
         "AutoConfig": "configuration_hydra_dinov2_with_registers.HydraDinov2WithRegistersConfig",

@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import DistilBertConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 
 
 @strict
@@ -14,7 +14,6 @@ class HydraDistilBertConfig(HydraConfigMixin, DistilBertConfig):
     """
 
     model_type = "hydra_distilbert"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     auto_classes = {
         "AutoConfig": "configuration_hydra_distilbert.HydraDistilBertConfig",
