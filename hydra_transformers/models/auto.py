@@ -18,6 +18,51 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pipelines import PIPELINE_REGISTRY, Pipeline
 
 from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers, task_of
+from .configuration_hydra_ast import HydraASTConfig
+from .configuration_hydra_bert import HydraBertConfig
+from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
+from .configuration_hydra_deit import HydraDeiTConfig
+from .configuration_hydra_dinov2 import HydraDinov2Config
+from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
+from .configuration_hydra_distilbert import HydraDistilBertConfig
+from .configuration_hydra_electra import HydraElectraConfig
+from .configuration_hydra_gemma import HydraGemmaConfig
+from .configuration_hydra_llama import HydraLlamaConfig
+from .configuration_hydra_modernbert import HydraModernBertConfig
+from .configuration_hydra_mpnet import HydraMPNetConfig
+from .configuration_hydra_qwen2 import HydraQwen2Config
+from .configuration_hydra_roberta import HydraRobertaConfig
+from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig, HydraSiglipVisionConfig
+from .configuration_hydra_vit import HydraViTConfig
+from .modeling_hydra_ast import HydraASTForAudioClassification, HydraASTModel
+from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertModel
+from .modeling_hydra_clip import (
+    HydraCLIPForImageClassification,
+    HydraCLIPModel,
+    HydraCLIPTextModel,
+    HydraCLIPVisionModel,
+)
+from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
+from .modeling_hydra_dinov2 import HydraDinov2ForImageClassification, HydraDinov2Model
+from .modeling_hydra_dinov2_with_registers import (
+    HydraDinov2WithRegistersForImageClassification,
+    HydraDinov2WithRegistersModel,
+)
+from .modeling_hydra_distilbert import HydraDistilBertForSequenceClassification, HydraDistilBertModel
+from .modeling_hydra_electra import HydraElectraForSequenceClassification, HydraElectraModel
+from .modeling_hydra_gemma import HydraGemmaForSequenceClassification, HydraGemmaModel
+from .modeling_hydra_llama import HydraLlamaForSequenceClassification, HydraLlamaModel
+from .modeling_hydra_modernbert import HydraModernBertForSequenceClassification, HydraModernBertModel
+from .modeling_hydra_mpnet import HydraMPNetForSequenceClassification, HydraMPNetModel
+from .modeling_hydra_qwen2 import HydraQwen2ForSequenceClassification, HydraQwen2Model
+from .modeling_hydra_roberta import HydraRobertaForSequenceClassification, HydraRobertaModel
+from .modeling_hydra_siglip import (
+    HydraSiglipForImageClassification,
+    HydraSiglipModel,
+    HydraSiglipTextModel,
+    HydraSiglipVisionModel,
+)
+from .modeling_hydra_vit import HydraViTForImageClassification, HydraViTModel
 
 
 # Arguments of from_pretrained by which a config is found.
@@ -273,4 +318,62 @@ def pipeline_class(auto_class: str) -> type[Pipeline]:
     return getattr(importlib.import_module(f".{module}", __package__), name)
 
 
-__all__ = ["AutoHydra", *sorted(name for name in globals() if name.startswith("Hydra"))]
+__all__ = [
+    "AutoHydra",
+    "HydraASTConfig",
+    "HydraASTForAudioClassification",
+    "HydraASTModel",
+    "HydraBertConfig",
+    "HydraBertForSequenceClassification",
+    "HydraBertModel",
+    "HydraCLIPConfig",
+    "HydraCLIPForImageClassification",
+    "HydraCLIPModel",
+    "HydraCLIPTextConfig",
+    "HydraCLIPTextModel",
+    "HydraCLIPVisionConfig",
+    "HydraCLIPVisionModel",
+    "HydraDeiTConfig",
+    "HydraDeiTForImageClassification",
+    "HydraDeiTModel",
+    "HydraDinov2Config",
+    "HydraDinov2ForImageClassification",
+    "HydraDinov2Model",
+    "HydraDinov2WithRegistersConfig",
+    "HydraDinov2WithRegistersForImageClassification",
+    "HydraDinov2WithRegistersModel",
+    "HydraDistilBertConfig",
+    "HydraDistilBertForSequenceClassification",
+    "HydraDistilBertModel",
+    "HydraElectraConfig",
+    "HydraElectraForSequenceClassification",
+    "HydraElectraModel",
+    "HydraGemmaConfig",
+    "HydraGemmaForSequenceClassification",
+    "HydraGemmaModel",
+    "HydraLlamaConfig",
+    "HydraLlamaForSequenceClassification",
+    "HydraLlamaModel",
+    "HydraMPNetConfig",
+    "HydraMPNetForSequenceClassification",
+    "HydraMPNetModel",
+    "HydraModernBertConfig",
+    "HydraModernBertForSequenceClassification",
+    "HydraModernBertModel",
+    "HydraQwen2Config",
+    "HydraQwen2ForSequenceClassification",
+    "HydraQwen2Model",
+    "HydraRobertaConfig",
+    "HydraRobertaForSequenceClassification",
+    "HydraRobertaModel",
+    "HydraSiglipConfig",
+    "HydraSiglipForImageClassification",
+    "HydraSiglipModel",
+    "HydraSiglipTextConfig",
+    "HydraSiglipTextModel",
+    "HydraSiglipVisionConfig",
+    "HydraSiglipVisionModel",
+    "HydraViTConfig",
+    "HydraViTForImageClassification",
+    "HydraViTModel",
+]
