@@ -22,8 +22,7 @@ def bert_layer_spec(config: BertConfig | ElectraConfig | MPNetConfig | RobertaCo
 @strict
 class HydraBertConfig(HydraConfigMixin, BertConfig):
     r"""
-    A [`BertConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
+    A [`BertConfig`] with the fields of [`HydraConfigMixin`].
 
     Args:
         add_pooling_layer (`bool`, *optional*, defaults to `True`):

@@ -28,8 +28,7 @@ class HydraCLIPTextConfig(HydraConfigMixin, CLIPTextConfig):
 @strict
 class HydraCLIPVisionConfig(HydraConfigMixin, CLIPVisionConfig):
     r"""
-    A [`CLIPVisionConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`,
-    `ensemble_loss`, `fast_inference`): of a vision tower, and of the image classifier that is one with a head.
+    A [`CLIPVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of the image classifier that is one with a head.
     """
 
     model_type = "hydra_clip_vision_model"

@@ -10,8 +10,7 @@ from .configuration_hydra_vit import vit_layer_spec
 @strict
 class HydraDeiTConfig(HydraConfigMixin, DeiTConfig):
     r"""
-    A [`DeiTConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
+    A [`DeiTConfig`] with the fields of [`HydraConfigMixin`].
 
     Args:
         add_pooling_layer (`bool`, *optional*, defaults to `True`):

@@ -27,10 +27,7 @@ def dinov2_layer_spec(config: Dinov2Config | Dinov2WithRegistersConfig) -> Layer
 
 @strict
 class HydraDinov2Config(HydraConfigMixin, Dinov2Config):
-    r"""
-    A [`Dinov2Config`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
-    """
+    r"""A [`Dinov2Config`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_dinov2"
 

@@ -9,10 +9,7 @@ from .configuration_hydra_dinov2 import dinov2_layer_spec
 
 @strict
 class HydraDinov2WithRegistersConfig(HydraConfigMixin, Dinov2WithRegistersConfig):
-    r"""
-    A [`Dinov2WithRegistersConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
-    """
+    r"""A [`Dinov2WithRegistersConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_dinov2_with_registers"
 

@@ -46,10 +46,7 @@ def decoder_layer_spec(
 
 @strict
 class HydraLlamaConfig(HydraDecoderConfigMixin, LlamaConfig):
-    r"""
-    A [`LlamaConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`). Heads are query heads.
-    """
+    r"""A [`LlamaConfig`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
 
     model_type = "hydra_llama"
 

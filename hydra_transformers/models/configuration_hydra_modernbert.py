@@ -8,10 +8,7 @@ from .configuration_hydra import HydraConfigMixin, LayerSpec
 
 @strict
 class HydraModernBertConfig(HydraConfigMixin, ModernBertConfig):
-    r"""
-    A [`ModernBertConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`,
-    `ensemble_loss`, `fast_inference`).
-    """
+    r"""A [`ModernBertConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_modernbert"
 

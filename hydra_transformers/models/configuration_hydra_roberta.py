@@ -10,8 +10,7 @@ from .configuration_hydra_bert import bert_layer_spec
 @strict
 class HydraRobertaConfig(HydraConfigMixin, RobertaConfig):
     r"""
-    A [`RobertaConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
+    A [`RobertaConfig`] with the fields of [`HydraConfigMixin`].
 
     Args:
         add_pooling_layer (`bool`, *optional*, defaults to `True`):

@@ -28,8 +28,7 @@ class HydraSiglipTextConfig(HydraConfigMixin, SiglipTextConfig):
 @strict
 class HydraSiglipVisionConfig(HydraConfigMixin, SiglipVisionConfig):
     r"""
-    A [`SiglipVisionConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`,
-    `ensemble_loss`, `fast_inference`): of a vision tower, and of the image classifier that is one with a head.
+    A [`SiglipVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of the image classifier that is one with a head.
 
     Args:
         vision_use_head (`bool`, *optional*, defaults to `True`):

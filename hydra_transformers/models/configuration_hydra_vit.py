@@ -22,8 +22,7 @@ def vit_layer_spec(config: ASTConfig | DeiTConfig | ViTConfig) -> LayerSpec:
 @strict
 class HydraViTConfig(HydraConfigMixin, ViTConfig):
     r"""
-    A [`ViTConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
+    A [`ViTConfig`] with the fields of [`HydraConfigMixin`].
 
     Args:
         add_pooling_layer (`bool`, *optional*, defaults to `True`):
