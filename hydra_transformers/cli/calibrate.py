@@ -9,7 +9,7 @@ from ..data.loading import remember_max_length
 from ..data.prediction import ZeroShotClassifier
 from ..data.processors import class_prompts, load_processor
 from ..data.rows import is_same_source
-from ..hub.member_circuits import copy_circuits, load_circuits
+from ..hub.member_heads import copy_circuits, load_circuits
 from ..models.detection import DETECTORS
 from ..uncertainty import CalibratedClassifier, detector_by_name
 from ..uncertainty import calibrate as fit

@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from .._io.files import write_atomically
-from ..hub.member_circuits import load_circuits
+from ..hub.member_heads import load_circuits
 from ..reports.report import UncertaintyReport
 from ..uncertainty import CalibratedClassifier
 from .folders import are_fine_tunings, check_is_hydra, is_baseline, load_config, load_model

@@ -15,7 +15,7 @@ from ..data.processors import load_processor
 from ..data.rows import MOST_HELD_OUT_ROWS, SPLITS_TO_CUT, overlap
 from ..fusion import saved_tower_configs
 from ..fusion.probe import TEXT_TOKENS
-from ..hub.member_circuits import copy_circuits
+from ..hub.member_heads import copy_circuits
 from ..models.auto import CLASSIFIERS, is_zero_shot
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
 from ..training.recipes import base_recipe, recipe_for

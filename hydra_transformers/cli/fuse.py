@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .._io.files import write_atomically, written_whole
 from ..data.processors import check_same_processors, find_processor, load_processor
-from ..hub.member_circuits import copy_circuits, load_circuits
+from ..hub.member_heads import copy_circuits, load_circuits
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
 from .finetune import check_trunk
@@ -49,7 +49,7 @@ def fuse(
     processor: option(str | None, "default: the one saved with the first member", "NAME_OR_FOLDER") = None,
 ) -> None:
     """Make one model of the members."""
-    from ..hub.kept_heads_map import trunk_sentence
+    from ..hub.member_heads import trunk_sentence
 
     folder = Path(members[0]) if len(members) == 1 else None
     names = members if folder is None else [str(path) for path in members_in(folder)]

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ..hub.kept_heads_map import trunk_sentence
-from ..hub.member_circuits import heads_of_backbone, kept_by
+from ..hub.member_heads import heads_of_backbone, kept_by, trunk_sentence
 from ..pruning.head_maps import HeadMap
 from .predictor import Predictor
 
