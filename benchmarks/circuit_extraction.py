@@ -23,8 +23,7 @@ import torch
 from transformers import ViTConfig, ViTForImageClassification
 
 from hydra_transformers.pruning import prune_heads
-from hydra_transformers.pruning.extraction import start_search
-from hydra_transformers.pruning.greedy import GreedySearch
+from hydra_transformers.pruning.extraction import GreedySearch, start_search
 from hydra_transformers.pruning.heads import as_heads_to_prune, heads_of
 from hydra_transformers.pruning.objectives import SampleValues, Score, objective_scores, sample_values
 from provenance import where_it_ran

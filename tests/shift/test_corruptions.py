@@ -13,10 +13,10 @@ from transformers import CLIPImageProcessorPil, ViTImageProcessorPil
 
 from hydra_transformers.shift import CORRUPTIONS, SEVERITIES, corrupt, corruption_table
 from hydra_transformers.shift.corruptions import VALUES_AT_A_TIME, names_of
-from hydra_transformers.shift.jpeg import as_jpeg
+from hydra_transformers.shift.jpeg import jpeg_compression
 from hydra_transformers.shift.pixel_scale import PixelScale
 from hydra_transformers.shift.random_numbers import normal, row_keys, uniform
-from hydra_transformers.shift.texts import KEYBOARD, NEIGHBOURS
+from hydra_transformers.shift.text_corruptions import KEYBOARD, NEIGHBOURS
 from tests.pages import ROOT
 
 
@@ -144,7 +144,7 @@ def test_jpeg_is_that_of_a_file(quality, channels):
     array = given.permute(1, 2, 0).numpy()
     Image.fromarray(array if channels == 3 else array[..., 0]).save(file, "JPEG", quality=quality)
     decoded = torch.from_numpy(np.array(Image.open(file))).view(45, 37, channels).permute(2, 0, 1).float()
-    ours = as_jpeg(given[None].float() / 255, quality)[0] * 255
+    ours = jpeg_compression(given[None].float() / 255, quality)[0] * 255
     assert (ours - decoded).abs().mean() < 0.1 * (given - decoded).abs().mean()
     assert (ours.round() == decoded).float().mean() > 0.6
 
