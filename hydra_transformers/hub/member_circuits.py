@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import PreTrainedConfig
@@ -10,14 +10,14 @@ from transformers import PreTrainedConfig
 from .._io.files import written_whole
 from ..fusion import tower_configs
 from ..pruning import Circuit
-from ..pruning.heads import Head, head_at
+from ..pruning.heads import Head, heads_in
 from ..pruning.member_plan import CIRCUITS
 from ..pruning.objectives import OBJECTIVES
 
 
 def kept_by(config: PreTrainedConfig, member: int = 0) -> set[Head]:
     """The heads that a member of a Hydra keeps."""
-    return _named(config.kept_heads, member)
+    return set(heads_in(config.kept_heads, member))
 
 
 def heads_of_backbone(config: PreTrainedConfig) -> set[Head]:
@@ -26,13 +26,13 @@ def heads_of_backbone(config: PreTrainedConfig) -> set[Head]:
         tower: [[list(range(tower_config.num_attention_heads))]] * tower_config.num_hidden_layers
         for tower, tower_config in tower_configs(config).items()
     }
-    return _named(every, 0)
+    return set(heads_in(every))
 
 
 def lost_by(circuit: Circuit, kept: set[Head], every: set[Head]) -> set[Head]:
     """The heads that a member lost since the circuit was extracted, from a model that may have been pruned before."""
     before = circuit.made_from.get("kept_heads")
-    return (every if before is None else _named(before, 0)) - kept
+    return (every if before is None else set(heads_in(before))) - kept
 
 
 def has_led_to(circuit: Circuit, kept: set[Head], every: set[Head]) -> bool:
@@ -59,17 +59,6 @@ def in_order_of_members(
             return None
         ordered.append(left.pop(place))
     return None if left else ordered
-
-
-def _named(kept_heads: Sequence | Mapping[str, Sequence], member: int) -> set[Head]:
-    """`kept_heads[layer][member]`, for CLIP by tower, as heads; a tower with a single member serves all."""
-    towers = kept_heads if isinstance(kept_heads, Mapping) else {"": kept_heads}
-    return {
-        head_at(tower, layer, head)
-        for tower, layers in towers.items()
-        for layer, members in enumerate(layers)
-        for head in members[min(member, len(members) - 1)]
-    }
 
 
 # Files

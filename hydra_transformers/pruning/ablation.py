@@ -18,7 +18,7 @@ from ..fusion import heads_at, qkv_rows, tower_configs
 from ..fusion.structure import is_a
 from ..models.decoders import HydraDecoderMixin
 from ..models.modeling_hydra import HydraAttention, repeated_mask, run_layers
-from .heads import Head, chosen_towers, has_two_towers, heads_of, tower_and_place
+from .heads import Head, Prompts, Towers, chosen_towers, has_two_towers, heads_of, tower_and_place
 
 
 # From a batch's inputs to logits (candidates, batch, classes), in parts and in the order of the candidates; the last part,
@@ -169,9 +169,7 @@ class ZeroShotAblation(Ablation):
     computed once for all batches.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, memory: int, class_prompts: Mapping[str, Tensor], chosen: Sequence[str] | None
-    ):
+    def __init__(self, model: PreTrainedModel, memory: int, class_prompts: Prompts, chosen: Towers | None):
         def features(projection: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
             return lambda _, pooled: nn.functional.normalize(projection(pooled), dim=-1)
 
@@ -213,10 +211,7 @@ class ZeroShotAblation(Ablation):
 
 
 def ablation_of(
-    model: PreTrainedModel,
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
-    memory: int = GIB,
+    model: PreTrainedModel, class_prompts: Prompts | None = None, towers: Towers | None = None, memory: int = GIB
 ) -> Ablation:
     """The engine for a one-member Hydra.
 

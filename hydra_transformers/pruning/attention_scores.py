@@ -1,6 +1,6 @@
 """Scores of how sharply heads attend: the entropy of their attention weights, and their confidence (Voita et al., 2019)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from ..data.batches import batches, split_labels
 from ..data.prediction import accepted_inputs, check_class_prompts
-from .heads import Head, chosen_towers, has_two_towers, head_at, heads_of
+from .heads import Head, Prompts, Towers, chosen_towers, has_two_towers, head_at, heads_of
 from .units import by_unit, scored_towers, working_copy
 
 
@@ -29,8 +29,8 @@ def attention_scores(
     model: PreTrainedModel,
     data: Any,
     *,
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
+    class_prompts: Prompts | None = None,
+    towers: Towers | None = None,
 ) -> dict[Head, float]:
     """The mean of `measure` over all queries but padding. Needs no labels.
 
@@ -55,11 +55,7 @@ def attention_scores(
 
 
 def _inputs_of(
-    tower: str,
-    encoder: PreTrainedModel,
-    hydra: PreTrainedModel,
-    data: Any,
-    class_prompts: Mapping[str, Tensor] | None,
+    tower: str, encoder: PreTrainedModel, hydra: PreTrainedModel, data: Any, class_prompts: Prompts | None
 ) -> Iterator[dict[str, Tensor]]:
     """The inputs of an encoder, batch by batch; CLIP's text tower reads the prompts."""
     if class_prompts is not None and not has_two_towers(hydra):

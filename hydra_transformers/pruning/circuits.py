@@ -10,7 +10,7 @@ from typing import Any
 
 from .._io.files import parse_json, write_atomically
 from .head_maps import HeadMap
-from .heads import Head, as_heads_to_prune, check_count, head_at
+from .heads import Head, as_heads_to_prune, check_count, heads_in
 from .objectives import METRIC, OBJECTIVES
 
 
@@ -98,17 +98,13 @@ class Circuit:
 
     def head_map(self) -> HeadMap:
         """When each head goes, the darker the later; heads that are not ranked are darkest."""
-        kept = self.made_from.get("kept_heads") or {}
-        every = [
-            head_at(tower, layer, head)
-            for tower, layers in (kept if isinstance(kept, dict) else {"": kept}).items()
-            for layer, members in enumerate(layers)
-            for head in members[0]
-        ]
         last = len(self.ranking) + 1
         removals = {head: removal for removal, head in enumerate(self.ranking, start=1)}
         title = f"{self.objective}: order of {len(self.ranking)} removals"
-        values = {head: removals.get(head, last) for head in [*every, *self.ranking]}
+        values = {
+            head: removals.get(head, last)
+            for head in [*heads_in(self.made_from.get("kept_heads") or {}), *self.ranking]
+        }
         return HeadMap({title: values}, low=0, high=last, marks={title: {h: str(n) for h, n in removals.items()}})
 
     def _repr_html_(self) -> str:

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from ..data.fingerprints import (
 )
 from ..data.prediction import check_chooses_one_class, classes_of
 from ..models.modeling_hydra import at_least_float32
-from .ablation import GIB, Ablate, Ablation, ablation_of
+from .ablation import GIB, Ablate, ablation_of
 from .circuits import MODES, ROUNDING, Circuit
-from .heads import Head, check_count, chosen_towers, heads_of, prune_heads
+from .heads import Head, Prompts, Towers, check_count, chosen_towers, heads_of, prune_heads
 from .objectives import (
     MARGINS,
     METRIC,
@@ -56,8 +56,8 @@ def extract_circuit(
     *,
     budget: int,
     score: str = "msp",
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
+    class_prompts: Prompts | None = None,
+    towers: Towers | None = None,
     trunk_layers: int = 0,
     mode: str = "exact",
     shortlist: int | None = None,
@@ -114,103 +114,100 @@ def extract_circuit(
     settings = {"score": score, "class_prompts": class_prompts, "towers": towers, "trunk_layers": trunk_layers}
     settings |= {"mode": mode, "shortlist": shortlist, "check_every": check_every, "batch_size": batch_size}
     settings |= {"dtype": dtype, "memory_gib": memory_gib}
-    search = start_search(model, data, ood_data, objective, budget=budget, **settings)
+    search = GreedySearch(model, data, ood_data, objective, budget=budget, **settings)
     if checkpoint is not None:
         search.resume(checkpoint)
     search.run(budget, checkpoint, progress, tolerance)
     return search.circuit.first(end_of(search.circuit, budget, tolerance))
 
 
-def start_search(
-    model: PreTrainedModel,
-    data: Any,
-    ood_data: Any,
-    objective: str | Metric,
-    *,
-    budget: int,
-    score: str = "msp",
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
-    trunk_layers: int = 0,
-    mode: str = "exact",
-    shortlist: int | None = None,
-    check_every: int = 8,
-    batch_size: int = 32,
-    dtype: torch.dtype | None = None,
-    memory_gib: float | None = None,
-) -> "GreedySearch":
-    """Everything before the first removal: checks the arguments, copies the model, reads the data."""
-    metric = objective if callable(objective) else None
-    if metric is None and objective not in OBJECTIVES:
-        raise ValueError(
-            f"objective is {objective!r}: pass one of {', '.join(map(repr, OBJECTIVES))}, or a function of logits and labels"
-        )
-    objective = METRIC if metric is not None else objective
-    has_ood_data = objective in ("ood", "avg")
-    if has_ood_data and ood_data is None:
-        raise ValueError(f"objective {objective!r} needs ood_data: pass out-of-distribution data, or objective='acc'")
-    _check_mode(mode, shortlist, check_every)
-    check_ood_score(score)
-    if metric is None:
-        check_chooses_one_class(model, "model")
-    if not isinstance(dtype, torch.dtype | None):
-        raise TypeError(f"dtype is {dtype!r}: pass a torch.dtype such as torch.bfloat16")
-    if memory_gib is not None and not (isinstance(memory_gib, (int, float)) and 0 < memory_gib < math.inf):
-        raise ValueError(f"memory_gib is {memory_gib!r}: pass how many GiB candidates may take, such as 0.5")
-    hydra = prune_heads(model)
-    weights = fingerprint_of_weights(hydra)
-    hydra = hydra if dtype is None else hydra.to(dtype)
-    if memory_gib is None:
-        memory_gib = CPU_MEMORY_GIB if hydra.device.type == "cpu" else ACCELERATOR_MEMORY_GIB
-    engine = ablation_of(hydra, class_prompts, towers, int(memory_gib * GIB))
-    if metric is None and engine.num_classes < 2:
-        raise ValueError("model has a single output: pass a model that chooses one of several classes, or a metric")
-    engine.heads = heads_of(hydra, towers, trunk_layers)
-    num_heads = len(engine.heads)
-    check_count(budget, "budget", 1, num_heads - 1, f"{num_heads} heads compete")
-
-    def read(data: Any, name: str, num_classes: int | None) -> EvaluationData:
-        settings = (engine.input_names, batch_size, hydra.device, hydra.dtype, num_classes, metric is not None)
-        return read_data(data, name, *settings, classes_of(hydra))
-
-    id_set = read(data, "data", None if objective == "ood" else engine.num_classes)
-    ood_set = read(ood_data, "ood_data", None) if has_ood_data else None
-    _check_data(id_set, ood_set)
-    is_shortlist = mode == "shortlist"
-    made_from = {
-        "model": type(hydra).__name__,
-        "weights": weights,
-        "config": fingerprint_of_config(hydra.config),
-        "kept_heads": hydra.config.kept_heads,
-        "data": id_set.description(),
-        "ood_data": None if ood_set is None else ood_set.description(),
-        "class_prompts": None if class_prompts is None else fingerprint_of_rows(fingerprints_of_rows(engine.prompts)),
-        "towers": None if class_prompts is None else chosen_towers(hydra, towers),
-        "trunk_layers": trunk_layers or None,
-        "dtype": str(hydra.dtype).removeprefix("torch."),
-        "shortlist": (shortlist or max(8, num_heads // 5)) if is_shortlist else None,
-        "check_every": check_every if is_shortlist else None,
-        "score": score if has_ood_data else None,
-        "metric": None if metric is None else name_of(metric),
-        "ties_by": MARGINS[objective] if score == "msp" else MARGINS[objective].replace("confidence", score),
-    }
-    circuit = Circuit([], [], math.nan, objective, mode, made_from, tied=[])
-    return GreedySearch(engine, id_set, ood_set, circuit, metric)
-
-
 class GreedySearch:
-    """The greedy loop: the circuit so far, and what is known of the remaining heads."""
+    """The greedy loop: the circuit so far, and what is known of the remaining heads.
+
+    Checks its arguments (those of `extract_circuit`), copies the model and reads the data.
+    """
 
     def __init__(
         self,
-        engine: Ablation,
-        id_set: EvaluationData,
-        ood_set: EvaluationData | None,
-        circuit: Circuit,
-        metric: Metric | None = None,
+        model: PreTrainedModel,
+        data: Any,
+        ood_data: Any,
+        objective: str | Metric,
+        *,
+        budget: int,
+        score: str = "msp",
+        class_prompts: Prompts | None = None,
+        towers: Towers | None = None,
+        trunk_layers: int = 0,
+        mode: str = "exact",
+        shortlist: int | None = None,
+        check_every: int = 8,
+        batch_size: int = 32,
+        dtype: torch.dtype | None = None,
+        memory_gib: float | None = None,
     ):
-        self.engine, self.id_set, self.ood_set, self.circuit = engine, id_set, ood_set, circuit
-        self.metric = metric
+        metric = objective if callable(objective) else None
+        if metric is None and objective not in OBJECTIVES:
+            raise ValueError(
+                f"objective is {objective!r}: pass one of {', '.join(map(repr, OBJECTIVES))}, or a function of logits and labels"
+            )
+        objective = METRIC if metric is not None else objective
+        has_ood_data = objective in ("ood", "avg")
+        if has_ood_data and ood_data is None:
+            raise ValueError(
+                f"objective {objective!r} needs ood_data: pass out-of-distribution data, or objective='acc'"
+            )
+        _check_mode(mode, shortlist, check_every)
+        check_ood_score(score)
+        if metric is None:
+            check_chooses_one_class(model, "model")
+        if not isinstance(dtype, torch.dtype | None):
+            raise TypeError(f"dtype is {dtype!r}: pass a torch.dtype such as torch.bfloat16")
+        if memory_gib is not None and not (isinstance(memory_gib, (int, float)) and 0 < memory_gib < math.inf):
+            raise ValueError(f"memory_gib is {memory_gib!r}: pass how many GiB candidates may take, such as 0.5")
+        hydra = prune_heads(model)
+        weights = fingerprint_of_weights(hydra)
+        hydra = hydra if dtype is None else hydra.to(dtype)
+        if memory_gib is None:
+            memory_gib = CPU_MEMORY_GIB if hydra.device.type == "cpu" else ACCELERATOR_MEMORY_GIB
+        engine = ablation_of(hydra, class_prompts, towers, int(memory_gib * GIB))
+        if metric is None and engine.num_classes < 2:
+            raise ValueError(
+                "model has a single output: pass a model that chooses one of several classes, or a metric"
+            )
+        engine.heads = heads_of(hydra, towers, trunk_layers)
+        num_heads = len(engine.heads)
+        check_count(budget, "budget", 1, num_heads - 1, f"{num_heads} heads compete")
+
+        def read(data: Any, name: str, num_classes: int | None) -> EvaluationData:
+            settings = (engine.input_names, batch_size, hydra.device, hydra.dtype, num_classes, metric is not None)
+            return read_data(data, name, *settings, classes_of(hydra))
+
+        id_set = read(data, "data", None if objective == "ood" else engine.num_classes)
+        ood_set = read(ood_data, "ood_data", None) if has_ood_data else None
+        _check_data(id_set, ood_set)
+        is_shortlist = mode == "shortlist"
+        made_from = {
+            "model": type(hydra).__name__,
+            "weights": weights,
+            "config": fingerprint_of_config(hydra.config),
+            "kept_heads": hydra.config.kept_heads,
+            "data": id_set.description(),
+            "ood_data": None if ood_set is None else ood_set.description(),
+            "class_prompts": None
+            if class_prompts is None
+            else fingerprint_of_rows(fingerprints_of_rows(engine.prompts)),
+            "towers": None if class_prompts is None else chosen_towers(hydra, towers),
+            "trunk_layers": trunk_layers or None,
+            "dtype": str(hydra.dtype).removeprefix("torch."),
+            "shortlist": (shortlist or max(8, num_heads // 5)) if is_shortlist else None,
+            "check_every": check_every if is_shortlist else None,
+            "score": score if has_ood_data else None,
+            "metric": None if metric is None else name_of(metric),
+            "ties_by": MARGINS[objective] if score == "msp" else MARGINS[objective].replace("confidence", score),
+        }
+        self.engine, self.id_set, self.ood_set, self.metric = engine, id_set, ood_set, metric
+        self.circuit = Circuit([], [], math.nan, objective, mode, made_from, tied=[])
         # How each head's removal changed the score when it was last evaluated; the short list is made from it.
         self.effects: dict[Head, Score] = {}
 

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ..data.batches import batches, split_labels
 from ..data.evaluation_data import check_label_range
 from ..data.prediction import accepted_inputs, check_class_prompts, classes_of, logits_of_cosines
-from .heads import has_two_towers
+from .heads import Prompts, Towers, has_two_towers
 from .units import Layer, Unit, UnitLayer, UnitsOf, by_unit, head_layers, units_to_score
 
 
@@ -20,8 +20,8 @@ def taylor_scores(
     model: PreTrainedModel,
     data: Any,
     *,
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
+    class_prompts: Prompts | None = None,
+    towers: Towers | None = None,
     units_of: UnitsOf = head_layers,
 ) -> dict[Unit, float]:
     """The Taylor score of every head: the mean of |W · G| over its rows of q, k and v, averaged over the three.
@@ -47,8 +47,8 @@ def michel_scores(
     model: PreTrainedModel,
     data: Any,
     *,
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
+    class_prompts: Prompts | None = None,
+    towers: Towers | None = None,
     units_of: UnitsOf = head_layers,
 ) -> dict[Unit, float]:
     """The mean over the samples of |∂L(x) / ∂ξ|, where ξ = 1 multiplies the output of the head, or of the neuron.
@@ -63,7 +63,7 @@ def michel_scores(
 class Calibration:
     """The calibration set, read once, and the mean loss over all of it."""
 
-    def __init__(self, model: PreTrainedModel, data: Any, class_prompts: Mapping[str, Tensor] | None):
+    def __init__(self, model: PreTrainedModel, data: Any, class_prompts: Prompts | None):
         self.batches = []
         for batch in batches(data, device=model.device, classes=classes_of(model)):
             inputs, labels = split_labels(batch)

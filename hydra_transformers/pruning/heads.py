@@ -6,10 +6,10 @@ ordered by tower ("vision" before "text"), then layer, then head. Ties go to the
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..fusion import attention_names, encoder_config, tower_configs, without_neurons
@@ -17,6 +17,8 @@ from ..models.auto import AutoHydra, hydra_class
 
 
 Head = tuple[int, int] | tuple[str, int, int]
+Towers = Sequence[str]  # some of "vision" and "text"
+Prompts = Mapping[str, Tensor]  # the tokenizer's output with one row per class, for CLIP and SigLIP
 
 
 def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> PreTrainedModel:
@@ -48,19 +50,24 @@ def check_count(number: int, name: str, least: int, most: int, why: str) -> None
         raise ValueError(f"{name} is {number}: {why}, so pass {least} to {most}")
 
 
-def heads_of(model: PreTrainedModel, towers: Sequence[str] | None = None, trunk_layers: int = 0) -> list[Head]:
+def heads_of(model: PreTrainedModel, towers: Towers | None = None, trunk_layers: int = 0) -> list[Head]:
     """The heads of a one-member Hydra in order, without those of the first `trunk_layers` layers; for CLIP those of `towers`."""
     configs = {tower: tower_configs(model.config)[tower] for tower in chosen_towers(model, towers)}
     layers = min(config.num_hidden_layers for config in configs.values())
     check_count(
         trunk_layers, "trunk_layers", 0, layers - 1, f"there are {layers} layers, and heads behind it to prune"
     )
+    kept = {tower: config.kept_heads for tower, config in configs.items()}
+    return [head for head in heads_in(kept) if head[-2] >= trunk_layers]
+
+
+def heads_in(kept_heads: list | Mapping[str, list], member: int = 0) -> list[Head]:
+    """The heads of a member in a config's `kept_heads`, for CLIP by tower; a tower with a single member serves all."""
     return [
         head_at(tower, layer, head)
-        for tower, config in configs.items()
-        for layer, members in enumerate(config.kept_heads)
-        if layer >= trunk_layers
-        for head in members[0]
+        for tower, layers in (kept_heads if isinstance(kept_heads, Mapping) else {"": kept_heads}).items()
+        for layer, members in enumerate(layers)
+        for head in members[min(member, len(members) - 1)]
     ]
 
 
@@ -69,7 +76,7 @@ def has_two_towers(model: PreTrainedModel) -> bool:
     return len(tower_configs(encoder_config(model))) > 1
 
 
-def chosen_towers(model: PreTrainedModel, towers: Sequence[str] | None) -> list[str]:
+def chosen_towers(model: PreTrainedModel, towers: Towers | None) -> list[str]:
     """The names in `towers`, checked and in order; None stands for all. The name is "" in a model without towers."""
     existing = list(tower_configs(model.config))
     if towers is None:

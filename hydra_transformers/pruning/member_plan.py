@@ -2,19 +2,19 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..data.batches import collate
 from ..fusion import saved_tower_configs
 from .extraction import extract_circuit
+from .heads import Prompts
 from .members import draw_members
 from .objectives import OBJECTIVES
 
@@ -80,7 +80,7 @@ class MemberPlan:
         if models > 1 and count > 1:
             raise ValueError(f"objectives has {count}, and each of the {models} models gets one circuit: name one")
         if models > 1 and self.out_of is not None:
-            raise ValueError("out_of samples members from one circuit, here each model has its own: leave it out")
+            raise ValueError("out_of is for members sampled from one circuit, here each model has one: leave it out")
         if count > 1 and members not in (None, count):
             raise ValueError(f"{count} objectives make {count} members, not {members}")
         if count > 1 and self.out_of is not None:
@@ -155,7 +155,7 @@ class MemberPlan:
         data: Any,
         ood_data: Any = None,
         *,
-        class_prompts: Mapping[str, Tensor] | None = None,
+        class_prompts: Prompts | None = None,
         batch_size: int = 32,
         folder: str | os.PathLike | None = None,
         tell: Callable[[str], None] = lambda sentence: None,

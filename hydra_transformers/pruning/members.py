@@ -13,7 +13,7 @@ from ..data.fingerprints import fingerprint_of_weights
 from ..data.prediction import classes_of
 from ..fusion import check_can_be_fused
 from .circuits import Circuit
-from .heads import as_heads_to_prune, check_count, prune_heads, tower_and_place
+from .heads import Prompts, as_heads_to_prune, check_count, prune_heads, tower_and_place
 from .taylor import taylor_prune
 
 
@@ -40,7 +40,7 @@ def draw_members(
     heads_per_layer: int | None = None,
     num_members: int | None = None,
     seed: int = 0,
-    class_prompts: Mapping[str, Tensor] | None = None,
+    class_prompts: Prompts | None = None,
     trunk_layers: int = 0,
     allow_equal: bool = False,
 ) -> list[PreTrainedModel]:

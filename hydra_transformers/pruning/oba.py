@@ -5,7 +5,7 @@ parameters that may go. Hθ needs no Hessian: it is the gradient of (gradient ·
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from ..data.prediction import evaluation_mode
 from ..models.auto import check_has_no_adapters
 from .gradient_scores import Calibration, only_gradients_of
-from .heads import Head
+from .heads import Head, Prompts, Towers
 from .units import by_unit, head_layers, units_to_score
 
 
@@ -25,11 +25,7 @@ SCORES = ("plain", "reference")
 
 
 def oba_scores(
-    model: PreTrainedModel,
-    data: Any,
-    *,
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
+    model: PreTrainedModel, data: Any, *, class_prompts: Prompts | None = None, towers: Towers | None = None
 ) -> dict[Head, float]:
     """The OBA score of every head: |Σ θ · (Hθ)| over its rows of q, k and v with their biases and its part of the output
     projection, where θ is all of these of all heads.
@@ -64,7 +60,7 @@ def oba_prune(
     sparsity: float,
     score: str = "plain",
     steps: int = 1,
-    class_prompts: Mapping[str, Tensor] | None = None,
+    class_prompts: Prompts | None = None,
 ) -> PreTrainedModel:
     """A copy of `model` in which the weights with the lowest OBA scores are zero: the paper's baseline. It keeps all heads and
     costs as much as the model.

@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from ..data.evaluation_data import check_label_range
 from .attention_scores import attention_scores, largest_weight, minus_entropy
-from .extraction import extract_circuit, start_search
+from .extraction import GreedySearch, extract_circuit
 from .gradient_scores import michel_scores, taylor_scores
-from .heads import Head, as_heads_to_prune, check_count, has_two_towers, heads_of
+from .heads import Head, Prompts, Towers, as_heads_to_prune, check_count, has_two_towers, heads_of
 from .oba import oba_scores
 from .objectives import Metric
 from .units import (
@@ -31,7 +31,7 @@ from .units import (
 
 
 def magnitude_scores(
-    model: PreTrainedModel, *, towers: Sequence[str] | None = None, units_of: UnitsOf = head_layers
+    model: PreTrainedModel, *, towers: Towers | None = None, units_of: UnitsOf = head_layers
 ) -> dict[Unit, float]:
     """The Euclidean norm of a unit's weights. A head: its rows of q, k and v and its part of the output projection (with the
     scale behind it, where a family has one). A neuron: its rows of the MLP's first map and its column of the second."""
@@ -45,7 +45,7 @@ def magnitude_scores(
 
 
 def random_scores(
-    model: PreTrainedModel, *, towers: Sequence[str] | None = None, seed: int = 0, units_of: UnitsOf = head_layers
+    model: PreTrainedModel, *, towers: Towers | None = None, seed: int = 0, units_of: UnitsOf = head_layers
 ) -> dict[Unit, float]:
     """Random numbers between 0 and 1: any other score has to do better."""
     _, units, _ = units_to_score(model, towers, units_of)
@@ -57,8 +57,8 @@ def leave_one_out_scores(
     model: PreTrainedModel,
     data: Any,
     *,
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
+    class_prompts: Prompts | None = None,
+    towers: Towers | None = None,
     metric: Metric | None = None,
 ) -> dict[Head, float]:
     """How much worse the model is without the head: its metric as it is minus its metric with the head turned off.
@@ -66,7 +66,7 @@ def leave_one_out_scores(
     metric: as for `extract_circuit`; by default minus the loss, so that a score is the rise of the loss
     """
     metric = _minus_loss_of(model) if metric is None else metric
-    search = start_search(model, data, None, metric, budget=1, class_prompts=class_prompts, towers=towers)
+    search = GreedySearch(model, data, None, metric, budget=1, class_prompts=class_prompts, towers=towers)
     scores, current = search.evaluate(search.engine.heads)
     return {head: current.value - score.value for head, score in scores.items()}
 
@@ -75,8 +75,8 @@ def circuit_scores(
     model: PreTrainedModel,
     data: Any,
     *,
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
+    class_prompts: Prompts | None = None,
+    towers: Towers | None = None,
     metric: Metric | str = "acc",
     budget: int | None = None,
     mode: str = "exact",
@@ -123,8 +123,8 @@ def head_scores(
     data: Any = None,
     method: str = "michel",
     *,
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
+    class_prompts: Prompts | None = None,
+    towers: Towers | None = None,
     normalize: bool = False,
     **options: Any,
 ) -> dict[Head, float]:
@@ -154,8 +154,8 @@ def neuron_scores(
     data: Any = None,
     method: str = "michel",
     *,
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
+    class_prompts: Prompts | None = None,
+    towers: Towers | None = None,
     normalize: bool = False,
     **options: Any,
 ) -> dict[Unit, float]:
@@ -173,8 +173,8 @@ def _scores(
     model: PreTrainedModel,
     data: Any,
     method: str,
-    class_prompts: Mapping[str, Tensor] | None,
-    towers: Sequence[str] | None,
+    class_prompts: Prompts | None,
+    towers: Towers | None,
     normalize: bool,
     options: Mapping[str, Any],
 ) -> dict[Unit, float]:

@@ -2,17 +2,15 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from .._io.files import parse_json, write_atomically
 from .gradient_scores import Calibration, weight_times_gradient
-from .heads import Head, as_heads, as_heads_to_prune, check_count, heads_of, prune_heads
+from .heads import Head, Prompts, Towers, as_heads, as_heads_to_prune, check_count, heads_of, prune_heads
 from .units import by_layer, by_unit, layers_of_heads, scored_towers, working_copy
 
 
@@ -61,8 +59,8 @@ def taylor_prune(
     *,
     heads_per_layer: int,
     scope: str = "layer",
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
+    class_prompts: Prompts | None = None,
+    towers: Towers | None = None,
     trunk_layers: int = 0,
 ) -> TaylorPruning:
     """Chooses the heads with the lowest Taylor scores; `prune_heads(model, pruning.heads_to_prune)` cuts them out.

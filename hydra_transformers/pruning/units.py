@@ -10,7 +10,17 @@ from transformers import PreTrainedModel
 
 from ..fusion import attention_names, qkv_by_head, tower_configs
 from ..models.configuration_hydra import neurons_in
-from .heads import Head, attention_of, chosen_towers, has_two_towers, head_at, heads_of, prune_heads, tower_and_place
+from .heads import (
+    Head,
+    Towers,
+    attention_of,
+    chosen_towers,
+    has_two_towers,
+    head_at,
+    heads_of,
+    prune_heads,
+    tower_and_place,
+)
 
 
 Unit = Head  # a head (layer, head) or a neuron (layer, neuron), for CLIP (tower, layer, ...)
@@ -32,7 +42,7 @@ class UnitLayer(NamedTuple):
 
 
 # From a one-member Hydra and its towers to their units, in order, and the layers of these.
-UnitsOf = Callable[[PreTrainedModel, Sequence[str] | None], tuple[list[Unit], dict[Layer, UnitLayer]]]
+UnitsOf = Callable[[PreTrainedModel, Towers | None], tuple[list[Unit], dict[Layer, UnitLayer]]]
 
 
 def working_copy(model: PreTrainedModel) -> PreTrainedModel:
@@ -41,20 +51,20 @@ def working_copy(model: PreTrainedModel) -> PreTrainedModel:
     return hydra if hydra.dtype == torch.float64 else hydra.float()
 
 
-def scored_towers(hydra: PreTrainedModel, towers: Sequence[str] | None) -> Sequence[str] | None:
+def scored_towers(hydra: PreTrainedModel, towers: Towers | None) -> Towers | None:
     """By default the vision tower alone: scores of two towers are not on one scale."""
     return ["vision"] if towers is None and has_two_towers(hydra) else towers
 
 
 def units_to_score(
-    model: PreTrainedModel, towers: Sequence[str] | None, units_of: UnitsOf
+    model: PreTrainedModel, towers: Towers | None, units_of: UnitsOf
 ) -> tuple[PreTrainedModel, list[Unit], dict[Layer, UnitLayer]]:
     """A copy of the model to score on, its units, and their layers."""
     hydra = working_copy(model)
     return hydra, *units_of(hydra, scored_towers(hydra, towers))
 
 
-def head_layers(hydra: PreTrainedModel, towers: Sequence[str] | None) -> tuple[list[Unit], dict[Layer, UnitLayer]]:
+def head_layers(hydra: PreTrainedModel, towers: Towers | None) -> tuple[list[Unit], dict[Layer, UnitLayer]]:
     heads = heads_of(hydra, towers)
     return heads, layers_of_heads(hydra, heads)
 
@@ -74,7 +84,7 @@ def layers_of_heads(hydra: PreTrainedModel, heads: Iterable[Head]) -> dict[Layer
     return layers
 
 
-def neuron_layers(hydra: PreTrainedModel, towers: Sequence[str] | None) -> tuple[list[Unit], dict[Layer, UnitLayer]]:
+def neuron_layers(hydra: PreTrainedModel, towers: Towers | None) -> tuple[list[Unit], dict[Layer, UnitLayer]]:
     neurons, layers, names = [], {}, attention_names(hydra)
     for tower in chosen_towers(hydra, towers):
         config = tower_configs(hydra.config)[tower]

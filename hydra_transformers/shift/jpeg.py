@@ -39,10 +39,7 @@ def jpeg_compression(images: Tensor, quality: float, keys: Tensor | None = None)
     red, green, blue = levels.split(1, dim=1)
     luma = (0.299 * red + 0.587 * green + 0.114 * blue).round()
     colours = torch.cat(
-        [
-            -0.168736 * red - 0.331264 * green + 0.5 * blue + 128,
-            0.5 * red - 0.418688 * green - 0.081312 * blue + 128,
-        ],
+        [-0.168736 * red - 0.331264 * green + 0.5 * blue + 128, 0.5 * red - 0.418688 * green - 0.081312 * blue + 128],
         dim=1,
     ).round()
     luma = _coded(luma, LUMINANCE, quality)
