@@ -27,7 +27,7 @@ import torch
 from benchmarks.provenance import where_it_ran
 from hydra_transformers._io.files import parse_json, write_atomically
 from hydra_transformers.analysis import HeadReport, analyse_heads, sweep_budgets
-from hydra_transformers.analysis.report import CIRCUITS, REPORT, RESULTS, TAYLOR
+from hydra_transformers.analysis.head_report import CIRCUITS, REPORT, RESULTS, TAYLOR
 from hydra_transformers.pruning import extract_circuit, taylor_scores
 
 from .methods import Comparison

@@ -1,28 +1,33 @@
-"""All tests: the modules they import are no garbage; what the short run leaves out."""
+"""Fixtures and marks of all tests: the families, and what the short run leaves out."""
 
 import gc
 
 import pytest
 
-from tests.families import BERT, CLIP, FAMILIES, VIT
+from tests.families import FAMILIES, FEW, Family
 
 
-# Outside of tests/models, code knows of no family: in the short run it is tested with one of each kind.
-FEW = {VIT.name, BERT.name, CLIP.name}
-OTHERS = {family.name for family in FAMILIES} - FEW
+OTHERS = {family.name for family in FAMILIES if family not in FEW}
+
+
+@pytest.fixture(params=FAMILIES, ids=lambda family: family.name)
+def family(request: pytest.FixtureRequest) -> Family:
+    """Every row of the families' table; `for_families` chooses others."""
+    return request.param
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks tests of families other than the few as slow."""
     for item in items:
         parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
-        named = {getattr(each, "name", each) for each in parameters if isinstance(getattr(each, "name", each), str)}
-        if "/models/" not in item.nodeid and named & OTHERS:
+        names = {getattr(each, "name", each) for each in parameters if isinstance(getattr(each, "name", each), str)}
+        if names & OTHERS:
             item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:
-    """Takes what is imported by now out of the garbage collector's sight: full collections, of which every training asks for
-    one, would spend half a second each on the modules of torch, Transformers and scikit-learn."""
+    """Hides the modules imported so far from the garbage collector: each training asks for a full collection, which would
+    spend half a second on torch, Transformers and scikit-learn."""
     gc.collect()
     gc.freeze()

@@ -1,6 +1,6 @@
 """The table of model families: tiny backbones, their inputs, and the plain Transformers reference that tests compare with.
 
-A row here gives a family every test that asks for the fixture `family`, and those of `tests/pruning`.
+A test with an argument `family` runs for every row; with `@for_families(FEW)` for some of them.
 """
 
 import copy
@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 
+import pytest
 import torch
 from transformers import (
     ASTConfig,
@@ -475,7 +476,15 @@ FAMILIES = [
     QWEN2,
     GEMMA,
 ]
-# Causal language models, of which Qwen2 and Gemma have biases, a norm and embeddings that Llama has not.
+# Four that cover every kind: images, texts, two towers, a causal language model. The short run has no others.
+FEW = [VIT, BERT, CLIP, LLAMA]
+# Rows whose layers differ from those of every other row here.
+OWN_LAYERS = [VIT, BERT, CLIP, DINOV2, MPNET, MODERNBERT, LLAMA]
 DECODERS = [LLAMA, QWEN2, GEMMA]
-# Rows that differ from another in such parts, their MLP, the backbone's name, or in being one tower of two, alone.
+# Rows that differ from another in a few parts: a gated MLP, biases, the backbone's name, one tower of two.
 VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT, QWEN2, GEMMA, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]
+
+
+def for_families(rows: list[Family]) -> pytest.MarkDecorator:
+    """Runs a test once for each of these rows, its argument `family`; without it, a test runs for all of them."""
+    return pytest.mark.parametrize("family", rows, ids=lambda family: family.name)

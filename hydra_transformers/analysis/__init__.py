@@ -1,14 +1,14 @@
-"""Analyses of a trained model's heads (sections 3, B.1 to B.3 and C.3 of the paper), each with a small result that has tables
-and pictures: Proposition 1, what heads see, who is pruned, how many can go."""
+"""Studies of a trained model's heads (sections 3, B.1 to B.3 and C.3 of the paper): pruning under noise, what heads separate,
+which heads are pruned, and how many. Each result has tables and plots."""
 
+from .arguments import random_order
 from .comparison import HeadSetComparison, compare_head_sets
-from .head_sets import random_order
+from .head_report import HeadReport, analyse_heads
+from .head_scores import HeadScores
 from .noise import with_noise
 from .proposition import PruningUnderNoise, pruning_under_noise
-from .report import HeadReport, analyse_heads
 from .separation import HeadSeparation, head_separation
 from .sweep import BudgetSweep, sweep_budgets
-from .towers import HeadScores
 
 
 __all__ = [

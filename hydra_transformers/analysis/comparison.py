@@ -1,4 +1,4 @@
-"""Who is pruned (B.2, question 2): what head sets have in common, beside what chance would give them."""
+"""Which heads are pruned (B.2, question 2): what head sets have in common, and what chance would give."""
 
 import math
 import random
@@ -15,22 +15,22 @@ from transformers import PreTrainedModel
 from ..pruning import HeadMap, head_divergence, layer_divergence, overlap, prune_heads
 from ..pruning.heads import Head, as_heads_to_prune, heads_of
 from ..reports.table import Table
-from .head_sets import as_head_sets
+from .arguments import as_head_sets
 
 
-DRAWS = 500  # of random sets, for the chance level of what has no formula
+DRAWS = 500  # of random sets, for the chance level that has no formula
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What two head sets have in common; of each number, what two random sets of as many heads have on average.
+    """What two head sets have in common. `..._by_chance` is the mean over random sets of the same sizes.
 
     sizes: how many heads each has
     common: how many both have
-    within_layers: how many both would have on average, were each layer's heads drawn at random, as many as it has of each set
+    within_layers: the mean of `common` if each layer's heads were drawn at random, as many as each set has there
     overlap: |A ∩ B| / |A ∪ B|
     head_divergence, layer_divergence: see `hydra_transformers.pruning`, in nats
-    p_value: how likely it is that random sets have so many in common, or more
+    p_value: the probability that random sets have as many in common, or more
     """
 
     sizes: tuple[int, int]
@@ -48,9 +48,9 @@ class Pair:
 
 @dataclass(frozen=True)
 class HeadSetComparison:
-    """What `compare_head_sets` found.
+    """The result of `compare_head_sets`.
 
-    head_sets: name -> the heads that are pruned; heads: all that the model has
+    head_sets: name -> the pruned heads; heads: all of the model's
     pairs: (name, name) -> `Pair`
     """
 
@@ -66,7 +66,7 @@ class HeadSetComparison:
         }
 
     def to_markdown(self) -> str:
-        """How many heads each set takes of which layer, and what each two have in common, with the chance level in brackets."""
+        """How many heads each set has in each layer, and what each two have in common, with chance levels in brackets."""
         parts = [f"### Pruned heads, of {len(self.heads)}, by layer", self._layer_table()]
         if self.pairs:
             parts += ["### In common (by chance)", self._pair_table()]
@@ -83,52 +83,39 @@ class HeadSetComparison:
     def _pair_table(self) -> str:
         heading = ["One", "Other", "Heads", "In common", "by chance in these layers", "p"]
         heading += ["Overlap", "JSD of heads", "JSD of layers"]
-        rows = [
-            [
-                a,
-                b,
-                "{}, {}".format(*pair.sizes),
-                f"{pair.common} ({pair.common_by_chance:.1f})",
-                f"{pair.within_layers:.1f}",
-                f"{pair.p_value:.2g}",
-                f"{pair.overlap:.2f} ({pair.overlap_by_chance:.2f})",
-                f"{pair.head_divergence:.2f} ({pair.head_divergence_by_chance:.2f})",
-                f"{pair.layer_divergence:.2f} ({pair.layer_divergence_by_chance:.2f})",
-            ]
-            for (a, b), pair in self.pairs.items()
-        ]
+        rows = []
+        for names, pair in self.pairs.items():
+            common = f"{pair.common} ({pair.common_by_chance:.1f})"
+            row = [*names, "{}, {}".format(*pair.sizes), common, f"{pair.within_layers:.1f}", f"{pair.p_value:.2g}"]
+            for measure in ("overlap", "head_divergence", "layer_divergence"):
+                row.append(f"{getattr(pair, measure):.2f} ({getattr(pair, f'{measure}_by_chance'):.2f})")
+            rows.append(row)
         return Table(heading, rows).markdown()
 
     def head_map(self) -> HeadMap:
-        """The heads that are kept, dark, and those that are pruned, light, as a map that a notebook shows."""
-        return HeadMap(
-            {
-                name: {head: float(head not in set(pruned)) for head in self.heads}
-                for name, pruned in self.head_sets.items()
-            },
-            low=0,
-            high=1,
-        )
+        """Kept heads dark, pruned ones light."""
+        kept = {
+            name: {head: float(head not in pruned) for head in self.heads} for name, pruned in self.head_sets.items()
+        }
+        return HeadMap(kept, low=0, high=1)
 
     def _repr_html_(self) -> str:
         return self.head_map()._repr_html_()
 
     def plot(self, folder: str | Path) -> list[Path]:
-        """Writes `kept_heads.png`, a map for each set (for CLIP a picture for each tower), and `overlaps.png`, and returns their
-        paths."""
-        from .plots import draw_comparison
+        """Writes `kept_heads.png` (for CLIP one for each tower) and `overlaps.png`, and returns their paths."""
+        from .head_plots import draw_comparison
 
         return draw_comparison(self, folder)
 
 
 def compare_head_sets(model: PreTrainedModel, head_sets: Mapping[str, Any], *, seed: int = 0) -> HeadSetComparison:
-    """What head sets of one model, of Taylor pruning, circuits, objectives or seeds, have in common.
+    """What head sets of one model have in common: those of Taylor pruning, circuits, objectives or seeds.
 
-    Args:
-        model: the model that the heads are of, or one of its architecture.
-        head_sets: name -> the heads to cut out: a `Circuit` (all that it ranks; `circuit.first(12)` for some), a `TaylorPruning`,
-            heads as `prune_heads` takes them, or a list of heads.
-        seed: of the random sets that chance levels of layers come from.
+    model: the model of the heads, or one of its architecture
+    head_sets: name -> the heads to cut out: a `Circuit` (all that it ranks; `circuit.first(12)` for some), a `TaylorPruning`,
+        heads as `prune_heads` takes them, or a list of heads
+    seed: for random sets, which chance levels of layers come from
     """
     heads = heads_of(prune_heads(model))
     sets = as_head_sets(head_sets, "head_sets", heads)
@@ -146,8 +133,8 @@ class Chance:
 
     def pair(self, a: Sequence[Head], b: Sequence[Head]) -> Pair:
         sizes, both = (len(a), len(b)), len(set(a) & set(b))
-        of_layer = Counter(head[:-1] for head in self.heads)
-        in_a, in_b = (Counter(head[:-1] for head in some) for some in (a, b))
+        likely = list(self.commons(*sizes))
+        of_layer, in_a, in_b = (Counter(head[:-1] for head in some) for some in (self.heads, a, b))
         prune_a, prune_b = as_heads_to_prune(a), as_heads_to_prune(b)
         return Pair(
             sizes=sizes,
@@ -155,24 +142,21 @@ class Chance:
             common_by_chance=len(a) * len(b) / len(self.heads),
             within_layers=sum(in_a[layer] * in_b[layer] / count for layer, count in of_layer.items()),
             overlap=overlap(prune_a, prune_b),
-            overlap_by_chance=sum(p * common / (sum(sizes) - common) for common, p in self.commons(*sizes)),
+            overlap_by_chance=sum(p * common / (sum(sizes) - common) for common, p in likely),
             head_divergence=head_divergence(prune_a, prune_b),
-            head_divergence_by_chance=sum(
-                p * self._head_divergence(*sizes, common) for common, p in self.commons(*sizes)
-            ),
+            head_divergence_by_chance=sum(p * self._head_divergence(*sizes, common) for common, p in likely),
             layer_divergence=layer_divergence(prune_a, prune_b),
             layer_divergence_by_chance=self.layer_divergence(*sorted(sizes)),
-            p_value=min(1.0, sum(p for common, p in self.commons(*sizes) if common >= both)),
+            p_value=min(1.0, sum(p for common, p in likely if common >= both)),
         )
 
     def commons(self, a: int, b: int) -> Iterator[tuple[int, float]]:
-        """How many heads random sets of `a` and `b` heads may have in common, and how likely that is."""
+        """Each number of common heads that random sets of `a` and `b` heads can have, and its probability."""
         everything = len(self.heads)
         for common in range(max(0, a + b - everything), min(a, b) + 1):
             yield common, math.comb(a, common) * math.comb(everything - a, b - common) / math.comb(everything, b)
 
     def _head_divergence(self, a: int, b: int, common: int) -> float:
-        """Of two sets that have so many heads in common."""
         together = (1 / a + 1 / b) / 2
         shared = common * (math.log(1 / a / together) / a + math.log(1 / b / together) / b)
         return (shared + math.log(2) * ((a - common) / a + (b - common) / b)) / 2

@@ -1,4 +1,4 @@
-"""Reads or changes the outputs of heads, in front of the output projection."""
+"""Reads or changes the outputs of heads, before the output projection."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ from ..fusion import attention_names
 from ..pruning import prune_heads
 
 
-# From a tower ("" where there is one), a layer and what its heads give, (rows, tokens, heads, head_dim), to what the output
-# projection reads in its place; None leaves it.
+# (tower, layer, outputs) -> new outputs, or None to leave them. The tower is "" if there is one; outputs are (rows, tokens,
+# heads, head_dim).
 Watch = Callable[[str, int, Tensor], Tensor | None]
 
 
 def one_member(model: PreTrainedModel) -> PreTrainedModel:
-    """A one-member Hydra of its own, in at least float32 and without gradients of weights; `model` is left as it is."""
+    """A new one-member Hydra, at least in float32 and without gradients of weights."""
     hydra = prune_heads(model)
     hydra = hydra if hydra.dtype == torch.float64 else hydra.float()
     return hydra.eval().requires_grad_(False)
@@ -25,7 +25,7 @@ def one_member(model: PreTrainedModel) -> PreTrainedModel:
 
 @contextmanager
 def watched_heads(hydra: PreTrainedModel, watch: Watch) -> Iterator[None]:
-    """Inside, `watch` is called with what the heads of each layer of a one-member Hydra give."""
+    """Inside, `watch` is called with the head outputs of each layer of a one-member Hydra."""
     handles = []
     try:
         for tower, names in attention_names(hydra).items():

@@ -1,4 +1,4 @@
-"""Noise for data that has no noisy version of its own."""
+"""Adds noise to images, spectrograms and texts."""
 
 from typing import Any
 
@@ -8,39 +8,34 @@ from torch import Tensor
 from ..data.batches import batches
 
 
-PIXEL_NOISE = 0.5  # standard deviation, of pixels as the model reads them
+PIXEL_NOISE = 0.5  # standard deviation, in the model's units
 TOKEN_NOISE = 0.2  # share of tokens
 
 
 def with_noise(
     data: Any, *, pixels: float = PIXEL_NOISE, tokens: float = TOKEN_NOISE, seed: int = 0, batch_size: int = 32
 ) -> list[dict]:
-    """A noisy version of data, as dict batches: Gaussian noise on `pixel_values` or on spectrograms (`input_values`), or tokens
-    replaced in `input_ids`.
+    """Data with Gaussian noise on `pixel_values` or `input_values` (spectrograms), or replaced `input_ids`, as dict batches.
 
-    Args:
-        data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
-        pixels: the standard deviation of the noise, in the units that the model reads.
-        tokens: the share of tokens that become others, drawn from the same batch; the first and the last of a text stay.
-        seed: the same gives the same noise, for the same batches.
+    data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows
+    pixels: the standard deviation of the noise, in the units that the model reads
+    tokens: the share of tokens replaced by others of the same batch; the first and the last of a text stay
+    seed: the same batches get the same noise
     """
-    generator = torch.Generator().manual_seed(seed)
-    return [_with_noise(batch, pixels, tokens, generator) for batch in batches(data, batch_size)]
-
-
-def _with_noise(
-    batch: dict[str, Tensor], pixels: float, tokens: float, generator: torch.Generator
-) -> dict[str, Tensor]:
-    name = next((each for each in ("pixel_values", "input_values") if each in batch), None)
-    if name is not None:
-        values = batch[name]
-        noise = torch.randn(values.shape, generator=generator).to(values.device, values.dtype)
-        return batch | {name: values + pixels * noise}
-    if "input_ids" not in batch:
-        raise ValueError(
-            f"data has no pixel_values, input_values or input_ids (its entries: {', '.join(batch)}): add noise yourself"
-        )
-    return batch | {"input_ids": _replaced(batch["input_ids"], batch.get("attention_mask"), tokens, generator)}
+    generator, noisy = torch.Generator().manual_seed(seed), []
+    for batch in batches(data, batch_size):
+        name = next((each for each in ("pixel_values", "input_values", "input_ids") if each in batch), None)
+        if name is None:
+            raise ValueError(
+                f"data has no pixel_values, input_values or input_ids (its entries: {', '.join(batch)}): add noise yourself"
+            )
+        if name == "input_ids":
+            values = _replaced(batch[name], batch.get("attention_mask"), tokens, generator)
+        else:
+            noise = torch.randn(batch[name].shape, generator=generator).to(batch[name].device, batch[name].dtype)
+            values = batch[name] + pixels * noise
+        noisy.append(batch | {name: values})
+    return noisy
 
 
 def _replaced(input_ids: Tensor, mask: Tensor | None, share: float, generator: torch.Generator) -> Tensor:

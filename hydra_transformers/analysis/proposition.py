@@ -1,10 +1,9 @@
-"""Proposition 1 (section 3.2, B.1): does pruning cost more on noisy data than on clean data, and do its premises hold?
+"""Proposition 1 (section 3.2, B.1): is pruning worse on noisy data than on clean data, and do the premises hold?
 
-Removing a head is a step d in the weights: minus its slice of the output projection, which is what the paper's ablation
-zeroes. With a gate z on each head, whose output projection is then (1 - z) times its own, the loss along that step is a
-function of the gates. Its gradient in the gates at 0 is g·d of each head, a Hessian-vector product with the gates of a set is
-H d seen by every head, and the gates at 1 are the pruned network. All of it is exact and a gate belongs to a row, so that
-every number is a mean over rows with a sampling error.
+Removing a head is a step d in the weights: minus its slice of the output projection. A gate z on each head scales that slice
+by 1 - z, so the loss is a function of the gates: its gradient at 0 is g·d of each head, a Hessian-vector product with the
+gates of a set gives H d, and gates of 1 are the pruned network. All of it is exact. Each row has its own gates, so every
+number is a mean over rows with a sampling error.
 """
 
 import math
@@ -26,8 +25,8 @@ from ..pruning.heads import Head, heads_of, tower_and_place
 from ..reports.table import Table
 from ..uncertainty.metrics import exact_mean
 from ..uncertainty.paired import NORMAL_95
+from .arguments import as_head_sets
 from .head_outputs import one_member, watched_heads
-from .head_sets import as_head_sets
 
 
 CLEAN = "clean"
@@ -36,8 +35,8 @@ HOLDS, FAILS, UNCLEAR, NOT_REFUTED, UNKNOWN = "holds", "fails", "unclear", "not 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over rows, and its standard error; None of a single row, and where rows cannot be told apart (heads of CLIP's text
-    tower)."""
+    """A mean over rows and its standard error; None for a single row, and for heads of CLIP's text tower, which all rows
+    share."""
 
     value: float
     error: float | None = None
@@ -51,17 +50,17 @@ class Estimate:
         return cls(mean, math.sqrt(variance / len(rows)))
 
     def __sub__(self, other: "Estimate") -> "Estimate":
-        """Of rows that have nothing to do with each other."""
+        """For independent rows."""
         errors = (self.error, other.error)
         return Estimate(self.value - other.value, None if None in errors else math.hypot(*errors))
 
     @property
     def is_clear(self) -> bool | None:
-        """Whether 0 is outside the 95 % interval; None where there is none."""
+        """Whether 0 is outside the 95 % interval; None without an error."""
         return None if self.error is None else abs(self.value) > NORMAL_95 * self.error
 
     def __str__(self) -> str:
-        """To three decimals, and to five where both are small."""
+        """With three decimals, or five if both numbers are small."""
         decimals = 3 if max(abs(self.value), self.error or 0) >= 0.01 else 5
         return f"{self.value:+.{decimals}f}" + ("" if self.error is None else f" ± {self.error:.{decimals}f}")
 
@@ -74,7 +73,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class LossChange:
-    """What cutting a head set out does to the mean cross-entropy on one data set.
+    """What cutting out a head set does to the mean cross-entropy on one data set.
 
     before, after: the loss with all heads, and without the set
     change: after - before
@@ -93,13 +92,13 @@ class LossChange:
 
 @dataclass(frozen=True)
 class Premises:
-    """Of one head set and one noisy set: what Proposition 1 assumes, what it says, and the numbers behind each.
+    """What Proposition 1 assumes and claims, for one head set and one noisy set.
 
-    clean_slope: g·d on clean data, which is assumed to be 0: "not refuted" where its 95 % interval has 0 inside
-    noisy_slope: g·d on noisy data, assumed not to be negative
-    curvature: dᵀ(H_noisy - H_clean)d, assumed not to be negative; the paper asks it of every d, its proof needs this one
-    gap_before, gap_after: loss on noisy data less that on clean data; the claim is that pruning makes it larger
-    gap_change: by how much it does; expected_change: by how much by the second-order expansion
+    clean_slope: g·d on clean data, assumed to be 0: "not refuted" if its 95 % interval contains 0
+    noisy_slope: g·d on noisy data, assumed to be at least 0
+    curvature: dᵀ(H_noisy - H_clean)d, assumed to be at least 0; the paper asks this of every d, its proof of this one
+    gap_before, gap_after: loss on noisy data less that on clean data; pruning is claimed to increase it
+    gap_change: by how much it does; expected_change: the same by the second-order expansion
     """
 
     clean_slope: Estimate
@@ -111,8 +110,8 @@ class Premises:
     expected_change: Estimate
 
     def verdicts(self) -> dict[str, str]:
-        """ "holds", "fails", "unclear" (within the sampling error), of an equation "not refuted", or "-" where no error is known;
-        by what is assumed."""
+        """Assumption -> "holds", "fails", "unclear" (within the sampling error), for an equation "not refuted", or "-" without
+        an error."""
         return {
             "g·d = 0, clean": self.clean_slope.equals_zero(),
             "g·d ≥ 0, noisy": self.noisy_slope.at_least_zero(),
@@ -123,14 +122,14 @@ class Premises:
 
 @dataclass(frozen=True)
 class PruningUnderNoise:
-    """What `pruning_under_noise` found.
+    """The result of `pruning_under_noise`.
 
     changes: head set -> data set ("clean" and the noisy ones) -> `LossChange`
     head_sets: head set -> its heads
-    smallest_eigenvalues: noisy set -> the smallest eigenvalue of H_noisy - H_clean over all steps that remove heads, each head
-        a unit; below 0 it is not positive definite. Only where it was asked for
-    paired: head set -> noisy set -> the differences to the clean set of the means "change", "curvature" and "second_order", by
-        pairs of rows. Only where rows are pairs, as many with the same labels in the same order, and are told apart
+    smallest_eigenvalues: with `all_directions`, noisy set -> the smallest eigenvalue of H_noisy - H_clean over all steps that
+        remove heads, each head a unit; below 0 it is not positive definite
+    paired: head set -> noisy set -> differences to the clean set of "change", "curvature" and "second_order". Only for paired
+        rows: as many, with the same labels in the same order
     """
 
     changes: dict[str, dict[str, LossChange]]
@@ -143,10 +142,7 @@ class PruningUnderNoise:
         return [name for name in next(iter(self.changes.values())) if name != CLEAN]
 
     def premises(self, head_set: str, noisy: str | None = None) -> Premises:
-        """What Proposition 1 assumes, as it was measured for a head set.
-
-        noisy: which noisy set, where there are several
-        """
+        """Proposition 1's assumptions, as measured for a head set and a noisy set, by default the first."""
         noisy = self.noisy_sets[0] if noisy is None else noisy
         clean, other = (self.changes[head_set][data] for data in (CLEAN, noisy))
         paired = self.paired.get(head_set, {}).get(noisy, {})
@@ -168,7 +164,7 @@ class PruningUnderNoise:
         return asdict(self)
 
     def to_markdown(self) -> str:
-        """The change of the loss, expected and true; then what is assumed, and whether it holds."""
+        """The change of the loss, expected and true; then whether the assumptions hold."""
         parts = ["### Change of the loss", self._change_table(), "Means over rows, ± one standard error."]
         parts += ["### Proposition 1", self._premise_table()]
         if self.smallest_eigenvalues:
@@ -199,7 +195,7 @@ class PruningUnderNoise:
 
     def plot(self, folder: str | Path) -> list[Path]:
         """Writes `proposition.png`, the expected and the true change of the loss, and returns its path."""
-        from .plots import draw_pruning_under_noise
+        from .head_plots import draw_pruning_under_noise
 
         return draw_pruning_under_noise(self, folder)
 
@@ -214,7 +210,7 @@ def pruning_under_noise(
     class_prompts: Mapping[str, Tensor] | None = None,
     batch_size: int = 32,
 ) -> PruningUnderNoise:
-    """How the loss changes on clean and on noisy data when heads are cut out, and what Proposition 1 assumes of it.
+    """How the loss on clean and on noisy data changes when heads are cut out, and whether Proposition 1's assumptions hold.
 
     Args:
         model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is.
@@ -222,33 +218,29 @@ def pruning_under_noise(
             may be several sets, `{name: data}`.
         head_sets: name -> the heads to cut out: a `Circuit` (all that it ranks), a `TaylorPruning`, heads as `prune_heads`
             takes them, or a list of heads.
-        all_directions: whether to look for a step that removes heads along which the noisy loss is curved less than the clean
-            one, which the paper's premise rules out. Takes a Hessian-vector product for each head.
+        all_directions: look for a removal of heads along which the noisy loss is curved less than the clean one, which the
+            paper's premise rules out; needs a Hessian-vector product for each head.
         class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
-        batch_size: rows per batch where data comes in rows. Second derivatives take several times the memory of training.
+        batch_size: rows per batch if data comes in rows. Second derivatives take several times the memory of training.
     """
     check_chooses_one_class(model, "model")
     hydra = one_member(model)
     sets = as_head_sets(head_sets, "head_sets", heads_of(hydra))
     loss = GatedLoss(hydra, ablation_of(hydra, class_prompts))
-    given = {CLEAN: clean_data, **(noisy_data if isinstance(noisy_data, Mapping) else {"noisy": noisy_data})}
-    if len(given) < 2 or (isinstance(noisy_data, Mapping) and CLEAN in noisy_data):
-        raise ValueError(f'noisy_data has {len(given) - 1} sets beside "clean": pass at least one, of other names')
-    data = {
-        name: loss.read(each, "clean_data" if name == CLEAN else f"noisy_data ({name})", batch_size)
-        for name, each in given.items()
-    }
+    noisy_sets = noisy_data if isinstance(noisy_data, Mapping) else {"noisy": noisy_data}
+    if not noisy_sets or CLEAN in noisy_sets:
+        count = len(noisy_sets) - (CLEAN in noisy_sets)
+        raise ValueError(f'noisy_data has {count} sets beside "clean": pass at least one, of other names')
+    data = {CLEAN: loss.read(clean_data, "clean_data", batch_size)}
+    data |= {name: loss.read(each, f"noisy_data ({name})", batch_size) for name, each in noisy_sets.items()}
     rows = {name: loss.rows(each, sets) for name, each in data.items()}
-    changes = {
-        head_set: {name: _loss_change(rows[name][head_set], each.num_samples) for name, each in data.items()}
-        for head_set in sets
-    }
-    labels = {name: all_labels(each) for name, each in data.items()}
-    pairs = [name for name in data if name != CLEAN and torch.equal(labels[name], labels[CLEAN])]
-    paired = {
-        head_set: {name: _differences(rows[name][head_set], rows[CLEAN][head_set]) for name in pairs}
-        for head_set in sets
-    }
+    labels = {name: torch.cat(gather_batches([part.cpu() for part in each.labels])) for name, each in data.items()}
+    pairs = [name for name in noisy_sets if torch.equal(labels[name], labels[CLEAN])]
+    changes, paired = {}, {}
+    for head_set in sets:
+        of_data = {name: by_set[head_set] for name, by_set in rows.items()}
+        changes[head_set] = {name: _loss_change(each, data[name].num_samples) for name, each in of_data.items()}
+        paired[head_set] = {name: _differences(of_data[name], of_data[CLEAN]) for name in pairs}
     hessians = {name: loss.hessian(each) for name, each in data.items()} if all_directions else {}
     smallest = {
         name: float(torch.linalg.eigvalsh(hessian - hessians[CLEAN])[0])
@@ -262,7 +254,7 @@ Place = tuple[str, int]  # tower and layer
 
 
 class GatedLoss:
-    """The cross-entropy of each row as a function of gates on heads; a gate of 1 turns its head off."""
+    """Each row's cross-entropy as a function of gates on heads; a gate of 1 turns its head off."""
 
     def __init__(self, hydra: PreTrainedModel, engine: Ablation):
         self.hydra, self.engine = hydra, engine
@@ -275,22 +267,15 @@ class GatedLoss:
         }
 
     def read(self, data: Any, name: str, batch_size: int) -> EvaluationData:
-        engine, hydra = self.engine, self.hydra
-        place = (hydra.device, hydra.dtype)
-        return read_data(
-            data, name, engine.input_names, batch_size, *place, engine.num_classes, classes=classes_of(hydra)
-        )
+        names, count, place = self.engine.input_names, self.engine.num_classes, (self.hydra.device, self.hydra.dtype)
+        return read_data(data, name, names, batch_size, *place, count, classes=classes_of(self.hydra))
 
     def rows(self, data: EvaluationData, sets: Mapping[str, Sequence[Head]]) -> dict[str, dict[str, Tensor]]:
-        """By head set what `_changes_of_batch` has, of all batches."""
-        of_batches = [
-            {
-                name: {key: value.detach().double().cpu() for key, value in values.items()}
-                for name, values in self._changes_of_batch(inputs, labels, sets).items()
-            }
-            for inputs, labels in zip(data.inputs, data.labels, strict=True)
-        ]
-        of_batches = gather_batches(of_batches)
+        """Head set -> "before", "after", "slope" and "curvature" of each row, (rows,). If all rows share a gate, slope and
+        curvature are sums over batches, (batches,)."""
+        of_batches = gather_batches(
+            [self._batch(inputs, labels, sets) for inputs, labels in zip(data.inputs, data.labels, strict=True)]
+        )
         found = {}
         for name in sets:
             found[name] = {key: torch.cat([each[name][key] for each in of_batches]) for key in of_batches[0][name]}
@@ -301,11 +286,9 @@ class GatedLoss:
                 )
         return found
 
-    def _changes_of_batch(
+    def _batch(
         self, inputs: Mapping[str, Tensor], labels: Tensor, sets: Mapping[str, Sequence[Head]]
     ) -> dict[str, dict[str, Tensor]]:
-        """By head set "before", "after", "slope" and "curvature" of each row, (rows,); the last two of the whole batch, (1,),
-        where a gate belongs to all rows."""
         values: dict[str, dict[str, Tensor]] = {}
         gates = self.gates(len(labels))
         with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivatives
@@ -320,10 +303,13 @@ class GatedLoss:
         with torch.inference_mode():
             for name, heads in sets.items():
                 values[name]["after"] = self(inputs, labels, self.gates(len(labels), heads))
-        return values
+        return {
+            name: {key: value.detach().double().cpu() for key, value in of_set.items()}
+            for name, of_set in values.items()
+        }
 
     def hessian(self, data: EvaluationData) -> Tensor:
-        """Second derivatives of the mean loss along the removals of all pairs of heads, (heads, heads)."""
+        """Second derivatives of the mean loss along the removals of all pairs of heads, (heads, heads)"""
         heads = [(place, index) for place, numbers in self.heads.items() for index in range(len(numbers))]
         total = torch.zeros(len(heads), len(heads), dtype=torch.float64)
         for inputs, labels in zip(data.inputs, data.labels, strict=True):
@@ -337,8 +323,8 @@ class GatedLoss:
         return (total + total.t()) / (2 * data.num_samples)
 
     def gates(self, rows: int, turned_off: Sequence[Head] | None = None) -> dict[Place, Tensor]:
-        """(rows, heads) for layers that read the data, (1, heads) for those that read the class prompts: at 0 and to be
-        derived by, or at 1 for heads that are turned off."""
+        """(rows, heads) in the tower that reads the data, (1, heads) in the one that reads the prompts: at 0 with gradients, or
+        with 1 for heads that are turned off."""
         gates = {}
         for (tower, layer), numbers in self.heads.items():
             shape = (rows if tower == self.data_tower else 1, len(numbers))
@@ -364,25 +350,15 @@ class GatedLoss:
         return dict(zip(gates, torch.autograd.grad(value, list(gates.values()), **settings), strict=True))
 
     def _along(self, derivatives: Mapping[Place, Tensor], heads: Sequence[Head]) -> Tensor:
-        """The sum over some heads: (rows,), or (1,) of the whole batch where a gate belongs to all rows."""
-        parts = [
-            derivatives[tower, layer][:, self.heads[tower, layer].index(head)]
-            for tower, layer, head in map(tower_and_place, heads)
-        ]
-        if all(tower_and_place(head)[0] == self.data_tower for head in heads):
+        """The sum over some heads: (rows,), or (1,) for the whole batch if all rows share a gate."""
+        places = list(map(tower_and_place, heads))
+        parts = [derivatives[tower, layer][:, self.heads[tower, layer].index(head)] for tower, layer, head in places]
+        if all(tower == self.data_tower for tower, _, _ in places):
             return torch.stack(parts).sum(dim=0)
         return torch.stack([part.sum() for part in parts]).sum(dim=0, keepdim=True)
 
 
-def all_labels(data: EvaluationData) -> Tensor:
-    """(rows,), of all processes"""
-    return torch.cat(gather_batches([labels.cpu() for labels in data.labels]))
-
-
 def _loss_change(rows: Mapping[str, Tensor], count: int) -> LossChange:
-    """From the values of each row, or the sums of batches of slope and curvature where rows are not told apart."""
-    means = _means(rows)
-
     def estimate(values: Tensor) -> Estimate:
         return Estimate.of(values) if len(values) == count else Estimate(math.fsum(values.tolist()) / count)
 
@@ -391,12 +367,12 @@ def _loss_change(rows: Mapping[str, Tensor], count: int) -> LossChange:
         after=exact_mean(rows["after"]),
         slope=estimate(rows["slope"]),
         rows=count,
-        **{name: estimate(values) for name, values in means.items()},
+        **{name: estimate(values) for name, values in _compared(rows).items()},
     )
 
 
-def _means(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What means of two data sets are compared of."""
+def _compared(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values whose means are compared between data sets."""
     return {
         "change": rows["after"] - rows["before"],
         "curvature": rows["curvature"],
@@ -405,10 +381,10 @@ def _means(rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _differences(noisy: Mapping[str, Tensor], clean: Mapping[str, Tensor]) -> dict[str, Estimate]:
-    """Of rows that are pairs, where they are told apart."""
-    count, theirs = len(clean["before"]), _means(clean)
+    """Between paired rows, for values that each row has."""
+    count, of_clean = len(clean["before"]), _compared(clean)
     return {
-        name: Estimate.of(values - theirs[name])
-        for name, values in _means(noisy).items()
-        if len(values) == len(theirs[name]) == count
+        name: Estimate.of(values - of_clean[name])
+        for name, values in _compared(noisy).items()
+        if len(values) == len(of_clean[name]) == count
     }

@@ -1,4 +1,4 @@
-"""Separation by single heads (B.2, question 1): how far apart a head's outputs for known and for foreign data lie."""
+"""How far apart single heads see known and foreign data (B.2, question 1)."""
 
 import inspect
 import math
@@ -20,13 +20,12 @@ from ..pruning.head_maps import HeadMap
 from ..pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, head_at, heads_of
 from ..pruning.objectives import auroc_of_confidence
 from ..reports.table import Table
-from .foreign_sets import foreign_sets
+from .arguments import as_head_set, as_order, check_are_named, foreign_sets
 from .head_outputs import one_member, watched_heads
-from .head_sets import as_head_set, as_order, check_are_named
+from .sweep import DENSE
 
 
-DENSE = "all heads"
-RIDGE = 0.01  # of the mean variance, on the diagonal of the discriminant's covariance
+RIDGE = 0.01  # added to the diagonal of the discriminant's covariance, times the mean variance
 MOST_POINTS = 300  # of a set in a picture
 
 Vectors = dict[Head, Tensor]  # (rows, head_dim) each, float64, on the CPU
@@ -37,9 +36,9 @@ class Separation:
     """How far apart a head sees two data sets.
 
     euclidean: the distance of the means
-    relative: the same in units of the known data's spread, the root of its total variance
-    mahalanobis: the distance of the means by the known data's covariance, along the directions in which that varies
-    auroc: of a linear discriminant that is fitted on one half of the rows and judged on the other, mean of both ways
+    relative: the same, divided by the root of the known data's total variance
+    mahalanobis: the distance of the means by the known data's covariance, where that is not 0
+    auroc: of a linear discriminant, fitted on one half of the rows and tested on the other, mean of both ways
     """
 
     euclidean: float
@@ -62,12 +61,12 @@ class Picture:
 
 @dataclass(frozen=True)
 class HeadSeparation:
-    """What `head_separation` found.
+    """The result of `head_separation`.
 
     networks: network ("all heads", and the pruned ones) -> foreign set -> head -> `Separation`
-    chance: foreign set -> the Mahalanobis distance that is expected where a head sees no difference, for so few rows
-    ranking: the heads that go, first to go first, of the circuit or order that was passed
-    pictures: head -> `Picture` against the first foreign set, of the heads that go first and last
+    chance: foreign set -> the Mahalanobis distance expected of a head that sees no difference, for this number of rows
+    ranking: the heads in the order of their removal
+    pictures: head -> `Picture` against the first foreign set, for the heads that go first and last
     """
 
     networks: dict[str, dict[str, dict[Head, Separation]]]
@@ -87,7 +86,7 @@ class HeadSeparation:
         return self.networks[DENSE][self.foreign_sets[0]]
 
     def mean(self, network: str, foreign: str, heads: Sequence[Head] | None = None) -> Separation | None:
-        """Over heads, by default all that a network has; None over none."""
+        """Over those of the heads that a network has, by default all; None over none."""
         of_heads = self.networks[network][foreign]
         chosen = [of_heads[head] for head in (of_heads if heads is None else heads) if head in of_heads]
         if not chosen:
@@ -95,7 +94,7 @@ class HeadSeparation:
         return Separation(*(math.fsum(getattr(each, name) for each in chosen) / len(chosen) for name in MEASURES))
 
     def by_importance(self, count: int) -> dict[str, list[Head]]:
-        """The `count` heads that go first, at most half of all, and of the others those that go last: heads that were never
+        """The `count` heads that go first (at most half of all) and of the others those that go last: heads that were never
         ranked, the last layer's first, then the end of the ranking."""
         first = self.ranking[: min(count, len(self._dense()) // 2)]
         never = [head for head in self._dense() if head not in set(self.ranking)]
@@ -103,7 +102,7 @@ class HeadSeparation:
         return {"go first": first, "go last": others[:count]}
 
     def to_dict(self) -> dict[str, Any]:
-        """Without the points of pictures."""
+        """Without the pictures."""
         return {
             "networks": {
                 network: {
@@ -118,7 +117,7 @@ class HeadSeparation:
         }
 
     def to_markdown(self) -> str:
-        """The last layer (the paper's table 5) and all layers on average; which layers see most; the order of the ranking."""
+        """The last layer (the paper's table 5) and all layers; AUROC by layer, and by place in the ranking."""
         parts = []
         for foreign in self.foreign_sets:
             parts += [f"### Known data and {foreign}", self._network_table(foreign)]
@@ -141,12 +140,10 @@ class HeadSeparation:
     def _row(self, title: str, network: str, foreign: str, heads: Sequence[Head]) -> list[str]:
         last = [head for head in heads if head[-2] == self.last_layer]
         of_last, of_all = self.mean(network, foreign, last), self.mean(network, foreign, heads)
-        cells = ["-"] * 4
+        distances = ["-"] * 3
         if of_last is not None:
-            cells = [f"{of_last.euclidean:.2f}", f"{of_last.relative:.2f}", f"{of_last.mahalanobis:.2f}"]
-            cells.append(f"{100 * of_last.auroc:.1f}")
-        auroc = "-" if of_all is None else f"{100 * of_all.auroc:.1f}"
-        return [title, str(len(last)), *cells, str(len(heads)), auroc]
+            distances = [f"{value:.2f}" for value in (of_last.euclidean, of_last.relative, of_last.mahalanobis)]
+        return [title, str(len(last)), *distances, _percent(of_last), str(len(heads)), _percent(of_all)]
 
     def _layer_table(self) -> str:
         heading = ["Layer", *(f"{foreign}: {what}" for foreign in self.foreign_sets for what in ("mean", "best head"))]
@@ -173,14 +170,12 @@ class HeadSeparation:
         }
         rows = []
         for name, heads in groups.items():
-            means = [self.mean(DENSE, foreign, heads) for foreign in self.foreign_sets]
-            rows.append(
-                [name, str(len(heads)), *("-" if mean is None else f"{100 * mean.auroc:.1f}" for mean in means)]
-            )
+            means = (self.mean(DENSE, foreign, heads) for foreign in self.foreign_sets)
+            rows.append([name, str(len(heads)), *map(_percent, means)])
         return Table(["Heads", "Number", *self.foreign_sets], rows).markdown()
 
     def head_map(self, foreign: str | None = None) -> HeadMap:
-        """The AUROC of each head, as a map that a notebook shows."""
+        """The AUROC of each head."""
         foreign = self.foreign_sets[0] if foreign is None else foreign
         aurocs = {head: each.auroc for head, each in self.networks[DENSE][foreign].items()}
         return HeadMap({f"AUROC against {foreign}": aurocs}, low=0.5, high=1.0)
@@ -189,11 +184,15 @@ class HeadSeparation:
         return self.head_map()._repr_html_()
 
     def plot(self, folder: str | Path) -> list[Path]:
-        """Writes `heads_auroc.png`, a map for each foreign set, and where there is a ranking `heads_pca.png`, the heads that go
-        first and last; returns their paths."""
-        from .plots import draw_separation
+        """Writes `heads_auroc.png`, a map for each foreign set, and with a ranking `heads_pca.png`, the heads that go first and
+        last; returns their paths."""
+        from .head_plots import draw_separation
 
         return draw_separation(self, folder)
+
+
+def _percent(mean: Separation | None) -> str:
+    return "-" if mean is None else f"{100 * mean.auroc:.1f}"
 
 
 def head_separation(
@@ -207,22 +206,21 @@ def head_separation(
     batch_size: int = 32,
     seed: int = 0,
 ) -> HeadSeparation:
-    """How well each head's outputs tell foreign data from known data, by themselves.
+    """How well the outputs of each single head tell foreign data from known data.
 
-    A head's output is what it gives before the output projection, for the first token, and where texts are read in one
-    direction (Llama, Qwen2, Gemma) for the last one: the first knows nothing of the others. SigLIP's images have no token that
-    stands for all, there it is the mean over the patches. All of them are kept in memory.
+    A head's output is read before the output projection: at the first token, for decoders (Llama, Qwen2, Gemma) at the last
+    one, and for SigLIP's images, which have no such token, as the mean over patches. All outputs are kept in memory.
 
     Args:
-        model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is. Of
-            CLIP it is the vision tower, which reads the data.
+        model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is. For
+            CLIP, the heads of the vision tower are analysed.
         data: known data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows. Labels are not read.
         ood_data: foreign data, or several sets as `{name: data}`.
-        pruned: name -> heads to cut out (see `pruning_under_noise`): the heads that are left are looked at in the pruned network,
-            beside the same heads of the whole one. This tells "bad heads left out" from "heads changed".
-        ranking: a `Circuit`, scores or a list of heads: which heads go first and last, for pictures.
+        pruned: name -> heads to cut out (see `pruning_under_noise`): the remaining heads are compared in the pruned and in the
+            whole network, which tells "bad heads left out" from "heads changed".
+        ranking: a `Circuit`, scores or a list of heads: which heads go first and last.
         pictured: how many of each to picture.
-        seed: of the halves that discriminants are fitted and judged on.
+        seed: for the halves that discriminants are fitted and tested on.
     """
     check_count(pictured, "pictured", 0, 10**6, "pictures are drawn one by one")
     hydra = one_member(model)
@@ -232,10 +230,9 @@ def head_separation(
     everything = heads_of(hydra)
     sets = {name: as_head_set(given, f"pruned[{name!r}]", everything) for name, given in (pruned or {}).items()}
     if DENSE in sets:
-        raise ValueError(f"pruned has a set named {DENSE!r}, which is the whole network: name it otherwise")
-    order = (
-        [] if ranking is None else [head for head in as_order(ranking, "ranking", everything) if head in set(heads)]
-    )
+        raise ValueError(f"pruned has a set named {DENSE!r}, which is the whole network: choose another name")
+    order = [] if ranking is None else as_order(ranking, "ranking", everything)
+    order = [head for head in order if head in set(heads)]
     foreign = foreign_sets(ood_data)
     known = _read(hydra, data, "data", batch_size)
     others = {name: _read(hydra, each, f"ood_data ({name})", batch_size) for name, each in foreign.items()}
@@ -259,7 +256,7 @@ def head_separation(
 
 
 def check_are_enough_rows(head_dim: int, known: int, foreign: Mapping[str, int]) -> None:
-    """Refuses so few that a covariance cannot be told from them, or a discriminant not be judged."""
+    """Refuses too few rows for a covariance, or for both halves of a discriminant."""
     least = head_dim + 3
     if known < least:
         raise ValueError(f"data has {known} rows, and heads have {head_dim} dimensions: pass {least} rows or more")
@@ -269,12 +266,11 @@ def check_are_enough_rows(head_dim: int, known: int, foreign: Mapping[str, int])
 
 
 def head_dim_of(hydra: PreTrainedModel) -> int:
-    """Of the heads that read the data."""
     return next(iter(_encoder(hydra).layers)).attention.head_dim
 
 
 def _encoder(hydra: PreTrainedModel) -> PreTrainedModel:
-    """That which reads the data."""
+    """The tower that reads the data."""
     return hydra.vision_model if has_two_towers(hydra) else hydra.base_model
 
 
@@ -285,14 +281,14 @@ def _read(hydra: PreTrainedModel, data: Any, name: str, batch_size: int) -> Any:
 
 
 def head_vectors(hydra: PreTrainedModel, data: Any) -> Vectors:
-    """By head what it gives for the first token of every row, of a one-member Hydra; of causal language models for the last, and
-    where no token stands for the whole image the mean of all."""
+    """The outputs of each head of a one-member Hydra for every row, at the token that `head_separation` reads."""
     encoder, of_batches = _encoder(hydra), []
 
     def keep(tower: str, layer: int, outputs: Tensor) -> None:
         numbers = encoder.config.kept_heads[layer][0]
-        of_row = _of_row(outputs, token).double().cpu()
-        for number, output in zip(numbers, of_row.unbind(dim=1), strict=True):
+        rows = torch.arange(len(outputs), device=outputs.device)
+        of_row = outputs.mean(dim=1) if token is None else outputs[rows, token]  # (rows, heads, head_dim)
+        for number, output in zip(numbers, of_row.double().cpu().unbind(dim=1), strict=True):
             of_batches[-1][head_at(tower, layer, number)] = output
 
     with watched_heads(hydra, keep), torch.inference_mode():
@@ -308,7 +304,7 @@ def head_vectors(hydra: PreTrainedModel, data: Any) -> Vectors:
 
 
 def _token_to_read(encoder: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Tensor | int | None:
-    """The place of the token, of each row where these differ; None where all are read."""
+    """The token's position, one for all rows or one for each; None to read all tokens."""
     if not encoder.one_token_stands_for_all:
         return None
     if not is_a(encoder, HydraDecoderMixin):
@@ -317,13 +313,6 @@ def _token_to_read(encoder: PreTrainedModel, inputs: Mapping[str, Tensor]) -> Te
         return -1
     padding = -1 if encoder.config.pad_token_id is None else encoder.config.pad_token_id  # -1 is no token
     return last_token(inputs["input_ids"], inputs.get("attention_mask"), padding)
-
-
-def _of_row(outputs: Tensor, token: Tensor | int | None) -> Tensor:
-    """(rows, tokens, heads, head_dim) -> (rows, heads, head_dim)"""
-    if token is None:
-        return outputs.mean(dim=1)
-    return outputs[torch.arange(len(outputs), device=outputs.device), token]
 
 
 def _separations(known: Vectors, foreign: Vectors, seed: int) -> dict[Head, Separation]:
@@ -345,10 +334,8 @@ def _separations(known: Vectors, foreign: Vectors, seed: int) -> dict[Head, Sepa
 
 
 def mahalanobis_by_chance(dim: int, known: int, foreign: int) -> float:
-    """The root mean square distance of the means of two samples of one normal distribution, by the first one's covariance.
-
-    That is estimated from the rows: its inverse is too large by (known - 1) / (known - dim - 2) on average.
-    """
+    """The root mean square Mahalanobis distance of two samples of one normal distribution. The inverse of the estimated
+    covariance is too large by (known - 1) / (known - dim - 2) on average."""
     return math.sqrt(dim * (1 / known + 1 / foreign) * (known - 1) / (known - dim - 2))
 
 
@@ -359,28 +346,28 @@ def _covariance(x: Tensor) -> Tensor:
 
 
 def _aurocs(x: Tensor, y: Tensor, seed: int) -> Tensor:
-    """Of a linear discriminant per head, fitted on one half of the rows and judged on the other, both ways: (heads,)"""
+    """Of a linear discriminant per head, fitted on one half of the rows and tested on the other, both ways: (heads,)"""
     generator = torch.Generator().manual_seed(seed)
     halves = [each[:, torch.randperm(each.shape[1], generator=generator)].tensor_split(2, dim=1) for each in (x, y)]
     aurocs = []
-    for fit, judge in ((0, 1), (1, 0)):
+    for fit, test in ((0, 1), (1, 0)):
         direction = _discriminant(halves[0][fit], halves[1][fit])
-        confidences = [-torch.einsum("hrd,hd->hr", half[judge], direction) for half in halves]
+        confidences = [-torch.einsum("hrd,hd->hr", half[test], direction) for half in halves]
         aurocs.append(torch.tensor([float(share) for share in auroc_of_confidence(*confidences)]))
     return torch.stack(aurocs).mean(dim=0)
 
 
 def _discriminant(x: Tensor, y: Tensor) -> Tensor:
-    """Fisher's: where the second set lies higher, (heads, dim)."""
+    """Fisher's, (heads, dim): the second set has the higher values."""
     within = (_covariance(x) + _covariance(y)) / 2
     scale = within.diagonal(dim1=-2, dim2=-1).mean(dim=-1)
-    scale = torch.where(scale > 0, scale, 1.0)  # where both sets are constant, along their difference
+    scale = torch.where(scale > 0, scale, 1.0)  # two constant sets differ along their difference
     within = within + RIDGE * scale[:, None, None] * torch.eye(x.shape[-1], dtype=x.dtype)
     return torch.linalg.solve(within, (y.mean(dim=1) - x.mean(dim=1)).unsqueeze(-1)).squeeze(-1)
 
 
 def principal_components(known: Tensor, foreign: Tensor) -> Picture:
-    """(rows, dim) each, along the two directions in which both together, each set counting the same, vary most."""
+    """(rows, dim) each, along the two directions in which both sets together vary most; each set counts the same."""
     rows = [
         each[torch.linspace(0, len(each) - 1, min(len(each), MOST_POINTS)).round().long()] for each in (known, foreign)
     ]

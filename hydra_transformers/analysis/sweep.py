@@ -23,13 +23,10 @@ from ..pruning import prune_heads
 from ..pruning.heads import Head, as_heads_to_prune, check_count, has_two_towers, heads_of
 from ..reports.evaluation import evaluate_uncertainty
 from ..reports.table import Table
-from .foreign_sets import foreign_sets
-from .head_sets import as_head_set, as_order, check_are_named
+from .arguments import as_head_set, as_order, check_are_named, foreign_sets
 
 
 DENSE = "all heads"
-METRICS = ("accuracy", "auroc", "fpr95", "ece", "nll", "time")
-HIGHER_IS_BETTER = {"accuracy": True, "auroc": True, "fpr95": False, "ece": False, "nll": False, "time": False}
 TITLES = {
     "accuracy": "Accuracy (%)",
     "auroc": "AUROC (%)",
@@ -38,9 +35,10 @@ TITLES = {
     "nll": "NLL (nats)",
     "time": "Time, that with all heads being 1",
 }
+HIGHER_IS_BETTER = ("accuracy", "auroc")
 PERCENT = ("accuracy", "auroc", "fpr95")
 
-# A pruned model, and a name for it that can be a folder's ("circuit-0-12"), to what it is after training.
+# (pruned model, a name that can be a folder's, such as "circuit-0-12") -> fine-tuned model
 FineTune = Callable[[PreTrainedModel, str], PreTrainedModel]
 
 
@@ -53,7 +51,7 @@ class SweepPoint:
     tuned: whether it was fine-tuned after pruning
     accuracy, ece, nll: in distribution; auroc, fpr95: mean over the foreign sets, None without any
     aurocs: by foreign set
-    time: of a batch, as a multiple of that with all heads, where it was measured
+    time: of a batch, as a multiple of that with all heads, if it was measured
     """
 
     order: str
@@ -72,9 +70,9 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class BudgetSweep:
-    """What `sweep_budgets` found.
+    """The result of `sweep_budgets`.
 
-    dense: of the model with all its heads; points: of all others, in the order in which they were judged
+    dense: the model with all its heads; points: the pruned ones, in the order of their evaluation
     """
 
     dense: SweepPoint
@@ -90,7 +88,7 @@ class BudgetSweep:
 
     @property
     def metrics(self) -> list[str]:
-        return [metric for metric in METRICS if getattr(self.dense, metric) is not None]
+        return [metric for metric in TITLES if getattr(self.dense, metric) is not None]
 
     @property
     def stages(self) -> list[bool]:
@@ -108,10 +106,10 @@ class BudgetSweep:
     def largest_budget(
         self, order: str, metric: str = "accuracy", tolerance: float = 0.01, tuned: bool = False
     ) -> int:
-        """The most heads that can go, of the budgets that were tried, before the metric (a mean over draws) is first more than
-        `tolerance` worse than that of all heads; 0 where the first is already.
+        """The largest budget tried before the metric's mean over draws is first more than `tolerance` worse than with all
+        heads; 0 if it is at once.
 
-        tuned: of the fine-tuned networks, where there are any
+        tuned: of the fine-tuned networks
         """
         if order not in self.orders:
             raise ValueError(f"order is {order!r}: pass one of {', '.join(map(repr, self.orders))}")
@@ -121,7 +119,7 @@ class BudgetSweep:
         if not by_budget:
             stage = "after fine-tuning" if tuned else "before fine-tuning"
             raise ValueError(f"{order!r} has no {metric} {stage}: pass tuned={not tuned}, or another metric")
-        sign = 1 if HIGHER_IS_BETTER[metric] else -1
+        sign = 1 if metric in HIGHER_IS_BETTER else -1
         largest, reference = 0, getattr(self.dense, metric)
         for budget, values in by_budget.items():
             if sign * (reference - math.fsum(values) / len(values)) > tolerance:
@@ -133,32 +131,32 @@ class BudgetSweep:
         return asdict(self)
 
     def to_markdown(self) -> str:
-        """A table for each metric: an order in each row, a budget in each column."""
-        heads = self.dense.kept
+        """A table for each metric, with a row for each order and a column for each budget."""
         parts = []
         for metric in self.metrics:
-            heading = [f"Of {heads} heads go", "0", *map(str, self.budgets)]
+            heading = [f"Of {self.dense.kept} heads go", "0", *map(str, self.budgets)]
             rows = []
             for tuned in self.stages:
                 for order in self.orders:
                     values = self.values(order, metric, tuned)
-                    if not values:
-                        continue
-                    title = f"{order}, fine-tuned" if tuned else order
-                    cells = [_cell(metric, values[budget]) if budget in values else "-" for budget in self.budgets]
-                    rows.append([title, _cell(metric, [getattr(self.dense, metric)]), *cells])
+                    if values:
+                        values = {0: [getattr(self.dense, metric)]} | values
+                        cells = [_cell(metric, values.get(budget)) for budget in (0, *self.budgets)]
+                        rows.append([f"{order}, fine-tuned" if tuned else order, *cells])
             parts += [f"### {TITLES[metric]}", Table(heading, rows).markdown()]
         return "\n\n".join(parts) + "\n"
 
     def plot(self, folder: str | Path) -> list[Path]:
-        """Writes `budgets.png`, a panel for each of accuracy, AUROC, ECE and where it was measured time; returns its path."""
-        from .plots import draw_sweep
+        """Writes `budgets.png` with accuracy, AUROC, ECE and, if it was measured, time; returns its path."""
+        from .head_plots import draw_sweep
 
         return draw_sweep(self, folder)
 
 
-def _cell(metric: str, values: Sequence[float]) -> str:
-    """The mean, and with several draws how far they reach."""
+def _cell(metric: str, values: Sequence[float] | None) -> str:
+    """The mean, and with several draws the range."""
+    if values is None:
+        return "-"
     scale, decimals = (100, 1) if metric in PERCENT else (1, 3)
     mean = f"{scale * math.fsum(values) / len(values):.{decimals}f}"
     if len(values) == 1:
@@ -181,21 +179,21 @@ def sweep_budgets(
 ) -> BudgetSweep:
     """Accuracy, calibration and detection of a model without its first 4, 8, 12, ... heads, for several orders of heads.
 
-    Judge on rows that no order was made from: those that chose the heads flatter it.
+    Evaluate on rows that no order was made from: on those that chose the heads, results look too good.
 
     Args:
         model: an image or text classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is.
         data: in-distribution data with labels: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
-        ood_data: foreign data, or several sets as `{name: data}`; without it nothing is said of detection.
+        ood_data: foreign data, or several sets as `{name: data}`; without it there are no detection metrics.
         orders: name -> a `Circuit`, scores `{head: score}` (the lowest goes first) such as `taylor_scores` gives, a list of heads
-            such as `random_order` gives, or a function from a budget to the heads to cut out (None where it has no answer). Or
-            a list of several of these, of different seeds for example, which are then shown as one line with a band.
+            such as `random_order` gives, or a function from a budget to the heads to cut out (None for no answer). A list of
+            several of these, for example of different seeds, becomes one line with a band.
         budgets: how many heads go. An order that ranks fewer is left out there.
-        finetune: `(pruned model, name) -> fine-tuned model`; every pruned model is then judged before and after.
+        finetune: `(pruned model, name) -> fine-tuned model`; every pruned model is then evaluated before and after.
         score: the OOD score, see `hydra_transformers.uncertainty.ood_score`.
-        seconds: about how long to measure the time of each pruned model; 0 for not at all.
+        seconds: about how long to time each pruned model; 0 for not at all.
         class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
-        batch_size: rows per batch where data comes in rows.
+        batch_size: rows per batch if data comes in rows.
     """
     check_chooses_one_class(model, "model")
     check_are_named(orders, "orders", "order of heads")
@@ -204,31 +202,31 @@ def sweep_budgets(
     budgets = checked_budgets(budgets, len(heads))
     check_prompts(hydra, class_prompts)
     plan = [
-        Pruning(name, place, budget, chosen)
+        (name, draw, budget, chosen)
         for name, given in orders.items()
-        for place, order in enumerate(_several(given, f"orders[{name!r}]", heads))
+        for draw, order in enumerate(_draws(given, f"orders[{name!r}]", heads))
         for budget in budgets
-        if (chosen := _heads_that_go(order, budget, f"orders[{name!r}]", heads)) is not None
+        if (chosen := _first_heads(order, budget, f"orders[{name!r}]", heads)) is not None
     ]
     if not plan:
         raise ValueError(f"no order ranks {min(budgets)} heads: pass smaller budgets, or longer orders")
     evaluator = _Evaluator(hydra, data, ood_data, score, seconds, class_prompts, batch_size)
-    dense = evaluator.point(hydra, Pruning(DENSE, 0, 0, []), len(heads), tuned=False)
+    dense = evaluator.point(hydra, DENSE, 0, 0, len(heads), tuned=False)
     points = []
-    for pruning in plan:
-        kept = len(heads) - pruning.budget
-        pruned = prune_heads(hydra, as_heads_to_prune(pruning.heads)).eval()
-        points.append(evaluator.point(pruned, pruning, kept, tuned=False))
+    for name, draw, budget, chosen in plan:
+        place = (name, draw, budget, len(heads) - budget)
+        pruned = prune_heads(hydra, as_heads_to_prune(chosen)).eval()
+        points.append(evaluator.point(pruned, *place, tuned=False))
         if finetune is not None:
-            tuned = finetune(pruned, pruning.folder_name)
+            tuned = finetune(pruned, re.sub(r"[^\w.]+", "-", f"{name}-{draw}-{budget}"))
             if not isinstance(tuned, nn.Module):
                 raise TypeError(f"finetune gave a {type(tuned).__name__}: return the fine-tuned model")
-            points.append(evaluator.point(tuned.eval(), pruning, kept, tuned=True))
+            points.append(evaluator.point(tuned.eval(), *place, tuned=True))
     return BudgetSweep(dense, points)
 
 
 def check_prompts(hydra: PreTrainedModel, class_prompts: Mapping[str, Tensor] | None) -> None:
-    """Refuses to go without them where classes are known by nothing else, and with them where they are not read."""
+    """CLIP needs them, other models do not read them."""
     if has_two_towers(hydra):
         check_class_prompts(class_prompts, hydra)
     elif class_prompts is not None:
@@ -236,7 +234,7 @@ def check_prompts(hydra: PreTrainedModel, class_prompts: Mapping[str, Tensor] | 
 
 
 def checked_budgets(budgets: Sequence[int], heads: int) -> list[int]:
-    """In order, each once; refuses what leaves no head, or takes none."""
+    """Sorted, each once; a head at least must go, and one must stay."""
     if not isinstance(budgets, Iterable):
         raise TypeError(f"budgets is {budgets!r}: pass how many heads go, such as [4, 8, 12]")
     budgets = list(budgets)
@@ -247,31 +245,17 @@ def checked_budgets(budgets: Sequence[int], heads: int) -> list[int]:
     return sorted(set(budgets))
 
 
-@dataclass(frozen=True)
-class Pruning:
-    """The heads that one order gives for one budget."""
-
-    order: str
-    draw: int
-    budget: int
-    heads: list[Head]
-
-    @property
-    def folder_name(self) -> str:
-        return re.sub(r"[^\w.]+", "-", f"{self.order}-{self.draw}-{self.budget}")
-
-
 Order = list[Head] | Callable[[int], Any]
 
 
-def _several(given: Any, name: str, heads: Sequence[Head]) -> list[Order]:
+def _draws(given: Any, name: str, heads: Sequence[Head]) -> list[Order]:
     """One order, or several."""
     is_several = isinstance(given, (list, tuple)) and given and not isinstance(given[0], tuple)
     return [each if callable(each) else as_order(each, name, heads) for each in (given if is_several else [given])]
 
 
-def _heads_that_go(order: Order, budget: int, name: str, heads: Sequence[Head]) -> list[Head] | None:
-    """None where the order ranks fewer."""
+def _first_heads(order: Order, budget: int, name: str, heads: Sequence[Head]) -> list[Head] | None:
+    """None if the order ranks fewer."""
     if not callable(order):
         return order[:budget] if len(order) >= budget else None
     given = order(budget)
@@ -284,7 +268,7 @@ def _heads_that_go(order: Order, budget: int, name: str, heads: Sequence[Head]) 
 
 
 class _Evaluator:
-    """The data, read once, and everything else that all networks are judged by."""
+    """Evaluates networks on data that is read once."""
 
     def __init__(
         self,
@@ -303,29 +287,31 @@ class _Evaluator:
         self.score, self.seconds, self.class_prompts = score, seconds, class_prompts
         self.whole = self._classifier(whole)
 
-    def point(self, network: PreTrainedModel, pruning: Pruning, kept: int, tuned: bool) -> SweepPoint:
+    def point(
+        self, network: PreTrainedModel, order: str, draw: int, budget: int, kept: int, tuned: bool
+    ) -> SweepPoint:
         model = self._classifier(network)
         ood = {"ood": self.ood} if self.ood else None
-        [result] = evaluate_uncertainty({pruning.order: model}, self.data, ood, score=self.score).models.values()
+        [result] = evaluate_uncertainty({order: model}, self.data, ood, score=self.score).models.values()
         detection = result.ood_average() if self.ood else {}
         return SweepPoint(
-            order=pruning.order,
-            draw=pruning.draw,
-            budget=pruning.budget,
-            kept=kept,
-            tuned=tuned,
+            order,
+            draw,
+            budget,
+            kept,
+            tuned,
             **{name: result.id[name] for name in ("accuracy", "ece", "nll")},
             **{name: detection.get(name) for name in ("auroc", "fpr95")},
             aurocs={name: of["auroc"] for name, of in result.ood["ood"].items()} if self.ood else {},
-            time=self._time(model, pruning) if self.seconds and not tuned else None,
+            time=self._time(model, budget) if self.seconds and not tuned else None,
         )
 
     def _classifier(self, network: PreTrainedModel) -> nn.Module:
         return network if self.class_prompts is None else ZeroShotClassifier(network, self.class_prompts)
 
-    def _time(self, model: nn.Module, pruning: Pruning) -> float:
-        """Both run in turns, so that whatever slows the machine slows both."""
-        if pruning.budget == 0:
+    def _time(self, model: nn.Module, budget: int) -> float:
+        """Relative to all heads; both run in turns, so that whatever slows the machine slows both."""
+        if budget == 0:
             return 1.0
         inputs = accepted_inputs(model, split_labels(self.data[0])[0])
         found = median_milliseconds({"whole": self.whole, "model": model}, inputs, self.seconds)

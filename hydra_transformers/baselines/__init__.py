@@ -1,8 +1,4 @@
-"""Baselines, the models that a Hydra is compared with: Deep Ensembles, BatchEnsemble, Packed-Ensembles, MIMO, MC Dropout, LoRA
-ensembles, soups, Laplace on the last layer, temperature scaling; for CLIP also BayesVLM and ViLU.
-
-Each ends in `member_logits` (batch, members, classes). A single model needs nothing: a Hugging Face classifier is one member.
-"""
+"""Models to compare a Hydra with. Each answers with `member_logits` (batch, members, classes)."""
 
 from .baseline import Baseline
 from .batch_ensemble import BatchEnsemble
@@ -15,7 +11,7 @@ from .mc_dropout import MCDropout
 from .mimo import MIMO, Independence, MIMOCollator
 from .packed_ensemble import PackedEnsemble
 from .soup import soup
-from .temperature import temperature_scaled, temperature_scaled_clip
+from .temperature_scaled import temperature_scaled, temperature_scaled_clip
 from .vilu import ViLU, collect_confidences, failure_metrics
 
 

@@ -1,25 +1,23 @@
-"""Several classifiers on one backbone: the smallest Deep Ensemble there is."""
+"""Several classifiers on one backbone: the smallest Deep Ensemble."""
 
 import copy
-from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from .baseline import Baseline, check_is_classifier, check_is_count
-from .linear_layers import changed, head_name, mean_of_heads, replace
+from .layer_replacement import changed, head_name, mean_of_heads
 
 
 class HeadEnsemble(Baseline):
-    """A classifier with `num_members` last linear layers in place of one, each with new weights; all else is shared.
+    """A classifier with `num_members` new last linear layers in place of its own; everything else is shared.
 
-    model: any classifier of Transformers; it stays as it is
-    frozen: whether the heads alone train. Each then learns as if it were alone; otherwise they train the rest together
-    seed: of the heads' weights, which are drawn as the model's config says (`initializer_range`)
+    model: any classifier of Transformers; it is copied
+    frozen: train the heads alone, each then as if it were the only one
+    seed: for the new weights, drawn with the config's `initializer_range`
 
-    All heads read the same features, so that they can differ in little: expect an ensemble that costs nothing, and knows
-    hardly more than one model.
+    All heads read the same features, so they differ little: the ensemble is free, and hardly better than one model.
     """
 
     summary = (
@@ -42,7 +40,7 @@ class HeadEnsemble(Baseline):
             drawn = torch.randn(shape, generator=generator, device="cpu", dtype=torch.float64)
             return (std * drawn if tensor.dim() > 1 else torch.zeros_like(drawn)).to(tensor)
 
-        self._replace_head(self.model, lambda head: changed(head, new))
+        self.model.set_submodule(self.head, changed(self.model.get_submodule(self.head), new))
 
     def member_logits(self, **inputs: Tensor) -> Tensor:
         return self.model(**inputs).logits.unflatten(-1, (self.num_members, -1))
@@ -50,11 +48,8 @@ class HeadEnsemble(Baseline):
     def plain_model(self) -> PreTrainedModel:
         """The model with one head, the mean of all: its logits are the mean of the members'."""
         model = copy.deepcopy(self.model)
-        self._replace_head(model, lambda head: mean_of_heads(head, self.num_members))
+        model.set_submodule(self.head, mean_of_heads(model.get_submodule(self.head), self.num_members))
         return model
 
     def own_weights(self) -> dict[str, Tensor]:
         return {name: tensor for name, tensor in self.state_dict().items() if name.startswith(f"model.{self.head}.")}
-
-    def _replace_head(self, model: PreTrainedModel, make: Callable[[nn.Linear], nn.Linear]) -> None:
-        replace(model, make, [model.get_submodule(self.head)])

@@ -1,11 +1,10 @@
 """Laplace approximations of linear maps with Kronecker factors (Ritter et al., 2018; Daxberger et al., 2021).
 
-The weights W (outputs, inputs) of a linear map y = W a get a normal distribution around the trained ones. Its precision is
-the generalized Gauss-Newton matrix of the loss, Σ_n (a_n a_nᵀ) ⊗ Λ_n with Λ_n the second derivative of the loss in y_n, plus
-λ, the precision of the prior. Of the sum of products the product of sums is kept: A ⊗ B, with A = n^-1/2 Σ a aᵀ and
-B = n^-1/2 Σ Λ. For one row, and wherever Λ is the same for all rows, that is exact.
+The weights W (outputs, inputs) of y = W a are normal around the trained ones. The precision is the generalized Gauss-Newton
+matrix of the loss, Σ_n (a_n a_nᵀ) ⊗ Λ_n with Λ_n its second derivative in y_n, plus the prior precision λ. The sum of products
+is approximated by A ⊗ B, with A = n^-1/2 Σ a aᵀ and B = n^-1/2 Σ Λ. This is exact for one row, and if Λ is the same for all.
 
-In the bases of eigenvectors of A and B all of it is diagonal: (outputs, inputs) precisions, one for each pair.
+In the eigenbases of A and B the precision is diagonal: (outputs, inputs), one number for each pair.
 """
 
 import math
@@ -18,11 +17,11 @@ from ..models.modeling_hydra import at_least_float32
 from .baseline import is_number
 
 
-LOG_RANGE = (math.log(1e-12), math.log(1e12))  # where a prior precision is looked for
+LOG_RANGE = (math.log(1e-12), math.log(1e12))  # where the prior precision is searched
 
 
 class Factors:
-    """The sums Σ a aᵀ and Σ Λ of a data set, added up batch by batch in float64."""
+    """Sums Σ a aᵀ and Σ Λ over batches, in float64."""
 
     def __init__(self, inputs: int, outputs: int, device: torch.device | str):
         self.rows = 0
@@ -30,28 +29,28 @@ class Factors:
         self.of_outputs = torch.zeros(outputs, outputs, dtype=torch.float64, device=device)
 
     def add(self, inputs: Tensor, second_derivatives: Tensor) -> None:
-        """inputs: (rows, inputs); second_derivatives: (outputs, outputs), the sum over these rows"""
+        """inputs: (rows, inputs); second_derivatives: (outputs, outputs), summed over these rows"""
         inputs = inputs.double()
         self.rows += len(inputs)
         self.of_inputs += inputs.t() @ inputs
         self.of_outputs += second_derivatives.double()
 
     def scaled(self) -> tuple[Tensor, Tensor]:
-        """A and B."""
+        """A and B"""
         return self.of_inputs / math.sqrt(self.rows), self.of_outputs / math.sqrt(self.rows)
 
 
 def second_derivatives_of_softmax(logits: Tensor) -> Tensor:
-    """Σ diag(p) − p pᵀ over rows of logits (rows, classes): of the cross-entropy in its logits, whatever the labels are."""
+    """Σ diag(p) − p pᵀ over (rows, classes): the cross-entropy's in its logits, whatever the labels."""
     probabilities = logits.double().softmax(dim=-1)
     return probabilities.sum(dim=0).diag() - probabilities.t() @ probabilities
 
 
 def second_derivatives_of_similarity(embeddings: Tensor, targets: Tensor, scale: Tensor | float) -> Tensor:
-    """Σ_n t² J_n Yᵀ (diag p_n − p_n p_nᵀ) Y J_n over rows of embeddings g (rows, dim): of the cross-entropy of softmax(t ĝ Yᵀ)
-    in g, in its generalized Gauss-Newton form, with ĝ = g / ‖g‖ and J = (I − ĝ ĝᵀ) / ‖g‖.
+    """Σ_n t² J_n Yᵀ (diag p_n − p_n p_nᵀ) Y J_n over embeddings g (rows, dim): the Gauss-Newton form of the cross-entropy of
+    softmax(t ĝ Yᵀ) in g, with ĝ = g / ‖g‖ and J = (I − ĝ ĝᵀ) / ‖g‖. Multiplied out, it needs no matrix per row.
 
-    targets: Y, unit vectors (targets, dim); scale: t. The matrices are multiplied out, so that no row needs one of its own.
+    targets: Y, unit vectors (targets, dim); scale: t
     """
     embeddings, targets = embeddings.double(), targets.double()
     lengths = embeddings.norm(dim=-1, keepdim=True)
@@ -69,12 +68,12 @@ def second_derivatives_of_similarity(embeddings: Tensor, targets: Tensor, scale:
 
 
 class KroneckerPosterior(nn.Module):
-    """The normal distribution of a linear map's weights around the trained ones.
+    """The distribution of a linear map's weights.
 
-    inputs, outputs: the sizes of the map; a bias is a weight of one more input that is always 1
-    form: "sum" for the precision τ A ⊗ B + λ; "factors" for (√τ A + √λ) ⊗ (√τ B + √λ), as BayesVLM has it
+    inputs, outputs: the map's sizes; a bias is the weight of one more input that is always 1
+    form: "sum" for the precision τ A ⊗ B + λ; "factors" for (√τ A + √λ) ⊗ (√τ B + √λ), as in BayesVLM
 
-    Until it is set, the prior precision is infinite: the weights are sure.
+    Before it is fitted the prior precision is infinite, so the weights are certain.
     """
 
     def __init__(self, inputs: int, outputs: int, form: str = "sum"):
@@ -87,11 +86,7 @@ class KroneckerPosterior(nn.Module):
         self.register_buffer("prior_precision", torch.tensor(math.inf))
         self.register_buffer("pseudo_count", torch.tensor(1.0))
 
-    def set(self, input_factor: Tensor, output_factor: Tensor, weight: Tensor, **options: float | None) -> None:
-        """Takes the factors A (inputs, inputs) and B (outputs, outputs), in place of those before; see `found`."""
-        self.take(self.found(input_factor, output_factor, weight, **options))
-
-    def found(
+    def fit(
         self,
         input_factor: Tensor,
         output_factor: Tensor,
@@ -99,55 +94,47 @@ class KroneckerPosterior(nn.Module):
         prior_precision: float | None = None,
         pseudo_count: float = 1.0,
     ) -> dict[str, Tensor]:
-        """The distribution for these factors, by buffer, which `take` takes; where it refuses them, nothing has changed.
+        """New values of the buffers, for `set`: nothing changes here, so that several posteriors can be set together.
 
+        input_factor, output_factor: A (inputs, inputs) and B (outputs, outputs)
         weight: the trained weights (outputs, inputs)
-        prior_precision: λ; None for that with the highest evidence
+        prior_precision: λ; None for the one with the highest evidence
         pseudo_count: τ, how many times the data count
         """
         for name, value in (("prior_precision", prior_precision), ("pseudo_count", pseudo_count)):
             if value is not None and not (is_number(value) and value > 0):
                 raise ValueError(f"{name} is {value!r}: pass a positive number")
-        of_inputs, of_outputs = (_eigen(factor) for factor in (input_factor, output_factor))
+        (of_inputs, input_basis), (of_outputs, output_basis) = map(_eigen, (input_factor, output_factor))
         if prior_precision is None:
-            length = float(weight.double().square().sum())
-            eigenvalues = (of_inputs[0], of_outputs[0])
-            prior_precision = best_prior_precision(*eigenvalues, length, self.form, pseudo_count)
+            squared_length = float(weight.double().square().sum())
+            prior_precision = best_prior_precision(of_inputs, of_outputs, squared_length, self.form, pseudo_count)
         return {
-            "input_eigenvalues": of_inputs[0],
-            "input_basis": of_inputs[1],
-            "output_eigenvalues": of_outputs[0],
-            "output_basis": of_outputs[1],
+            "input_eigenvalues": of_inputs,
+            "input_basis": input_basis,
+            "output_eigenvalues": of_outputs,
+            "output_basis": output_basis,
             "prior_precision": torch.tensor(prior_precision, dtype=torch.float64),
             "pseudo_count": torch.tensor(pseudo_count, dtype=torch.float64),
         }
 
-    def take(self, found: dict[str, Tensor]) -> None:
-        for name, value in found.items():
+    def set(self, fitted: dict[str, Tensor]) -> None:
+        for name, value in fitted.items():
             getattr(self, name).copy_(value)
 
     def precisions(self) -> Tensor:
-        """(outputs, inputs), in the bases of eigenvectors."""
-        eigenvalues = (at_least_float32(each) for each in (self.input_eigenvalues, self.output_eigenvalues))
-        prior, count = (at_least_float32(each) for each in (self.prior_precision, self.pseudo_count))
-        return precisions_of(*eigenvalues, prior, self.form, count)
+        """(outputs, inputs), in the eigenbases"""
+        names = ("input_eigenvalues", "output_eigenvalues", "prior_precision", "pseudo_count")
+        of_inputs, of_outputs, prior, count = (at_least_float32(getattr(self, name)) for name in names)
+        return precisions_of(of_inputs, of_outputs, prior, self.form, count)
 
     def output_variance(self, inputs: Tensor) -> Tensor:
-        """The variance of each output for these inputs: (rows, inputs) -> (rows, outputs)"""
-        return self._by_basis(inputs) @ at_least_float32(self.output_basis).square().t()
-
-    def output_covariance(self, inputs: Tensor) -> Tensor:
-        """(rows, inputs) -> (rows, outputs, outputs)"""
-        basis = at_least_float32(self.output_basis)
-        return (basis * self._by_basis(inputs).unsqueeze(1)) @ basis.t()
-
-    def _by_basis(self, inputs: Tensor) -> Tensor:
-        """The variance along each eigenvector of B: (rows, outputs)"""
+        """(rows, inputs) -> the variance of each output, (rows, outputs)"""
         along = at_least_float32(inputs) @ at_least_float32(self.input_basis)
-        return along.square() @ (1 / self.precisions()).t()
+        of_eigenvectors = along.square() @ (1 / self.precisions()).t()  # of B
+        return of_eigenvectors @ at_least_float32(self.output_basis).square().t()
 
     def sample(self, count: int, seed: int) -> Tensor:
-        """Differences from the trained weights, (count, outputs, inputs), the same for the same seed on every device."""
+        """Differences from the trained weights, (count, outputs, inputs), the same on every device."""
         shape = (count, len(self.output_eigenvalues), len(self.input_eigenvalues))
         drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu")
         deviations = drawn.to(self.input_basis) / self.precisions().sqrt()
@@ -155,14 +142,12 @@ class KroneckerPosterior(nn.Module):
 
 
 def _eigen(factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, none below zero, and eigenvectors."""
+    """Eigenvalues, none below zero, and eigenvectors"""
     if not factor.isfinite().all():
         raise ValueError("a Kronecker factor is not finite: check the model's weights and the data")
     factor = factor.double().cpu()
     if not torch.allclose(factor, factor.t(), rtol=1e-3, atol=1e-4 * float(factor.abs().max())):
-        raise ValueError(
-            "a Kronecker factor is not symmetric, so it is no sum of squares: pass the factors as they were"
-        )
+        raise ValueError("a Kronecker factor is not symmetric: pass the factors as they were saved")
     values, vectors = torch.linalg.eigh(factor)
     return values.clamp(min=0), vectors
 
@@ -174,43 +159,25 @@ def precisions_of(
     form: str,
     pseudo_count: Tensor | float = 1.0,
 ) -> Tensor:
-    """The eigenvalues of the precision, (outputs, inputs), from those of A (inputs,) and B (outputs,)."""
+    """The eigenvalues of the precision, (outputs, inputs), from those of A (inputs,) and B (outputs,)"""
     if form == "sum":
         return pseudo_count * torch.outer(of_outputs, of_inputs) + prior_precision
     data, prior = pseudo_count**0.5, prior_precision**0.5
     return torch.outer(data * of_outputs + prior, data * of_inputs + prior)
 
 
-def log_evidence(
-    of_inputs: Tensor,
-    of_outputs: Tensor,
-    squared_length: float,
-    prior_precision: float,
-    form: str,
-    pseudo_count: float = 1.0,
-) -> float:
-    """The part of log p(data) under the Laplace approximation that depends on the prior: ½ (P log λ − λ ‖W‖² − log det).
-
-    squared_length: ‖W‖² of the trained weights. With form "sum", log det is over all pairs of eigenvalues; with "factors" it is
-    that of A' ⊗ B', p · log det B' + q · log det A' for A' of p and B' of q rows.
-    """
-    precisions = precisions_of(of_inputs, of_outputs, prior_precision, form, pseudo_count)
-    count = precisions.numel()
-    log_determinant = float(precisions.log().sum())
-    return 0.5 * (count * math.log(prior_precision) - prior_precision * squared_length - log_determinant)
-
-
 def best_prior_precision(
     of_inputs: Tensor, of_outputs: Tensor, squared_length: float, form: str, pseudo_count: float = 1.0
 ) -> float:
-    """The λ with the highest evidence. Its slope in log λ falls from end to end, so it is found by halving."""
+    """The λ with the highest evidence ½ (P log λ − λ ‖W‖² − log det), for P weights, ‖W‖² = squared_length and the
+    determinant of the precision. The slope in log λ falls from end to end, so it is found by bisection."""
     if squared_length == 0:
         raise ValueError(
             "all weights of the linear map are zero, so no prior precision fits them best: train the model first"
         )
 
     def slope(prior_precision: float) -> float:
-        """Twice d evidence / d log λ: the directions that the data determine, less λ ‖W‖²."""
+        """Twice d evidence / d log λ: the number of weights that the data determine, less λ ‖W‖²."""
         if form == "sum":
             data = pseudo_count * torch.outer(of_outputs, of_inputs)
             determined = float((data / (data + prior_precision)).sum())
@@ -224,8 +191,8 @@ def best_prior_precision(
     low, high = LOG_RANGE
     if slope(math.exp(low)) <= 0 or slope(math.exp(high)) >= 0:
         raise ValueError(
-            "no prior precision has the highest evidence: the data say nothing about these weights, as where every probability "
-            "is 0 or 1 (or the weights next to nothing); pass prior_precision, or more data"
+            "no prior precision has the highest evidence: the data say nothing about these weights, for example because every "
+            "probability is 0 or 1; pass prior_precision, or more data"
         )
     for _ in range(100):
         middle = (low + high) / 2
@@ -234,11 +201,11 @@ def best_prior_precision(
 
 
 def probit_logits(means: Tensor, variances: Tensor) -> Tensor:
-    """Logits whose softmax is about the mean softmax of normal logits: mean / √(1 + π/8 · variance) (MacKay, 1992)."""
+    """mean / √(1 + π/8 · variance): their softmax is about the mean softmax of normal logits (MacKay, 1992)."""
     return means / (1 + math.pi / 8 * variances).sqrt()
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
-    """For small products whose digits matter: not in the half precision of an autocast."""
+    """For small products that need more digits than autocast keeps."""
     is_there = torch.amp.is_autocast_available(device.type)  # not on the meta device
     return torch.autocast(device.type, enabled=False) if is_there else nullcontext()

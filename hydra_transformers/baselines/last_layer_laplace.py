@@ -11,19 +11,17 @@ from ..data.prediction import accepted_inputs, check_chooses_one_class, evaluati
 from ..models.modeling_hydra import at_least_float32
 from .baseline import Baseline, check_is_count
 from .kronecker import Factors, KroneckerPosterior, probit_logits, second_derivatives_of_softmax, without_autocast
-from .last_layer import SplitModel, check_is_head
+from .layer_replacement import SplitModel
 
 
 class LastLayerLaplace(SplitModel, Baseline):
-    """A classifier whose last linear layer is uncertain: a normal distribution around its trained weights.
+    """A classifier whose last linear layer has a normal distribution around its trained weights.
 
-    Args:
-        model: a classifier of Transformers, of any family, whose logits are the outputs of an `nn.Linear`; it stays as it is.
-        num_samples: 0 for analytic answers: one member, its logits damped where they are uncertain (the probit
-            approximation). Otherwise as many members, each with a last layer drawn from the distribution, once, in `fit`.
+    model: a Transformers classifier, of any family, whose logits are the outputs of an `nn.Linear`; it is copied
+    num_samples: 0 for one member with analytic logits, damped where they are uncertain (the probit approximation);
+        otherwise the number of members, whose last layers `fit` draws from the distribution
 
-    `fit` finds the distribution. Until then it answers as the model does. An answer takes one forward of the model, and the
-    last layer a few times more.
+    `fit` finds the distribution; until then the answers are the model's. It costs little more than one forward.
     """
 
     summary = (
@@ -36,14 +34,10 @@ class LastLayerLaplace(SplitModel, Baseline):
         super().__init__(model, num_samples=num_samples)
         check_chooses_one_class(model, "model")
         self.split(model)
-        where = {
-            "device": self.head.weight.device,
-            "dtype": torch.promote_types(self.head.weight.dtype, torch.float32),
-        }
-        inputs, outputs = self.head.in_features + (self.head.bias is not None), self.head.out_features
-        self.posterior = KroneckerPosterior(inputs, outputs).to(**where)
+        weight = at_least_float32(self._weight().detach())
+        self.posterior = KroneckerPosterior(*reversed(weight.shape)).to(weight)
         if num_samples:
-            self.register_buffer("samples", torch.zeros(num_samples, outputs, inputs, **where))
+            self.register_buffer("samples", weight.new_zeros(num_samples, *weight.shape))
 
     @property
     def num_members(self) -> int:
@@ -53,26 +47,25 @@ class LastLayerLaplace(SplitModel, Baseline):
     def fit(
         self, data: Any, batch_size: int = 32, prior_precision: float | None = None, seed: int = 0
     ) -> "LastLayerLaplace":
-        """Finds the distribution for the data that the model was trained on, in one pass; returns itself.
+        """Finds the distribution in one pass over the model's training data; returns itself.
 
-        Args:
-            data: as `evaluate_uncertainty` takes it; labels are not read, the curvature of the cross-entropy has none in it.
-            batch_size: rows per batch, where the data is a Dataset of rows.
-            prior_precision: λ; None for that with the highest evidence, see `posterior.prior_precision`.
-            seed: of the members that are drawn, where there are any.
+        data: as `evaluate_uncertainty` takes it; the curvature of the cross-entropy needs no labels
+        batch_size: rows per batch, for a Dataset of rows
+        prior_precision: λ; None for the one with the highest evidence, see `posterior.prior_precision`
+        seed: for the members that are drawn
         """
         weight = self._weight()
-        factors = Factors(weight.shape[1], weight.shape[0], self.device)
+        factors = Factors(*reversed(weight.shape), self.device)
         with evaluation_mode(self):
             for batch in batches(data, batch_size, self.device):
                 inputs = accepted_inputs(self.model, split_labels(batch)[0])
                 if not factors.rows:
-                    check_is_head(self.model, self.head, self._head_name, inputs)
-                features, logits = self._into_head(self.model(**inputs).logits)
+                    self.check_is_head(inputs)
+                features, logits = self._apply_head(self.model(**inputs).logits)
                 factors.add(features, second_derivatives_of_softmax(logits))
         if not factors.rows:
             raise ValueError("data has no samples: pass at least one batch")
-        self.posterior.set(*factors.scaled(), weight, prior_precision=prior_precision)
+        self.posterior.set(self.posterior.fit(*factors.scaled(), weight, prior_precision))
         if self.arguments["num_samples"]:
             self.samples.copy_(self.posterior.sample(self.arguments["num_samples"], seed))
         return self
@@ -82,8 +75,8 @@ class LastLayerLaplace(SplitModel, Baseline):
         weight, bias = self.head.weight, self.head.bias
         return weight if bias is None else torch.cat([weight, bias.unsqueeze(1)], dim=1)
 
-    def _into_head(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        """What the head reads, with a 1 for its bias, (batch, inputs), and its logits (batch, classes); at least in float32."""
+    def _apply_head(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """The head's inputs, with a 1 for its bias, and logits (batch, classes); at least in float32."""
         features, weight = at_least_float32(features), at_least_float32(self._weight())
         if self.head.bias is not None:
             features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
@@ -92,7 +85,7 @@ class LastLayerLaplace(SplitModel, Baseline):
     def member_logits(self, **inputs: Tensor) -> Tensor:
         features = self.model(**inputs).logits
         with without_autocast(features.device):
-            features, logits = self._into_head(features)
+            features, logits = self._apply_head(features)
             if not self.arguments["num_samples"]:
                 return probit_logits(logits, self.posterior.output_variance(features)).unsqueeze(1)
             return logits.unsqueeze(1) + torch.einsum("bi,mci->bmc", features, at_least_float32(self.samples))

@@ -10,7 +10,7 @@ from .._io.threads import ONE_PASS, copy_sharing_weights
 from ..cost import count_multiply_adds
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..models.modeling_hydra import HydraClassifierOutput
-from .baseline import check_is_count
+from .baseline import check_is_count, is_number
 from .seeding import seeded
 
 
@@ -18,19 +18,18 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 
 class MCDropout(nn.Module):
-    """A classifier that answers `num_samples` times with dropout on, each answer a member.
+    """A classifier sampled `num_samples` times with dropout on; each sample is a member.
 
-    model: a Hugging Face classifier, or a Hydra, all members of which are sampled
-    num_samples: how many answers
-    p: the probability of every dropout while sampling; by default the model's own, which many ViTs have set to 0
-    seed: with it, the same input gets the same answers, in every thread, and the global random numbers are not touched
+    model: a Hugging Face classifier, or a Hydra, whose members are all sampled
+    num_samples: how many samples
+    p: the probability of every dropout; by default the model's own, which is 0 in many ViTs
+    seed: makes the samples of an input reproducible in every thread, and leaves the global random state alone
 
-    All of the model is in eval mode but its dropouts, those on attention weights included. That holds for the samples
-    only: the model itself is never switched, so that other threads may use it meanwhile. Threads that sample wait for each
-    other.
+    Only the dropouts are in train mode, those on attention weights included. Sampling runs on a copy that shares the
+    weights, so other threads may use the model meanwhile; threads that sample wait for each other.
     """
 
-    rows_per_pass = 256  # the samples of a batch run in one forward, as far as this bounds its memory
+    rows_per_pass = 256  # the samples of a batch run in one forward, up to this many rows
 
     def __init__(self, model: nn.Module, num_samples: int = 10, p: float | None = None, seed: int | None = None):
         super().__init__()
@@ -48,10 +47,7 @@ class MCDropout(nn.Module):
             raise ValueError(
                 f"every dropout of {type(model).__name__} is 0, all samples would be the same: pass p=0.1"
             )
-        self.model = model
-        self.num_samples = num_samples
-        self.p = p
-        self.seed = seed
+        self.model, self.num_samples, self.p, self.seed = model, num_samples, p, seed
 
     @property
     def device(self) -> torch.device:
@@ -65,65 +61,55 @@ class MCDropout(nn.Module):
         return self.num_samples * count_multiply_adds(self.model)
 
     def forward(self, **inputs: Any) -> HydraClassifierOutput:
-        """`member_logits` is (batch, num_samples, classes); of a model with members, each sample holds all of them."""
+        """`member_logits` is (batch, num_samples * the model's members, classes), sample by sample."""
         inputs = accepted_inputs(self.model, inputs)
         tensors = [value for value in inputs.values() if isinstance(value, Tensor) and value.dim() > 0]
         if not tensors:
             raise TypeError(f"{', '.join(inputs)}: no tensor among them, pass the batch as tensors")
         rows = max(map(len, tensors))
         samples_per_pass = max(1, self.rows_per_pass // max(1, rows))
-        answers = []
+        sampled = []
         with ONE_PASS, nullcontext() if self.seed is None else seeded(self.seed, self.model):
             model = with_dropout_on(self.model, self.p)
             for start in range(0, self.num_samples, samples_per_pass):
                 samples = min(samples_per_pass, self.num_samples - start)
-                # Dropout is drawn per element, so a row that comes several times is sampled several times.
+                # Dropout is drawn per element, so repeated rows are different samples.
                 output = model(**{name: repeated(value, rows, samples) for name, value in inputs.items()})
-                answers.append(member_logits_of(output, type(self.model).__name__).unflatten(0, (samples, rows)))
-        member_logits = torch.cat(answers).transpose(0, 1).flatten(1, 2)
-        return answer_of(self.model, member_logits)
+                sampled.append(member_logits_of(output, type(self.model).__name__).unflatten(0, (samples, rows)))
+        return answer_of(self.model, torch.cat(sampled).transpose(0, 1).flatten(1, 2))
 
 
 def repeated(value: Any, rows: int, times: int) -> Any:
-    """A batch's entry `times` over, one batch after the other; the very same where it has no rows."""
+    """A tensor of `rows` rows, tiled `times` along the batch; anything else as it is."""
     if not isinstance(value, Tensor) or value.dim() == 0 or len(value) != rows:
         return value
     return value.repeat(times, *[1] * (value.dim() - 1))
 
 
 def dropouts_of(model: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Where a model's dropout probabilities are: (module, attribute).
-
-    They are those of the dropout modules, and numbers such as `attention_dropout` that modules hand to a function.
-    """
+    """(module, attribute) of each dropout probability: those of dropout modules, and numbers such as `attention_dropout`,
+    which modules pass to a function."""
     found = []
     for module in model.modules():
         if isinstance(module, DROPOUTS):
             found.append((module, "p"))
         else:
-            names = [name for name, value in vars(module).items() if "dropout" in name and _is_probability(value)]
-            found.extend((module, name) for name in names)
+            numbers = {name: value for name, value in vars(module).items() if "dropout" in name and is_number(value)}
+            found.extend((module, name) for name, value in numbers.items() if 0 <= value < 1)
     return found
 
 
-def _is_probability(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1
-
-
 def with_dropout_on(model: nn.Module, p: float | None = None) -> nn.Module:
-    """A twin of the model in eval mode with dropout on, of probability `p` where it is given; the model stays as it is."""
-    twin = copy_sharing_weights(model)
-    for module in twin.modules():
-        module.training = _reads_a_dropout(module)
-        if "layerdrop" in vars(module):  # layer drop is separate from dropout but uses the same flag
+    """A copy that shares the weights, in eval mode with its dropouts on, at probability `p` if given."""
+    copied = copy_sharing_weights(model)
+    for module in copied.modules():
+        # BERT's attention passes its dropout's probability to a function, if the attention itself is in train mode.
+        has_dropout = any(isinstance(child, DROPOUTS) for child in module.children())
+        module.training = "Attention" in type(module).__name__ and has_dropout
+        if "layerdrop" in vars(module):  # drops whole layers, by the same flag
             module.layerdrop = 0.0
-    for module, name in dropouts_of(twin):
+    for module, name in dropouts_of(copied):
         module.training = True
         if p is not None:
             setattr(module, name, p)
-    return twin
-
-
-def _reads_a_dropout(module: nn.Module) -> bool:
-    """Whether a module hands its dropout's probability to the attention function, in training only, as BERT's does."""
-    return "Attention" in type(module).__name__ and any(isinstance(child, DROPOUTS) for child in module.children())
+    return copied

@@ -1,4 +1,4 @@
-"""Model soups (Wortsman et al., 2022): one model whose weights are the mean of several fine-tunings'."""
+"""Model soups (Wortsman et al., 2022): one model with the mean weights of several fine-tunings."""
 
 import copy
 from collections.abc import Sequence
@@ -8,7 +8,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..fusion import check_can_be_fused, tower_configs
-from ..fusion.agreement import LITTLE_IN_COMMON, similarity
+from ..fusion.agreement import LITTLE_IN_COMMON
+from ..fusion.blending import cosines
 from ..models.auto import HYDRA_CLASSES, check_has_no_adapters
 from ..uncertainty.inputs import widened
 
@@ -19,17 +20,17 @@ class StrangersError(ValueError):
 
 @torch.no_grad()
 def soup(models: Sequence[PreTrainedModel]) -> PreTrainedModel:
-    """One model of the same class whose weights are the plain mean of the models'; they stay as they are.
+    """A new model of the same class with the mean of the models' weights.
 
     models: fine-tunings of one pre-trained model for the same classes, of any family; or one-member Hydras that keep the same
-        heads. Others are refused: the mean of networks that were trained apart works like none of them
+        heads. Others are refused: the mean of networks trained apart works like none of them
     """
     if isinstance(models, nn.Module):
         raise TypeError(f"models is a {type(models).__name__}: pass a list of models")
     models = list(models)
     if not models:
         raise ValueError("models has no models: pass a list of fine-tunings")
-    _check_agreement(models)
+    _check_can_be_averaged(models)
     result = copy.deepcopy(models[0])
     states = [model.state_dict() for model in models]
     for name, tensor in result.state_dict().items():
@@ -38,14 +39,12 @@ def soup(models: Sequence[PreTrainedModel]) -> PreTrainedModel:
     return result.eval()
 
 
-def neurons_of(model: PreTrainedModel) -> list:
-    """The neurons that a Hydra keeps, tower by tower; nothing where no model says so."""
-    return [getattr(config, "kept_neurons", None) for config in tower_configs(model.config).values()]
-
-
-def _check_agreement(models: Sequence[PreTrainedModel]) -> None:
-    """Refuses models that differ in more than their weights, or have no common origin."""
+def _check_can_be_averaged(models: Sequence[PreTrainedModel]) -> None:
     first = models[0]
+
+    def kept_neurons(model: PreTrainedModel) -> list:
+        return [getattr(config, "kept_neurons", None) for config in tower_configs(model.config).values()]
+
     for place, model in enumerate(models):
         check_has_no_adapters(model, f"models[{place}]")
         if not isinstance(model, PreTrainedModel) or type(model) is not type(first):
@@ -54,13 +53,9 @@ def _check_agreement(models: Sequence[PreTrainedModel]) -> None:
                 "pre-trained model of Transformers"
             )
         if getattr(model.config, "kept_heads", None) != getattr(first.config, "kept_heads", None):
-            raise ValueError(
-                "models keep different heads, so their attention has no mean: pass members with the same heads"
-            )
-        if neurons_of(model) != neurons_of(first):
-            raise ValueError(
-                "models keep different neurons, so their MLPs have no mean: pass members with the same neurons"
-            )
+            raise ValueError("models keep different heads, so their attention has no mean: pass members with the same")
+        if kept_neurons(model) != kept_neurons(first):
+            raise ValueError("models keep different neurons, so their MLPs have no mean: pass members with the same")
         if model.config.id2label != first.config.id2label:
             raise ValueError(
                 f"models[{place}] has other classes than models[0]: pass models fine-tuned on the same labels"
@@ -77,9 +72,10 @@ def _check_agreement(models: Sequence[PreTrainedModel]) -> None:
             raise ValueError(
                 f"models[{place}] has another {differing[0]} than models[0]: pass models of one architecture"
             )
-        found = similarity(encoder, dict(model.base_model.named_parameters()), matrices)
+        other = dict(model.base_model.named_parameters())
+        found = cosines({name: [encoder[name], other[name]] for name in matrices}).get("0-1")
         if found is not None and found < LITTLE_IN_COMMON:
             raise StrangersError(
-                f"models[{place}] has little in common with models[0] (cosine similarity {found:.2f} of their encoders), and "
-                "the mean of networks trained apart is neither of them: pass fine-tunings of one pre-trained model"
+                f"models[{place}] has little in common with models[0] (cosine similarity {found:.2f} of their encoders), so "
+                "their mean works like neither: pass fine-tunings of one pre-trained model"
             )

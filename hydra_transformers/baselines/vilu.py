@@ -1,4 +1,4 @@
-"""ViLU (Lafon et al., 2025): a small network that says whether a frozen CLIP's answer is right; and the same for classifiers."""
+"""ViLU (Lafon et al., 2025): a small network that predicts whether a frozen CLIP is right; also for classifiers."""
 
 import math
 from collections.abc import Mapping
@@ -30,19 +30,18 @@ from ..uncertainty.metrics import (
 )
 from .baseline import Baseline
 from .kronecker import without_autocast
-from .last_layer import SplitModel, check_is_head
-from .zero_shot import ZERO_SHOT_USAGE, PromptClassifier
+from .layer_replacement import SplitModel
+from .prompt_classifier import ZERO_SHOT_USAGE, PromptClassifier
 
 
 WIDTHS = (512, 256, 128)  # of the predictor's hidden layers
-ATTENTION_STEPS = 200  # after so many, the attention trains too
+ATTENTION_STEPS = 200  # before the attention trains too
 
 
-class Seen(NamedTuple):
-    """What the predictor reads.
+class Features(NamedTuple):
+    """What the predictor reads: scale · features @ classesᵀ + bias are the model's logits.
 
-    features: (rows, dim), of an image or text; classes: (classes, dim), of what the classes are called, or the rows of the
-    classifier; scale, bias: with them scale · features @ classesᵀ + bias are the model's logits
+    features: (rows, dim), of images or texts; classes: (classes, dim), of the prompts, or the rows of the classifier
     """
 
     features: Tensor
@@ -56,16 +55,16 @@ class Seen(NamedTuple):
 
 
 class FailurePredictor(nn.Module):
-    """From an image's features and those of all classes to a logit of "the answer is right".
+    """A logit of "the prediction is right" from a row's features and those of all classes.
 
-    It reads the features, the mean of the classes' features by how likely each is (an attention, at first the model's own
-    probabilities), and those of the predicted class. The order of the classes and their number leave no trace.
+    It reads the features, the mean of the classes weighted by attention (at first the model's probabilities) and the
+    predicted class, so it does not depend on the order or the number of the classes.
     """
 
     def __init__(self, dim: int, learned_attention: bool, seed: int = 0):
         super().__init__()
         self.learned_attention = learned_attention
-        with torch.random.fork_rng(devices=[]):  # new weights are drawn below
+        with torch.random.fork_rng(devices=[]):  # reset draws the weights
             if learned_attention:
                 self.of_features = nn.Linear(dim, dim, bias=False)
                 self.of_classes = nn.Linear(dim, dim, bias=False)
@@ -77,7 +76,7 @@ class FailurePredictor(nn.Module):
 
     @torch.no_grad()
     def reset(self, seed: int) -> None:
-        """New weights, the same for the same seed; the attention starts as the model's own probabilities."""
+        """Draws new weights; the attention starts as the model's probabilities."""
         generator = torch.Generator().manual_seed(seed)
         for name, parameter in self.named_parameters():
             if name.startswith("of_"):
@@ -87,33 +86,27 @@ class FailurePredictor(nn.Module):
             drawn = torch.rand(parameter.shape, generator=generator, dtype=torch.float64, device="cpu")
             parameter.copy_((2 * drawn - 1) / math.sqrt(fan_in))
 
-    def attention_parameters(self) -> list[nn.Parameter]:
-        return [parameter for name, parameter in self.named_parameters() if name.startswith("of_")]
-
-    def forward(self, seen: Seen) -> Tensor:
+    def forward(self, read: Features) -> Tensor:
         """-> (rows,)"""
-        logits = attention = seen.logits()
+        logits = attention = read.logits()
         if self.learned_attention:
-            asked = Seen(self.of_features(seen.features), self.of_classes(seen.classes), seen.scale, seen.bias)
-            attention = asked.logits()
-        expected = attention.softmax(dim=-1) @ seen.classes
-        predicted = seen.classes[logits.argmax(dim=-1)]
-        return self.mlp(torch.cat([seen.features, expected, predicted], dim=-1)).squeeze(-1)
+            projected = read._replace(features=self.of_features(read.features), classes=self.of_classes(read.classes))
+            attention = projected.logits()
+        expected = attention.softmax(dim=-1) @ read.classes
+        predicted = read.classes[logits.argmax(dim=-1)]
+        return self.mlp(torch.cat([read.features, expected, predicted], dim=-1)).squeeze(-1)
 
 
 class ViLU(SplitModel, Baseline):
-    """A model with a second opinion on whether its answer is right. The answer itself is the model's: accuracy, Brier and NLL
-    are as they were. `detector_score` of its output, 1 − the probability of being right, is high for wrong answers.
+    """A frozen model, and a predictor of whether it is right: `detector_score` is 1 − that probability, high for mistakes.
+    The logits are the model's, so accuracy, Brier and NLL do not change.
 
-    Args:
-        model: a `CLIPModel`, as in the paper; or a classifier of Transformers whose logits are the outputs of an `nn.Linear`,
-            where the rows of that layer stand for the classes' texts (this form is ours). It is not trained.
-        learned_attention: whether the attention over the classes trains too, as the paper has it; otherwise it stays the model's
-            own probabilities, as the authors' published settings leave it.
+    model: a `CLIPModel`, as in the paper; or a Transformers classifier whose logits are the outputs of an `nn.Linear`, whose
+        rows stand for the classes' texts (this form is ours)
+    learned_attention: train the attention over the classes too, as in the paper; the authors' published settings do not
 
-    `fit` trains the predictor on labelled rows of the data that it will be used on; rows that the model itself was trained on
-    show it too few mistakes. Its probability is about one yes or no, "is the answer right?": an ECE of it is of that binary
-    question, see `failure_metrics`.
+    `fit` trains the predictor on labelled rows of the data that it will be used on; the model makes too few mistakes on its
+    own training rows. An ECE of `detector_score` is about "is it right?", see `failure_metrics`.
     """
 
     summary = "ViLU: a frozen model with a small network beside it that says whether its answer is right. Members: {members}."
@@ -126,8 +119,8 @@ class ViLU(SplitModel, Baseline):
             check_chooses_one_class(model, "model")
             self.split(model)
             dim = self.head.in_features
-        # Of a classifier: sizes of its features and of its rows, so that the predictor reads numbers around 1.
         where = {"device": device_of(model), "dtype": torch.promote_types(model.dtype, torch.float32)}
+        # The lengths of a classifier's features and rows, which are divided by them: the predictor reads numbers around 1.
         self.register_buffer("sizes", torch.ones(2, **where))
         self.predictor = FailurePredictor(dim, learned_attention).to(**where)
 
@@ -141,88 +134,79 @@ class ViLU(SplitModel, Baseline):
         return self.head is None
 
     def train(self, mode: bool = True) -> "ViLU":
-        """The predictor alone trains: the model's answers are those of eval mode, without dropout."""
+        """The model stays in eval mode: the predictor alone trains."""
         super().train(mode)
         self.model.eval()
         return self
 
-    # What is read of the model, without gradients
-
-    @torch.no_grad()
-    def class_features(self, **prompts: Tensor) -> Tensor:
-        """What stands for the classes, (classes, dim): the features of prompts, of length 1, or the classifier's rows."""
-        if not self.is_zero_shot:
-            return at_least_float32(self.head.weight) / self.sizes[1]
-        read = {name: prompts[name] for name in ("input_ids", "attention_mask", "position_ids") if name in prompts}
-        features = self.model.get_text_features(**read).pooler_output
-        return nn.functional.normalize(at_least_float32(features), dim=-1)
-
     @torch.no_grad()
     def features(self, **inputs: Tensor) -> Tensor:
         """(batch, dim): an image's features, of length 1, or what the classifier's last layer reads."""
+        return self._raw_features(**inputs) / self.sizes[0]
+
+    def _raw_features(self, **inputs: Tensor) -> Tensor:
         if not self.is_zero_shot:
-            return at_least_float32(self.model(**inputs).logits) / self.sizes[0]
+            return at_least_float32(self.model(**inputs).logits)
         features = self.model.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
         return nn.functional.normalize(at_least_float32(features), dim=-1)
 
     @torch.no_grad()
-    def seen(self, features: Tensor, classes: Tensor) -> Seen:
+    def class_features(self, **prompts: Tensor) -> Tensor:
+        """(classes, dim): the features of prompts, of length 1, or the classifier's rows."""
+        return self._raw_class_features(**prompts) / self.sizes[1]
+
+    def _raw_class_features(self, **prompts: Tensor) -> Tensor:
+        if not self.is_zero_shot:
+            return at_least_float32(self.head.weight)
+        names = [name for name in ("input_ids", "attention_mask", "position_ids") if name in prompts]
+        features = self.model.get_text_features(**{name: prompts[name].to(self.device) for name in names})
+        return nn.functional.normalize(at_least_float32(features.pooler_output), dim=-1)
+
+    @torch.no_grad()
+    def _read(self, features: Tensor, classes: Tensor, sizes: Tensor) -> Features:
         if self.is_zero_shot:
-            return Seen(features, classes, at_least_float32(self.model.logit_scale).exp(), None)
+            return Features(features, classes, at_least_float32(self.model.logit_scale).exp(), None)
         bias = None if self.head.bias is None else at_least_float32(self.head.bias)
-        return Seen(features, classes, self.sizes.prod(), bias)
+        return Features(features, classes, sizes.prod(), bias)
 
-    # Answering
-
-    def forward(
-        self,
-        pixel_values: Tensor | None = None,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        **inputs: Any,
+    def outputs(
+        self, inputs: dict[str, Tensor], labels: Tensor | None, num_items_in_batch: Tensor | int | None
     ) -> HydraClassifierOutput:
-        """The model's answer, of CLIP among the texts of `input_ids`; `detector_score` (batch,), and with labels the `loss` of the
-        predictor. num_items_in_batch: as in every baseline"""
-        inputs |= {"pixel_values": pixel_values, "input_ids": input_ids, "attention_mask": attention_mask}
-        inputs["token_type_ids"] = token_type_ids
-        given = accepted_inputs(self.model, {name: value for name, value in inputs.items() if value is not None})
-        missing = {"pixel_values", "input_ids"} - set(given)
+        """The model's answer, for CLIP over the texts of `input_ids`; `detector_score` (batch,); the predictor's loss."""
+        inputs = accepted_inputs(self.model, inputs)
+        missing = {"pixel_values", "input_ids"} - set(inputs)
         if self.is_zero_shot and missing:
             raise ValueError(
                 f"the batch has no {min(missing)}: pass images and the texts of the classes, or use zero_shot()"
             )
-        classes = self.class_features(**given) if self.is_zero_shot else self.class_features()
-        output = self.answer(self.features(**given), classes, labels)
+        output = self._answer(self.features(**inputs), self.class_features(**inputs), labels)
         if output.loss is not None and num_items_in_batch is not None:
             output.loss = output.loss * len(labels) / num_items_in_batch
         return output
 
-    def answer(self, features: Tensor, classes: Tensor, labels: Tensor | None = None) -> HydraClassifierOutput:
-        """The answer to images whose features are known; `detector_score` is how likely it is wrong.
-
-        features: (batch, dim), as `features` gives them
-        classes: (classes, dim), as `class_features` gives them
-        """
+    def _answer(self, features: Tensor, classes: Tensor, labels: Tensor | None) -> HydraClassifierOutput:
         with without_autocast(features.device):
-            seen = self.seen(features, classes)
-            member_logits, of_right = seen.logits().unsqueeze(1), self.predictor(seen)
+            read = self._read(features, classes, self.sizes)
+            member_logits, right_logits = read.logits().unsqueeze(1), self.predictor(read)
             output = answer_of(self.model, member_logits)
-            output.detector_score = 1 - of_right.sigmoid()
+            output.detector_score = 1 - right_logits.sigmoid()
             if labels is not None:
-                output.loss = failure_loss(of_right, member_logits[:, 0].argmax(dim=-1) == labels)
+                output.loss = failure_loss(right_logits, member_logits[:, 0].argmax(dim=-1) == labels)
             return output
 
-    def member_logits(self, **inputs: Tensor) -> Tensor:
-        return self(**inputs).member_logits
-
     def zero_shot(self, class_prompts: Mapping[str, Tensor]) -> "ViLUClassifier":
-        """An image classifier over fixed class prompts, which need not be those of the fit; its batches hold `pixel_values`."""
+        """An image classifier over fixed class prompts, also others than those of `fit`; its batches hold `pixel_values`."""
+        if not self.is_zero_shot:
+            raise TypeError(
+                f"this ViLU is of a {type(self.model).__name__}, which has its own classes: use it as it is"
+            )
         return ViLUClassifier(self, class_prompts)
 
-    # Training
+    def prompt_features(self, **prompts: Tensor) -> tuple[Tensor]:
+        return (self.class_features(**prompts),)
+
+    def classify(self, pixel_values: Tensor, classes: Tensor, labels: Tensor | None = None) -> HydraClassifierOutput:
+        return self._answer(self.features(pixel_values=pixel_values), classes, labels)
 
     def fit(
         self,
@@ -233,17 +217,17 @@ class ViLU(SplitModel, Baseline):
         learning_rate: float = 1e-3,
         seed: int = 0,
     ) -> "ViLU":
-        """Trains the predictor, from new weights, on features that are computed once; returns itself.
+        """Trains the predictor from new weights, on features that are computed once; returns itself.
 
         Args:
-            data: labelled, as `evaluate_uncertainty` takes it, of rows that the model was not trained on. Of a row with the
-                label -1, every answer is wrong.
+            data: labelled, as `evaluate_uncertainty` takes it, of rows that the model was not trained on. With the label -1,
+                every answer is wrong.
             class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
-            batch_size: rows per step, and where the data is a Dataset of rows, per batch that the model computes.
-            epochs, learning_rate: of AdamW with a weight decay of 0.05, warmed up and then along a cosine. The authors train
-                for 300 to 800 epochs with SGD on augmented images of large sets; on features of a few thousand rows, that
-                does not leave its start. For augmented images, pass several views of each: any iterable of batches will do.
-            seed: of the new weights and of the order of the rows.
+            batch_size: rows per step, and per batch for a Dataset of rows.
+            epochs, learning_rate: of AdamW with a weight decay of 0.05, a warm-up and a cosine schedule. The authors train for
+                300 to 800 epochs with SGD on augmented images of large sets, which gets nowhere on a few thousand rows. To
+                augment, pass several views of each image: any iterable of batches will do.
+            seed: for the new weights and the order of the rows.
         """
         if self.is_zero_shot:
             check_class_prompts(class_prompts, self.model)
@@ -253,124 +237,102 @@ class ViLU(SplitModel, Baseline):
             )
         if epochs < 1:
             raise ValueError(f"epochs is {epochs}: pass at least 1")
-        before = self.sizes.clone()
-        try:
-            features, classes, is_right = self._examples(data, class_prompts or {}, batch_size)
-        except BaseException:
-            self.sizes.copy_(before)  # the predictor is still that of an earlier fit
-            raise
+        read, is_right, sizes = self._examples(data, class_prompts or {}, batch_size)
+        self.sizes.copy_(sizes)
         self.predictor.reset(seed)
-        self._train(features, classes, is_right, batch_size, epochs, learning_rate, seed)
+        self._train(read, is_right, batch_size, epochs, learning_rate, seed)
         return self
 
     @torch.no_grad()
-    def _examples(self, data: Any, prompts: Mapping[str, Tensor], batch_size: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The features of all rows and those of the classes, of which it sets the sizes, and whether each answer is right."""
+    def _examples(self, data: Any, prompts: Mapping[str, Tensor], batch_size: int) -> tuple[Features, Tensor, Tensor]:
+        """The features of all rows and classes, whether each prediction is right, and `sizes`."""
+        all_features, all_labels = [], []
         with evaluation_mode(self):
-            features, labels = self._collected(data, batch_size)
-            if not self.is_zero_shot:
-                self.sizes.copy_(torch.stack([_size(features), _size(at_least_float32(self.head.weight))]))
-                features = features / self.sizes[0]
-            classes = self.class_features(**{name: value.to(self.device) for name, value in prompts.items()})
-            if labels.max() >= len(classes):  # below 0 is none of them, as of rows from elsewhere
-                raise ValueError(f"data has the label {labels.max().item()}: the classes are 0 to {len(classes) - 1}")
-            is_right = self.seen(features, classes).logits().argmax(dim=-1) == labels
+            for batch in batches(data, batch_size, self.device):
+                inputs, labels = split_labels(batch)
+                if labels is None:
+                    raise ValueError("data has no labels, so right and wrong are unknown: add a column labels")
+                inputs = accepted_inputs(self.model, inputs)
+                if not (self.is_zero_shot or all_features):
+                    self.check_is_head(inputs)
+                all_features.append(self._raw_features(**inputs))
+                all_labels.append(labels)
+            if not all_features:
+                raise ValueError("data has no samples: pass at least one batch")
+            features, labels, classes = (
+                torch.cat(all_features),
+                torch.cat(all_labels),
+                self._raw_class_features(**prompts),
+            )
+        sizes = torch.ones_like(self.sizes)
+        if not self.is_zero_shot:
+            # The root mean square length of rows.
+            sizes = torch.stack([each.square().sum(dim=-1).mean().sqrt().float() for each in (features, classes)])
+            sizes = sizes.to(self.sizes)
+        if labels.max() >= len(classes):  # negative labels are no class: rows from elsewhere
+            raise ValueError(f"data has the label {labels.max().item()}: the classes are 0 to {len(classes) - 1}")
+        read = self._read(features / sizes[0], classes / sizes[1], sizes)
+        is_right = read.logits().argmax(dim=-1) == labels
         if is_right.all() or not is_right.any():
             raise ValueError(
                 f"the model answers {'all' if is_right.all() else 'none'} of the {len(labels)} rows rightly, so there is nothing to "
                 "tell apart: pass rows that it was not trained on"
             )
-        return features, classes, is_right
-
-    def _collected(self, data: Any, batch_size: int) -> tuple[Tensor, Tensor]:
-        """The features of all rows, in the model's own size, and labels."""
-        self.sizes.fill_(1)
-        all_features, all_labels = [], []
-        for batch in batches(data, batch_size, self.device):
-            inputs, labels = split_labels(batch)
-            if labels is None:
-                raise ValueError("data has no labels, by which right and wrong are known: add a column labels")
-            inputs = accepted_inputs(self.model, inputs)
-            if not (self.is_zero_shot or all_features):
-                check_is_head(self.model, self.head, self._head_name, inputs)
-            all_features.append(self.features(**inputs))
-            all_labels.append(labels)
-        if not all_features:
-            raise ValueError("data has no samples: pass at least one batch")
-        return torch.cat(all_features), torch.cat(all_labels)
+        return read, is_right, sizes
 
     def _train(
-        self, features, classes, is_right, batch_size: int, epochs: int, learning_rate: float, seed: int
+        self, read: Features, is_right: Tensor, batch_size: int, epochs: int, learning_rate: float, seed: int
     ) -> None:
-        attention = self.predictor.attention_parameters()
-        others = [
-            parameter for parameter in self.predictor.parameters() if all(parameter is not each for each in attention)
-        ]
+        named = dict(self.predictor.named_parameters())
+        attention = [parameter for name, parameter in named.items() if name.startswith("of_")]
+        others = [parameter for name, parameter in named.items() if not name.startswith("of_")]
         groups = [{"params": others}, *([{"params": attention}] if attention else [])]
         optimizer = torch.optim.AdamW(groups, lr=learning_rate, weight_decay=0.05)
         generator = torch.Generator().manual_seed(seed)
-        steps = epochs * math.ceil(len(features) / batch_size)
+        steps = epochs * math.ceil(len(is_right) / batch_size)
         warm_up = max(1, steps // 20)
         done = 0
         with torch.enable_grad():
             for _ in range(epochs):
-                order = torch.randperm(len(features), generator=generator).to(features.device)
+                order = torch.randperm(len(is_right), generator=generator).to(is_right.device)
                 for part in order.split(batch_size):
                     rate = min((done + 1) / warm_up, 0.5 + 0.5 * math.cos(math.pi * done / steps))
                     for number, group in enumerate(optimizer.param_groups):
                         group["lr"] = 0.0 if number and done < ATTENTION_STEPS else rate * learning_rate
                     optimizer.zero_grad()
-                    of_right = self.predictor(self.seen(features[part], classes))
-                    failure_loss(of_right, is_right[part]).backward()
+                    right_logits = self.predictor(read._replace(features=read.features[part]))
+                    failure_loss(right_logits, is_right[part]).backward()
                     optimizer.step()
                     done += 1
         optimizer.zero_grad()
         if not all(parameter.isfinite().all() for parameter in self.predictor.parameters()):
             raise ValueError(
-                f"the training has come to numbers that are not finite (learning_rate is {learning_rate}): pass a smaller one, "
-                "and look whether the model's features are finite"
+                f"the predictor's weights are not finite after training (learning_rate is {learning_rate}): pass a smaller one, "
+                "and check that the model's features are finite"
             )
 
 
-def _size(rows: Tensor) -> Tensor:
-    """The root mean square length of rows."""
-    return rows.square().sum(dim=-1).mean().sqrt().float()
+class ViLUClassifier(PromptClassifier):
+    """A `ViLU` of CLIP as an image classifier."""
 
 
-def failure_loss(of_right: Tensor, is_right: Tensor) -> Tensor:
-    """Binary cross-entropy of logits of "right"; wrong answers weigh log(1 + a / (1 − a)) for a batch of accuracy a, so that few
-    of them count as much. Where that is 0 or infinite, in a batch all wrong or all right, all rows weigh 1."""
+def failure_loss(right_logits: Tensor, is_right: Tensor) -> Tensor:
+    """Binary cross-entropy of logits of "right". In a batch of accuracy a, wrong answers weigh log(1 + a / (1 − a)), so that a
+    few of them count as much; in a batch all wrong or all right, every row weighs 1."""
     accuracy = is_right.float().mean()
     weight = -torch.log1p(-accuracy)  # log(1 + a / (1 − a))
     weight = torch.where((accuracy > 0) & (accuracy < 1), weight, torch.ones_like(weight))
     weights = torch.where(is_right, torch.ones_like(weight), weight)
     return nn.functional.binary_cross_entropy_with_logits(
-        of_right, is_right.to(of_right.dtype), weights.to(of_right.dtype)
+        right_logits, is_right.to(right_logits.dtype), weights.to(right_logits.dtype)
     )
-
-
-class ViLUClassifier(PromptClassifier):
-    """A `ViLU` of CLIP as an image classifier; the prompts' features are computed once, here."""
-
-    def __init__(self, vilu: ViLU, class_prompts: Mapping[str, Tensor]):
-        if not vilu.is_zero_shot:
-            raise TypeError(f"vilu is of a {type(vilu.model).__name__}, which has its own classes: use it as it is")
-        super().__init__(vilu, class_prompts)
-        prompts = {name: value.to(vilu.device) for name, value in class_prompts.items()}
-        with evaluation_mode(vilu):
-            self.register_buffer("classes", vilu.class_features(**prompts), persistent=False)
-
-    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> HydraClassifierOutput:
-        return self.model.answer(
-            self.model.features(pixel_values=pixel_values), at_least_float32(self.classes), labels
-        )
 
 
 @torch.inference_mode()
 def collect_confidences(model: nn.Module, data: Any, batch_size: int = 32) -> tuple[Tensor, Tensor | None]:
-    """Each row's confidence that the answer is right, and where there are labels whether it is: (samples,) each, on the CPU.
+    """The confidence that each prediction is right, and with labels whether it is: (samples,) each, on the CPU.
 
-    Of a `ViLU` it is the predictor's; of all other models the mean probability of the predicted class.
+    A `ViLU` has its predictor's confidence; other models have the mean probability of the predicted class.
     """
     confidences, rights = [], []
     with evaluation_mode(model):
@@ -392,14 +354,11 @@ def failure_metrics(confidence: Any, is_right: Any) -> dict[str, float]:
 
         auroc, aupr, fpr95  as in `ood_metrics`, of 1 − confidence
         aurc                the area under the risk-coverage curve, as in `classification_metrics`
-        ece, aece           of the confidence against "the answer is right". For the probability of the predicted class that is
-                            the usual top-1 ECE. A predictor that was trained on this very question has an easier task than class
-                            probabilities, from which NLL and Brier could be computed too, so the two are not to be ranked by it
-        base_rate           the share of right answers: an ECE of 0 is reached by saying this and nothing else
+        ece, aece           of the confidence as a probability of being right; the usual top-1 ECE if it is the probability of
+                            the predicted class. Do not rank a ViLU against class probabilities by it: its task is easier
+        base_rate           the share of right answers; always predicting it gives an ECE of 0
 
-    Args:
-        confidence: (samples,), between 0 and 1.
-        is_right: (samples,), whether the answer is right.
+    confidence: (samples,), between 0 and 1;  is_right: (samples,)
 
     Example:
         >>> failure_metrics([0.9, 0.8, 0.3, 0.6], [True, True, False, False])["auroc"]

@@ -36,8 +36,8 @@ from .options import command, repeat_flags
 
 
 NAME = "hydra-transformers"
-INTERRUPTED = 130  # what typer returns for a KeyboardInterrupt
-# By panel of the help the commands, each with an example.
+INTERRUPTED = 130  # typer returns it for a KeyboardInterrupt
+# The commands by panel of the help, each with an example.
 COMMANDS = {
     "Try it": [
         (demo.demo, ""),
@@ -111,12 +111,12 @@ def _version(
 
 @cache
 def runner() -> Any:
-    """The commands, as typer made them."""
+    """The typer command."""
     return typer.main.get_command(app)
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs one command, and raises what goes wrong."""
+    """Runs one command; errors are raised."""
     code = runner().main(repeat_flags(words), prog_name=NAME, standalone_mode=False) or 0
     if code == INTERRUPTED:
         raise KeyboardInterrupt
@@ -124,7 +124,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Runs one command; returns 0 when it worked, 2 where the user can put something right, 1 otherwise."""
+    """Runs one command; returns 0 on success, 2 for an error that the user can fix, 1 otherwise."""
     words = list(sys.argv[1:] if words is None else words)
     called = next((word for word in words if not word.startswith("-")), None)
     called = called if called in runner().commands else None
@@ -132,11 +132,11 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         with quiet_libraries():
             return run(words)
-    except typer.TyperException as error:  # of the command line itself
-        print(f"{name}: {error.format_message()} ({name} --help lists what there is)", file=sys.stderr)
+    except typer.TyperException as error:  # a wrong call
+        print(f"{name}: {error.format_message()} (see {name} --help)", file=sys.stderr)
         return 2
     except (KeyboardInterrupt, typer.Abort):
-        print("stopped: the same command goes on where it was", file=sys.stderr)
+        print("stopped: the same command continues", file=sys.stderr)
         return 1
     except Exception as error:
         if "--debug" in words:
@@ -153,15 +153,12 @@ class _Notes(Handler):
 
 @contextmanager
 def quiet_libraries() -> Iterator[None]:
-    """Of the libraries errors only, and no bars for weights; our own warnings as notes. Afterwards all is as it was."""
+    """Shows only errors of the libraries, no progress bars for weights, and our own warnings as notes."""
     from huggingface_hub.utils import logging as hub_logging
     from transformers.utils import logging
 
-    verbosity, had_bars, hub_verbosity = (
-        logging.get_verbosity(),
-        logging.is_progress_bar_enabled(),
-        hub_logging.get_verbosity(),
-    )
+    verbosity, hub_verbosity = logging.get_verbosity(), hub_logging.get_verbosity()
+    had_bars = logging.is_progress_bar_enabled()
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     hub_logging.set_verbosity_error()
     logging.set_verbosity_error()

@@ -7,35 +7,33 @@ from .options import Device, ModelArgument, Processor, megabytes, option
 from .serve import predictor_of
 
 
-LIMITS = "Who may send what"
+LIMITS = "Access and limits"
 
 
 def app(
     model: ModelArgument,
     single: Annotated[
-        str | None, option("another model, whose answers stand beside: one backbone, for example", "MODEL")
+        str | None, option("another model, whose answers stand beside, for example one backbone", "MODEL")
     ] = None,
     examples: Annotated[
         Path | None,
         option(
-            "to click on: a folder of images, its folders being groups with their names, or for texts a file with one on each "
-            "line, or a folder of such files",
+            "to click on: a folder of images, each subfolder a group, or for texts a file with one per line, or a folder of these",
             "PATH",
         ),
     ] = None,
     labels: Annotated[
-        list[str] | None,
-        option("for CLIP and SigLIP: the classes that are there first; users may name others", "LABEL..."),
+        list[str] | None, option("for CLIP and SigLIP: the first classes; users may name others", "LABEL...")
     ] = None,
     processor: Processor = None,
     host: Annotated[
-        str, option("0.0.0.0 for all who can reach this machine; 127.0.0.1 for this machine alone", panel=LIMITS)
+        str, option("0.0.0.0 lets other machines in; 127.0.0.1 this one only", panel=LIMITS)
     ] = "127.0.0.1",
     port: Annotated[
         int | None, option("default: the first free one from 7860 on", "N", LIMITS, min=1, max=2**16 - 1)
     ] = None,
-    max_megabytes: Annotated[float, option("of an image's file", "N", LIMITS, parser=megabytes)] = 10.0,
-    max_characters: Annotated[int, option("of a text", "N", LIMITS, min=1)] = 10_000,
+    max_megabytes: Annotated[float, option("per image file", "N", LIMITS, parser=megabytes)] = 10.0,
+    max_characters: Annotated[int, option("per text", "N", LIMITS, min=1)] = 10_000,
     device: Device = None,
 ) -> None:
     """Open a page in the browser to try a model on: its answer, its members', its uncertainty."""
@@ -43,17 +41,17 @@ def app(
     from ..serving.page_inputs import Limits, read_examples
 
     limits = Limits(megabytes=max_megabytes, characters=max_characters)
-    asked = predictor_of(model, processor, device)
-    if labels and not asked.needs_classes:
-        raise ValueError(f"--labels is for CLIP and SigLIP, {model} has classes of its own: leave it out")
-    shown = None if examples is None else read_examples(examples, asked.reads, limits)
+    predictor = predictor_of(model, processor, device)
+    if labels and not predictor.needs_classes:
+        raise ValueError(f"--labels is for CLIP and SigLIP, {model} has its own classes: leave it out")
+    shown = None if examples is None else read_examples(examples, predictor.reads, limits)
     beside = None if single is None else predictor_of(single, processor, device)
     try:
-        page = launch_page(asked, beside, shown, limits, labels or (), host, port)
+        page = launch_page(predictor, beside, shown, limits, labels or (), host, port)
     except OSError as error:
         where = "any port from 7860 on" if port is None else f"port {port}"
         raise OSError(
             f"the page cannot be served at {where} of {host} ({error}): pass another --port or --host"
         ) from error
-    print(f"The page of {asked.name} is at {page.local_url} (Ctrl-C ends it).", flush=True)
+    print(f"The page of {predictor.name} is at {page.local_url} (Ctrl-C ends it).", flush=True)
     page.block_thread()

@@ -4,29 +4,23 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-import typer
 from torch import nn
 
 from .._io.files import write_atomically
 from ..cost import compare_costs, inputs_for, unpruned_backbone
-from ..reports.tables import cost_table
+from ..reports import cost_table
 from .folders import check_is_hydra, check_takes_files, load_config, load_model
-from .options import Device, check_named_once, device_named, option
-from .options import seconds as parse_seconds
+from .options import Device, argument, check_named_once, device_named, duration, option
 
 
 def benchmark(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="a Hydra: the output of `fuse`, a member, or a Hub name")
-    ],
+    model: Annotated[str, argument("MODEL", "a Hydra: the output of `fuse`, a member, or a Hub name")],
     batch_sizes: Annotated[list[int], option("batch sizes to measure", "N...", min=1)] = (1, 8),
-    seconds: Annotated[float, option("to measure per batch size", parser=parse_seconds)] = 5.0,
+    seconds: Annotated[float, option("to measure per batch size", parser=duration)] = 5.0,
     device: Device = None,
     output: Annotated[Path | None, option("write the table to this file, too", "FILE")] = None,
 ) -> None:
     """Compare parameters, multiply-adds and time with one model and a Deep Ensemble."""
-    from ..baselines import DeepEnsemble
-
     check_named_once(batch_sizes, "--batch-sizes")
     check_is_hydra(load_config(model), model)
     device = device_named(device)
@@ -35,10 +29,8 @@ def benchmark(
             raise ValueError(f"--output {output} is a folder: pass the name of a file")
         check_takes_files(output.parent)
     hydra = load_model(model, device)
-    models: dict[str, nn.Module] = {"Single": unpruned_backbone(hydra, device)}
+    models = {"Single": unpruned_backbone(hydra, device), **deep_ensemble_of(hydra, device)}
     if hydra.num_members > 1:
-        several = [unpruned_backbone(hydra, device) for _ in range(hydra.num_members)]
-        models[f"Deep Ensemble of {hydra.num_members}"] = DeepEnsemble(several)
         models["Pruned member"] = hydra.member(0)
     models["Hydra" if hydra.num_members > 1 else "Pruned member"] = hydra
     print(f"One sample has {sample_size(hydra)}; median times on {device} (threads: {torch.get_num_threads()}).\n")
@@ -46,6 +38,15 @@ def benchmark(
     print(table)
     if output is not None:
         write_atomically(output, table + "\n")
+
+
+def deep_ensemble_of(hydra: nn.Module, device: str = "meta") -> dict[str, nn.Module]:
+    """As many unpruned backbones as a Hydra has members, with their name; nothing for a single member."""
+    from ..baselines import DeepEnsemble
+
+    members = hydra.config.num_members
+    backbones = [unpruned_backbone(hydra, device) for _ in range(members)]
+    return {f"Deep Ensemble of {members}": DeepEnsemble(backbones)} if members > 1 else {}
 
 
 def sample_size(model: nn.Module) -> str:

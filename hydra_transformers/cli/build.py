@@ -1,4 +1,4 @@
-"""`build`: from a pre-trained model and a data set to a Hydra, by the other commands in turn, or with --target by a search."""
+"""`build`: from a pre-trained model and data to a Hydra, by the other commands in turn, or with --target by a search."""
 
 import shlex
 from dataclasses import dataclass, fields, replace
@@ -8,17 +8,16 @@ from typing import Annotated, Any
 import typer
 from transformers import PreTrainedConfig
 
-from ..data.loading import remember_max_length
-from ..data.processors import load_processor
-from ..data.rows import SPLITS_TO_CUT, is_same_source
+from ..data.loading import check_has_variety, remember_max_length
+from ..data.processors import check_same_processors, load_processor
+from ..data.rows import SPLITS_TO_CUT, is_same_source, overlap
 from ..fusion.probe import TEXT_TOKENS
 from ..pruning import MemberPlan
 from ..pruning.objectives import OBJECTIVES
 from ..training.recipes import recipe_for
-from .finetune import RecipeName, change_by, check_trainable, check_training, check_trunk, classes_of
+from .finetune import RecipeName, change_by, check_trainable, check_training, check_trunk, name_classes
 from .folders import (
     FUSE_SETTINGS,
-    check_same_processors,
     check_takes_files,
     claim,
     digest_of_names,
@@ -38,6 +37,7 @@ from .options import (
     OodSplit,
     ReportTo,
     Seed,
+    argument,
     check_named_once,
     choice,
     count_or_best,
@@ -46,17 +46,13 @@ from .options import (
     option,
     switch,
 )
-from .rows import check_can_be_learnt_from, overlap
 
 
 BUILD_SETTINGS = "build.json"
-# Options that change no result, or are for --target alone.
-NO_SETTINGS = ("device", "report_to", "target", "time_limit")
-# Options that every step with data takes over.
-OF_DATA = ("image_column", "audio_column", "text_column", "max_length", "label_column", "processor")
-# Options that a target decides on.
-DECIDED_BY_TARGET = ("budget", "objective", "mode", "circuit_rows", "tune", "trunk_layers", "freeze_trunk")
-DECIDED_BY_TARGET += ("test_data", "test_split")
+NO_SETTINGS = {"device", "report_to", "target", "time_limit"}  # they change no result, or are for --target alone
+FOR_ALL_STEPS = ("image_column", "audio_column", "text_column", "max_length", "label_column", "processor")
+CHOSEN_BY_TARGET = ("budget", "objective", "mode", "circuit_rows", "tune", "trunk_layers", "freeze_trunk")
+CHOSEN_BY_TARGET += ("test_data", "test_split")
 CHOICE, PRUNING, TESTS = "Choose for me", "Pruning and merging", "Tests"
 
 
@@ -70,7 +66,7 @@ def parse_target(text: str) -> str | dict[str, float]:
             return {name: float(value)}
     except ValueError:
         pass
-    raise typer.BadParameter(f"{text} is no target: pass balance, quality, cost=1.3 or accuracy_within=0.5")
+    raise typer.BadParameter(f"{text} is not a target: pass balance, quality, cost=1.3 or accuracy_within=0.5")
 
 
 @dataclass(kw_only=True)
@@ -79,15 +75,13 @@ class BuildOptions(DataOptions):
 
     output: Annotated[
         Path,
-        option("gets the Hydra and its evaluation; DIR-steps the members. Run again to go on after a stop", "DIR"),
+        option("gets the Hydra and its evaluation; DIR-steps the members. Run again to continue after a stop", "DIR"),
     ]
-    members: Annotated[
-        int, option("fine-tunings; with --target the most members, fewer are tried too", "M", min=1)
-    ] = 3
+    members: Annotated[int, option("fine-tunings; with --target the most members, fewer are tried", "M", min=1)] = 3
     target: Annotated[
         Any,
         option(
-            "try budgets, trunks, what to share and tuning, and take what fits: balance (the fastest Hydra at most half a point "
+            "try budgets, trunks, what to share and tuning, and take the best: balance (the fastest Hydra at most half a point "
             "below the best), quality (the best detection at most half a point of accuracy below the best), cost=1.3 (the best "
             "within 1.3 times one model's time, measured here) or accuracy_within=1",
             "TARGET",
@@ -98,8 +92,8 @@ class BuildOptions(DataOptions):
     time_limit: Annotated[
         float | None,
         option(
-            "with --target: after so many minutes nothing new is begun, and the best so far is taken; the same command with "
-            "more goes on",
+            "with --target: begin nothing new after so many minutes, and take the best so far; the same command with more "
+            "minutes continues",
             "MINUTES",
             CHOICE,
             parser=minutes,
@@ -112,42 +106,31 @@ class BuildOptions(DataOptions):
     budget: Annotated[
         Any,
         option(
-            "heads each member loses; 0 prunes nothing; best: those that its own circuit scores best without, at most a third "
-            "(default: a sixth of all)",
+            "heads each member loses, 0 for none (default: a sixth of the candidates); best: as many as its circuit scores best "
+            "without",
             "N",
             PRUNING,
             parser=count_or_best,
         ),
     ] = None
     ood_data: Annotated[
-        str | None, option("out-of-distribution data, by which heads are chosen as well", "NAME_OR_FOLDER", PRUNING)
+        str | None, option("out-of-distribution data to choose heads by", "NAME_OR_FOLDER", PRUNING)
     ] = None
     ood_split: OodSplit = None
     objective: Annotated[
         choice(OBJECTIVES) | None,
-        option(
-            "what the circuits are extracted for (default: avg with --ood-data; without, nothing is pruned)",
-            panel=PRUNING,
-        ),
+        option("of the circuits (default: avg with --ood-data; without, nothing is pruned)", panel=PRUNING),
     ] = None
     mode: Mode = "exact"
-    circuit_rows: Annotated[int, option("rows of each set that circuits look at", "N", PRUNING, min=1)] = 1_000
+    circuit_rows: Annotated[int, option("rows of each set to extract circuits with", "N", PRUNING, min=1)] = 1_000
     tune: Annotated[bool, switch("--tune", "fine-tune again after pruning", PRUNING)] = False
     trunk_layers: Annotated[
-        int | None,
-        option(
-            "merge the first N layers whole, from which nothing is pruned: they run once for all members",
-            "N",
-            PRUNING,
-            min=0,
-        ),
+        int | None, option("merge the first N layers whole and prune none: they run once for all", "N", PRUNING, min=0)
     ] = None
     freeze_trunk: Annotated[
         bool,
         switch(
-            "--freeze-trunk",
-            "do not train the layers of the trunk nor the embeddings, so that merging them changes nothing",
-            PRUNING,
+            "--freeze-trunk", "do not train the trunk and the embeddings, so that merging changes nothing", PRUNING
         ),
     ] = False
     test_data: Annotated[
@@ -161,28 +144,30 @@ class BuildOptions(DataOptions):
     device: Device = None
 
     @property
-    def work(self) -> Path:
-        """The folder of the steps."""
+    def steps_folder(self) -> Path:
         output = self.output if self.output.name else self.output.resolve()
         return output.with_name(f"{output.name}-steps")
 
-    def given(self, *names: str) -> list:
-        """The flags of these names, where they are given."""
+    @property
+    def circuit_objective(self) -> str | None:
+        """None where nothing is pruned."""
+        return None if self.budget == 0 else self.objective or ("avg" if self.ood_data else None)
+
+    def flags(self, *names: str) -> list:
+        """The flags of these names with their values, if they are set."""
         found = [(f"--{name.replace('_', '-')}", getattr(self, name)) for name in names]
         return [word for flag, value in found if value is not None for word in (flag, value)]
 
 
 def build(
-    pretrained: Annotated[
-        str, typer.Argument(metavar="PRETRAINED", help="a pre-trained model, by folder or Hub name")
-    ],
+    pretrained: Annotated[str, argument("PRETRAINED", "a pre-trained model, by folder or Hub name")],
     options: BuildOptions,
     others: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="MODEL",
-            help="with --target: where the first is a fine-tuned classifier, others of the same pre-trained model; then nothing is "
-            "fine-tuned, and --data is rows that none of them was trained on",
+        argument(
+            "MODEL",
+            "with --target, if the first is a fine-tuned classifier: others of the same pre-trained model; nothing is fine-tuned "
+            "then, and none of them may be trained on --data",
         ),
     ] = None,
 ) -> None:
@@ -197,25 +182,20 @@ def build(
         raise ValueError(
             "several models are for --target, such as --target balance; to fuse them as they are, use `fuse`"
         )
-    steps = steps_of(pretrained, options)
-    _check(pretrained, options, steps)
-    settings = {field.name: getattr(options, field.name) for field in fields(options)}
-    settings = {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in {"pretrained": pretrained, **settings}.items()
-        if name not in NO_SETTINGS
-    }
-    claim(options.work, BUILD_SETTINGS, settings)
-    if not any(words[0] == "prune" for words in steps):
+    _check(pretrained, options)
+    settings = {name: value for name, value in vars(options).items() if name not in NO_SETTINGS}
+    claim(options.steps_folder, BUILD_SETTINGS, {"pretrained": pretrained, **settings})
+    if options.circuit_objective is None:
         print("Nothing will be pruned: for that, pass --ood-data or --objective acc, without --budget 0.")
-    print(f"{len(steps)} steps, each of which you could run by itself; stop when you like, the same command goes on:")
+    steps = steps_of(pretrained, options)
+    print(f"{len(steps)} steps, which can be run one by one, too; stop when you like, the same command continues:")
     for words in steps:
         print(f"  hydra-transformers {shlex.join(words)}")
     for words in steps:
         if not _is_done(options.output, words[0]):
             print(f"\n{words[0]}:", flush=True)
             run_step(words)
-    print(f"\nThe Hydra is in {options.output}, its members are in {options.work}.")
+    print(f"\nThe Hydra is in {options.output}, its members are in {options.steps_folder}.")
 
 
 def run_step(words: list[str]) -> None:
@@ -226,70 +206,66 @@ def run_step(words: list[str]) -> None:
 
 def steps_of(pretrained: str, options: BuildOptions) -> list[list[str]]:
     """The commands, as one would type them."""
-    work, given = options.work, options.given
-    data = ["--data", options.data, *given("split", *OF_DATA)]
-    common = ["--batch-size", options.batch_size]
-    training = [*given("limit", "max_steps"), "--seed", options.seed, *common]
+    folder, flags = options.steps_folder, options.flags
+    data = ["--data", options.data, *flags("split", *FOR_ALL_STEPS)]
+    common, trunk = ["--batch-size", options.batch_size], flags("trunk_layers")
+    training = [*flags("limit", "max_steps"), "--seed", options.seed, *common]
     training += ["--report-to", options.report_to] if options.report_to != "none" else []
-    trunk = given("trunk_layers")
     training += trunk if options.freeze_trunk else []
-    steps, members = [], work / "finetuned"
-    steps.append(["finetune", pretrained, "--members", options.members, *data, "--part", "training"])
-    steps[-1] += [*given("recipe", "epochs"), *training, "--output", members]
-    objective = options.objective or ("avg" if options.ood_data else None)
-    if objective is not None and options.budget != 0:
-        steps.append(["prune", members, *data, "--part", "validation", "--objectives", objective])
-        steps[-1] += [*given("ood_data", "ood_split", "budget", "mode"), *trunk, "--limit", options.circuit_rows]
-        members = work / "pruned"
-        steps[-1] += ["--seed", options.seed, *common, *given("device"), "--output", members]
+    members = folder / "finetuned"
+    steps = [["finetune", pretrained, "--members", options.members, *data, "--part", "training"]]
+    steps[-1] += [*flags("recipe", "epochs"), *training, "--output", members]
+    if options.circuit_objective is not None:
+        steps.append(["prune", members, *data, "--part", "validation", "--objectives", options.circuit_objective])
+        steps[-1] += [*flags("ood_data", "ood_split", "budget", "mode"), *trunk, "--limit", options.circuit_rows]
+        members = folder / "pruned"
+        steps[-1] += ["--seed", options.seed, *common, *flags("device"), "--output", members]
     if options.tune:
-        steps.append(["finetune", members, *data, "--part", "training", *training, "--output", work / "tuned"])
-        members = work / "tuned"
+        steps.append(["finetune", members, *data, "--part", "training", *training, "--output", folder / "tuned"])
+        members = folder / "tuned"
     steps.append(["fuse", members, *trunk, "--output", options.output])
     test = [*data, "--part", "test"]
     if options.test_data is not None or options.test_split is not None:
-        test = ["--data", options.test_data or options.data, *given(*OF_DATA)]
+        test = ["--data", options.test_data or options.data, *flags(*FOR_ALL_STEPS)]
         test += [] if options.test_split is None else ["--split", options.test_split]
     for group in ("near", "far"):
         test += [word for name, each in getattr(options, group) or [] for word in (f"--{group}", f"{name}={each}")]
-    single = ["--compare", f"single={work / 'finetuned' / 'member-0'}"]
-    steps.append(["evaluate", options.output, *test, *given("limit"), *single, *common, *given("device")])
+    single = ["--compare", f"single={folder / 'finetuned' / 'member-0'}"]
+    steps.append(["evaluate", options.output, *test, *flags("limit"), *single, *common, *flags("device")])
     return [[str(word) for word in words] for words in steps]
 
 
 def _is_done(output: Path, command: str) -> bool:
-    """Whether a step need not even look: the Hydra is there, or its evaluation. Other steps know what they have done."""
-    if command == "evaluate":
-        return (output / "evaluation" / "report.json").exists()
-    return (output / FUSE_SETTINGS).exists()
+    """Whether the Hydra, or its evaluation, exists; until then every step finds out itself what it has done."""
+    return (output / ("evaluation/report.json" if command == "evaluate" else FUSE_SETTINGS)).exists()
 
 
 # Checks before the first step
 
 
-def _check(pretrained: str, options: BuildOptions, steps: list[list[str]]) -> None:
-    if options.members < 2:
-        raise ValueError("--members is 1, which is no ensemble: pass at least 2")
-    if options.time_limit is not None:
-        raise ValueError("--time-limit is for --target: pass that, too")
-    is_pruned = any(words[0] == "prune" for words in steps)
-    if options.budget == 0 and (options.ood_data or options.objective):
-        raise ValueError(
-            "--budget 0 prunes nothing, so there is no use for --ood-data and --objective: leave them out"
-        )
-    if not is_pruned and options.budget:
-        raise ValueError("--budget is for pruning: pass --ood-data, by which heads are chosen, or --objective acc")
-    if not is_pruned and options.tune:
-        raise ValueError("--tune is for pruned members, and nothing is pruned: pass --ood-data or --objective acc")
-    if options.freeze_trunk and not options.trunk_layers:
-        raise ValueError("--freeze-trunk is for a trunk, and there is none: pass --trunk-layers, too")
-    if options.output.resolve().name == "single":
-        raise ValueError("--output is called single, as the evaluation calls one fine-tuning: name it otherwise")
-    if options.ood_data and is_same_source(options.data, options.ood_data) and not options.ood_split:
-        raise ValueError(
-            f"--ood-data {options.ood_data} is the data itself, which cannot be out of its own distribution: pass other "
-            "data, or an --ood-split of it"
-        )
+def _check(pretrained: str, options: BuildOptions) -> None:
+    is_pruned = options.circuit_objective is not None
+    problems = {
+        "--members is 1, which is not an ensemble: pass at least 2": options.members < 2,
+        "--time-limit is for --target: pass that, too": options.time_limit is not None,
+        "--budget 0 prunes nothing, so --ood-data and --objective have no effect: leave them out": options.budget == 0
+        and (options.ood_data or options.objective),
+        "--budget is for pruning: pass --ood-data, to choose heads by, or --objective acc": not is_pruned
+        and options.budget,
+        "--tune is for pruned members, and nothing is pruned: pass --ood-data or --objective acc": not is_pruned
+        and options.tune,
+        "--freeze-trunk is for a trunk, and there is none: pass --trunk-layers, too": options.freeze_trunk
+        and not options.trunk_layers,
+        "--output is called single, as is one fine-tuning in the evaluation: choose another name": (
+            options.output.resolve().name == "single"
+        ),
+        f"--ood-data {options.ood_data} is the data itself: pass other data, or an --ood-split of it": options.ood_data
+        and is_same_source(options.data, options.ood_data)
+        and not options.ood_split,
+    }
+    for sentence, is_met in problems.items():
+        if is_met:
+            raise ValueError(sentence)
     config = load_config(pretrained)
     check_trainable(pretrained, config)
     check_trunk(options.trunk_layers, pretrained, config)
@@ -298,27 +274,29 @@ def _check(pretrained: str, options: BuildOptions, steps: list[list[str]]) -> No
             num_models=options.members,
             has_ood_data=options.ood_data is not None,
             budget=options.budget,
-            objectives=[options.objective or "avg"],
+            objectives=[options.circuit_objective],
             trunk_layers=options.trunk_layers or 0,
             mode=options.mode,
         ).check_heads(config, pretrained)
-    _check_output(options, steps)
+    _check_output(options)
     device_named(options.device)
     _check_data(pretrained, options, config)
 
 
-def _check_output(options: BuildOptions, steps: list[list[str]]) -> None:
-    """Refuses a folder that holds something else than this Hydra."""
-    output, fuse = options.output, next(words for words in steps if words[0] == "fuse")
+def _check_output(options: BuildOptions) -> None:
+    """Refuses a folder that holds anything but this build's Hydra."""
+    output = options.output
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        record, members = output / FUSE_SETTINGS, [f"{fuse[1]}/member-{index}" for index in range(options.members)]
-        if not record.exists() or read_settings(record).get("made_of") != digest_of_names(members):
+        members = "tuned" if options.tune else "pruned" if options.circuit_objective else "finetuned"
+        names = [str(options.steps_folder / members / f"member-{index}") for index in range(options.members)]
+        record = output / FUSE_SETTINGS
+        if not record.exists() or read_settings(record).get("made_of") != digest_of_names(names):
             raise ValueError(f"{output} exists already: pass another --output, or remove it")
     check_takes_files(output)
 
 
 def _check_data(pretrained: str, options: BuildOptions, config: PreTrainedConfig) -> None:
-    """Opens every set, so that what is missing is missed before the training; the data itself comes with the first step."""
+    """Opens every set but the training data, to find mistakes before the training."""
     is_own_split = options.test_data is None and options.test_split is not None
     if is_own_split and overlap(options.split or "train", options.test_split):
         raise ValueError(f"--test-split {options.test_split} has rows that are trained on: pass another")
@@ -336,15 +314,13 @@ def _check_data(pretrained: str, options: BuildOptions, config: PreTrainedConfig
 
 
 def _build_for_target(models: list[str], options: BuildOptions) -> None:
-    """One Hydra, chosen by `hydrate`."""
     from ..search import hydrate
     from ..search.sources import has_classifier
 
     for field in fields(BuildOptions):
-        if field.name in DECIDED_BY_TARGET and getattr(options, field.name) != field.default:
-            raise ValueError(
-                f"--{field.name.replace('_', '-')} is not for --target, which decides by itself: leave one of them out"
-            )
+        if field.name in CHOSEN_BY_TARGET and getattr(options, field.name) != field.default:
+            flag = f"--{field.name.replace('_', '-')}"
+            raise ValueError(f"{flag} is not for --target, which decides by itself: leave one of them out")
     if options.ood_split is not None and options.ood_data is None:
         raise ValueError("--ood-split is a split of --ood-data: pass that, too")
     names = models_named(models)
@@ -357,10 +333,10 @@ def _build_for_target(models: list[str], options: BuildOptions) -> None:
     if options.processor is None:
         check_same_processors(names, configs, processor)
     is_pretrained = len(names) == 1 and not has_classifier(names[0])
-    data = (_parts if is_pretrained else _held_out)(names[0], options, configs[0], processor)
+    data = (_data_to_finetune if is_pretrained else _data_to_choose_by)(names[0], options, configs[0], processor)
     found = hydrate(
         names[0] if is_pretrained else names,
-        ood_data=_foreign(options, configs[0], processor),
+        ood_data=_ood_data(options, configs[0], processor),
         target=options.target,
         output_dir=options.output,
         processor=processor,
@@ -369,26 +345,25 @@ def _build_for_target(models: list[str], options: BuildOptions) -> None:
         seed=options.seed,
         time_limit=options.time_limit,
         device=device,
-        card=_card(options.data, names),
+        card=_names_on_the_hub(options.data, names),
         **data,
     )
     print(f"\n{found.to_markdown()}")
-    print(f"The Hydra is in {options.output}, the steps are in {options.work}.")
-    part = " --part test" if is_pretrained else " ..."
+    print(f"The Hydra is in {options.output}, the steps are in {options.steps_folder}.")
+    part = "--part test" if is_pretrained else "..."
     print(
-        f"Next, on rows that nothing was chosen by: hydra-transformers evaluate {options.output} --data {options.data}{part}"
+        f"Next, on rows that the search has not seen: hydra-transformers evaluate {options.output} --data {options.data} {part}"
     )
 
 
-def _parts(name: str, options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, Any]:
-    """For a pre-trained model: one part of the data to train on, one to choose by; that for tests is not touched."""
+def _data_to_finetune(name: str, options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, Any]:
+    """For a pre-trained model: one part of the data to train on, one to choose by; the part for tests is not read."""
     remember_max_length(processor, config, options.max_length, TEXT_TOKENS)
-    classes = classes_of(options)
-    config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
+    classes = name_classes(config, options)
     train, held_out = (
         options.read(config, processor, split=options.split, part=part) for part in ("training", "validation")
     )
-    check_can_be_learnt_from(train, options.data, "to learn")
+    check_has_variety(train, options.data, "to learn")
     recipe = recipe_for(options.recipe, config, train, True, options.epochs, options.max_steps)
     return {
         "train_data": replace(train, change=change_by(train, recipe)),
@@ -400,17 +375,16 @@ def _parts(name: str, options: BuildOptions, config: PreTrainedConfig, processor
     }
 
 
-def _held_out(name: str, options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, Any]:
-    """For fine-tuned models: rows to choose by; nothing is trained."""
-    for flag in ("recipe", "epochs", "max_steps", "report_to"):
-        if getattr(options, flag) not in (None, "none"):
-            raise ValueError(
-                f"--{flag.replace('_', '-')} is for training, and {name} is fine-tuned already: leave it out"
-            )
+def _data_to_choose_by(name: str, options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, Any]:
+    """For fine-tuned models, which are not trained."""
+    for word in options.flags("recipe", "epochs", "max_steps") + (
+        ["--report-to"] if options.report_to != "none" else []
+    ):
+        raise ValueError(f"{word} is for training, and {name} is fine-tuned already: leave it out")
     return {"data": options.read(config, processor, split=options.split)}
 
 
-def _foreign(options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, dict[str, Any]] | None:
+def _ood_data(options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, dict[str, Any]] | None:
     def read(name: str, split: str | None = None) -> Any:
         return options.read(config, processor, name, split, labelled=False, prefer=SPLITS_TO_CUT)
 
@@ -420,8 +394,8 @@ def _foreign(options: BuildOptions, config: PreTrainedConfig, processor: Any) ->
     return {group: sets for group, sets in found.items() if sets} or None
 
 
-def _card(data: str, names: list[str]) -> dict[str, str]:
-    """What the Hub calls the data and the model; folders have no name there."""
+def _names_on_the_hub(data: str, names: list[str]) -> dict[str, str]:
+    """The data and the model, for the card; folders have no name there."""
     card = {}
     if not Path(data).exists():
         card["dataset"] = data.partition(":")[0]

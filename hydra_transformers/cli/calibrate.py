@@ -1,4 +1,4 @@
-"""`calibrate`: when a model says that it does not know, and which classes it may be."""
+"""`calibrate`: when a model abstains, and which classes its prediction sets name."""
 
 import shutil
 import sys
@@ -8,15 +8,14 @@ from typing import Annotated
 from .._io.files import written_whole
 from ..data.loading import remember_max_length
 from ..data.prediction import ZeroShotClassifier
-from ..data.processors import load_processor
-from ..data.prompts import class_prompts
+from ..data.processors import class_prompts, load_processor
 from ..data.rows import is_same_source
 from ..hub.member_circuits import copy_circuits, load_circuits
 from ..models.detection import DETECTORS
 from ..uncertainty import CalibratedClassifier, detector_by_name
 from ..uncertainty import calibrate as fit
-from .evaluate import WithProgress
-from .folders import FUSE_SETTINGS, check_is_new, check_takes_files, load_config, load_model
+from .evaluate import with_progress
+from .folders import FUSE_SETTINGS, check_is_new, load_config, load_model
 from .options import BatchSize, Device, ModelArgument, PartOptions, choice, device_named, option, share
 
 
@@ -39,25 +38,24 @@ def calibrate(
     ] = None,
     confidence: Annotated[
         float | None,
-        option("promise it for new rows in this share of all calibrations: 0.95", "SHARE", ABSTAIN, parser=share),
+        option("guarantee it for new rows with this probability: 0.95", "SHARE", ABSTAIN, parser=share),
     ] = None,
     ood_data: Annotated[
-        str | None, option("rows from elsewhere, for --tpr, or to see their share", "NAME_OR_FOLDER", ABSTAIN)
+        str | None, option("rows from elsewhere, for --tpr, or to see how many are refused", "NAME_OR_FOLDER", ABSTAIN)
     ] = None,
-    detector: Annotated[choice(DECIDING_DETECTORS), option("the score by which it abstains", panel=ABSTAIN)] = "msp",
+    detector: Annotated[choice(DECIDING_DETECTORS), option("the score that decides", panel=ABSTAIN)] = "msp",
     training_data: Annotated[
         str | None,
-        option("what a detector that needs a fit learns (default: half of --data)", "NAME_OR_FOLDER", ABSTAIN),
+        option("rows to fit a detector that needs a fit (default: half of --data)", "NAME_OR_FOLDER", ABSTAIN),
     ] = None,
-    alpha: Annotated[float, option("how many may miss the right class", "SHARE", SETS, parser=share)] = 0.1,
-    sets: Annotated[choice(("lac", "aps", "raps", "none")), option("their kind", panel=SETS)] = "lac",
+    alpha: Annotated[float, option("how many sets may miss the right class", "SHARE", SETS, parser=share)] = 0.1,
+    sets: Annotated[choice(("lac", "aps", "raps", "none")), option("the kind of sets", panel=SETS)] = "lac",
     batch_size: BatchSize = 32,
     device: Device = None,
 ) -> None:
     """Fit when a model says that it does not know, and which classes it may be; saved with the model."""
-    target = {
-        name: value for name, value in (("risk", risk), ("coverage", coverage), ("tpr", tpr)) if value is not None
-    }
+    target = {"risk": risk, "coverage": coverage, "tpr": tpr}
+    target = {name: value for name, value in target.items() if value is not None}
     if len(target) > 1:
         raise ValueError(f"{' and '.join(f'--{name}' for name in target)} exclude each other: pass one of them")
     for flag, value in (("--confidence", confidence), ("--ood-data", ood_data)):
@@ -68,21 +66,20 @@ def calibrate(
     if ood_data is not None and is_same_source(ood_data, data.data):
         raise ValueError(f"--ood-data is the data itself, {data.data}: name rows from elsewhere")
     if training_data is not None and not detector_by_name(detector).needs_fit:
-        raise ValueError(f"the detector {detector} learns nothing: leave --training-data out, or name another")
+        raise ValueError(f"the detector {detector} is not fitted: leave --training-data out, or name another detector")
     config = load_config(model)
     check_is_new(output)
-    check_takes_files(output)
     device = device_named(device)
     folder = Path(model)
     if folder.is_dir():
-        load_circuits(folder, [config])  # refuses those that a card could not be made of
+        load_circuits(folder, [config])  # refuses circuits that a card could not describe
     processor = load_processor(data.processor or model, config)
-    if data.max_length is not None:  # saved with the model, which then reads what it was calibrated on
+    if data.max_length is not None:  # saved with the model, so that it reads texts as it was calibrated
         remember_max_length(processor, config, data.max_length, data.max_length)
-    rows = data.read(config, processor, split=data.split, part=data.part)
+    rows = data.read_part(config, processor)
     if str(rows.split).startswith("train") and data.part in (None, "training"):
         print(
-            f"note: these rows are of the split {rows.split}: where the model was trained on them, nothing promised holds",
+            f"note: these rows are of the split {rows.split}: if the model was trained on them, no guarantee holds",
             file=sys.stderr,
         )
     others = {}
@@ -93,21 +90,21 @@ def calibrate(
         others["train_data"] = data.read(config, processor, training_data, prefer=("train",))
     prompts = class_prompts(config, processor, rows.class_names)
     if prompts is not None and "train_data" in others and others["train_data"].class_names != rows.class_names:
-        raise ValueError(f"{training_data} has other classes than {data.data}: let the detector learn from the same")
+        raise ValueError(f"{training_data} has other classes than {data.data}: fit the detector on the same classes")
     loaded = load_model(model, device)
     calibration = fit(
         loaded if prompts is None else ZeroShotClassifier(loaded, prompts, rows.class_names),
-        WithProgress(rows, batch_size, data.data),
+        with_progress(rows, batch_size, data.data),
         target=target or None,
         confidence=confidence,
         detector=detector,
         alpha=None if sets == "none" else alpha,
         sets=sets,
-        **{name: WithProgress(each, batch_size, name) for name, each in others.items()},
+        **{name: with_progress(each, batch_size, name) for name, each in others.items()},
     )
     with written_whole(output) as unfinished:
         loaded.save_pretrained(unfinished)
-        if isinstance(calibration.model, CalibratedClassifier):  # a Hydra classifier's decision is a part of it
+        if isinstance(calibration.model, CalibratedClassifier):  # a Hydra classifier's decision is part of it
             calibration.model.save(unfinished)
         processor.save_pretrained(unfinished)
         if (folder / FUSE_SETTINGS).exists():

@@ -17,7 +17,7 @@ def demo(
     from ..demo.story import FAST, FULL, tell
 
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # sums have one order, and every run the same figures
+    torch.set_num_threads(1)  # the order of sums is fixed, and so are the figures
     try:
         tell(output, FAST if fast else FULL, train)
     finally:

@@ -1,7 +1,7 @@
 """`evaluate`: accuracy, calibration and out-of-distribution detection."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,16 +14,14 @@ from transformers import PreTrainedConfig
 from .._io.files import write_atomically
 from .._io.progress import progress_bar
 from ..data.batches import ChangedBatches, collate
-from ..data.loading import PreparedData
+from ..data.loading import PreparedData, check_has_variety
 from ..data.prediction import ZeroShotClassifier
-from ..data.processors import load_processor
-from ..data.prompts import class_prompts
-from ..data.rows import FEW_ROWS, is_same_source
-from ..models.auto import is_zero_shot
+from ..data.processors import class_prompts, load_processor
+from ..data.rows import FEW_ROWS, is_same_source, overlap
 from ..models.detection import DETECTORS
 from ..reports.evaluation import evaluate_uncertainty
 from ..reports.report import UncertaintyReport
-from ..uncertainty import CalibratedClassifier, detector_by_name
+from ..uncertainty import CalibratedClassifier, Detector, detector_by_name
 from ..uncertainty.calibrated_classifier import OtherClassesError
 from .folders import check_takes_files, load_config, load_model
 from .options import (
@@ -39,37 +37,16 @@ from .options import (
     named,
     option,
 )
-from .rows import check_can_be_learnt_from, overlap
 
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
 
-def _severities(text: str) -> list[int]:
+def severities_in(text: str) -> list[int]:
     found = [part.strip() for part in text.split(",")]
     if not set(found) <= set(map(str, SEVERITIES)):
-        raise typer.BadParameter(f"{text!r} is no list of severities: pass some of 1 to 5, as 1,3,5")
+        raise typer.BadParameter(f"{text!r} is not a list of severities: pass some of 1 to 5, as 1,3,5")
     return [int(part) for part in found]
-
-
-class WithProgress:
-    """Batches of a data set, with a bar on a terminal where reading them takes long."""
-
-    def __init__(self, data: Any, batch_size: int, name: str):
-        self.loader, self.name = torch.utils.data.DataLoader(data, batch_size, collate_fn=collate), name
-
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-        with progress_bar(len(self.loader), self.name, "batch") as bar:
-            for batch in self.loader:
-                yield batch
-                bar.update()
-
-
-def _with_progress(data: Any, batch_size: int, name: str) -> Any:
-    """A bar on data that may be changed; the change is left to whoever reads it, who knows the device."""
-    if isinstance(data, ChangedBatches):
-        return ChangedBatches(WithProgress(data.data, batch_size, name), data.change)
-    return WithProgress(data, batch_size, name)
 
 
 def evaluate(
@@ -77,27 +54,23 @@ def evaluate(
     data: PartOptions,
     compare: Annotated[
         list[tuple] | None,
-        option("another model, judged as well, with its own processor; may be repeated", "NAME=MODEL", parser=named),
+        option("another model to evaluate, with its own processor; may be repeated", "NAME=MODEL", parser=named),
     ] = None,
     near: NearData = None,
     far: FarData = None,
-    score: Annotated[
-        choice(DETECTORS), option("OOD score; those that know the training data are fitted first")
-    ] = "msp",
-    fit_data: Annotated[
-        str | None, option("data to fit the score on (default: that of --data)", "NAME_OR_FOLDER")
-    ] = None,
+    score: Annotated[choice(DETECTORS), option("OOD score; those that need a fit are fitted first")] = "msp",
+    fit_data: Annotated[str | None, option("data to fit the score on (default: --data)", "NAME_OR_FOLDER")] = None,
     fit_split: Annotated[str | None, option("default: train")] = None,
     corruptions: Annotated[
         str | None,
         option(
-            "judge on the corrupted data, too: names with commas between them, of corruptions (gaussian_noise, "
+            "evaluate on corrupted data, too: names with commas between them, of corruptions (gaussian_noise, "
             "jpeg_compression, typos, ...) or groups (noise, blur, colour, digital, characters, words), or all",
             "NAMES",
         ),
     ] = None,
     severities: Annotated[
-        list | None, option("of the corruptions, of 1 to 5 (default: 1,2,3,4,5)", "N,N", parser=_severities)
+        list | None, option("of the corruptions, from 1 to 5 (default: 1,2,3,4,5)", "N,N", parser=severities_in)
     ] = None,
     batch_size: BatchSize = 32,
     device: Device = None,
@@ -105,11 +78,10 @@ def evaluate(
         Path | None, option("gets report.md, report.html, report.json and plots (default: MODEL/evaluation)", "DIR")
     ] = None,
 ) -> None:
-    """Judge accuracy, calibration and out-of-distribution detection, as tables and plots."""
+    """Measure accuracy, calibration and out-of-distribution detection, as tables and plots."""
     groups = {"near": near or [], "far": far or []}
-    for group, sets in groups.items():
-        check_named_once([name for name, _ in sets], f"--{group}")
-    check_named_once([name for name, _ in compare or []], "--compare")
+    for flag, given in {**groups, "compare": compare or []}.items():
+        check_named_once([name for name, _ in given], f"--{flag}")
     if corruptions is None and severities is not None:
         raise ValueError("--severities is of --corruptions: name those, or all")
     detector = detector_by_name(score)
@@ -120,55 +92,37 @@ def evaluate(
     configs = {name: load_config(source) for name, source in sources.items()}
     _check_classes(configs)
     if output is None and not Path(model).is_dir():
-        raise ValueError(f"{model} is no folder to write into: pass --output")
+        raise ValueError(f"{model} is not a folder to write into: pass --output")
     output = output or Path(model) / "evaluation"
     check_takes_files(output)
     device = device_named(device)
     processors = {name: load_processor(data.processor or source, configs[name]) for name, source in sources.items()}
-    rows, foreign, fit_rows, corrupted = {}, {}, {}, {}
-    for place, name in enumerate(sources):
-        read = partial(data.read, configs[name], processors[name], quiet=place > 0)
-        rows[name] = read(split=data.split, part=data.part)
-        foreign[name] = {
-            group: {each: read(source, labelled=False) for each, source in sets}
-            for group, sets in groups.items()
-            if sets
-        }
-    for place, name in enumerate(sources):
-        if detector.needs_fit:
-            read = partial(data.read, configs[name], processors[name], quiet=place > 0)
-            fit_rows[name] = _fit_rows(
-                read, fit_data or data.data, fit_split, detector, configs[name], data, rows[name]
-            )
-        corrupted[name] = _corrupted(rows[name], corruptions, severities, processors[name])
-    _tell_what_says_little(data.data, rows[next(iter(sources))], groups)
     models = {name: load_model(source, device) for name, source in sources.items()}
     results = {}
-    for place, (name, loaded) in enumerate(models.items()):
-        prompts = class_prompts(configs[name], processors[name], rows[name].class_names)
-        judged = loaded if prompts is None else ZeroShotClassifier(loaded, prompts, rows[name].class_names)
-        judged = _with_saved_decision(judged, sources[name])
+    for name, loaded in models.items():
+        read = partial(data.read, configs[name], processors[name], quiet=bool(results))
+        rows = read(split=data.split, part=data.part)
+        ood_rows = {
+            group: {each: read(of, labelled=False) for each, of in sets} for group, sets in groups.items() if sets
+        }
+        if not results:
+            _print_notes(data.data, rows, groups)
+        prompts = class_prompts(configs[name], processors[name], rows.class_names)
+        classifier = loaded if prompts is None else ZeroShotClassifier(loaded, prompts, rows.class_names)
+        classifier = _with_saved_decision(classifier, sources[name])
         detector = detector_by_name(score)
         if detector.needs_fit:
-            detector.fit(judged, WithProgress(fit_rows[name], batch_size, f"{name}: fit of {detector.name}"))
-            if place == 0:
+            fit_rows = read(fit_data or data.data, fit_split, labelled=detector.needs_labels, prefer=("train",))
+            _check_fit_rows(fit_rows, fit_data or data.data, detector, data.data, rows, prompts is not None)
+            detector.fit(classifier, with_progress(fit_rows, batch_size, f"{name}: fit of {score}"))
+            if not results:
                 detector.save(output)
         results |= evaluate_uncertainty(
-            {name: judged},
-            WithProgress(rows[name], batch_size, f"{name}: in distribution"),
-            {
-                group: {each: WithProgress(found, batch_size, f"{name}: {each}") for each, found in sets.items()}
-                for group, sets in foreign[name].items()
-            }
-            or None,
+            {name: classifier},
+            with_progress(rows, batch_size, f"{name}: in distribution"),
+            with_progress(ood_rows, batch_size, name) or None,
             score=detector if detector.needs_fit else score,
-            corruptions={
-                corruption: {
-                    severity: _with_progress(found, batch_size, f"{name}: {corruption} {severity}")
-                    for severity, found in sweep.items()
-                }
-                for corruption, sweep in corrupted[name].items()
-            },
+            corruptions=with_progress(_corrupted(rows, corruptions, severities, processors[name]), batch_size, name),
         ).models
     report = UncertaintyReport(score=score, models=results)
     report.to_json(output / "report.json")
@@ -185,23 +139,35 @@ def evaluate(
     print(f"Next: hydra-transformers card {model} --report {output / 'report.json'}{own_name} --dataset ...")
 
 
-def _with_saved_decision(model: nn.Module, source: str) -> nn.Module:
-    """With the decision that `calibrate` saved beside the model, where there is one: a Hydra classifier's is a part of it."""
-    if not CalibratedClassifier.is_saved_in(source):
-        return model
-    try:
-        return CalibratedClassifier.load(model, source).eval()
-    except OtherClassesError as error:
-        print(f"note: {source} is judged without its decision: {error}", file=sys.stderr)
-        return model
+def with_progress(data: Any, batch_size: int, name: str) -> Any:
+    """The batches of a data set, or of each in nested dicts, with a bar on a terminal where reading them takes long."""
+    if isinstance(data, dict):
+        return {key: with_progress(each, batch_size, f"{name} {key}") for key, each in data.items()}
+    if isinstance(data, ChangedBatches):  # the reader applies the change, on its device
+        return ChangedBatches(with_progress(data.data, batch_size, name), data.change)
+    return _WithProgress(data, batch_size, name)
+
+
+class _WithProgress:
+    def __init__(self, data: Any, batch_size: int, name: str):
+        self.loader, self.name = torch.utils.data.DataLoader(data, batch_size, collate_fn=collate), name
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        with progress_bar(len(self.loader), self.name, "batch") as bar:
+            for batch in self.loader:
+                yield batch
+                bar.update()
+
+
+# Models
 
 
 def _models_by_name(model: str, compare: list[tuple[str, str]]) -> dict[str, str]:
-    """Name -> folder or Hub name, the model itself first; refuses a name that stands for two things."""
+    """Name -> folder or Hub name, the model itself first."""
     path = Path(model)
     own = path.resolve().name if path.is_dir() else path.name
     if own in dict(compare):
-        raise ValueError(f"--compare calls another model {own}, as {model} itself is called: name it otherwise")
+        raise ValueError(f"--compare calls another model {own}, which is the name of {model}: choose another name")
     return {own: model, **dict(compare)}
 
 
@@ -209,13 +175,27 @@ def _check_classes(configs: dict[str, PreTrainedConfig]) -> None:
     first = next(iter(configs))
     for name, config in configs.items():
         if getattr(config, "id2label", None) != getattr(configs[first], "id2label", None):
-            raise ValueError(f"{name} has other classes than {first}: they cannot be judged on the same labels")
+            raise ValueError(f"{name} has other classes than {first}: compare models of the same classes")
+
+
+def _with_saved_decision(model: nn.Module, source: str) -> nn.Module:
+    """With the decision that `calibrate` saved beside the model, if there is one; a Hydra classifier's is part of it."""
+    if not CalibratedClassifier.is_saved_in(source):
+        return model
+    try:
+        return CalibratedClassifier.load(model, source).eval()
+    except OtherClassesError as error:
+        print(f"note: {source} is evaluated without its decision: {error}", file=sys.stderr)
+        return model
+
+
+# Data
 
 
 def _corrupted(
     rows: PreparedData, corruptions: str | None, severities: list[int] | None, processor: Any
 ) -> dict[str, dict[int, Any]]:
-    """The corrupted data that was asked for, by corruption and severity."""
+    """The requested corruptions of the data, by name and severity."""
     if corruptions is None:
         return {}
     from ..shift import corrupted_sets
@@ -225,37 +205,32 @@ def _corrupted(
     return corrupted_sets(rows, names, severities or SEVERITIES, **scale)
 
 
-def _fit_rows(
-    read: Callable[..., PreparedData],
-    source: str,
-    split: str | None,
-    detector: Any,
-    config: PreTrainedConfig,
-    data: PartOptions,
-    judged: PreparedData,
-) -> PreparedData:
-    """The rows that the score is fitted on; refuses those that it is judged on."""
-    rows = read(source, split, labelled=detector.needs_labels, prefer=("train",))
-    if is_same_source(source, data.data) and overlap(rows.split, judged.split):
+def _check_fit_rows(
+    rows: PreparedData, source: str, detector: Detector, test_source: str, test: PreparedData, is_zero_shot: bool
+) -> None:
+    """Refuses to fit a score on the rows that test it, or on other classes."""
+    if is_same_source(source, test_source) and overlap(rows.split, test.split):
         raise ValueError(
-            f"{detector.name} would be fitted on the rows that it is judged on ({source}, {rows.split}): pass the training "
-            "data with --fit-data or --fit-split"
+            f"{detector.name} would be fitted on the rows that test it ({source}, {rows.split}): pass the training data with "
+            "--fit-data or --fit-split"
         )
     if detector.needs_labels:
-        check_can_be_learnt_from(rows, source, "to fit the score on")
-        if is_zero_shot(config) and rows.class_names != judged.class_names:
-            raise ValueError(f"{source} has other classes than {data.data}: fit the score on data with the same")
-    return rows
+        check_has_variety(rows, source, "to fit the score on")
+        if is_zero_shot and rows.class_names != test.class_names:
+            raise ValueError(f"{source} has other classes than {test_source}: fit the score on data with the same")
 
 
-def _tell_what_says_little(name: str, rows: PreparedData, groups: dict[str, list[tuple[str, str]]]) -> None:
+def _print_notes(name: str, rows: PreparedData, groups: dict[str, list[tuple[str, str]]]) -> None:
+    """What makes the figures less meaningful."""
+    notes = []
     if len(rows) < 2:
-        print(f"note: {name} gives 1 row, of which no figure means anything", file=sys.stderr)
+        notes.append(f"{name} gives 1 row, so no figure means anything")
     elif len(set(rows.labels)) < 2:
-        print(f"note: all {len(rows):,} rows of {name} have the same label", file=sys.stderr)
+        notes.append(f"all {len(rows):,} rows of {name} have the same label")
     elif len(rows) < FEW_ROWS and not any("rows judge" in note for note in rows.notes):
-        print(f"note: only {len(rows)} rows judge: differences of a few points may be chance", file=sys.stderr)
+        notes.append(f"only {len(rows)} rows judge: differences of a few points may be chance")
     for group, sets in groups.items():
-        for each, source in sets:
-            if is_same_source(source, name):
-                print(f"note: --{group} {each} is the data itself, so it cannot be told from it", file=sys.stderr)
+        same = [each for each, source in sets if is_same_source(source, name)]
+        notes += [f"--{group} {each} is the data itself, so no score can separate them" for each in same]
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)

@@ -4,28 +4,21 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ..data.processors import load_processor
 from ..export import FILES
 from ..export import export as write
 from ..uncertainty import CalibratedClassifier
-from .folders import check_is_hydra, check_is_new, check_takes_files, load_config, load_model
-from .options import Processor, check_named_once, one_of, option
+from .folders import check_is_hydra, check_is_new, load_config, load_model
+from .options import Processor, argument, check_named_once, one_of, option
 
 
 def export(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="MODEL", help="a Hydra: the output of `fuse` or `calibrate`, or a Hub name"),
-    ],
+    model: Annotated[str, argument("MODEL", "a Hydra: the output of `fuse` or `calibrate`, or a Hub name")],
     output: Annotated[Path, option("a new folder: gets the exported model, config.json and the processor", "DIR")],
     to: Annotated[
         list[str],
         option(
-            "onnx (model.onnx), torch (model.pt2, which torch.export.load reads), or both",
-            "FORMAT...",
-            parser=one_of(FILES),
+            "onnx (model.onnx), torch (model.pt2, for torch.export.load), or both", "FORMAT...", parser=one_of(FILES)
         ),
     ] = ("onnx",),
     processor: Processor = None,
@@ -35,17 +28,13 @@ def export(
     config = load_config(model)
     check_is_hydra(config, model)
     check_is_new(output)
-    check_takes_files(output)
     reader = load_processor(processor or model, config)
     if CalibratedClassifier.is_saved_in(model):
-        print(
-            f"note: {model} is exported without its decision, which is about the classes of one data set",
-            file=sys.stderr,
-        )
+        print(f"note: {model} is exported without its decision, which is for one data set's classes", file=sys.stderr)
     loaded = load_model(model).float()
     write(loaded, output, to, reader)
     calibration = "with its calibration"
     if not loaded.is_calibrated:
         calibration = "not calibrated, so it has no abstain and no prediction_set"
     files = " and ".join(str(output / FILES[each]) for each in to)
-    print(f"{files}: {calibration}; it answers as the model does (docs/export.md tells how to run it).")
+    print(f"{files}: {calibration}; it answers as the model does (docs/export.md shows how to run it).")

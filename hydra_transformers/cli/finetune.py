@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import typer
+from torch.utils.data import Subset
 from transformers import PreTrainedConfig
 
 from ..data.image_changes import random_changes
-from ..data.loading import PreparedData, classes_in, remember_max_length
+from ..data.loading import PreparedData, check_has_variety, classes_in, remember_max_length
 from ..data.processors import load_processor
-from ..data.rows import SPLITS_TO_CUT
+from ..data.rows import MOST_HELD_OUT_ROWS, SPLITS_TO_CUT, overlap
 from ..fusion import saved_tower_configs
 from ..fusion.probe import TEXT_TOKENS
 from ..hub.member_circuits import copy_circuits
@@ -29,21 +29,20 @@ from .options import (
     PartOptions,
     ReportTo,
     Seed,
+    argument,
     check_named_once,
     choice,
     learning_rate,
     option,
 )
-from .rows import check_can_be_learnt_from, overlap
 
 
-MOST_VALIDATION_ROWS = 3_000
 VALIDATES_ON_FIRST_ROWS = {"sst2"}
 RecipeName = Annotated[
     choice(sorted(RECIPES)) | None,
     option(
-        "how to train (default: as finetune-images or finetune-texts from a pre-trained model, otherwise as tune-images or "
-        "tune-texts, with epochs by the number of rows and an early end; imagenet1k, cifar100 and sst2 are the paper's)"
+        "how to train (default: finetune-images or finetune-texts for a pre-trained model, tune-images or tune-texts otherwise, "
+        "with epochs by the number of rows and early stopping; imagenet1k, cifar100 and sst2 are the paper's)"
     ),
 ]
 
@@ -51,23 +50,21 @@ RecipeName = Annotated[
 def finetune(
     model: Annotated[
         str,
-        typer.Argument(
-            metavar="DIR_OR_MODEL",
-            help="the output of `prune`; or a pre-trained model, by folder or Hub name, which is fine-tuned several times, each "
-            "time with a new classifier for the classes of the data",
+        argument(
+            "DIR_OR_MODEL",
+            "the output of `prune`; or a pre-trained model, by folder or Hub name, which is fine-tuned several times, each time "
+            "with a new classifier for the classes of the data",
         ),
     ],
     data: PartOptions,
-    output: Annotated[Path, option("gets the trained members; run again to go on after a stop", "DIR")],
+    output: Annotated[Path, option("gets the trained members; run again to continue after a stop", "DIR")],
     recipe: RecipeName = None,
-    members: Annotated[
-        int | None, option("how many fine-tunings of a pre-trained model (default: 3)", "M", min=1)
-    ] = None,
+    members: Annotated[int | None, option("fine-tunings of a pre-trained model (default: 3)", "M", min=1)] = None,
     validation_split: Annotated[
         str | None,
         option(
-            "default: with --part training the part for validation; otherwise a tenth of the training rows, at most 3,000, is "
-            "held out, drawn at random; with the recipe sst2 the first rows are"
+            "default: with --part training the part for validation; otherwise a random tenth of the training rows, at most "
+            "3,000; with the recipe sst2 the first rows"
         ),
     ] = None,
     learning_rates: Annotated[
@@ -78,8 +75,7 @@ def finetune(
     max_steps: MaxSteps = None,
     report_to: ReportTo = "none",
     trunk_layers: Annotated[
-        int,
-        option("do not train the first N layers, nor the embeddings: fused members run them once", "N", min=0),
+        int, option("do not train the first N layers and the embeddings, which fused members then share", "N", min=0)
     ] = 0,
     seed: Seed = 0,
     batch_size: BatchSize = 32,
@@ -98,22 +94,22 @@ def finetune(
     check_trainable(model, config, is_pretrained)
     check_trunk(trunk_layers, name, config)
     named = RECIPES[recipe or base_recipe(config, is_pretrained)]
-    rates = _learning_rates(learning_rates or None, named)
+    check_named_once(learning_rates or [], "--learning-rates")
+    if "grid" in (learning_rates or []) and len(learning_rates) > 1:
+        raise ValueError("--learning-rates has numbers and the word grid: pass either")
     count = (members or 3) if is_pretrained else len(folders)
     claim_for_training(output, source, count, is_pretrained or are_fine_tunings(source))
     processor = load_processor(data.processor or name, config)
     remember_max_length(processor, config, data.max_length, TEXT_TOKENS)
-    classes = None
     if is_pretrained:
-        classes = classes_of(data, data.part)
-        config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
+        classes = name_classes(config, data, data.part)
         print(f"{count} fine-tunings of {name} with new classifiers for {len(classes)} classes")
     train, validation = _train_and_validation(data, validation_split, seed, config, processor, named)
     chosen = recipe_for(recipe, config, train, is_pretrained, epochs, max_steps)
     chosen = replace(chosen, trunk_layers=trunk_layers)
     settings = {
         "seed": seed,
-        "learning_rates": rates,
+        "learning_rates": "grid" if learning_rates == ["grid"] else learning_rates or None,
         "per_device_train_batch_size": batch_size,
         "per_device_eval_batch_size": batch_size,
         "report_to": report_to,
@@ -127,32 +123,34 @@ def finetune(
         finetune_members(models, chosen, train, validation, output, **settings)
     for index in range(count):
         processor.save_pretrained(output / f"member-{index}")
-    step = "prune" if is_pretrained else "fuse"
-    print(f"Next: hydra-transformers {step} {output} {'--data ... ' if is_pretrained else ''}--output ...")
     if is_pretrained:
+        print(f"Next: hydra-transformers prune {output} --data ... --output ...")
         print("(Or hydra-transformers fuse: fine-tunings make a Hydra without any pruning, too.)")
+    else:
+        print(f"Next: hydra-transformers fuse {output} --output ...")
+
+
+# Checks that `build` makes, too
 
 
 def check_training(epochs: int | None, max_steps: int | None, report_to: str) -> None:
-    """Refuses two lengths of a training, and reports to what is not installed."""
     from transformers.integrations import get_available_reporting_integrations
 
     if epochs is not None and max_steps is not None:
         raise ValueError("--epochs and --max-steps are both lengths of a training: pass one of them")
-    known = get_available_reporting_integrations()
-    if report_to not in ("none", "all", *known):
+    known = ["none", *get_available_reporting_integrations()]
+    if report_to not in ("all", *known):
         raise ValueError(
-            f"--report-to {report_to} is unknown or not installed: install it, or pass one of {', '.join(['none', *known])}"
+            f"--report-to {report_to} is unknown or not installed: install it, or pass one of {', '.join(known)}"
         )
 
 
 def check_trainable(name: str, config: PreTrainedConfig, is_pretrained: bool = True) -> None:
-    """Refuses what has no classifier to train. A pre-trained model of two towers gets one: its config is then that of an image
-    classifier."""
+    """Refuses models without a classifier to train. A pre-trained model of two towers is turned into an image classifier."""
     if is_zero_shot(config):
         if not is_pretrained:
             raise ValueError(
-                f"{name} has two towers and no classifier to train, members of it are fused as they are: go on with `fuse`"
+                f"{name} has two towers and no classifier to train, its members are fused as they are: continue with `fuse`"
             )
         if config.model_type in CLASSIFIERS:
             config.architectures = [CLASSIFIERS[config.model_type].__name__]
@@ -161,16 +159,20 @@ def check_trainable(name: str, config: PreTrainedConfig, is_pretrained: bool = T
 
 
 def check_trunk(trunk_layers: int | None, name: str, config: PreTrainedConfig) -> None:
-    """Refuses more layers than a model, or one of its towers, has."""
     layers = min(each.num_hidden_layers for each in saved_tower_configs(config).values())
     if trunk_layers is not None and trunk_layers > layers:
         raise ValueError(f"--trunk-layers is {trunk_layers}, {name} has {layers} layers: pass 0 to {layers}")
 
 
-def classes_of(data: DataOptions, part: str | None = None) -> list[str]:
+# Data
+
+
+def name_classes(config: PreTrainedConfig, data: DataOptions, part: str | None = None) -> list[str]:
+    """Puts the data's classes into the config of a pre-trained model, and returns them."""
     with access_to(data.data, "data set"):
-        split = data.split or (SPLITS_TO_CUT if part is None else None)
-        return classes_in(data.source(split=split, part=part))
+        classes = classes_in(data.source(split=data.split or (SPLITS_TO_CUT if part is None else None), part=part))
+    config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
+    return classes
 
 
 def _train_and_validation(
@@ -181,9 +183,9 @@ def _train_and_validation(
     processor: Any,
     recipe: Recipe,
 ) -> tuple[Any, Any]:
-    rows = data.read(config, processor, split=data.split, prefer=("train",), part=data.part)
-    check_can_be_learnt_from(rows, data.data, "to learn")
-    changed = replace(rows, change=change_by(rows, recipe))
+    rows = data.read_part(config, processor, prefer=("train",))
+    check_has_variety(rows, data.data, "to learn")
+    train = replace(rows, change=change_by(rows, recipe))
     if validation_split is not None:
         validation = data.read(config, processor, split=validation_split)
         if overlap(rows.split, validation.split):
@@ -191,43 +193,29 @@ def _train_and_validation(
                 f"--validation-split {validation.split} has rows of the training split {rows.split}: pass another, or leave it "
                 "out to hold out a part"
             )
-        return changed, validation
+        return train, validation
     if data.part is not None:
         validation = data.read(config, processor, split=data.split, part="validation", quiet=True)
-        train = changed
     else:
         held_out, others = _held_out(len(rows), seed, recipe.name in VALIDATES_ON_FIRST_ROWS)
-        train, validation = torch.utils.data.Subset(changed, others), torch.utils.data.Subset(rows, held_out)
+        train, validation = Subset(train, others), Subset(rows, held_out)
     print(f"{len(train):,} rows to train, {len(validation):,} held out for validation")
     return train, validation
 
 
 def change_by(rows: PreparedData, recipe: Recipe) -> Callable[[Any], Any] | None:
-    """The recipe's random changes of training images; says what is left out."""
+    """The recipe's random changes of training images."""
     if rows.kind != "image":
         return None
     change, unknown = random_changes(recipe.train_transforms)
     if unknown:
-        print(f"the recipe's {', '.join(unknown)} is not known here and left out")
+        print(f"the recipe's {', '.join(unknown)} is unknown here and left out")
     return change
 
 
 def _held_out(rows: int, seed: int, takes_first: bool) -> tuple[Sequence[int], Sequence[int]]:
-    """A tenth of the rows, the first of them or random ones, and the others."""
-    count = min(MOST_VALIDATION_ROWS, max(1, rows // 10))
+    """A tenth of the rows, the first or random ones, and the others."""
+    count = min(MOST_HELD_OUT_ROWS, max(1, rows // 10))
     order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed)).tolist()
     order = range(rows) if takes_first else order
     return order[:count], order[count:]
-
-
-def _learning_rates(rates: list[float | str] | None, recipe: Recipe) -> str | list[float] | None:
-    if rates is None:
-        return None
-    check_named_once(rates, "--learning-rates")
-    if rates == ["grid"]:
-        if not recipe.learning_rate_grid:
-            raise ValueError(f"the recipe {recipe.name} has no grid of learning rates: pass numbers")
-        return "grid"
-    if "grid" in rates:
-        raise ValueError("--learning-rates has numbers and the word grid: pass either")
-    return rates

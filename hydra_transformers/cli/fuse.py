@@ -1,14 +1,12 @@
-"""`fuse`: one model of the members."""
+"""`fuse`: members become one model."""
 
 import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from .._io.files import write_atomically, written_whole
-from ..data.processors import find_processor, load_processor
+from ..data.processors import check_same_processors, find_processor, load_processor
 from ..hub.member_circuits import copy_circuits, load_circuits
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
@@ -17,31 +15,29 @@ from .folders import (
     FUSE_SETTINGS,
     are_fine_tunings,
     check_is_new,
-    check_same_processors,
-    check_takes_files,
     digest_of_names,
     load_config,
     load_model,
     members_in,
 )
-from .options import one_of, option, switch
+from .options import argument, one_of, option, switch
 
 
 def fuse(
     members: Annotated[
         list[str],
-        typer.Argument(
-            metavar="DIR_OR_MODEL",
-            help="the output of `finetune` or `prune`; or the members themselves, several models by folder or Hub name: plain ones "
-            "of Transformers, fine-tuned from one pre-trained model, or Hydras",
+        argument(
+            "DIR_OR_MODEL",
+            "the output of `finetune` or `prune`; or the members themselves, by folder or Hub name: plain models of "
+            "Transformers, fine-tuned from one pre-trained model, or Hydras",
         ),
     ],
     output: Annotated[Path, option("gets the Hydra with its code and processor, ready for the Hub", "DIR")],
     shared: Annotated[
         list[str],
         option(
-            f"what becomes the mean over the members, of {', '.join(SHARED_PARTS)} (default: all; none for a Deep Ensemble in one "
-            "forward)",
+            f"the parts that become the mean over the members, of {', '.join(SHARED_PARTS)} (default: all; none for a Deep "
+            "Ensemble in one forward)",
             "[PART...]",
             parser=one_of(("", *SHARED_PARTS)),
             show_default=False,
@@ -66,9 +62,8 @@ def fuse(
     names = members if folder is None else [str(path) for path in members_in(folder)]
     configs = [load_config(name) for name in names]
     check_is_new(output)
-    check_takes_files(output)
     if folder is not None:
-        load_circuits(folder, configs)  # refuses those that a card could not be made of
+        load_circuits(folder, configs)  # refuses circuits that a card could not describe
     reader = find_processor(names[0], configs[0]) if processor is None else load_processor(processor, configs[0])
     if reader is not None and processor is None:
         check_same_processors(names, configs, reader)

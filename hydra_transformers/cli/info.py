@@ -1,30 +1,23 @@
 """`info`: the heads that each member keeps, sizes and cost."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from torch import nn
 from transformers import PreTrainedConfig
 
 from ..cost import compare_costs, count_parameters, unpruned_backbone
 from ..fusion import without_weights
 from ..models.auto import head_of, is_zero_shot
-from ..reports.tables import cost_table
-from .benchmark import sample_size
+from ..reports import cost_table
+from .benchmark import deep_ensemble_of, sample_size
 from .folders import check_is_hydra, is_baseline, load_config, load_model, member_folders
-
-
-if TYPE_CHECKING:
-    from ..baselines import Baseline
+from .options import argument
 
 
 def info(
     model: Annotated[
-        str,
-        typer.Argument(
-            metavar="FOLDER_OR_REPO",
-            help="a Hydra, of which no weights are read, a baseline, or a folder of members",
-        ),
+        str, argument("FOLDER_OR_REPO", "a Hydra, whose weights are not read, a baseline, or a folder of members")
     ],
 ) -> None:
     """Show which heads each member keeps, sizes and cost."""
@@ -32,38 +25,33 @@ def info(
     if folder.is_dir() and not (folder / "config.json").exists() and member_folders(folder):
         for member in member_folders(folder):
             print(f"{member.name}\n")
-            _describe(load_config(str(member)), str(member))
+            _describe_hydra(load_config(str(member)), str(member))
             print()
         return
     config = load_config(model)
     if is_baseline(model):
-        return _describe_baseline(load_model(model))
-    _describe(config, model)
+        baseline = load_model(model)
+        arguments = ", ".join(f"{name}={value!r}" for name, value in baseline.arguments.items())
+        print(f"{type(baseline).__name__}({arguments}) around a {type(baseline.model).__name__}\n")
+        _print_costs(baseline, {"One plain model": without_weights(type(baseline.model), baseline.config)})
+    else:
+        _describe_hydra(config, model)
 
 
-def _describe_baseline(model: "Baseline") -> None:
-    arguments = ", ".join(f"{name}={value!r}" for name, value in model.arguments.items())
-    print(f"{type(model).__name__}({arguments}) around a {type(model.model).__name__}\n")
-    rows = {"This model": model, "One plain model": without_weights(type(model.model), model.config)}
-    print(f"{cost_table(compare_costs(rows)).markdown()}\n({sample_size(model)} per sample)")
-
-
-def _describe(config: PreTrainedConfig, name: str) -> None:
-    from ..baselines import DeepEnsemble
+def _describe_hydra(config: PreTrainedConfig, name: str) -> None:
     from ..hub import kept_heads_map
 
     check_is_hydra(config, name)
     model = without_weights(head_of(config), config)
-    shared = ", ".join(config.shared) or "nothing"
-    print(
-        f"{type(model).__name__}, {config.num_members} member{'s' if config.num_members > 1 else ''}, sharing {shared}"
-    )
+    members = f"{config.num_members} member{'s' if config.num_members > 1 else ''}"
+    print(f"{type(model).__name__}, {members}, sharing {', '.join(config.shared) or 'nothing'}")
     if getattr(config, "id2label", None) and not is_zero_shot(config):
         print(f"{config.num_labels} classes: {', '.join(list(map(str, config.id2label.values()))[:10])}")
     print(f"{count_parameters(model):,} parameters\n")
-    print(kept_heads_map(config))
-    rows = {"This model": model, "Unpruned backbone": unpruned_backbone(model)}
-    if config.num_members > 1:
-        several = [unpruned_backbone(model) for _ in range(config.num_members)]
-        rows[f"Deep Ensemble of {config.num_members}"] = DeepEnsemble(several)
-    print(f"\n{cost_table(compare_costs(rows)).markdown()}\n({sample_size(model)} per sample)")
+    print(kept_heads_map(config), end="\n\n")
+    _print_costs(model, {"Unpruned backbone": unpruned_backbone(model), **deep_ensemble_of(model)})
+
+
+def _print_costs(model: nn.Module, others: dict[str, nn.Module]) -> None:
+    costs = compare_costs({"This model": model, **others})
+    print(f"{cost_table(costs).markdown()}\n({sample_size(model)} per sample)")

@@ -24,41 +24,40 @@ SEVERAL_VALUES = {"--batch-sizes", "--budgets", "--labels", "--learning-rates", 
 # Parsers of values
 
 
-def positive_or_best(text: str) -> int | str:
-    return text if text == "best" else _number(int, text, lambda value: value > 0, "no positive number, nor best")
+def number(
+    fits: Callable[[Any], bool], problem: str, kind: type = float, word: str | None = None
+) -> Callable[[str], Any]:
+    """A parser of finite numbers that fit. problem: why another value is refused; word: is accepted as well"""
+
+    def read(text: str) -> Any:
+        if text == word:
+            return text
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and fits(value)):
+            raise typer.BadParameter(f"{text} is {problem}")
+        return value
+
+    return read
 
 
-def count_or_best(text: str) -> int | str:
-    return text if text == "best" else _number(int, text, lambda value: value >= 0, "no number of heads, nor best")
-
-
-def seconds(text: str) -> float:
-    return _number(float, text, lambda value: value >= 0, "no time: pass 0 or more")
-
-
-def minutes(text: str) -> float:
-    return _number(float, text, lambda value: value > 0, "no time: pass more than 0 minutes")
-
-
-def megabytes(text: str) -> float:
-    return _number(float, text, lambda value: value > 0, "no size: pass a positive number")
-
-
-def share(text: str) -> float:
-    return _number(float, text, lambda value: 0 < value < 1, "no share between 0 and 1: pass 0.05 for 5 %")
-
-
-def learning_rate(text: str) -> float | str:
-    wrong = "no learning rate: pass positive numbers, or the word grid"
-    return text if text == "grid" else _number(float, text, lambda value: value > 0, wrong)
+positive_or_best = number(lambda value: value > 0, "neither a positive number nor best", int, "best")
+count_or_best = number(lambda value: value >= 0, "neither a number of heads nor best", int, "best")
+duration = number(lambda value: value >= 0, "not a time: pass 0 or more")
+minutes = number(lambda value: value > 0, "not a time: pass more than 0 minutes")
+megabytes = number(lambda value: value > 0, "not a size: pass a positive number")
+share = number(lambda value: 0 < value < 1, "not a share between 0 and 1: pass 0.05 for 5 %")
+learning_rate = number(lambda value: value > 0, "not a learning rate: pass positive numbers, or grid", word="grid")
 
 
 def one_of(names: Sequence[str]) -> Callable[[str], str]:
-    """A parser of names, for options that take several."""
+    """A parser for options that take several of `names`; typer takes `choice` for a single one only."""
 
     def read(text: str) -> str:
         if text not in names:
-            raise typer.BadParameter(f"{text!r} is none of {', '.join(filter(None, names))}")
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(filter(None, names))}")
         return text
 
     return read
@@ -66,20 +65,10 @@ def one_of(names: Sequence[str]) -> Callable[[str], str]:
 
 def named(text: str) -> tuple[str, str]:
     """NAME=VALUE"""
-    name, sign, value = text.partition("=")
-    if not (name and sign and value):
+    name, _, value = text.partition("=")
+    if not (name and value):
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE")
     return name, value
-
-
-def _number(kind: type, text: str, fits: Callable[[Any], bool], wrong: str) -> Any:
-    try:
-        value = kind(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and fits(value)):
-        raise typer.BadParameter(f"{text} is {wrong}")
-    return value
 
 
 # Declarations
@@ -94,6 +83,10 @@ def switch(flag: str, help: str, panel: str | None = None) -> Any:
     return typer.Option(flag, help=help, rich_help_panel=panel)
 
 
+def argument(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help)
+
+
 def choice(names: Sequence) -> Any:
     """The type of an option that takes one of `names`."""
     return Literal[tuple(names)]
@@ -101,30 +94,25 @@ def choice(names: Sequence) -> Any:
 
 ModelArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL",
-        help="the output of `fuse` or `calibrate`, or any classifier, CLIP or SigLIP model or saved baseline, by folder or Hub name",
+    argument(
+        "MODEL",
+        "the output of `fuse` or `calibrate`, or any classifier, CLIP or SigLIP model or saved baseline, by folder or Hub name",
     ),
 ]
 BatchSize = Annotated[int, option("rows per batch", "N", min=1)]
 Device = Annotated[str | None, option("default: cuda where there is one, otherwise cpu")]
-Seed = Annotated[int, option("of all that is drawn at random", min=0, max=MOST_SEED)]
+Seed = Annotated[int, option("of everything that is random", min=0, max=MOST_SEED)]
 Mode = Annotated[
-    choice(("exact", "shortlist")), option("how circuits are extracted: shortlist is quicker, and may differ")
+    choice(("exact", "shortlist")), option("how circuits are extracted: shortlist is faster, and may differ")
 ]
 Processor = Annotated[str | None, option("default: the one saved with the model", "NAME_OR_FOLDER")]
 OodSplit = Annotated[str | None, option("default: train, validation or test, whichever comes first")]
 Epochs = Annotated[
     int | None,
-    option(
-        "passes over the data of each fine-tuning, at most where a recipe ends early (default: the recipe's; without --recipe "
-        "by the number of rows, 1 to 30)",
-        "N",
-        min=1,
-    ),
+    option("at most N passes over the data (default: the recipe's, or by the number of rows, 1 to 30)", "N", min=1),
 ]
 MaxSteps = Annotated[int | None, option("train for N steps instead of the recipe's length, to try it out", "N", min=1)]
-ReportTo = Annotated[str, option("where trainings are logged, as Trainer calls it: tensorboard, wandb, ...", "NAME")]
+ReportTo = Annotated[str, option("where trainings are logged, as in Trainer: tensorboard, wandb, ...", "NAME")]
 NearData = Annotated[
     list[tuple] | None, option("near out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
 ]
@@ -134,17 +122,16 @@ FarData = Annotated[
 
 
 def device_named(device: str | None) -> str:
-    """The device that was asked for, or the best there is."""
+    """The requested device, or the best there is."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"the device {device} is not there: pass --device cpu") from error
+        raise ValueError(f"there is no device {device} here: pass --device cpu") from error
     return device
 
 
 def check_named_once(names: Sequence, flag: str) -> None:
-    """Refuses what would count once, or stand for two things."""
     twice = [name for place, name in enumerate(names) if name in names[:place]]
     if twice:
         raise ValueError(f"{flag} has {twice[0]} twice: name each once")
@@ -157,7 +144,7 @@ DATA = "Data"
 
 @dataclass(kw_only=True)
 class DataOptions:
-    """Which rows to read, and what of them."""
+    """Which rows and columns to read."""
 
     data: Annotated[
         str,
@@ -171,8 +158,8 @@ class DataOptions:
     split: Annotated[
         str | None,
         option(
-            'which split to read, or which part, "train[:1000]" (default: to train or prune train, otherwise validation, test or '
-            "train, whichever comes first)",
+            'a split, or a part of one, "train[:1000]" (default: train for training and pruning, otherwise the first of '
+            "validation, test and train)",
             panel=DATA,
         ),
     ] = None
@@ -182,8 +169,7 @@ class DataOptions:
     text_column: Annotated[
         str | None,
         option(
-            'default: "text", "sentence", ... or the only one; "column.field" for a field of one, "premise,hypothesis" for pairs '
-            "of texts in two columns",
+            'default: "text", "sentence", ... or the only one; "column.field" for a field, "premise,hypothesis" for pairs of texts',
             "NAME",
             DATA,
         ),
@@ -191,8 +177,7 @@ class DataOptions:
     max_length: Annotated[
         int | None,
         option(
-            f"tokens that texts are cut to, saved with the tokenizer (default: {TEXT_TOKENS} in a training, otherwise as the "
-            "model was trained)",
+            f"cut texts to N tokens; saved with the tokenizer (default: {TEXT_TOKENS} in training, later as in training)",
             "N",
             DATA,
             min=1,
@@ -239,13 +224,13 @@ class DataOptions:
 
 @dataclass(kw_only=True)
 class PartOptions(DataOptions):
-    """Which rows to read, or which part of them, for a model that has classes of its own."""
+    """Which rows to read, or which part of them, for a model that has its own classes."""
 
     part: Annotated[
         choice(("training", "validation", "test")) | None,
         option(
-            "read the split for this, else a random part of the first split, the same in every command: a tenth, at most 3,000 "
-            "rows, each for validation and test, the rest for training",
+            "the split for this purpose, or else a fixed random part of the first split: a tenth, at most 3,000 rows, each for "
+            "validation and test, the rest for training",
             panel=DATA,
         ),
     ] = None
@@ -253,10 +238,16 @@ class PartOptions(DataOptions):
         bool, switch("--labels-in-order", "take class indices as they are, though class names differ", DATA)
     ] = False
 
+    def read_part(self, config: Any, processor: Any, **settings: Any) -> PreparedData:
+        """The rows of --data, of its --split or --part."""
+        return self.read(config, processor, split=self.split, part=self.part, **settings)
+
+
+# From functions to commands
+
 
 def command(function: Callable) -> Callable:
-    """Makes of a function what typer takes: dataclasses among its parameters become options, one per field; --debug, which
-    `main` looks at, is added."""
+    """Turns dataclasses among a function's parameters into options, one per field, and adds --debug, which `main` reads."""
     groups: dict[str, type] = {}
     parameters = []
     for parameter in inspect.signature(function).parameters.values():

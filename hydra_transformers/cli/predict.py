@@ -7,18 +7,12 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Annotated, Any
 
-import typer
-from torch import nn
-
-from ..data.prediction import ZeroShotClassifier
-from ..data.processors import load_processor
-from ..data.prompts import class_prompts
 from ..data.sounds import waveform
 from ..models.auto import auto_class_of
 from ..models.pipeline_hydra import image_mode, read_image
 from ..uncertainty import CalibratedClassifier, predict_decisions
-from .folders import load_config, load_model
-from .options import BatchSize, Device, ModelArgument, Processor, device_named, option, switch
+from .folders import load_config, load_with_decision
+from .options import BatchSize, Device, ModelArgument, Processor, argument, option, switch
 
 
 ZERO_SHOT = "AutoModelForZeroShotImageClassification"
@@ -29,15 +23,12 @@ def predict(
     model: ModelArgument,
     inputs: Annotated[
         list[str],
-        typer.Argument(
-            metavar="INPUT",
-            help="texts, image files or URLs, or audio files; - reads them from stdin, one per line",
-        ),
+        argument("INPUT", "texts, image files or URLs, or audio files; - reads them from stdin, one per line"),
     ],
-    as_json: Annotated[bool, switch("--json", "one line of JSON per input, in place of a table")] = False,
+    as_json: Annotated[bool, switch("--json", "one line of JSON per input instead of a table")] = False,
     labels: Annotated[
         list[str] | None,
-        option("for CLIP and SigLIP: the classes to choose from (default: those it was calibrated for)", "LABEL..."),
+        option("for CLIP and SigLIP: the classes to choose from (default: those of its calibration)", "LABEL..."),
     ] = None,
     top_k: Annotated[int, option("scores per input", "N", min=1)] = 5,
     processor: Processor = None,
@@ -47,8 +38,8 @@ def predict(
     """Answer texts, images or sounds, with the uncertainty of each answer."""
     config = load_config(model)
     task = auto_class_of(config)
-    parameters = {"top_k": top_k, **_candidate_labels(model, labels or None, task, classes_decided_on(model))}
-    loaded, reader = load_to_answer(model, processor, device)
+    parameters = {"top_k": top_k, **_candidate_labels(model, labels or None, task)}
+    loaded, reader = load_with_decision(model, processor, device)
     if not as_json:
         print(_row("input", "answer", "score", "total", "epistemic", "may be", "why"))
     unread = count = 0
@@ -67,18 +58,14 @@ def predict(
         raise ValueError("stdin has no lines: pass a text, or an image or audio file, on each")
 
 
-def _candidate_labels(
-    model: str, labels: list[str] | None, task: str, classes: list[str] | None
-) -> dict[str, list[str]]:
-    """The classes that a model of two towers is to choose from.
-
-    classes: those that it was calibrated for
-    """
+def _candidate_labels(model: str, labels: list[str] | None, task: str) -> dict[str, list[str]]:
+    """The classes that a model of two towers is to choose from."""
     if task != ZERO_SHOT:
         if labels is not None:
-            raise ValueError(f"--labels is for CLIP and SigLIP, {model} has classes of its own: leave it out")
+            raise ValueError(f"--labels is for CLIP and SigLIP, {model} has its own classes: leave it out")
         return {}
-    if classes is not None:
+    if CalibratedClassifier.is_saved_in(model):
+        classes = CalibratedClassifier.classes_saved_in(model)
         if labels not in (None, classes):
             raise ValueError(
                 f"{model} was calibrated for {', '.join(classes[:10])}{', ...' * (len(classes) > 10)}: leave --labels out, or "
@@ -90,27 +77,6 @@ def _candidate_labels(
     return {"candidate_labels": labels}
 
 
-def classes_decided_on(name: str) -> list[str] | None:
-    """Of two towers, the classes that it was calibrated for."""
-    return CalibratedClassifier.classes_saved_in(name) if CalibratedClassifier.is_saved_in(name) else None
-
-
-def load_to_answer(name: str, processor: str | None = None, device: str | None = None) -> tuple[nn.Module, Any]:
-    """The model with its decision, and its processor; two towers as a classifier where they were calibrated as one."""
-    device = device_named(device)
-    config = load_config(name)
-    reader = load_processor(processor or name, config)
-    model = load_model(name, device)
-    classes = classes_decided_on(name)
-    if classes is not None:
-        model = ZeroShotClassifier(model, class_prompts(config, reader, classes), classes)
-    if CalibratedClassifier.is_saved_in(name):
-        model = CalibratedClassifier.load(model, name).eval()
-    elif getattr(config, "decision", None) is None:
-        print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
-    return model, reader
-
-
 # Inputs
 
 
@@ -120,14 +86,14 @@ def _names(inputs: Sequence[str]) -> Iterator[str]:
 
 
 def _read(names: Sequence[str], task: str, processor: Any, mode: str) -> dict[int, Any]:
-    """Texts, or what of files can be read, by their place; tells of the others."""
+    """Texts, or the files that can be read, by their place; prints why others cannot."""
     if task == "AutoModelForSequenceClassification":
         return dict(enumerate(names))
     is_audio, found = task == AUDIO, {}
     for place, name in enumerate(names):
         try:
             found[place] = waveform(name, processor.sampling_rate) if is_audio else read_image(name, "it", mode)
-        except Exception as error:  # whatever a broken file makes a decoder raise
+        except Exception as error:  # decoders raise anything for a broken file
             kind = "a sound" if is_audio else "an image"
             reason = "there is no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
             print(f"{name} cannot be read as {kind}: {reason or type(error).__name__}", file=sys.stderr)
@@ -138,19 +104,16 @@ def _read(names: Sequence[str], task: str, processor: Any, mode: str) -> dict[in
 
 
 def _json(answer: dict[str, Any]) -> str:
-    """A line of JSON, which has no word for what is no number: null."""
-    try:
-        return json.dumps(answer, allow_nan=False)
-    except ValueError:
-        return json.dumps(_without_nan(answer), allow_nan=False)
+    """A line of JSON, with null for NaN and infinities."""
 
+    def finite(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: finite(each) for name, each in value.items()}
+        if isinstance(value, list):
+            return [finite(each) for each in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
 
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _without_nan(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(finite(answer), allow_nan=False)
 
 
 def _line(name: str, answer: dict[str, Any]) -> str:

@@ -1,18 +1,16 @@
-"""`prune`: from one model, or several fine-tunings, to members with heads cut out."""
+"""`prune`: from one model, or several fine-tunings, to members without some of their heads."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from .._io.files import written_whole
-from ..data.processors import load_processor
-from ..data.prompts import class_prompts
+from ..data.loading import check_has_variety
+from ..data.processors import check_same_processors, class_prompts, load_processor
 from ..data.rows import SPLITS_TO_CUT, is_same_source
 from ..fusion import check_can_be_fused
 from ..pruning.member_plan import CIRCUITS, METHODS, MemberPlan, num_heads
 from ..pruning.objectives import OBJECTIVES, OOD_SCORES
-from .folders import PRUNE_SETTINGS, check_same_processors, claim, load_config, load_model, models_named
+from .folders import PRUNE_SETTINGS, claim, load_config, load_model, models_named
 from .options import (
     BatchSize,
     Device,
@@ -20,6 +18,7 @@ from .options import (
     OodSplit,
     PartOptions,
     Seed,
+    argument,
     choice,
     device_named,
     one_of,
@@ -27,44 +26,28 @@ from .options import (
     positive_or_best,
     switch,
 )
-from .rows import check_can_be_learnt_from
-
-
-# What the members depend on: a folder made with other settings is another step's.
-SETTINGS = (
-    "data",
-    "split",
-    "part",
-    "limit",
-    "image_column",
-    "audio_column",
-    "text_column",
-    "max_length",
-    "label_column",
-)
-SETTINGS += ("labels_in_order", "processor")
 
 
 def prune(
     models: Annotated[
         list[str],
-        typer.Argument(
-            metavar="MODEL",
-            help="a classifier or a CLIP or SigLIP model, by Hub name or folder; or several fine-tunings of one pre-trained model, "
-            "or the folder of `finetune` that holds them: then each makes one member, by a circuit of its own",
+        argument(
+            "MODEL",
+            "a classifier or a CLIP or SigLIP model, by Hub name or folder; or several fine-tunings of one pre-trained model, or "
+            "the folder of `finetune` with them: then each makes one member, by its own circuit",
         ),
     ],
     data: PartOptions,
     output: Annotated[
-        Path, option("gets member-0, member-1, ... and the circuits; run again to go on after a stop", "DIR")
+        Path, option("gets member-0, member-1, ... and the circuits; run again to continue after a stop", "DIR")
     ],
     method: Annotated[choice(METHODS), option("how heads are chosen")] = "circuits",
     members: Annotated[int | None, option("how many members (default: 3)", "M", min=1)] = None,
     budget: Annotated[
         Any,
         option(
-            "circuits: heads each member loses (default: a sixth of those that compete); best: those that its own circuit scores "
-            "best without, at most a third",
+            "circuits: heads each member loses (default: a sixth of the candidates); best: as many as its circuit scores best "
+            "without, at most a third",
             "N",
             parser=positive_or_best,
         ),
@@ -75,9 +58,8 @@ def prune(
     objectives: Annotated[
         list[str] | None,
         option(
-            "circuits: what a circuit is extracted for, one member each; with a single one, members are sampled from its "
-            "ranking (default: acc ood avg with --ood-data, otherwise acc); of several models a single one (default: avg with "
-            "--ood-data, otherwise acc)",
+            "circuits: one objective per member; with a single one, members are sampled from its ranking (default: acc ood avg "
+            "with --ood-data, otherwise acc); for several models one for all (default: avg with --ood-data, otherwise acc)",
             "|".join(OBJECTIVES) + "...",
             parser=one_of(OBJECTIVES),
         ),
@@ -85,14 +67,13 @@ def prune(
     out_of: Annotated[
         int | None,
         option(
-            "circuits, with a single objective: the first N heads of its ranking are those to sample from (default: twice the "
-            "budget)",
+            "circuits, with a single objective: sample from the first N heads of its ranking (default: twice the budget)",
             "N",
             min=1,
         ),
     ] = None,
     trunk_layers: Annotated[
-        int, option("cut nothing out of the first N layers, for members that run them once when fused", "N", min=0)
+        int, option("keep all heads of the first N layers, which fused members can then share", "N", min=0)
     ] = 0,
     mode: Mode = "exact",
     ood_data: Annotated[str | None, option("out-of-distribution data for ood and avg", "NAME_OR_FOLDER")] = None,
@@ -102,7 +83,7 @@ def prune(
     ] = "msp",
     seed: Seed = 0,
     allow_equal: Annotated[
-        bool, switch("--allow-equal", "take members that lose the same heads, to be trained apart")
+        bool, switch("--allow-equal", "allow members that lose the same heads, to be trained apart")
     ] = False,
     batch_size: BatchSize = 32,
     device: Device = None,
@@ -133,25 +114,30 @@ def prune(
     settings = {"model": names[0] if len(names) == 1 else names, "objectives": plan.chosen_objectives}
     settings |= {"members": plan.members, "method": method, "ood_data": ood_data, "ood_split": ood_split}
     settings |= {"budget": budget, "heads_per_layer": heads_per_layer, "out_of": out_of, "mode": mode, "seed": seed}
-    settings |= {"score": score, "trunk_layers": trunk_layers, **{name: getattr(data, name) for name in SETTINGS}}
-    claim(output, PRUNE_SETTINGS, settings)
+    claim(output, PRUNE_SETTINGS, {**settings, "score": score, "trunk_layers": trunk_layers, **vars(data)})
     if all((output / f"member-{index}" / "config.json").exists() for index in range(plan.members)):
         print(f"{output} is finished already.")
         return
     loaded, config = [load_model(name, device) for name in names], configs[0]
     if len(loaded) > 1:
-        # Before it takes long to find equal circuits.
-        check_can_be_fused(loaded, "MODEL", allow_equal or method != "circuits")
+        check_can_be_fused(loaded, "MODEL", allow_equal or method != "circuits")  # before the long extraction
     processor = load_processor(data.processor or names[0], config)
     if data.processor is None:
         check_same_processors(names, configs, processor)
-    rows = data.read(config, processor, split=data.split, prefer=SPLITS_TO_CUT, part=data.part)
-    check_can_be_learnt_from(rows, data.data, "to choose heads by", by_classes=plan.chosen_objectives != ["ood"])
-    foreign = None if ood_data is None else _foreign_rows(data, config, processor, ood_data, ood_split, rows)
+    rows = data.read_part(config, processor, prefer=SPLITS_TO_CUT)
+    check_has_variety(rows, data.data, "to choose heads by", by_classes=plan.chosen_objectives != ["ood"])
+    ood_rows = None
+    if ood_data is not None:
+        ood_rows = data.read(config, processor, ood_data, ood_split, labelled=False, prefer=SPLITS_TO_CUT)
+        if is_same_source(data.data, ood_data) and rows.split == ood_rows.split:
+            raise ValueError(
+                f"--ood-data {ood_data} is the data itself: pass other data, or another --ood-split of it"
+            )
+        check_has_variety(ood_rows, ood_data, "to tell it from the data", by_classes=False)
     pruned = plan.make_members(
         loaded,
         rows,
-        foreign,
+        ood_rows,
         class_prompts=class_prompts(config, processor, rows.class_names),
         batch_size=batch_size,
         folder=output,
@@ -166,19 +152,4 @@ def prune(
     kept = ", ".join(str(num_heads(member.config)) for member in pruned)
     print(f"{len(pruned)} members with {kept} of {num_heads(config)} heads are in {output}.")
     print(f"Next: hydra-transformers finetune {output} --data ... --output ...")
-    print(
-        "(Or, with a tenth to a sixth of the heads gone, hydra-transformers fuse: few lost heads may need no training.)"
-    )
-
-
-def _foreign_rows(data: PartOptions, config: Any, processor: Any, name: str, split: str | None, rows: Any) -> Any:
-    """The out-of-distribution data; refuses the data itself."""
-    found = data.read(config, processor, name, split, labelled=False, prefer=SPLITS_TO_CUT)
-    if is_same_source(data.data, name) and rows.split == found.split:
-        raise ValueError(
-            f"--ood-data {name} is the data itself, which cannot be out of its own distribution: pass other data, or another "
-            "--ood-split of it"
-        )
-    if len(found) < 2:
-        raise ValueError(f"{name} gives 1 row, too few to tell it from the data by: read more of it")
-    return found
+    print("(Or, with a tenth to a sixth of the heads gone, hydra-transformers fuse: it may need no training.)")

@@ -1,27 +1,26 @@
-"""`push`: a model, its code, processor and card, and a page to try it on, published on the Hub."""
+"""`push`: publishes a model, its code, processor and card, and a page to try it on."""
 
 import sys
 from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from huggingface_hub import ModelCard
 from transformers import PreTrainedConfig
 
 from ..data.processors import load_processor
 from ..uncertainty import CalibratedClassifier
-from .card import CardOptions, load_with_decision
-from .folders import check_can_be_published, is_baseline, load_config
-from .options import option, switch
+from .card import CardOptions, load_to_publish
+from .folders import check_is_hydra, is_baseline, load_config
+from .options import argument, option, switch
 
 
 SPACE, SPACE_FOLDER = "A page to try it on", "space"
 
 
 def push(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="the output of `fuse`, or a saved baseline")],
-    repo: Annotated[str, typer.Argument(metavar="REPO", help="me/my-hydra; made where it does not exist")],
+    folder: Annotated[Path, argument("DIR", "the output of `fuse`, or a saved baseline")],
+    repo: Annotated[str, argument("REPO", "me/my-hydra; created if it does not exist")],
     fields: CardOptions,
     private: Annotated[bool, switch("--private", "make a new repository private")] = False,
     overwrite_card: Annotated[bool, switch("--overwrite-card", "replace the whole card on the Hub")] = False,
@@ -29,7 +28,7 @@ def push(
         str | None,
         option(
             "me/my-page: publish the page of `hydra-transformers app` as a Space, too; its files are written to DIR/space first, "
-            "and published as they are where they are there",
+            "or published as they are if they exist",
             "NAME",
             SPACE,
         ),
@@ -46,24 +45,23 @@ def push(
     if space is None and given:
         raise ValueError(f"{', '.join(given)} is about a page: name its Space with --space")
     config = load_config(str(folder))
-    check_can_be_published(config, str(folder))
-    report, arguments = fields.fields(folder, repo, config)
+    check_is_hydra(config, str(folder), or_baseline=True)
+    report, arguments = fields.arguments(folder, repo, config)
     page = None if space is None else _space(folder, repo, config, space, space_single, space_examples, given)
     if CalibratedClassifier.is_saved_in(folder) and not is_baseline(str(folder)):
         print(
-            f"note: {folder} is published without its decision, which is about the classes of one data set",
-            file=sys.stderr,
+            f"note: {folder} is published without its decision, which is for one data set's classes", file=sys.stderr
         )
     card = folder / "README.md"
     if card.exists():
-        # The card in the folder is the one its owner has read and may have edited.
+        # Its owner has read this card, and may have edited it.
         unused = [each.name for each in fields_of(fields) if each.name != "report" and getattr(fields, each.name)]
         if unused:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in unused)
-            print(f"note: {card} is published as it is, without a look at {flags}", file=sys.stderr)
+            print(f"note: {card} is published as it is, and {flags} is ignored", file=sys.stderr)
         arguments = {"card": ModelCard.load(card)}
     commit = push_hydra_to_hub(
-        load_with_decision(folder),
+        load_to_publish(folder),
         repo,
         load_processor(str(folder), config),
         report,
@@ -86,7 +84,7 @@ def _space(
     examples: Path | None,
     given: list[str],
 ) -> Path:
-    """The folder of the page, written where there is none yet."""
+    """The folder of the page, written if there is none yet."""
     from ..hub import write_space
     from ..hub.card import check_names
     from ..serving.page_inputs import read_examples
@@ -96,8 +94,8 @@ def _space(
     reads = "texts" if kind_of(config, str(folder)) == "text" else "images"
     place = folder / SPACE_FOLDER
     if place.exists():
-        without = f", without a look at {', '.join(given)}" if given else ""
-        print(f"note: {place} is published as it is{without}; remove it to have it made anew", file=sys.stderr)
+        ignored = f", and {', '.join(given)} is ignored" if given else ""
+        print(f"note: {place} is published as it is{ignored}; remove it to write it anew", file=sys.stderr)
         return place
     if examples is not None:
         read_examples(examples, reads)

@@ -5,22 +5,20 @@ from pathlib import Path
 from typing import Annotated
 
 from ..serving.predictor import Predictor, kind_of
-from .folders import load_config
-from .options import Device, ModelArgument, Processor, option, switch
-from .options import seconds as parse_milliseconds
-from .predict import load_to_answer
+from .folders import load_config, load_with_decision
+from .options import Device, ModelArgument, Processor, duration, option, switch
 
 
 def serve(
     model: ModelArgument,
-    host: Annotated[str, option("127.0.0.1 is what only this machine reaches")] = "127.0.0.1",
+    host: Annotated[str, option("127.0.0.1 lets only this machine in")] = "127.0.0.1",
     port: Annotated[int, option("0 takes a free one", "N", min=0, max=2**16 - 1)] = 8000,
     max_batch: Annotated[int, option("inputs per pass of the model, and per request", "N", min=1)] = 16,
     max_wait_ms: Annotated[
-        float, option("how long a request waits for others to share its pass", "MS", parser=parse_milliseconds)
+        float, option("how long a request waits for others to share its pass", "MS", parser=duration)
     ] = 5.0,
-    max_queue: Annotated[int, option("requests at a time; others are told to come again", "N", min=1)] = 64,
-    max_body_mb: Annotated[int, option("of one request", "MB", min=1)] = 10,
+    max_queue: Annotated[int, option("requests at a time; others are asked to retry", "N", min=1)] = 64,
+    max_body_mb: Annotated[int, option("per request", "MB", min=1)] = 10,
     no_docs: Annotated[
         bool, switch("--no-docs", "without /docs, a page about the API whose scripts come from a public server")
     ] = False,
@@ -35,12 +33,13 @@ def serve(
     predictor = predictor_of(model, processor, device)
     limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue}
     app = create_app(predictor, **limits, max_body=max_body_mb * 1_000_000, docs=not no_docs)
-    print(f"{predictor.name} answers at POST /predict; Ctrl+C closes it when what waits is answered.", file=sys.stderr)
+    print(
+        f"{predictor.name} answers at POST /predict; Ctrl+C stops it once all requests are answered.", file=sys.stderr
+    )
     run(app, host, port)
 
 
 def predictor_of(name: str, processor: str | None = None, device: str | None = None) -> Predictor:
-    """The model, ready to answer."""
     kind_of(load_config(name), name)  # refuses before anything large is loaded
     path = Path(name)
-    return Predictor(path.resolve().name if path.exists() else name, *load_to_answer(name, processor, device))
+    return Predictor(path.resolve().name if path.exists() else name, *load_with_decision(name, processor, device))

@@ -1,11 +1,11 @@
-"""Finds the columns of a data set that a model reads, and the one that holds the labels."""
+"""Finds the columns of a data set: those that a model reads, and the labels."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from .rows import DataSource
-from .sounds import is_audio, is_sound
+from .sounds import is_sound
 
 
 # The usual names, first choice first.
@@ -13,10 +13,11 @@ TEXT_NAMES = ("text", "sentence", "content", "review", "question")
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "class")
 PLURALS = {"image": "images", "text": "texts", "audio": "sounds", "class": "class indices"}
 SCALARS = ("bool", "float", "int", "uint", "text", "class", "image", "audio")
+KINDS_OF_FEATURES = {"Image": "image", "ClassLabel": "class", "Audio": "audio"}
 
 
 def column_kinds(rows: Any) -> dict[str, str]:
-    """Column -> "image", "text", "audio", "class", or the name of another type; of plain rows by the first one."""
+    """Column -> "image", "text", "audio", "class", or the name of another type. Plain rows are read by the first one."""
     features = getattr(rows, "features", None)
     if features:
         return {name: _kind_of_feature(feature) for name, feature in features.items()}
@@ -26,13 +27,10 @@ def column_kinds(rows: Any) -> dict[str, str]:
 
 
 def _kind_of_feature(feature: Any) -> str:
-    known = {"Image": "image", "ClassLabel": "class"}.get(type(feature).__name__)
-    if known is not None or is_audio(feature):
-        return known or "audio"
-    dtype = getattr(feature, "dtype", None)
-    if type(feature).__name__ == "Value":
-        return "text" if dtype in ("string", "large_string") else dtype
-    return type(feature).__name__
+    name = type(feature).__name__
+    if name == "Value":
+        return "text" if feature.dtype in ("string", "large_string") else feature.dtype
+    return KINDS_OF_FEATURES.get(name, name)
 
 
 def _kind_of_value(value: Any) -> str:
@@ -42,10 +40,7 @@ def _kind_of_value(value: Any) -> str:
 
 
 def find_columns(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
-    """The column of images, of sounds or of texts; two of texts where the source names a pair.
-
-    kind: "image", "audio" or "text"
-    """
+    """The column of images, sounds or texts (`kind`: "image", "audio", "text"); two where the source names text pairs."""
     kinds = column_kinds(rows)
     given = {"image": source.image, "audio": source.audio, "text": source.text}
     other = next((column for name, column in given.items() if name != kind and column is not None), None)
@@ -55,8 +50,7 @@ def find_columns(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
     if len(named) > 2:
         raise ValueError(f"text is {source.text!r}: name one column, or two of pairs")
     for name in named:
-        if name not in kinds:
-            raise ValueError(f"{source.name} has no column {name!r}: it has {', '.join(kinds)}")
+        _check_exists(name, kinds, source)
         if hasattr(rows, "features") and kinds[name] != kind and kinds[name].startswith(SCALARS):
             raise ValueError(
                 f"the column {name!r} of {source.name} holds {PLURALS.get(kinds[name], kinds[name])}, no {PLURALS[kind]}: name another"
@@ -69,17 +63,21 @@ def find_columns(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
 
 
 def find_label_column(rows: Any, source: DataSource, num_labels: int | None) -> str:
-    """The column of classes; of several (coarse and fine labels) the one with as many as the model has."""
+    """The column of classes; of several (coarse and fine labels) the one with as many classes as the model."""
     kinds = column_kinds(rows)
     if source.label is not None:
-        if source.label not in kinds:
-            raise ValueError(f"{source.name} has no column {source.label!r}: it has {', '.join(kinds)}")
+        _check_exists(source.label, kinds, source)
         return source.label
     classes = [name for name in kinds if kinds[name] == "class"]
     fitting = [name for name in classes if rows.features[name].num_classes == num_labels]
     usual = [name for name in LABEL_NAMES if name in kinds]
     found = fitting if len(fitting) == 1 else classes if len(classes) == 1 else usual[:1] or classes
     return _one_of(found, "label", kinds, source)
+
+
+def _check_exists(column: str, kinds: Mapping[str, str], source: DataSource) -> None:
+    if column not in kinds:
+        raise ValueError(f"{source.name} has no column {column!r}: it has {', '.join(kinds)}")
 
 
 def _one_of(found: Sequence[str], kind: str, kinds: Mapping[str, str], source: DataSource) -> str:
@@ -93,13 +91,12 @@ def _one_of(found: Sequence[str], kind: str, kinds: Mapping[str, str], source: D
 
 
 def without_missing_columns(source: DataSource, rows: Any) -> DataSource:
-    """Leaves out columns that another set does not have: they are named for the labelled data."""
+    """Forgets column names that this set does not have: they were given for the labelled data."""
     kinds = column_kinds(rows)
     text = source.text
     if any(column not in kinds for column in source.text_columns):
         text = None
-        if len(source.text_columns) == 2:
-            # Texts that are no pairs would be told from pairs by their form alone.
+        if len(source.text_columns) == 2:  # single texts would differ from pairs by their form alone
             text = [name for name in kinds if kinds[name] == "text" and name not in LABEL_NAMES]
             if len(text) != 2:
                 raise ValueError(
@@ -116,7 +113,7 @@ def check_none_is_missing(rows: Any, column: str, kind: str, source: DataSource)
     if kind == "image":
         rows = rows.cast_column(column, type(rows.features[column])(decode=False))
     missing = sum(value is None for value in rows[column])
-    if missing:
+    if missing:  # rows that a selection left out also count as null
         raise ValueError(
             f"{missing} of {len(rows):,} rows of {source.name} have no {kind} in the column {column!r}: fill or remove them"
         )

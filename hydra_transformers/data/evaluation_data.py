@@ -1,4 +1,4 @@
-"""Data that is evaluated over and over: read once, checked, and kept on the device."""
+"""Data that is evaluated many times: read once, checked, and kept on the device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from .fingerprints import fingerprint_of_rows, fingerprints_of_rows
 
 @dataclass
 class EvaluationData:
-    """This process's batches, and what all processes know of the whole set."""
+    """This process's batches, and facts about the rows of all processes."""
 
     name: str
     has_labels: bool
@@ -40,10 +40,12 @@ def read_data(
     any_labels: bool = False,
     classes: Sequence[str] | None = None,
 ) -> EvaluationData:
-    """Reads `data` once: the inputs that the model takes, and where they are needed the labels of `num_classes` classes,
-    or with `any_labels` numbers of any kind, a row each.
+    """Reads `data` once.
 
-    classes: the model's, where labels may be their names
+    input_names: the inputs that the model takes, the main one first
+    num_classes: how many classes the labels have; None leaves labels out
+    any_labels: take labels of any kind, one entry per row
+    classes: the model's class names, for labels that are names
 
     In a group of W processes, process r keeps the batches r, r + W, ..., with the same bounds as in a single process.
     """
@@ -52,10 +54,18 @@ def read_data(
     result, rows, inputs_of_rows, error = EvaluationData(name, num_classes is not None), [], [], None
     try:
         for batch in batches(data, batch_size, None, rank, world_size, None if num_classes is None else classes):
-            inputs, labels = _split(batch, name, input_names, num_classes, any_labels)
+            inputs, labels = split_labels(batch)
+            if input_names[0] not in inputs:
+                raise ValueError(
+                    f"{name} has no {input_names[0]}, which the model reads (its entries: {', '.join(batch)})"
+                )
+            inputs = {key: inputs[key] for key in input_names if key in inputs}
+            labels = None if num_classes is None else labels
+            if num_classes is not None:
+                _check_labels(labels, len(inputs[input_names[0]]), name, num_classes, any_labels)
             inputs_of_rows.append(fingerprints_of_rows(inputs))
             rows.append(inputs_of_rows[-1] if labels is None else fingerprints_of_rows({**inputs, "labels": labels}))
-            result.inputs.append({key: _to(tensor, device, dtype) for key, tensor in inputs.items()})
+            result.inputs.append(_moved(inputs, device, dtype))
             result.labels.append(None if labels is None else labels.to(device))
     except (TypeError, ValueError) as raised:
         error = raised
@@ -74,35 +84,20 @@ def read_data(
     return result
 
 
-def _split(
-    batch: Mapping[str, Tensor], name: str, input_names: Sequence[str], num_classes: int | None, any_labels: bool
-) -> tuple[dict[str, Tensor], Tensor | None]:
-    inputs, labels = split_labels(batch)
-    if input_names[0] not in inputs:
-        raise ValueError(f"{name} has no {input_names[0]}, which the model reads (its entries: {', '.join(batch)})")
-    inputs = {key: inputs[key] for key in input_names if key in inputs}
-    if num_classes is None:
-        return inputs, None
-    return inputs, _checked_labels(labels, inputs[input_names[0]], name, num_classes, any_labels)
-
-
-def _checked_labels(labels: Tensor | None, inputs: Tensor, name: str, num_classes: int, any_labels: bool) -> Tensor:
+def _check_labels(labels: Tensor | None, rows: int, name: str, num_classes: int, any_labels: bool) -> None:
     if labels is None:
         of_what = "what the metric compares with" if any_labels else "its class indices"
         raise ValueError(f"{name} has no labels: give every batch {of_what} as 'labels'")
     if any_labels:
-        if labels.shape[:1] != inputs.shape[:1]:
-            raise ValueError(
-                f"{name} has labels of shape {tuple(labels.shape)} for {len(inputs)} rows: pass one per row"
-            )
-        return labels
-    if labels.is_floating_point() or labels.shape != inputs.shape[:1]:
+        if len(labels) != rows:
+            raise ValueError(f"{name} has labels of shape {tuple(labels.shape)} for {rows} rows: pass one per row")
+        return
+    if labels.is_floating_point() or labels.shape != (rows,):
         raise ValueError(
             f"the labels of {name} are {labels.dtype} of shape {tuple(labels.shape)}: pass class indices, one integer "
-            f"for each of the {len(inputs)} rows"
+            f"for each of the {rows} rows"
         )
     check_label_range(labels, name, num_classes)
-    return labels
 
 
 def check_label_range(labels: Tensor, name: str, num_classes: int) -> None:
@@ -111,5 +106,8 @@ def check_label_range(labels: Tensor, name: str, num_classes: int) -> None:
         raise ValueError(f"{name} has the label {int(outside[0])}: the model's classes are 0 to {num_classes - 1}")
 
 
-def _to(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+def _moved(inputs: Mapping[str, Tensor], device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+    return {
+        name: tensor.to(device, dtype) if tensor.is_floating_point() else tensor.to(device)
+        for name, tensor in inputs.items()
+    }

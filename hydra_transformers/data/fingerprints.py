@@ -1,4 +1,4 @@
-"""Hashes of weights, configs and data, which identify a run when it is resumed."""
+"""Hashes of weights, configs and data that identify a run when it is resumed."""
 
 import hashlib
 import json
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from transformers import PreTrainedConfig
 
 
@@ -19,7 +19,7 @@ ROWS_IN_SAMPLE = 64
 
 
 def fingerprint_of_weights(model: nn.Module) -> str:
-    """Equal for two models exactly if they have the same parameters, bit for bit."""
+    """Equal for two models exactly if their parameters are equal, bit for bit."""
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
@@ -27,13 +27,13 @@ def fingerprint_of_weights(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-# Fields that change no answer, and `kept_heads`, which a run records by itself.
+# Fields that change no output, and `kept_heads`, which a run records separately.
 IGNORED_FIELDS = ("_name_or_path", "architectures", "auto_map", "dtype", "fast_inference", "id2label", "label2id")
 IGNORED_FIELDS += ("kept_heads", "torch_dtype", "transformers_version")
 
 
 def fingerprint_of_config(config: PreTrainedConfig) -> str:
-    """Equal for two configs with which equal weights compute the same: activations, epsilons, positions, windows."""
+    """Equal for configs that compute the same from equal weights: activations, epsilons, positions, windows."""
 
     def without_ignored(fields: Any) -> Any:
         if not isinstance(fields, dict):
@@ -45,7 +45,7 @@ def fingerprint_of_config(config: PreTrainedConfig) -> str:
 
 
 def fingerprints_of_rows(batch: Mapping[str, Tensor]) -> list[bytes]:
-    """One digest per row, so that another batch size gives the same ones."""
+    """One digest per row, whatever the batch size."""
     tensors = {name: batch[name].cpu() for name in sorted(batch)}
     rows = len(next(iter(tensors.values())))
     digests = []
@@ -63,56 +63,44 @@ def fingerprint_of_rows(digests: list[bytes]) -> str:
 
 
 def fingerprint_of_data(data: Any, in_worker: bool = False) -> dict[str, Any]:
-    """How many rows `data` has (None where it does not say) and a digest of a sample of them.
+    """How many rows `data` has (None if unknown) and a digest of a sample of them.
 
-    data: what `Trainer` takes, rows that can be indexed or iterated over; for several sets by name, a dict of them
-    in_worker: read the rows in another process, as a `DataLoader` with workers does. A set that opens its file with the
-        first row must not do so here: its workers would share the open file
+    data: what `Trainer` takes: rows that can be indexed or iterated over, or a dict of several such sets
+    in_worker: read the rows in another process, as a `DataLoader` with workers does: workers must not share a file that a
+        set opens with its first row
 
-    The rows of the sample are the same in every process, for the same number of rows. Each is read twice, with the same
-    random numbers, so that what is drawn for it (a crop, a flip) is drawn alike; an entry that still comes out differently
-    counts by its name alone.
+    The sample is the same in every process. Each row is read twice, with the same random numbers, so that random crops and
+    flips are drawn alike; an entry that still differs counts by its name alone.
     """
     if isinstance(data, Mapping):
         return {str(name): fingerprint_of_data(part, in_worker) for name, part in data.items()}
-    sample = _Sample(data)
-    # With workers, one reads the whole sample, and its digests come back.
-    generator = torch.Generator()  # a DataLoader would otherwise draw from everybody's
-    loader = DataLoader(sample, batch_size=None, collate_fn=_as_it_is, num_workers=int(in_worker), generator=generator)
-    [digest] = list(loader)
-    return {"rows": sample.rows, "sample": digest}
+    settings = {"num_workers": int(in_worker), "generator": torch.Generator()}  # not the global generator
+    [digest] = DataLoader([data], batch_size=None, collate_fn=_digest_of_sample, **settings)
+    return {"rows": _number_of_rows(data), "sample": digest}
 
 
-class _Sample(Dataset):
-    """One item: the digest of a sample of the rows."""
+def _digest_of_sample(data: Any) -> str:
+    digest = hashlib.sha256()
+    for first, second in zip_longest(_read_sample(data), _read_sample(data), fillvalue={}):
+        digest.update(f"row of {len(first)}".encode())
+        for name in sorted(first):
+            digest.update(name.encode())
+            digest.update(first[name] if first[name] == second.get(name) else b"changes")
+    return digest.hexdigest()
 
-    def __init__(self, data: Any):
-        self.data = data
-        self.rows = _number_of_rows(data)
 
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> str:
-        digest = hashlib.sha256()
-        for first, second in zip_longest(self._read(), self._read(), fillvalue={}):
-            digest.update(f"row of {len(first)}".encode())
-            for name in sorted(first):
-                digest.update(name.encode())
-                digest.update(first[name] if first[name] == second.get(name) else b"changes")
-        return digest.hexdigest()
-
-    def _read(self) -> list[dict[str, bytes]]:
-        """Each row's entries as digests."""
-        with _same_random_numbers():
-            if isinstance(self.data, Iterator):
-                rows = ()  # they could be read once only
-            elif self.rows is None or not hasattr(self.data, "__getitem__"):
-                rows = islice(iter(self.data), ROWS_IN_SAMPLE)
-            else:
-                chosen = random.Random(0).sample(range(self.rows), min(self.rows, ROWS_IN_SAMPLE))
-                rows = (self.data[position] for position in sorted(chosen))
-            return [_entries(row) for row in rows]
+def _read_sample(data: Any) -> list[dict[str, bytes]]:
+    """The digests of each sampled row's entries."""
+    count = _number_of_rows(data)
+    with _same_random_numbers():
+        if isinstance(data, Iterator):
+            rows = ()  # it can be read only once
+        elif count is None or not hasattr(data, "__getitem__"):
+            rows = islice(iter(data), ROWS_IN_SAMPLE)
+        else:
+            chosen = random.Random(0).sample(range(count), min(count, ROWS_IN_SAMPLE))
+            rows = (data[position] for position in sorted(chosen))
+        return [_entries(row) for row in rows]
 
 
 def _number_of_rows(data: Any) -> int | None:
@@ -122,17 +110,13 @@ def _number_of_rows(data: Any) -> int | None:
         return None
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 def _entries(row: Any) -> dict[str, bytes]:
     entries = row if isinstance(row, Mapping) else {"": row}
     return {str(name): _digest_of_value(value) for name, value in entries.items()}
 
 
 def _digest_of_value(value: Any) -> bytes:
-    """Hashes what a value holds; a value of an unknown kind counts by its type."""
+    """Hashes the content of a value; a value of unknown type counts by its type."""
     digest = hashlib.sha256(type(value).__name__.encode())
     if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = np.ascontiguousarray(value)

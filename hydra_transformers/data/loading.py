@@ -1,4 +1,4 @@
-"""`load_data`: a user's data set, whatever it is, as rows that a model reads."""
+"""`load_data`: a user's data set, in any form, as rows that a model reads."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -6,35 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from transformers import (
-    MODEL_MAPPING,
-    PreTrainedConfig,
-    PreTrainedTokenizerBase,
-    SequenceFeatureExtractor,
-)
+from torch import nn
+from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedTokenizerBase, SequenceFeatureExtractor
 
 from ..fusion.structure import without_weights
 from ..models import auto
-from ..models.auto import HEADS
 from ..models.pipeline_hydra import image_mode, most_tokens, read_image
-from .columns import (
-    PLURALS,
-    check_none_is_missing,
-    column_kinds,
-    find_columns,
-    find_label_column,
-    without_missing_columns,
-)
-from .labels import (
-    check_classes,
-    class_indices,
-    class_names_of,
-    label_values,
-    match_labels,
-    match_names,
-    model_classes,
-)
+from .columns import PLURALS, check_none_is_missing, find_columns, find_label_column, without_missing_columns
+from .labels import Labels, match_names, model_classes
 from .prediction import config_of
 from .processors import load_processor
 from .rows import FEW_ROWS, DataSource, load_rows
@@ -43,19 +22,21 @@ from .sounds import prepared_sound, undecoded
 
 @dataclass
 class PreparedData(torch.utils.data.Dataset):
-    """Rows `{"pixel_values": ...}`, `{"input_ids": ..., ...}` or `{"input_values": ...}`, with `labels` where the data has any;
-    made when they are read. `load_data` makes one.
+    """Rows `{"pixel_values": ...}`, `{"input_ids": ..., ...}` or `{"input_values": ...}`, with `labels` where the data has
+    any, each processed when it is read. Made by `load_data`.
 
     rows: the data set as it came
     kind: "image", "text" or "audio"
-    columns: the one that is read, or two of pairs
-    label: the column of labels; None for data without
+    columns: the one that is read, or two of text pairs
+    label: the column of labels; None without labels
     labels: of all rows, as the model's class indices; None where they are read row by row
-    class_names: of the data's own classes, in order; None where they have no names
-    split: the one that was read; None where the data has none
-    notes: sentences on what was found and decided
-    max_length: tokens that a text, or both texts of a pair together, are cut to; None where nothing says
-    change: a function that an image, or each text, goes through before it is processed
+    class_names: the data's own classes, in order; None where they have no names
+    split: the one that was read; None without splits
+    notes: sentences about what was found and chosen
+    max_length: the tokens that a text, or a pair together, is cut to; None for no limit
+    image_mode: the Pillow mode that the model reads
+    model_classes: the model's class names, for labels that are read row by row
+    change: a function applied to each image or text before it is processed
     """
 
     rows: Any
@@ -78,52 +59,41 @@ class PreparedData(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> dict[str, Any]:
         row = self.rows[index]
         values = [row[column] for column in self.columns]
-        if self.kind == "text":
-            prepared = self._tokens(values, index)
-        else:
-            prepared = (self._sound if self.kind == "audio" else self._pixels)(values[0], index)
-        if self.labels is not None:
-            return {**prepared, "labels": self.labels[index]}
-        return prepared if self.label is None else {**prepared, "labels": self._label(row[self.label], index)}
+        try:
+            prepared = self._tokens(values) if self.kind == "text" else self._pixels_or_sound(values[0])
+        except (TypeError, ValueError, AttributeError, OSError) as error:
+            named = {"image": "an image", "audio": "a sound", "text": "a text"}[self.kind]
+            raise ValueError(
+                f"row {index} of the data cannot be read as {named} ({error}): pass {PLURALS[self.kind]} in "
+                f"{self.columns[0]!r}, or name their column as {self.kind}="
+            ) from error
+        if self.label is None:
+            return prepared
+        label = row[self.label] if self.labels is None else self.labels[index]
+        return {**prepared, "labels": self._class_index(label, index) if isinstance(label, str) else label}
 
-    def _tokens(self, texts: list[Any], index: int) -> dict[str, list[int]]:
+    def _tokens(self, texts: list[Any]) -> dict[str, list[int]]:
         for column, text in zip(self.columns, texts, strict=True):
             if not isinstance(text, str):
-                raise ValueError(f"row {index} of the data has a {type(text).__name__} as its {column}: pass texts")
-        texts = texts if self.change is None else [self.change(text) for text in texts]
+                raise TypeError(f"its {column} is a {type(text).__name__}")
+        texts = texts if self.change is None else list(map(self.change, texts))
         length = {} if self.max_length is None else {"max_length": self.max_length}
         return dict(self.processor(*texts, truncation=True, **length))
 
-    def _pixels(self, image: Any, index: int) -> dict[str, Tensor]:
-        if hasattr(image, "mode"):
-            image = read_image(image, f"the image of row {index}", self.image_mode)
+    def _pixels_or_sound(self, value: Any) -> dict[str, Any]:
+        if self.kind == "audio":
+            return prepared_sound(value, self.processor)
+        image = read_image(value, "it", self.image_mode) if hasattr(value, "mode") else value
         image = image if self.change is None else self.change(image)
-        try:
-            return {"pixel_values": self.processor(images=image, return_tensors="pt")["pixel_values"][0]}
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ValueError(
-                f"row {index} of the data cannot be made pixel_values ({error}): pass images in {self.columns[0]!r}, or "
-                "name their column as image="
-            ) from error
+        return {"pixel_values": self.processor(images=image, return_tensors="pt")["pixel_values"][0]}
 
-    def _sound(self, sound: Any, index: int) -> dict[str, Tensor]:
-        try:
-            return prepared_sound(sound, self.processor)
-        except (TypeError, ValueError, OSError) as error:
-            raise ValueError(
-                f"row {index} of the data cannot be read as a sound ({error}): pass sounds in {self.columns[0]!r}, or name "
-                "their column as audio="
-            ) from error
-
-    def _label(self, label: Any, index: int) -> Any:
-        if not isinstance(label, str):
-            return label
+    def _class_index(self, name: str, index: int) -> int:
         if self.model_classes is None:
             raise ValueError(
-                f"the label of row {index} is {label!r}: pass the model in place of its processor, whose class names are the "
+                f"the label of row {index} is {name!r}: pass the model in place of its processor, whose class names are the "
                 "labels, or class indices"
             )
-        return match_names([label], self.model_classes, {0}, "data")[0]
+        return match_names([name], self.model_classes, {0}, "data")[0]
 
 
 def load_data(
@@ -142,30 +112,30 @@ def load_data(
     max_length: int | None = None,
     processor: Any = None,
 ) -> PreparedData:
-    """A data set of images, texts or sounds as everything here takes it: fine-tuning, circuits, calibration, reports.
+    """A data set of images, texts or sounds in the form that everything here takes: fine-tuning, circuits, calibration,
+    reports.
 
     Args:
         data: the name of a data set on the Hub ("cifar100", with a config "glue:sst2"); a folder of images or sounds, of csv,
-            json or parquet files, or that `save_to_disk` wrote; one such file; or a `datasets` or `torch` Dataset, a
+            json or parquet files, or written by `save_to_disk`; one such file; or a `datasets` or `torch` Dataset, a
             DatasetDict, or a list, of dict rows.
-        model: the model that reads it, or its folder, Hub name or config: it says what is read, and its class names are
-            matched with those of the data. Or its tokenizer, image processor or feature extractor alone: labels are then
-            taken as they are.
-        split: such as "train", "train[:1000]", "train[:10%]"; of several names the first that exists; by default of
-            validation, test and train.
-        part: "training", "validation" or "test": the split of that purpose where there is one with labels, else a random
-            tenth that is cut out of the first split, the same each time, before any limit.
-        limit: at most this many rows, drawn at random with the seed 0, because many sets are sorted by class.
-        image, audio, text, label: columns, found where they are not named. "translation.en" is a field of a text column;
+        model: the model that reads the data, or its folder, Hub name or config; its class names are matched with those of
+            the data. Or only its tokenizer, image processor or feature extractor: labels are then taken as they are.
+        split: such as "train", "train[:1000]", "train[:10%]"; of several names the first that exists; by default the first
+            of validation, test and train.
+        part: "training", "validation" or "test": the split with that purpose if it has labels, else a random tenth of the
+            first split, the same each time, cut out before any limit.
+        limit: at most this many rows, drawn at random with seed 0, because many sets are sorted by class.
+        image, audio, text, label: columns; found where not named. "translation.en" is a field of a text column;
             ("premise", "hypothesis") or "premise,hypothesis" are two columns of pairs.
-        labelled: True refuses data without labels; False leaves them out, for data from elsewhere, which may also call its
-            columns otherwise. By default there are labels where the data has any.
-        labels_in_order: take the data's class indices as they are, whatever the classes are called.
-        max_length: the tokens that texts, or both texts of a pair together, are cut to; by default those that the
-            tokenizer says, or fewer where the model reads fewer.
-        processor: the tokenizer, image processor, feature extractor or two in one; by default the one saved with the model.
+        labelled: True refuses data without labels; False leaves labels out, for out-of-distribution data, whose columns may
+            have other names. By default labels are read where the data has any.
+        labels_in_order: take the data's class indices as they are, whatever the names of the classes.
+        max_length: the tokens that a text, or a pair together, is cut to; by default the tokenizer's own limit, or the
+            model's if it is lower.
+        processor: the tokenizer, image processor, feature extractor or pair; by default the one saved with the model.
 
-    Images, texts and sounds are processed when a row is read, and texts of a batch are filled up to the longest of them.
+    Rows are processed when they are read, and texts are padded to the longest of their batch.
 
         >>> data = load_data("glue:mrpc", model, split="validation", text=("sentence1", "sentence2"))
     """
@@ -178,7 +148,8 @@ def load_data(
     rows = undecoded(rows)
     if labelled is False:
         source = without_missing_columns(source, rows)
-    kind = _kind_read_by(processor)
+    kind = "text" if isinstance(processor, PreTrainedTokenizerBase) else "image"
+    kind = "audio" if isinstance(processor, SequenceFeatureExtractor) else kind
     columns = find_columns(rows, kind, source)
     for column in columns:
         check_none_is_missing(rows, column, kind, source)
@@ -189,10 +160,11 @@ def load_data(
         found.notes.append(f"only {len(rows)} rows judge: differences of a few points between models may be chance")
     if labelled is not False:
         _add_labels(found, source, config, is_required=bool(labelled))
-    found.image_mode = image_mode(config) if config is not None else _mode_of(processor)
-    named = (
-        f"column {columns[0]!r}" if len(columns) == 1 else f"pairs of the columns {columns[0]!r} and {columns[1]!r}"
-    )
+    if config is not None:
+        found.image_mode = image_mode(config)
+    elif len(getattr(processor, "image_mean", None) or ()) == 1:
+        found.image_mode = "L"
+    named = f"column {columns[0]!r}" if len(columns) == 1 else "pairs of the columns {!r} and {!r}".format(*columns)
     if kind == "text":
         found.max_length = _max_length(config, processor, max_length)
         named += "" if found.max_length is None else f", at most {found.max_length} tokens"
@@ -200,11 +172,40 @@ def load_data(
     return found
 
 
+def check_has_variety(data: PreparedData, name: str, purpose: str, by_classes: bool = True) -> None:
+    """Refuses a single row, and with `by_classes` rows of one class. purpose: such as "to learn" """
+    if len(data) < 2:
+        raise ValueError(f"{name} gives 1 row, too few {purpose}: read more of it")
+    if by_classes and len(set(data.labels)) < 2:
+        raise ValueError(
+            f"all {len(data):,} rows of {name} have the same label, so there is nothing {purpose}: where the rows are "
+            "sorted by class, read all of them, or draw some with limit= (--limit)"
+        )
+
+
 def load_if_named(data: Any, model: Any, **settings: Any) -> Any:
-    """Loads a data set that is given by its Hub name, folder or file, or several of them in a dict; other data is left alone."""
+    """Loads data given by Hub name, folder or file, also in a dict of several; other data is returned as it is."""
     if isinstance(data, Mapping):
         return {name: load_if_named(each, model, **settings) for name, each in data.items()}
     return load_data(data, model, **settings) if isinstance(data, (str, os.PathLike)) else data
+
+
+def ood_groups(ood_data: Any) -> dict[str, dict[str, Any]]:
+    """Out-of-distribution data as group -> name -> data, from one data set, data sets by name, or groups of these."""
+    if ood_data is None or ood_data == {}:
+        return {}
+    if not isinstance(ood_data, Mapping):
+        return {"OOD": {"ood_data": ood_data}}
+    nested = [isinstance(inner, Mapping) for inner in ood_data.values()]
+    if any(nested) and not all(nested):
+        raise TypeError(
+            'ood_data has data sets beside groups of them: pass {"near": {name: data}, "far": {name: data}}'
+        )
+    groups = dict(ood_data) if any(nested) else {"OOD": dict(ood_data)}
+    for group, sets in groups.items():
+        if not sets:
+            raise ValueError(f"ood_data has no data sets ({group}): pass at least one, or leave it out")
+    return groups
 
 
 def _check_is_a_data_set(data: Any) -> None:
@@ -213,29 +214,23 @@ def _check_is_a_data_set(data: Any) -> None:
     if isinstance(data, Mapping):
         if not data or not all(hasattr(rows, "features") for rows in data.values()):
             raise TypeError(f"data is a {type(data).__name__}: pass a Dataset or a list of dict rows")
-        return
-    if not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
+    elif not hasattr(data, "__getitem__") or not hasattr(data, "__len__"):
         raise TypeError(
             f"data is a {type(data).__name__}: pass the name of a data set, a folder or file, a Dataset or a list of dict rows"
         )
-    if len(data) == 0:
+    elif len(data) == 0:
         raise ValueError("data has no rows: pass at least one")
 
 
-# The model's side
-
-
 def _config_and_processor(model: Any, processor: Any) -> tuple[PreTrainedConfig | None, Any]:
-    """What a model's config and processor are; no config where `model` is the processor itself."""
-    name = model if isinstance(model, (str, os.PathLike)) else None
-    if name is not None:
-        config = auto.config_of(name)
+    """A model's config and processor; no config where `model` is the processor itself."""
+    config, name = model if isinstance(model, PreTrainedConfig) else None, None
+    if isinstance(model, (str, os.PathLike)):
+        config, name = auto.config_of(model), model
     elif isinstance(model, nn.Module):
         config = config_of(model)
-    else:
-        config = model if isinstance(model, PreTrainedConfig) else None
-    if config is None and not isinstance(model, nn.Module):
-        processor, model = processor or model, None
+    elif config is None:
+        processor = processor or model
     if processor is None:
         if config is None:
             raise ValueError(f"a {type(model).__name__} says nothing of what reads its inputs: pass processor=")
@@ -248,19 +243,8 @@ def _config_and_processor(model: Any, processor: Any) -> tuple[PreTrainedConfig 
     return config, processor
 
 
-def _kind_read_by(processor: Any) -> str:
-    if isinstance(processor, PreTrainedTokenizerBase):
-        return "text"
-    return "audio" if isinstance(processor, SequenceFeatureExtractor) else "image"
-
-
-def _mode_of(processor: Any) -> str:
-    mean = getattr(processor, "image_mean", None)
-    return "L" if isinstance(mean, (list, tuple)) and len(mean) == 1 else "RGB"
-
-
 def _max_length(config: PreTrainedConfig | None, tokenizer: Any, max_length: int | None) -> int | None:
-    most = None if config is None else most_positions(config)
+    most = None if config is None else _most_positions(config)
     if max_length is not None:
         if most is not None and max_length > most:
             raise ValueError(f"max_length (--max-length) is {max_length}: the model reads at most {most} tokens")
@@ -269,8 +253,7 @@ def _max_length(config: PreTrainedConfig | None, tokenizer: Any, max_length: int
     return min(lengths, default=None)
 
 
-def most_positions(config: PreTrainedConfig) -> int:
-    """How many tokens a model can read."""
+def _most_positions(config: PreTrainedConfig) -> int:
     encoder = MODEL_MAPPING.get(type(config), None)
     return (
         most_tokens(without_weights(encoder, config)) if isinstance(encoder, type) else config.max_position_embeddings
@@ -278,16 +261,13 @@ def most_positions(config: PreTrainedConfig) -> int:
 
 
 def remember_max_length(tokenizer: Any, config: PreTrainedConfig, max_length: int | None, default: int) -> None:
-    """Sets the length that texts are cut to in a tokenizer, with which it is saved: all that load it read alike.
+    """Sets a tokenizer's length limit, which is saved with it: whoever loads it cuts texts alike.
 
-    max_length: as in `load_data`; where it is None, the least of `default`, the tokenizer's own and what the model reads
+    max_length: as in `load_data`; if None, the least of `default`, the tokenizer's own limit and the model's
     """
     if isinstance(tokenizer, PreTrainedTokenizerBase):
         own = _max_length(config, tokenizer, max_length)
         tokenizer.model_max_length = own if max_length is not None else min(default, own)
-
-
-# Labels
 
 
 def _add_labels(found: PreparedData, source: DataSource, config: PreTrainedConfig | None, is_required: bool) -> None:
@@ -298,45 +278,32 @@ def _add_labels(found: PreparedData, source: DataSource, config: PreTrainedConfi
         if is_required or source.label is not None:
             raise
         return
-    values = label_values(found.rows, column)
-    names = class_names_of(found.rows, column, values)
-    found.label, found.class_names = column, names
-    is_zero_shot = config is not None and config.model_type in HEADS and auto.is_zero_shot(config)
+    labels = Labels(found.rows, column, source)
+    found.label, found.class_names = column, labels.names
+    is_zero_shot = config is not None and config.model_type in auto.HEADS and auto.is_zero_shot(config)
     found.model_classes = None if config is None or is_zero_shot else model_classes(config)
-    if values is None:
-        found.notes.append(f"labels: column {column!r}, read row by row")
-        return
-    are_texts = column_kinds(found.rows)[column] == "text"
-    if is_zero_shot:
-        if names is None:
-            raise ValueError(
-                f"column {column!r} of {source.name} has no class names, of which the model's prompts are made"
-            )
-        found.labels, note = (
-            class_indices(values, names, column, are_texts, source),
-            f"{len(names)} classes named by the data",
-        )
-        check_classes(found.labels, len(names), source)
+    if labels.values is None:
+        note = "read row by row"
+    elif is_zero_shot:
+        if labels.names is None:
+            raise ValueError(f"column {column!r} of {source.name} has no class names, which the prompts are made of")
+        found.labels = labels.checked(labels.indices(), len(labels.names))
+        note = f"{len(labels.names)} classes named by the data"
     elif config is None or num_labels == 1 or config.problem_type not in (None, "single_label_classification"):
-        if are_texts:
-            found._label(next(value for value in values if value is not None), 0)  # refuses names without a model
-        found.labels, note = values, "taken as they are"
+        if labels.are_texts:
+            found._class_index(next(filter(None, labels.values)), 0)  # refuses names without a model
+        found.labels, note = labels.values, "taken as they are"
     else:
-        indices = class_indices(values, names, column, are_texts, source)
-        found.labels, note = match_labels(indices, names, column, are_texts, config, source)
-        check_classes(found.labels, num_labels, source)
+        found.labels, note = labels.matched(found.model_classes)
     found.notes.append(f"labels: column {column!r}, {note}")
 
 
 def classes_in(source: DataSource) -> list[str]:
-    """The names of the data's own classes in the order of their indices; LABEL_0, LABEL_1, ... where they have none."""
+    """The data's own class names in the order of their indices; LABEL_0, LABEL_1, ... where they have none."""
     rows, _, _ = load_rows(source)
     column = find_label_column(rows, source, None)
-    values = label_values(rows, column)
-    names = class_names_of(rows, column, values)
-    if names is None:
-        highest = max(class_indices(values, None, column, False, source))
-        names = [f"LABEL_{index}" for index in range(highest + 1)]
+    labels = Labels(rows, column, source)
+    names = labels.names or [f"LABEL_{index}" for index in range(max(labels.indices()) + 1)]
     if len(names) < 2:
         raise ValueError(f"column {column!r} of {source.name} has {len(names)} class, so there is nothing to learn")
     return names

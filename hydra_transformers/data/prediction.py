@@ -1,6 +1,6 @@
 """From a model and data to `member_logits` (batch, members, classes).
 
-Whatever predicts (a Hydra, a plain Hugging Face classifier, two towers with class prompts, saved arrays) is read here, in one way.
+Reads every kind of model in one way: a Hydra, a plain Hugging Face classifier, two towers with class prompts, saved arrays.
 """
 
 import inspect
@@ -18,6 +18,89 @@ from .batches import batches, labels_of, split_labels
 from .labels import model_classes
 
 
+# Problem types of configs that do not choose one of several classes.
+OTHER_PROBLEMS = {"multi_label_classification": "multi-label classification", "regression": "regression"}
+
+
+def predict(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+    """The member logits (batch, members, classes) of one batch; a plain model has one member.
+
+    Labels, and entries that the model's `forward` does not name, are not passed to the model.
+    """
+    inputs = accepted_inputs(model, split_labels(batch)[0])
+    with evaluation_mode(model), torch.inference_mode():
+        return member_logits_of(model(**inputs), type(model).__name__)
+
+
+def member_logits_of(output: Any, source: str = "the model") -> Tensor:
+    """Read (batch, members, classes) from a model's output: `member_logits`, else `logits` or `logits_per_image` as one member."""
+    found = {name: getattr(output, name, None) for name in ("member_logits", "logits", "logits_per_image")}
+    name, logits = next(((name, each) for name, each in found.items() if each is not None), (None, None))
+    if logits is None:
+        raise TypeError(
+            f"the output of {source} has neither logits nor logits_per_image: pass a classification model, "
+            "or wrap CLIP or SigLIP in ZeroShotClassifier"
+        )
+    if name == "member_logits" and logits.dim() != 3:
+        raise ValueError(
+            f"{source} gave member_logits of shape {tuple(logits.shape)}: expected (batch, members, classes)"
+        )
+    if name != "member_logits" and logits.dim() != 2:
+        raise ValueError(f"{source} gave logits of shape {tuple(logits.shape)}: expected (batch, classes)")
+    return logits if name == "member_logits" else logits.unsqueeze(1)
+
+
+def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
+    """The output of an ensemble of models like `model`, from its members' logits (batch, members, classes)."""
+    problem_type = problem_type_of_answers(model)
+    if problem_type is None and getattr(config_of(model), "num_labels", None) == 1:
+        problem_type = "regression"  # as in Transformers' loss
+    return HydraClassifierOutput(logits=ensemble_logits(member_logits, problem_type), member_logits=member_logits)
+
+
+def collect_member_logits(
+    model: nn.Module, data: Any, batch_size: int = 32, device: torch.device | str | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Predict all of `data`: member logits (samples, members, classes) and labels (or `None`), on the CPU.
+
+    For sets that fit in memory, such as the validation set of a temperature. `device`: the model's own unless given.
+    """
+    parts = []
+    device = device_of(model) if device is None else device
+    for batch in batches(data, batch_size, device, classes=classes_of(model)):
+        member_logits = predict(model, batch).cpu()
+        parts.append((member_logits, labels_of(batch, len(member_logits))))
+    if not parts:
+        raise ValueError("data has no batches: pass at least one sample")
+    return torch.cat([logits for logits, _ in parts]), joined_labels([labels for _, labels in parts])
+
+
+def joined_labels(labels: Sequence[Tensor | None]) -> Tensor | None:
+    """The labels of all batches (samples,) on the CPU; None if no batch has any."""
+    found = [each.cpu() for each in labels if each is not None]
+    if found and len(found) != len(labels):
+        raise ValueError(
+            f"{len(found)} of {len(labels)} batches have labels: give every batch labels, or none of them"
+        )
+    return torch.cat(found) if found else None
+
+
+# The model
+
+
+def config_of(model: nn.Module | None) -> Any:
+    """The config of a model, or of the model inside it; None where there is none."""
+    return next((each.config for each in _models_inside(model) if hasattr(each, "config")), None)
+
+
+def _models_inside(model: nn.Module | None) -> Iterator[nn.Module]:
+    """The model and those it wraps, from the outside in; of several the first."""
+    while model is not None:
+        yield model
+        inside = (getattr(model, name, None) for name in ("model", "module"))
+        model = model.models[0] if hasattr(model, "models") else next(filter(None, inside), None)
+
+
 def classes_of(model: nn.Module | None) -> list[str] | None:
     """The names of a model's classes, in order; None where it has none."""
     zero_shot = None if model is None else zero_shot_in(model)
@@ -27,88 +110,28 @@ def classes_of(model: nn.Module | None) -> list[str] | None:
     return None if getattr(config, "id2label", None) is None else model_classes(config)
 
 
-def padding_of(model: nn.Module) -> int | None:
-    """The token by which a plain classifier on a causal language model knows the last one of a text; None for others."""
-    # Those of Transformers call the map that gives the logits `score`, others `classifier`. Hydras read the mask as well.
-    is_decoder = any(isinstance(getattr(module, "score", None), nn.Module) for module in model.modules())
-    return getattr(config_of(model), "pad_token_id", None) if is_decoder else None
-
-
-def predict(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    """The member logits (batch, members, classes) of one batch; a plain model has one member.
-
-    Labels, and entries the model's `forward` does not name, are not passed to the model.
-    """
-    inputs, _ = split_labels(batch)
-    inputs = accepted_inputs(model, inputs)
-    with evaluation_mode(model), torch.inference_mode():
-        return member_logits_of(model(**inputs), type(model).__name__)
-
-
-def member_logits_of(output: Any, source: str = "the model") -> Tensor:
-    """Read (batch, members, classes) from a model's output: `member_logits`, else `logits` or `logits_per_image` as one member."""
-    member_logits = getattr(output, "member_logits", None)
-    if member_logits is not None:
-        if member_logits.dim() != 3:
-            raise ValueError(
-                f"{source} gave member_logits of shape {tuple(member_logits.shape)}: expected (batch, members, classes)"
-            )
-        return member_logits
-    logits = getattr(output, "logits", None)
-    if logits is None:
-        logits = getattr(output, "logits_per_image", None)
-    if logits is None:
-        raise TypeError(
-            f"the output of {source} has neither logits nor logits_per_image: pass a classification model, "
-            "or wrap CLIP or SigLIP in ZeroShotClassifier"
-        )
-    if logits.dim() != 2:
-        raise ValueError(f"{source} gave logits of shape {tuple(logits.shape)}: expected (batch, classes)")
-    return logits.unsqueeze(1)
-
-
-def answer_of(model: nn.Module, member_logits: Tensor) -> HydraClassifierOutput:
-    """The output of an ensemble of models like `model`, for its members' logits (batch, members, classes)."""
-    problem_type = problem_type_of_answers(model)
-    if problem_type is None and getattr(config_of(model), "num_labels", None) == 1:
-        problem_type = "regression"  # as Transformers' loss takes it, and every Hydra
-    logits = ensemble_logits(member_logits, problem_type)
-    return HydraClassifierOutput(logits=logits, member_logits=member_logits)
-
-
-def config_of(model: nn.Module | None) -> Any:
-    """The model's config, be it that of a model inside; None where there is none."""
-    return next((each.config for each in _models_inside(model) if hasattr(each, "config")), None)
-
-
-def _models_inside(model: nn.Module | None) -> Iterator[nn.Module]:
-    """The model itself, and what it wraps, one inside the other; the first one of several."""
-    while model is not None:
-        yield model
-        inside = (getattr(model, name, None) for name in ("model", "module"))
-        model = model.models[0] if hasattr(model, "models") else next(filter(None, inside), None)
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the model's inputs."""
+    if isinstance(getattr(model, "device", None), torch.device):
+        return model.device
+    return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
 
 
 def problem_type_of(model: nn.Module | None) -> str | None:
-    """What the config says, be it that of a model inside."""
+    """The `problem_type` of the model's config."""
     return getattr(config_of(model), "problem_type", None)
 
 
 def problem_type_of_answers(model: nn.Module) -> str | None:
-    """How the model's own logits are read: as its config says, and those of SigLIP text by text. It says yes or no to each text,
-    and chooses one of several only as a `ZeroShotClassifier`."""
+    """The problem type of the model's own logits. SigLIP says yes or no to each text, unless in a `ZeroShotClassifier`."""
     inside = list(_models_inside(model))
     has_bias = any(hasattr(each, "logit_bias") for each in inside)
     chooses_one = any(isinstance(each, ZeroShotClassifier) for each in inside)
     return "multi_label_classification" if has_bias and not chooses_one else problem_type_of(model)
 
 
-# Problem types, as configs name them, whose answer is not one of several classes.
-OTHER_PROBLEMS = {"multi_label_classification": "multi-label classification", "regression": "regression"}
-
-
 def check_chooses_one_class(model: nn.Module, name: str) -> None:
-    """Refuses models that answer with several labels at once or with numbers: a softmax over those means nothing."""
+    """Refuses multi-label and regression models, whose logits have no softmax."""
     problem = OTHER_PROBLEMS.get(problem_type_of(model))
     if problem is not None:
         raise ValueError(
@@ -117,16 +140,23 @@ def check_chooses_one_class(model: nn.Module, name: str) -> None:
         )
 
 
+# Its inputs
+
+
 def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The entries that the model's `forward` names, or those that it `reads` where it says so; all of them for a wrapper that
-    hands everything on. What the attention mask leaves out of a text is the model's own padding, where it goes by that."""
-    inputs = _with_padding_of(model, inputs)
+    """The entries that the model's `forward` names, or that it `reads`; all of them for a wrapper with `**inputs` only.
+
+    Masked tokens are replaced by the padding token where the model goes by it.
+    """
+    tokens, mask, padding = inputs.get("input_ids"), inputs.get("attention_mask"), padding_of(model)
+    if padding is not None and tokens is not None and mask is not None and tokens.shape == mask.shape:
+        inputs = inputs | {"input_ids": tokens.masked_fill(mask == 0, padding)}
     parameters = inspect.signature(model.forward).parameters.values()
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     named = {parameter.name for parameter in parameters if parameter.kind not in variadic}
     if not named:
         return inputs
-    named |= getattr(model, "reads", frozenset())  # a baseline hands on what the model inside reads
+    named |= getattr(model, "reads", frozenset())  # a baseline passes on what the model inside reads
     accepted = {name: value for name, value in inputs.items() if name in named}
     if not accepted:
         raise ValueError(
@@ -136,54 +166,25 @@ def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Te
     return accepted
 
 
-def _with_padding_of(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Rows of texts are filled up with zeros before it is known who reads them."""
-    tokens, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-    if tokens is None or mask is None or tokens.shape != mask.shape:
-        return inputs
-    padding = padding_of(model)
-    return inputs if padding is None else inputs | {"input_ids": tokens.masked_fill(mask == 0, padding)}
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """The device the model's inputs belong on."""
-    if isinstance(getattr(model, "device", None), torch.device):
-        return model.device
-    return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), torch.device("cpu"))
-
-
-def collect_member_logits(
-    model: nn.Module, data: Any, batch_size: int = 32, device: torch.device | str | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Predict all of `data` and keep everything: member logits (samples, members, classes) and labels (or `None`), on the CPU.
-
-    For sets that fit in memory, such as the validation set a temperature is fitted on. `device`: the model's own unless given.
-    """
-    all_logits, all_labels = [], []
-    device = device_of(model) if device is None else device
-    for batch in batches(data, batch_size, device, classes=classes_of(model)):
-        all_logits.append(predict(model, batch).cpu())
-        labels = labels_of(batch, len(all_logits[-1]))
-        if labels is not None:
-            all_labels.append(labels.cpu())
-    if not all_logits:
-        raise ValueError("data has no batches: pass at least one sample")
-    if all_labels and len(all_labels) != len(all_logits):
-        raise ValueError(
-            f"{len(all_labels)} of {len(all_logits)} batches have labels: give every batch labels, or none of them"
-        )
-    return torch.cat(all_logits), torch.cat(all_labels) if all_labels else None
+def padding_of(model: nn.Module) -> int | None:
+    """The padding token by which a plain causal classifier finds the last token of a text; None for others."""
+    # Transformers calls its head `score` there, and `classifier` elsewhere. Hydras read the mask as well.
+    is_decoder = any(isinstance(getattr(module, "score", None), nn.Module) for module in model.modules())
+    return getattr(config_of(model), "pad_token_id", None) if is_decoder else None
 
 
 class SavedLogits(nn.Module):
-    """A stand-in for a model whose member logits were saved: its batches are `{"member_logits": ..., "labels": ...}`."""
+    """A stand-in for a model with saved member logits: its batches are `{"member_logits": ..., "labels": ...}`."""
 
     def forward(self, member_logits: Tensor) -> HydraClassifierOutput:
         return HydraClassifierOutput(logits=log_mean_probability(member_logits), member_logits=member_logits)
 
 
+# Two towers with class prompts
+
+
 def check_class_prompts(class_prompts: Mapping[str, Tensor] | None, model: nn.Module) -> None:
-    """Refuses class prompts that are missing or not tokenized; tells of such as a model was not trained with."""
+    """Refuses class prompts that are missing or not tokenized; warns if SigLIP's are not padded as in its training."""
     input_ids = None if class_prompts is None else class_prompts.get("input_ids")
     if not isinstance(input_ids, Tensor) or input_ids.dim() != 2:
         raise ValueError(
@@ -191,7 +192,7 @@ def check_class_prompts(class_prompts: Mapping[str, Tensor] | None, model: nn.Mo
             'tokenizer\'s output with padding=True and return_tensors="pt", one row per class'
         )
     most = getattr(getattr(config_of(model), "text_config", None), "max_position_embeddings", None)
-    # SigLIP, which has a bias, reads the last token, be it padding.
+    # SigLIP, which has a bias, reads the last token even if it is padding.
     if hasattr(model, "logit_bias") and most is not None and input_ids.shape[1] < most:
         warnings.warn(
             f"class_prompts have {input_ids.shape[1]} tokens, and {type(model).__name__} reads the last of {most}: tokenize "
@@ -204,16 +205,16 @@ class ZeroShotClassifier(nn.Module):
     """A model of two towers as an image classifier over fixed class prompts; its batches hold `pixel_values`.
 
     Args:
-        clip_model: a Hydra of two towers, or the `CLIPModel` or other model of Transformers that it is made from.
+        clip_model: a Hydra of two towers, or a `CLIPModel` or other two-tower model of Transformers.
         class_prompts: the tokenizer's output for one prompt per class, for example
             `tokenizer([f"A photo of a {label}." for label in labels], padding=True, return_tensors="pt")`; for SigLIP with
-            `padding="max_length"`, since it reads the last token, be it padding.
-        class_names: what the classes are called in answers to raw images, one per prompt.
+            `padding="max_length"`, since it reads the last token even if it is padding.
+        class_names: the names of the classes in answers to raw images, one per prompt.
 
-    The classes exclude each other, so their probabilities are a softmax over them. SigLIP itself says yes or no to each prompt,
-    by a sigmoid of its logits; the softmax of these is the probability of each class given that exactly one of them is right.
+    Probabilities are a softmax over the classes. SigLIP itself says yes or no to each prompt, by a sigmoid; the softmax of its
+    logits is the probability of each class given that exactly one is right.
 
-    The prompts' features are computed once, here; after changing the model's weights, call `refresh()`.
+    The prompts' features are computed once; call `refresh()` after changing the model's weights.
     """
 
     prompts_per_pass = 256  # bounds the memory of the text tower for thousands of classes
@@ -252,7 +253,7 @@ class ZeroShotClassifier(nn.Module):
     def forward(self, pixel_values: Tensor) -> HydraClassifierOutput:
         shortcut = only_what_is_read(self.model)
         image_features = _unit_features(self.model.get_image_features(pixel_values=pixel_values, **shortcut))
-        text_features = at_least_float32(self.text_features)  # a buffer, so `.to(torch.bfloat16)` takes it along
+        text_features = at_least_float32(self.text_features)  # a buffer: `.to(torch.bfloat16)` casts it
         scale = at_least_float32(self.model.logit_scale).exp()
         bias = at_least_float32(self.model.logit_bias) if hasattr(self.model, "logit_bias") else None
         member_logits = self.similarity(image_features, text_features, scale, bias)
@@ -260,7 +261,7 @@ class ZeroShotClassifier(nn.Module):
 
 
 def only_what_is_read(model: nn.Module) -> dict[str, bool]:
-    """For `get_image_features`: where a Hydra makes features of one token, its last layer computes that one alone."""
+    """Arguments of `get_image_features`: a Hydra that pools one token computes only that one in its last layer."""
     return {"first_token_only": True} if getattr(model, "reads_first_token", False) else {}
 
 
@@ -271,12 +272,12 @@ def logits_of_cosines(model: nn.Module, cosines: Tensor) -> Tensor:
 
 
 def zero_shot_in(model: nn.Module) -> ZeroShotClassifier | None:
-    """The model itself, or the one inside it."""
+    """The `ZeroShotClassifier` that the model is or contains."""
     return next((each for each in model.modules() if isinstance(each, ZeroShotClassifier)), None)
 
 
 class PromptSimilarity(nn.Module):
-    """What two towers have in place of a classifier: a linear map whose weights are the prompts' features."""
+    """The classifier of two towers: a linear map whose weights are the prompts' features."""
 
     def forward(
         self, image_features: Tensor, text_features: Tensor, scale: Tensor, bias: Tensor | None = None
@@ -296,10 +297,6 @@ class PromptSimilarity(nn.Module):
 
 def _unit_features(output: Any) -> Tensor:
     """A tower's projected features as unit vectors, at least in float32, (rows, members, dim)."""
-    if isinstance(output, Tensor):
-        features = output
-    else:
-        features = output.get("member_pooler_output", output.pooler_output)
-    if features.dim() == 2:
-        features = features.unsqueeze(1)
+    features = output if isinstance(output, Tensor) else output.get("member_pooler_output", output.pooler_output)
+    features = features.unsqueeze(1) if features.dim() == 2 else features
     return nn.functional.normalize(at_least_float32(features), dim=-1)

@@ -1,6 +1,7 @@
-"""The tokenizer, image processor or feature extractor that was saved with a model."""
+"""The tokenizer, image processor or feature extractor saved with a model, and the class prompts it makes."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import transformers
 from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
-from ..models.auto import auto_class_of
+from ..models.auto import HYDRA_CLASSES, auto_class_of, head_of, is_zero_shot
 
 
 # By the Auto class of the model's task.
@@ -18,8 +19,6 @@ PROCESSORS = {
     "AutoModelForSequenceClassification": "AutoTokenizer",
     "AutoModelForZeroShotImageClassification": "AutoProcessor",
 }
-# Older versions of Transformers ask for torchvision even where Pillow would do.
-WITHOUT_TORCHVISION = {"AutoImageProcessor": transformers.ViTImageProcessorPil}
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
 PROCESSOR_FILES += ("vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 
@@ -29,23 +28,23 @@ class NoProcessorError(ValueError):
 
 
 def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
-    """The image processor, tokenizer, feature extractor, or for two towers two in one, that was saved with a model.
+    """The processor saved with a model: a tokenizer, an image processor, a feature extractor, or a pair for two towers.
 
-    name: its folder or Hub name; empty for a model that was not loaded from anywhere
+    name: the model's folder or Hub name; empty for a model that was not loaded from anywhere
     """
     auto_class = PROCESSORS[auto_class_of(config)]
     what = auto_class.removeprefix("Auto")
     if not name:
         raise NoProcessorError(f"the model was not loaded from anywhere: pass its {what} as processor=")
-    if not _has_processor_files(name):  # of which AutoTokenizer would make an empty one
+    if not _has_processor_files(name):  # AutoTokenizer would make an empty one
         raise NoProcessorError(f"{name} has no {what} saved with it: name another as processor= (--processor)")
     try:
         try:
             return getattr(transformers, auto_class).from_pretrained(name)
-        except ImportError:
-            if auto_class not in WITHOUT_TORCHVISION:
+        except ImportError:  # older versions of Transformers ask for torchvision even where Pillow would do
+            if auto_class != "AutoImageProcessor":
                 raise
-            return WITHOUT_TORCHVISION[auto_class].from_pretrained(name)
+            return transformers.ViTImageProcessorPil.from_pretrained(name)
     except (OSError, ValueError, ImportError) as error:
         raise ValueError(
             f"the {what} of {name} cannot be read ({' '.join(str(error).split())[:120]}): install what it needs, or name "
@@ -54,7 +53,7 @@ def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
 
 
 def find_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any | None:
-    """The processor that was saved with a model; None where there is none."""
+    """The processor saved with a model; None where there is none."""
     try:
         return load_processor(name, config)
     except NoProcessorError:
@@ -66,3 +65,44 @@ def _has_processor_files(name: str | os.PathLike) -> bool:
         return any((Path(name) / file).exists() for file in PROCESSOR_FILES)
     quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     return any(cached_file(name, file, **quiet) is not None for file in PROCESSOR_FILES)
+
+
+def class_prompts(config: PreTrainedConfig, processor: Any, class_names: Sequence[str] | None) -> dict | None:
+    """The tokenized prompts of classes for a model of two towers; None for a classifier, which has its own classes."""
+    if not is_zero_shot(config):
+        return None
+    head = head_of(config)
+    length = {"padding": True}
+    if HYDRA_CLASSES.get(head, head).reads_padding:
+        length = {"padding": "max_length", "max_length": config.text_config.max_position_embeddings}
+    prompts = [f"A photo of a {name}." for name in class_names]
+    return dict(processor(text=prompts, truncation=True, return_tensors="pt", **length))
+
+
+def check_same_processors(names: Sequence[str], configs: Sequence[PreTrainedConfig], first: Any) -> None:
+    """Refuses models whose saved processors prepare inputs differently; a model may have none.
+
+    first: the processor of the first model, which will serve all
+    """
+    expected = _preparation(first)
+    for name, config in zip(names[1:], configs[1:], strict=True):
+        processor = find_processor(name, config)
+        found = {} if processor is None else _preparation(processor)
+        differing = [key for key in expected if key in found and found[key] != expected[key]]
+        if differing:
+            raise ValueError(
+                f"{name} prepares its inputs differently from {names[0]} ({differing[0]} differs): pass models of one "
+                "pre-trained model, or name one processor for all (--processor)"
+            )
+
+
+def _preparation(processor: Any) -> dict[str, Any]:
+    """The settings of a processor that change the numbers it makes of an input."""
+    if hasattr(processor, "image_processor"):
+        return _preparation(processor.image_processor) | _preparation(processor.tokenizer)
+    if hasattr(processor, "get_vocab"):
+        settings = {name: getattr(processor, name, None) for name in ("do_lower_case", "padding_side")}
+        return {"vocabulary": processor.get_vocab(), "special tokens": processor.special_tokens_map, **settings}
+    kinds = ("do_", "image_mean", "image_std", "size", "crop_size", "resample", "rescale_factor")
+    kinds += ("sampling_rate", "num_mel_bins", "max_length", "mean", "std")  # of sounds
+    return {name: value for name, value in processor.to_dict().items() if name.startswith(kinds) and value is not None}

@@ -1,11 +1,11 @@
-"""Finds the rows of a data set: by its name on the Hub, folder or file, and of which split or part."""
+"""Finds the rows of a data set: by Hub name, folder or file, of one split or part."""
 
 import csv
 import glob
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -16,19 +16,18 @@ import torch
 
 
 FILE_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-SEPARATORS = (",", ";", "\t", "|")
 MEDIA = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".wav", ".flac", ".mp3", ".ogg")
 MOST_HELD_OUT_ROWS = 3_000
 FEW_ROWS = 100
 PREFERRED_SPLITS = ("validation", "test", "train")
-# The splits that serve as a part where a set has them; a part that has none is cut out of the first split.
+# The splits that serve as a part where a set has them; other parts are cut out of the first split.
 SPLITS_OF_PARTS = {"validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
 SPLITS_TO_CUT = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """The arguments of `load_data` that say which rows and columns to read; see there."""
+    """The arguments of `load_data` that select rows and columns."""
 
     data: Any
     split: str | Sequence[str] | None = None
@@ -43,31 +42,30 @@ class DataSource:
 
     @property
     def name(self) -> str:
-        """What messages call the data."""
+        """The name of the data in messages."""
         return os.fspath(self.data) if isinstance(self.data, (str, os.PathLike)) else "data"
 
     @property
     def text_columns(self) -> tuple[str, ...]:
-        """The one or two columns that `text` names; none where it names none."""
+        """The columns that `text` names: none, one, or two of pairs."""
         if not self.text:
             return ()
         return tuple(name.strip() for name in (self.text.split(",") if isinstance(self.text, str) else self.text))
 
 
 def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
-    """The rows of a source, the split that they are of (None where there are none), and a sentence on both."""
-    splits = _splits_of(source)
-    if isinstance(splits, _Splits):
-        rows, split, words = _part_of(splits, source) if source.part else _split_of(splits, source)
+    """The rows of a source, their split (None without splits), and a sentence about both."""
+    found = _load(source)
+    if isinstance(found, Splits):
+        rows, split, words = _part_of(found, source) if source.part else _split_of(found, source)
     else:
-        rows, split, words = splits, None, ""
+        rows, split, words = found, None, ""
         if isinstance(source.split, str):
             raise ValueError(f"{source.name} has no splits: leave out the split {source.split!r}")
         if source.part is not None:
             rows, words = _cut(rows, source, ("test", "validation")), f", cut out for the part {source.part}"
     features = getattr(rows, "features", None) or {}
-    if any(column.startswith("__index_level_") for column in features):
-        # where pandas puts what it takes for the names of the rows
+    if any(column.startswith("__index_level_") for column in features):  # pandas took the first cells for row names
         raise ValueError(f"rows of {source.name} have more cells than its first line: check separators and quotes")
     if features and any("." in column and column not in features for column in source.text_columns):
         rows = rows.flatten()  # "translation.en" is a field of the column "translation"
@@ -79,10 +77,10 @@ def load_rows(source: DataSource) -> tuple[Any, str | None, str]:
     return rows, split, f"{source.name}: {len(rows):,} rows{words}"
 
 
-class _Splits:
-    """The splits of a data set, of the Hub each loaded when it is asked for."""
+class Splits:
+    """The splits of a data set by name, each loaded when it is first read."""
 
-    def __init__(self, names: Sequence[str], load: Any):
+    def __init__(self, names: Sequence[str], load: Callable[[str], Any]):
         self.names, self.load, self.loaded = list(names), load, {}
 
     def __getitem__(self, name: str) -> Any:
@@ -91,75 +89,77 @@ class _Splits:
         return self.loaded[name]
 
 
-def _splits_of(source: DataSource) -> Any:
-    """The splits of a source, or its rows where it has no splits."""
-    if not isinstance(source.data, (str, os.PathLike)):
-        if isinstance(source.data, Mapping):
-            return _Splits(source.data, source.data.__getitem__)
-        return source.data
-    try:
-        import datasets
-    except ImportError as error:
-        raise ImportError("reading data sets needs datasets: pip install datasets") from error
-    path = Path(source.data)
-    if path.exists():
-        found = _load_local(datasets, path)
-        if isinstance(found, dict):
-            return _Splits(found, found.__getitem__)
-        return found if found.split is None else _Splits([str(found.split)], {str(found.split): found}.__getitem__)
-    if source.name.startswith((".", "/", "~")) or path.suffix in FILE_FORMATS:
+def _load(source: DataSource) -> Any:
+    """The splits of a source, or its rows where it has none."""
+    found = source.data
+    if isinstance(found, (str, os.PathLike)):
+        try:
+            import datasets
+        except ImportError as error:
+            raise ImportError("reading data sets needs datasets: pip install datasets") from error
+        path = Path(found)
+        if not path.exists():
+            return _hub_splits(datasets, source)
+        found = _read_local(datasets, path)
+        if isinstance(found, datasets.Dataset) and found.split is not None:
+            found = {str(found.split): found}
+    return Splits(found, found.__getitem__) if isinstance(found, Mapping) else found
+
+
+def _hub_splits(datasets: Any, source: DataSource) -> Splits:
+    if source.name.startswith((".", "/", "~")) or Path(source.name).suffix in FILE_FORMATS:
         raise ValueError(f"there is no folder or file {source.name}")
     name, _, config = source.name.partition(":")
-    if name in _builders(datasets):
+    # `load_dataset` takes these for file formats, and reads such files of the working directory.
+    if name in datasets.packaged_modules._PACKAGED_DATASETS_MODULES:
         raise ValueError(f"there is no folder {name} here, and on the Hub no data set can have that name: check it")
     names = datasets.get_dataset_split_names(name, config or None)
-    return _Splits(names, lambda split: datasets.load_dataset(name, config or None, split=split))
+    return Splits(names, lambda split: datasets.load_dataset(name, config or None, split=split))
 
 
 # Splits and parts
 
 
-def _split_of(splits: _Splits, source: DataSource) -> tuple[Any, str, str]:
-    split = _chosen_split(splits.names, source, PREFERRED_SPLITS)
+def _split_of(splits: Splits, source: DataSource) -> tuple[Any, str, str]:
+    split = _choose_split(splits.names, source, PREFERRED_SPLITS)
     return _rows_of_split(splits, split, source), split, f" of the split {split}"
 
 
-def _rows_of_split(splits: _Splits, split: str, source: DataSource) -> Any:
-    """The rows of a split, or of a part of it that is written as `datasets` writes it."""
+def _rows_of_split(splits: Splits, split: str, source: DataSource) -> Any:
+    """The rows of a split, or of a slice of it in the notation of `datasets`."""
     if split in splits.names:
         return splits[split]
     import datasets
 
     lengths = {name: len(splits[name]) for name in splits.names if name in re.split(r"[\[+]|\]\+?", split)}
     try:
-        parts = datasets.ReadInstruction.from_spec(split).to_absolute(lengths)
+        slices = datasets.ReadInstruction.from_spec(split).to_absolute(lengths)
     except (ValueError, AssertionError) as error:
         raise ValueError(
             f"the split {split!r} of {source.name} cannot be read ({_cause(error)}): it has {', '.join(splits.names)}, of "
             'which a part is written as "train[:1000]" or "train[:10%]"'
         ) from error
-    rows = [splits[part.splitname].select(range(part.from_, part.to)) for part in parts]
-    return datasets.concatenate_datasets(rows)
+    return datasets.concatenate_datasets(
+        [splits[each.splitname].select(range(each.from_, each.to)) for each in slices]
+    )
 
 
-def _chosen_split(names: Sequence[str], source: DataSource, preferred: Sequence[str]) -> str:
+def _choose_split(names: Sequence[str], source: DataSource, preferred: Sequence[str]) -> str:
     if isinstance(source.split, str):
         if source.split not in names and not re.search(r"[\[+]", source.split):
             raise ValueError(f"{source.name} has no split {source.split!r}: it has {', '.join(names)}")
         return source.split
-    preferred = source.split or preferred
-    chosen = next((name for name in preferred if name in names), names[0] if len(names) == 1 else None)
-    if chosen is None:
+    chosen = [name for name in source.split or preferred if name in names] or (names if len(names) == 1 else [])
+    if not chosen:
         raise ValueError(f"{source.name} has the splits {', '.join(names)}: choose one")
-    return chosen
+    return chosen[0]
 
 
-def _part_of(splits: _Splits, source: DataSource) -> tuple[Any, str, str]:
-    """The part to train, to validate or to test on: the split for that, else a random part of the first split."""
-    if isinstance(source.split, str):
-        first, own = source.split, {}
-    else:
-        first = _chosen_split(splits.names, source, SPLITS_TO_CUT)
+def _part_of(splits: Splits, source: DataSource) -> tuple[Any, str, str]:
+    """The rows to train, validate or test on: the split with that purpose, else a random part of the first split."""
+    first, own = source.split, {}
+    if not isinstance(first, str):
+        first = _choose_split(splits.names, source, SPLITS_TO_CUT)
         own = {
             part: name
             for part, known in SPLITS_OF_PARTS.items()
@@ -171,14 +171,14 @@ def _part_of(splits: _Splits, source: DataSource) -> tuple[Any, str, str]:
         return splits[split], split, f" of the split {split}"
     missing = [part for part in ("test", "validation") if part not in own]
     rows = _cut(_rows_of_split(splits, first, source), source, missing)
+    note = f", cut out for the part {source.part}"
     if source.part == "training":
-        kept = f", all but what is held out for {' and '.join(missing)}" if missing else ""
-        return rows, first, f" of the split {first}{kept}"
-    return rows, first, f" of the split {first}, cut out for the part {source.part}"
+        note = f", all but what is held out for {' and '.join(missing)}" if missing else ""
+    return rows, first, f" of the split {first}{note}"
 
 
 def _has_labels(rows: Any, source: DataSource) -> bool:
-    """Whether a split may judge: the test splits of some sets on the Hub have no labels, or -1 in place of them."""
+    """Test splits on the Hub may have no labels, or only -1."""
     from .columns import find_label_column
 
     try:
@@ -189,7 +189,7 @@ def _has_labels(rows: Any, source: DataSource) -> bool:
 
 
 def _cut(rows: Any, source: DataSource, parts: Sequence[str]) -> Any:
-    """The rows of a part where `parts` have to be cut out: a tenth for each, at most 3,000, and the rest to train."""
+    """The rows of a part: a random tenth for each of `parts`, at most 3,000 rows, and the rest for training."""
     count = len(rows)
     if count < 1 + len(parts):
         raise ValueError(f"{source.name} has {count} rows, too few for a part each to train, to validate and to test")
@@ -205,36 +205,42 @@ def _selected(rows: Any, places: list[int]) -> Any:
 
 
 def is_same_source(name: str, other: str) -> bool:
-    """Whether two names are those of one data set, however its folder is written."""
+    """Whether two names mean one data set, however its folder is written."""
     if Path(name).exists() and Path(other).exists():
         return Path(name).samefile(other)
     return name == other
 
 
+def overlap(split: str | None, other: str | None) -> bool:
+    """Whether two splits of one data set certainly share rows: they are equal, or one is a part of the other."""
+    if split is None or other is None:  # the only one
+        return split == other
+    is_same = split.partition("[")[0] == other.partition("[")[0]
+    return is_same and (split == other or "[" not in split or "[" not in other)
+
+
 # Files
 
 
-def _load_local(datasets: Any, path: Path) -> Any:
-    """By their whole paths: a bare name may be that of a builder, which would read what lies around it."""
-    if path.is_file():
-        if path.suffix not in FILE_FORMATS:
-            raise ValueError(f"{path} is no {', '.join(FILE_FORMATS)} file: pass one, or a folder")
-        file = glob.escape(str(path.absolute()))
-        with _one_sentence(path):
-            return datasets.load_dataset(FILE_FORMATS[path.suffix], data_files=file, **_csv_settings(path))
-    if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-        with _one_sentence(path):
-            return datasets.load_from_disk(path.absolute())
-    if not any(path.iterdir()):
+def _read_local(datasets: Any, path: Path) -> Any:
+    """Reads by absolute paths: a bare name may be that of a file format, see `_hub_splits`."""
+    if path.is_file() and path.suffix not in FILE_FORMATS:
+        raise ValueError(f"{path} is no {', '.join(FILE_FORMATS)} file: pass one, or a folder")
+    if path.is_dir() and not any(path.iterdir()):
         raise ValueError(
             f"the folder {path} is empty: it should hold a saved data set, images, csv, json or parquet files"
         )
     with _one_sentence(path):
+        if path.is_file():
+            file = glob.escape(str(path.absolute()))
+            return datasets.load_dataset(FILE_FORMATS[path.suffix], data_files=file, **_csv_settings(path))
+        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+            return datasets.load_from_disk(path.absolute())
         return datasets.load_dataset(str(path.absolute()), **_csv_settings_of_folder(path))
 
 
 def _csv_settings_of_folder(folder: Path) -> dict[str, str]:
-    """The separator of its first csv file; beside images or sounds a csv file describes these, which takes no settings."""
+    """The separator of the first csv file. Beside images or sounds a csv file is metadata, which takes no settings."""
     table = min((file for suffix in ("csv", "tsv") for file in folder.rglob(f"*.{suffix}")), default=None)
     if table is None or any(file.suffix.lower() in MEDIA for file in table.parent.rglob("*")):
         return {}
@@ -242,10 +248,10 @@ def _csv_settings_of_folder(folder: Path) -> dict[str, str]:
 
 
 def _csv_settings(path: Path) -> dict[str, str]:
-    """The separator of a csv file: the first that gives its first lines equally many cells, and more than one."""
+    """The separator of a csv file: the first that splits the first lines into equally many cells."""
     if FILE_FORMATS[path.suffix] != "csv":
         return {}
-    for separator in SEPARATORS:
+    for separator in (",", ";", "\t", "|"):
         with path.open(encoding="utf-8", errors="replace", newline="") as file:
             try:
                 cells = {len(line) for line in islice(csv.reader(file, delimiter=separator), 50) if line}
@@ -256,18 +262,12 @@ def _csv_settings(path: Path) -> dict[str, str]:
     return {"sep": "\t"} if path.suffix == ".tsv" else {}
 
 
-def _builders(datasets: Any) -> set[str]:
-    """Names that `load_dataset` takes for file formats, whose files it then looks for in the working directory."""
-    known = getattr(datasets.packaged_modules, "_PACKAGED_DATASETS_MODULES", ())
-    return {*known, *FILE_FORMATS.values(), "text", "arrow", "imagefolder", "audiofolder"}
-
-
 @contextmanager
 def _one_sentence(path: Path) -> Iterator[None]:
-    """Tells the cause of what goes wrong while local files are read; `datasets` itself says that something went wrong."""
+    """Reports the cause of a read error in one sentence, where `datasets` logs and wraps it."""
     logger = logging.getLogger("datasets")
     level = logger.level
-    logger.setLevel(logging.CRITICAL)  # its errors come as exceptions, too
+    logger.setLevel(logging.CRITICAL)
     try:
         yield
     except Exception as error:

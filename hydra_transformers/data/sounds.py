@@ -1,4 +1,4 @@
-"""Audio as it comes in data sets and files, as waveforms and as what a model reads."""
+"""Reads audio of data sets and files as waveforms, and as the inputs of a model."""
 
 import io
 import os
@@ -14,7 +14,7 @@ from transformers.pipelines.audio_utils import ffmpeg_read
 
 
 def prepared_sound(sound: Any, extractor: SequenceFeatureExtractor) -> dict[str, Tensor]:
-    """What the model reads of a sound: for AST `{"input_values": (frames, mel bins)}`."""
+    """A sound as the model's input: for AST `{"input_values": (frames, mel bins)}`."""
     rate = extractor.sampling_rate
     name = extractor.model_input_names[0]
     return {name: extractor(waveform(sound, rate), sampling_rate=rate, return_tensors="pt")[name][0]}
@@ -24,8 +24,7 @@ def waveform(sound: Any, sampling_rate: int) -> np.ndarray:
     """A sound as float32 numbers (samples,) at this rate, the mean of its channels.
 
     sound: numbers at this rate; `{"array": ..., "sampling_rate": ...}`; a file's path or content, or `{"path": ...,
-        "bytes": ...}`; or an `AudioDecoder` of torchcodec. A WAV file of 16-bit numbers at this rate is read as it is, all
-        other files take ffmpeg
+        "bytes": ...}`; or an `AudioDecoder` of torchcodec. All files but 16-bit WAV files at this rate need ffmpeg
     """
     if hasattr(sound, "get_all_samples"):
         samples = sound.get_all_samples()
@@ -66,7 +65,7 @@ def _is_real(sound: Any) -> bool:
 
 
 def _plain_wav(content: bytes, sampling_rate: int) -> np.ndarray | None:
-    """A WAV file of 16-bit numbers at this rate; None for anything else."""
+    """The samples of a 16-bit WAV file at this rate; None for anything else."""
     try:
         with wave.open(io.BytesIO(content)) as file:
             if (file.getsampwidth(), file.getframerate()) != (2, sampling_rate):
@@ -79,19 +78,14 @@ def _plain_wav(content: bytes, sampling_rate: int) -> np.ndarray | None:
 
 
 def undecoded(rows: Any) -> Any:
-    """A `datasets` Dataset whose sounds come as their files, which needs no torchcodec; anything else as it is."""
+    """A `datasets` Dataset with sounds as files, which needs no torchcodec; other rows as they are."""
     for name, feature in (getattr(rows, "features", None) or {}).items():
-        if is_audio(feature) and feature.decode and hasattr(rows, "cast_column"):
+        if type(feature).__name__ == "Audio" and feature.decode:
             rows = rows.cast_column(name, type(feature)(decode=False))
     return rows
 
 
-def is_audio(feature: Any) -> bool:
-    """Whether a column of a `datasets` Dataset holds sounds."""
-    return type(feature).__name__ == "Audio"
-
-
 def is_sound(value: Any) -> bool:
-    """Whether an entry of a row is a sound, as `datasets` has them."""
-    known = isinstance(value, Mapping) and ("array" in value or {"bytes", "path"} <= value.keys())
-    return known or hasattr(value, "get_all_samples")
+    """Whether an entry of a row is a sound as `datasets` holds it."""
+    is_dict = isinstance(value, Mapping) and ("array" in value or {"bytes", "path"} <= value.keys())
+    return is_dict or hasattr(value, "get_all_samples")

@@ -16,6 +16,7 @@ from ..fusion import (
     backbone_names,
     config_in_backbone,
     dense_outline,
+    hydra_class_of,
     projection_names,
     remaining_heads,
     tower_configs,
@@ -110,7 +111,7 @@ def sliced_class(model_class: type[PreTrainedModel], kept: dict[str, list[list[i
 
 def _slice_projections(model: PreTrainedModel, kept: dict[str, list[list[int]]]) -> None:
     """Gives a plain model's q, k, v and output projections empty weights of the sizes for the heads in `kept`."""
-    hydra = next(HYDRA_CLASSES[each] for each in HYDRA_CLASSES if isinstance(model, each))
+    hydra = hydra_class_of(model)
     theirs, dense = backbone_names(hydra, model), dense_outline(hydra, model)
     for tower, names in attention_names(dense).items():
         for attention, heads in zip(names, kept[tower], strict=True):

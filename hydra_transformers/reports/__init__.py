@@ -4,8 +4,8 @@ from .evaluation import evaluate_uncertainty
 from .fusion_report import FusionReport, fusion_report
 from .gains import Gain, gain_sentence, gains
 from .report import ModelResult, UncertaintyReport
+from .report_tables import cost_table
 from .table import Cell, Table
-from .tables import cost_table
 
 
 __all__ = [

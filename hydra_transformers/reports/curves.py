@@ -9,7 +9,7 @@ from ..uncertainty.metrics import NUM_BINS, calibration_bins, detection_counts, 
 
 
 POINTS = 256
-COVERAGES = (100, 95, 90)  # percent of the rows, of which a report tells the risk
+COVERAGES = (100, 95, 90)  # percent of the rows
 HISTOGRAM_BINS = 30
 
 

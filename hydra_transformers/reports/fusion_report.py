@@ -1,8 +1,8 @@
-"""Whether members may share the mean of their weights: measured on data, before they are fused."""
+"""Measures on data whether members may share the mean of their weights, before they are fused."""
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,27 +14,33 @@ from transformers import PreTrainedModel
 
 from ..data.batches import batches, split_labels
 from ..data.fingerprints import fingerprints_of_rows
+from ..data.loading import ood_groups
 from ..data.prediction import check_chooses_one_class, classes_of, device_of, predict
 from ..fusion.blending import PARTS, difference_cosines, has_equal_heads, moved, weight_cosines, weights_of
 from ..models.auto import AutoHydra, hydra_class, load_trained
 from ..models.configuration_hydra import SHARED_PARTS
 from ..uncertainty.metrics import exact_mean, expected_calibration_error, ood_metrics
-from ..uncertainty.ood import ood_groups
 from ..uncertainty.paired import Change, accuracy_change, auroc_change, mean_change
 from ..uncertainty.streaming import UncertaintyAccumulator
 from .evaluation import place_of
-from .fusion_tables import fusion_parts
 from .fusion_verdict import decide
-from .rendering import to_html_parts, to_markdown
+from .report_tables import COLUMNS, group_title, set_title
+from .table import NO_VALUE, Part, Table, Title, to_html, to_markdown
 
 
 STEPS = (0.25, 0.5, 0.75)  # of the way to the mean, between its ends
+METRICS = ("accuracy", "nll", "ece")
+DIVERSITY = {
+    "not fused": "everything (not fused)",
+    "attention": "attention alone (fused)",
+    "mlp": "MLPs alone (attention shared too)",
+}
 Cosines = dict[str, dict[str, float | None]]  # part -> pair of members -> cosine
 
 
 @dataclass(frozen=True)
 class ClassifierMetrics:
-    """What a model, or one member of it, reached; fractions, not percentages.
+    """The results of a model, or of one member of it; fractions, not percentages.
 
     Attributes:
         auroc: group ("near") -> data set -> AUROC of the maximum softmax probability.
@@ -50,15 +56,17 @@ class ClassifierMetrics:
     def mean_auroc(self, group: str) -> float:
         return sum(self.auroc[group].values()) / len(self.auroc[group])
 
+    def diversity(self) -> dict[str, float]:
+        return {"mutual_information": self.mutual_information, "disagreement": self.disagreement}
+
 
 @dataclass(frozen=True)
 class Fused:
-    """What sharing some parts makes of the members, against sharing nothing.
+    """The effect of sharing some parts, against sharing nothing.
 
     Attributes:
         shared: the parts that are shared, as `from_pruned_members` takes them.
-        ensemble: the ensemble of the members inside.
-        members: each member inside.
+        ensemble, members: the results of the ensemble and of each member inside.
         nll, accuracy: the ensemble's changes.
         member_accuracies: each member's change.
         auroc: group -> the ensemble's change, a mean over the group's data sets.
@@ -77,7 +85,7 @@ class Fused:
 
 @dataclass(frozen=True)
 class Step:
-    """A point on the members' way to the mean: what they reach there on average."""
+    """A point on the members' way to the mean, and their average results there."""
 
     t: float
     accuracy: float
@@ -86,14 +94,14 @@ class Step:
 
 @dataclass(frozen=True)
 class FusionReport:
-    """What fusing would do to members, and whether to do it. `fusion_report` makes it, and has the rule of the verdict.
+    """The effect of fusing members, and whether to do it. `fusion_report` makes it and documents the rule of the verdict.
 
     Attributes:
         verdict: "fuse", "fuse without embeddings" (or layernorm, or mlp), "do not fuse" or "cannot tell".
         sentence: the verdict with its reasons.
-        shared: what to pass as `shared` to `from_pruned_members`; nothing where the verdict is not to fuse, or unsure.
+        shared: what to pass as `shared` to `from_pruned_members`; empty for "do not fuse" and "cannot tell".
         num_rows, num_ood_rows: rows of `data`, and of each OOD set by group.
-        guessing: accuracy of the most frequent class, and NLL of the classes' frequencies: what needs no look at a row.
+        guessing: accuracy of the most frequent class, and NLL of the class frequencies.
         beats_guessing: for each member alone, whether it is surely better than that, in accuracy or in NLL.
         alone: each member by itself.
         not_fused: the ensemble of the members as they are.
@@ -109,7 +117,7 @@ class FusionReport:
             always each member's own.
         weight_cosines: part -> pair of members ("0-1") -> cosine between their weights. Those of LayerNorms are near 1
             whatever they learned: their scales begin at 1.
-        difference_cosines: the same between what members have learned since `pretrained`; None where that was not given.
+        difference_cosines: the same for the changes since `pretrained`; None where that was not given.
     """
 
     num_rows: int
@@ -144,20 +152,90 @@ class FusionReport:
 
     def to_markdown(self) -> str:
         """The sentence and all tables."""
-        return to_markdown(fusion_parts(self))
+        return to_markdown(self._sections())
 
     def _repr_html_(self) -> str:
-        return to_html_parts(fusion_parts(self))
+        return to_html(self._sections())
 
     def to_dict(self) -> dict[str, Any]:
         """Everything in plain dicts, lists and numbers, for JSON."""
         return asdict(self) | {"shared": list(self.shared)}
 
     def plot(self, folder: str | os.PathLike) -> list[Path]:
-        """Draw the way to the mean and what each part costs into PNG files in `folder`, and return their paths."""
-        from .plots import draw_fusion_report
+        """Draws the way to the mean and the cost of each part into PNG files in `folder`, and returns their paths."""
+        from .report_plots import draw_fusion_report
 
         return draw_fusion_report(self, folder)
+
+    def _sections(self) -> list[Part]:
+        groups = list(self.num_ood_rows)
+        titles = [COLUMNS[metric].heading() for metric in METRICS]
+        titles += [COLUMNS["auroc"].heading("" if group == "OOD" else group_title(group)) for group in groups]
+        inside = [
+            [str(index), *map(" → ".join, zip(_cells(alone), _cells(fused), strict=True))]
+            for index, (alone, fused) in enumerate(zip(self.alone, self.fused.members, strict=True))
+        ]
+        ensembles = [["not fused", *_cells(self.not_fused), NO_VALUE]]
+        ensembles += [["fused", *_cells(self.fused.ensemble), _change(self.fused.nll)]]
+        if self.soup is not None:
+            ensembles += [["soup (one model, all weights averaged)", *_cells(self.soup), NO_VALUE]]
+        ensembles += [[f"shared: {', '.join(p.shared)}", *_cells(p.ensemble), _change(p.nll)] for p in self.parts]
+        detection = [
+            [
+                set_title(group, name),
+                f"{count:,}",
+                " → ".join(COLUMNS["auroc"].text(e.auroc[group][name]) for e in (self.not_fused, self.fused.ensemble)),
+                _change(self.fused.auroc_by_set[group][name], "{:+.2f}", 100),
+            ]
+            for group, sets in self.num_ood_rows.items()
+            for name, count in sets.items()
+        ]
+        path = [
+            [COLUMNS[metric].heading(), *(COLUMNS[metric].text(getattr(step, metric)) for step in self.path)]
+            for metric in ("accuracy", "nll")
+        ]
+        diversity = [
+            [DIVERSITY[kind], *(COLUMNS[metric].text(value) for metric, value in values.items())]
+            for kind, values in self.diversity.items()
+        ]
+        cosines = {"Weights": self.weight_cosines}
+        if self.difference_cosines is not None:
+            cosines["Learned since pre-training"] = self.difference_cosines
+        ranges = [[part, *(_range(each.get(part, {})) for each in cosines.values())] for part in self.weight_cosines]
+        rises = f"The NLL rises by {self.rise:.3f} on the way, by {self.barrier:.3f} above the straight line between its ends."
+        found = [Title("Detection, not fused → fused"), Table(["Data", "Rows", "AUROC ↑", "Change (95 %)"], detection)]
+        return [
+            Title(f"Fusing {self.num_members} members: {self.verdict}", 1),
+            self.sentence,
+            Title("Each member, alone → inside the fused model"),
+            Table(["Member", *titles], inside),
+            Title("The ensemble"),
+            Table(["", *titles, "NLL change (95 %)"], ensembles),
+            *(found if groups else []),
+            Title("The way to the mean"),
+            Table(["Members, on average", *(f"{step.t:.0%}" for step in self.path)], path),
+            rises,
+            Title("How much members disagree"),
+            Table(["Members differ in", "MI", "DI"], diversity),
+            Title("How alike members are"),
+            "Cosines, the least and the greatest over the pairs.",
+            Table(["Part", *cosines], ranges),
+        ]
+
+
+def _cells(found: ClassifierMetrics) -> list[str]:
+    values = [COLUMNS[metric].text(getattr(found, metric)) for metric in METRICS]
+    return values + [COLUMNS["auroc"].text(found.mean_auroc(group)) for group in found.auroc]
+
+
+def _change(change: Change, form: str = "{:+.3f}", factor: float = 1) -> str:
+    values = (form.format(factor * value) for value in (change.difference, change.low, change.high))
+    return "{} ({} to {})".format(*values)
+
+
+def _range(cosines: Mapping[str, float | None]) -> str:
+    known = [cosine for cosine in cosines.values() if cosine is not None]
+    return f"{min(known):.3f} to {max(known):.3f}" if known else NO_VALUE
 
 
 def fusion_report(
@@ -168,21 +246,21 @@ def fusion_report(
     pretrained: PreTrainedModel | None = None,
     batch_size: int = 32,
 ) -> FusionReport:
-    """Tells before members are fused what sharing the mean of their weights does to them.
+    """Measures, before members are fused, what sharing the mean of their weights does to them.
 
     Args:
-        members: two classifiers or more of one architecture, as `from_pruned_members` takes them: supported models of
-            Transformers or Hydras, pruned or not, which are left as they are; or the folders or Hub names from which they
-            are loaded. No processor is needed there.
+        members: two or more classifiers of one architecture, as `from_pruned_members` takes them: supported models of
+            Transformers or Hydras, pruned or not (left unchanged); or folders or Hub names to load them from. No
+            processor is needed there.
         data: labelled data that no member was trained on: a DataLoader, a list of dict batches, or a Dataset or list of
             dict rows. It is read up to 13 times (`ood_data` 9 times), and must give the same rows in the same order each time.
         ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, or one data set; labels are not read.
-        pretrained: the model that members were fine-tuned from, with or without a head: adds the cosine between what
-            they have learned since.
+        pretrained: the model that members were fine-tuned from, with or without a head: adds the cosines between the
+            members' changes since then.
         batch_size: rows per batch, where data comes in rows.
 
-    Beside the members, a Hydra that holds all of them is in memory, on the device of the first, and the weights that are
-    shared at the moment once more.
+    Memory: beside the members, a Hydra with all of them, on the device of the first, and a copy of the weights that are
+    shared at the moment.
 
     The verdict. Fused and not fused, the members answer the same rows, so every change is a mean over rows with a 95 %
     interval. A change is sure where all of its interval lies beyond what is tolerated:
@@ -197,16 +275,15 @@ def fusion_report(
     4. None of these losses is sure, and the NLL has surely not risen by more than is tolerated: "fuse".
     5. Anything else: "cannot tell", and about how many rows would tell.
 
-    A higher ECE, which a temperature repairs, and single OOD sets that are detected worse are told of in the sentence and
-    leave the verdict as it is. The intervals are those of other rows like these; other seeds of training, and data of
-    another kind, may do otherwise.
+    The sentence also mentions a higher ECE, which a temperature repairs, and single OOD sets that are detected worse; they
+    do not change the verdict. The intervals are for other rows like these; other training seeds, and data of another kind,
+    may behave differently.
     """
     hydra = _checked_members(members)
-    groups = ood_groups(ood_data)
     known = _DataSet("data", data, True, batch_size)
     foreign = {
         group: {name: _DataSet(place_of(group, name), each, False, batch_size) for name, each in sets.items()}
-        for group, sets in groups.items()
+        for group, sets in ood_groups(ood_data).items()
     }
     cosines = weight_cosines(hydra)
     learned = None if pretrained is None else difference_cosines(hydra, pretrained)
@@ -223,28 +300,29 @@ def fusion_report(
 
     def step(t: float) -> Step:
         with at_mean(*SHARED_PARTS, t=t):
-            return _step(t, _run(hydra, known, {}).member_metrics())
+            return _step(t, _run(hydra, known, {}).members())
 
     fused = share(*SHARED_PARTS)
     between = [step(t) for t in STEPS]
     parts = [share(part) for part in SHARED_PARTS]
     parts += [share(*(part for part in SHARED_PARTS if part != left_out)) for left_out in SHARED_PARTS]
-    diversity = {"not fused": _diversity(apart.metrics()), "attention": _diversity(fused.ensemble)}
+    not_fused, alone = apart.metrics(), apart.members()
+    diversity = {"not fused": not_fused.diversity(), "attention": fused.ensemble.diversity()}
     soup = None
     if has_equal_heads(hydra):
         with at_mean(*(part for part in (*SHARED_PARTS, "attention") if part != "mlp")):
-            diversity["mlp"] = _diversity(_run(hydra, known, {}).metrics())
+            diversity["mlp"] = _run(hydra, known, {}).metrics().diversity()
         with at_mean(*PARTS):
             soup = _run(hydra.member(0), known, foreign).metrics()
-    path = [_step(0.0, apart.member_metrics()), *between, _step(1.0, fused.members)]
+    path = [_step(0.0, alone), *between, _step(1.0, fused.members)]
     guess = _guess(known.labels)
     return FusionReport(
         num_rows=len(known),
         num_ood_rows={group: {name: len(each) for name, each in sets.items()} for group, sets in foreign.items()},
         guessing={name: exact_mean(values) for name, values in guess.items()},
-        beats_guessing=[_beats(member, guess) for member in apart.members],
-        alone=apart.member_metrics(),
-        not_fused=apart.metrics(),
+        beats_guessing=[_beats(member, guess) for member in apart.known[1:]],
+        alone=alone,
+        not_fused=not_fused,
         fused=fused,
         soup=soup,
         parts=parts,
@@ -258,7 +336,7 @@ def fusion_report(
 
 
 def _checked_members(members: Sequence[PreTrainedModel | str | os.PathLike]) -> PreTrainedModel:
-    """The members as a Hydra that shares nothing; whatever cannot be judged is refused."""
+    """The members as a Hydra that shares nothing."""
     if isinstance(members, (PreTrainedModel, str, os.PathLike)):
         raise TypeError(f"members is a {type(members).__name__}: pass a list of members")
     members = [load_trained(each) if isinstance(each, (str, os.PathLike)) else each for each in members]
@@ -266,14 +344,14 @@ def _checked_members(members: Sequence[PreTrainedModel | str | os.PathLike]) -> 
         name = f"members[{position}]"
         if not hasattr(hydra_class(member, name), "classify"):
             raise TypeError(
-                f"{name} is a {type(member).__name__}, which has no classifier, and this is about classifiers: pass models "
-                "with a classification head; two towers are compared with evaluate_uncertainty, fused and not"
+                f"{name} is a {type(member).__name__}, which has no classifier: pass models with a classification head; "
+                "compare models of two towers with evaluate_uncertainty, fused and not"
             )
         check_chooses_one_class(member, name)
     hydra = AutoHydra.from_pruned_members(members, shared=(), allow_equal=True)
     if hydra.num_members < 2:
         raise ValueError("members has one member: pass two or more, there is nothing to fuse")
-    check_chooses_one_class(hydra, "members")  # whose problem type is settled where a backbone's is left open
+    check_chooses_one_class(hydra, "members")  # a Hydra has a problem type where a backbone leaves it open
     return hydra
 
 
@@ -284,36 +362,32 @@ class _DataSet:
         if hasattr(data, "__next__"):
             raise TypeError(f"{name} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
         self.name, self.data, self.labelled, self.batch_size = name, data, labelled, batch_size
-        self.digests: list[list[bytes]] = []  # of the inputs, row by row, by batch
+        self.digests: list[bytes] = []  # of the inputs, row by row
         self.labels = torch.empty(0, dtype=torch.long, device="cpu")
 
     def __len__(self) -> int:
-        return sum(map(len, self.digests))
+        return len(self.digests)
 
     def run(self, model: PreTrainedModel) -> list[Mapping[str, Tensor]]:
-        """What the ensemble, and then each member, does row by row: see `sample_values`."""
-        digests, all_labels = [], []
+        """The `sample_values` of the ensemble, then of each member."""
+        digests, all_labels, device = [], [self.labels[:0]], device_of(model)
         accumulators: list[UncertaintyAccumulator] = []
-        classes = classes_of(model) if self.labelled else None
-        for batch in batches(self.data, self.batch_size, classes=classes):
+        for batch in batches(self.data, self.batch_size, classes=classes_of(model) if self.labelled else None):
             inputs, labels = split_labels(batch)
-            digests.append(fingerprints_of_rows(inputs))
-            if self.labelled:
-                if labels is None:
-                    raise ValueError(f"{self.name} has no labels: add a column labels (or label) with class indices")
+            digests += fingerprints_of_rows(inputs)
+            labels = labels if self.labelled else None
+            if labels is not None:
                 all_labels.append(labels.cpu())
-            device = device_of(model)
+            elif self.labelled:
+                raise ValueError(f"{self.name} has no labels: add a column labels (or label) with class indices")
             member_logits = predict(model, {name: tensor.to(device) for name, tensor in inputs.items()}).cpu()
             answers = [member_logits, *member_logits.split(1, dim=1)]
             accumulators = accumulators or [UncertaintyAccumulator() for _ in answers]
             for accumulator, answer in zip(accumulators, answers, strict=True):
-                accumulator.update(answer, labels if self.labelled else None)
+                accumulator.update(answer, labels)
         if not digests:
             raise ValueError(f"{self.name} is empty: pass at least one sample")
-        self._check_same(digests, torch.cat(all_labels) if self.labelled else self.labels)
-        return [accumulator.values() for accumulator in accumulators]
-
-    def _check_same(self, digests: list[list[bytes]], labels: Tensor) -> None:
+        labels = torch.cat(all_labels)
         if not self.digests:
             self.digests, self.labels = digests, labels
         if digests != self.digests or not torch.equal(labels, self.labels):
@@ -321,31 +395,27 @@ class _DataSet:
                 f"{self.name} gives other rows, or another order of them, when it is read again, and models are compared row "
                 "by row: pass it without shuffling and without random crops or flips"
             )
+        return [accumulator.values() for accumulator in accumulators]
 
 
 def _warn_of_known_rows(known: _DataSet, foreign: Mapping[str, Mapping[str, _DataSet]]) -> None:
-    digests = {digest for batch in known.digests for digest in batch}
+    digests = set(known.digests)
     for data_set in (each for sets in foreign.values() for each in sets.values()):
-        common = sum(digest in digests for batch in data_set.digests for digest in batch)
+        common = sum(digest in digests for digest in data_set.digests)
         if common:
             warnings.warn(f"{common} of the {len(data_set)} rows of {data_set.name} are in data too", stacklevel=3)
 
 
 @dataclass(frozen=True)
 class _Rows:
-    """What an ensemble and its members did, row by row; out of distribution group -> data set -> the same."""
+    """The `sample_values` of an ensemble and of each of its members; out of distribution by group and data set."""
 
-    ensemble: Mapping[str, Tensor]
-    members: list[Mapping[str, Tensor]]
+    known: list[Mapping[str, Tensor]]
     ood: dict[str, dict[str, list[Mapping[str, Tensor]]]]
 
-    def metrics(self) -> ClassifierMetrics:
-        return self._metrics(0, self.ensemble)
-
-    def member_metrics(self) -> list[ClassifierMetrics]:
-        return [self._metrics(1 + index, member) for index, member in enumerate(self.members)]
-
-    def _metrics(self, place: int, values: Mapping[str, Tensor]) -> ClassifierMetrics:
+    def metrics(self, place: int = 0) -> ClassifierMetrics:
+        """Of the ensemble (0) or a member (from 1 on)."""
+        values = self.known[place]
         return ClassifierMetrics(
             accuracy=exact_mean(values["correct"]),
             nll=exact_mean(values["nll"]),
@@ -360,30 +430,34 @@ class _Rows:
             },
         )
 
+    def members(self) -> list[ClassifierMetrics]:
+        return [self.metrics(place) for place in range(1, len(self.known))]
+
 
 def _run(model: PreTrainedModel, known: _DataSet, foreign: Mapping[str, Mapping[str, _DataSet]]) -> _Rows:
-    ensemble, *members = known.run(model)
-    ood = {group: {name: each.run(model) for name, each in sets.items()} for group, sets in foreign.items()}
-    return _Rows(ensemble, members, ood)
+    return _Rows(
+        known.run(model),
+        {group: {name: each.run(model) for name, each in sets.items()} for group, sets in foreign.items()},
+    )
 
 
 def _compared(shared: tuple[str, ...], before: _Rows, after: _Rows) -> Fused:
-    def auroc(group: str, names: Sequence[str]) -> Change:
+    def change(of: Callable[[Tensor, Tensor], Change], name: str, place: int = 0) -> Change:
+        return of(before.known[place][name], after.known[place][name])
+
+    def auroc(group: str, *names: str) -> Change:
         scores = [tuple(rows.ood[group][name][0]["score"] for rows in (before, after)) for name in names]
-        return auroc_change(before.ensemble["score"], after.ensemble["score"], scores)
+        return auroc_change(before.known[0]["score"], after.known[0]["score"], scores)
 
     return Fused(
         shared=shared,
         ensemble=after.metrics(),
-        members=after.member_metrics(),
-        nll=mean_change(before.ensemble["nll"], after.ensemble["nll"]),
-        accuracy=accuracy_change(before.ensemble["correct"], after.ensemble["correct"]),
-        member_accuracies=[
-            accuracy_change(alone["correct"], inside["correct"])
-            for alone, inside in zip(before.members, after.members, strict=True)
-        ],
-        auroc={group: auroc(group, list(sets)) for group, sets in before.ood.items()},
-        auroc_by_set={group: {name: auroc(group, [name]) for name in sets} for group, sets in before.ood.items()},
+        members=after.members(),
+        nll=change(mean_change, "nll"),
+        accuracy=change(accuracy_change, "correct"),
+        member_accuracies=[change(accuracy_change, "correct", place) for place in range(1, len(before.known))],
+        auroc={group: auroc(group, *sets) for group, sets in before.ood.items()},
+        auroc_by_set={group: {name: auroc(group, name) for name in sets} for group, sets in before.ood.items()},
     )
 
 
@@ -404,7 +478,7 @@ def barrier_of(path: Sequence[Step]) -> float:
 
 
 def _guess(labels: Tensor) -> dict[str, Tensor]:
-    """Whether the most frequent class is right, and the NLL of the classes' frequencies, row by row."""
+    """Per row, whether the most frequent class is right, and the NLL of the class frequencies."""
     frequencies = labels.bincount().double() / len(labels)
     return {"accuracy": (labels == frequencies.argmax()).double(), "nll": -frequencies[labels].log()}
 
@@ -412,7 +486,3 @@ def _guess(labels: Tensor) -> dict[str, Tensor]:
 def _beats(member: Mapping[str, Tensor], guess: Mapping[str, Tensor]) -> bool:
     by_accuracy = accuracy_change(guess["accuracy"], member["correct"]).low > 0
     return by_accuracy or mean_change(guess["nll"], member["nll"]).high < 0
-
-
-def _diversity(ensemble: ClassifierMetrics) -> dict[str, float]:
-    return {"mutual_information": ensemble.mutual_information, "disagreement": ensemble.disagreement}

@@ -1,4 +1,4 @@
-"""From what fusing changes to whether to do it: the rule that `fusion_report` documents."""
+"""The verdict on fusing members, by the rule that `fusion_report` documents, and its sentence."""
 
 import math
 from collections.abc import Iterator
@@ -35,9 +35,8 @@ def decide(report: "FusionReport") -> tuple[str, str, tuple[str, ...]]:
         return verdict, _ended(f"{verdict.capitalize()}: {reasons}", report, found), found.shared
     guesses = [index for index, beats in enumerate(report.beats_guessing) if not beats]
     if guesses:
-        return _unsure(
-            f"alone, member {guesses[0]} is not surely better than guessing, so that it has nothing to lose on these rows"
-        )
+        why = "so that it has nothing to lose on these rows"
+        return _unsure(f"alone, member {guesses[0]} is not surely better than guessing, {why}")
     if not _keeps_nll(report, report.fused):
         return _unsure(f"{_nll(report, report.fused)}, and {_rows_that_tell(report)} would tell")
     return "fuse", _ended(f"Fuse: {_nll(report, report.fused)}", report, report.fused), report.fused.shared
@@ -48,7 +47,7 @@ def _unsure(reason: str) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _repaired(report: "FusionReport") -> "Fused | None":
-    """With one part left out, the Hydra that loses nothing; of several that of the lowest NLL."""
+    """The Hydra with one part left out that loses nothing; of several the one with the lowest NLL."""
     if not all(report.beats_guessing):
         return None
     all_but_one = [fused for fused in report.parts if len(fused.shared) == len(SHARED_PARTS) - 1]
@@ -57,7 +56,7 @@ def _repaired(report: "FusionReport") -> "Fused | None":
 
 
 def sure_losses(report: "FusionReport", fused: "Fused") -> Iterator[str]:
-    """What is surely lost by sharing these parts, each as a clause."""
+    """The sure losses from sharing these parts, each as a clause."""
     before, after = report.not_fused, fused.ensemble
     if fused.nll.low > nll_tolerance(report):
         yield f"the ensemble's NLL rises from {before.nll:.3f} to {after.nll:.3f} ({_interval(fused.nll, '{:+.3f}')})"
@@ -94,7 +93,7 @@ def _nll(report: "FusionReport", fused: "Fused") -> str:
 
 
 def _rows_that_tell(report: "FusionReport") -> str:
-    """How many rows make the interval so narrow that it lies on one side of what is tolerated."""
+    """The number of rows that would shrink the interval to one side of the tolerance."""
     change = report.fused.nll
     gap = abs(nll_tolerance(report) - change.difference)
     needed = report.num_rows * (change.half_width / gap) ** 2 if gap else math.inf
@@ -105,24 +104,19 @@ def _rows_that_tell(report: "FusionReport") -> str:
 
 
 def _ended(sentence: str, report: "FusionReport", fused: "Fused") -> str:
-    """The sentence with what is lost although the verdict is to fuse, or was not judged."""
+    """Adds the losses that do not change the verdict, and what was not measured."""
     notes = []
     before, after = report.not_fused.ece, fused.ensemble.ece
     if after - before > ECE_TOLERANCE:
         notes.append(f"the ECE rises from {before:.3f} to {after:.3f}, fit a temperature")
     for group, changes in fused.auroc_by_set.items():
         if not has_enough_rows(report, group):
-            notes.append(
-                f"detection of {_words(group)} data is not judged, with fewer than {LEAST_ROWS} rows in a set"
-            )
+            few = f"with fewer than {LEAST_ROWS} rows in a set"
+            notes.append(f"detection of {_words(group)} data is not judged, {few}")
             continue
         worse = [name for name, change in changes.items() if change.high < -AUROC_TOLERANCE]
         if worse:
-            notes.append(
-                f"{', '.join(worse)} is detected worse"
-                if len(worse) == 1
-                else f"{', '.join(worse)} are detected worse"
-            )
+            notes.append(f"{', '.join(worse)} {'is' if len(worse) == 1 else 'are'} detected worse")
     if not report.num_ood_rows:
         notes.append("detection of foreign data was not measured (ood_data)")
     return f"{sentence}; but {_listed(notes)}." if notes else f"{sentence}."

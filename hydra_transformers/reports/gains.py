@@ -1,7 +1,7 @@
-"""Says what one model gains over another on the same rows, and whether these rows can show it."""
+"""The gain of one model over another on the same rows, and whether these rows can show it."""
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ NO_DIFFERENCE = "no difference that these rows can show"
 
 @dataclass(frozen=True)
 class Gain:
-    """How a metric changes from one model to another, with a 95 % interval; both answered the same rows.
+    """How a metric changes from one model to another on the same rows, with a 95 % interval.
 
     Attributes:
         metric: "accuracy", "NLL", "AUROC" (or "near AUROC", one for each OOD group) or "quality".
@@ -32,9 +32,9 @@ class Gain:
     @property
     def verdict(self) -> str:
         """ "better" or "worse" where all of the interval lies on one side of 0, otherwise "no difference"."""
-        low, high = (
-            (-self.change.high, -self.change.low) if self.metric == "NLL" else (self.change.low, self.change.high)
-        )
+        low, high = self.change.low, self.change.high
+        if self.metric == "NLL":
+            low, high = -high, -low
         return "better" if low > 0 else "worse" if high < 0 else "no difference"
 
     def __str__(self) -> str:
@@ -45,16 +45,18 @@ class Gain:
 
 
 def gains(result: "ModelResult", other: "ModelResult") -> dict[str, Gain]:
-    """What `result` has more than `other`: metric -> `Gain`, for accuracy, NLL, the AUROC of each OOD group, and with OOD
+    """The gains of `result` over `other`: metric -> `Gain`, for accuracy, NLL, the AUROC of each OOD group, and with OOD
     data the quality that `hydrate` chooses by (the mean of accuracy and of the groups' mean AUROC).
 
-    Both must have answered the same data; empty where a report from elsewhere has no rows. Data that came in another order
+    Both must be results on the same data; empty where a report from elsewhere has no rows. Another order of the rows
     (a shuffled DataLoader) makes the intervals wider, not wrong.
     """
     mine, theirs = unpacked_rows(result.rows), unpacked_rows(other.rows)
     if not mine or not theirs:
         return {}
-    _check_same_size(mine, theirs)
+    sizes = [map_leaves(rows, len) for rows in (mine, theirs)]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"the models answered other rows ({sizes[0]} and {sizes[1]}): compare them on the same data")
     found = {
         "accuracy": accuracy_change(theirs["correct"], mine["correct"]),
         "NLL": mean_change(theirs["nll"], mine["nll"]),
@@ -72,45 +74,36 @@ def gains(result: "ModelResult", other: "ModelResult") -> dict[str, Gain]:
 
 
 def gain_sentence(name: str, other: str, found: Mapping[str, Gain]) -> str:
-    """What `gains` found, as a sentence: "Hydra against Single: better in accuracy (+1.5 points, ...); no difference that
+    """The result of `gains` as a sentence: "Hydra against Single: better in accuracy (+1.5 points, ...); no difference that
     these rows can show in NLL"."""
     shown = [gain for metric, gain in found.items() if metric != "quality"]
-    better, worse = ([str(gain) for gain in shown if gain.verdict == verdict] for verdict in ("better", "worse"))
-    same = [gain.metric for gain in shown if gain.verdict == "no difference"]
-    clauses = [f"better in {', '.join(better)}"] if better else []
-    clauses += [f"worse in {', '.join(worse)}"] if worse else []
-    clauses += [f"{NO_DIFFERENCE} in {', '.join(same)}"] if same else []
+    clauses = []
+    for verdict, words in (("better", "better"), ("worse", "worse"), ("no difference", NO_DIFFERENCE)):
+        those = [gain.metric if words == NO_DIFFERENCE else str(gain) for gain in shown if gain.verdict == verdict]
+        clauses += [f"{words} in {', '.join(those)}"] if those else []
     return f"{name} against {other}: {'; '.join(clauses)}." if clauses else ""
 
 
 def packed_rows(known: Mapping[str, Tensor], ood_scores: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
-    """What `gains` needs of each row, small enough for a JSON file: 32-bit floats in base64.
+    """The numbers per row that `gains` needs, as 32-bit floats in base64, which keeps a JSON file small.
 
     known: `sample_values` of the labelled data; ood_scores: group -> data set -> (samples,)
     """
-    rows: dict[str, Any] = {name: _packed(known[name]) for name in ("correct", "nll", "score")}
-    ood = {group: {name: _packed(scores) for name, scores in sets.items()} for group, sets in ood_scores.items()}
-    return rows | {"ood": ood}
+    rows = {name: known[name] for name in ("correct", "nll", "score")} | {"ood": ood_scores}
+    return map_leaves(rows, lambda values: base64.b64encode(values.float().numpy().astype("<f4").tobytes()).decode())
 
 
-def _packed(values: Tensor) -> str:
-    return base64.b64encode(values.float().numpy().astype("<f4").tobytes()).decode()
+def unpacked_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with float64 tensors (samples,)."""
+    return map_leaves(
+        rows, lambda text: torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.float32).double()
+    )
 
 
-def unpacked_rows(rows: Any) -> Any:
-    """Names and texts -> names and float64 tensors (samples,)."""
-    if isinstance(rows, Mapping):
-        return {name: unpacked_rows(value) for name, value in rows.items()}
-    return torch.frombuffer(bytearray(base64.b64decode(rows)), dtype=torch.float32).double()
-
-
-def _check_same_size(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
-    sizes = [
-        [
-            len(rows["correct"]),
-            {group: {name: len(each) for name, each in sets.items()} for group, sets in rows["ood"].items()},
-        ]
-        for rows in (mine, theirs)
-    ]
-    if sizes[0] != sizes[1]:
-        raise ValueError(f"the models answered other rows ({sizes[0]} and {sizes[1]}): compare them on the same data")
+def map_leaves(content: Any, function: Callable[[Any], Any]) -> Any:
+    """Applies a function to every value in nested dicts and lists."""
+    if isinstance(content, Mapping):
+        return {name: map_leaves(each, function) for name, each in content.items()}
+    if isinstance(content, list):
+        return [map_leaves(each, function) for each in content]
+    return function(content)

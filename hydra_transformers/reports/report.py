@@ -1,4 +1,4 @@
-"""The results of models as tables, JSON, a page, card metadata and plots."""
+"""The results of models, and the report on them: tables, JSON, a page, card metadata and plots."""
 
 import json
 import math
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .._io.files import parse_json, write_atomically
-from .gains import Gain, gain_sentence, gains, unpacked_rows
-from .rendering import html_page, to_html_parts, to_markdown, to_text
-from .tables import Title, all_parts, cost_table, headline, legend, summary
+from .gains import Gain, gain_sentence, gains, map_leaves, unpacked_rows
+from .report_tables import DETECTION, ReportTables, cost_table, headline, legend
+from .table import Title, html_page, to_html, to_markdown, to_text
 
 
 if TYPE_CHECKING:
@@ -22,25 +22,35 @@ if TYPE_CHECKING:
     from ..cost import Cost
 
 Metrics = dict[str, float]
+METRIC_NAMES = {  # in the metadata of cards
+    "accuracy": "Accuracy",
+    "brier": "Brier score",
+    "nll": "Negative log-likelihood",
+    "ece": "Expected calibration error",
+    "aece": "Adaptive calibration error",
+    "aurc": "Area under the risk-coverage curve",
+    "mutual_information": "Mutual information of the members",
+    "disagreement": "Disagreement of the members",
+}
 
 
 @dataclass(frozen=True)
 class ModelResult:
-    """What one model reached; every metric is a fraction or a number as its function defines it, not a percentage.
+    """The results of one model. Every metric is a fraction or a number as its function defines it, not a percentage.
 
     Attributes:
         num_members: members of the ensemble; 1 for a plain model.
-        id: metrics on the in-distribution data, and the means `total`, `aleatoric` of its uncertainty.
+        id: metrics on the in-distribution data, and the means `total` and `aleatoric` of its uncertainty.
         ood: group (near, far) -> data set -> auroc, fpr95, aupr, mutual_information, disagreement, total, aleatoric.
         corruptions: corruption -> severity -> metrics on that data; with `shift_auroc`, how well the score tells it from the
             in-distribution data, and `ood_auroc`, how well it tells the OOD data from it, the mean over the OOD data sets.
+        curves: the curves that `plot` draws, at most a few hundred points each.
         abstaining: `risk_at_100`, `risk_at_95`, `risk_at_90`: error rate among that share of the in-distribution rows, the
-            most confident first. With a fitted `Abstention`, or of a calibrated model, also its `threshold`, and `coverage`
+            most confident first. With a fitted `Abstention`, or for a calibrated model, also its `threshold`, and `coverage`
             and `risk` there; each OOD data set then has `refused`, the share of its rows above the threshold.
         sets: `alpha`, `coverage`, `mean_size` and `single_class` of fitted `ConformalSets`, or of a calibrated model's
-            sets; else empty.
-        curves: what `plot` draws: at most a few hundred points each.
-        rows: a few numbers of each row, by which `gains` compares models row by row; packed, see `packed_rows`.
+            sets; otherwise empty.
+        rows: a few numbers per row, packed, from which `gains` compares models row by row.
     """
 
     num_members: int
@@ -75,12 +85,25 @@ class ModelResult:
         return _mean_metrics(list(self.severity_averages().values()))
 
 
+def _mean_metrics(metrics: list[Metrics]) -> Metrics:
+    common = [name for name in metrics[0] if all(name in each for each in metrics)] if metrics else []
+    return {name: math.fsum(each[name] for each in metrics) / len(metrics) for name in common if name != "num_samples"}
+
+
+def _severity_order(severity: str) -> tuple[int, float, str]:
+    """Numbers first, in their order, then names."""
+    try:
+        return 0, float(severity), severity
+    except ValueError:
+        return 1, 0.0, severity
+
+
 @dataclass(frozen=True, repr=False)
 class UncertaintyReport:
-    """The results of one or several models on the same data; printed, or shown by a notebook, its main tables.
+    """The results of one or several models on the same data. Printed or shown in a notebook: its main tables.
 
     Attributes:
-        score: the OOD score that was used, with the settings that are not the usual ones, see `detector_by_name`.
+        score: the OOD score, with the settings that are not the usual ones, see `detector_by_name`.
         models: name -> `ModelResult`.
     """
 
@@ -89,16 +112,16 @@ class UncertaintyReport:
 
     def __str__(self) -> str:
         """The main table, detection by data set and what a threshold buys, for a terminal; a star marks the best."""
-        return to_text(summary(self))
+        return to_text(ReportTables(self).summary())
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return to_html_parts(summary(self))
+        return to_html(ReportTables(self).summary())
 
     def gains(self, model: str, other: str) -> dict[str, Gain]:
         """What one model gains over another, metric by metric, with 95 % intervals; see `gains`."""
-        return gains(self._one_model(model), self._one_model(other))
+        return gains(self._result(model), self._result(other))
 
     def gain_sentences(self) -> list[str]:
         """Each model against the first: better, worse, or no difference that these rows can show."""
@@ -108,7 +131,7 @@ class UncertaintyReport:
 
     def to_markdown(self) -> str:
         """The paper's tables; with several models the best is in bold, the second best underlined."""
-        return to_markdown(all_parts(self))
+        return to_markdown(ReportTables(self).all())
 
     def to_html(
         self,
@@ -119,47 +142,60 @@ class UncertaintyReport:
         """A summary, all tables and plots as one page that needs no other file and no network; also written to `path`.
 
         Args:
-            costs: what the models cost, from `compare_costs`: adds a table, and quality against cost.
-            pictures: PNG files that `plot` wrote, which then are not drawn once more.
+            costs: the models' costs, from `compare_costs`: adds a table, and quality against cost.
+            pictures: PNG files that `plot` wrote, to use instead of drawing them again.
         """
-        parts = [headline(self), *all_parts(self, in_words=True)]
+        parts = [headline(self), *ReportTables(self, in_words=True).all()]
         parts += [] if costs is None else [Title("Cost"), cost_table(costs)]
-        parts += [Title("What the abbreviations mean"), legend()]
+        parts += [Title("What the abbreviations mean"), legend(), Title("Plots")]
         if pictures is None:
-            from .plots import report_pngs
+            from .report_plots import report_pngs
 
             pngs = report_pngs(self, costs)
         else:
             pngs = {Path(picture).stem: Path(picture).read_bytes() for picture in pictures}
-        page = html_page("Uncertainty report", [*parts, Title("Plots")], pngs)
+        page = html_page("Uncertainty report", parts, pngs)
         if path is not None:
             write_atomically(path, page)
         return page
 
     def to_pandas(self) -> "pandas.DataFrame":
         """A row for each model and data set: `model`, `members`, `group` (id, an OOD group, corruption), `data_set`,
-        `severity` and a column for each metric, empty where it was not measured.
-
-        What abstaining and prediction sets do stands in the rows of group id, as `abstaining_...` and `sets_...`."""
+        `severity` and a column for each metric, empty where it was not measured. The rows of group id also hold
+        `abstaining_...` and `sets_...`."""
         import pandas
 
-        return pandas.DataFrame([row for name, result in self.models.items() for row in _rows(name, result)])
+        rows = []
+        for name, result in self.models.items():
+            model = {"model": name, "members": result.num_members}
+            decided = {f"abstaining_{key}": value for key, value in result.abstaining.items()}
+            decided |= {f"sets_{key}": value for key, value in result.sets.items()}
+            rows.append(model | {"group": "id", "data_set": None, "severity": None} | result.id | decided)
+            for group, sets in result.ood.items():
+                rows += [model | {"group": group, "data_set": each} | found for each, found in sets.items()]
+            for corruption, sweep in result.corruptions.items():
+                place = model | {"group": "corruption", "data_set": corruption}
+                rows += [place | {"severity": severity} | found for severity, found in sweep.items()]
+        return pandas.DataFrame(rows)
 
     def to_json(self, path: str | os.PathLike | None = None) -> str:
         """The report as JSON text; also written to `path` where given. `from_json` reads it back, plots included."""
-        text = json.dumps(_with_named_infinities(asdict(self)), indent=1, allow_nan=False) + "\n"
+        # JSON has no infinity: it becomes a string.
+        content = map_leaves(asdict(self), lambda v: str(v) if isinstance(v, float) and math.isinf(v) else v)
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
         if path is not None:
             write_atomically(path, text)
         return text
 
     @classmethod
     def from_json(cls, path: str | os.PathLike) -> "UncertaintyReport":
-        """Read a report that `to_json(path)` wrote."""
+        """Reads a report that `to_json(path)` wrote."""
         try:
-            content = _without_named_infinities(parse_json(Path(path).read_bytes()))
+            content = parse_json(Path(path).read_bytes())
+            content = map_leaves(content, lambda value: float(value) if value in ("inf", "-inf") else value)
             models = {name: ModelResult(**result) for name, result in content["models"].items()}
             for result in models.values():
-                unpacked_rows(result.rows)  # broken ones are found here, not when the report is printed
+                unpacked_rows(result.rows)  # broken rows fail here, not when the report is printed
             return cls(score=content["score"], models=models)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not an uncertainty report: pass a file that to_json wrote") from error
@@ -181,7 +217,12 @@ class UncertaintyReport:
         """
         from huggingface_hub import EvalResult
 
-        result = self._one_model(model)
+        result = self._result(model)
+        found = [(metric, name, result.id[metric]) for metric, name in METRIC_NAMES.items()]
+        averages = {f"{group}-OOD average": result.ood_average(group) for group in result.ood}
+        averages |= {"OOD average": result.ood_average()} if result.ood else {}
+        for where, metrics in averages.items():
+            found += [(metric, f"{metric.upper()} ({where})", metrics[metric]) for metric in DETECTION]
         return [
             EvalResult(
                 task_type=task_type,
@@ -192,10 +233,10 @@ class UncertaintyReport:
                 metric_name=metric_name,
                 metric_value=round(value, 6),
             )
-            for metric_type, metric_name, value in _named_results(result)
+            for metric_type, metric_name, value in found
         ]
 
-    def _one_model(self, model: str | None) -> ModelResult:
+    def _result(self, model: str | None) -> ModelResult:
         if model is None and len(self.models) > 1:
             raise ValueError(f"the report has {len(self.models)} models: pass model= one of {', '.join(self.models)}")
         if model is not None and model not in self.models:
@@ -203,82 +244,14 @@ class UncertaintyReport:
         return self.models[model if model is not None else next(iter(self.models))]
 
     def plot(self, folder: str | os.PathLike, costs: "Mapping[str, Cost] | None" = None) -> list[Path]:
-        """Draw the report into PNG files in `folder`, and return their paths.
+        """Draws the report into PNG files in `folder`, and returns their paths.
 
         reliability_diagram, risk_coverage and uncertainty_split; with OOD data also score_histograms, and for each data set
         roc_NAME_GROUP with all models; with corrupted data also severity_curves and accuracy_by_corruption.
 
         Args:
-            costs: what the models cost, from `compare_costs`: adds quality_against_cost.
+            costs: the models' costs, from `compare_costs`: adds quality_against_cost.
         """
-        from .plots import draw_report
+        from .report_plots import draw_report
 
         return draw_report(self, folder, costs)
-
-
-def _rows(name: str, result: ModelResult) -> list[dict[str, Any]]:
-    """One model's, see `UncertaintyReport.to_pandas`."""
-    model = {"model": name, "members": result.num_members}
-    decisions = {"abstaining": result.abstaining, "sets": result.sets}
-    decided = {f"{kind}_{key}": value for kind, found in decisions.items() for key, value in found.items()}
-    rows = [model | {"group": "id", "data_set": None, "severity": None} | result.id | decided]
-    for group, data_sets in result.ood.items():
-        rows += [model | {"group": group, "data_set": each} | found for each, found in data_sets.items()]
-    for corruption, sweep in result.corruptions.items():
-        place = model | {"group": "corruption", "data_set": corruption}
-        rows += [place | {"severity": severity} | found for severity, found in sweep.items()]
-    return rows
-
-
-def _named_results(result: ModelResult) -> list[tuple[str, str, float]]:
-    names = {
-        "accuracy": "Accuracy",
-        "brier": "Brier score",
-        "nll": "Negative log-likelihood",
-        "ece": "Expected calibration error",
-        "aece": "Adaptive calibration error",
-        "aurc": "Area under the risk-coverage curve",
-        "mutual_information": "Mutual information of the members",
-        "disagreement": "Disagreement of the members",
-    }
-    found = [(metric, name, result.id[metric]) for metric, name in names.items()]
-    averages = {f"{group}-OOD average": result.ood_average(group) for group in result.ood}
-    if result.ood:
-        averages["OOD average"] = result.ood_average()
-    for where, metrics in averages.items():
-        found += [(metric, f"{metric.upper()} ({where})", metrics[metric]) for metric in ("auroc", "fpr95", "aupr")]
-    return found
-
-
-def _mean_metrics(metrics: list[Metrics]) -> Metrics:
-    if not metrics:
-        return {}
-    return {
-        name: math.fsum(entry[name] for entry in metrics) / len(metrics)
-        for name in metrics[0]
-        if name != "num_samples" and all(name in entry for entry in metrics)
-    }
-
-
-def _severity_order(severity: str) -> tuple[int, float, str]:
-    try:
-        return 0, float(severity), severity
-    except ValueError:
-        return 1, 0.0, severity
-
-
-def _with_named_infinities(content: Any) -> Any:
-    """JSON has no infinity: write it as a string."""
-    if isinstance(content, dict):
-        return {name: _with_named_infinities(value) for name, value in content.items()}
-    if isinstance(content, list):
-        return [_with_named_infinities(value) for value in content]
-    return str(content) if isinstance(content, float) and math.isinf(content) else content
-
-
-def _without_named_infinities(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {name: _without_named_infinities(value) for name, value in content.items()}
-    if isinstance(content, list):
-        return [_without_named_infinities(value) for value in content]
-    return float(content) if content in ("inf", "-inf") else content

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..data.batches import batches, check_is_data, split_labels
 from ..data.evaluation_data import check_label_range
 from ..data.fingerprints import fingerprint_of_rows, fingerprints_of_rows
-from ..uncertainty.ood import ood_groups
+from ..data.loading import ood_groups
 
 
 Batch = dict[str, Tensor]

@@ -16,8 +16,8 @@ from ..hub.card import create_model_card
 from ..pruning import Circuit
 from ..reports.gains import Gain
 from ..reports.report import UncertaintyReport
+from ..reports.report_tables import COLUMNS
 from ..reports.table import NO_VALUE, Cell, Table
-from ..reports.tables import COLUMNS
 from .candidates import Candidate
 from .designs import DEEP_ENSEMBLE, HYDRA, ONE_MODEL, SOUP
 

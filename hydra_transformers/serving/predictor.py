@@ -9,7 +9,7 @@ from transformers import PreTrainedConfig
 
 from .._version import __version__
 from ..data.prediction import ZeroShotClassifier, accepted_inputs, config_of, member_logits_of, zero_shot_in
-from ..data.prompts import class_prompts
+from ..data.processors import class_prompts
 from ..hub.handler import KINDS, Answerer
 from ..models.auto import auto_class_of
 from ..uncertainty import predict_decisions

@@ -1,23 +1,21 @@
 """Uncertainty of an ensemble: decomposition, metrics, out-of-distribution detection, temperature scaling, abstention,
-conformal prediction sets. Mathematics only: reports are made in `hydra_transformers.reports`.
+conformal prediction sets. Reports on them are in `hydra_transformers.reports`.
 """
 
 from importlib import import_module
 from typing import Any
 
 from .abstention import Abstention
-from .answers import predict_decisions
 from .calibrated_classifier import CalibratedClassifier
 from .calibration import Calibration, calibrate
 from .conformal import ConformalSets
 from .decomposition import Decomposition, decompose, predict_uncertainty
-from .detectors import Detector, detector_by_name
+from .detectors import OOD_SCORES, Detector, detector_by_name, ood_score
 from .features import AnswerReader, collect_answers
 from .metrics import classification_metrics, diversity_metrics, ood_metrics
-from .ood import OOD_SCORES, ood_score
-from .streaming import UncertaintyAccumulator
+from .raw_inputs import predict_decisions
+from .streaming import StreamingComputeMetrics, UncertaintyAccumulator, compute_metrics
 from .temperature import TemperatureScaling
-from .trainer import StreamingComputeMetrics, compute_metrics
 
 
 __all__ = [
@@ -45,7 +43,7 @@ __all__ = [
     "predict_uncertainty",
 ]
 
-# Part of this package's public names; they live one floor up, where reports are made.
+# Public names of this package that are defined in `reports`, one floor up.
 _REPORTS = ("FusionReport", "ModelResult", "UncertaintyReport", "evaluate_uncertainty", "fusion_report")
 
 

@@ -1,4 +1,4 @@
-"""When not to answer: a threshold on an uncertainty score, fitted on held-out data for a target the user names."""
+"""When not to answer: a threshold on an uncertainty score, fitted on held-out data for a target."""
 
 import math
 from collections.abc import Mapping
@@ -14,27 +14,27 @@ from .inputs import as_scores, as_tensor, widened
 
 
 TARGETS = ("risk", "coverage", "tpr")
-# Where the tests of a guaranteed risk start, as shares of the rows: fixed before any label is seen.
+# Where the tests of a guaranteed risk start, as shares of the rows; fixed before any label is seen.
 STARTS = (Fraction(1, 8), Fraction(1, 4), Fraction(1, 2), Fraction(3, 4), Fraction(1))
 SHIFT = "Nothing holds under distribution shift."
 
 
 @dataclass(frozen=True)
 class Abstention:
-    """Answer where the score is at most `threshold`, abstain where it is higher. Made by `fit`; shares are fractions.
+    """Answer if the score is at most `threshold`, abstain if it is higher. Made by `fit`; shares are fractions.
 
     Attributes:
         threshold: rows that score higher are not answered; rows of equal score are all answered, or none.
-        target: what it was fitted for: "risk", "coverage" or "tpr".
+        target: "risk", "coverage" or "tpr".
         value: the target's value, such as 0.05.
-        confidence: that of the guarantee; `None` without one.
+        confidence: of the guarantee; `None` without one.
         rows, ood_rows: how many rows it was fitted on.
         coverage: share of the fitting rows that are answered.
-        risk: share of wrong answers among the answered; `None` without `correct`, or where none is answered.
+        risk: share of wrong answers among the answered; `None` without `correct`, or if none is answered.
         risk_without: share of wrong answers if all are answered.
         fpr: share of the (in-distribution) fitting rows that are not answered, 1 - coverage.
         tpr: share of the out-of-distribution rows that are not answered; `None` without any.
-        score: the score's name, where given: a report of another score refuses the threshold.
+        score: the score's name, if given: a report of another score refuses the threshold.
     """
 
     threshold: float
@@ -66,16 +66,16 @@ class Abstention:
         """Find the threshold that reaches one target: `risk`, `coverage` or `tpr`.
 
         Args:
-            scores: (samples,), uncertainty of held-out in-distribution rows; higher is more uncertain. Any score will do.
+            scores: (samples,), any uncertainty score of held-out in-distribution rows; higher is more uncertain.
             correct: (samples,), whether the model is right about each; needed for `risk`.
-            ood_scores: (samples,), the score of rows from elsewhere; needed for `tpr`.
+            ood_scores: (samples,), the score of out-of-distribution rows; needed for `tpr`.
             risk: at most this share of the answers is wrong; the largest coverage that keeps it.
             coverage: at least this share is answered; the lowest threshold that does.
             tpr: at least this share of `ood_scores` is refused (out of distribution is positive, as in FPR95); the highest
-                threshold that does. What it costs is `fpr`.
+                threshold that does. Its price is `fpr`.
             confidence: with 0.95, say, the target holds for new rows, not only for these, in 95 % of all fits: see below.
                 Without it the threshold meets the target on these rows, and new ones may miss it.
-            score: the score's name, to be kept with the threshold.
+            score: the score's name, kept with the threshold.
 
         The guarantees need new rows that are independent and of the same distribution as these (for `tpr`, as
         `ood_scores`), and no row that the model or the score was fitted or chosen on. They assume nothing else:
@@ -87,7 +87,7 @@ class Abstention:
                            with the exact binomial tail, and the first test that does not reject it ends the walk. Walks
                            start at up to four fixed shares of the rows, which divide 1 - confidence among them
 
-        Where no threshold reaches the target, a ValueError tells what can be reached.
+        If no threshold reaches the target, a ValueError says what can be reached.
 
         Example:
             >>> rule = Abstention.fit([0.1, 0.2, 0.3, 0.8, 0.9], correct=[1, 1, 1, 0, 1], risk=0.1)
@@ -107,7 +107,7 @@ class Abstention:
         if target == "risk":
             if correct is None:
                 raise ValueError(
-                    "correct is missing: a risk is fitted on rows of which is known whether they are right"
+                    "correct is missing: a risk is fitted on rows whose answers are known to be right or wrong"
                 )
             threshold = _threshold_of_risk(scores, correct, value, confidence)
         elif target == "coverage":
@@ -121,16 +121,9 @@ class Abstention:
                     f"tpr={value:g} cannot be reached: too many of ood_scores are -inf, below any threshold"
                 )
             threshold = _next_below(lowest_refused, dtype)  # that score itself is refused
-        return cls(
-            threshold=threshold,
-            target=target,
-            value=value,
-            confidence=confidence,
-            rows=len(scores),
-            ood_rows=0 if ood_scores is None else len(ood_scores),
-            score=score,
-            **_shares(threshold, scores, correct, ood_scores),
-        )
+        ood_rows = 0 if ood_scores is None else len(ood_scores)
+        shares = _shares(threshold, scores, correct, ood_scores)
+        return cls(threshold, target, value, confidence, len(scores), ood_rows, **shares, score=score)
 
     def abstain(self, scores: Any) -> Tensor:
         """Which rows not to answer: a bool tensor of the scores' shape. NaN is not answered either."""
@@ -142,7 +135,7 @@ class Abstention:
 
     @property
     def guarantee(self) -> str:
-        """What holds for new rows, and when, in words."""
+        """What is promised for new rows, and under which conditions."""
         if self.confidence is None:
             return f"No guarantee: the target holds on the fitting rows, new rows may miss it. {SHIFT}"
         promise = {
@@ -158,7 +151,7 @@ class Abstention:
 
     @property
     def sentence(self) -> str:
-        """What abstaining buys on the fitting rows, and the guarantee."""
+        """The effect of abstaining on the fitting rows, and the guarantee."""
         bought = what_it_buys(self.coverage, self.risk, self.risk_without)
         if self.tpr is not None:
             bought += f"; {_rounded(self.tpr)} of the out-of-distribution rows are refused"
@@ -171,7 +164,7 @@ class Abstention:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "Abstention":
-        """Read what `to_dict` gave."""
+        """The inverse of `to_dict`."""
         try:
             read = cls(**{**content, "threshold": float(content["threshold"])})
             if read.target not in TARGETS or math.isnan(read.threshold):
@@ -182,7 +175,7 @@ class Abstention:
 
 
 def what_it_buys(coverage: float, risk: float | None, risk_without: float | None) -> str:
-    """The clause that tells it: "answering 90 % cuts errors from 8.1 % to 4.2 %"."""
+    """The effect of abstaining in words: "answering 90 % cuts errors from 8.1 % to 4.2 %"."""
     if coverage == 0:
         return "nothing is answered"
     if risk is None or risk_without is None:
@@ -206,7 +199,7 @@ def _rounded(share: float) -> str:
 
 
 def _next_below(score: float, dtype: torch.dtype) -> float:
-    """The next lower number of the scores' own dtype: what lies between would be rounded up to the score itself."""
+    """The next lower number of the scores' own dtype: anything between would be rounded up to the score."""
     lowest = torch.tensor([score, -math.inf], dtype=dtype, device="cpu")
     return float(torch.nextafter(*lowest))
 
@@ -230,7 +223,7 @@ def _threshold_of_share(scores: Tensor, share: float, confidence: float | None, 
     """The least of the scores that at least `share` of the rows do not exceed."""
     ordered, rows = scores.sort().values, len(scores)
     if confidence is None:
-        return float(ordered[math.ceil(_exact(share) * rows) - 1])
+        return float(ordered[math.ceil(exact(share) * rows) - 1])
     if binomial_cdf(rows - 1, rows, share) < confidence:
         reachable = (1 - confidence) ** (1 / rows)
         needed = math.ceil(math.log1p(-confidence) / math.log(share))
@@ -250,7 +243,7 @@ def _threshold_of_share(scores: Tensor, share: float, confidence: float | None, 
 
 def _threshold_of_risk(scores: Tensor, correct: Tensor, risk: float, confidence: float | None) -> float:
     """The highest of the scores up to which the risk holds."""
-    # Among equal scores the wrong come first: the worst order, so that no test passes in the midst of them by luck.
+    # Among equal scores the wrong come first: the worst order, so that no test passes between them by luck.
     order = correct.double().argsort(stable=True)
     order = order[scores[order].argsort(stable=True)]
     ordered, wrong = scores[order], (~correct[order]).tolist()
@@ -274,7 +267,7 @@ def _threshold_of_risk(scores: Tensor, correct: Tensor, risk: float, confidence:
 
 
 def _certified(wrong: list[bool], ends: list[int], risk: float, chance: float) -> int:
-    """How many rows may be answered so that the risk holds but for this chance; 0 where none may.
+    """How many rows may be answered so that the risk holds except with this chance; 0 if none may.
 
     Why counts may start the walks, though the thresholds they stand for are random: let R(t) be the risk of answering all
     scores below t, ties broken at random. Between two points where R crosses the target the average risk is the target
@@ -287,9 +280,9 @@ def _certified(wrong: list[bool], ends: list[int], risk: float, chance: float) -
 
 
 def _starts(rows: int, risk: float, chance: float) -> list[int]:
-    """How many rows each walk begins with; what is too few to pass even without an error is left out.
+    """How many rows each walk starts with; counts that cannot pass even without an error are left out.
 
-    A walk begins strictly below an order statistic, for the rows there are independent given it.
+    A walk starts strictly below an order statistic, because the rows there are independent given it.
     """
     starts = sorted({math.ceil(share * rows) - 1 for share in STARTS})
     while len(starts) > 1 and (1 - risk) ** starts[0] > chance / max(1, len(starts) - 1):
@@ -298,9 +291,9 @@ def _starts(rows: int, risk: float, chance: float) -> list[int]:
 
 
 def _last_passed(wrong: list[bool], start: int, risk: float, chance: float) -> int:
-    """The largest count up to which every test from `start` on rejects "the risk is higher"; 0 where the first does not."""
+    """The largest count up to which every test from `start` on rejects "the risk is higher"; 0 if the first does not."""
     rows, errors = start, sum(wrong[:start])
-    tail = binomial_cdf(errors, rows, risk)  # of so few errors, were the risk just at the target
+    tail = binomial_cdf(errors, rows, risk)  # P(at most so many errors) if the risk were the target
     if tail > chance:
         return 0
     for is_wrong in wrong[start:]:
@@ -329,7 +322,7 @@ def _refuse_guaranteed_risk(wrong: list[bool], ends: list[int], risk: float, con
 
 
 def check_target(target: Mapping[str, float | None]) -> tuple[str, float]:
-    """The name and value of the one target there is; refuses several, none, and values that are no shares."""
+    """The name and value of the one target given; refuses several, none, and values that are no shares."""
     if not isinstance(target, Mapping) or set(target) - set(TARGETS):
         raise ValueError(
             f"target is {target!r}: pass a dict with one of {', '.join(TARGETS)}, such as {{'risk': 0.05}}"
@@ -348,9 +341,9 @@ def check_share(value: Any, name: str) -> float:
     return float(value)
 
 
-def _exact(share: float) -> Fraction:
-    """The share as it was written: 0.07 of 100 rows are 7, not a hair more."""
-    return Fraction(str(share))
+def exact(share: float) -> Fraction:
+    """The share as it was written: 0.07 of 100 rows are exactly 7."""
+    return Fraction(str(float(share)))
 
 
 def _checked(scores: Any, correct: Any, ood_scores: Any) -> tuple[Tensor, Tensor | None, Tensor | None]:
@@ -360,7 +353,7 @@ def _checked(scores: Any, correct: Any, ood_scores: Any) -> tuple[Tensor, Tensor
 
 
 def _wide(scores: Any) -> Tensor:
-    """A list's numbers as they are: in float32, 0.7 would lie below a threshold of 0.7."""
+    """Lists become float64: in float32, 0.7 would lie below a threshold of 0.7."""
     return scores if isinstance(scores, Tensor) else torch.as_tensor(scores, dtype=torch.float64, device="cpu")
 
 

@@ -23,18 +23,19 @@ from .features import AnswerReader, collect_answers
 from .temperature import LOG_RANGE, TemperatureScaling
 
 
-LEAST_ROWS = 20  # below, nothing that is fitted on half of them means anything
+LEAST_ROWS = 20  # half of fewer rows fits nothing
+SETTINGS_OF_SETS = ("method", "thresholds", "by_class", "k_reg", "penalty", "allow_empty")
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What `calibrate` fitted, and on what.
+    """The result of `calibrate`.
 
-    model: the calibrated model: the Hydra itself, or for others a `CalibratedClassifier` around them
-    temperature: what the logits are divided by
-    detector: the score by which it abstains
-    abstention: its threshold, with what that buys and promises; None where no target was given
-    sets: the conformal prediction sets; None where none were asked for
+    model: the calibrated model: the Hydra itself, or a `CalibratedClassifier` around another model
+    temperature: the divisor of the logits
+    detector: the score that it abstains by
+    abstention: the threshold, with its effect and promise; None without a target
+    sets: the conformal prediction sets; None without alpha
     rows: how many fitted the temperature and the detector, and how many the threshold and the sets
     """
 
@@ -76,24 +77,28 @@ def calibrate(
     """Fits what turns a model's numbers into decisions, and makes it part of the model.
 
     Args:
-        model: a Hydra, which is changed: its config and weights then carry the decision, and it is applied wherever the
-            model is loaded. Or any classifier or baseline, which is left as it is and wrapped.
+        model: a Hydra, which is changed: its config and weights then carry the decision, which applies wherever the model is
+            loaded. Or any classifier or baseline, which is left as it is and wrapped.
         data: held-out, labelled rows that the model was not trained on; or the name, folder or file of a data set, which
             `load_data` reads for the model, as with `ood_data` and `train_data`. A random half fits the temperature, and the
-            detector where it needs a fit and there is no `train_data`; the other half the threshold and the sets, whose
+            detector if it needs a fit and there is no `train_data`; the other half fits the threshold and the sets, whose
             promises need rows that nothing else was fitted on.
-        ood_data: rows from elsewhere, for `target={"tpr": ...}`, or to see what a threshold refuses of them.
+        ood_data: out-of-distribution rows, for `target={"tpr": ...}`, or to see how many of them a threshold refuses.
         target: when to abstain, one of {"risk": 0.05} (at most 5 % of the answers are wrong), {"coverage": 0.9} (at least
             90 % are answered) and {"tpr": 0.95} (95 % of `ood_data` are refused); None for never. See `Abstention.fit`.
-        confidence: for a promise about new rows in place of these; it is made by half of `data`, see there.
-        detector: a name (see `detector_by_name`), or a detector, which is fitted anew where it needs a fit.
-        train_data: what a detector that needs a fit learns; best the training data.
+        confidence: of a promise about new rows, made from half of `data`; see there.
+        detector: a name (see `detector_by_name`), or a detector, which is fitted anew if it needs a fit.
+        train_data: the rows that a detector is fitted on, best the training data.
         alpha: the share of prediction sets that may miss the right class; None for no sets.
         sets: "lac", "aps" or "raps", see `ConformalSets.fit`.
         temperature: whether to fit one; otherwise it is 1.
+        batch_size: rows per batch, if data comes in rows.
         seed: of the halves.
     """
-    chosen = _chosen(detector)
+    if isinstance(detector, Detector):
+        chosen = detector_by_name(detector.name, by=detector.by, multi_label=detector.multi_label, **detector.settings)
+    else:
+        chosen = detector_by_name(detector)
     inner = model.model if isinstance(model, CalibratedClassifier) else model
     _check_model(inner, chosen, sets if alpha is not None else None)
     data = load_if_named(data, inner, labelled=True)
@@ -101,7 +106,7 @@ def calibrate(
     train_data = load_if_named(train_data, inner, split="train")
     _check_fit(chosen, target, confidence, alpha, {"data": data, "ood_data": ood_data, "train_data": train_data})
     hydra = inner if hasattr(type(inner), "backbone_rules") else None
-    # An earlier decision is left out meanwhile, and stays the model's own should anything go wrong.
+    # An earlier decision is off meanwhile, and stays in place should anything fail.
     with nullcontext() if hydra is None else uncalibrated(hydra):
         logits, features, labels = collect_answers(inner, data, batch_size, with_features=chosen.reads_features)
         if labels is None:
@@ -110,20 +115,17 @@ def calibrate(
             raise ValueError(f"data has {len(labels)} rows: pass at least {LEAST_ROWS}, better 1,000")
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
         first, second = order[: len(order) // 2], order[len(order) // 2 :]
-        scaling = _scaling(logits[first], labels[first]) if temperature else TemperatureScaling(1.0)
+        scaling = _fit_temperature(logits[first], labels[first]) if temperature else TemperatureScaling(1.0)
         if chosen.needs_fit and train_data is not None:
             chosen.fit(scaling.wrap(inner), train_data, batch_size)
         elif chosen.needs_fit:
-            chosen.fit_answers(scaling(logits[first]), _part(features, first), labels[first])
+            chosen.fit_answers(scaling(logits[first]), _rows(features, first), labels[first])
         [value] = scaling.temperature
-        decision = Decision(_settings(chosen, value, inner), num_parameters(inner))
-        for name, tensor in (chosen.state or {}).items():
-            getattr(decision, name).copy_(tensor)
+        decision = _unfinished_decision(chosen, value, inner)
         ood_scores = None if ood_data is None else _scores(decision, inner, ood_data, batch_size)
-    scaled = scaling(logits[second])
-    abstention = conformal = None
+    scaled, abstention, conformal = scaling(logits[second]), None, None
     if target is not None:
-        scores = decision(logits[second], _part(features, second)).detector_score
+        scores = decision(logits[second], _rows(features, second)).detector_score
         right = decompose(scaled).prediction == labels[second]
         try:
             abstention = Abstention.fit(scores, right, ood_scores, **target, confidence=confidence, score=chosen.name)
@@ -132,10 +134,12 @@ def calibrate(
                 f"{error} (these {len(second)} rows are half of data: the other half fits the temperature and the detector, and "
                 "a promise needs rows that nothing else was fitted on)"
             ) from error
+        decision.settings["threshold"] = abstention.to_dict()["threshold"]
     if alpha is not None:
         conformal = ConformalSets.fit(scaled, labels[second], alpha, sets)
-    # From here on nothing can go wrong, so that the model has its earlier decision or the new one.
-    decision.settings |= _fitted(abstention, conformal)
+        decision.settings["sets"] = {name: conformal.to_dict()[name] for name in SETTINGS_OF_SETS}
+        decision.settings["alpha"] = conformal.alpha
+    # Nothing fails from here on, so the model has its earlier decision or the new one.
     decision.remember(inner)
     decision.to(device_of(inner))
     result = hydra or CalibratedClassifier(inner, decision)
@@ -146,14 +150,8 @@ def calibrate(
     return calibration
 
 
-def _chosen(detector: str | Detector) -> Detector:
-    if isinstance(detector, Detector):
-        return detector_by_name(detector.name, by=detector.by, multi_label=detector.multi_label, **detector.settings)
-    return detector_by_name(detector)
-
-
 def _check_model(model: nn.Module, detector: Detector, sets: str | None) -> None:
-    """Refuses a model that does not choose one of several classes, and what cannot be fitted for its number of them."""
+    """Refuses a model that does not choose one of several classes, and sets that do not suit their number."""
     check_chooses_one_class(model, "calibrate()")
     zero_shot, config = zero_shot_in(model), config_of(model)
     if zero_shot is None and any(hasattr(each, "get_image_features") for each in model.modules()):
@@ -174,7 +172,7 @@ def _check_fit(
     alpha: float | None,
     data_sets: Mapping[str, Any],
 ) -> None:
-    """Refuses what cannot be fitted, or would have no effect: before anything is predicted, which may take hours."""
+    """Refuses what cannot be fitted, or would have no effect, before hours of predictions."""
     if detector.name == "vim":
         raise ValueError(
             "vim adds the energy of the logits as they are to a distance: calibrate by another detector, or use it by itself"
@@ -188,10 +186,9 @@ def _check_fit(
     for name, value in {"confidence": confidence, "ood_data": data_sets["ood_data"]}.items():
         if target is None and value is not None:
             raise ValueError(f"{name} is about when to abstain: pass a target, too, such as {{'risk': 0.05}}")
-    if confidence is not None:
-        check_share(confidence, "confidence")
-    if alpha is not None:
-        check_share(alpha, "alpha")
+    for name, value in {"confidence": confidence, "alpha": alpha}.items():
+        if value is not None:
+            check_share(value, name)
     if data_sets["train_data"] is not None and not detector.needs_fit:
         raise ValueError(f"train_data is for detectors that learn, {detector.name} does not: leave it out")
     for name, data in data_sets.items():
@@ -199,41 +196,10 @@ def _check_fit(
             check_is_data(data, name)
 
 
-def _part(features: Tensor | None, rows: Tensor) -> Tensor | None:
-    return None if features is None else features[rows]
-
-
-def _scores(decision: Decision, model: nn.Module, data: Any, batch_size: int) -> Tensor:
-    """The detector's scores (samples,) of a data set, on the CPU; no answers are held."""
-    reader, scores = AnswerReader(model, decision.reads_features), []
-    for _, *answers in reader.read(data, batch_size, "ood_data"):
-        scores.append(decision(*(None if part is None else part.cpu() for part in answers)).detector_score)
-    return torch.cat(scores)
-
-
-def _settings(detector: Detector, temperature: float, model: nn.Module) -> dict[str, Any]:
-    return {
-        "temperature": temperature,
-        "detector": {
-            "name": detector.name,
-            "by": detector.by,
-            "settings": detector.score_settings,
-        },
-        "threshold": None,
-        "sets": None,
-        "alpha": None,
-        "dtype": None,
-        "state": {name: list(tensor.shape) for name, tensor in (detector.state or {}).items()},
-        "digests": None,
-        "sentences": [],
-        **prompts_of(model),
-    }
-
-
-def _scaling(logits: Tensor, labels: Tensor) -> TemperatureScaling:
-    """The best temperature for these rows; 1 where all answers are right: then the smaller the better, down to one at which
-    every answer is sure and no score tells them apart."""
-    with warnings.catch_warnings(record=True) as told:
+def _fit_temperature(logits: Tensor, labels: Tensor) -> TemperatureScaling:
+    """The best temperature for these rows; 1 if all answers are right. The best is then the lowest, at which every answer is
+    sure and all scores are equal."""
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         scaling = TemperatureScaling.fit(logits, labels)
     [value] = scaling.temperature
@@ -244,16 +210,36 @@ def _scaling(logits: Tensor, labels: Tensor) -> TemperatureScaling:
             stacklevel=3,
         )
         return TemperatureScaling(1.0)
-    for each in told:
+    for each in caught:
         warnings.warn(each.message, each.category, stacklevel=3)
     return scaling
 
 
-def _fitted(abstention: Abstention | None, sets: ConformalSets | None) -> dict[str, Any]:
-    """The settings of a decision that were fitted last."""
-    kept = ("method", "thresholds", "by_class", "k_reg", "penalty", "allow_empty")
-    return {
-        "threshold": None if abstention is None else abstention.to_dict()["threshold"],
-        "sets": None if sets is None else {name: sets.to_dict()[name] for name in kept},
-        "alpha": None if sets is None else sets.alpha,
+def _unfinished_decision(detector: Detector, temperature: float, model: nn.Module) -> Decision:
+    """A decision with the temperature and the fitted detector, still without a threshold and sets."""
+    state = detector.state or {}
+    settings = {
+        "temperature": temperature,
+        "detector": {"name": detector.name, "by": detector.by, "settings": detector.score_settings},
+        **dict.fromkeys(("threshold", "sets", "alpha", "dtype")),
+        "state": {name: list(tensor.shape) for name, tensor in state.items()},
+        "digests": None,
+        "sentences": [],
+        **prompts_of(model),
     }
+    decision = Decision(settings, num_parameters(model))
+    for name, tensor in state.items():
+        getattr(decision, name).copy_(tensor)
+    return decision
+
+
+def _scores(decision: Decision, model: nn.Module, data: Any, batch_size: int) -> Tensor:
+    """The detector's scores (samples,) of a data set, on the CPU, without holding logits."""
+    reader, scores = AnswerReader(model, decision.reads_features), []
+    for _, *answers in reader.read(data, batch_size, "ood_data"):
+        scores.append(decision(*(None if part is None else part.cpu() for part in answers)).detector_score)
+    return torch.cat(scores)
+
+
+def _rows(features: Tensor | None, rows: Tensor) -> Tensor | None:
+    return None if features is None else features[rows]

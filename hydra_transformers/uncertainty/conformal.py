@@ -1,11 +1,9 @@
-"""Conformal prediction: for each row a set of classes that holds the right one as often as promised."""
+"""Conformal prediction: for each row a set of classes that holds the right one with a promised probability."""
 
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from fractions import Fraction
-from numbers import Real
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from torch import Tensor
 
 from ..models.decision import check_sets
 from ..models.detection import log_mean
+from .abstention import check_share, exact
 from .inputs import as_labels, as_member_logits, as_tensor, wide_log_softmax, widened
 
 
@@ -23,19 +22,19 @@ ROWS_PER_PASS = 4096  # bounds the float64 memory, whatever the number of sample
 
 @dataclass(frozen=True)
 class ConformalSets:
-    """Sets of classes, `{c: s(x, c) <= threshold}`, that hold the right class of a share 1 - alpha of new rows. Made by `fit`.
+    """Sets of classes, `{c: s(x, c) <= threshold}`, that hold the right class for a share 1 - alpha of new rows. Made by `fit`.
 
     Attributes:
         method: "lac", "aps" or "raps".
         alpha: the share of new rows whose right class may be missing.
-        thresholds: one for all classes, or one per class where `by_class`; infinite where the rows were too few.
+        thresholds: one for all classes, or one per class with `by_class`; infinite where the rows were too few.
         num_classes: of the model.
         rows: how many rows it was fitted on.
         by_class: whether the share is promised for the rows of each class.
-        randomised: whether APS and RAPS count the last class in part, by chance.
-        seed: of that chance.
+        randomised: whether APS and RAPS count the last class in part, at random.
+        seed: of `randomised`.
         k_reg, penalty: of RAPS; `None` for the others.
-        allow_empty: whether a set may be empty; else it holds the likeliest class at least.
+        allow_empty: whether a set may be empty; otherwise it holds at least the likeliest class.
     """
 
     method: str
@@ -67,18 +66,18 @@ class ConformalSets:
     ) -> "ConformalSets":
         r"""Calibrate on rows that neither the model nor its temperature was fitted on.
 
-        With the ensemble's mean probability `p̄`, classes ranked by it (rank 1 the likeliest, ties to the lower class), the
-        score `s(x, c)` says how badly class c suits row x:
+        With the ensemble's mean probability `p̄` and classes ranked by it (rank 1 the likeliest, ties to the lower class), the
+        score `s(x, c)` says how badly class c fits row x:
 
             lac   1 - p̄_c                                           the smallest sets on average (Sadinle et al., 2019)
             aps   Σ_{better ranked} p̄ + u p̄_c                       larger sets for harder rows (Romano et al., 2020)
             raps  aps + penalty · max(0, rank_c - k_reg)              APS without its long tails (Angelopoulos et al., 2021)
 
         `u` is 1, or with `randomised` uniform in [0, 1). The threshold is the `ceil((n + 1)(1 - alpha))`-th smallest of the n
-        scores of the right classes. If rows are exchangeable (independent and of one distribution are), a new row's set holds
-        its class with probability at least 1 - alpha, on average over calibration sets and rows; not for every kind of row,
-        not for the sets of one class alone, and not under distribution shift. A given calibration set of n rows reaches a share
-        that scatters around it as Beta(k, n + 1 - k) with k as above: ± 2 % for 1000 rows and alpha 0.1.
+        scores of the right classes. If rows are exchangeable (for example independent and of one distribution), a new row's
+        set holds its class with probability at least 1 - alpha, on average over calibration sets and rows; not for every kind
+        of row, not for the rows of one class, and not under distribution shift. The share that one calibration set of n rows
+        reaches is distributed as Beta(k, n + 1 - k) with k as above: ± 2 % for 1000 rows and alpha 0.1.
 
         Args:
             member_logits: (samples, members, classes), scaled by the temperature that will be used.
@@ -86,15 +85,15 @@ class ConformalSets:
             alpha: the share of sets that may miss the right class.
             method: "lac", "aps" or "raps".
             by_class: a threshold per class, from its own rows (Mondrian, Vovk 2012): the promise then holds for the rows of
-                each class. It takes more rows, and a class with fewer than 1/alpha - 1 of them is in every set.
+                each class. It needs more rows, and a class with fewer than 1/alpha - 1 of them is in every set.
             seed: of `randomised`.
-            randomised: for aps and raps: smaller sets. With `allow_empty` they meet the promise exactly; without either, sets of
-                sure rows would often be empty, are filled, and hold the right class more often than promised. `u` is made
-                from the seed and the row's own logits, so that equal rows get equal sets, whatever the batch.
-            k_reg, penalty: for raps: ranks above `k_reg` are punished. 5 and 0.01 where left out, the usual values for
-                problems of many classes. Choose others on rows of their own, by `coverage_and_size`: not on these.
-            allow_empty: let a set be empty where every class suits badly. By default it gets the likeliest class, which can
-                only add to the coverage.
+            randomised: for aps and raps: smaller sets. With `allow_empty` they meet the promise exactly; without it, sets that
+                would be empty get the likeliest class, and coverage exceeds the promise. `u` is made from the seed and the
+                row's own logits, so that equal rows get equal sets, whatever the batch.
+            k_reg, penalty: for raps: ranks above `k_reg` are penalised. 5 and 0.01 by default, the usual values for many
+                classes. Choose others on other rows, by `coverage_and_size`.
+            allow_empty: let a set be empty if every class fits badly. By default it gets the likeliest class, which can only
+                raise the coverage.
 
         Example:
             >>> logits = torch.tensor([[[1.0, 0.0, -1.0]]]).repeat(19, 1, 1)
@@ -103,37 +102,38 @@ class ConformalSets:
             tensor([[1, 0, 0],
                     [1, 1, 0]], dtype=torch.int32)
         """
-        if not isinstance(alpha, Real) or not 0 < alpha < 1:
-            raise ValueError(f"alpha is {alpha!r}: pass a share between 0 and 1, such as 0.1 for sets that hold 90 %")
+        check_share(alpha, "alpha")
         member_logits = as_member_logits(member_logits).detach()
         if as_tensor(labels).dim() == 2:
             raise ValueError(
                 "labels has two dimensions: prediction sets are for one class of several; a multi-label model decides on each "
                 "label by itself, fit one set of two classes (no, yes) per label"
             )
-        labels = as_labels(labels, len(member_logits), member_logits.shape[-1]).to(member_logits.device)
+        num_classes = member_logits.shape[-1]
+        labels = as_labels(labels, len(member_logits), num_classes).to(member_logits.device)
         if len(labels) == 0:
             raise ValueError("labels is empty: pass at least one calibration row")
-        num_classes = member_logits.shape[-1]
         k_reg, penalty = _settings(method, num_classes, randomised, k_reg, penalty)
         unfitted = cls(
-            method=method,
-            alpha=float(alpha),
-            thresholds=(),
-            num_classes=num_classes,
-            rows=len(labels),
-            by_class=bool(by_class),
-            randomised=bool(randomised),
-            seed=int(seed),
-            k_reg=k_reg,
-            penalty=penalty,
-            allow_empty=bool(allow_empty),
+            method,
+            float(alpha),
+            (),
+            num_classes,
+            len(labels),
+            bool(by_class),
+            bool(randomised),
+            int(seed),
+            k_reg,
+            penalty,
+            bool(allow_empty),
         )
-        passes = zip(member_logits.split(ROWS_PER_PASS), labels.split(ROWS_PER_PASS), strict=True)
-        scores = torch.cat([unfitted._scores(part).gather(1, of.to(_at(part)).unsqueeze(1)) for part, of in passes])
-        scores, labels = scores.squeeze(1).cpu(), labels.cpu()
+        parts = []
+        for logits, targets in zip(member_logits.split(ROWS_PER_PASS), labels.split(ROWS_PER_PASS), strict=True):
+            scores = unfitted._scores(logits)
+            parts.append(scores.gather(1, targets.to(scores.device).unsqueeze(1)).squeeze(1).cpu())
+        scores, labels = torch.cat(parts), labels.cpu()
         groups = [scores[labels == c] for c in range(num_classes)] if by_class else [scores]
-        fitted = cls(**{**asdict(unfitted), "thresholds": tuple(_quantile(group, alpha) for group in groups)})
+        fitted = replace(unfitted, thresholds=tuple(_quantile(group, alpha) for group in groups))
         if fitted._shortage:
             warnings.warn(fitted._shortage, stacklevel=2)
         return fitted
@@ -146,11 +146,9 @@ class ConformalSets:
                 f"member_logits has {member_logits.shape[-1]} classes, the sets were fitted for {self.num_classes}: "
                 "pass the logits of the same model"
             )
+        parts = member_logits.split(ROWS_PER_PASS) if len(member_logits) else ()
         empty = torch.zeros(0, self.num_classes, dtype=torch.bool, device=member_logits.device)
-        passes = [
-            self._sets(part).to(member_logits.device) for part in member_logits.split(ROWS_PER_PASS) if len(part)
-        ]
-        return torch.cat([empty, *passes])
+        return torch.cat([empty, *(self._sets(part).to(member_logits.device) for part in parts)])
 
     def coverage_and_size(self, member_logits: Any, labels: Any) -> dict[str, float]:
         """`coverage` (share of sets that hold the right class), `mean_size`, and `single_class` (share of sets of one class).
@@ -162,12 +160,12 @@ class ConformalSets:
         return summarize_sets([self.counts(member_logits, labels)])
 
     def counts(self, member_logits: Any, labels: Any) -> tuple[int, int, int, int]:
-        """Of a batch: rows, sets that hold the right class, classes in all sets, sets of one class; see `summarize_sets`."""
+        """Counts of a batch: rows, sets with the right class, classes in all sets, sets of one class; for `summarize_sets`."""
         return count_sets(self.sets(member_logits), labels)
 
     @property
     def guarantee(self) -> str:
-        """What holds for new rows, and when, in words."""
+        """What is promised for new rows, and under which conditions."""
         rows = "of the rows of each class" if self.by_class else "of the rows"
         return (
             f"For at least {100 * (1 - self.alpha):.6g} % {rows} the set holds the right class, on average over calibration "
@@ -176,12 +174,12 @@ class ConformalSets:
 
     @property
     def sentence(self) -> str:
-        """The guarantee, and where it is bought with full sets."""
+        """The guarantee, and a note if there were too few rows for it."""
         return " ".join(filter(None, [self.guarantee, self._shortage]))
 
     @property
     def _shortage(self) -> str:
-        least = math.ceil(1 / _exact(self.alpha)) - 1
+        least = math.ceil(1 / exact(self.alpha)) - 1
         needed = f"alpha={self.alpha:g} takes at least {least} calibration rows"
         few = [c for c, threshold in enumerate(self.thresholds) if threshold == math.inf]
         if not few:
@@ -200,7 +198,7 @@ class ConformalSets:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> "ConformalSets":
-        """Read what `to_dict` gave."""
+        """The inverse of `to_dict`."""
         try:
             read = cls(**{**content, "thresholds": tuple(float(value) for value in content["thresholds"])})
             settings = _settings(read.method, read.num_classes, read.randomised, read.k_reg, read.penalty)
@@ -237,7 +235,7 @@ class ConformalSets:
 
 
 def count_sets(sets: Tensor, labels: Any) -> tuple[int, int, int, int]:
-    """`ConformalSets.counts` of sets at hand: bool, (batch, classes)."""
+    """`ConformalSets.counts` of given sets: bool, (batch, classes)."""
     labels = as_labels(labels, *sets.shape).to(sets.device)
     sizes = sets.sum(dim=1)
     return len(sets), int(sets.gather(1, labels.unsqueeze(1)).sum()), int(sizes.sum()), int((sizes == 1).sum())
@@ -252,7 +250,7 @@ def summarize_sets(counts: list[tuple[int, int, int, int]]) -> dict[str, float]:
 
 
 def check_method(method: str, num_classes: int | None) -> None:
-    """Refuses a method that is none, or whose usual settings are not for so many classes (None where nobody knows)."""
+    """Refuses an unknown method, or one whose defaults do not suit so many classes (None if unknown)."""
     _settings(method, math.inf if num_classes is None else num_classes, False, None, None)
 
 
@@ -270,27 +268,17 @@ def _settings(
 
 
 def _quantile(scores: Tensor, alpha: float) -> float:
-    """The ceil((n + 1)(1 - alpha))-th smallest score; infinite where there are not so many."""
-    rank = math.ceil((len(scores) + 1) * (1 - _exact(alpha)))
+    """The ceil((n + 1)(1 - alpha))-th smallest score; infinite if there are fewer."""
+    rank = math.ceil((len(scores) + 1) * (1 - exact(alpha)))
     return float(scores.kthvalue(rank).values) if rank <= len(scores) else math.inf
-
-
-def _exact(alpha: float) -> Fraction:
-    """The share as it was written: of 0.1 and 9 rows comes rank 9, not a hair more."""
-    return Fraction(str(float(alpha)))
 
 
 def _mean_probabilities(member_logits: Tensor) -> Tensor:
     return log_mean(wide_log_softmax(member_logits)).exp()
 
 
-def _at(member_logits: Tensor) -> torch.device:
-    """Where the scores of these logits are: on the CPU where their device has no float64."""
-    return widened(member_logits[:0]).device
-
-
 def _uniform(member_logits: Tensor, seed: int) -> Tensor:
-    """A number in [0, 1) per row, (batch, 1) in float64, that looks random but is the row's own: a hash of its logits."""
+    """A pseudo-random number in [0, 1) per row, (batch, 1) in float64: a hash of the row's logits."""
     bits = widened(member_logits).flatten(1).contiguous().view(torch.int64)
     generator = torch.Generator(device="cpu").manual_seed(seed)
     odd = torch.randint(-(2**62), 2**62, (bits.shape[1],), generator=generator, device="cpu") * 2 + 1

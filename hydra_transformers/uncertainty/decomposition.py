@@ -1,6 +1,6 @@
-"""How uncertain a prediction is, and why: noise in the data (aleatoric) or disagreement of the members (epistemic)."""
+"""Splits uncertainty into noise in the data (aleatoric) and disagreement of the members (epistemic)."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ PROBLEM_TYPES = (None, "single_label_classification", "multi_label_classificatio
 class Decomposition:
     """The ensemble's prediction and its uncertainty, one row per sample; entropies in nats, everything in float64.
 
-    For a multi-label model every attribute is (batch, labels): each label is a choice of its own between 0 (no) and 1 (yes),
+    For a multi-label model every attribute is (batch, labels): each label is a choice between 0 (no) and 1 (yes), and
     `mean_probabilities` that of yes. Likewise for SigLIP without a `ZeroShotClassifier`, (images, texts).
 
     Attributes:
@@ -54,8 +54,8 @@ def decompose(member_logits: Any, problem_type: str | None = None) -> Decomposit
 
     With one member, epistemic and disagreement are exactly 0. Ties of the argmax go to the lower class.
 
-    Multi-label models decide on each label by itself: there p_m is (1 - sigmoid(z_m), sigmoid(z_m)), label by label, and so
-    are all of these. The labels' entropies may be added up: `parts.epistemic.sum(-1)`.
+    For multi-label models p_m is (1 - sigmoid(z_m), sigmoid(z_m)), label by label. The labels' entropies may be added up:
+    `parts.epistemic.sum(-1)`.
 
     Args:
         member_logits: (batch, members, classes), a tensor or array of any float type.
@@ -87,28 +87,19 @@ def check_problem_type(problem_type: str | None) -> None:
 
 
 def _decompose_labels(member_logits: Tensor) -> Decomposition:
-    """Every label as two classes, no and yes: (batch, members, labels) -> (batch, labels) each."""
+    """Each label as two classes, no and yes: (batch, members, labels) -> (batch, labels) each."""
     batch, _, labels = member_logits.shape
-    parts = decompose_log_probabilities(wide_log_sigmoid(member_logits).transpose(1, 2).flatten(0, 1))
-    values = {field.name: getattr(parts, field.name) for field in fields(parts)}
-    values["mean_probabilities"] = parts.mean_probabilities[:, 1]
-    return Decomposition(**{name: value.unflatten(0, (batch, labels)) for name, value in values.items()})
+    parts = vars(decompose_log_probabilities(wide_log_sigmoid(member_logits).transpose(1, 2).flatten(0, 1)))
+    parts = parts | {"mean_probabilities": parts["mean_probabilities"][:, 1]}
+    return Decomposition(**{name: value.unflatten(0, (batch, labels)) for name, value in parts.items()})
 
 
 def decompose_log_probabilities(log_probabilities: Tensor) -> Decomposition:
     """`decompose` from the members' log-probabilities (batch, members, classes) in float64."""
     mean_probabilities = log_mean(log_probabilities).exp()
     confidence, prediction = mean_probabilities.max(dim=-1)
-    total, aleatoric, epistemic = entropy_split(log_probabilities)
-    return Decomposition(
-        mean_probabilities=mean_probabilities,
-        prediction=prediction,
-        confidence=confidence,
-        total=total,
-        aleatoric=aleatoric,
-        epistemic=epistemic,
-        disagreement=differing_pairs(log_probabilities),
-    )
+    split = entropy_split(log_probabilities)  # total, aleatoric, epistemic
+    return Decomposition(mean_probabilities, prediction, confidence, *split, differing_pairs(log_probabilities))
 
 
 def predict_uncertainty(
@@ -118,12 +109,11 @@ def predict_uncertainty(
 
     Args:
         model: a Hydra, a Hugging Face classifier (one member) or a `ZeroShotClassifier`. `problem_type` in its config says
-            whether it chooses one class or decides on each label; a single output is one label, as in the pipelines. CLIP by
-            itself chooses among the texts of each batch, SigLIP by itself says yes or no to each of them; to choose one of
-            fixed classes, pass a `ZeroShotClassifier` of it.
+            whether it chooses one class or decides on each label; a single output is one label. CLIP by itself chooses among
+            the texts of each batch, SigLIP says yes or no to each; a `ZeroShotClassifier` chooses one of fixed classes.
         data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
-        batch_size: rows per batch, where data comes in rows.
-        temperature: applied to the member logits first, where given.
+        batch_size: rows per batch, if data comes in rows.
+        temperature: applied to the member logits first, if given.
     """
     problem_type = problem_type_of_answers(model)
     check_problem_type(problem_type)
@@ -138,7 +128,7 @@ def predict_uncertainty(
                 f"the first batch of data has {parts[0]['mean_probabilities'].shape[-1]} classes or texts, a later one "
                 f"{member_logits.shape[-1]}: pass the same texts with each batch, or a ZeroShotClassifier of the model"
             )
-        parts.append({field.name: getattr(decomposition, field.name).cpu() for field in fields(decomposition)})
+        parts.append({name: value.cpu() for name, value in vars(decomposition).items()})
     if not parts:
         raise ValueError("data has no batches: pass at least one sample")
     return Decomposition(**{name: torch.cat([part[name] for part in parts]) for name in parts[0]})

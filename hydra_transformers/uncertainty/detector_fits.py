@@ -1,12 +1,14 @@
-"""Fits detectors in one pass over training data: sums are updated batch by batch, and never all features held.
+"""Fits detectors in one pass over training data, batch by batch, without holding all features.
 
-Sums are kept in float64 around the first batch's mean, so that a mean far from 0 costs no digits. How the rows are batched
-changes the last digits only.
+Each class takes batches in `update`, and gives the detector's tensors in `state`, members first. Sums are in float64 around
+the first batch's mean, so that a mean far from 0 costs no digits; batching changes the last digits only.
 """
 
 import random
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,17 +18,11 @@ from .features import Head
 from .inputs import widened
 
 
-class DetectorFit:
-    """Takes in batches, then gives the detector's state: tensors whose first dimension is the members."""
-
-    def update(self, answers: Answers, labels: Tensor | None) -> None:
-        raise NotImplementedError
-
-    def state(self, heads: Sequence[Head], classes: int) -> dict[str, Tensor]:
-        raise NotImplementedError
+# Directions of less variance than this, relative to the largest, vary by rounding only.
+LEAST_VARIANCE = 1e-10
 
 
-class TemplateFit(DetectorFit):
+class TemplateFit:
     """Mean probability where each class was predicted; takes members x classes² numbers."""
 
     def __init__(self):
@@ -41,15 +37,14 @@ class TemplateFit(DetectorFit):
     def state(self, heads: Sequence[Head], classes: int) -> dict[str, Tensor]:
         means = self.sums / self.counts.clamp(min=1).unsqueeze(-1)
         templates = means.clamp(min=torch.finfo(means.dtype).tiny).log()
-        # A class that was never predicted has no template: in its place another's, which changes no minimum.
+        # A class that was never predicted gets another's template, which changes no minimum.
         predicted = self.counts > 0
-        place = torch.where(
-            predicted, torch.arange(classes, device=predicted.device), predicted.int().argmax(dim=-1, keepdim=True)
-        )
+        own = torch.arange(classes, device=predicted.device)
+        place = torch.where(predicted, own, predicted.int().argmax(dim=-1, keepdim=True))
         return {"log_templates": templates.gather(1, place.unsqueeze(-1).expand_as(templates))}
 
 
-class PatternFit(DetectorFit):
+class PatternFit:
     """Each member's mean feature of each class, over the rows it gets right."""
 
     def __init__(self):
@@ -75,7 +70,7 @@ class PatternFit(DetectorFit):
 
 
 class Reservoir:
-    """At most `size` rows of a stream, each as likely as any other; the same rows however the stream is batched."""
+    """A uniform sample of at most `size` rows of a stream; the same rows however the stream is batched."""
 
     def __init__(self, size: int, seed: int):
         self.size, self.random = size, random.Random(seed)
@@ -96,7 +91,7 @@ class Reservoir:
             self.keys, self.rows = keys, rows
 
 
-class BankFit(DetectorFit):
+class BankFit:
     """A sample of the training rows' features, of length 1."""
 
     def __init__(self, k: int, bank_size: int, seed: int):
@@ -128,7 +123,7 @@ class Moments:
         self.rows += len(features)
         self.sum = self.sum + features.sum(dim=0)
         self.outer = self.outer + torch.einsum("bmd,bme->mde", features, features)
-        if one_hot is not None:  # a product: on a GPU, adding by index is not the same twice
+        if one_hot is not None:  # a product: adding by index is not deterministic on a GPU
             self.class_counts = self.class_counts + one_hot.sum(dim=0)
             self.class_sums = self.class_sums + torch.einsum("bc,bmd->mcd", one_hot, features)
 
@@ -143,7 +138,7 @@ class Moments:
         return covariance + offset.unsqueeze(-1) * offset.unsqueeze(-2)
 
 
-class GaussianFit(DetectorFit):
+class GaussianFit:
     """A Gaussian per class with one covariance, and for the relative distance another of all rows."""
 
     def __init__(self, shrinkage: float | None, relative: bool = False):
@@ -160,7 +155,7 @@ class GaussianFit(DetectorFit):
             warnings.warn(
                 f"data has no rows of class {missing[0]} ({len(missing)} of {classes} classes): the detector takes what "
                 "looks like it for foreign",
-                stacklevel=5,
+                stacklevel=4,
             )
         counts, center = moments.class_counts[present], moments.mean()
         # (members, classes, dim), about the centre
@@ -174,8 +169,8 @@ class GaussianFit(DetectorFit):
         return state
 
 
-class ViMFit(DetectorFit):
-    """The principal space about the origin at which the head's logits are equal, and the scale of what lies outside."""
+class ViMFit:
+    """The principal space about the origin at which the head's logits are equal, and the scale of the residual."""
 
     def __init__(self, principal_dim: int | None, sample_size: int, seed: int):
         self.principal_dim = principal_dim
@@ -188,8 +183,9 @@ class ViMFit(DetectorFit):
 
     def state(self, heads: Sequence[Head], classes: int) -> dict[str, Tensor]:
         origin = torch.stack([_origin(head) for head in heads]).to(self.moments.shift.device)
-        dim = origin.shape[-1]
-        principal_dim = _usual_principal_dim(dim) if self.principal_dim is None else self.principal_dim
+        dim, principal_dim = origin.shape[-1], self.principal_dim
+        if principal_dim is None:  # the paper's, and half of smaller features
+            principal_dim = 1000 if dim > 1500 else 512 if dim >= 768 else dim // 2
         if not 0 < principal_dim < dim:
             raise ValueError(f"principal_dim is {principal_dim}, features have {dim} dimensions: pass 1 to {dim - 1}")
         eigenvectors = torch.linalg.eigh(self.moments.about(origin)).eigenvectors  # of growing eigenvalues
@@ -205,11 +201,37 @@ class ViMFit(DetectorFit):
         return {"origin": origin, "residual_space": residual_space, "alpha": max_logits / residual}
 
 
-def _usual_principal_dim(dim: int) -> int:
-    """As the paper has it; for features that are smaller than the paper's, half of them."""
-    if dim > 1500:
-        return 1000
-    return 512 if dim >= 768 else dim // 2
+FITS: dict[str, Callable[..., Any]] = {
+    "kl_matching": TemplateFit,
+    "she": PatternFit,
+    "knn": BankFit,
+    "mahalanobis": GaussianFit,
+    "relative_mahalanobis": partial(GaussianFit, relative=True),
+    "vim": ViMFit,
+}
+
+
+def whitening_of(covariance: Tensor, rows: int, groups: int, shrinkage: float | None = None) -> Tensor:
+    """The symmetric W with W W = Σ⁻¹, of covariances Σ (members, dim, dim) of `rows` rows about the means of `groups`.
+
+    shrinkage: s in (1 - s) Σ + s tr(Σ)/dim I. By default 0 with at least dim + groups rows; directions in which features
+        never vary (a LayerNorm leaves one, ReLUs may leave many) are then left out, as by a pseudo-inverse. With fewer rows,
+        the "oracle approximating shrinkage" of Chen et al. (2010).
+    """
+    dim = covariance.shape[-1]
+    mean_variance = covariance.diagonal(dim1=-2, dim2=-1).mean(dim=-1)  # (members,)
+    if not (mean_variance > 0).all():
+        raise ValueError("the features do not vary within classes: pass more rows")
+    shrunk = torch.full_like(mean_variance, shrinkage or 0.0)
+    if shrinkage is None and rows < dim + groups:
+        mean_square = covariance.square().mean(dim=(-2, -1))
+        distance = mean_square - mean_variance.square() / dim
+        shrunk = ((mean_square + mean_variance.square()) / ((rows + 1) * distance)).clamp(max=1)
+    eigenvalues, eigenvectors = torch.linalg.eigh(covariance)
+    eigenvalues = (1 - shrunk).unsqueeze(-1) * eigenvalues + (shrunk * mean_variance).unsqueeze(-1)
+    varies = eigenvalues > LEAST_VARIANCE * eigenvalues.amax(dim=-1, keepdim=True)
+    scale = torch.where(varies, eigenvalues, torch.inf).rsqrt()
+    return (eigenvectors * scale.unsqueeze(-2)) @ eigenvectors.transpose(-2, -1)
 
 
 def _origin(head: Head) -> Tensor:
@@ -218,38 +240,6 @@ def _origin(head: Head) -> Tensor:
     if head.bias is None:
         return torch.zeros_like(weight[0])
     return -torch.linalg.pinv(weight) @ widened(head.bias.detach())
-
-
-# Directions of less variance, next to the largest, are those in which features never vary but for rounding.
-LEAST_VARIANCE = 1e-10
-
-
-def whitening_of(covariance: Tensor, rows: int, groups: int, shrinkage: float | None = None) -> Tensor:
-    """The symmetric W with W W = Σ⁻¹, of covariances Σ (members, dim, dim) of `rows` rows about the means of `groups`.
-
-    shrinkage: s in (1 - s) Σ + s tr(Σ)/dim I. By default none where there are rows enough to know Σ, at least dim + groups;
-        directions in which features never vary (a LayerNorm leaves one, ReLUs may leave many) do not count then, as with a
-        pseudo-inverse. With fewer rows, that of Chen et al. (2010), "oracle approximating shrinkage".
-    """
-    dim = covariance.shape[-1]
-    mean_variance = covariance.diagonal(dim1=-2, dim2=-1).mean(dim=-1)  # (members,)
-    if not (mean_variance > 0).all():
-        raise ValueError("the features do not vary within classes: pass more rows")
-    if shrinkage is None and rows < dim + groups:
-        shrunk = _oracle_shrinkage(covariance, mean_variance, rows)
-    else:
-        shrunk = torch.full_like(mean_variance, shrinkage or 0.0)
-    eigenvalues, eigenvectors = torch.linalg.eigh(covariance)
-    eigenvalues = (1 - shrunk).unsqueeze(-1) * eigenvalues + (shrunk * mean_variance).unsqueeze(-1)
-    varies = eigenvalues > LEAST_VARIANCE * eigenvalues.amax(dim=-1, keepdim=True)
-    scale = torch.where(varies, eigenvalues, torch.inf).rsqrt()
-    return (eigenvectors * scale.unsqueeze(-2)) @ eigenvectors.transpose(-2, -1)
-
-
-def _oracle_shrinkage(covariance: Tensor, mean_variance: Tensor, rows: int) -> Tensor:
-    mean_square = covariance.square().mean(dim=(-2, -1))
-    distance = mean_square - mean_variance.square() / covariance.shape[-1]
-    return ((mean_square + mean_variance.square()) / ((rows + 1) * distance)).clamp(max=1)
 
 
 def _one_hot(classes: Tensor, count: int) -> Tensor:

@@ -1,41 +1,69 @@
-"""Detectors of out-of-distribution inputs behind one interface: made by name, fitted where needed, saved beside a model."""
+"""Detectors of out-of-distribution inputs: made by name, fitted where needed, saved beside a model."""
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as parse_tensors
-from safetensors.torch import save as format_tensors
 from torch import Tensor, nn
-from transformers.utils import cached_file
 
-from .._io.files import parse_json, write_atomically
 from ..data.batches import split_labels
 from ..data.prediction import classes_of, problem_type_of
-from ..models import detection
-from ..models.detection import answers_of, check_detector
-from .detector_fits import BankFit, DetectorFit, GaussianFit, PatternFit, TemplateFit, ViMFit
+from ..models.detection import DETECTORS, answers_of, check_detector, score
+from .detector_fits import FITS
 from .features import AnswerReader, Head
 from .inputs import as_labels, as_member_logits, as_tensor, wide_log_sigmoid, wide_log_softmax, widened
+from .saving import load_tensors, save_tensors, saved_in
 
 
 FILE_NAME = "detector.safetensors"
 ROWS_PER_PASS = 1024  # bounds the memory of a pass over tensors
+OOD_SCORES = tuple(name for name, method in DETECTORS.items() if not method.state)
+"""The scores that need no fit, by name: what `ood_score` takes."""
 
-FITS: dict[str, Callable[..., DetectorFit]] = {
-    "kl_matching": TemplateFit,
-    "she": PatternFit,
-    "knn": BankFit,
-    "mahalanobis": GaussianFit,
-    "relative_mahalanobis": partial(GaussianFit, relative=True),
-    "vim": ViMFit,
-}
+
+def ood_score(member_logits: Any, method: str = "msp") -> Tensor:
+    """How far out of distribution each sample looks, (batch,) in float64; higher means more out of distribution.
+
+    For models that choose one of several classes, not for multi-label ones.
+
+    Args:
+        member_logits: (batch, members, classes).
+        method: how the members' logits `z_m` and mean probability `p̄` become one score:
+
+            - `"msp"`: `1 - max_c p̄_c`, the maximum softmax probability of the ensemble (the paper's score)
+            - `"entropy"`: `H(p̄)`, the entropy of the mean probability
+            - `"max_logit"`: `-1/M Σ_m max_c z_mc`, the mean over members of each member's score
+            - `"energy"`: `-1/M Σ_m log Σ_c exp z_mc`, the mean over members of each member's score
+            - `"mutual_information"`: the epistemic part of the entropy; 0 for a single model
+            - `"disagreement"`: share of differing pairs of members; 0 for a single model
+            - `"gen"`: `Σ p̄_c^0.1 (1 - p̄_c)^0.1` over the 100 most probable classes, a generalised entropy
+
+    For scores that are fitted on training data, and other settings of these, see `detector_by_name`.
+
+    Example:
+        >>> ood_score([[[4.0, 0.0, 0.0]], [[0.0, 0.0, 0.0]]], method="msp").round(decimals=3)
+        tensor([0.0350, 0.6670], dtype=torch.float64)
+    """
+    return as_detector(method)(member_logits)
+
+
+def as_detector(score: "str | Detector") -> "Detector":
+    """A detector by the name of its score, or a fitted one as it is; refuses anything else."""
+    if isinstance(score, Detector):
+        score.check_fitted()
+        return score
+    if not isinstance(score, str):
+        raise TypeError(f"score is a {type(score).__name__}: pass a name, or a Detector of detector_by_name")
+    if score in DETECTORS and score not in OOD_SCORES:
+        raise ValueError(
+            f"{score} needs a fit: pass detector_by_name({score!r}).fit(model, train_data) in place of the name"
+        )
+    if score not in OOD_SCORES:
+        raise ValueError(f"unknown OOD score {score!r}: choose one of {', '.join(OOD_SCORES)}")
+    return detector_by_name(score)
 
 
 def detector_by_name(name: str, *, by: str | None = None, multi_label: bool = False, **settings: Any) -> "Detector":
@@ -44,20 +72,19 @@ def detector_by_name(name: str, *, by: str | None = None, multi_label: bool = Fa
     Args:
         name: one of
 
-            - of the logits alone: `"msp"`, `"max_logit"`, `"energy"`, `"entropy"`, `"gen"`, and between members
+            - from the logits: `"msp"`, `"max_logit"`, `"energy"`, `"entropy"`, `"gen"`, and between members
               `"mutual_information"`, `"disagreement"`: see `ood_score`
-            - of the logits, fitted: `"kl_matching"`, distance to the mean probabilities of the predicted classes
-            - of the features, fitted: `"knn"`, `"mahalanobis"`, `"relative_mahalanobis"`; with the logits `"she"`, `"vim"`
-        by: `"members"`, the mean over the members of each one's score, or `"mean"`, the score of their mean probability and
-            mean features; where a detector knows one of them only, the other is refused.
-        multi_label: for models that decide on each label by itself. Then msp is that of the likeliest label, energy the
-            joint energy, entropies are summed over the labels and disagreement is averaged; knn needs no classes at all.
-            The others are about one class of several, and refused.
+            - from the logits, fitted: `"kl_matching"`, distance to the mean probabilities of the predicted classes
+            - from the features, fitted: `"knn"`, `"mahalanobis"`, `"relative_mahalanobis"`; with the logits `"she"`, `"vim"`
+        by: `"members"`, the mean of the members' scores, or `"mean"`, the score of their mean probability and mean features;
+            some detectors have only one of them.
+        multi_label: for models that decide on each label by itself. msp is then that of the likeliest label, energy the
+            joint energy, entropies are summed over the labels and disagreement is averaged; knn is unchanged. The others
+            need one class of several, and are refused.
         settings: of `"gen"`: `gamma` (0.1), `top_classes` (100). Of `"knn"`: `k` (50), `bank_size` (10,000: at most so many
-            rows are kept, drawn at random from all) and the `seed` of the draw. Of the Mahalanobis distances: `shrinkage`
-            of the covariances, see `whitening_of`. Of `"vim"`: `principal_dim` (1,000 for features of more than 1,500
-            dimensions, 512 from 768 on, otherwise half of them), and the `sample_size` and `seed` of the rows by which the
-            residual is scaled.
+            rows are kept, drawn at random) and the `seed` of the draw. Of the Mahalanobis distances: `shrinkage` of the
+            covariances, see `whitening_of`. Of `"vim"`: `principal_dim` (1,000 for features of more than 1,500 dimensions,
+            512 from 768 on, otherwise half of them), and the `sample_size` and `seed` of the rows that scale the residual.
 
     Example:
         >>> detector = detector_by_name("energy")
@@ -71,18 +98,19 @@ def detector_by_name(name: str, *, by: str | None = None, multi_label: bool = Fa
 
 
 class Detector:
-    """How far out of distribution inputs look, by one score; `detector_by_name` makes one.
+    """Scores how far out of distribution inputs look; made by `detector_by_name`.
 
     Attributes:
-        name, by, multi_label, settings: as `detector_by_name` took them, with what is usual in place of what was left out.
+        name, by, multi_label, settings: as given to `detector_by_name`, with defaults filled in.
         state: the tensors of a fit; None before it.
-        fitted_on: members, classes, dim and rows of the fit, and a fingerprint of the model's head where it was seen.
+        fitted_on: members, classes, dim and rows of the fit, and a fingerprint of the model's head if it was seen.
     """
 
     def __init__(self, name: str, by: str | None, multi_label: bool, settings: Mapping[str, Any]):
         self.method = check_detector(name, by, multi_label, settings)
         self.name, self.by, self.multi_label = name, by or self.method.by[0], multi_label
-        self.settings: dict[str, Any] = self._usual | dict(settings)
+        self.defaults: dict[str, Any] = {**self.method.settings, **self.method.fit_settings}
+        self.settings: dict[str, Any] = self.defaults | dict(settings)
         if self.settings.get("bank_size", math.inf) < self.settings.get("k", 0):
             raise ValueError(f"bank_size is {self.settings['bank_size']}, k {self.settings['k']}: pass a larger bank")
         self.state: dict[str, Tensor] | None = None
@@ -93,19 +121,15 @@ class Detector:
 
     @property
     def description(self) -> str:
-        """The name, and what is not as usual: "knn (k=10, by mean)"."""
-        parts = [f"{name}={value}" for name, value in self.settings.items() if value != self._usual[name]]
+        """The name, and settings that are not the defaults: "knn (k=10, by mean)"."""
+        parts = [f"{name}={value}" for name, value in self.settings.items() if value != self.defaults[name]]
         parts += [f"by {self.by}"] if self.by != self.method.by[0] else []
         parts += ["multi-label"] if self.multi_label else []
         return f"{self.name} ({', '.join(parts)})" if parts else self.name
 
     @property
-    def _usual(self) -> dict[str, Any]:
-        return {**self.method.settings, **self.method.fit_settings}
-
-    @property
     def score_settings(self) -> dict[str, Any]:
-        """Those that scoring needs, without those of the fit."""
+        """The settings of scoring, without those of the fit."""
         return {name: self.settings[name] for name in self.method.settings}
 
     @property
@@ -132,26 +156,23 @@ class Detector:
     # Fitting
 
     def fit(self, model: nn.Module, data: Any, batch_size: int = 32) -> "Detector":
-        """Learns the training data as the model sees it, in one pass over its batches on the model's device, and returns
-        itself. No features are held but those of a sample, for knn and vim.
+        """Learns the training data as the model sees it, in one pass on the model's device, and returns itself. Features
+        are held of a sample at most, for knn and vim.
 
         Args:
-            model: whatever predicts; see `AnswerReader` for those whose features are read.
+            model: any model that predicts; see `AnswerReader` for those whose features can be read.
             data: in-distribution data, best the training data: a DataLoader, a list of dict batches, or a Dataset or list
                 of dict rows; with labels where `needs_labels`.
-            batch_size: rows per batch, where data comes in rows.
+            batch_size: rows per batch, if data comes in rows.
         """
         self._check_problem(model)
         reader = AnswerReader(model, self.reads_features)
-
-        def answers() -> Iterable[tuple[Tensor, Tensor | None, Tensor | None]]:
-            classes = classes_of(model) if self.needs_labels else None
-            for batch, member_logits, features in reader.read(data, batch_size, classes=classes):
-                labels = split_labels(batch)[1]
-                self._check_labelled(labels)
-                yield member_logits, features, labels
-
-        return self._fit(answers(), reader)
+        classes = classes_of(model) if self.needs_labels else None
+        answers = (
+            (member_logits, features, split_labels(batch)[1])
+            for batch, member_logits, features in reader.read(data, batch_size, classes=classes)
+        )
+        return self._fit(answers, lambda: (reader.heads, reader.fingerprint()))
 
     def fit_answers(
         self,
@@ -160,7 +181,7 @@ class Detector:
         labels: Any = None,
         heads: Sequence[tuple[Tensor, Tensor | None]] | None = None,
     ) -> "Detector":
-        """`fit` on answers that are at hand, as `collect_answers` gives them.
+        """`fit` on given answers, such as those of `collect_answers`.
 
         Args:
             member_logits: (rows, members, classes).
@@ -170,29 +191,30 @@ class Detector:
         """
         if self.name == "vim" and heads is None:
             raise ValueError("vim needs heads: pass each member's last linear map as (weight, bias)")
-        self._check_labelled(labels)
         given = {"member_logits": member_logits, "member_features": member_features, "labels": labels}
         tensors = {name: as_tensor(each) for name, each in given.items() if each is not None}
-        lengths = {name: len(tensor) for name, tensor in tensors.items()}
-        if len(set(lengths.values())) > 1:
-            found = ", ".join(f"{name} has {length} rows" for name, length in lengths.items())
+        if len({len(tensor) for tensor in tensors.values()}) > 1:
+            found = ", ".join(f"{name} has {len(tensor)} rows" for name, tensor in tensors.items())
             raise ValueError(f"{found}: pass one of each for every row")
         in_parts = {name: tensor.split(ROWS_PER_PASS) for name, tensor in tensors.items()}
         nothing = [None] * len(in_parts["member_logits"])
-        parts = (in_parts.get(name, nothing) for name in given)
-        return self._fit(zip(*parts, strict=True), _GivenHeads([Head(*head) for head in heads or ()]))
+        answers = zip(*(in_parts.get(name, nothing) for name in given), strict=True)
+        return self._fit(answers, lambda: ([Head(*head) for head in heads or ()], None))
 
-    def _fit(self, answers: Iterable[tuple], reader: Any) -> "Detector":
-        """answers: (member_logits, member_features, labels) of each batch; reader: has `heads` when these were read"""
+    def _fit(self, answers: Iterable[tuple], read_heads: Callable[[], tuple[list[Head], Any]]) -> "Detector":
+        """answers: (member_logits, member_features, labels) of each batch; read_heads: heads and their fingerprint"""
         if not self.needs_fit:
             raise ValueError(f"{self.name} needs no fit: call it as it is")
-        of_fit = ("k", *self.method.fit_settings)
-        fit = FITS[self.name](**{name: value for name, value in self.settings.items() if name in of_fit})
-        sizes, rows = {}, 0
+        fit_settings = {
+            name: self.settings[name] for name in ("k", *self.method.fit_settings) if name in self.settings
+        }
+        fit, sizes, rows = FITS[self.name](**fit_settings), {}, 0
         for member_logits, features, labels in answers:
-            member_logits = as_member_logits(member_logits, least_classes=1 if self.multi_label else 2)
-            features = features if self.reads_features else None
-            self._check_answers(member_logits, features)
+            if self.needs_labels and labels is None:
+                raise ValueError(
+                    f"data has no labels, and {self.name} learns what classes look like: add a column labels with class indices"
+                )
+            member_logits, features = self._checked(member_logits, features)
             found = _sizes_of(member_logits, features)
             if sizes and found != sizes:
                 raise ValueError(
@@ -205,44 +227,46 @@ class Detector:
                 fit.update(answers_of(widened(member_logits), features, None, self.by, self.multi_label), labels)
         if rows == 0:
             raise ValueError("data has no rows: pass at least one batch")
-        if self.name == "vim" and len(reader.heads) != sizes["members"]:
-            raise ValueError(f"heads has {len(reader.heads)} maps, the answers are of {sizes['members']} members")
-        state, dtype = fit.state(reader.heads, sizes["classes"]), torch.promote_types(read.dtype, torch.float32)
+        heads, fingerprint = read_heads()
+        if self.name == "vim" and len(heads) != sizes["members"]:
+            raise ValueError(f"heads has {len(heads)} maps, the answers are of {sizes['members']} members")
+        state, dtype = fit.state(heads, sizes["classes"]), torch.promote_types(read.dtype, torch.float32)
         self.state = {name: tensor.to(read.device, dtype).contiguous() for name, tensor in state.items()}
-        self.fitted_on = sizes | {"rows": rows, "head": reader.fingerprint()}
+        self.fitted_on = sizes | {"rows": rows, "head": fingerprint}
         return self
 
     # Scoring
 
     def __call__(self, member_logits: Any, member_features: Any = None) -> Tensor:
-        """The scores (batch,) in float64, of logits (batch, members, classes) and where `reads_features` of features
+        """The scores (batch,) in float64, of logits (batch, members, classes) and, where `reads_features`, features
         (batch, members, dim)."""
         self.check_fitted()
-        member_logits = as_member_logits(member_logits, least_classes=1 if self.multi_label else 2).detach()
-        features = None if member_features is None or not self.reads_features else as_tensor(member_features).detach()
-        self._check_answers(member_logits, features)
-        self._check_sizes(member_logits, features)
+        member_logits, features = self._checked(member_logits, member_features)
+        member_logits = member_logits.detach()
+        found = _sizes_of(member_logits, features)
+        if self.fitted_on and any(self.fitted_on[name] != value for name, value in found.items()):
+            raise ValueError(
+                f"{self.name} was fitted on {_in_words(self.fitted_on)}, these answers have {_in_words(found)}: fit it on this model"
+            )
         device = member_logits.device if features is None else features.device
         if self.state is not None and any(tensor.device != device for tensor in self.state.values()):
             self.state = {name: tensor.to(device) for name, tensor in self.state.items()}
         scores = []
         for start in range(0, max(1, len(member_logits)), ROWS_PER_PASS):
             part = slice(start, start + ROWS_PER_PASS)
-            # in float64 but where features are on a device that has none
+            # float64, except where features are on a device without it
             logits = widened(member_logits[part])
             logits = logits if logits.device == device else logits.float().to(device)
             of_part = None if features is None else features[part]
-            values = detection.score(
-                self.name, logits, of_part, self.state, self.by, self.multi_label, **self.score_settings
-            )
+            values = score(self.name, logits, of_part, self.state, self.by, self.multi_label, **self.score_settings)
             scores.append(widened(values))
         return torch.cat(scores)
 
     def score(self, model: nn.Module, data: Any, batch_size: int = 32) -> Tensor:
-        """The scores (samples,) of a data set, in float64 on the CPU; predicted batch by batch on the model's device.
+        """The scores (samples,) of a data set, in float64 on the CPU, predicted batch by batch on the model's device.
 
-        A model with another number of members, classes or dimensions than the one of the fit is refused, and so is one with
-        another head of the same dtype.
+        Refuses a model with other numbers of members, classes or dimensions than in the fit, or with another head of the
+        same dtype.
         """
         self.check_fitted()
         self._check_problem(model)
@@ -254,7 +278,7 @@ class Detector:
         return torch.cat(scores)
 
     def check_heads(self, reader: AnswerReader) -> None:
-        """Refuses the answers of a model whose head is not that of the fit; called after the reader's first batch."""
+        """Refuses a model whose head is not that of the fit; called after the reader's first batch."""
         fitted = self.fitted_on.get("head")
         if fitted is None or len(reader.heads) != self.fitted_on["members"]:  # the latter is refused by its sizes
             return
@@ -263,8 +287,6 @@ class Detector:
             raise ValueError(
                 f"{reader.name} has another head than the model that {self.name} was fitted on: fit it on this model"
             )
-
-    # What is refused
 
     def _check_problem(self, model: nn.Module) -> None:
         problem = problem_type_of(model)
@@ -277,19 +299,16 @@ class Detector:
                 f"multi_label={not self.multi_label}"
             )
 
-    def _check_labelled(self, labels: Any) -> None:
-        if self.needs_labels and labels is None:
-            raise ValueError(
-                f"data has no labels, and {self.name} learns what classes look like: add a column labels with class indices"
-            )
-
-    def _check_answers(self, member_logits: Tensor, features: Tensor | None) -> None:
+    def _checked(self, member_logits: Any, member_features: Any) -> tuple[Tensor, Tensor | None]:
+        """The answers as tensors, without features where none are read."""
+        member_logits = as_member_logits(member_logits, least_classes=1 if self.multi_label else 2)
         if self.reads_logits:  # refuses NaN
             (wide_log_sigmoid if self.multi_label else wide_log_softmax)(member_logits)
         if not self.reads_features:
-            return
-        if features is None:
+            return member_logits, None
+        if member_features is None:
             raise ValueError(f"{self.name} reads features: pass member_features, such as those of collect_answers")
+        features = as_tensor(member_features).detach()
         if features.dim() != 3 or features.shape[:2] != member_logits.shape[:2]:
             raise ValueError(
                 f"member_features has shape {tuple(features.shape)}, member_logits {tuple(member_logits.shape)}: pass "
@@ -299,55 +318,37 @@ class Detector:
         if bad.any():
             row, member = bad.nonzero()[0].tolist()
             raise ValueError(f"member_features[{row}, {member}] is not finite: check the model's weights and input")
-
-    def _check_sizes(self, member_logits: Tensor, features: Tensor | None) -> None:
-        if not self.fitted_on:
-            return
-        found = _sizes_of(member_logits, features)
-        if any(self.fitted_on[name] != value for name, value in found.items()):
-            raise ValueError(
-                f"{self.name} was fitted on {_in_words(self.fitted_on)}, these answers have {_in_words(found)}: fit it on this model"
-            )
+        return member_logits, features
 
     # Files
 
     def save(self, folder: str | os.PathLike) -> Path:
-        """Writes `detector.safetensors` into a folder, such as the one the model was saved to: the state, and in its
-        metadata the settings."""
+        """Writes `detector.safetensors` into a folder, such as the model's: the state, with the settings as metadata."""
         self.check_fitted()
-        made_of = {name: getattr(self, name) for name in ("name", "by", "multi_label", "settings", "fitted_on")}
-        tensors = {name: tensor.cpu() for name, tensor in (self.state or {}).items()}
-        content = format_tensors(tensors, metadata={"format": "pt", "detector": json.dumps(made_of)})
-        return write_atomically(Path(folder) / FILE_NAME, content)
+        settings = {name: getattr(self, name) for name in ("name", "by", "multi_label", "settings", "fitted_on")}
+        return save_tensors(Path(folder) / FILE_NAME, self.state or {}, "detector", settings)
 
     @classmethod
     def load(cls, folder: str | os.PathLike) -> "Detector":
         """Reads `detector.safetensors` from a folder, or from a repository of the Hub."""
-        path = Path(folder) / FILE_NAME
-        if not path.is_file():
-            if Path(folder).is_dir():
-                raise FileNotFoundError(f"{folder} has no {FILE_NAME}: save a Detector there first")
-            path = Path(cached_file(str(folder), FILE_NAME))
+        path = saved_in(folder, FILE_NAME, "Detector")
         try:
-            return cls._parse(path.read_bytes())
-        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+            return cls._from_saved(*load_tensors(path, "detector"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path} is no detector ({error}): pass a folder that Detector.save wrote into"
             ) from error
 
     @classmethod
-    def _parse(cls, content: bytes) -> "Detector":
-        tensors = parse_tensors(content)  # checks the header, too
-        header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        made_of = parse_json(header["__metadata__"]["detector"].encode())
-        detector = cls(made_of["name"], made_of["by"], made_of["multi_label"], made_of["settings"])
+    def _from_saved(cls, tensors: dict[str, Tensor], saved: Mapping[str, Any]) -> "Detector":
+        detector = cls(saved["name"], saved["by"], saved["multi_label"], saved["settings"])
         if set(tensors) != set(detector.method.state):
             raise ValueError(f"its tensors are {', '.join(sorted(tensors)) or 'none'}")
         for name, tensor in tensors.items():
             if not tensor.is_floating_point() or not tensor.isfinite().all():
                 raise ValueError(f"its {name} is not made of finite numbers")
         if tensors:
-            detector.state, detector.fitted_on = tensors, made_of["fitted_on"]
+            detector.state, detector.fitted_on = tensors, saved["fitted_on"]
             detector._check_state()
         return detector
 
@@ -365,14 +366,6 @@ class Detector:
             fits = False
         if not fits:
             raise ValueError(f"its tensors are not those of {_in_words(sizes)}")
-
-
-class _GivenHeads:
-    def __init__(self, heads: list[Head]):
-        self.heads = heads
-
-    def fingerprint(self) -> None:
-        return None
 
 
 def _sizes_of(member_logits: Tensor, features: Tensor | None) -> dict[str, int | None]:

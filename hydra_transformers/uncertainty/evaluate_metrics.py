@@ -1,7 +1,7 @@
 """The metrics as `evaluate.Metric` classes, for `add_batch` / `compute` and `evaluate.combine`; they need no download.
 
-Each batch is reduced to a few numbers per sample before it is stored, so the logits are never held. This module imports
-`evaluate`, which the rest of the package does without:
+Each batch is reduced to a few numbers per sample before it is stored, so the logits are never held. This module needs
+`evaluate`, which the rest of the package does not:
 
     from hydra_transformers.uncertainty.evaluate_metrics import ClassificationMetrics, DiversityMetrics, OODMetrics
 """
@@ -9,6 +9,7 @@ Each batch is reduced to a few numbers per sample before it is stored, so the lo
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 try:
@@ -28,65 +29,65 @@ from .metrics import (
 )
 
 
-_PREDICTIONS = (
+PREDICTIONS = (
     "\n    predictions: member logits, (samples, members, classes)\n    references: class indices, (samples,)\n"
 )
 
 
 def _info(description: str, inputs: str, features: dict[str, Any]) -> evaluate.MetricInfo:
     return evaluate.MetricInfo(
-        description=description,
-        citation="",
-        inputs_description=inputs,
-        features=Features(features),
+        description=description, citation="", inputs_description=inputs, features=Features(features)
     )
 
 
-class ClassificationMetrics(evaluate.Metric):
-    """accuracy, brier, nll, ece, aece and aurc, as `classification_metrics` defines them."""
+class _MemberMetrics(evaluate.Metric):
+    """Stores `names` of the values per sample."""
 
-    def _info(self) -> evaluate.MetricInfo:
-        columns = {"predictions": Sequence(Value("float64")), "references": Value("int64")}
-        return _info("Accuracy, calibration and selective prediction of an ensemble.", _PREDICTIONS, columns)
+    names: tuple[str, ...]
 
     def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
-        """Reduce a batch of member logits (batch, members, classes) and labels (batch,) and store the result."""
-        member_logits = as_member_logits(predictions)
-        labels = as_labels(references, len(member_logits), member_logits.shape[-1])
+        """Reduce a batch of member logits (batch, members, classes), and labels (batch,) where needed, and store the result."""
+        member_logits, labels = as_member_logits(predictions), None
+        if "correct" in self.names:
+            labels = as_labels(references, len(member_logits), member_logits.shape[-1])
+            kwargs["references"] = labels.cpu().numpy()
         values = sample_values(member_logits, labels)
-        rows = torch.stack([values[name] for name in UNCERTAINTY_VALUES + LABELLED_VALUES], dim=1)
-        super().add_batch(predictions=rows.numpy(), references=labels.cpu().numpy(), **kwargs)
-
-    def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
-        """Store one sample: member logits (members, classes) and its label."""
-        self.add_batch(predictions=as_tensor(prediction).unsqueeze(0), references=[reference], **kwargs)
-
-    def _compute(self, predictions: list, references: list) -> dict[str, float]:
-        columns = torch.tensor(predictions, dtype=torch.float64, device="cpu").unbind(dim=1)
-        return summarize_classification(dict(zip(UNCERTAINTY_VALUES + LABELLED_VALUES, columns, strict=True)))
-
-
-class DiversityMetrics(evaluate.Metric):
-    """mutual_information and disagreement, as `diversity_metrics` defines them; labels are not needed."""
-
-    def _info(self) -> evaluate.MetricInfo:
-        return _info(
-            "How much the members of an ensemble differ.", _PREDICTIONS, {"predictions": Sequence(Value("float64"))}
-        )
-
-    def add_batch(self, *, predictions: Any = None, references: Any = None, **kwargs: Any) -> None:
-        """Reduce a batch of member logits (batch, members, classes) and store the result."""
-        values = sample_values(as_member_logits(predictions))
-        rows = torch.stack([values[name] for name in UNCERTAINTY_VALUES], dim=1)
+        rows = torch.stack([values[name] for name in self.names], dim=1)
         super().add_batch(predictions=rows.numpy(), **kwargs)
 
     def add(self, *, prediction: Any = None, reference: Any = None, **kwargs: Any) -> None:
-        """Store one sample: member logits (members, classes)."""
-        self.add_batch(predictions=as_tensor(prediction).unsqueeze(0), **kwargs)
+        """Store one sample: member logits (members, classes), and its label where needed."""
+        self.add_batch(predictions=as_tensor(prediction).unsqueeze(0), references=[reference], **kwargs)
+
+    def values(self, predictions: list) -> dict[str, Tensor]:
+        columns = torch.tensor(predictions, dtype=torch.float64, device="cpu").unbind(dim=1)
+        return dict(zip(self.names, columns, strict=True))
+
+
+class ClassificationMetrics(_MemberMetrics):
+    """accuracy, brier, nll, ece, aece and aurc, as `classification_metrics` defines them."""
+
+    names = UNCERTAINTY_VALUES + LABELLED_VALUES
+
+    def _info(self) -> evaluate.MetricInfo:
+        columns = {"predictions": Sequence(Value("float64")), "references": Value("int64")}
+        return _info("Accuracy, calibration and selective prediction of an ensemble.", PREDICTIONS, columns)
+
+    def _compute(self, predictions: list, references: list) -> dict[str, float]:
+        return summarize_classification(self.values(predictions))
+
+
+class DiversityMetrics(_MemberMetrics):
+    """mutual_information and disagreement, as `diversity_metrics` defines them; labels are not needed."""
+
+    names = UNCERTAINTY_VALUES
+
+    def _info(self) -> evaluate.MetricInfo:
+        columns = {"predictions": Sequence(Value("float64"))}
+        return _info("How much the members of an ensemble differ.", PREDICTIONS, columns)
 
     def _compute(self, predictions: list) -> dict[str, float]:
-        columns = torch.tensor(predictions, dtype=torch.float64, device="cpu").unbind(dim=1)
-        return summarize_diversity(dict(zip(UNCERTAINTY_VALUES, columns, strict=True)))
+        return summarize_diversity(self.values(predictions))
 
 
 class OODMetrics(evaluate.Metric):
@@ -95,13 +96,11 @@ class OODMetrics(evaluate.Metric):
     def _info(self) -> evaluate.MetricInfo:
         inputs = "\n    predictions: OOD scores, (samples,), higher is more out of distribution\n    references: 1 out of, 0 in distribution\n"
         columns = {"predictions": Value("float64"), "references": Value("int64")}
-        return _info("How well scores tell out-of-distribution samples.", inputs, columns)
+        return _info("How well scores separate out-of-distribution samples.", inputs, columns)
 
     def _compute(self, predictions: list, references: list) -> dict[str, float]:
-        scores, is_ood = (
-            torch.tensor(predictions, dtype=torch.float64, device="cpu"),
-            torch.tensor(references, device="cpu"),
-        )
+        scores = torch.tensor(predictions, dtype=torch.float64, device="cpu")
+        is_ood = torch.tensor(references, device="cpu")
         if not ((is_ood == 0) | (is_ood == 1)).all():
             raise ValueError("references must be 1 (out of distribution) or 0 (in distribution)")
         return ood_metrics(scores[is_ood == 0], scores[is_ood == 1])

@@ -1,4 +1,4 @@
-"""Reads each member's features, the inputs of its last linear map, while a model predicts."""
+"""Reads each member's features while a model predicts: the inputs of its last linear map."""
 
 import hashlib
 import threading
@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from .._io.threads import copy_sharing_weights
 from ..data.batches import batches, labels_of
-from ..data.prediction import PromptSimilarity, classes_of, config_of, device_of, predict
+from ..data.prediction import PromptSimilarity, classes_of, config_of, device_of, joined_labels, predict
 from ..models.decision import Decision
 from ..models.modeling_hydra import GroupedLinear
 from .temperature import TemperatureScaledClassifier, TemperatureScaling
@@ -33,26 +33,23 @@ class Call(NamedTuple):
 
 
 class AnswerReader:
-    """Predicts batch by batch: member logits (batch, members, classes), and features (batch, members, dim) where asked for.
+    """Predicts member logits (batch, members, classes) and, where asked for, features (batch, members, dim).
 
-    model: whatever `predict` takes. Features are read from Hydras, Transformers classifiers, `ZeroShotClassifier` (the
-        image's embedding, of length 1), and ensembles of them: those of `baselines`
+    model: any model that `predict` takes. Features are read from Hydras, Transformers classifiers, `ZeroShotClassifier` (the
+        image's embedding, of length 1), and the `baselines` made of them
     with_features: whether to read features
 
-    The features are the inputs of the linear map whose outputs are the logits, of every member; where no such map is found,
-    a `ValueError` says so. They are read on a copy that shares the model's weights: the model itself gets no hooks, and other
-    threads may use it meanwhile. `heads` holds the members' maps after the first batch.
+    Features are the inputs of the linear map whose outputs are the logits, of every member; a `ValueError` says where there
+    is no such map. They are read on a copy that shares the weights: the model gets no hooks, and other threads may use it.
+    `heads` holds the members' maps after the first batch.
     """
 
     def __init__(self, model: nn.Module, with_features: bool = True):
         self.name, self.with_features = type(model).__name__, with_features
         self.scalings, self.heads = [], []
-        self.calls: dict[int, list[Call]] = {}  # of each thread, as those of another are of other rows
-        while with_features:
-            inside, scaling = _without_temperature(model)
-            if inside is model:
-                break
-            model, self.scalings = inside, [scaling, *self.scalings]
+        self.calls: dict[int, list[Call]] = {}  # by thread
+        while with_features and (inside := _without_temperature(model))[0] is not model:
+            model, self.scalings = inside[0], [inside[1], *self.scalings]
         self.model = copy_sharing_weights(model) if with_features else model
         self.device = device_of(model)
         if with_features:
@@ -75,10 +72,7 @@ class AnswerReader:
     def read(
         self, data: Any, batch_size: int, name: str = "data", classes: Sequence[str] | None = None
     ) -> Iterator[tuple[dict, Tensor, Tensor | None]]:
-        """Every batch of data with its member logits and features.
-
-        classes: the model's, where labels are needed and may be their names
-        """
+        """Every batch of data with its member logits and features. classes: the model's, for labels that are names"""
         is_empty = True
         for batch in batches(data, batch_size, self.device, classes=classes):
             is_empty = False
@@ -87,7 +81,7 @@ class AnswerReader:
             raise ValueError(f"{name} has no batches: pass at least one sample")
 
     def fingerprint(self) -> dict[str, str] | None:
-        """Identifies the heads, in one dtype; None where none were read, or where they are computed from prompts."""
+        """Identifies the heads in their dtype; None if none were read, or if they are computed from prompts."""
         if not self.heads or self.are_computed:
             return None
         digest = hashlib.sha256()
@@ -101,7 +95,7 @@ class AnswerReader:
             self.calls[threading.get_ident()].append(Call(module, inputs, output))
 
     def _features(self, member_logits: Tensor) -> Tensor:
-        """The inputs of those calls that, in this order, gave the logits of all members."""
+        """The inputs of the calls that gave, in this order, the logits of all members."""
         members, features, heads = member_logits.shape[1], [], []
         for call in self.calls[threading.get_ident()]:
             found = None if len(heads) == members else _read(call, member_logits[:, len(heads) :])
@@ -123,11 +117,11 @@ class AnswerReader:
 
 
 def without_decision(model: nn.Module) -> tuple[nn.Module, Decision | None]:
-    """A calibrated model without its decision, and the decision; None where it decides nothing.
+    """A calibrated model without its decision, and the decision; None if it is off or not about these weights.
 
-    A Hydra is copied without its weights, so that other threads still get decided answers.
+    A Hydra is copied, sharing its weights, so that other threads still get decisions.
     """
-    decision = dict(model.named_children()).get("decision")  # its own: wrappers such as PEFT's pass attributes on
+    decision = dict(model.named_children()).get("decision")  # its own: PEFT's wrappers pass on attributes
     if not isinstance(decision, Decision) or not decision.is_on:
         return model, None
     if isinstance(model, PreTrainedModel):
@@ -139,7 +133,7 @@ def without_decision(model: nn.Module) -> tuple[nn.Module, Decision | None]:
 
 
 def _without_temperature(model: nn.Module) -> tuple[nn.Module, TemperatureScaling]:
-    """A model whose logits are its linear map's outputs, and what they are divided by afterwards."""
+    """A model whose logits are its linear map's outputs, and the temperature applied to them."""
     if isinstance(model, TemperatureScaledClassifier):
         return model.model, model.scaling
     inside, decision = without_decision(model)
@@ -147,7 +141,7 @@ def _without_temperature(model: nn.Module) -> tuple[nn.Module, TemperatureScalin
 
 
 def _linear_maps(model: nn.Module) -> list[nn.Module]:
-    """The modules whose outputs may be logits: as wide as the config says, all where it does not."""
+    """The modules whose outputs may be logits: as wide as the config says, or all of them."""
     classes = getattr(config_of(model), "num_labels", None)
     widths = {
         module: {module.out_features} if isinstance(module, nn.Linear) else set(module.widths)
@@ -163,7 +157,7 @@ def _read(call: Call, member_logits: Tensor) -> Tensor | None:
     """A call's inputs (batch, its members, dim), if its outputs are the logits of the first of these members."""
     batch, members, classes = member_logits.shape
     inputs, output = call.inputs[0], call.output
-    if isinstance(call.module, GroupedLinear):  # (members, rows, ...), one for all where they do not differ yet
+    if isinstance(call.module, GroupedLinear):  # (members, rows, ...); 1 while members are equal
         if output.dim() != 3:
             return None
         inputs, output = inputs.expand(output.shape[0], -1, -1).transpose(0, 1), output.transpose(0, 1)
@@ -171,14 +165,14 @@ def _read(call: Call, member_logits: Tensor) -> Tensor | None:
         inputs = inputs.expand(-1, output.shape[1], -1)
     elif output.dim() == 2:
         inputs, output = inputs.unsqueeze(1), output.unsqueeze(1)
-    # Rows may be the batch several times over, a sample each.
+    # Rows may be the batch several times over, once for each sample.
     times, left = divmod(output.shape[0], batch)
     by_token = isinstance(call.module, nn.Linear) and output.dim() == 3 and output.shape[1] > 1
     own = times if by_token else times * output.shape[1]
     if output.dim() != 3 or output.shape[-1] != classes or left or not 0 < own <= members:
         return None
     expected = member_logits[:, :own]
-    if by_token:  # a map of every token, one of which is the answer
+    if by_token:  # a map of every token, one of which gives the logits
         rows = expected.transpose(0, 1).flatten(0, 1).unsqueeze(1)
         is_answer = (output.to(rows.dtype) == rows).all(dim=-1)  # (rows, tokens)
         if not is_answer.any(dim=1).all():
@@ -212,22 +206,14 @@ def _heads(call: Call, members: int) -> list[Head]:
 def collect_answers(
     model: nn.Module, data: Any, batch_size: int = 32, with_features: bool = True
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Predict all of `data` and keep everything, on the CPU: member logits (samples, members, classes), member features
-    (samples, members, dim; `None` where not asked for) and labels (or `None`).
+    """Predict all of `data`, on the CPU: member logits (samples, members, classes), member features (samples, members, dim;
+    `None` where not asked for) and labels (or `None`).
 
     For sets that fit in memory. `Detector.fit` and `Detector.score` read a data set of any size batch by batch.
     """
     reader, parts = AnswerReader(model, with_features), []
     for batch, member_logits, features in reader.read(data, batch_size, classes=classes_of(model)):
-        parts.append([member_logits, features, labels_of(batch, len(member_logits))])
-    all_logits, all_features, all_labels = zip(*parts, strict=True)
-    labelled = [labels for labels in all_labels if labels is not None]
-    if labelled and len(labelled) != len(parts):
-        raise ValueError(
-            f"{len(labelled)} of {len(parts)} batches have labels: give every batch labels, or none of them"
-        )
-    return (
-        torch.cat([part.cpu() for part in all_logits]),
-        torch.cat([part.cpu() for part in all_features]) if with_features else None,
-        torch.cat([part.cpu() for part in labelled]) if labelled else None,
-    )
+        labels = labels_of(batch, len(member_logits))
+        parts.append((member_logits.cpu(), features.cpu() if with_features else None, labels))
+    all_logits, all_features, labels = zip(*parts, strict=True)
+    return torch.cat(all_logits), torch.cat(all_features) if with_features else None, joined_labels(labels)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def as_tensor(values: Any) -> Tensor:
-    """A tensor as it is, anything else as a tensor on the CPU, whatever PyTorch's default device is."""
+    """A tensor as it is, anything else as a tensor on the CPU, also under another default device."""
     return values if isinstance(values, Tensor) else torch.as_tensor(values, device="cpu")
 
 
@@ -71,15 +71,12 @@ def as_scores(scores: Any, name: str) -> Tensor:
 
 
 def widened(tensor: Tensor) -> Tensor:
-    """The tensor in float64; on the CPU where its device has none."""
+    """The tensor in float64; on the CPU if its device has no float64."""
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
 def wide_log_softmax(member_logits: Tensor) -> Tensor:
-    """Each member's log-probabilities in float64; refuses NaN, +inf, and rows that rule every class out.
-
-    A single class with the logit -inf is fine: its probability is exactly 0.
-    """
+    """Each member's log-probabilities in float64; refuses NaN, +inf, and rows with every class at -inf."""
     log_probabilities = torch.log_softmax(widened(member_logits), dim=-1)
     bad = log_probabilities.isnan().any(dim=-1)
     if bad.any():

@@ -1,8 +1,8 @@
-"""The numbers an ensemble is judged by.
+"""Metrics of an ensemble: accuracy, calibration, diversity, out-of-distribution detection.
 
 Every metric is a function of a few values per sample (`sample_values`), never of all logits at once, so that the functions
 here and the streaming classes on top of them give the same result. Sums are exact (`math.fsum`): the order of the samples,
-the batch size and the number of processes leave no trace, not even in the last digit.
+the batch size and the number of processes change nothing, not even the last digit.
 """
 
 import math
@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ..models.detection import log_mean
 from .decomposition import decompose_log_probabilities
+from .detectors import Detector, as_detector
 from .inputs import as_labels, as_member_logits, as_scores, wide_log_softmax
-from .ood import score_of
 
 
 NUM_BINS = 15
@@ -111,28 +111,30 @@ def detection_counts(id_scores: Any, ood_scores: Any) -> tuple[Tensor, Tensor]:
 def sample_values(
     member_logits: Tensor,
     labels: Tensor | None = None,
-    score: Any = "msp",
+    score: str | Detector = "msp",
     member_features: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """The values per sample that all metrics are made of: (samples,) each, float64, on the CPU.
 
-    confidence, total, aleatoric, epistemic, disagreement, score; with labels also correct, brier, nll. The score is that of
-    a name of `OOD_SCORES`, or of a `Detector`.
+    confidence, total, aleatoric, epistemic, disagreement, score; with labels also correct, brier, nll. `score` is a name of
+    `OOD_SCORES`, or a `Detector`.
     """
+    detector = as_detector(score)
     rows = [slice(start, start + ROWS_PER_PASS) for start in range(0, len(member_logits), ROWS_PER_PASS)]
     given = (member_logits.detach(), labels, member_features)
-    passes = [_values(*(None if each is None else each[part] for each in given), score) for part in rows]
+    passes = [_values(*(None if each is None else each[part] for each in given), detector) for part in rows]
     names = UNCERTAINTY_VALUES + (LABELLED_VALUES if labels is not None else ())
     empty = torch.zeros(0, dtype=torch.float64, device="cpu")
     return {name: torch.cat([empty, *(values[name].cpu() for values in passes)]) for name in names}
 
 
-def _values(member_logits: Tensor, labels: Tensor | None, features: Tensor | None, score: Any) -> dict[str, Tensor]:
+def _values(
+    member_logits: Tensor, labels: Tensor | None, features: Tensor | None, detector: Detector
+) -> dict[str, Tensor]:
     log_probabilities = wide_log_softmax(member_logits)
     parts = decompose_log_probabilities(log_probabilities)
     values = {name: getattr(parts, name) for name in ("confidence", "total", "aleatoric", "epistemic", "disagreement")}
-    is_name = isinstance(score, str)
-    values["score"] = score_of(member_logits, log_probabilities, score) if is_name else score(member_logits, features)
+    values["score"] = detector(member_logits, features)
     if labels is None:
         return values
     labels = labels.to(parts.prediction.device).unsqueeze(1)

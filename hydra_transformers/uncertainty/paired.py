@@ -1,6 +1,6 @@
 """Changes of metrics from one model to another on the same rows, with their sampling errors.
 
-Both models answer the same rows, so each row is compared with itself: what makes a row hard for both cancels out.
+Both models answer the same rows, so each row is compared with itself, and its difficulty cancels out.
 """
 
 import math
@@ -18,7 +18,7 @@ NORMAL_95 = 1.96  # how many standard errors lie on either side of a 95 % interv
 
 @dataclass(frozen=True)
 class Change:
-    """What a metric has more after than before, and the 95 % interval of it over other rows of the same kind."""
+    """The change of a metric, after minus before, and its 95 % interval over other rows of the same kind."""
 
     difference: float
     low: float
@@ -30,7 +30,7 @@ class Change:
 
 
 def mean_change(before: Tensor, after: Tensor) -> Change:
-    """Of the mean of a value per row (samples,): the standard error is that of the rows' differences.
+    """The change of the mean of a value per row (samples,); the standard error is that of the rows' differences.
 
     Example:
         >>> change = mean_change(torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([2.0, 2.0, 4.0, 4.0]))
@@ -38,16 +38,16 @@ def mean_change(before: Tensor, after: Tensor) -> Change:
         (0.5, -0.066, 1.066)
     """
     change = after - before
-    if not change.isfinite().all():  # an infinite NLL: its mean tells nothing
+    if not change.isfinite().all():  # an infinite NLL
         return Change(float(change.mean()), -math.inf, math.inf)
     return _around(exact_mean(change), _squared_error(change))
 
 
 def accuracy_change(before: Tensor, after: Tensor) -> Change:
-    """Of the share of right answers, from 1 (right) and 0 (wrong) per row (samples,).
+    """The change of the accuracy, from 1 (right) and 0 (wrong) per row (samples,).
 
-    Bonett and Price's interval: Wald's with one more row won and one more lost, so that answers which never changed on a
-    few rows do not count as answers that never change.
+    Bonett and Price's interval: Wald's with one more row won and one more lost, so that a few rows without a change do not
+    make the interval empty.
 
     Example:
         >>> same = torch.ones(8)
@@ -64,7 +64,7 @@ def accuracy_change(before: Tensor, after: Tensor) -> Change:
 
 
 def auroc_change(id_before: Tensor, id_after: Tensor, ood: Sequence[tuple[Tensor, Tensor]]) -> Change:
-    """Of the AUROC, as a mean over several OOD sets, each counting the same: DeLong's interval for paired curves.
+    """The change of the mean AUROC over several OOD sets, with DeLong's interval for paired curves.
 
     id_before, id_after: (samples,), the scores of the known data
     ood: for each OOD set its scores before and after
@@ -82,7 +82,7 @@ def auroc_change(id_before: Tensor, id_after: Tensor, ood: Sequence[tuple[Tensor
 def quality_change(
     correct: tuple[Tensor, Tensor], known: tuple[Tensor, Tensor], groups: Sequence[Sequence[tuple[Tensor, Tensor]]]
 ) -> Change:
-    """Of the mean of accuracy and detection, which is the mean over groups of the AUROC as a mean over a group's sets.
+    """The change of the mean of accuracy and detection; detection is the mean over groups of their sets' mean AUROC.
 
     correct: 1 (right) and 0 (wrong) per row, before and after
     known: the scores of the same rows, before and after
@@ -108,7 +108,7 @@ def quality_change(
 def _auroc_parts(
     id_before: Tensor, id_after: Tensor, ood: Sequence[tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, list[Tensor]]:
-    """What each known row, and each row of each OOD set, adds to the change of the mean AUROC."""
+    """The part of each known row, and of each row of each OOD set, in the change of the mean AUROC."""
     of_id, of_ood = [], []
     for before, after in ood:
         of_ood.append(_share_below(after, id_after) - _share_below(before, id_before))
@@ -117,7 +117,7 @@ def _auroc_parts(
 
 
 def _sum_of_means(parts: Sequence[Tensor], difference: float) -> Change:
-    """A change that is the sum of means over independent rows."""
+    """The change that is a sum of means over independent rows."""
     return _around(difference, math.fsum(map(_squared_error, parts)))
 
 
@@ -129,7 +129,7 @@ def _share_below(scores: Tensor, others: Tensor) -> Tensor:
 
 
 def _squared_error(values: Tensor) -> float:
-    """Of their mean; infinite for a single value."""
+    """The squared standard error of the mean; infinite for a single value."""
     return float(values.double().var()) / len(values) if len(values) > 1 else math.inf
 
 

@@ -1,27 +1,29 @@
-"""Judge a data set batch by batch: a few numbers per sample are kept, the logits are not."""
+"""Metrics of a data set batch by batch, and `compute_metrics` for the Hugging Face Trainer.
 
+Trainer passes on the logits alone by default; the members come with `trainer.evaluate(ignore_keys=[])` and
+`trainer.train(ignore_keys_for_eval=[])`.
+"""
+
+import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from .._io.processes import rank_and_world_size
-from .inputs import as_labels, as_member_logits
+from .._io.processes import gather
+from .detectors import Detector, as_detector
+from .inputs import as_labels, as_member_logits, as_tensor
 from .metrics import (
     LABELLED_VALUES,
     NUM_BINS,
     UNCERTAINTY_VALUES,
+    classification_metrics,
+    diversity_metrics,
     sample_values,
     summarize_classification,
     summarize_diversity,
 )
-from .ood import check_score
-
-
-if TYPE_CHECKING:
-    from .detectors import Detector
 
 
 COLUMNS = (*UNCERTAINTY_VALUES, *LABELLED_VALUES, "index")
@@ -30,8 +32,8 @@ COLUMNS = (*UNCERTAINTY_VALUES, *LABELLED_VALUES, "index")
 class UncertaintyAccumulator:
     """Collects the metrics of one data set over any number of batches and processes.
 
-    About 80 bytes per sample are kept, whatever the number of members and classes, and what `compute` returns does not
-    depend on how the samples were batched, ordered or spread over processes.
+    Keeps about 80 bytes per sample, whatever the number of members and classes. The result of `compute` does not depend on
+    how the samples were batched, ordered or spread over processes.
 
     Args:
         score: the OOD score to keep: a name, see `ood_score`, or a fitted `Detector`.
@@ -46,9 +48,8 @@ class UncertaintyAccumulator:
         (24, ['accuracy', 'aece', 'aurc', 'brier', 'disagreement', 'ece', 'mutual_information', 'nll'])
     """
 
-    def __init__(self, score: "str | Detector" = "msp", num_bins: int = NUM_BINS):
-        check_score(score)
-        self.score = score
+    def __init__(self, score: str | Detector = "msp", num_bins: int = NUM_BINS):
+        self.score = as_detector(score)
         self.num_bins = num_bins
         self.num_members = 0
         self._rows: list[Tensor] = []  # each (samples, columns)
@@ -57,63 +58,61 @@ class UncertaintyAccumulator:
         return sum(len(rows) for rows in self._rows)
 
     def update(self, member_logits: Any, labels: Any = None, index: Any = None, member_features: Any = None) -> None:
-        """Take in one batch.
+        """Add one batch.
 
         Args:
             member_logits: (batch, members, classes).
             labels: (batch,), or `None` for data that is only scored.
-            index: (batch,), each sample's number in its data set. Needed where a sampler repeats samples to fill up the
-                last batches, as distributed samplers do: `gather` keeps each number once.
-            member_features: (batch, members, dim), where the score is a detector that reads them.
+            index: (batch,), each sample's number in its data set. Needed if a sampler repeats samples to fill up the last
+                batches, as distributed samplers do: `gather` keeps each number once.
+            member_features: (batch, members, dim), if the score is a detector that reads them.
         """
         member_logits = as_member_logits(member_logits)
-        self._check_members(member_logits.shape[1])
-        if labels is not None:
-            labels = as_labels(labels, len(member_logits), member_logits.shape[-1])
-        values = sample_values(member_logits, labels, self.score, member_features)
-        if index is not None:
-            values["index"] = torch.as_tensor(index, device="cpu").double()
-            if values["index"].shape != (len(member_logits),):
-                raise ValueError(
-                    f"index has shape {tuple(values['index'].shape)}, member_logits has {len(member_logits)} rows: "
-                    "pass one number per row"
-                )
-        missing = torch.full((len(member_logits),), torch.nan, dtype=torch.float64, device="cpu")
-        self._rows.append(torch.stack([values.get(name, missing) for name in COLUMNS], dim=1))
-
-    def _check_members(self, members: int) -> None:
+        count, members = member_logits.shape[:2]
         if self.num_members not in (0, members):
             raise ValueError(
                 f"member_logits has {members} members, earlier batches had {self.num_members}: "
                 "use one accumulator per model"
             )
         self.num_members = members
+        if labels is not None:
+            labels = as_labels(labels, count, member_logits.shape[-1])
+        values = sample_values(member_logits, labels, self.score, member_features)
+        if index is not None:
+            values["index"] = torch.as_tensor(index, device="cpu").double()
+            if values["index"].shape != (count,):
+                raise ValueError(
+                    f"index has shape {tuple(values['index'].shape)}, member_logits has {count} rows: pass one number per row"
+                )
+        missing = torch.full((count,), torch.nan, dtype=torch.float64, device="cpu")
+        self._rows.append(torch.stack([values.get(name, missing) for name in COLUMNS], dim=1))
 
     def gather(self) -> "UncertaintyAccumulator":
         """The samples of all processes of `torch.distributed`, on every process; repeated samples are dropped by their index.
 
         Every process must call it. Without `torch.distributed` there is one process, and only repeats are dropped.
         """
-        rows = torch.cat([torch.zeros(0, len(COLUMNS), dtype=torch.float64, device="cpu"), *self._rows])
-        members = self.num_members
-        if rank_and_world_size()[1] > 1:
-            rows, members = _gather_rows(rows, members)
+        own = torch.cat([torch.zeros(0, len(COLUMNS), dtype=torch.float64, device="cpu"), *self._rows])
+        parts, members = zip(*gather((own, self.num_members)), strict=True)
+        rows = torch.cat(parts)
         index = rows[:, COLUMNS.index("index")]
         unnumbered = int(index.isnan().sum())
         if 0 < unnumbered < len(index):
             raise ValueError(
-                f"{unnumbered} of {len(index)} samples have no index, so that nobody can tell which are repeated: give every "
-                "batch an index, or none"
+                f"{unnumbered} of {len(index)} samples have no index, so repeated ones cannot be found: give every batch an "
+                "index, or none"
             )
         if len(index) and not unnumbered:
-            rows = rows[_first_occurrences(index)]
+            order = index.argsort(stable=True)
+            is_first = index[order].diff(prepend=index.new_full((1,), -torch.inf)) != 0
+            rows = rows[order[is_first]]
         gathered = UncertaintyAccumulator(self.score, self.num_bins)
-        gathered.num_members = members
+        gathered.num_members = max(members)
         gathered._rows = [rows]
         return gathered
 
     def values(self) -> Mapping[str, Tensor]:
-        """What is kept per sample, (samples,) each: see `sample_values`; correct, brier and nll where all had labels."""
+        """The values per sample, (samples,) each, see `sample_values`; correct, brier and nll if all samples had labels."""
         if len(self) == 0:
             raise ValueError("there are no samples: call update with at least one batch")
         columns = dict(zip(COLUMNS, torch.cat(self._rows).unbind(dim=1), strict=True))
@@ -129,28 +128,85 @@ class UncertaintyAccumulator:
         return columns
 
     def compute(self) -> dict[str, float]:
-        """Diversity metrics, and classification metrics where the samples had labels."""
+        """Diversity metrics, and classification metrics if the samples had labels."""
         values = self.values()
         classification = summarize_classification(values, self.num_bins) if "correct" in values else {}
         return classification | summarize_diversity(values)
 
 
-def _gather_rows(rows: Tensor, members: int) -> tuple[Tensor, int]:
-    """All processes' rows, padded to one length for the exchange and cut again after it."""
-    device = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
-    header = torch.tensor([len(rows), members], device=device)
-    headers = [torch.zeros_like(header) for _ in range(dist.get_world_size())]
-    dist.all_gather(headers, header)
-    lengths = [int(other[0]) for other in headers]
-    padded = rows.new_zeros(max(lengths), rows.shape[1], device=device)
-    padded[: len(rows)] = rows
-    gathered = [torch.zeros_like(padded) for _ in headers]
-    dist.all_gather(gathered, padded)
-    everything = [part[:length].cpu() for part, length in zip(gathered, lengths, strict=True)]
-    return torch.cat(everything), max(int(other[1]) for other in headers)
+# For Trainer
 
 
-def _first_occurrences(index: Tensor) -> Tensor:
-    order = index.argsort(stable=True)
-    ordered = index[order]
-    return order[torch.cat([ordered.new_ones(1, dtype=torch.bool), ordered[1:] != ordered[:-1]])]
+def compute_metrics(prediction: Any) -> dict[str, float]:
+    """The classification and diversity metrics of an evaluation: `Trainer(..., compute_metrics=compute_metrics)`.
+
+    Needs the predictions (logits, member_logits, ...) of `evaluate(ignore_keys=[])`. From logits alone the diversity metrics
+    are left out, with a warning.
+    """
+    member_logits, has_members = _member_logits(prediction.predictions)
+    metrics = classification_metrics(member_logits, prediction.label_ids)
+    if not has_members:
+        _warn_of_missing_members()
+        return metrics
+    return metrics | diversity_metrics(member_logits)
+
+
+class StreamingComputeMetrics:
+    """`compute_metrics` without holding all logits: for `TrainingArguments(batch_eval_metrics=True)`.
+
+    Trainer calls it once per batch, and with `compute_result=True` on the last one. Batches left by a failed evaluation are
+    dropped when the next one begins.
+    """
+
+    def __init__(self):
+        self._accumulator = UncertaintyAccumulator()
+        self._evaluation: Any = None
+
+    def __call__(self, prediction: Any, compute_result: bool = True) -> dict[str, float]:
+        evaluation = _running_evaluation()
+        accumulator = self._accumulator if evaluation == self._evaluation else UncertaintyAccumulator()
+        self._evaluation, self._accumulator = evaluation, UncertaintyAccumulator()
+        member_logits, has_members = _member_logits(prediction.predictions)
+        accumulator.update(member_logits, prediction.label_ids)
+        if not compute_result:
+            self._accumulator = accumulator
+            return {}
+        metrics = accumulator.compute()
+        if not has_members:
+            _warn_of_missing_members()
+            del metrics["mutual_information"], metrics["disagreement"]
+        return metrics
+
+
+def _running_evaluation() -> tuple[int, int] | None:
+    """Identifies one pass over Trainer's data; None outside Trainer.
+
+    Trainer's loaders register with Accelerate while they are read. One whose reading broke off stays registered, so reading it
+    again adds a second entry.
+    """
+    try:
+        from accelerate.state import GradientState
+    except ImportError:
+        return None
+    loaders = GradientState().dataloader_references
+    return None if loaders[-1] is None else (id(loaders[-1]), len(loaders))
+
+
+def _warn_of_missing_members() -> None:
+    warnings.warn(
+        "Trainer handed over logits without member_logits, so mutual_information and disagreement are left out: call "
+        "trainer.evaluate(ignore_keys=[]) and trainer.train(ignore_keys_for_eval=[])",
+        stacklevel=3,
+    )
+
+
+def _member_logits(predictions: Any) -> tuple[Tensor, bool]:
+    """(samples, members, classes) among Trainer's predictions, and whether they are the members' own."""
+    if not isinstance(predictions, (tuple, list)):
+        logits = as_tensor(predictions)
+        return (logits.unsqueeze(1), False) if logits.dim() == 2 else (logits, True)
+    logits = as_tensor(predictions[0])
+    others = [as_tensor(other) for other in predictions[1:] if not isinstance(other, (tuple, list))]
+    # Hidden states may come along: the member logits have the logits' rows and classes.
+    fitting = [x for x in others if x.dim() == 3 and (x.shape[0], x.shape[2]) == tuple(logits.shape)]
+    return (fitting[0], True) if fitting else (logits.unsqueeze(1), False)

@@ -1,4 +1,4 @@
-"""Temperature scaling: soften or sharpen the members' probabilities so that confidence means what it says."""
+"""Temperature scaling: soften or sharpen the members' probabilities so that confidence matches accuracy."""
 
 import json
 import math
@@ -10,22 +10,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import cached_file
 
 from .._io.files import parse_json, write_atomically
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..models.detection import log_mean
 from ..models.modeling_hydra import HydraClassifierOutput
 from .inputs import as_labels, as_member_logits, wide_log_softmax, widened
+from .saving import saved_in
 
 
 FILE_NAME = "temperature.json"
-LOG_RANGE = (math.log(1e-2), math.log(1e2))  # where a temperature is looked for
+LOG_RANGE = (math.log(1e-2), math.log(1e2))  # of the search
 ROWS_PER_PASS = 4096  # bounds the memory of a float64 pass over the validation logits
 
 
 class TemperatureScaling:
-    """Divides member logits by a temperature before the softmax, and so before the members are averaged.
+    """Divides member logits by a temperature, before the softmax and the mean over members.
 
     Args:
         temperature: one number for the whole ensemble, or one per member; 1 changes nothing, above 1 softens.
@@ -88,11 +88,7 @@ class TemperatureScaling:
     @classmethod
     def load(cls, folder: str | os.PathLike) -> "TemperatureScaling":
         """Read `temperature.json` from a folder, or from a repository of the Hub."""
-        path = Path(folder) / FILE_NAME
-        if not path.is_file():
-            if Path(folder).is_dir():
-                raise FileNotFoundError(f"{folder} has no {FILE_NAME}: save a TemperatureScaling there first")
-            path = Path(cached_file(str(folder), FILE_NAME))
+        path = saved_in(folder, FILE_NAME, "TemperatureScaling")
         try:
             return cls(parse_json(path.read_bytes())["temperature"])
         except (ValueError, KeyError, TypeError) as error:
@@ -123,7 +119,7 @@ class TemperatureScaledClassifier(nn.Module):
 
 def _best_temperature(member_logits: Tensor, labels: Tensor) -> float:
     low, high = LOG_RANGE
-    # The ensemble's likelihood may have several valleys: look everywhere first, then refine in the deepest.
+    # The ensemble's likelihood may have several minima: search a grid first, then refine the best.
     grid = torch.linspace(low, high, 33, dtype=torch.float64, device="cpu").tolist()
     values = [_mean_nll(member_logits, labels, point) for point in grid]
     best = values.index(min(values))

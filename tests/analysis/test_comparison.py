@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from hydra_transformers.analysis import compare_head_sets, plots, random_order
+from hydra_transformers.analysis import compare_head_sets, head_plots, random_order
 from hydra_transformers.pruning import Circuit, HeadMap, head_divergence, layer_divergence, overlap
 from hydra_transformers.pruning.heads import as_heads_to_prune
 from tests.pruning.backbones import clip, vit
@@ -64,8 +64,10 @@ def test_tables_maps_and_pictures_have_every_set(tmp_path):
 
 
 def test_towers_have_a_map_each(tmp_path, monkeypatch):
-    titles, draw = [], plots._maps
-    monkeypatch.setattr(plots, "_maps", lambda maps, **options: titles.append(list(maps)) or draw(maps, **options))
+    titles, draw = [], head_plots._maps
+    monkeypatch.setattr(
+        head_plots, "_maps", lambda maps, **options: titles.append(list(maps)) or draw(maps, **options)
+    )
     found = compare_head_sets(clip(), {"one": {"vision": {0: [1]}, "text": {1: [0, 1]}}})
     assert [path.name for path in found.plot(tmp_path)] == ["kept_heads_vision.png", "kept_heads_text.png"]
     assert titles == [["one: 3 kept"], ["one: 2 kept"]]  # of the four of each tower

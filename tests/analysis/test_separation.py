@@ -164,7 +164,7 @@ def test_of_clip_it_is_the_vision_tower():
         ({"pictured": -1}, "pictured is -1"),
         ({"ood_data": [{"pixel_values": images(2, 0)}]}, r"ood_data \(foreign data\) has 2 rows"),
         ({"ranking": [(7, 7)]}, r"ranking has the head \(7, 7\)"),
-        ({"pruned": {DENSE: [(0, 0)]}}, "name it otherwise"),
+        ({"pruned": {DENSE: [(0, 0)]}}, "choose another name"),
         ({"ood_data": {"near": {"one": []}, "far": {"one": []}}}, "a name in two groups"),
         (
             {"ood_data": [{"pixel_values": images(8, 1) * float("nan")}]},

@@ -132,7 +132,7 @@ def test_a_folder_says_only_which_model_it_is_of(name, tmp_path):
     shifted().save_pretrained(tmp_path)
     path = tmp_path / "baseline.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_class": name}))
-    with pytest.raises(ValueError, match=f"cannot be of a {name}, no model of Transformers or this package"):
+    with pytest.raises(ValueError, match=f"cannot hold a {name}, which is no model class"):
         Baseline.from_pretrained(tmp_path)
 
 

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from hydra_transformers.baselines import BatchEnsemble
+from hydra_transformers.baselines.batch_ensemble import member_linears
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import predict
 from tests.families import BERT, CLIP, VIT, vit_backbone
@@ -32,7 +33,7 @@ def trained(family, **arguments) -> BatchEnsemble:
     ensemble = BatchEnsemble(family.backbone(), **arguments).eval()
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
-        for linear in ensemble._member_linears():
+        for linear in member_linears(ensemble.model):
             for parameter in linear.own_parameters():
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
     return ensemble
@@ -116,7 +117,7 @@ def test_other_families_take_part_and_share_what_does_not_read_the_batch(make, f
 def test_members_never_mix_and_all_share_the_matrices():
     ensemble = trained(VIT, num_members=3)
     ensemble(**VIT.inputs()).member_logits[:, 1].sum().backward()
-    for linear in ensemble._member_linears():
+    for linear in member_linears(ensemble.model):
         for parameter in linear.own_parameters():
             assert not parameter.grad[[0, 2]].any() and parameter.grad[1].any()
         assert linear.weight.grad.any()
@@ -129,15 +130,15 @@ def test_the_start_is_seeded_around_one_and_every_member_has_the_models_bias(ini
     assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(ensemble.state_dict(), again.state_dict(), rtol=0, atol=0)
     factors = torch.cat(
-        [1 + each for linear in ensemble._member_linears() for each in (linear.input_factors.flatten(),)]
+        [1 + each for linear in member_linears(ensemble.model) for each in (linear.input_factors.flatten(),)]
     )
     if init == "signs":
         assert set(factors.tolist()) == {-1.0, 1.0} and abs(factors.mean()) < 0.1
     else:
         assert abs(factors.mean() - 1) < 0.01 and abs(factors.std() - 0.1) < 0.01
     torch.testing.assert_close(ensemble.member(2).classifier.bias, vit_backbone().classifier.bias)
-    wide = BatchEnsemble(vit_backbone(), std=0.5)._member_linears()[0].input_factors
-    torch.testing.assert_close(wide, 5 * BatchEnsemble(vit_backbone())._member_linears()[0].input_factors)
+    wide = member_linears(BatchEnsemble(vit_backbone(), std=0.5).model)[0].input_factors
+    torch.testing.assert_close(wide, 5 * member_linears(BatchEnsemble(vit_backbone()).model)[0].input_factors)
 
 
 @LAYERS

@@ -133,7 +133,7 @@ class Pickled:
 def test_files_that_would_run_code_are_refused(tmp_path, fitted, capsys):
     write_published(tmp_path, fitted)
     torch.save(Pickled(), tmp_path / "A_img_analytic.pt")
-    with pytest.raises(ValueError, match="is no file of a single tensor"):
+    with pytest.raises(ValueError, match="does not hold a single tensor"):
         BayesVLM(CLIP.backbone()).load_factors(tmp_path)
     assert "this ran" not in capsys.readouterr().out
 

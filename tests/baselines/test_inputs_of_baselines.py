@@ -62,13 +62,13 @@ def test_a_mimo_refuses_inputs_that_it_has_no_places_for(layout_model):
 def test_a_mimo_refuses_a_decoder_that_looks_for_its_last_token():
     sizes = {"n_embd": 8, "n_layer": 1, "n_head": 2, "vocab_size": 40, "bos_token_id": 1, "eos_token_id": 1}
     model = GPT2ForSequenceClassification(GPT2Config(**sizes, num_labels=3, pad_token_id=0))
-    with pytest.raises(ValueError, match="GPT2ForSequenceClassification answers otherwise where it reads embeddings"):
+    with pytest.raises(ValueError, match="GPT2ForSequenceClassification gives other logits for embeddings"):
         MIMO(randomise(model, seed=0))
 
 
 @pytest.mark.parametrize("make", [BatchEnsemble, HeadEnsemble, MIMO])
 def test_classifiers_of_tokens_are_refused(make):
-    with pytest.raises(TypeError, match="BertForTokenClassification, which answers for each token"):
+    with pytest.raises(TypeError, match="BertForTokenClassification, which classifies each token"):
         make(BertForTokenClassification(BertConfig(**SIZES)))
 
 
@@ -127,9 +127,9 @@ def test_a_checkpoint_of_tied_weights_is_saved_by_trainer(tmp_path):
     again.load_state_dict(saved)
     batch = {"input_ids": torch.stack([row["input_ids"] for row in rows])}
     assert torch.equal(predict(again, batch), predict(baseline, batch))
-    with pytest.raises(ValueError, match="BartForSequenceClassification answers otherwise where it reads embeddings"):
+    with pytest.raises(ValueError, match="BartForSequenceClassification gives other logits for embeddings"):
         MIMO(small_bart())
-    with pytest.raises(ValueError, match="BartForSequenceClassification has no list of layers of its own"):
+    with pytest.raises(ValueError, match="BartForSequenceClassification does not have exactly one list of layers"):
         BatchEnsemble(small_bart(), layers=1)
 
 

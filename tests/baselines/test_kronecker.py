@@ -10,7 +10,6 @@ from hydra_transformers.baselines.kronecker import (
     Factors,
     KroneckerPosterior,
     best_prior_precision,
-    log_evidence,
     precisions_of,
     probit_logits,
     second_derivatives_of_similarity,
@@ -70,7 +69,7 @@ def fitted(form: str, **options) -> tuple[KroneckerPosterior, torch.Tensor]:
     rows, weight = numbers(9, INPUTS), numbers(OUTPUTS, INPUTS, seed=1)
     input_factor, output_factor = factors_of(rows, weight)
     posterior = KroneckerPosterior(INPUTS, OUTPUTS, form).double()
-    posterior.set(input_factor, output_factor, weight, **options)
+    posterior.set(posterior.fit(input_factor, output_factor, weight, **options))
     prior, count = float(posterior.prior_precision), options.get("pseudo_count", 1.0)
     one, other = torch.eye(OUTPUTS, dtype=torch.float64), torch.eye(INPUTS, dtype=torch.float64)
     if form == "sum":
@@ -89,7 +88,6 @@ def test_variances_and_samples_are_those_of_the_inverted_precision(form):
     rows = numbers(5, INPUTS, seed=2)
     maps = torch.stack([torch.kron(torch.eye(OUTPUTS, dtype=torch.float64), row.unsqueeze(0)) for row in rows])
     expected = maps @ covariance @ maps.mT  # (rows, outputs, outputs)
-    torch.testing.assert_close(posterior.output_covariance(rows), expected, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(
         posterior.output_variance(rows), expected.diagonal(dim1=1, dim2=2), rtol=1e-9, atol=1e-12
     )
@@ -106,7 +104,8 @@ def test_the_prior_precision_has_the_highest_evidence(form):
     length = float(numbers(OUTPUTS, INPUTS, seed=1).square().sum())
 
     def evidence(prior: float) -> float:
-        return log_evidence(*eigenvalues, length, prior, form)
+        log_determinant = float(precisions_of(*eigenvalues, prior, form).log().sum())
+        return 0.5 * (12 * math.log(prior) - prior * length - log_determinant)
 
     by_hand = 0.5 * (12 * math.log(best) - best * length + torch.logdet(covariance).item())
     assert evidence(best) == pytest.approx(by_hand, rel=1e-9)
@@ -176,10 +175,10 @@ def test_probit_logits_have_about_the_mean_probability():
 def test_what_cannot_be_fitted_is_refused():
     posterior, eye = KroneckerPosterior(2, 2), torch.eye(2)
     with pytest.raises(ValueError, match="prior_precision is 0: pass a positive number"):
-        posterior.set(eye, eye, eye, prior_precision=0)
+        posterior.fit(eye, eye, eye, prior_precision=0)
     with pytest.raises(ValueError, match="pseudo_count is -1: pass a positive number"):
-        posterior.set(eye, eye, eye, pseudo_count=-1)
+        posterior.fit(eye, eye, eye, pseudo_count=-1)
     with pytest.raises(ValueError, match="a Kronecker factor is not finite"):
-        posterior.set(eye * math.nan, eye, eye)
+        posterior.fit(eye * math.nan, eye, eye)
     with pytest.raises(ValueError, match="all weights of the linear map are zero"):
-        posterior.set(eye, eye, 0 * eye)
+        posterior.fit(eye, eye, 0 * eye)

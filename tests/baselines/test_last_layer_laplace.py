@@ -71,7 +71,7 @@ def test_members_are_models_with_last_layers_of_their_own():
         other.classifier.bias += laplace.samples[1, :, -1]
         torch.testing.assert_close(found[:, 1], other(pixel_values=data[0]["pixel_values"]).logits)
     many = LastLayerLaplace(model, num_samples=4000).fit(data)
-    variance = many.posterior.output_variance(many._into_head(many.model(**VIT.inputs()).logits)[0])
+    variance = many.posterior.output_variance(many._apply_head(many.model(**VIT.inputs()).logits)[0])
     torch.testing.assert_close(predict(many, data[0]).var(dim=1), variance.detach(), rtol=0.1, atol=0)
     assert not torch.equal(LastLayerLaplace(model, num_samples=3).fit(data, seed=6).samples, laplace.samples)
 

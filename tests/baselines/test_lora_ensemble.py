@@ -331,7 +331,7 @@ def test_an_unfinished_fine_tuning_is_no_ensemble(trained, rows, tmp_path):
     shutil.rmtree(tmp_path / "begun" / "member-1")
     with pytest.raises(FileNotFoundError, match=r"member-1 has no adapter_config\.json, of 2 members"):
         LoRAEnsemble.from_pretrained(backbone, tmp_path / "begun")
-    with pytest.raises(ValueError, match="holds a fine-tuning, which goes on from what is there: pass another folder"):
+    with pytest.raises(ValueError, match="holds a fine-tuning, which could not be resumed then: pass another folder"):
         ensemble.save_pretrained(output_dir)
 
 

@@ -59,5 +59,5 @@ def test_a_model_without_texts_is_refused():
 
 def test_a_temperature_that_half_precision_rounds_is_told():
     data = [{name: each.bfloat16() if each.is_floating_point() else each for name, each in DATA[0].items()}]
-    with pytest.warns(UserWarning, match=r"logit_scale is torch\.bfloat16, which makes .* of the temperature"):
+    with pytest.warns(UserWarning, match=r"logit_scale is torch\.bfloat16, which rounds the temperature"):
         temperature_scaled_clip(CLIP.backbone().bfloat16(), FIRST, data)

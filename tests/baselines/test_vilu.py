@@ -9,17 +9,17 @@ from torch import nn
 
 from hydra_transformers.baselines import Baseline, ViLU, collect_confidences, failure_metrics
 from hydra_transformers.baselines import vilu as module
-from hydra_transformers.baselines.vilu import FailurePredictor, Seen, failure_loss
+from hydra_transformers.baselines.vilu import FailurePredictor, Features, failure_loss
 from hydra_transformers.data.prediction import ZeroShotClassifier, predict
 from tests.families import BERT, CLIP, VIT, images, padded_texts
 
 
-def seen(rows: int = 6, classes: int = 4, dim: int = 12) -> Seen:
+def seen(rows: int = 6, classes: int = 4, dim: int = 12) -> Features:
     generator = torch.Generator().manual_seed(0)
     features, texts = (
         nn.functional.normalize(torch.randn(count, dim, generator=generator), dim=-1) for count in (rows, classes)
     )
-    return Seen(features, texts, torch.tensor(20.0), None)
+    return Features(features, texts, torch.tensor(20.0), None)
 
 
 def test_at_the_start_the_attention_is_the_models_own_probability():
@@ -142,14 +142,14 @@ def test_bad_input_gets_one_sentence():
         ViLU(VIT.backbone()).fit(data, PROMPTS)
     with pytest.raises(ValueError, match="class_prompts has no input_ids"):
         ViLU(CLIP.backbone()).fit(data)
-    with pytest.raises(ValueError, match="data has no labels, by which right and wrong are known"):
+    with pytest.raises(ValueError, match="data has no labels, so right and wrong are unknown"):
         ViLU(VIT.backbone()).fit([{"pixel_values": images()}])
     with pytest.raises(ValueError, match="data has no samples"):
         ViLU(VIT.backbone()).fit([])
     right = {"pixel_values": images(), "labels": VIT.backbone()(pixel_values=images()).logits.argmax(-1)}
     with pytest.raises(ValueError, match="the model answers all of the 4 rows rightly"):
         ViLU(VIT.backbone()).fit([right])
-    with pytest.raises(TypeError, match="vilu is of a ViTForImageClassification, which has its own classes"):
+    with pytest.raises(TypeError, match="this ViLU is of a ViTForImageClassification, which has its own classes"):
         ViLU(VIT.backbone()).zero_shot(PROMPTS)
     with pytest.raises(ValueError, match="is_right is the same for all samples"):
         failure_metrics([0.5, 0.6], [True, True])

@@ -57,7 +57,7 @@ def test_the_model_itself_is_never_in_training():
 
 def test_a_training_that_comes_to_nothing_is_told():
     labels = torch.where(torch.arange(4) < 2, VIT.backbone()(**VIT.inputs()).logits.argmax(dim=-1), -1)
-    with pytest.raises(ValueError, match=r"numbers that are not finite \(learning_rate is inf\)"):
+    with pytest.raises(ValueError, match=r"are not finite after training \(learning_rate is inf\)"):
         ViLU(VIT.backbone()).fit([VIT.inputs() | {"labels": labels}], learning_rate=float("inf"), epochs=1)
 
 

@@ -131,7 +131,7 @@ def test_clip_is_calibrated_for_the_classes_of_the_data(kind, workplace, tmp_pat
     other = ["--data", workplace / "fewer-pictures"]  # the same names in another order
     capsys.readouterr()
     run("evaluate", tmp_path / "decided", *other, "--output", tmp_path / "without")
-    assert "is judged without its decision: the decision is about other classes (red, green, blue)" in (
+    assert "is evaluated without its decision: the decision is about other classes (red, green, blue)" in (
         capsys.readouterr().err
     )
     result = UncertaintyReport.from_json(tmp_path / "without" / "report.json").models["decided"]

@@ -78,7 +78,7 @@ def no_route() -> Exception:
             "",
             "the Hub could not be reached for the model meta/secret: check the network",
         ),
-        (ConnectionError("no route"), "1", "HF_HUB_OFFLINE forbids to fetch it"),
+        (ConnectionError("no route"), "1", "HF_HUB_OFFLINE forbids the download"),
     ],
     ids=["gated", "wrong name", "no network", "offline"],
 )
@@ -94,7 +94,7 @@ def test_a_model_that_cannot_be_had(error, offline, sentence, fails, monkeypatch
         (hub_error(GatedRepoError, 403), "", "gated: ask for access on https://huggingface.co/datasets/meta/secret"),
         (hub_error(RepositoryNotFoundError, 404), "", "the Hub has no data set meta/secret that you can see"),
         (no_route(), "", "the Hub could not be reached for the data set meta/secret"),
-        (ConnectionError("no route"), "1", "HF_HUB_OFFLINE forbids to fetch it"),
+        (ConnectionError("no route"), "1", "HF_HUB_OFFLINE forbids the download"),
         (
             ValueError("Config name is missing.\nPlease pick one among: ['sst2', 'mnli']"),
             "",
@@ -180,7 +180,7 @@ def test_a_fine_tuning_of_another_number_of_members_is_another(fails, tmp_path, 
     fewer = shutil.copytree(pruned, tmp_path / "fewer")
     (fewer / "prune.json").unlink()
     shutil.rmtree(fewer / "member-2")
-    assert "was made of another number of members (3, now 2)" in fails(*finetune(workplace, fewer, tmp_path))
+    assert "was made with members 3, which now is 2" in fails(*finetune(workplace, fewer, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ def test_a_folder_that_another_run_made_is_refused_but_not_one_in_which_nothing_
     assert main([str(word) for word in prune(workplace, tmp_path, "--budget", 1)]) == 0
     assert "no column 'x'" in fails(*prune(workplace, tmp_path, "--output", tmp_path / "free", "--label-column", "x"))
     assert main([str(word) for word in prune(workplace, tmp_path, "--output", tmp_path / "free", "--budget", 1)]) == 0
-    assert "was made with another budget (1, now 2)" in fails(*prune(workplace, tmp_path, "--budget", 2))
+    assert "was made with budget 1, which now is 2" in fails(*prune(workplace, tmp_path, "--budget", 2))
     assert "exists already" in fails("fuse", tmp_path / "out", "--output", workplace / "vit")
 
 

@@ -10,10 +10,11 @@ import torch
 from transformers import ResNetConfig, ViTForImageClassification, ViTImageProcessorPil, ViTModel
 
 from hydra_transformers import AutoHydra
-from hydra_transformers.cli import build, finetune
+from hydra_transformers.cli import build
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.pruning import member_plan
 from hydra_transformers.search import hydration
+from hydra_transformers.training import finetune
 from tests.tiny_data import grey_rows, picture_rows, pictures, save_bert, save_clip, save_vit
 
 
@@ -66,7 +67,7 @@ def no_work(monkeypatch):
     """Fails a test in which a training, an extraction or a search begins."""
     for module, names in (
         (member_plan, ("extract_circuit", "draw_members")),
-        (finetune, ("finetune_members", "finetune_from_pretrained")),
+        (finetune, ("_train",)),
         (build, ("run_step",)),
         (hydration, ("finetune_from_pretrained",)),
     ):
@@ -93,7 +94,7 @@ LENGTHS = [
     ("--epochs 2 --max-steps 2", "--epochs and --max-steps are both lengths of a training"),
     ("--report-to nowhere", "--report-to nowhere is unknown or not installed: install it, or pass one of none"),
 ]
-NOWHERE = "the device nowhere is not there"
+NOWHERE = "there is no device nowhere here"
 REFUSED = {
     "prune": [
         ("--budget 8", "--budget is 8: 8 heads compete, so pass 1 to 7"),
@@ -118,8 +119,8 @@ REFUSED = {
         ("--ood-split train", "--ood-split is a split of --ood-data"),
         ("--ood-data grey --objectives acc", "--ood-data is for the objectives ood and avg"),
         ("--ood-data grey --out-of 5", "--out-of is for a single objective, here are 3"),
-        ("--ood-data pictures", "is the data itself, which cannot be out of its own distribution"),
-        ("--ood-data one-grey", "one-grey gives 1 row, too few to tell it from the data by"),
+        ("--ood-data pictures", "is the data itself"),
+        ("--ood-data one-grey", "one-grey gives 1 row, too few to tell it from the data"),
         ("--limit 1", "gives 1 row, too few to choose heads by"),
         ("--data red", "all 4 rows of red have the same label, so there is nothing to choose heads by"),
         ("--data ./nothing", "there is no folder or file ./nothing"),
@@ -141,7 +142,7 @@ REFUSED = {
         ("--members 2", "--members is for a pre-trained model"),
         ("--output pruned", "is where the members are read from: pass another --output"),
         ("--output vit", "vit exists already: pass another --output"),
-        ("--output full", "member-0 holds something else than a fine-tuning"),
+        ("--output full", "member-0 is not a fine-tuning"),
         ("--output file/out", "file/out cannot be written into .Not a directory: "),
         ("--data splits --validation-split train", "has rows of the training split train"),
         ("--data splits --validation-split train[:3]", "has rows of the training split train"),
@@ -163,7 +164,7 @@ REFUSED = {
         ("vit same", "same (heads and )?weights"),
         ("vit ./nothing", "there is no folder ./nothing"),
         ("vit encoder", "has no classifier.bias: pass a model that is trained"),
-        ("vit grey-vit", "grey-vit reads its inputs otherwise than vit .image_mean differs"),
+        ("vit grey-vit", "grey-vit prepares its inputs differently from vit .image_mean differs"),
         ("vit two --trunk-layers 3", "--trunk-layers is 3, vit has 2 layers"),
         ("vit two --shared --trunk-layers 1", "members enter a trunk as one, so shared has to name 'embeddings'"),
         ("vit two --output vit", "vit exists already: pass another --output"),
@@ -182,7 +183,7 @@ REFUSED = {
         ("--near x=./nothing", "there is no folder or file ./nothing"),
         ("--near x=grey --near x=grey", "--near has x twice"),
         ("--test-split train", "--test-split train has rows that are trained on"),
-        ("--members 1", "--members is 1, which is no ensemble"),
+        ("--members 1", "--members is 1, which is not an ensemble"),
         ("--trunk-layers 3", "--trunk-layers is 3, encoder has 2 layers: pass 0 to 2"),
         ("--trunk-layers 2 --objective acc", "has 2 layers: pass 0 to 1, or there is nothing to prune"),
         ("--trunk-layers 1 --objective acc --budget 4", "--budget is 4: 4 heads compete, so pass 1 to 3"),
@@ -203,14 +204,14 @@ REFUSED = {
         ("--near x=grey --near x=grey", "--near has x twice"),
     ],
     "evaluate": [
-        ("--compare vit=two", "--compare calls another model vit, as vit itself is called: name it otherwise"),
+        ("--compare vit=two", "--compare calls another model vit, which is the name of vit: choose another name"),
         ("--compare a=two --compare a=vit", "--compare has a twice"),
         ("--compare other=cats", "other has other classes"),
         ("--near x=grey --near x=pictures", "--near has x twice: name each once"),
         ("--far x=grey --far x=grey", "--far has x twice: name each once"),
         ("--fit-data grey", "--fit-data is for scores that are fitted, msp is not"),
         ("--fit-split train", "--fit-split is for scores that are fitted, msp is not"),
-        ("--score knn", "knn would be fitted on the rows that it is judged on"),
+        ("--score knn", "knn would be fitted on the rows that test it"),
         ("--score knn --fit-data pictures", "pass the training data with --fit-data or --fit-split"),
         ("--score mahalanobis --fit-data red", "all 4 rows of red have the same label"),
         ("--severities 1", "--severities is of --corruptions"),
@@ -223,7 +224,7 @@ REFUSED = {
         ("--confidence 0.9", "pass --risk, --coverage or --tpr, too"),
         ("--ood-data grey", "pass --risk, --coverage or --tpr, too"),
         ("--risk 0.1 --ood-data pictures", "is the data itself"),
-        ("--training-data pictures", "msp learns nothing"),
+        ("--training-data pictures", "msp is not fitted"),
         ("--limit 10", "data has 10 rows: pass at least 20"),
         ("--output full", "full exists already"),
     ],
@@ -237,7 +238,7 @@ REFUSED = {
     "predict": [
         ("./nowhere text", "there is no folder ./nowhere"),
         ("clip 0.png", "clip chooses among classes that you name: pass --labels"),
-        ("vit 0.png --labels red", "--labels is for CLIP and SigLIP, vit has classes of its own"),
+        ("vit 0.png --labels red", "--labels is for CLIP and SigLIP, vit has its own classes"),
         ("bare 0.png", "bare has no ImageProcessor saved with it"),
     ],
     "app": [
@@ -274,7 +275,7 @@ REFUSED = {
         ("prune vit same --data pictures --output OUT", "same (heads and )?weights"),
         ("prune vit bert --data pictures --output OUT", r"MODEL\[1\] is a BertForSequenceClassification"),
         ("prune vit cats --data pictures --output OUT", r"MODEL\[1\] has other classes than MODEL\[0\]"),
-        ("prune vit grey-vit --data pictures --output OUT", "grey-vit reads its inputs otherwise than vit"),
+        ("prune vit grey-vit --data pictures --output OUT", "grey-vit prepares its inputs differently from vit"),
         ("prune vit hydra --data pictures --output OUT", "is a Hydra of 3 members"),
         ("finetune clips --data pictures --output OUT", "has two towers and no classifier to train.*`fuse`"),
         ("finetune pruned/member-0 --data pictures --output OUT", "is a single Hydra: pass a pre-trained model"),
@@ -289,7 +290,7 @@ REFUSED = {
         ("calibrate vit --data pictures --sets raps --output OUT", "k_reg is 5, there are 3 classes"),
         (
             "calibrate clip --data pictures --detector she --training-data reordered --output OUT",
-            "reordered has other classes than pictures: let the detector learn from the same",
+            "reordered has other classes than pictures: fit the detector on the same classes",
         ),
     ],
 }

@@ -83,7 +83,7 @@ def test_prune_extracts_circuits_for_the_score_that_will_be_used(workplace, tmp_
     assert [each["score"] for each in made_from] == [None, "energy"]
     run(*words, "--score", "energy")
     assert main([str(word) for word in words]) == 2
-    assert "was made with another score ('energy', now 'msp')" in capsys.readouterr().err
+    assert "was made with score 'energy', which now is 'msp'" in capsys.readouterr().err
 
 
 def test_prune_makes_one_member_per_objective(pruned):
@@ -224,7 +224,7 @@ def test_members_of_a_fine_tuning_that_was_stopped_are_no_ensemble(workplace, pr
     assert "lacks a member, it has member-0 of 3: run `hydra-transformers finetune` again" in capsys.readouterr().err
     (out / "finetune.json").unlink()  # as finetune_members alone leaves it
     assert main(fuse) == 2
-    assert "member-1 is not trained to its end" in capsys.readouterr().err
+    assert "member-1 is not finished" in capsys.readouterr().err
     monkeypatch.setattr(finetune, "_train", train)
     run(*words)
     run(*fuse)
@@ -259,7 +259,7 @@ def test_the_recipe_says_which_rows_are_held_out(recipe, workplace, pruned, tmp_
             (output / f"member-{index}").mkdir()
 
     monkeypatch.setattr(finetune, "finetune_members", take)
-    monkeypatch.setattr(finetune, "MOST_VALIDATION_ROWS", 2)
+    monkeypatch.setattr(finetune, "MOST_HELD_OUT_ROWS", 2)
     run("finetune", pruned, "--recipe", recipe, "--data", workplace / "pictures", "--output", tmp_path / "out")
     assert sorted([*given["train"], *given["validation"]]) == list(range(24))
     assert len(given["validation"]) == 2
@@ -479,7 +479,7 @@ def test_a_report_of_several_models_does_not_lend_its_first_figures_to_the_card(
     report.to_json(tmp_path / "report.json")
     arguments = ["card", str(hydra), "--dataset", "colours", "--overwrite", "--report", str(tmp_path / "report.json")]
     assert main(arguments) == 2
-    assert "has the models single, hydra: say with --report-model which of them this is" in capsys.readouterr().err
+    assert "has the models single, hydra: name this one with --report-model" in capsys.readouterr().err
     assert main([*arguments, "--report-model", "hydra"]) == 0
 
 
@@ -538,7 +538,7 @@ def test_push_hands_over_model_processor_report_and_card(workplace, hydra, monke
     run("push", hydra, "me/my-hydra", "--dataset", "colours")
     assert "member 2" in pushed["card"].text
     assert "circuits" not in pushed
-    assert "README.md is published as it is, without a look at --dataset" in capsys.readouterr().err
+    assert "README.md is published as it is, and --dataset is ignored" in capsys.readouterr().err
 
 
 # The other families
@@ -575,7 +575,7 @@ def test_clip_is_pruned_and_fused_without_training(workplace, tmp_path, capsys):
     )
     finetune = ["finetune", tmp_path / "pruned", "--recipe", "cifar100", *pictures, "--output", tmp_path / "members"]
     assert main([str(word) for word in finetune]) == 2
-    assert "go on with `fuse`" in capsys.readouterr().err
+    assert "continue with `fuse`" in capsys.readouterr().err
     run("fuse", tmp_path / "pruned", "--output", tmp_path / "hydra")
     run("evaluate", tmp_path / "hydra", *pictures, "--near", f"grey={workplace / 'grey'}")
     run("info", tmp_path / "hydra")

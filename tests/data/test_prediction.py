@@ -8,7 +8,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from hydra_transformers.data.batches import batches
 from hydra_transformers.data.prediction import SavedLogits, ZeroShotClassifier, collect_member_logits, predict
-from tests.families import BERT, CLIP, FAMILIES, VIT, images, padded_texts
+from tests.families import BERT, CLIP, FEW, VIT, for_families, images, padded_texts
 
 
 ROWS = [{"x": torch.full((2,), float(i)), "label": i, "name": f"row {i}"} for i in range(7)]
@@ -160,7 +160,7 @@ def test_rows_of_different_sizes_are_refused_with_a_sentence():
         list(batches(Rows(ROWS), batch_size=0))
 
 
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@for_families(FEW)
 def test_a_hydra_predicts_its_members_and_a_plain_model_one(family):
     inputs = family.inputs()
     hydra = family.fused().eval()

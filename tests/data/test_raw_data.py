@@ -22,7 +22,7 @@ from hydra_transformers.pruning import extract_circuit, taylor_scores
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.training import finetune_members, recipe
 from hydra_transformers.uncertainty import TemperatureScaling
-from tests.families import FAMILIES
+from tests.families import BERT, LLAMA, MODERNBERT, MPNET, for_families
 from tests.tiny_data import save_bert
 
 
@@ -55,11 +55,7 @@ def test_the_usual_flow_of_map_and_tokenize_needs_nothing_more(bert):
     assert circuits[0].ranking == circuits[1].ranking and circuits[0].scores == circuits[1].scores
 
 
-@pytest.mark.parametrize(
-    "family",
-    [each for each in FAMILIES if not (each.reads_images or each.reads_audio)],
-    ids=lambda family: family.name,
-)
+@for_families([BERT, MPNET, MODERNBERT, LLAMA])
 def test_filling_up_changes_no_answer(family):
     model = family.fused()
     rows = [{"input_ids": torch.arange(5, 5 + length)} for length in (3, 7, 5)]
@@ -155,8 +151,18 @@ REFUSALS = {
         r"no label column among .* \(--label-column\)",
     ),
     "a split": (TWO, None, {"text": "first", "split": "test"}, "data has no splits: leave out the split 'test'"),
-    "no text": ([{"text": "a"}, {"text": None}], None, {}, "row 1 of the data has a NoneType as its text: pass texts"),
-    "texts": ([{"text": "a"}, {"text": ["b"]}], None, {}, "row 1 of the data has a list as its text: pass texts"),
+    "no text": (
+        [{"text": "a"}, {"text": None}],
+        None,
+        {},
+        r"row 1 of the data cannot be read as a text \(its text is a NoneType\): pass texts in 'text'",
+    ),
+    "texts": (
+        [{"text": "a"}, {"text": ["b"]}],
+        None,
+        {},
+        r"row 1 of the data cannot be read as a text \(its text is a list\): pass texts in 'text'",
+    ),
     "no rows": ([], None, {}, "data has no rows: pass at least one"),
     "no data": (
         3,

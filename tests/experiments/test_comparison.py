@@ -4,7 +4,6 @@ import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from statistics import mean
 
 import pytest
@@ -24,32 +23,38 @@ from experiments.units import Queue, Unit, ensemble, units_of
 APART = replace(SMALLEST, backbones_together=False)
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory) -> Path:
-    """All units of one seed, done by two workers: one makes models, the other reads and judges them."""
-    runs = tmp_path_factory.mktemp("runs")
-    data = splits()
+@pytest.mark.slow
+def test_all_methods_are_compared(tmp_path, monkeypatch, capsys):
+    """Every claim about a whole comparison, in one test: it takes half a minute to run.
+
+    Two workers do all units of one seed: one makes models, the other reads and evaluates them.
+    """
+    runs, data = tmp_path / "runs", splits()
     makes, judges = (Comparison(SMALLEST, data, runs / SMALLEST.name, "cpu", seeds=1, backbones=3) for _ in range(2))
     for unit in units_of(SMALLEST, seeds=1, backbones=3):
         (judges if unit.kind == "judge" else makes).run(unit)
-    return runs
+    results = {SMALLEST.name: gather(runs / SMALLEST.name, "cpu")}
+    methods = results[SMALLEST.name]["seeds"]["0"]
+
+    every_method_of_the_tables_is_judged(methods)
+    each_is_judged_with_its_own_number_of_members(methods)
+    costs_stand_beside_quality(methods)
+    members_differ_in_what_varies_and_in_nothing_else(methods)
+    a_temperature_changes_no_prediction_and_no_ranking_of_members(methods)
+    every_score_is_there(methods)
+    layers_merged_at_the_front_are_judged(methods)
+    the_circuits_are_kept_with_the_results(results)
+    results_stay_where_nothing_was_judged(results, tmp_path)
+    with monkeypatch.context() as patch:
+        tables_show_the_numbers_of_the_results(results, methods, patch)
+    with monkeypatch.context() as patch:
+        what_is_done_is_not_done_again(runs, patch)
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        recipes_of_members_are_compared_on_validation_images_alone(runs, patch, capsys)
 
 
-@pytest.fixture(scope="module")
-def results(runs) -> dict:
-    return {SMALLEST.name: gather(runs / SMALLEST.name, "cpu")}
-
-
-@pytest.fixture(scope="module")
-def methods(results) -> dict:
-    return results[SMALLEST.name]["seeds"]["0"]
-
-
-# What is compared
-
-
-@pytest.mark.slow
-def test_every_method_of_the_tables_is_judged(methods):
+def every_method_of_the_tables_is_judged(methods):
     shown = {*tables.COMPARED, *tables.ZERO_SHOT, *tables.MEMBERS, *tables.FUSION, *tables.DIVERSITY}
     shown |= {*tables.by_budget(SMALLEST), *tables.by_extraction_set(SMALLEST)}
     rows = (own.quality_rows(SMALLEST), own.member_rows(SMALLEST), own.sharing_rows(), own.candidates(SMALLEST))
@@ -58,16 +63,14 @@ def test_every_method_of_the_tables_is_judged(methods):
     assert {name for name in shown if not name.endswith(("-of-5", "-of-5-temperature"))} <= set(methods)
 
 
-@pytest.mark.slow
-def test_each_is_judged_with_its_own_number_of_members(methods):
+def each_is_judged_with_its_own_number_of_members(methods):
     expected = {"single": 1, "mc-dropout": 10, "deep-ensembles": 3, "lora-ensembles": 3, "circ-ood-tuned": 1}
     expected |= {"hydra-circ": 3, "hydra-circ-5": 5, "varied-heads": 3}
     expected |= {"batch-ensemble": 3, "mimo": 3, "heads": 3, "packed": 3, "lora-single": 1}
     assert {name: methods[name]["num_members"] for name in expected} == expected
 
 
-@pytest.mark.slow
-def test_costs_stand_beside_quality(methods):
+def costs_stand_beside_quality(methods):
     single, ensemble, hydra = methods["single"], methods["deep-ensembles"], methods["hydra-circ"]
     assert ensemble["parameters"] == 3 * single["parameters"]
     assert ensemble["multiply_adds"] == 3 * single["multiply_adds"] > hydra["multiply_adds"]
@@ -76,39 +79,93 @@ def test_costs_stand_beside_quality(methods):
     assert ratios == sorted(ratios) and ratios[0] < 1 < ratios[1] and ratios[-1] == 3
 
 
-@pytest.mark.slow
-def test_members_differ_in_what_varies_and_in_nothing_else(methods):
+def members_differ_in_what_varies_and_in_nothing_else(methods):
     assert methods["varied-nothing"]["id"]["mutual_information"] == pytest.approx(0, abs=1e-9)
     for source in ("heads", "order", "noise", "order-noise", "heads-order-noise"):
         assert methods[f"varied-{source}"]["id"]["mutual_information"] > 1e-9, source
 
 
-@pytest.mark.slow
-def test_a_temperature_changes_no_prediction_and_no_ranking_of_members(methods):
+def a_temperature_changes_no_prediction_and_no_ranking_of_members(methods):
     assert methods["temperature"]["id"]["accuracy"] == methods["single"]["id"]["accuracy"]
     assert methods["temperature"]["id"]["nll"] != methods["single"]["id"]["nll"]
 
 
-@pytest.mark.slow
-def test_every_score_is_there(methods):
+def every_score_is_there(methods):
     assert set(methods["hydra-circ"]["ood"]) == {"msp", "mutual_information", "energy"}
 
 
-@pytest.mark.slow
-def test_the_circuits_are_kept_with_the_results(results):
+def the_circuits_are_kept_with_the_results(results):
     circuits = results[SMALLEST.name]["circuits"]["0"]
     lengths = {name: len(circuit["ranking"]) for name, circuit in circuits.items()}
     behind_trunk = dict.fromkeys(("trunk-acc", "trunk-ood", "trunk-avg", "frozen-avg"), 1)
     assert lengths == {"acc": 2, "avg": 5, "ood": 2, "altered-avg": 2, "altered-ood": 2} | behind_trunk
 
 
-@pytest.mark.slow
-def test_what_is_done_is_not_done_again(runs, monkeypatch):
+def what_is_done_is_not_done_again(runs, monkeypatch):
     comparison = Comparison(SMALLEST, splits(), runs / SMALLEST.name, "cpu", seeds=1, backbones=3)
     monkeypatch.setattr("experiments.methods.collect_member_logits", lambda *args: pytest.fail("judged again"))
     monkeypatch.setattr("transformers.Trainer.train", lambda *args, **kwargs: pytest.fail("trained again"))
     for unit in (Unit("backbone", 0), Unit("member", 0, "circ-avg"), Unit("lora", 0), Unit("judge", 0, "tuned")):
         comparison.run(unit)
+
+
+def tables_show_the_numbers_of_the_results(results, methods, monkeypatch):
+    monkeypatch.setitem(SETTINGS, SMALLEST.name, SMALLEST)
+    rendered = tables.render(results)
+    row = next(line for line in rendered[f"{SMALLEST.name}/quality"].splitlines() if "Hydra (Circ)" in line)
+    hydra = methods["hydra-circ"]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[1] == f"{100 * hydra['id']['accuracy']:.2f}"
+    assert (
+        cells[6] == f"{100 * hydra['ood']['msp']['far']['noise']['auroc']:.1f}"
+    )  # without those like the circuits' own
+    assert "1 heads pruned" in rendered[f"{SMALLEST.name}/budgets"]
+
+
+def layers_merged_at_the_front_are_judged(methods):
+    """All of a trunk's weights are the members' mean: the members of such a Hydra differ behind it alone."""
+    assert own.trunk_depths({"0": methods}, "whole") == own.trunk_depths({"0": methods}, "zero-shot") == [1]
+    assert methods["tunings-whole-trunk-1"]["id"] != methods["tunings-whole"]["id"]
+
+
+def results_stay_where_nothing_was_judged(results, tmp_path):
+    folder, [content] = tmp_path / "results", results.values()
+    folder.mkdir()
+    path = folder / "setting.json"
+    write_results({"seeds": {}}, path)
+    assert not path.exists() and read_results(folder) == {}
+    write_results(content, path)
+    write_results({"seeds": {}}, path)
+    assert read_results(folder) == {"setting": json.loads(json.dumps(content))}
+
+
+def recipes_of_members_are_compared_on_validation_images_alone(runs, monkeypatch, capsys):
+    choices = (recipes.Choice("mild", 1e-2, 1), recipes.Choice("strong", 1e-3, 2))
+    monkeypatch.setattr(recipes, "SETTING", SMALLEST)
+    monkeypatch.setattr(recipes, "CHOICES", choices)
+    judged = []
+    monkeypatch.setattr(
+        Comparison,
+        "judge",
+        lambda self, *given, judge=Comparison.judge: (judged.append(self.splits), judge(self, *given)),
+    )
+    monkeypatch.setattr(recipes, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
+    page = runs / "recipes.md"
+    options = ["--data", "data", "--runs", str(runs), "--seeds", "1", "--device", "cpu", "--results", str(page)]
+    monkeypatch.setattr("sys.argv", ["cifar10_member_recipes.py", *options])
+    recipes.main()
+    data = splits()
+    for seen in judged:
+        assert torch.equal(seen.test.tensors["pixel_values"], data.validation.tensors["pixel_values"])
+        assert [*seen.ood] == ["circuits"]
+        assert torch.equal(
+            seen.ood["circuits"]["objects"].tensors["pixel_values"], data.circuit_ood.tensors["pixel_values"]
+        )
+    rows = [line.split(" | ") for line in page.read_text().splitlines()[4:]]
+    assert {row[0].removeprefix("| ") for row in rows} == set(recipes.METHODS.values()) and len(rows) == 5
+    assert capsys.readouterr().out.strip().endswith(page.read_text().strip())
+    averages = [float(row[4]) for row in rows]
+    assert averages == sorted(averages, reverse=True)
 
 
 # The order of work
@@ -182,20 +239,6 @@ def test_a_circuit_that_is_not_finished_is_left_out_of_the_tables():
 # Tables
 
 
-@pytest.mark.slow
-def test_tables_show_the_numbers_of_the_results(results, methods, monkeypatch):
-    monkeypatch.setitem(SETTINGS, SMALLEST.name, SMALLEST)
-    rendered = tables.render(results)
-    row = next(line for line in rendered[f"{SMALLEST.name}/quality"].splitlines() if "Hydra (Circ)" in line)
-    hydra = methods["hydra-circ"]
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert cells[1] == f"{100 * hydra['id']['accuracy']:.2f}"
-    assert (
-        cells[6] == f"{100 * hydra['ood']['msp']['far']['noise']['auroc']:.1f}"
-    )  # without those like the circuits' own
-    assert "1 heads pruned" in rendered[f"{SMALLEST.name}/budgets"]
-
-
 def test_cells_are_means_with_standard_deviations_over_the_seeds():
     seeds = {"0": {"single": {"value": 1.0}}, "1": {"single": {"value": 2.0}}, "2": {"single": {"value": 3.0}}}
     [line] = tables.table(seeds, {"single": "Single"}, [("Value", lambda run: run["value"], ".1f")]).splitlines()[2:]
@@ -240,13 +283,6 @@ def test_the_picture_is_drawn_from_the_results(tmp_path):
     assert overview.draw(found, SETTINGS, tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
-def test_layers_merged_at_the_front_are_judged(methods):
-    """All of a trunk's weights are the members' mean: the members of such a Hydra differ behind it alone."""
-    assert own.trunk_depths({"0": methods}, "whole") == own.trunk_depths({"0": methods}, "zero-shot") == [1]
-    assert methods["tunings-whole-trunk-1"]["id"] != methods["tunings-whole"]["id"]
-
-
 def test_aims_are_held_or_not_by_the_means():
     def run(ece, auroc):
         ood = {"far": {"noise": {"auroc": auroc, "mutual_information": 0.1, "disagreement": 0.1}}}
@@ -277,21 +313,11 @@ def test_a_page_gets_its_tables_and_keeps_its_words():
         tables.with_tables(page, {"c": ""})
 
 
-@pytest.mark.slow
-def test_results_stay_where_nothing_was_judged(results, tmp_path):
-    path, [content] = tmp_path / "setting.json", results.values()
-    write_results({"seeds": {}}, path)
-    assert not path.exists() and read_results(tmp_path) == {}
-    write_results(content, path)
-    write_results({"seeds": {}}, path)
-    assert read_results(tmp_path) == {"setting": json.loads(json.dumps(content))}
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_pages_show_the_results_file(page):
+def test_the_pages_show_the_results_files():
     rendered = tables.render(read_results(RESULTS))
-    assert tables.MARKED.search(page.read_text())
-    assert tables.with_tables(page.read_text(), rendered) == page.read_text()
+    for page in PAGES:
+        assert tables.MARKED.search(page.read_text()), page.name
+        assert tables.with_tables(page.read_text(), rendered) == page.read_text(), page.name
 
 
 def test_the_six_backbones_of_two_runs_differ_as_the_page_says():
@@ -312,36 +338,6 @@ def test_the_six_backbones_of_two_runs_differ_as_the_page_says():
 
 
 # Recipes
-
-
-@pytest.mark.slow
-def test_recipes_of_members_are_compared_on_validation_images_alone(runs, monkeypatch, capsys):
-    choices = (recipes.Choice("mild", 1e-2, 1), recipes.Choice("strong", 1e-3, 2))
-    monkeypatch.setattr(recipes, "SETTING", SMALLEST)
-    monkeypatch.setattr(recipes, "CHOICES", choices)
-    judged = []
-    monkeypatch.setattr(
-        Comparison,
-        "judge",
-        lambda self, *given, judge=Comparison.judge: (judged.append(self.splits), judge(self, *given)),
-    )
-    monkeypatch.setattr(recipes, "ProcessPoolExecutor", lambda workers, context: ThreadPoolExecutor(workers))
-    page = runs / "recipes.md"
-    options = ["--data", "data", "--runs", str(runs), "--seeds", "1", "--device", "cpu", "--results", str(page)]
-    monkeypatch.setattr("sys.argv", ["cifar10_member_recipes.py", *options])
-    recipes.main()
-    data = splits()
-    for seen in judged:
-        assert torch.equal(seen.test.tensors["pixel_values"], data.validation.tensors["pixel_values"])
-        assert [*seen.ood] == ["circuits"]
-        assert torch.equal(
-            seen.ood["circuits"]["objects"].tensors["pixel_values"], data.circuit_ood.tensors["pixel_values"]
-        )
-    rows = [line.split(" | ") for line in page.read_text().splitlines()[4:]]
-    assert {row[0].removeprefix("| ") for row in rows} == set(recipes.METHODS.values()) and len(rows) == 5
-    assert capsys.readouterr().out.strip().endswith(page.read_text().strip())
-    averages = [float(row[4]) for row in rows]
-    assert averages == sorted(averages, reverse=True)
 
 
 def test_recipes_need_backbones(tmp_path, monkeypatch, capsys):

@@ -25,13 +25,9 @@ def install_nothing(monkeypatch) -> None:
     monkeypatch.setattr(units, "importlib", SimpleNamespace(util=util))
 
 
-@pytest.mark.slow
-def test_a_backbone_is_trained(monkeypatch, capsys):
+def test_a_backbone_is_trained_and_asks_for_data_that_is_not_made_up(monkeypatch, capsys):
     call(train_vit_cifar10, monkeypatch)
     assert "test accuracy 0." in capsys.readouterr().out
-
-
-def test_data_is_asked_for_where_it_is_not_made_up(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [train_vit_cifar10.__file__])
     with pytest.raises(SystemExit):
         train_vit_cifar10.main()
@@ -57,14 +53,13 @@ class InThisProcess:
     wait = terminate = poll
 
 
-@pytest.mark.slow
 def test_the_comparison_runs_without_data_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(comparison, "subprocess", SimpleNamespace(Popen=InThisProcess, STDOUT=None))
     before = snapshot(comparison.RESULTS)
     # as where nothing can be fine-tuned: it is the members that take long
     install_nothing(monkeypatch)
-    call(comparison, monkeypatch)
+    call(comparison, monkeypatch, "--threads", "1")
     output = capsys.readouterr().out
     needing = sum(bool(missing_packages(unit)) for unit in units_of(SMALLEST, seeds=1, backbones=3))
     assert f"needs accelerate, peft: {needing} of " in output
@@ -87,7 +82,6 @@ def test_a_comparison_that_cannot_fine_tune_is_refused_at_once(monkeypatch, caps
     assert "fine-tuning needs accelerate and peft: pip install accelerate peft" in capsys.readouterr().err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("can_train", [True, False])
 def test_recipes_are_compared_without_data(can_train, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

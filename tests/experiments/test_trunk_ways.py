@@ -20,17 +20,11 @@ from experiments.units import BEHIND_TRUNK, Unit, units_of
 SETTING = replace(SMALLEST, groups=("trunk-ways",))
 
 
-@pytest.fixture(scope="module")
-def comparison(tmp_path_factory) -> Comparison:
-    """All units of the group for one seed, done."""
-    comparison = Comparison(SETTING, splits(), tmp_path_factory.mktemp("runs"), "cpu", seeds=1, backbones=3)
+@pytest.mark.slow
+def test_every_way_has_its_trunk_trains_behind_it_and_costs_the_same(tmp_path):
+    comparison = Comparison(SETTING, splits(), tmp_path, "cpu", seeds=1, backbones=3)
     for unit in units_of(SETTING, seeds=1, backbones=3):
         comparison.run(unit)
-    return comparison
-
-
-@pytest.mark.slow
-def test_every_way_has_its_trunk_and_costs_the_same(comparison):
     made = {name: make() for name, make in comparison.trunk_ways(0)}
     assert {name: each.config.trunk_layers for name, each in made.items()} == dict.fromkeys(made, 1)
     methods = gather(comparison.folder, "cpu")["seeds"]["0"]
@@ -40,10 +34,6 @@ def test_every_way_has_its_trunk_and_costs_the_same(comparison):
     assert methods["trunk-merged-whole"]["multiply_adds"] > methods["trunk-merged"]["multiply_adds"]
     rows = tables.trunk_way_rows(SETTING)
     assert set(rows) == set(made) and rows["trunk-frozen"] in tables.table({"0": methods}, rows, [tables.ACCURACY])
-
-
-@pytest.mark.slow
-def test_what_is_frozen_stays_and_what_is_behind_trains(comparison):
     start = comparison.once(comparison.start)
     for index in range(3):
         frozen = comparison.once(comparison.frozen, index)

@@ -172,7 +172,7 @@ def call(module, monkeypatch, *options: str) -> None:
 @pytest.mark.slow
 def test_the_comparison_runs_without_data_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    call(zero_shot, monkeypatch, "--smallest", "--device", "cpu")
+    call(zero_shot, monkeypatch, "--smallest", "--device", "cpu", "--threads", "1")
     output = capsys.readouterr().out
     for row in (
         "Single",

@@ -159,7 +159,7 @@ def test_push_publishes_the_model_and_its_page(hydra, examples, hub, capsys):
     hub.files.clear()  # here model and page would have one README.md
     assert main(words) == 0
     assert hub.files["app.py"] == b"# mine\n"
-    assert "is published as it is, without a look at --space-examples" in capsys.readouterr().err
+    assert "is published as it is, and --space-examples is ignored" in capsys.readouterr().err
 
 
 def test_push_refuses_a_bad_page_before_it_publishes_anything(hydra, examples, hub, capsys):

@@ -16,7 +16,7 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.cli import main
 from hydra_transformers.models import auto
 from hydra_transformers.models.auto import AUTO_CLASSES, CONFIG_CLASSES, HEADS, HYDRA_CLASSES, auto_class_of
-from tests.families import BERT, CLIP, FAMILIES, VIT
+from tests.families import BERT, CLIP, FAMILIES, FEW, VIT, for_families
 
 
 ROOT = Path(hydra_transformers.__file__).parent
@@ -32,6 +32,7 @@ def test_a_backbone_becomes_the_hydra_of_its_family(family):
     assert type(AutoHydra.from_backbone(hydra)) is family.hydra
 
 
+@for_families(FEW)
 @torch.no_grad()
 def test_three_plain_checkpoints_become_one_model(family):
     backbones, inputs = [family.backbone(seed) for seed in range(3)], family.inputs()
@@ -41,6 +42,7 @@ def test_three_plain_checkpoints_become_one_model(family):
     torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
 
 
+@for_families(FEW)
 @torch.no_grad()
 def test_folders_are_members_as_good_as_the_models_in_them(family, tmp_path):
     backbones = [family.backbone(seed) for seed in range(3)]
@@ -57,7 +59,7 @@ def test_folders_are_members_as_good_as_the_models_in_them(family, tmp_path):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", [VIT, CLIP], ids=["vit", "clip"])
+@for_families([VIT, CLIP])
 def test_a_saved_hydra_is_loaded_and_built_anew_as_the_class_it_is(family, tmp_path):
     hydra, inputs = family.fused(), family.inputs()
     hydra.save_pretrained(tmp_path / "whole")

@@ -14,7 +14,7 @@ from hydra_transformers import (
     HydraViTConfig,
     HydraViTForImageClassification,
 )
-from tests.families import BERT, DISTILBERT, SIGLIP_CLASSIFIER, VIT
+from tests.families import BERT, DISTILBERT, FEW, OWN_LAYERS, SIGLIP_CLASSIFIER, VIT, for_families
 
 
 SIZES = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
@@ -22,6 +22,7 @@ RAGGED = [[[0, 1], [3]], [[], [1, 2]]]
 CONFIGS = [HydraViTConfig, HydraBertConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig]
 
 
+@for_families(OWN_LAYERS)
 def test_the_config_alone_rebuilds_the_model_on_the_meta_device(family, tmp_path):
     hydra = family.fused(shared=("mlp",))
     hydra.config.save_pretrained(tmp_path)
@@ -129,7 +130,7 @@ def test_bert_decoders_are_refused():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", [BERT, DISTILBERT, SIGLIP_CLASSIFIER, VIT], ids=lambda family: family.name)
+@for_families([BERT, DISTILBERT, SIGLIP_CLASSIFIER, VIT])
 def test_a_width_of_heads_is_believed_where_the_backbone_believes_it(family):
     backbone = family.backbone(head_dim=4)
     hydra = family.hydra.from_backbone(backbone)
@@ -137,6 +138,7 @@ def test_a_width_of_heads_is_believed_where_the_backbone_believes_it(family):
     torch.testing.assert_close(hydra(**family.inputs()).member_logits[:, 0], expected)
 
 
+@for_families(FEW)
 def test_a_backbone_checkpoint_is_not_loaded_as_a_hydra(family, tmp_path):
     """Its weights have another layout: loaded as they are, they would silently be nonsense."""
     family.backbone().save_pretrained(tmp_path)

@@ -8,7 +8,20 @@ import torch
 from transformers import BertModel, ViTModel
 
 from hydra_transformers import HydraBertModel, HydraViTForImageClassification, HydraViTModel
-from tests.families import BERT, CLIP, VIT, bert_backbone, clip_backbone, images, padded_texts, randomise, vit_backbone
+from tests.families import (
+    BERT,
+    CLIP,
+    FEW,
+    OWN_LAYERS,
+    VIT,
+    bert_backbone,
+    clip_backbone,
+    for_families,
+    images,
+    padded_texts,
+    randomise,
+    vit_backbone,
+)
 
 
 def state(model):
@@ -35,6 +48,7 @@ def slice_attention(projections, output, kept, head_dim=8):
 # What carries over
 
 
+@for_families(FEW)
 def test_the_backbone_is_left_as_it_was(family):
     backbone = family.backbone()
     before = state(backbone)
@@ -42,6 +56,7 @@ def test_the_backbone_is_left_as_it_was(family):
     assert_same_state(state(backbone), before)
 
 
+@for_families(OWN_LAYERS)
 def test_members_are_left_as_they_were_and_share_no_storage_with_the_hydra(family):
     members = family.members()
     before, random_state = [state(member) for member in members], torch.get_rng_state()
@@ -83,6 +98,7 @@ def test_labels_and_dtype_carry_over(dtype):
     assert {parameter.dtype for parameter in hydra.parameters()} == {dtype}
 
 
+@for_families(FEW)
 def test_the_attention_backend_carries_over(family):
     backbone = family.backbone()
     backbone.set_attn_implementation("eager")
@@ -91,6 +107,7 @@ def test_the_attention_backend_carries_over(family):
     assert family.hydra.from_backbone(backbone).config._attn_implementation == expected
 
 
+@for_families(FEW)
 def test_the_mean_of_equal_members_is_bit_for_bit_the_member(family):
     member = family.hydra.from_backbone(family.backbone()).float()
     for count in (2, 3, 5, 7) if family is VIT else (3,):  # the mean is taken by the same lines for all
@@ -103,6 +120,7 @@ def test_the_mean_of_equal_members_is_bit_for_bit_the_member(family):
 # Kinds of members
 
 
+@for_families(FEW)
 @torch.no_grad()
 def test_members_may_be_plain_models_hydras_and_one_member_hydras(family):
     inputs = family.inputs()
@@ -183,6 +201,7 @@ def test_a_base_hydra_takes_what_it_needs_from_a_classifier():
 # Back again
 
 
+@for_families(OWN_LAYERS)
 @torch.no_grad()
 def test_taking_an_ensemble_apart_and_fusing_it_again_is_the_identity(family):
     hydra = family.fused(shared=())
@@ -195,6 +214,7 @@ def test_taking_an_ensemble_apart_and_fusing_it_again_is_the_identity(family):
     assert_same_state(state(again), state(hydra))
 
 
+@for_families(OWN_LAYERS)
 @torch.no_grad()
 def test_a_member_of_a_sharing_hydra_gives_that_members_logits(family):
     hydra = family.fused()
@@ -257,6 +277,7 @@ def test_a_model_without_the_head_is_refused():
         HydraViTForImageClassification.from_backbone(ViTModel(vit_backbone().config))
 
 
+@for_families(FEW)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_members_with_broken_weights_are_refused(family, value):
     broken = copy.deepcopy(family.backbone(1))
@@ -336,6 +357,7 @@ def test_a_head_by_its_name_and_a_part_without_a_list_are_refused():
 # Members that were not made from one backbone
 
 
+@for_families(FEW)
 @pytest.mark.parametrize("shared", [("mlp",), ("embeddings", "layernorm", "mlp")])
 def test_members_of_networks_trained_apart_are_told_of(family, shared, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from hydra_transformers.pruning import prune_heads
-from tests.families import GEMMA, LLAMA, QWEN2, Family, padded_texts
+from tests.families import GEMMA, LLAMA, QWEN2, Family, for_families, padded_texts
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", [LLAMA, GEMMA], ids=lambda family: family.name)
+@for_families([LLAMA, GEMMA])
 def test_windows_that_the_backbone_does_not_read_change_nothing(family: Family):
     backbone = family.backbone(layer_types=["sliding_attention"] * 3, sliding_window=2)
     hydra = prune_heads(backbone)

@@ -8,11 +8,11 @@ from hydra_transformers.fast.layers import fast_layer
 from hydra_transformers.fusion import to_transformers
 from hydra_transformers.pruning import prune_heads
 from hydra_transformers.pruning.scores import magnitude_scores
-from tests.families import DECODERS, GEMMA, HEAD_DIM, LLAMA, QWEN2, Family, padded_texts
+from tests.families import DECODERS, GEMMA, HEAD_DIM, LLAMA, QWEN2, Family, for_families, padded_texts
 
 
 BACKENDS = ["eager", "sdpa"]
-EVERY = pytest.mark.parametrize("family", DECODERS, ids=lambda family: family.name)
+EVERY = for_families(DECODERS)
 
 
 def padded_on_the_left() -> dict[str, torch.Tensor]:

@@ -14,7 +14,7 @@ from hydra_transformers.uncertainty import (
     ood_metrics,
     ood_score,
 )
-from tests.families import BERT, CLIP, VIT, images
+from tests.families import BERT, CLIP, FEW, OWN_LAYERS, VIT, for_families, images
 
 
 # Nothing can be computed on it, so that any tensor which strays there is noticed, as on a GPU beside the CPU's.
@@ -25,6 +25,7 @@ def calibration(family) -> list[dict]:
     return [{**family.inputs(), "labels": torch.tensor([0, 1, 2, 0])}]
 
 
+@for_families(FEW)
 def test_fusing_and_taking_apart(family):
     backbones = [family.backbone(seed) for seed in range(2)]
     with ELSEWHERE:
@@ -37,6 +38,7 @@ def test_fusing_and_taking_apart(family):
         assert torch.equal(hydra.state_dict()[name], tensor), name
 
 
+@for_families(OWN_LAYERS)
 @torch.no_grad()
 def test_inference(family):
     hydra, inputs = family.fused(), family.inputs()
@@ -45,7 +47,7 @@ def test_inference(family):
         assert torch.equal(hydra(**inputs).member_logits, expected)
 
 
-@pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+@for_families([VIT, BERT])
 def test_pruning(family):
     model, data = family.backbone(), calibration(family)
     ood = [{name: value.flip(1)[:3] for name, value in family.inputs().items()}]

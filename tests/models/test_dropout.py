@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.families import BERT, ELECTRA, VIT, Family
+from tests.families import BERT, ELECTRA, VIT, Family, for_families
 
 
 P = 0.5
@@ -88,9 +88,9 @@ def test_logits_in_training_scatter_as_the_backbones_do(family):
     assert ((theirs.std(0) / ours.std(0) - 1).abs() < 0.12).all()
 
 
-FAMILIES = pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+FAMILIES = for_families([VIT, BERT])
 # One more that maps its embeddings to another width after it has dropped from them.
-AND_PROJECTED = pytest.mark.parametrize("family", [VIT, BERT, ELECTRA], ids=lambda family: family.name)
+AND_PROJECTED = for_families([VIT, BERT, ELECTRA])
 
 
 def fused(family, p: float, members: int = 3):

@@ -5,7 +5,19 @@ import torch
 from transformers import AutoModel, CLIPTextModel, CLIPVisionModel
 
 from hydra_transformers import HydraCLIPModel, HydraCLIPTextModel, HydraCLIPVisionModel, HydraViTConfig
-from tests.families import BERT, CLIP, ELECTRA, VIT, bert_backbone, clip_backbone, images, padded_texts, vit_backbone
+from tests.families import (
+    BERT,
+    CLIP,
+    ELECTRA,
+    FEW,
+    VIT,
+    bert_backbone,
+    clip_backbone,
+    for_families,
+    images,
+    padded_texts,
+    vit_backbone,
+)
 
 
 def fused(family, **fields):
@@ -57,7 +69,7 @@ def test_single_dropouts_can_be_switched_on_to_sample(where):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", [VIT, BERT, CLIP], ids=lambda family: family.name)
+@for_families([VIT, BERT, CLIP])
 def test_replicas_of_data_parallel_run(family):
     """What `nn.DataParallel` makes on several GPUs: copies of the modules with parameters as plain attributes."""
     hydra, inputs = fused(family), family.inputs()
@@ -143,6 +155,7 @@ def test_hidden_states_of_one_clip_tower_alone():
     assert hydra(**CLIP.inputs()).vision_model_output.last_hidden_state.shape == (4, 5, 32)
 
 
+@for_families(FEW)
 def test_weights_that_are_not_in_memory_are_refused(family):
     with pytest.raises(ValueError, match=r"members\[0\] has weights that are not in memory"):
         family.hydra.from_pruned_members([family.backbone().to("meta")])
@@ -158,7 +171,7 @@ def test_a_hydra_needs_a_layer():
         HydraViTConfig(num_hidden_layers=0)
 
 
-@pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+@for_families([VIT, BERT])
 @pytest.mark.parametrize("shared", [(), ("embeddings",)], ids=["own", "shared"])
 def test_input_embeddings_are_found(family, shared):
     hydra = family.fused(shared=shared)

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from hydra_transformers.models.auto import check_has_no_adapters
 from hydra_transformers.pruning import draw_members, prune_heads, taylor_scores
 from hydra_transformers.training import lora_config
-from tests.families import BERT, CLIP, VIT, images
+from tests.families import BERT, CLIP, FEW, VIT, for_families, images
 
 
 class Packed(torch.Tensor):
@@ -56,6 +56,7 @@ def as_transformers_says(model) -> None:
 WAYS = [in_int8, in_codes_of_another_class, in_float8, as_transformers_says]
 
 
+@for_families(FEW)
 @pytest.mark.parametrize("quantise", WAYS, ids=lambda way: way.__name__)
 def test_quantised_backbones_are_refused(family, quantise):
     backbone = family.backbone()
@@ -70,6 +71,7 @@ def test_quantised_backbones_are_refused(family, quantise):
             build()
 
 
+@for_families(FEW)
 @pytest.mark.parametrize("quantise", WAYS, ids=lambda way: way.__name__)
 def test_members_of_a_quantised_hydra_are_refused(family, quantise):
     hydra = family.fused()
@@ -78,6 +80,7 @@ def test_members_of_a_quantised_hydra_are_refused(family, quantise):
         hydra.member(0)
 
 
+@for_families(FEW)
 def test_a_part_that_was_replaced_is_named(family):
     """As `torch.ao.quantization.quantize_dynamic` does: the new part has no parameters."""
     hydra = family.fused()

@@ -5,7 +5,17 @@ import torch
 from transformers import AutoModel, ViTImageProcessorPil, pipeline
 
 from hydra_transformers import HydraBertModel, HydraViTModel
-from tests.families import BERT, CLIP, VIT, bert_backbone, clip_backbone, images, padded_texts, vit_backbone
+from tests.families import (
+    BERT,
+    CLIP,
+    VIT,
+    bert_backbone,
+    clip_backbone,
+    for_families,
+    images,
+    padded_texts,
+    vit_backbone,
+)
 from tests.models.test_hub import bert_tokenizer, random_image
 
 
@@ -14,7 +24,7 @@ def tight(tensor, expected):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+@for_families([VIT, BERT])
 def test_states_are_means_with_each_members_beside_them(family):
     hydra = family.fused().base_model
     outputs = hydra(**family.inputs())

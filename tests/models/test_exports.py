@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hydra_transformers import export
-from tests.families import MODERNBERT, VIT, Family, images
+from tests.families import AST, FAMILIES, FEW, MODERNBERT, VARIANTS, VIT, Family, for_families, images
 
 
 PRODUCTS = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.ops.aten.baddbmm)
@@ -65,6 +65,7 @@ class Products(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
+@for_families(FEW)
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "inference"])
 def test_members_without_heads_are_in_no_product(model, gradients):
     """Formats without tensors of width zero fail on such products, or compute something else."""
@@ -76,6 +77,7 @@ def test_members_without_heads_are_in_no_product(model, gradients):
     assert all(0 not in shape for shape in products.shapes)
 
 
+@for_families([family for family in FAMILIES if family not in (*VARIANTS, AST)])  # AST's is in test_ast
 @pytest.mark.slow
 def test_exported_models_answer_as_the_model_does(model, tmp_path):
     """One graph for batches of any size and texts of any length. `export` itself runs both formats on inputs of its own, of
@@ -93,6 +95,7 @@ def test_exported_models_answer_as_the_model_does(model, tmp_path):
         assert_same(found, expected.values())
 
 
+@for_families(FEW)
 @pytest.mark.slow
 def test_the_older_exporter_gives_the_same_logits(model, tmp_path):
     """By tracing, which fixes the size of batches in embeddings that are Transformers' own; not in those of a ViT."""
@@ -106,6 +109,7 @@ def test_the_older_exporter_gives_the_same_logits(model, tmp_path):
     assert_same(found, model(*tensors))
 
 
+@for_families(FEW)
 @pytest.mark.slow
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "inference"])
 def test_traces_for_batches_of_any_size(model, gradients):
@@ -116,6 +120,7 @@ def test_traces_for_batches_of_any_size(model, gradients):
     assert_same(traced(*twice), model(*twice))
 
 
+@for_families(FEW)
 @pytest.mark.slow
 def test_traces_without_a_wrapper(model):
     """Plain Transformers models do, where they return no outputs within outputs."""
@@ -130,6 +135,7 @@ def test_traces_without_a_wrapper(model):
         assert_same([found["logits"], found["member_logits"]], [expected.logits, expected.member_logits])
 
 
+@for_families(FEW)
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ["traced", "exported"])
 def test_openvino_gives_the_same_logits(model, path):
@@ -152,6 +158,7 @@ class ThreeAxesLinear(torch.nn.Linear):
         return super().forward(hidden_states)
 
 
+@for_families(FEW)
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "inference"])
 def test_linear_layers_get_three_axes_at_most(family, gradients):
     hydra = family.fused()

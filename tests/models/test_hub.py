@@ -28,9 +28,11 @@ from tests.families import (
     CLIP,
     DECODERS,
     FAMILIES,
+    FEW,
     VIT,
     bert_backbone,
     clip_backbone,
+    for_families,
     randomise,
     vit_backbone,
 )
@@ -152,6 +154,7 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     assert sum(lines.values()) <= 3_000, lines
 
 
+@for_families(FEW)
 def test_building_without_the_package_gets_a_sentence(family, monkeypatch):
     hydra = family.hydra.from_backbone(family.backbone())
     sentence = "needs the package hydra_transformers, .*: pip install --upgrade hydra_transformers"
@@ -203,6 +206,7 @@ def test_nothing_is_missing_or_left_over_after_loading(family, saved):
     assert not any(info.values()), info
 
 
+@for_families(FEW)
 def test_sharded_checkpoints_load(family, saved, tmp_path):
     hydra, _, _ = saved
     hydra.save_pretrained(tmp_path / "sharded", max_shard_size="20KB")
@@ -305,6 +309,7 @@ def test_the_zero_shot_pipeline_returns_mean_probabilities(tmp_path):
     assert scores == pytest.approx(dict(zip(labels, expected.tolist(), strict=True)), abs=1e-4)
 
 
+@for_families(FEW)
 @pytest.mark.skipif(
     not (os.environ.get("HYDRA_TEST_HUB_ENDPOINT") and os.environ.get("HYDRA_TEST_HUB_TOKEN")),
     reason="needs a Hub-compatible server: set HYDRA_TEST_HUB_ENDPOINT and HYDRA_TEST_HUB_TOKEN",

@@ -7,7 +7,7 @@ import torch
 
 from hydra_transformers.fusion import slots
 from hydra_transformers.models.modeling_hydra import PerMember
-from tests.families import BERT, CLIP, VIT, Family, randomise
+from tests.families import BERT, CLIP, FEW, VIT, Family, for_families, randomise
 
 
 SHARED_CHOICES = [(), ("mlp",), ("layernorm",), ("embeddings",), ("embeddings", "layernorm", "mlp")]
@@ -43,6 +43,7 @@ def test_fused_probabilities_are_the_mean_of_the_members(family, backend, dtype,
     )
 
 
+@for_families(FEW)
 @torch.no_grad()
 def test_flex_attention_gives_the_probabilities_of_sdpa_or_is_refused(family):
     inputs = {key: value.float() if value.is_floating_point() else value for key, value in family.inputs().items()}
@@ -164,6 +165,7 @@ def test_a_dense_one_member_hydra_is_the_backbone(family):
     torch.testing.assert_close(found, family.probabilities(expected), atol=1e-10, rtol=0)
 
 
+@for_families(FEW)
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_logits_stand_for_mean_probabilities_in_float32(family, dtype):
@@ -203,7 +205,7 @@ def test_a_clip_that_differs_in_the_vision_tower_only_has_one_text_tower():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+@for_families([VIT, BERT])
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
 def test_computing_the_last_layer_for_the_first_token_alone_changes_nothing(family, backend):
     hydra = family.fused()

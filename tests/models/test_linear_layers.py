@@ -10,7 +10,7 @@ from hydra_transformers.fast.layers import fast_layer
 from hydra_transformers.fusion import with_linear_layers
 from hydra_transformers.models.modeling_hydra import Grouped, GroupedLinear
 from hydra_transformers.uncertainty import AnswerReader
-from tests.families import BERT, CLIP, ROBERTA, VIT, images
+from tests.families import BERT, CLIP, OWN_LAYERS, ROBERTA, VIT, for_families, images
 
 
 class Int8Linear(nn.Module):
@@ -76,6 +76,7 @@ def tensors_of(outputs) -> dict[str, torch.Tensor]:
 # The same model
 
 
+@for_families(OWN_LAYERS)
 def test_answers_and_checkpoints_are_those_of_the_hydra(family, tmp_path):
     """Ragged: members without heads, a layer without any, tuples of different widths."""
     hydra, inputs = family.fused(), family.inputs()
@@ -155,7 +156,7 @@ def test_mode_and_what_is_frozen_stay_and_nothing_random_is_drawn():
 # Within reach
 
 
-@pytest.mark.parametrize("family", [VIT, BERT, ROBERTA, CLIP], ids=lambda family: family.name)
+@for_families([VIT, BERT, ROBERTA, CLIP])
 def test_a_quantiser_reaches_all_but_the_logits(family):
     hydra = family.fused("uniform")
     apart = with_linear_layers(hydra)

@@ -6,13 +6,25 @@ import pytest
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
-from tests.families import BERT, CLIP, VIT, bert_backbone, images, padded_texts, vit_backbone
+from tests.families import (
+    BERT,
+    CLIP,
+    FEW,
+    OWN_LAYERS,
+    VIT,
+    bert_backbone,
+    for_families,
+    images,
+    padded_texts,
+    vit_backbone,
+)
 
 
 def hydra_bert(**fields):
     return BERT.hydra.from_pruned_members([bert_backbone(seed, **fields) for seed in range(3)])
 
 
+@for_families(OWN_LAYERS)
 def test_outputs_have_the_documented_shapes(family):
     hydra = family.fused()
     hydra.set_attn_implementation("eager")
@@ -50,6 +62,7 @@ def test_hidden_states_and_attentions_are_those_of_the_members():
             torch.testing.assert_close(mine[:, 4 * m : 4 * m + 4], theirs, atol=1e-12, rtol=1e-10)
 
 
+@for_families(FEW)
 @pytest.mark.parametrize("heads", ["ragged", "all"])
 def test_hidden_states_and_attentions_have_gradients(family, heads):
     """They are what the next layer reads, not copies of it."""
@@ -63,6 +76,7 @@ def test_hidden_states_and_attentions_have_gradients(family, heads):
     assert all(gradient.abs().sum() > 0 for gradient in gradients)
 
 
+@for_families(FEW)
 def test_asking_for_hidden_states_and_attentions_changes_no_logits(family):
     for heads in ("ragged", "all"):
         hydra = family.fused(heads)
@@ -72,6 +86,7 @@ def test_asking_for_hidden_states_and_attentions_changes_no_logits(family):
         torch.testing.assert_close(outputs.member_logits, hydra(**inputs).member_logits)
 
 
+@for_families(FEW)
 def test_tuples_by_the_config(family):
     hydra = family.fused()
     expected = family.ensemble_logits(hydra(**family.inputs()))
@@ -79,6 +94,7 @@ def test_tuples_by_the_config(family):
     torch.testing.assert_close(hydra(**family.inputs())[0], expected)
 
 
+@for_families(FEW)
 def test_tuples_where_asked_for(family):
     hydra = family.fused()
     as_tuple = hydra(**family.inputs(), return_dict=False)

@@ -12,7 +12,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from hydra_transformers.cost import count_multiply_adds
 from hydra_transformers.pruning import extract_circuit, prune_heads, taylor_scores
 from hydra_transformers.training import PostPruningCallback, lora_config
-from tests.families import VIT, images
+from tests.families import FEW, VIT, for_families, images
 
 
 @pytest.fixture
@@ -33,6 +33,7 @@ def foreign(family, tmp_path, monkeypatch):
     return loaded, members
 
 
+@for_families(FEW)
 @torch.no_grad()
 def test_members_of_several_repositories_are_fused(family, foreign):
     loaded, members = foreign
@@ -49,7 +50,7 @@ def test_members_of_several_repositories_are_fused(family, foreign):
     torch.testing.assert_close(again(**inputs).member_logits, expected)
 
 
-@pytest.mark.parametrize("family", [VIT], ids=lambda family: family.name)
+@for_families([VIT])
 def test_the_package_works_on_them_as_on_its_own(family, foreign):
     loaded, members = foreign
     data = [{"pixel_values": images(), "labels": torch.tensor([0, 1, 2, 3])}]

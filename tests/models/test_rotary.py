@@ -7,7 +7,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 from hydra_transformers import HydraBertConfig
 from hydra_transformers.fast import layers as fast_inference
 from hydra_transformers.models.modeling_hydra import HydraLayer, hydra_layers, rotated, run_layers
-from tests.families import LLAMA, MODERNBERT
+from tests.families import LLAMA, MODERNBERT, for_families
 
 
 HEAD_DIM, TOKENS, BATCH = 8, 5, 3
@@ -108,7 +108,7 @@ def test_half_precision_may_be_turned_in_float32():
     assert torch.equal(found, apply_rotary_pos_emb(query.float(), query.float(), *turns)[0].bfloat16())
 
 
-@pytest.mark.parametrize("family", [LLAMA, MODERNBERT], ids=lambda family: family.name)
+@for_families([LLAMA, MODERNBERT])
 def test_a_model_that_is_cast_keeps_the_frequencies_of_its_positions(family):
     hydra = family.hydra.from_backbone(family.backbone().float())
     before = dict(hydra.model.rotary_emb.named_buffers())

@@ -10,7 +10,19 @@ from hydra_transformers import HydraViTConfig, HydraViTForImageClassification
 from hydra_transformers.models import modeling_hydra
 from hydra_transformers.models.images import as_patch_projection
 from hydra_transformers.models.modeling_hydra import GroupedLinear, GroupedOutput, is_exporting
-from tests.families import BERT, CLIP, FAMILIES, VARIANTS, VIT, images, randomise, vit_backbone
+from tests.families import (
+    BERT,
+    CLIP,
+    FAMILIES,
+    FEW,
+    OWN_LAYERS,
+    VARIANTS,
+    VIT,
+    for_families,
+    images,
+    randomise,
+    vit_backbone,
+)
 
 
 # How many heads members keep is decided in the attention, which all families share.
@@ -52,6 +64,7 @@ def test_exports_with_a_batch_of_any_size():
     torch.testing.assert_close(exported.module()(pixel_values=images(7)).logits, hydra(images(7)).logits)
 
 
+@for_families(OWN_LAYERS)
 def test_gradient_checkpointing_gives_the_same_gradients(family):
     hydra = family.fused().train()
     for module in hydra.modules():
@@ -71,6 +84,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(family):
         torch.testing.assert_close(gradient, expected[name])
 
 
+@for_families(OWN_LAYERS)
 def test_dropout_is_active_in_training_only(family):
     backbone = family.backbone(0, **({} if family.has_towers else family.dropout))
     if family.has_towers:
@@ -93,6 +107,7 @@ def test_modules_kept_in_float32_are_there():
         assert set(model._keep_in_fp32_modules_strict) <= names
 
 
+@for_families(OWN_LAYERS)
 @torch.no_grad()
 @pytest.mark.parametrize("dtype, tolerance", [(torch.bfloat16, 0.3), (torch.float16, 0.03), (torch.float32, 1e-4)])
 def test_every_dtype_agrees_with_float64(family, dtype, tolerance):
@@ -106,7 +121,7 @@ def test_every_dtype_agrees_with_float64(family, dtype, tolerance):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", [VIT, CLIP], ids=lambda family: family.name)
+@for_families([VIT, CLIP])
 def test_position_encodings_are_interpolated_for_larger_images(family):
     backbones = [family.backbone(seed) for seed in range(2)]
     hydra = family.hydra.from_pruned_members(backbones, shared=())
@@ -118,6 +133,7 @@ def test_position_encodings_are_interpolated_for_larger_images(family):
         hydra(**{**inputs, "interpolate_pos_encoding": False})
 
 
+@for_families(FEW)
 def test_loads_with_dtype_and_device_map(family, tmp_path):
     hydra = family.fused()
     hydra.save_pretrained(tmp_path)
@@ -127,6 +143,7 @@ def test_loads_with_dtype_and_device_map(family, tmp_path):
         assert torch.equal(loaded.get_parameter(name), parameter.to(torch.bfloat16)), name
 
 
+@for_families(FEW)
 @torch.no_grad()
 def test_runs_with_parts_offloaded_to_disk(family, tmp_path):
     hydra = family.fused().float()
@@ -146,6 +163,7 @@ def test_runs_with_parts_offloaded_to_disk(family, tmp_path):
     torch.testing.assert_close(loaded(**inputs).member_logits, expected)
 
 
+@for_families(OWN_LAYERS)
 @torch.no_grad()
 def test_runs_on_the_meta_device(family):
     hydra = family.fused().to("meta")
@@ -154,6 +172,7 @@ def test_runs_on_the_meta_device(family):
     assert outputs.member_logits.shape[:2] == (4, 3)
 
 
+@for_families(FEW)
 @torch.no_grad()
 def test_autocast_is_respected(family):
     hydra = family.fused("all").float()

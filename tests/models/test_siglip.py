@@ -8,10 +8,20 @@ from hydra_transformers import AutoHydra, HydraSiglipTextModel, HydraSiglipVisio
 from hydra_transformers.fusion import slots, to_transformers
 from hydra_transformers.models.auto import auto_class_of, head_of, is_zero_shot
 from hydra_transformers.pruning import prune_heads
-from tests.families import CLIP, CLIP_CLASSIFIER, RAGGED, SIGLIP, SIGLIP_CLASSIFIER, images, padded_texts, randomise
+from tests.families import (
+    CLIP,
+    CLIP_CLASSIFIER,
+    RAGGED,
+    SIGLIP,
+    SIGLIP_CLASSIFIER,
+    for_families,
+    images,
+    padded_texts,
+    randomise,
+)
 
 
-CLASSIFIERS = pytest.mark.parametrize("family", [CLIP_CLASSIFIER, SIGLIP_CLASSIFIER], ids=lambda family: family.name)
+CLASSIFIERS = for_families([CLIP_CLASSIFIER, SIGLIP_CLASSIFIER])
 
 
 def pairs(count: int = 3) -> dict[str, torch.Tensor]:

@@ -14,11 +14,10 @@ from hydra_transformers import AutoHydra, HydraCLIPConfig, HydraViTConfig
 from hydra_transformers.cost import count_multiply_adds, count_parameters, multiply_adds_of
 from hydra_transformers.fusion import attention_names, slots, tower_configs, without_weights
 from hydra_transformers.fusion.reading import read_members
-from hydra_transformers.fusion.trunk import equal_layers, trunks_of
-from hydra_transformers.models.configuration_hydra import SHARED_PARTS, HydraConfigMixin
+from hydra_transformers.fusion.trunk import equal_layers
 from hydra_transformers.training import lora_config
 from hydra_transformers.training.parameter_groups import places
-from tests.families import BERT, CLIP, SIZES, VIT, Family
+from tests.families import BERT, CLIP, FEW, OWN_LAYERS, SIGLIP, SIZES, VIT, Family, for_families
 from tests.models.test_hub import auto_class_of, run_second_process
 
 
@@ -87,6 +86,7 @@ def runs_of_layers(hydra: nn.Module, inputs: dict) -> list[int]:
 # What it computes
 
 
+@for_families([*OWN_LAYERS, SIGLIP])
 @pytest.mark.parametrize("layers", [1, TRUNK, LAYERS])
 @pytest.mark.parametrize("gradients", [False, True], ids=["fast", "plain"])
 def test_a_trunk_changes_no_answer(family, layers, gradients):
@@ -99,6 +99,7 @@ def test_a_trunk_changes_no_answer(family, layers, gradients):
             assert_close(family.ensemble_logits(found), family.ensemble_logits(expected))
 
 
+@for_families(FEW)
 @torch.no_grad()
 def test_with_many_rows_and_one_member_after_the_other(family, monkeypatch):
     monkeypatch.setattr("hydra_transformers.models.modeling_hydra.ROWS_FOR_ONE_PRODUCT_PER_MEMBER", 1)
@@ -106,6 +107,7 @@ def test_with_many_rows_and_one_member_after_the_other(family, monkeypatch):
     assert_close(hydra(**family.inputs()).member_logits, whole(**family.inputs()).member_logits)
 
 
+@for_families(FEW)
 def test_a_layer_of_the_trunk_runs_once(family):
     found = runs_of_layers(with_and_without(family)[0], family.inputs())
     assert found == [1, 1, 3] * len(family.outputs)
@@ -113,6 +115,7 @@ def test_a_layer_of_the_trunk_runs_once(family):
     assert found == [1, 1, 1] * len(family.outputs)
 
 
+@for_families(FEW)
 @torch.no_grad()
 def test_states_between_the_layers_are_those_of_every_member(family):
     hydra, whole = with_and_without(family)
@@ -134,6 +137,7 @@ def inputs_of(encoder: nn.Module, family: Family) -> dict:
     return {key: value for key, value in family.inputs().items() if (key == "pixel_values") == reads_images}
 
 
+@for_families(FEW)
 def test_gradients_of_states_are_those_of_all_members_together(family):
     hydra, whole = with_and_without(family)
     for encoder, other in zip(encoders(family, hydra), encoders(family, whole), strict=True):
@@ -150,7 +154,7 @@ def test_gradients_of_states_are_those_of_all_members_together(family):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("family", [VIT, BERT, CLIP], ids=lambda family: family.name)
+@for_families([VIT, BERT, CLIP])
 def test_every_backend_masks_the_trunk_too(family):
     hydra, whole = with_and_without(family)
     for each in (hydra, whole):
@@ -170,6 +174,7 @@ def test_every_backend_masks_the_trunk_too(family):
 # Training
 
 
+@for_families(FEW)
 def test_the_trunk_gets_the_sum_of_what_members_would(family):
     hydra, whole = with_and_without(family)
     for each in (hydra, whole):
@@ -182,6 +187,7 @@ def test_the_trunk_gets_the_sum_of_what_members_would(family):
         torch.testing.assert_close(mine, theirs, atol=family.gradient_tolerance, rtol=1e-10)
 
 
+@for_families([*OWN_LAYERS, SIGLIP])
 def test_gradient_checkpointing_gives_the_same_gradients(family):
     gradients = []
     for enabled in (False, True):
@@ -198,6 +204,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(family):
     assert_close(*gradients)
 
 
+@for_families(FEW)
 def test_members_train_through_the_trunk_as_one(family):
     """With dropouts switched on, those of the embeddings included."""
     fields = {} if family.has_towers else family.dropout
@@ -209,8 +216,9 @@ def test_members_train_through_the_trunk_as_one(family):
 # Which layers
 
 
+@for_families(FEW)
 def test_the_longest_run_of_equal_layers_is_found(family):
-    read = [next(read_members(family.hydra, member, "member")) for member in members_with_trunk(family, LAYERS)]
+    read = [read_members(family.hydra, member, "member")[0] for member in members_with_trunk(family, LAYERS)]
     towers = list(family.outputs)
     assert equal_layers(family.hydra, read) == dict.fromkeys(towers, LAYERS)
     for name, place in places(_members(family, LAYERS)[0]).items():
@@ -235,6 +243,7 @@ def test_equal_weights_of_other_heads_are_no_trunk():
     assert VIT.hydra.from_pruned_members(members).config.trunk_layers == 1
 
 
+@for_families(FEW)
 def test_found_only_where_all_that_can_be_shared_is(family):
     members = members_with_trunk(family)
     for shared in ((), ("embeddings",), ("embeddings", "mlp")):
@@ -257,6 +266,7 @@ def test_the_towers_are_looked_at_one_by_one():
 # Layers merged whole
 
 
+@for_families([*OWN_LAYERS, SIGLIP])
 @torch.no_grad()
 @pytest.mark.parametrize("shared", [("embeddings", "layernorm", "mlp"), ("embeddings",)], ids=len)
 def test_merged_layers_are_the_mean_of_the_members(family, shared):
@@ -313,6 +323,7 @@ def test_a_config_says_why_it_is_refused():
 # Taken apart, saved, counted
 
 
+@for_families([*OWN_LAYERS, SIGLIP])
 def test_members_of_a_trunk_are_whole(family):
     members, hydra = members_with_trunk(family), with_and_without(family)[0]
     own = set(in_trunk(members[0], TRUNK)) | {slot.name for _, slot in slots(hydra) if slot.rows is not None}
@@ -327,6 +338,7 @@ def test_members_of_a_trunk_are_whole(family):
         assert_close(again(**family.inputs()).member_logits, hydra(**family.inputs()).member_logits)
 
 
+@for_families(FEW)
 @torch.no_grad()
 def test_saved_is_loaded(family, tmp_path):
     hydra = with_and_without(family)[0]
@@ -342,17 +354,6 @@ def test_another_number_of_layers_in_the_config_is_not_loaded(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"trunk_layers": 1}))
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         VIT.hydra.from_pretrained(tmp_path)
-
-
-def test_code_from_before_there_were_trunks_gets_none(monkeypatch):
-    read = [next(read_members(VIT.hydra, member, "member")) for member in _members(VIT, TRUNK)]
-    assert trunks_of(VIT.hydra, read, SHARED_PARTS, None) == {"": TRUNK}
-    monkeypatch.delattr(HydraConfigMixin, "members_in")
-    assert trunks_of(VIT.hydra, read, SHARED_PARTS, None) == {"": 0}
-    with pytest.raises(
-        ValueError, match=r"trunk_layers is 1, which the code that HydraViT.* was loaded with does not know"
-    ):
-        trunks_of(VIT.hydra, read, SHARED_PARTS, 1)
 
 
 def test_adapters_on_a_trunk():
@@ -402,7 +403,7 @@ def test_a_trunk_is_counted_once():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", [VIT, BERT, CLIP], ids=lambda family: family.name)
+@for_families([VIT, BERT, CLIP])
 @torch.no_grad()
 def test_compiles_and_exports_as_one_graph(family):
     hydra, inputs = with_and_without(family)[0], family.inputs()

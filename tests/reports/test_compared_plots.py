@@ -9,7 +9,7 @@ from hydra_transformers.cost import Cost
 from hydra_transformers.data.prediction import SavedLogits
 from hydra_transformers.reports.curves import reliability_curve
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.reports.plots import _free_name, _joined_bins, _on_common_axis, _report_figures
+from hydra_transformers.reports.report_plots import _free_name, _joined_bins, _on_common_axis, _report_figures
 from hydra_transformers.uncertainty import TemperatureScaling
 from tests.uncertainty.answers import saved
 

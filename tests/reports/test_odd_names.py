@@ -2,7 +2,7 @@
 
 from hydra_transformers._io.pictures import drawable
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.reports.plots import _risk_coverage
+from hydra_transformers.reports.report_plots import _risk_coverage
 from tests.reports.test_report_forms import MODELS, saved
 
 

@@ -7,8 +7,8 @@ from PIL import Image
 
 from hydra_transformers.data.prediction import SavedLogits
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.reports.plots import _risk_coverage
 from hydra_transformers.reports.report import UncertaintyReport
+from hydra_transformers.reports.report_plots import _risk_coverage
 from hydra_transformers.uncertainty import Abstention
 from tests.uncertainty.answers import saved
 
@@ -85,7 +85,7 @@ def test_plotting_leaves_pyplot_alone(tmp_path):
 
 def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch):
     results = report(ood=False)
-    for name in ("hydra_transformers.reports.plots", "hydra_transformers._io.pictures"):
+    for name in ("hydra_transformers.reports.report_plots", "hydra_transformers._io.pictures"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"plot\(\) needs matplotlib: pip install matplotlib"):

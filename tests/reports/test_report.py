@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 from hydra_transformers.data.prediction import SavedLogits, predict
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.reports.plots import _report_figures
 from hydra_transformers.reports.report import ModelResult, UncertaintyReport
+from hydra_transformers.reports.report_plots import _report_figures
 from hydra_transformers.uncertainty import (
     Abstention,
     ConformalSets,

@@ -142,7 +142,7 @@ def test_a_page_needs_no_other_file_and_takes_no_name_as_code(tmp_path):
 
 
 def test_a_page_has_every_number_of_the_markdown(report, monkeypatch):
-    monkeypatch.setattr("hydra_transformers.reports.plots.report_pngs", lambda *_: {})
+    monkeypatch.setattr("hydra_transformers.reports.report_plots.report_pngs", lambda *_: {})
     words = set(" ".join(Page(report.to_html()).words).split())
     numbers = re.findall(r"\d+\.\d+", report.to_markdown())
     assert len(numbers) > 100 and all(any(number in word for word in words) for number in set(numbers))
@@ -166,6 +166,6 @@ def test_costs_of_other_models_are_refused(tmp_path):
 
 
 def test_pictures_that_are_there_already_are_not_drawn_again(report, tmp_path, monkeypatch):
-    monkeypatch.delattr("hydra_transformers.reports.plots.report_pngs")
+    monkeypatch.delattr("hydra_transformers.reports.report_plots.report_pngs")
     (tmp_path / "one.png").write_bytes(b"\x89PNG")
     assert '<img alt="One" src="data:image/png;base64,iVBORw==">' in report.to_html(pictures=[tmp_path / "one.png"])

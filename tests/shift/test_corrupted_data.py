@@ -48,7 +48,7 @@ def figures(monkeypatch):
         path.write_bytes(b"")  # the page of the report reads it
         return path
 
-    monkeypatch.setattr("hydra_transformers.reports.plots.write_png", write_png)
+    monkeypatch.setattr("hydra_transformers.reports.report_plots.write_png", write_png)
     return found
 
 

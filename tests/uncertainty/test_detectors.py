@@ -28,10 +28,22 @@ from hydra_transformers.uncertainty import (
     ood_score,
 )
 from hydra_transformers.uncertainty.detector_fits import Moments, Reservoir, whitening_of
+from hydra_transformers.uncertainty.detectors import OOD_SCORES
 from hydra_transformers.uncertainty.features import AnswerReader
-from hydra_transformers.uncertainty.ood import OOD_SCORES
 from tests.baselines.test_all_baselines import lora_ensemble
-from tests.families import BERT, CLIP, FAMILIES, ROBERTA, VIT
+from tests.families import (
+    AST,
+    BERT,
+    CLIP,
+    CLIP_CLASSIFIER,
+    DINOV2,
+    DISTILBERT,
+    LLAMA,
+    MODERNBERT,
+    ROBERTA,
+    VIT,
+    for_families,
+)
 
 
 MEMBERS, CLASSES, DIM = 3, 4, 6
@@ -417,10 +429,11 @@ def head_input(model, inputs):
     return seen[0][torch.arange(len(seen[0])), inputs["attention_mask"].sum(dim=1) - 1]  # a decoder's last tokens
 
 
-CLASSIFIERS = [family for family in FAMILIES if not family.has_towers]
+# One for each kind of head: on a token, a pooler, tokens and their mean, two maps, a norm and a map, pooled or last tokens.
+CLASSIFIERS = [VIT, BERT, DINOV2, ROBERTA, DISTILBERT, AST, MODERNBERT, CLIP_CLASSIFIER, LLAMA]
 
 
-@pytest.mark.parametrize("family", CLASSIFIERS, ids=lambda family: family.name)
+@for_families(CLASSIFIERS)
 def test_features_are_what_the_last_linear_map_reads(family):
     inputs, backbone = family.inputs(), family.backbone()
     logits, features, labels = collect_answers(backbone, [inputs])
@@ -435,7 +448,7 @@ def test_features_are_what_the_last_linear_map_reads(family):
         torch.testing.assert_close(features[:, seed], head_input(family.backbone(seed), inputs))
 
 
-@pytest.mark.parametrize("family", [VIT, BERT, ROBERTA], ids=lambda family: family.name)
+@for_families([VIT, BERT, ROBERTA])
 def test_baselines_have_one_feature_for_each_member(family):
     inputs, backbone, other = family.inputs(), family.backbone(), family.backbone(1)
     hydra = family.hydra.from_backbone(other)

@@ -15,7 +15,6 @@ MODULES = (
     "uncertainty.decomposition",
     "uncertainty.detectors",
     "uncertainty.metrics",
-    "uncertainty.ood",
     "uncertainty.paired",
     "uncertainty.streaming",
     "uncertainty.temperature",

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from ..cost import multiply_adds_of
-from ..data.prediction import check_class_prompts
+from ..data.prediction import check_class_prompts, evaluation_mode
 from ..fusion import example_inputs
+from ..models.modeling_hydra import HydraClassifierOutput, at_least_float32
 from .baseline import Baseline
 
 
-# How a card shows a baseline of CLIP.
+# Example code for model cards.
 ZERO_SHOT_USAGE = """
 import torch
 from PIL import Image
@@ -27,23 +28,43 @@ with torch.no_grad():
     outputs = classifier(**processor(images=Image.open("photo.jpg").convert("RGB"), return_tensors="pt"))
 print(labels[outputs.logits.argmax(-1).item()], outputs.logits.softmax(-1).max().item())
 """
+PROMPTS_PER_PASS = 256
 
 
 class PromptClassifier(nn.Module):
-    """A baseline of CLIP with the prompts of its classes; a subclass computes what they say once, in `__init__`."""
+    """A baseline of CLIP with the prompts of its classes, whose features are computed once, here.
 
+    The baseline has `prompt_features(**prompts)`, a tuple of tensors with a row per class, and
+    `classify(pixel_values, *features, labels=None)`.
+    """
+
+    @torch.no_grad()
     def __init__(self, baseline: Baseline, class_prompts: Mapping[str, Tensor]):
         super().__init__()
         check_class_prompts(class_prompts, baseline.model)
         self.model = baseline
         self.num_prompts = len(class_prompts["input_ids"])
+        with evaluation_mode(baseline):
+            parts = [
+                baseline.prompt_features(
+                    **{name: value[start : start + PROMPTS_PER_PASS] for name, value in class_prompts.items()}
+                )
+                for start in range(0, self.num_prompts, PROMPTS_PER_PASS)
+            ]
+        self.num_features = len(parts[0])
+        for number, features in enumerate(zip(*parts, strict=True)):
+            self.register_buffer(f"features_{number}", torch.cat(features), persistent=False)
 
     @property
     def device(self) -> torch.device:
         return self.model.device
 
+    def forward(self, pixel_values: Tensor, labels: Tensor | None = None) -> HydraClassifierOutput:
+        features = [at_least_float32(getattr(self, f"features_{number}")) for number in range(self.num_features)]
+        return self.model.classify(pixel_values, *features, labels=labels)
+
     def count_multiply_adds(self) -> int:
-        """Of one image; the prompts are computed once."""
+        """For one image; the prompts are computed once."""
         prompts = {"input_ids": torch.zeros(self.num_prompts, 1, dtype=torch.long, device="meta")}
         counted = type(self)(self.model.without_weights(), prompts)
         return multiply_adds_of(counted, **example_inputs(self.model.config.vision_config, 1, "meta"))

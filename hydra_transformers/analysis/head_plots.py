@@ -1,4 +1,4 @@
-"""Analyses as PNG files."""
+"""Plots of the analyses, as PNG files."""
 
 import math
 import os
@@ -14,10 +14,10 @@ from .sweep import PERCENT, TITLES
 
 if TYPE_CHECKING:
     from .comparison import HeadSetComparison
+    from .head_scores import HeadScores
     from .proposition import PruningUnderNoise
     from .separation import HeadSeparation
     from .sweep import BudgetSweep
-    from .towers import HeadScores
 
 DPI = 150
 ABSENT = "#DDDDDD"
@@ -25,7 +25,7 @@ MAPS_PER_ROW = 4
 
 
 def draw_pruning_under_noise(result: "PruningUnderNoise", folder: str | os.PathLike) -> list[Path]:
-    """By data set a panel, by head set two bars: the change that the second-order expansion expects, and the true one."""
+    """A panel for each data set, and in it two bars for each head set: the expected and the true change of the loss."""
     names, data_sets = list(result.changes), ["clean", *result.noisy_sets]
     size = (1.2 + 3.4 * len(data_sets), 1.5 + 0.62 * len(names))
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
@@ -85,8 +85,12 @@ def _maps(
     note: str = "",
     shades: Mapping[float, str] | None = None,
 ) -> Figure:
-    """Heads by layer, a panel for each title; a dot marks the heads in `crossed`. With a label there is a colour bar, with
-    `shades` a legend of the values that there are."""
+    """Heads by layer, a panel for each title.
+
+    label: of the colour bar; None for no bar
+    crossed: heads that get a dot; `note` explains it in the legend
+    shades: values and their names in the legend
+    """
     rows = math.ceil(len(maps) / MAPS_PER_ROW)
     columns = math.ceil(len(maps) / rows)
     layers, heads = (1 + max(head[axis] for of_map in maps.values() for head in of_map) for axis in (-2, -1))
@@ -102,14 +106,14 @@ def _maps(
         by_place = {head[-2:]: value for head, value in of_map.items()}
         grid = [[by_place.get((layer, head), math.nan) for head in range(heads)] for layer in range(layers)]
         shown = panel.imshow(grid, cmap="Blues", aspect="equal", **scale)
-        panel.set_facecolor(ABSENT)  # heads that the model does not have, being pruned already
+        panel.set_facecolor(ABSENT)  # heads that were pruned before
         dots = [head for head in of_map if head in crossed]
         if dots:
             panel.plot([h[-1] for h in dots], [h[-2] for h in dots], ".", color=COLOURS[1], markersize=4, label=note)
         panel.set_title(drawable(title), fontsize=11)
         panel.set(xticks=_ticks(heads), yticks=_ticks(layers), xlabel="head", ylabel="layer")
         panel.label_outer()
-        if title in titles[-columns:]:  # nothing is below
+        if title in titles[-columns:]:  # no panel is below
             panel.set_xlabel("head")
             panel.tick_params(axis="x", labelbottom=True)
         panel.set_xticks([head - 0.5 for head in range(heads)], minor=True)
@@ -136,7 +140,7 @@ def _ticks(count: int) -> range:
 
 
 def _principal_components(result: "HeadSeparation") -> Figure:
-    """The heads that go last above, those that go first below, each along its own two directions."""
+    """The heads that go last above, those that go first below, each along its two principal components."""
     groups = result.by_importance(len(result.pictures))
     shown = {name: [head for head in groups[name] if head in result.pictures] for name in ("go last", "go first")}
     columns = max(map(len, shown.values()))
@@ -178,7 +182,7 @@ def draw_comparison(result: "HeadSetComparison", folder: str | os.PathLike) -> l
 
 
 def _overlaps(result: "HeadSetComparison") -> Figure:
-    """The overlap of each two sets, and in brackets what chance would give."""
+    """The overlap of each two sets, with the chance level in brackets."""
     names = list(result.head_sets)
     shown = list(map(drawable, names))
     figure = Figure(figsize=(2.2 + 0.85 * len(names), 1.4 + 0.62 * len(names)), dpi=DPI, layout="constrained")
@@ -200,8 +204,8 @@ def _overlaps(result: "HeadSetComparison") -> Figure:
 
 
 def draw_sweep(result: "BudgetSweep", folder: str | os.PathLike) -> list[Path]:
-    """A panel for each metric: lines of orders over the number of heads that go, dashed before and solid after training; where
-    there are several draws their mean, and a band from the lowest to the highest."""
+    """A panel for each metric: a line for each order over the number of heads that go, dashed before and solid after training;
+    several draws are shown as their mean and a band from the lowest to the highest."""
     metrics = [metric for metric in ("accuracy", "auroc", "ece", "time") if metric in result.metrics]
     columns = 2 if len(metrics) == 4 else len(metrics)
     rows = len(metrics) // columns
@@ -232,13 +236,13 @@ def draw_sweep(result: "BudgetSweep", folder: str | os.PathLike) -> list[Path]:
         panel.xaxis.get_major_locator().set_params(integer=True)
         finish_panel(panel, TITLES[metric])
     labels = panels[0].get_legend_handles_labels()[1]
-    inches = 0.6 + 0.075 * max(map(len, labels))  # of an entry
+    inches = 0.6 + 0.075 * max(map(len, labels))  # of a legend entry
     legend_below(figure, panels[0], max(1, min(len(labels), int(figure.get_figwidth() / inches))))
     return [write_png(figure, Path(folder) / "budgets.png")]
 
 
 def draw_scores(result: "HeadScores", folder: str | os.PathLike) -> list[Path]:
-    """Every head's score, layer by layer and head by head, a line for each tower."""
+    """Every head's score by layer and head, a line for each tower."""
     figure = Figure(figsize=(7.2, 3.6), dpi=DPI, layout="constrained")
     panel = figure.subplots()
     for number, (tower, layers) in enumerate(result.by_layer().items()):

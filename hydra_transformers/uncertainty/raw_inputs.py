@@ -14,24 +14,22 @@ from ..models.pipeline_hydra import predict
 def predict_decisions(
     model: nn.Module, inputs: Iterable[Any], processor: Any = None, batch_size: int = 1, **parameters: Any
 ) -> list[dict[str, Any]]:
-    """A dict for each input, as `hydra.predict` and the pipelines "hydra-image-classification" and its like give them: see
-    `AnswersMixin` of `models.pipeline_hydra`.
+    """A dict for each input, as from `hydra.predict` and the Hydra pipelines: see `AnswersMixin` of `models.pipeline_hydra`.
 
     Args:
         model: a Hydra, a classifier or CLIP model of Transformers, a `ZeroShotClassifier` with `class_names`, a baseline, or
-            what `calibrate` made of one.
+            the result of `calibrate`.
         inputs: texts, PIL images, or paths or URLs of images.
-        processor: the tokenizer, image processor or both in one; by default those saved with the model.
+        processor: the tokenizer, image processor or a pair; by default those saved with the model.
         batch_size: inputs per forward.
-        parameters: `top_k`, how many scores (5; None for all), and for CLIP `candidate_labels`.
+        parameters: `top_k`, the number of scores (5; None for all), and for CLIP `candidate_labels`.
     """
-    return predict(
-        model if isinstance(model, PreTrainedModel) else _Wrapped(model), inputs, processor, batch_size, **parameters
-    )
+    model = model if isinstance(model, PreTrainedModel) else _PipelineModel(model)
+    return predict(model, inputs, processor, batch_size, **parameters)
 
 
-class _Wrapped(nn.Module):
-    """Gives the pipelines what they ask of a model, for one that has a model of Transformers inside."""
+class _PipelineModel(nn.Module):
+    """A model around one of Transformers, with the attributes that pipelines read."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -49,9 +47,8 @@ class _Wrapped(nn.Module):
                     f"model is a {type(model).__name__} of two towers, whose classes have no names here: pass the towers "
                     "themselves, with candidate_labels=, or a ZeroShotClassifier with class_names="
                 )
-            self.config = PreTrainedConfig(
-                id2label=dict(enumerate(zero_shot.class_names)), name_or_path=inside.config.name_or_path
-            )
+            names = dict(enumerate(zero_shot.class_names))
+            self.config = PreTrainedConfig(id2label=names, name_or_path=inside.config.name_or_path)
             self.main_input_name = "pixel_values"
 
     @property

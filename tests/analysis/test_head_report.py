@@ -10,8 +10,8 @@ import torch
 from experiments import analysis as experiment
 from hydra_transformers import analysis
 from hydra_transformers._io.files import write_atomically
-from hydra_transformers.analysis import analyse_heads, plots, with_noise
-from hydra_transformers.analysis.report import TaylorByLayer
+from hydra_transformers.analysis import analyse_heads, head_plots, with_noise
+from hydra_transformers.analysis.head_report import TaylorByLayer
 from hydra_transformers.pruning import taylor_prune
 from hydra_transformers.pruning.heads import as_heads
 from tests.pages import ROOT, run_python_blocks
@@ -24,7 +24,7 @@ PAGE = "docs/analysis.md"
 @pytest.fixture(autouse=True)
 def without_rendering(monkeypatch):
     """Pictures are drawn elsewhere; here their files are empty."""
-    monkeypatch.setattr(plots, "write_png", lambda figure, path: write_atomically(path, b""))
+    monkeypatch.setattr(head_plots, "write_png", lambda figure, path: write_atomically(path, b""))
 
 
 def test_one_call_answers_all_questions_and_says_so_in_a_folder(tmp_path):

@@ -1,4 +1,4 @@
-"""Scores of heads by layer, the towers of CLIP side by side (C.3, figure 7)."""
+"""Scores of heads by layer, CLIP's towers side by side (C.3, figure 7)."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from ..reports.table import Table
 
 @dataclass(frozen=True)
 class HeadScores:
-    """Scores of heads, of `taylor_scores` for example.
+    """Scores of heads, for example those of `taylor_scores`.
 
     scores: `{(layer, head): score}`, for CLIP `{(tower, layer, head): score}`
     """
@@ -30,7 +30,7 @@ class HeadScores:
             )
 
     def by_layer(self) -> dict[str, dict[int, list[float]]]:
-        """Tower ("" where there is one) -> layer -> the scores of its heads, in order."""
+        """Tower ("" if there is one) -> layer -> scores"""
         found: dict[str, dict[int, list[float]]] = {}
         for head in sorted(self.scores, key=lambda head: (head[0] == "text", head)):
             tower, layer, _ = tower_and_place(head)
@@ -38,7 +38,7 @@ class HeadScores:
         return found
 
     def ratios(self) -> dict[int, float]:
-        """For CLIP, by layer the vision tower's mean score as a multiple of the text tower's, where both have the layer."""
+        """For CLIP, layer -> the vision tower's mean score / the text tower's, for layers that both have."""
         towers = self.by_layer()
         if set(towers) != {"vision", "text"}:
             return {}
@@ -49,20 +49,18 @@ class HeadScores:
         return {"scores": [[*head, score] for head, score in self.scores.items()], "ratios": self.ratios()}
 
     def to_markdown(self) -> str:
-        """By layer the mean score of a head and its range, the towers side by side."""
+        """By layer, the mean score of a head and its range."""
         towers, ratios = self.by_layer(), self.ratios()
-        heading = [
-            "Layer",
-            *(tower or "Mean (lowest to highest)" for tower in towers),
-            *(["vision / text"] if ratios else []),
-        ]
         rows = []
-        for layer in sorted({layer for of_tower in towers.values() for layer in of_tower}):
-            cells = [_range(of_tower[layer]) if layer in of_tower else "-" for of_tower in towers.values()]
-            rows.append(
-                [str(layer), *cells, *([f"{ratios[layer]:.2f}" if layer in ratios else "-"] if ratios else [])]
-            )
-        return Table(heading, rows).markdown() + "\n"
+        for layer in sorted({layer for layers in towers.values() for layer in layers}):
+            row = [str(layer)]
+            for scores in (layers.get(layer) for layers in towers.values()):
+                row.append("-" if scores is None else f"{_mean(scores):.3g} ({min(scores):.3g} to {max(scores):.3g})")
+            if ratios:
+                row.append(f"{ratios[layer]:.2f}" if layer in ratios else "-")
+            rows.append(row)
+        heading = ["Layer", *(tower or "Mean (lowest to highest)" for tower in towers)]
+        return Table(heading + ["vision / text"] * bool(ratios), rows).markdown() + "\n"
 
     def head_map(self) -> HeadMap:
         return HeadMap({"score": self.scores})
@@ -71,15 +69,11 @@ class HeadScores:
         return self.head_map()._repr_html_()
 
     def plot(self, folder: str | Path) -> list[Path]:
-        """Writes `scores.png`, every head's score in the order of layers and heads, and returns its path."""
-        from .plots import draw_scores
+        """Writes `scores.png`, every head's score by layer and head, and returns its path."""
+        from .head_plots import draw_scores
 
         return draw_scores(self, folder)
 
 
 def _mean(values: list[float]) -> float:
     return math.fsum(values) / len(values)
-
-
-def _range(values: list[float]) -> str:
-    return f"{_mean(values):.3g} ({min(values):.3g} to {max(values):.3g})"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hydra_transformers.analysis import BudgetSweep, HeadSetComparison, PruningUnderNoise, plots
+from hydra_transformers.analysis import BudgetSweep, HeadSetComparison, PruningUnderNoise, head_plots
 from hydra_transformers.analysis.proposition import Estimate, LossChange
 from hydra_transformers.analysis.sweep import SweepPoint
 
@@ -12,7 +12,7 @@ from hydra_transformers.analysis.sweep import SweepPoint
 def figures(monkeypatch, tmp_path):
     """By the name of their file."""
     found = {}
-    monkeypatch.setattr(plots, "write_png", lambda figure, path: found.setdefault(path.name, figure) and path)
+    monkeypatch.setattr(head_plots, "write_png", lambda figure, path: found.setdefault(path.name, figure) and path)
     return found
 
 

@@ -1,8 +1,9 @@
-"""All analyses of one model in one call, as a folder with a report, results and pictures."""
+"""All analyses of one model in one call, saved as a folder with a report, results and plots."""
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,28 +16,33 @@ from ..data.batches import batches, split_labels
 from ..data.evaluation_data import check_label_range
 from ..pruning import Circuit, TaylorPruning, extract_circuit, prune_heads, taylor_prune, taylor_scores
 from ..pruning.heads import Head, as_heads, check_count, has_two_towers, heads_of
+from .arguments import as_head_sets, foreign_sets, random_order
 from .comparison import HeadSetComparison, compare_head_sets
-from .foreign_sets import foreign_sets
-from .head_sets import as_head_sets, random_order
+from .head_scores import HeadScores
 from .noise import with_noise
 from .proposition import PruningUnderNoise, pruning_under_noise
 from .separation import HeadSeparation, check_are_enough_rows, head_dim_of, head_separation
 from .sweep import BudgetSweep, FineTune, check_prompts, checked_budgets, sweep_budgets
-from .towers import HeadScores
 
 
 CIRCUITS = {"acc": "CircAcc", "ood": "CircOOD", "avg": "CircAvg"}
 TAYLOR_BY_LAYER, TAYLOR, RANDOM = "Taylor, by layer", "Taylor", "random"
 REPORT, RESULTS = "report.md", "results.json"
-RESULT_NAMES = ("sweep", "comparison", "separation", "proposition", "scores")
+TITLES = {
+    "sweep": "How many can go",
+    "comparison": "Who is pruned",
+    "separation": "What heads see",
+    "proposition": "Is pruning worse under noise? (Proposition 1)",
+    "scores": "Taylor scores",
+}
 
 
 @dataclass(frozen=True)
 class HeadReport:
-    """What `analyse_heads` found: one result for each question, each with `to_markdown()` and `plot(folder)`.
+    """The result of `analyse_heads`: one result for each question, each with `to_markdown()` and `plot(folder)`.
 
-    circuits: objective -> the circuit that was extracted
-    budget: how many heads the sets that are compared cut out
+    circuits: objective -> the extracted circuit
+    budget: how many heads the compared sets cut out
     """
 
     budget: int
@@ -48,47 +54,40 @@ class HeadReport:
     scores: HeadScores
     notes: list[str] = field(default_factory=list)
 
-    def _parts(self) -> Iterator[tuple[str, Any]]:
-        yield "How many can go", self.sweep
-        yield "Who is pruned", self.comparison
-        yield "What heads see", self.separation
-        yield "Is pruning worse under noise? (Proposition 1)", self.proposition
-        yield "Taylor scores", self.scores
-
     def to_markdown(self, pictures: Mapping[str, Sequence[Path]] | None = None) -> str:
-        """The report as a page: a part for each question, with its tables.
+        """A page with a part for each question.
 
-        pictures: by title of a part, those that are shown below it, as paths beside the report
+        pictures: title of a part -> the pictures to show below it, as paths beside the report
         """
         parts = ["# Heads", *self.notes]
-        for title, result in self._parts():
+        for name, title in TITLES.items():
             parts += [f"## {title}", *(f"![]({path})" for path in (pictures or {}).get(title, []))]
-            parts.append(result.to_markdown().rstrip())
+            parts.append(getattr(self, name).to_markdown().rstrip())
         return "\n\n".join(parts) + "\n"
 
     def tables(self) -> dict[str, str]:
-        """Every table by part and title, as in "sweep/Accuracy (%)"."""
+        """Every table by part and title, such as "sweep/Accuracy (%)"."""
         found = {}
-        for name in RESULT_NAMES:
+        for name in TITLES:
             for part in f"\n{getattr(self, name).to_markdown()}".split("\n### ")[1:]:
                 title, _, table = part.partition("\n")
                 found[f"{name}/{title}"] = table.strip()
         return found
 
     def to_dict(self) -> dict[str, Any]:
-        """All results; the circuits are apart."""
-        return {"budget": self.budget, **{name: getattr(self, name).to_dict() for name in RESULT_NAMES}}
+        """All results but the circuits."""
+        return {"budget": self.budget, **{name: getattr(self, name).to_dict() for name in TITLES}}
 
     def save(self, folder: str | os.PathLike) -> Path:
-        """Writes `report.md`, `results.json`, `circuits/` and, where matplotlib is installed, pictures; returns the report's
-        path."""
+        """Writes `report.md`, `results.json`, `circuits/` and, if matplotlib is installed, plots; returns the report's path."""
         folder = Path(folder)
         for objective, circuit in self.circuits.items():
             circuit.save(folder / "circuits" / f"{objective}.json")
-        pictures: dict[str, list[Path]] = {}
         try:
-            for title, result in self._parts():
-                pictures[title] = [path.relative_to(folder) for path in result.plot(folder)]
+            pictures = {
+                title: [path.relative_to(folder) for path in getattr(self, name).plot(folder)]
+                for name, title in TITLES.items()
+            }
         except ImportError:
             pictures = {}
         write_atomically(folder / RESULTS, json.dumps(self.to_dict(), indent=1) + "\n")
@@ -115,35 +114,36 @@ def analyse_heads(
     circuit_options: Mapping[str, Any] | None = None,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> HeadReport:
-    """Which heads see what, who is pruned, how many can go, and whether pruning is worse under noise.
+    """What heads see, which are pruned, how many can go, and whether pruning is worse under noise.
 
-    Heads are chosen by Taylor scores and by circuits for accuracy, detection and both, on `choosing_data` and `choosing_ood_data`;
-    everything is judged on `data` and `ood_data`, which must be other rows.
+    Taylor scores and circuits (for accuracy, detection and both) choose heads on `choosing_data` and `choosing_ood_data`;
+    everything is evaluated on `data` and `ood_data`, which must be other rows.
 
     Args:
         model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one; left as it is.
-        choosing_data, choosing_ood_data: with labels, and foreign: what heads are chosen by.
-        data, ood_data: with labels, and foreign (one set, or several as `{name: data}`): what is judged on.
-        noisy_data: with labels; by default `data` with Gaussian noise, or of texts with some tokens replaced (`with_noise`).
-        budget: how many heads the sets that are compared cut out; by default a quarter.
+        choosing_data, choosing_ood_data: known data with labels, and foreign data, to choose heads on.
+        data, ood_data: known data with labels, and foreign data (one set, or several as `{name: data}`), to evaluate on.
+        noisy_data: with labels; by default `data` through `with_noise`.
+        budget: how many heads the compared sets cut out; by default a quarter.
         budgets: those of the sweep; by default eight up to half of the heads.
-        other_head_sets: name -> heads that are compared as well, those of another fine-tuning for example.
+        other_head_sets: name -> heads to compare as well, for example those of another fine-tuning.
         finetune, seconds: see `sweep_budgets`.
         random_orders: how many random orders the sweep has for comparison.
-        noise_rows: how many of the rows the loss is looked at on under noise: second derivatives take as long as dozens of
-            answers.
+        noise_rows: how many rows to study noise on: second derivatives take as long as dozens of forwards.
         class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
-        batch_size: rows per batch where data comes in rows.
+        batch_size: rows per batch if data comes in rows.
         circuit_options: further options of `extract_circuit`, such as `{"mode": "shortlist"}`.
-        tell: is called with a sentence when a step begins.
+        tell: called with the name of each step when it begins.
     """
     hydra = prune_heads(model)
     heads = heads_of(hydra)
     budget = max(1, len(heads) // 4) if budget is None else budget
-    check_count(noise_rows, "noise_rows", 1, 10**9, "the loss is looked at on rows")
+    check_count(noise_rows, "noise_rows", 1, 10**9, "noise is studied on rows")
     check_count(budget, "budget", 1, len(heads) - 1, f"the model has {len(heads)} heads")
-    check_count(random_orders, "random_orders", 0, 10**6, "each is judged at every budget")
-    budgets = _usual_budgets(len(heads)) if budgets is None else checked_budgets(budgets, len(heads))
+    check_count(random_orders, "random_orders", 0, 10**6, "each is evaluated at every budget")
+    if budgets is None:
+        budgets = sorted({max(1, len(heads) * part // 16) for part in range(1, 9)})
+    budgets = checked_budgets(budgets, len(heads))
     others = _other_head_sets(other_head_sets, heads)
     check_prompts(hydra, class_prompts)
     prompts = {} if class_prompts is None else {"class_prompts": class_prompts}
@@ -152,7 +152,7 @@ def analyse_heads(
     )
     ood_data = {name: list(batches(each, batch_size)) for name, each in foreign_sets(ood_data).items()}
     noisy_data = None if noisy_data is None else list(batches(noisy_data, batch_size))
-    # What would be refused at the end is refused before circuits are extracted, which takes hours of a large model.
+    # Refuse at once what later steps would refuse: extracting circuits of a large model takes hours.
     check_are_enough_rows(head_dim_of(hydra), _rows(data), {name: _rows(each) for name, each in ood_data.items()})
     classes = hydra.config.num_labels if class_prompts is None else len(class_prompts["input_ids"])
     for name, each in {"data": data, "noisy_data": noisy_data or []}.items():
@@ -176,14 +176,9 @@ def analyse_heads(
     options = {"finetune": finetune, "seconds": seconds, "batch_size": batch_size, **prompts}
     sweep = sweep_budgets(model, data, ood_data, orders=orders, budgets=budgets, **options)
     tell("what heads see")
-    separation = head_separation(
-        model,
-        data,
-        ood_data,
-        pruned={CIRCUITS["ood"]: circuits["ood"].first(budget)},
-        ranking=circuits["ood"],
-        batch_size=batch_size,
-    )
+    detecting = circuits["ood"]
+    pruned = {CIRCUITS["ood"]: detecting.first(budget)}
+    separation = head_separation(model, data, ood_data, pruned=pruned, ranking=detecting, batch_size=batch_size)
     sets = {
         TAYLOR_BY_LAYER: orders[TAYLOR_BY_LAYER](budget),
         TAYLOR: sorted(orders[TAYLOR], key=orders[TAYLOR].__getitem__)[:budget],
@@ -193,14 +188,14 @@ def analyse_heads(
     sets = {name: each for name, each in sets.items() if each is not None}
     comparison = compare_head_sets(model, {**sets, **others})
     tell("whether pruning is worse under noise")
-    clean = spread(data, noise_rows)
-    noisy = with_noise(clean) if noisy_data is None else spread(noisy_data, noise_rows)
+    clean = _some_rows(data, noise_rows)
+    noisy = with_noise(clean) if noisy_data is None else _some_rows(noisy_data, noise_rows)
     proposition = pruning_under_noise(model, clean, noisy, sets, **prompts)
     return HeadReport(budget, circuits, proposition, separation, comparison, sweep, HeadScores(scores))
 
 
-def spread(data: Sequence[Mapping[str, Tensor]], rows: int) -> list[dict[str, Tensor]]:
-    """About `rows` rows of dict batches, evenly from all of them."""
+def _some_rows(data: Sequence[Mapping[str, Tensor]], rows: int) -> list[dict[str, Tensor]]:
+    """About `rows` rows, evenly spread over all batches."""
     step = max(1, round(_rows(data) / rows))
     return [{name: value[::step] for name, value in batch.items()} for batch in data]
 
@@ -218,33 +213,23 @@ def _check_labels(data: Sequence[Mapping[str, Tensor]], name: str, classes: int)
 
 
 def _other_head_sets(given: Mapping[str, Any] | None, heads: Sequence[Head]) -> dict[str, list[Head]]:
-    """Those that the caller has, by names that are not taken."""
-    if not given:
-        return {}
-    sets = as_head_sets(given, "other_head_sets", heads)
-    own = {TAYLOR_BY_LAYER, TAYLOR, *CIRCUITS.values(), RANDOM}
-    for name in own & set(given):
-        raise ValueError(f"other_head_sets has a set named {name!r}, which is made here: name it otherwise")
+    sets = as_head_sets(given, "other_head_sets", heads) if given else {}
+    for name in {TAYLOR_BY_LAYER, TAYLOR, *CIRCUITS.values(), RANDOM} & set(sets):
+        raise ValueError(f"other_head_sets has a set named {name!r}, which is made here: choose another name")
     return sets
 
 
-def _usual_budgets(heads: int) -> list[int]:
-    return sorted({max(1, heads * part // 16) for part in range(1, 9)})
-
-
 def _of_data_tower(scores: Mapping[Head, float]) -> dict[Head, float]:
-    """For CLIP those of the vision tower: scores of the two towers are not on one scale."""
+    """Without CLIP's text tower, whose scores are on another scale."""
     return {head: score for head, score in scores.items() if head[0] != "text"}
 
 
 class TaylorByLayer:
-    """Taylor pruning as an order: for a budget the heads that go where every layer loses as many; None where that cannot be."""
+    """Taylor pruning as an order: the same number of heads from each layer, or None if a budget does not allow that."""
 
     def __init__(self, model: PreTrainedModel, data: Any, prompts: Mapping[str, Any]):
         self.model, self.data, self.prompts = model, data, prompts
-        per_layer: dict[tuple, int] = {}
-        for head in _of_data_tower(dict.fromkeys(heads_of(prune_heads(model)), 0.0)):
-            per_layer[head[:-1]] = per_layer.get(head[:-1], 0) + 1
+        per_layer = Counter(head[:-1] for head in heads_of(prune_heads(model)) if head[0] != "text")
         self.layers, self.sizes = len(per_layer), set(per_layer.values())
         self.found: dict[int, TaylorPruning] = {}
 
