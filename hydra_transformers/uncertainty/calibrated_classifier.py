@@ -28,7 +28,7 @@ class OtherClassesError(ValueError):
         if classes is not None:
             named = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
         super().__init__(
-            f"the decision is about other classes ({named}): pass a model with these, or calibrate it anew"
+            f"the decision is about other classes ({named}): pass a model with these, or calibrate it again"
         )
 
 

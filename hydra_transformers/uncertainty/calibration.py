@@ -160,7 +160,7 @@ def _check_model(model: nn.Module, detector: Detector, sets: str | None) -> None
             "ZeroShotClassifier of it"
         )
     if detector.multi_label:
-        raise ValueError("detector is made for multi-label models, this is about one class: leave out multi_label")
+        raise ValueError("detector is made for multi-label models: leave out multi_label, the model chooses one class")
     if sets is not None:
         check_method(sets, getattr(config, "num_labels", None) if zero_shot is None else len(zero_shot.text_features))
 
@@ -185,7 +185,7 @@ def _check_fit(
             )
     for name, value in {"confidence": confidence, "ood_data": data_sets["ood_data"]}.items():
         if target is None and value is not None:
-            raise ValueError(f"{name} is about when to abstain: pass a target, too, such as {{'risk': 0.05}}")
+            raise ValueError(f"{name} has no effect without a target: pass one, such as {{'risk': 0.05}}")
     for name, value in {"confidence": confidence, "alpha": alpha}.items():
         if value is not None:
             check_share(value, name)

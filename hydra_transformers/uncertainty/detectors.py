@@ -291,7 +291,7 @@ class Detector:
     def _check_problem(self, model: nn.Module) -> None:
         problem = problem_type_of(model)
         if problem == "regression":
-            raise ValueError("model is made for regression (problem_type in its config): detectors are about classes")
+            raise ValueError("model is made for regression (problem_type in its config): detectors need classes")
         other = "single_label_classification" if self.multi_label else "multi_label_classification"
         if problem == other:
             raise ValueError(
