@@ -88,8 +88,10 @@ class Tower:
         mask = repeated_mask(mask, candidates)
         if layers:
             states = run_layers(layers, states.contiguous(), mask, self.first_token_only, **layer_kwargs)
+        if self.encoder.last_norm is not None:
+            states = getattr(self.encoder, self.encoder.last_norm)(states)
         to_pool = {name: repeated_mask(inputs[name], candidates) for name in self.names_to_pool if name in inputs}
-        return self.read(*self.encoder.norm_and_pool(states, **to_pool))[0].unflatten(0, (candidates, -1))
+        return self.read(states, self.encoder.pool(states, **to_pool))[0].unflatten(0, (candidates, -1))
 
     def _candidates_together(self, states: Tensor, memory: int) -> int:
         """How many candidates fit in `memory`: a token takes its state a few times over and the MLP's inner layer twice."""
