@@ -26,7 +26,7 @@ from hydra_transformers.data.image_changes import RandomCropAndFlip, random_chan
 from hydra_transformers.data.loading import classes_in
 from hydra_transformers.data.rows import DataSource, load_rows
 from hydra_transformers.pruning import Circuit
-from hydra_transformers.pruning.greedy import GreedySearch
+from hydra_transformers.pruning.extraction import GreedySearch
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.training import recipe
 from tests.command_line import options_of
