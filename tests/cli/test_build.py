@@ -30,16 +30,7 @@ from hydra_transformers.pruning.extraction import GreedySearch
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.training import recipe
 from tests.command_line import options_of
-from tests.tiny_data import (
-    CLASSES,
-    WORDS,
-    grey_rows,
-    picture_rows,
-    pictures,
-    review_rows,
-    save_bert,
-    save_vit,
-)
+from tests.tiny_data import CLASSES, WORDS, grey_rows, picture_rows, pictures, review_rows, save_bert, save_vit
 
 
 @pytest.fixture(scope="module")

@@ -77,11 +77,7 @@ def no_route() -> Exception:
             "",
             "the Hub has no model meta/secret that you can see: check the name",
         ),
-        (
-            no_route(),
-            "",
-            "the Hub could not be reached for the model meta/secret: check the network",
-        ),
+        (no_route(), "", "the Hub could not be reached for the model meta/secret: check the network"),
         (ConnectionError("no route"), "1", "HF_HUB_OFFLINE forbids the download"),
     ],
     ids=["gated", "wrong name", "no network", "offline"],

@@ -80,11 +80,7 @@ def test_epochs_reports_and_the_length_of_texts_are_passed_on(workplace, monkeyp
 
 @pytest.mark.parametrize(
     ("length", "expected"),
-    [
-        ({}, (10_000, None, 500)),
-        ({"epochs": 3}, (None, 3, 0.05)),
-        ({"max_steps": 40}, (40, None, 0.05)),
-    ],
+    [({}, (10_000, None, 500)), ({"epochs": 3}, (None, 3, 0.05)), ({"max_steps": 40}, (40, None, 0.05))],
 )
 def test_another_length_of_a_named_recipe_keeps_the_share_of_the_warm_up(length, expected):
     found = recipe_for("cifar100", BertConfig(), [], True, **length)
