@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from transformers import PreTrainedConfig
@@ -73,70 +73,57 @@ def parse_target(text: str) -> str | dict[str, float]:
 class BuildOptions(DataOptions):
     """How a Hydra is built."""
 
-    output: Annotated[
-        Path,
-        option("gets the Hydra and its evaluation; DIR-steps the members. Run again to continue after a stop", "DIR"),
-    ]
-    members: Annotated[int, option("fine-tunings; with --target the most members, fewer are tried", "M", min=1)] = 3
-    target: Annotated[
+    output: option(
+        Path, "gets the Hydra and its evaluation; DIR-steps the members. Run again to continue after a stop", "DIR"
+    )
+    members: option(int, "fine-tunings; with --target the most members, fewer are tried", "M", min=1) = 3
+    target: option(
         Any,
-        option(
-            "try budgets, trunks, what to share and tuning, and take the best: balance (the fastest Hydra at most half a point "
-            "below the best), quality (the best detection at most half a point of accuracy below the best), cost=1.3 (the best "
-            "within 1.3 times one model's time, measured here) or accuracy_within=1",
-            "TARGET",
-            CHOICE,
-            parser=parse_target,
-        ),
-    ] = None
-    time_limit: Annotated[
+        "try budgets, trunks, what to share and tuning, and take the best: balance (the fastest Hydra at most half a point "
+        "below the best), quality (the best detection at most half a point of accuracy below the best), cost=1.3 (the best "
+        "within 1.3 times one model's time, measured here) or accuracy_within=1",
+        "TARGET",
+        CHOICE,
+        parser=parse_target,
+    ) = None
+    time_limit: option(
         float | None,
-        option(
-            "with --target: begin nothing new after so many minutes, and take the best so far; the same command with more "
-            "minutes continues",
-            "MINUTES",
-            CHOICE,
-            parser=minutes,
-        ),
-    ] = None
+        "with --target: begin nothing new after so many minutes, and take the best so far; the same command with more "
+        "minutes continues",
+        "MINUTES",
+        CHOICE,
+        parser=minutes,
+    ) = None
     recipe: RecipeName = None
     epochs: Epochs = None
     max_steps: MaxSteps = None
     report_to: ReportTo = "none"
-    budget: Annotated[
+    budget: option(
         Any,
-        option(
-            "heads each member loses, 0 for none (default: a sixth of the candidates); best: as many as its circuit scores best "
-            "without",
-            "N",
-            PRUNING,
-            parser=count_or_best,
-        ),
-    ] = None
-    ood_data: Annotated[
-        str | None, option("out-of-distribution data to choose heads by", "NAME_OR_FOLDER", PRUNING)
-    ] = None
+        "heads each member loses, 0 for none (default: a sixth of the candidates); best: as many as its circuit scores best "
+        "without",
+        "N",
+        PRUNING,
+        parser=count_or_best,
+    ) = None
+    ood_data: option(str | None, "out-of-distribution data to choose heads by", "NAME_OR_FOLDER", PRUNING) = None
     ood_split: OodSplit = None
-    objective: Annotated[
+    objective: option(
         choice(OBJECTIVES) | None,
-        option("of the circuits (default: avg with --ood-data; without, nothing is pruned)", panel=PRUNING),
-    ] = None
+        "of the circuits (default: avg with --ood-data; without, nothing is pruned)",
+        panel=PRUNING,
+    ) = None
     mode: Mode = "exact"
-    circuit_rows: Annotated[int, option("rows of each set to extract circuits with", "N", PRUNING, min=1)] = 1_000
-    tune: Annotated[bool, switch("--tune", "fine-tune again after pruning", PRUNING)] = False
-    trunk_layers: Annotated[
-        int | None, option("merge the first N layers whole and prune none: they run once for all", "N", PRUNING, min=0)
-    ] = None
-    freeze_trunk: Annotated[
-        bool,
-        switch(
-            "--freeze-trunk", "do not train the trunk and the embeddings, so that merging changes nothing", PRUNING
-        ),
-    ] = False
-    test_data: Annotated[
-        str | None, option("default: a tenth of the data, not trained on", "NAME_OR_FOLDER", TESTS)
-    ] = None
-    test_split: Annotated[str | None, option("a split of --test-data, or of --data", panel=TESTS)] = None
+    circuit_rows: option(int, "rows of each set to extract circuits with", "N", PRUNING, min=1) = 1_000
+    tune: switch("--tune", "fine-tune again after pruning", PRUNING) = False
+    trunk_layers: option(
+        int | None, "merge the first N layers whole and prune none: they run once for all", "N", PRUNING, min=0
+    ) = None
+    freeze_trunk: switch(
+        "--freeze-trunk", "do not train the trunk and the embeddings, so that merging changes nothing", PRUNING
+    ) = False
+    test_data: option(str | None, "default: a tenth of the data, not trained on", "NAME_OR_FOLDER", TESTS) = None
+    test_split: option(str | None, "a split of --test-data, or of --data", panel=TESTS) = None
     near: NearData = None
     far: FarData = None
     seed: Seed = 0
@@ -160,16 +147,14 @@ class BuildOptions(DataOptions):
 
 
 def build(
-    pretrained: Annotated[str, argument("PRETRAINED", "a pre-trained model, by folder or Hub name")],
+    pretrained: argument(str, "PRETRAINED", "a pre-trained model, by folder or Hub name"),
     options: BuildOptions,
-    others: Annotated[
+    others: argument(
         list[str] | None,
-        argument(
-            "MODEL",
-            "with --target, if the first is a fine-tuned classifier: others of the same pre-trained model; nothing is fine-tuned "
-            "then, and none of them may be trained on --data",
-        ),
-    ] = None,
+        "MODEL",
+        "with --target, if the first is a fine-tuned classifier: others of the same pre-trained model; nothing is fine-tuned "
+        "then, and none of them may be trained on --data",
+    ) = None,
 ) -> None:
     """Go from a pre-trained model and data to a Hydra: fine-tune several times, prune, fuse, evaluate; or choose for me
     (--target)."""

@@ -74,17 +74,19 @@ def named(text: str) -> tuple[str, str]:
 # Declarations
 
 
-def option(help: str, metavar: str | None = None, panel: str | None = None, **settings) -> Any:
-    return typer.Option(help=help, metavar=metavar, rich_help_panel=panel, **settings)
+def option(kind: Any, help: str, metavar: str | None = None, panel: str | None = None, **settings) -> Any:
+    """The annotation of a parameter that becomes --its-name."""
+    return Annotated[kind, typer.Option(help=help, metavar=metavar, rich_help_panel=panel, **settings)]
 
 
 def switch(flag: str, help: str, panel: str | None = None) -> Any:
-    """A flag without a value, and without the --no-flag that typer would add."""
-    return typer.Option(flag, help=help, rich_help_panel=panel)
+    """The annotation of a flag without a value, and without the --no-flag that typer would add."""
+    return Annotated[bool, typer.Option(flag, help=help, rich_help_panel=panel)]
 
 
-def argument(metavar: str, help: str) -> Any:
-    return typer.Argument(metavar=metavar, help=help)
+def argument(kind: Any, metavar: str, help: str) -> Any:
+    """The annotation of a parameter that is given without a flag."""
+    return Annotated[kind, typer.Argument(metavar=metavar, help=help)]
 
 
 def choice(names: Sequence) -> Any:
@@ -92,33 +94,24 @@ def choice(names: Sequence) -> Any:
     return Literal[tuple(names)]
 
 
-ModelArgument = Annotated[
+ModelArgument = argument(
     str,
-    argument(
-        "MODEL",
-        "the output of `fuse` or `calibrate`, or any classifier, CLIP or SigLIP model or saved baseline, by folder or Hub name",
-    ),
-]
-BatchSize = Annotated[int, option("rows per batch", "N", min=1)]
-Device = Annotated[str | None, option("default: cuda where there is one, otherwise cpu")]
-Seed = Annotated[int, option("of everything that is random", min=0, max=MOST_SEED)]
-Mode = Annotated[
-    choice(("exact", "shortlist")), option("how circuits are extracted: shortlist is faster, and may differ")
-]
-Processor = Annotated[str | None, option("default: the one saved with the model", "NAME_OR_FOLDER")]
-OodSplit = Annotated[str | None, option("default: train, validation or test, whichever comes first")]
-Epochs = Annotated[
-    int | None,
-    option("at most N passes over the data (default: the recipe's, or by the number of rows, 1 to 30)", "N", min=1),
-]
-MaxSteps = Annotated[int | None, option("train for N steps instead of the recipe's length, to try it out", "N", min=1)]
-ReportTo = Annotated[str, option("where trainings are logged, as in Trainer: tensorboard, wandb, ...", "NAME")]
-NearData = Annotated[
-    list[tuple] | None, option("near out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
-]
-FarData = Annotated[
-    list[tuple] | None, option("far out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
-]
+    "MODEL",
+    "the output of `fuse` or `calibrate`, or any classifier, CLIP or SigLIP model or saved baseline, by folder or Hub name",
+)
+BatchSize = option(int, "rows per batch", "N", min=1)
+Device = option(str | None, "default: cuda where there is one, otherwise cpu")
+Seed = option(int, "of everything that is random", min=0, max=MOST_SEED)
+Mode = option(choice(("exact", "shortlist")), "how circuits are extracted: shortlist is faster, and may differ")
+Processor = option(str | None, "default: the one saved with the model", "NAME_OR_FOLDER")
+OodSplit = option(str | None, "default: train, validation or test, whichever comes first")
+Epochs = option(
+    int | None, "at most N passes over the data (default: the recipe's, or by the number of rows, 1 to 30)", "N", min=1
+)
+MaxSteps = option(int | None, "train for N steps instead of the recipe's length, to try it out", "N", min=1)
+ReportTo = option(str, "where trainings are logged, as in Trainer: tensorboard, wandb, ...", "NAME")
+NearData = option(list[tuple] | None, "near out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
+FarData = option(list[tuple] | None, "far out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
 
 
 def device_named(device: str | None) -> str:
@@ -146,45 +139,37 @@ DATA = "Data"
 class DataOptions:
     """Which rows and columns to read."""
 
-    data: Annotated[
+    data: option(
         str,
-        option(
-            'a data set on the Hub ("cifar100", "glue:sst2"), a folder that save_to_disk wrote, a folder of images, csv, json or '
-            "parquet files, or one such file",
-            "NAME_OR_FOLDER",
-            DATA,
-        ),
-    ]
-    split: Annotated[
+        'a data set on the Hub ("cifar100", "glue:sst2"), a folder that save_to_disk wrote, a folder of images, csv, json or '
+        "parquet files, or one such file",
+        "NAME_OR_FOLDER",
+        DATA,
+    )
+    split: option(
         str | None,
-        option(
-            'a split, or a part of one, "train[:1000]" (default: train for training and pruning, otherwise the first of '
-            "validation, test and train)",
-            panel=DATA,
-        ),
-    ] = None
-    limit: Annotated[int | None, option("read at most N rows of each set, drawn at random", "N", DATA, min=1)] = None
-    image_column: Annotated[str | None, option("default: the only column of images", "NAME", DATA)] = None
-    audio_column: Annotated[str | None, option("default: the only column of sounds", "NAME", DATA)] = None
-    text_column: Annotated[
+        'a split, or a part of one, "train[:1000]" (default: train for training and pruning, otherwise the first of '
+        "validation, test and train)",
+        panel=DATA,
+    ) = None
+    limit: option(int | None, "read at most N rows of each set, drawn at random", "N", DATA, min=1) = None
+    image_column: option(str | None, "default: the only column of images", "NAME", DATA) = None
+    audio_column: option(str | None, "default: the only column of sounds", "NAME", DATA) = None
+    text_column: option(
         str | None,
-        option(
-            'default: "text", "sentence", ... or the only one; "column.field" for a field, "premise,hypothesis" for pairs of texts',
-            "NAME",
-            DATA,
-        ),
-    ] = None
-    max_length: Annotated[
+        'default: "text", "sentence", ... or the only one; "column.field" for a field, "premise,hypothesis" for pairs of texts',
+        "NAME",
+        DATA,
+    ) = None
+    max_length: option(
         int | None,
-        option(
-            f"cut texts to N tokens; saved with the tokenizer (default: {TEXT_TOKENS} in training, later as in training)",
-            "N",
-            DATA,
-            min=1,
-        ),
-    ] = None
-    label_column: Annotated[str | None, option("default: the column whose classes fit the model", "NAME", DATA)] = None
-    processor: Annotated[str | None, option("default: the one saved with the model", "NAME_OR_FOLDER", DATA)] = None
+        f"cut texts to N tokens; saved with the tokenizer (default: {TEXT_TOKENS} in training, later as in training)",
+        "N",
+        DATA,
+        min=1,
+    ) = None
+    label_column: option(str | None, "default: the column whose classes fit the model", "NAME", DATA) = None
+    processor: option(str | None, "default: the one saved with the model", "NAME_OR_FOLDER", DATA) = None
 
     def source(
         self, name: str | None = None, split: str | Sequence[str] | None = None, part: str | None = None
@@ -226,17 +211,15 @@ class DataOptions:
 class PartOptions(DataOptions):
     """Which rows to read, or which part of them, for a model that has its own classes."""
 
-    part: Annotated[
+    part: option(
         choice(("training", "validation", "test")) | None,
-        option(
-            "the split for this purpose, or else a fixed random part of the first split: a tenth, at most 3,000 rows, each for "
-            "validation and test, the rest for training",
-            panel=DATA,
-        ),
-    ] = None
-    labels_in_order: Annotated[
-        bool, switch("--labels-in-order", "take class indices as they are, though class names differ", DATA)
-    ] = False
+        "the split for this purpose, or else a fixed random part of the first split: a tenth, at most 3,000 rows, each for "
+        "validation and test, the rest for training",
+        panel=DATA,
+    ) = None
+    labels_in_order: switch("--labels-in-order", "take class indices as they are, though class names differ", DATA) = (
+        False
+    )
 
     def read_part(self, config: Any, processor: Any, **settings: Any) -> PreparedData:
         """The rows of --data, of its --split or --part."""
@@ -259,7 +242,7 @@ def command(function: Callable) -> Callable:
             ]
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-    debug = Annotated[bool, switch("--debug", "show the whole trace when something goes wrong")]
+    debug = switch("--debug", "show the whole trace when something goes wrong")
     parameters.append(_keyword("debug", debug, False))
 
     @wraps(function)

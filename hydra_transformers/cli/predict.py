@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 
 from ..data.sounds import waveform
 from ..models.auto import auto_class_of
@@ -21,16 +21,16 @@ AUDIO = "AutoModelForAudioClassification"
 
 def predict(
     model: ModelArgument,
-    inputs: Annotated[
-        list[str],
-        argument("INPUT", "texts, image files or URLs, or audio files; - reads them from stdin, one per line"),
-    ],
-    as_json: Annotated[bool, switch("--json", "one line of JSON per input instead of a table")] = False,
-    labels: Annotated[
+    inputs: argument(
+        list[str], "INPUT", "texts, image files or URLs, or audio files; - reads them from stdin, one per line"
+    ),
+    as_json: switch("--json", "one line of JSON per input instead of a table") = False,
+    labels: option(
         list[str] | None,
-        option("for CLIP and SigLIP: the classes to choose from (default: those of its calibration)", "LABEL..."),
-    ] = None,
-    top_k: Annotated[int, option("scores per input", "N", min=1)] = 5,
+        "for CLIP and SigLIP: the classes to choose from (default: those of its calibration)",
+        "LABEL...",
+    ) = None,
+    top_k: option(int, "scores per input", "N", min=1) = 5,
     processor: Processor = None,
     batch_size: BatchSize = 8,
     device: Device = None,

@@ -26,7 +26,7 @@ from hydra_transformers.data.image_changes import RandomCropAndFlip, random_chan
 from hydra_transformers.data.loading import classes_in
 from hydra_transformers.data.rows import DataSource, load_rows
 from hydra_transformers.pruning import Circuit
-from hydra_transformers.pruning.greedy import GreedySearch
+from hydra_transformers.pruning.extraction import GreedySearch
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.training import recipe
 from tests.command_line import options_of
@@ -55,6 +55,9 @@ def workplace(tmp_path_factory):
     grey_rows(10).save_to_disk(folder / "grey")
     review_rows(24).save_to_disk(folder / "reviews")
     return folder
+
+
+pytestmark = pytest.mark.usefixtures("no_plots")
 
 
 def words(*parts) -> list[str]:
@@ -113,8 +116,13 @@ def test_a_fine_tuning_that_was_cut_off_goes_on(workplace, finetuned, tmp_path, 
     command = finetune_words(workplace, tmp_path / "out")
     monkeypatch.setattr(finetune, "_train", stopped)
     assert main(command) == 1
-    assert main(words("fuse", tmp_path / "out", "--output", tmp_path / "hydra")) == 2
-    assert "lacks a member, it has member-0 of 3" in capsys.readouterr().err
+    capsys.readouterr()
+    fuse = words("fuse", tmp_path / "out", "--output", tmp_path / "hydra")
+    assert main(fuse) == 2
+    assert "lacks a member, it has member-0 of 3: run `hydra-transformers finetune` again" in capsys.readouterr().err
+    (tmp_path / "out" / "finetune.json").unlink()  # as finetune_members alone leaves it
+    assert main(fuse) == 2
+    assert "member-1 is not finished" in capsys.readouterr().err
     monkeypatch.setattr(finetune, "_train", train)
     run(*command)
     for index in range(3):
@@ -296,6 +304,7 @@ def test_layers_are_merged_whole(finetuned, pruned, fails, tmp_path):
     assert "members enter a trunk as one, so shared has to name 'embeddings'" in sentence
 
 
+@pytest.mark.slow
 def test_the_card_knows_the_circuit_of_each_fine_tuning(workplace, pruned, tmp_path):
     data = ["--data", workplace / "pictures", "--part", "training", "--max-steps", 1]
     run("finetune", pruned, *data, "--output", tmp_path / "tuned")
@@ -390,25 +399,27 @@ def test_build_with_a_trunk(freeze, workplace, tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", ["finetune", "prune", "fuse", "evaluate"])
-def test_a_build_that_was_cut_off_anywhere_goes_on(step, workplace, tmp_path, monkeypatch, capsys):
+def test_a_build_that_was_cut_off_anywhere_continues(workplace, tmp_path, monkeypatch, capsys):
     command = build_words(workplace, tmp_path / "hydra", "--members", 2, "--objective", "acc", "--budget", 1)
-    run_step, ran = build_command.run_step, []
+    run_step, ran, last = build_command.run_step, [], None
 
     def stopped(parts):
         ran.append(parts[0])
-        if parts[0] == step:
+        if parts[0] == last:
             raise KeyboardInterrupt
         run_step(parts)
 
     monkeypatch.setattr(build_command, "run_step", stopped)
-    assert main(command) == 1
-    assert "the same command continues" in capsys.readouterr().err
-    monkeypatch.setattr(build_command, "run_step", lambda parts: (ran.append(parts[0]), run_step(parts))[1])
-    ran.clear()
-    run(*command)
     everything = ["finetune", "prune", "fuse", "evaluate"]
-    assert ran == (["evaluate"] if step == "evaluate" else everything)
+    for place in range(len(everything)):
+        last = everything[place]
+        ran.clear()
+        assert main(command) == 1 and ran == everything[: place + 1]
+        assert "the same command continues" in capsys.readouterr().err
+    ran.clear()
+    last = None
+    run(*command)
+    assert ran == ["evaluate"]
     assert AutoModelForImageClassification.from_pretrained(tmp_path / "hydra").num_members == 2
     assert (tmp_path / "hydra" / "evaluation" / "report.json").exists()
 
@@ -419,6 +430,7 @@ def test_a_hydra_of_other_members_is_not_taken_for_that_of_a_build(workplace, fi
     assert "hydra exists already: pass another --output" in fails(*command)
 
 
+@pytest.mark.slow
 def test_without_other_data_nothing_is_pruned(workplace, tmp_path):
     run(*build_words(workplace, tmp_path / "hydra", pretrained="pretrained-bert", data="reviews"), "--members", 2)
     hydra = AutoModelForSequenceClassification.from_pretrained(tmp_path / "hydra")
@@ -427,6 +439,7 @@ def test_without_other_data_nothing_is_pruned(workplace, tmp_path):
     assert not (tmp_path / "hydra-steps" / "pruned").exists()
 
 
+@pytest.mark.slow
 def test_build_uses_the_splits_of_an_image_folder_and_says_that_few_rows_judge(workplace, tmp_path, capsys):
     for split, count in (("train", 12), ("validation", 3), ("test", 4)):
         for label, name in enumerate(CLASSES):
@@ -439,7 +452,7 @@ def test_build_uses_the_splits_of_an_image_folder_and_says_that_few_rows_judge(w
     printed = capsys.readouterr().out
     for sentence in ("36 rows of the split train\n", "36 rows to train, 9 held out", "12 rows of the split test\n"):
         assert sentence in printed
-    assert "only 12 rows judge" in printed
+    assert "only 12 rows to evaluate on" in printed
 
 
 def test_build_tests_on_rows_that_nothing_was_trained_or_chosen_by(workplace, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from transformers import ResNetConfig, ViTForImageClassification, ViTImageProcessorPil, ViTModel
 
 from hydra_transformers import AutoHydra
-from hydra_transformers.cli import build
+from hydra_transformers.cli import build, card
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.pruning import member_plan
 from hydra_transformers.search import hydration
@@ -69,6 +69,7 @@ def no_work(monkeypatch):
         (member_plan, ("extract_circuit", "draw_members")),
         (finetune, ("_train",)),
         (build, ("run_step",)),
+        (card, ("load_model",)),
         (hydration, ("finetune_from_pretrained",)),
     ):
         for name in names:
