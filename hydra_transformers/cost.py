@@ -1,7 +1,7 @@
 """The cost of a model: parameters and multiply-adds, counted; time per batch, measured.
 
-A model that is no `PreTrainedModel` says in two names how it is counted: `input_model`, the model inside it that names the
-inputs, and where it runs that other than once, a method `count_multiply_adds`.
+A model around another one has `input_model`, the model that reads its inputs, and a method `count_multiply_adds` unless it runs
+that model once.
 """
 
 import statistics
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from .data.prediction import (
     ZeroShotClassifier,
@@ -21,9 +21,8 @@ from .data.prediction import (
     evaluation_mode,
     only_what_is_read,
 )
-from .fusion import FIELDS_OF_HYDRAS, example_inputs, fields_of_backbone, tower_configs, without_weights
-from .models.auto import HYDRA_CLASSES
-from .models.pipeline_hydra import most_tokens
+from .fusion import example_inputs, plain_config, without_weights
+from .models.pipeline_hydra_text import most_tokens
 
 
 WARM_UP_ROUNDS = 2
@@ -42,7 +41,7 @@ class Cost:
 def compare_costs(
     models: Mapping[str, nn.Module], batch_sizes: Sequence[int] = (), seconds: float = 2.0
 ) -> dict[str, Cost]:
-    """The cost of each model, side by side; without `batch_sizes` nothing is run and nothing is timed.
+    """The cost of each model; without `batch_sizes` nothing is run or timed.
 
     Args:
         models: name -> a Transformers model, a Hydra or a baseline made of these, all reading the same inputs.
@@ -64,23 +63,19 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def count_multiply_adds(model: nn.Module) -> int:
-    """Multiply-adds for one sample (for two towers an image and a prompt), counted on the meta device: nothing is computed.
+    """Multiply-adds for one sample (for two towers an image and a prompt), counted on the meta device.
 
-    Of a `ZeroShotClassifier`, whose prompts are computed once: an image, and its products with the prompts' features.
+    A `ZeroShotClassifier` computes its prompts once: only the image and its products with the prompts' features count.
     """
     if hasattr(model, "count_multiply_adds"):
         return model.count_multiply_adds()
     if isinstance(model, ZeroShotClassifier):
-        return _multiply_adds_of_images(model)
+        clip = without_weights(type(model.model), model.model.config)
+        images = example_inputs(clip.config.vision_config, 1, "meta") | only_what_is_read(clip)
+        return multiply_adds_of(clip.get_image_features, **images) + model.text_features.numel()
     if hasattr(model, "input_model"):
         return count_multiply_adds(model.input_model)
     return multiply_adds_of(without_weights(type(model), model.config), **inputs_for(model, 1, "meta"))
-
-
-def _multiply_adds_of_images(model: ZeroShotClassifier) -> int:
-    clip = without_weights(type(model.model), model.model.config)
-    images = example_inputs(clip.config.vision_config, 1, "meta") | only_what_is_read(clip)
-    return multiply_adds_of(clip.get_image_features, **images) + model.text_features.numel()
 
 
 def multiply_adds_of(forward: Callable, **inputs) -> int:
@@ -94,7 +89,7 @@ def multiply_adds_of(forward: Callable, **inputs) -> int:
 def median_milliseconds(
     models: Mapping[str, nn.Module], inputs: Mapping[str, Tensor], seconds: float = 2.0
 ) -> dict[str, float]:
-    """Median time of one forward of each model, all in turns, so that whatever slows the machine slows all of them."""
+    """Median time of one forward of each model. They take turns, so that a slow moment of the machine hits all of them."""
     times: dict[str, list[float]] = {name: [] for name in models}
     inputs_of = {
         name: {key: value.to(device_of(model)) for key, value in inputs.items()} for name, model in models.items()
@@ -121,14 +116,14 @@ def _seconds_of_forward(model: nn.Module, inputs: Mapping[str, Tensor]) -> float
 
 
 def wait_for(device: torch.device) -> None:
-    """Until a GPU has done what it was told: it takes work without doing it at once."""
+    """Waits until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def inputs_for(model: nn.Module, batch_size: int, device: str = "cpu") -> dict[str, Tensor]:
-    """Those of `example_inputs` that a model reads: a classifier of one of two towers has the config of both, and some count
-    positions from behind the padding token on."""
+    """Those of `example_inputs` that a model reads: a classifier on one of two towers has the config of both, and RoBERTa has
+    fewer positions than its config says."""
     reader, config = _reader_in(model), config_in(model)
     inputs = accepted_inputs(reader, example_inputs(config, batch_size, device))
     if "input_ids" in inputs and getattr(config, "max_position_embeddings", 0) > 0:
@@ -137,7 +132,7 @@ def inputs_for(model: nn.Module, batch_size: int, device: str = "cpu") -> dict[s
 
 
 def _reader_in(model: nn.Module) -> nn.Module:
-    """The model that names the inputs: this one, or the one inside it."""
+    """The model that reads the inputs: this one, or the one inside it."""
     return _reader_in(model.input_model) if hasattr(model, "input_model") else model
 
 
@@ -147,29 +142,15 @@ def config_in(model: nn.Module) -> PreTrainedConfig:
     return model.config if hasattr(model, "config") else config_in(model.model)
 
 
-# Baselines of the same shape
-
-
 def unpruned_backbone(model: PreTrainedModel, device: torch.device | str = "meta") -> PreTrainedModel:
-    """The Transformers model that a Hydra is made from, unpruned; anywhere but on the meta device with random weights."""
-    name = type(model).__name__
-    found = next((each for each in HYDRA_CLASSES.items() if each[1].__name__ == name), None)
-    if found is None:
-        raise TypeError(f"model is a {name}: pass a Hydra")
-    backbone_class, hydra_class = found
-    fields = model.config.to_dict()
-    parts = [fields[f"{tower}_config"] for tower in tower_configs(model.config) if tower]
-    for part in (fields, *parts):
-        for field in FIELDS_OF_HYDRAS:
-            part.pop(field, None)
-    fields = fields_of_backbone(hydra_class, fields)
-    config = AutoConfig.for_model(backbone_class.config_class.model_type, **fields)
+    """The unpruned Transformers model that a Hydra is built from; with random weights, unless on the meta device."""
+    cls = type(model)
+    if not hasattr(cls, "backbone_classes"):
+        raise TypeError(f"model is a {cls.__name__}: pass a Hydra")
+    backbone_class, config = cls.backbone_classes[0], plain_config(cls, model.config)
     if torch.device(device).type == "meta":
         return without_weights(backbone_class, config)
     return backbone_class(config).to(device=device, dtype=model.dtype).eval()
-
-
-# Words
 
 
 def readable_count(count: int) -> str:

@@ -1,4 +1,4 @@
-"""Writes Hydras in formats that run without this package and without Transformers: ONNX, and the archive of torch.export."""
+"""Exports Hydras to formats that run without this package and without Transformers: ONNX, and torch.export's archive."""
 
 import logging
 import os
@@ -24,37 +24,39 @@ from .models.configuration_hydra import OUTPUTS_OF_HYDRAS
 
 FILES = {"onnx": "model.onnx", "torch": "model.pt2"}
 PACKAGES = {"onnx": ("onnx", "onnxruntime", "onnxscript"), "torch": ()}
-TALKATIVE = ("torch.onnx", "onnxscript", "onnx_ir")  # they tell of every operation that they leave as it is
+TALKATIVE = ("torch.onnx", "onnxscript", "onnx_ir")  # they log every operation that they leave as it is
 # The graph is recorded with the first sizes, and checked with the second: batch, and share of the longest text.
 RECORDED, CHECKED = (2, 0.5), (3, 0.75)
-# By which an exported model may differ from the model, of the largest number in an output.
+# How far an exported model's outputs may be off, relative to the largest number in each.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
 
 
 class ExportError(RuntimeError):
-    """A format that cannot hold the model, or computes something else than it."""
+    """A format cannot hold the model, or its outputs differ from the model's."""
 
 
 def export(
     model: PreTrainedModel, path: str | os.PathLike, to: str | Sequence[str] = "onnx", processor: Any = None
 ) -> Path:
-    """Writes a Hydra in another format, for batches of every size and texts of every length; returns the folder.
+    """Exports a Hydra for batches of every size and texts of every length; returns the folder.
 
     Args:
         model: a Hydra with a head, or a Hydra of CLIP or SigLIP; it is left as it is.
         path: a new folder. It gets `model.onnx` or `model.pt2`, config.json, and the processor's files.
-        to: "onnx", "torch" (what `torch.export.load` reads), or both in a list, which costs less than twice.
-        processor: what prepares the model's inputs: written beside it, and asked which inputs it makes, and of which size.
+        to: "onnx", "torch" (for `torch.export.load`), or a list of both.
+        processor: the model's processor: written beside it, and asked for the names and sizes of its inputs.
 
     The inputs have the names of the model's own. The outputs are `logits` (batch, classes) and `member_logits` (batch,
-    members, classes), for two towers (images, texts) and (images, members, texts); of a calibrated Hydra also `detector_score`,
-    `abstain` and `prediction_set`, as far as it was calibrated for them. Before anything is put in its place, the exported
-    model answers a batch of another size, and must answer as the model does.
+    members, classes), for two towers (images, texts) and (images, members, texts); for a calibrated Hydra also `detector_score`,
+    `abstain` and `prediction_set`, as far as it was calibrated for them. The exported model is compared with the model on a
+    batch of another size; if their outputs differ, nothing is written.
     """
     formats = [to] if isinstance(to, str) else list(to)
     path = Path(path)
     _check(model, path, formats)
-    with evaluation_mode(model), _with_current_decision(model), torch.no_grad(), _quiet():
+    # Recording a graph does not notice a calibration for other weights: leave it out.
+    is_current = model.decision is None or model.decision.compare(model)
+    with evaluation_mode(model), nullcontext() if is_current else model.uncalibrated(), torch.no_grad(), _quiet():
         exportable = Exportable(model, processor)
         program = exportable.program()
         with written_whole(path) as folder:
@@ -88,13 +90,8 @@ def _check(model: PreTrainedModel, path: Path, formats: list[str]) -> None:
         raise FileExistsError(f"{path} exists already: pass another path, or remove it")
 
 
-def _with_current_decision(model: PreTrainedModel) -> Any:
-    """Leaves out a decision about other weights: recording a graph does not compare them."""
-    return nullcontext() if model.decision is None or model.decision.compare(model) else model.uncalibrated()
-
-
 class Exportable(nn.Module):
-    """A Hydra with tensors in and a dict of tensors out, as the formats have them."""
+    """A Hydra that takes tensors and returns a dict of tensors."""
 
     def __init__(self, model: PreTrainedModel, processor: Any = None):
         super().__init__()
@@ -135,14 +132,14 @@ class Exportable(nn.Module):
         sizes = {name: dict.fromkeys(axes_of(name, self.has_towers), Dim.DYNAMIC) for name in inputs}
         try:
             return torch.export.export(self, (), inputs, dynamic_shapes=sizes)
-        except Exception as error:  # whatever a graph can stumble on
+        except Exception as error:  # of any kind
             raise ExportError(
                 f"torch.export cannot record this {type(self.model).__name__}: {_first_line(error)}"
             ) from error
 
 
 def inputs_of(model: PreTrainedModel, processor: Any, batch: int, length: float) -> dict[str, Tensor]:
-    """Random inputs, of the names that the processor makes; texts of `length` of the most tokens, padded at the end."""
+    """Random inputs with the names that the processor uses; texts have `length` of the most tokens, and are padded."""
     generator = torch.Generator().manual_seed(0)
     inputs = {}
     for name, tensor in example_inputs(model.config, batch).items():
@@ -164,7 +161,7 @@ def inputs_of(model: PreTrainedModel, processor: Any, batch: int, length: float)
 
 
 def _shape_of_images(processor: Any, expected: Tensor) -> torch.Size:
-    """As the processor makes them, which may be smaller than those that the model was trained on first."""
+    """The size of the processor's images, which may differ from the config's: DINOv2 was pre-trained with larger ones."""
     reader = getattr(processor, "image_processor", processor)
     if reader is None:
         return expected.shape
@@ -174,7 +171,7 @@ def _shape_of_images(processor: Any, expected: Tensor) -> torch.Size:
 
 
 def axes_of(name: str, has_towers: bool) -> dict[int, str]:
-    """The axes of an input whose size is free, and what they count."""
+    """The axes of an input that may have any size, and their names."""
     if name == "pixel_values":
         return {0: "images" if has_towers else "batch"}
     if name == "input_values":
@@ -182,7 +179,7 @@ def axes_of(name: str, has_towers: bool) -> dict[int, str]:
     return {0: "texts" if has_towers else "batch", 1: "length"}
 
 
-# Formats: how a program is written, and how what was written is run
+# Formats: writing a program, and running the file
 
 
 def _write_torch(program: ExportedProgram, path: Path, exportable: Exportable) -> None:
@@ -200,12 +197,12 @@ def _write_onnx(program: ExportedProgram, path: Path, exportable: Exportable) ->
         written = torch.onnx.export(program, dynamo=True, verbose=False, output_names=outputs)
         _name_axes(written.model.graph, exportable)
         written.save(path)
-    except Exception as error:  # whatever the exporter meets
+    except Exception as error:  # of any kind
         raise ExportError(f"ONNX cannot hold this model: {_first_line(error)}") from error
 
 
 def _name_axes(graph: Any, exportable: Exportable) -> None:
-    """The exporter counts free sizes as s0, s1, ...: whoever opens the file should read what they are."""
+    """Names the axes of free size, which the exporter calls s0, s1, ..."""
     names = {}
     for value in graph.inputs:
         for axis, name in axes_of(value.name, exportable.has_towers).items():
@@ -241,7 +238,7 @@ RUNNERS = {"onnx": _run_onnx, "torch": _run_torch}
 
 
 def _check_answers(exportable: Exportable, run: Callable, name: str) -> None:
-    """Refuses an exported model that answers otherwise than the model; yes and no may differ where a score is on the edge."""
+    """Refuses an exported model whose numbers differ from the model's; a yes or no may differ where a score is on the edge."""
     inputs = exportable.example(*CHECKED)
     found, expected = run(inputs), exportable(**inputs)
     for output, tensor in expected.items():
@@ -258,7 +255,7 @@ def _check_answers(exportable: Exportable, run: Callable, name: str) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' notes on every operation."""
+    """Silences the exporters' notes on every operation."""
     levels = {name: logging.getLogger(name).level for name in TALKATIVE}
     try:
         for name in TALKATIVE:

@@ -1,11 +1,11 @@
-"""Writes model_cards/, the cards of models that were trained and judged, and from a run the folder of such a model itself.
+"""Writes model_cards/, the cards of trained models, or the folder of such a model from a run.
 
     python scripts/build_model_cards.py                   # the cards, from experiments/results
-    python scripts/build_model_cards.py --check           # fail where a file is not what would be written
+    python scripts/build_model_cards.py --check           # fail if a file is out of date
     python -m scripts.build_model_cards --run runs/sst2-gte --output hydra-gte-small-sst2    # model, processor, report, card
 
-A run is what `python -m experiments` leaves. Every figure of a card is from its results; sizes are counted on the model without
-weights, and have to be those of the results. The folder is ready for `hydra-transformers push`.
+A run is a folder that `python -m experiments` wrote. Every figure of a card comes from its results; sizes are counted on the model
+without weights, and must equal those of the results. The folder is ready for `hydra-transformers push`.
 """
 
 import argparse
@@ -48,10 +48,10 @@ class Shipped:
 
     setting: its name in experiments/
     config: makes its config, as it was in the run
-    processor: makes what prepares inputs as the run did, of the folder or name that the run started from
-    class_names: of the data, where they are known
+    processor: makes the run's processor from the folder or name that the run started from
+    class_names: of the data, if known
     started_from: what was fine-tuned, in words
-    start: the same on the Hub, where it is there as it was used
+    start: the same on the Hub, if it is there unchanged
     """
 
     setting: str
@@ -68,7 +68,7 @@ class Shipped:
 
 
 def all_heads(count: int) -> list[list[list[int]]]:
-    """kept_heads of members that have all of them."""
+    """kept_heads of members that keep all heads."""
     return [[list(range(count))] * MEMBERS] * LAYERS
 
 
@@ -125,22 +125,20 @@ SHIPPED = {
 
 
 def measured(setting: str) -> dict[str, Any]:
-    """The results of a setting: method -> metrics, of the seed that is shipped; beside it where they were measured."""
+    """The results of a setting: method -> metrics for the shipped seed, and where they were measured."""
     return json.loads((RESULTS / f"{setting}.json").read_text(encoding="utf-8"))
 
 
 def of_run(run: Path) -> dict[str, Any]:
-    """The same of a run, as the comparison left it."""
+    """The results of a run."""
     paths = sorted((run / "results" / SEED).glob("*.json"))
     if not paths:
-        raise SystemExit(
-            f"{run} has no results of seed {SEED}: pass a folder that python -m experiments left, runs/SETTING"
-        )
+        raise SystemExit(f"{run} has no results of seed {SEED}: pass a folder of python -m experiments, runs/SETTING")
     return {"seeds": {SEED: {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in paths}}}
 
 
 def report_of(results: Mapping[str, Any]) -> UncertaintyReport:
-    """This Hydra beside what it is made of and compared with, on the same rows."""
+    """This Hydra beside the models it is made from and compared with, on the same rows."""
     methods = results["seeds"][SEED]
     temperature = methods[f"{METHOD}-temperature"]["temperature"]
     names = {
@@ -157,7 +155,7 @@ def report_of(results: Mapping[str, Any]) -> UncertaintyReport:
 
 
 def result_of(metrics: Mapping[str, Any]) -> ModelResult:
-    """What one method reached, also on corrupted rows where it was judged on some."""
+    """The results of one method, with those on corrupted rows if there are any."""
     shift = metrics.get("shift", {"severities": [], "corruptions": {}})
     corruptions = {
         corruption: {
@@ -170,7 +168,7 @@ def result_of(metrics: Mapping[str, Any]) -> ModelResult:
 
 
 def check_sizes(model: PreTrainedModel, results: Mapping[str, Any]) -> None:
-    """Refuses a model that is not the one that was judged."""
+    """Refuses a model of another size than the evaluated one."""
     judged = results["seeds"][SEED][METHOD]
     for name, count in (("parameters", count_parameters), ("multiply_adds", count_multiply_adds)):
         if count(model) != judged[name]:
@@ -202,7 +200,7 @@ figures of its own, which its card then shows; `docs/results/{shipped.setting}.m
 
 
 def card_of(name: str, model: PreTrainedModel, results: Mapping[str, Any]) -> ModelCard:
-    """The card of a shipped model; one without weights will do."""
+    """The card of a shipped model, with or without weights."""
     check_sizes(model, results)
     return create_model_card(
         model,
@@ -226,9 +224,9 @@ def files() -> dict[Path, str]:
 
 
 def write_folder(run: Path, output: Path, start: str | None = None) -> None:
-    """A run's model with its code, processor, report and card.
+    """Writes a run's model with its code, processor, report and card.
 
-    start: of texts, the folder or name with the tokenizer
+    start: for texts, the folder or name of the tokenizer
     """
     name = next((name for name, shipped in SHIPPED.items() if shipped.setting == run.resolve().name), None)
     if name is None:
@@ -258,11 +256,11 @@ def write_folder(run: Path, output: Path, start: str | None = None) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, fail where a file is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing, fail if a file is out of date")
     parser.add_argument("--run", type=Path, metavar="DIR", help="make the folder of this run's model: runs/SETTING")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where it goes, with --run")
     parser.add_argument(
-        "--start", metavar="NAME_OR_FOLDER", help="of texts, where the tokenizer is (default: the Hub)"
+        "--start", metavar="NAME_OR_FOLDER", help="for texts, where the tokenizer is (default: the Hub)"
     )
     arguments = parser.parse_args()
     if (arguments.run is None) != (arguments.output is None):
@@ -274,10 +272,10 @@ def main() -> int:
     stale = [path for path, content in wanted.items() if not path.exists() or path.read_text("utf-8") != content]
     strangers = sorted(set(FOLDER.glob("*.md")) - set(wanted))
     for path in stale:
-        told = f"{path.name} is out of date: run python scripts/build_model_cards.py"
-        print(told if arguments.check else f"writing {path.name}")
+        advice = f"{path.name} is out of date: run python scripts/build_model_cards.py"
+        print(advice if arguments.check else f"writing {path.name}")
     for path in strangers:
-        print(f"{path.name} is of no model that was trained: remove it")
+        print(f"{path.name} belongs to no trained model: remove it")
     if arguments.check:
         return 1 if stale or strangers else 0
     FOLDER.mkdir(exist_ok=True)

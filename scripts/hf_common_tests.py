@@ -31,7 +31,6 @@ from transformers.models.auto import modeling_auto
 
 import hydra_transformers as hydra
 from hydra_transformers.fusion import config_in_backbone, hydra_config, tower_configs
-from hydra_transformers.models.configuration_hydra import SHARED_PARTS
 
 
 # What fails and is meant to: a pattern of classes, a pattern of tests, and why. Each of these tests fails in each of these
@@ -157,8 +156,8 @@ def subjects_of(family) -> Iterator[Subject]:
         config = config_in_backbone(family.hydra, backbone.config)
         for tower in tower_configs(config).values():
             tower.num_hidden_layers = len(KEPT_HEADS)
-        kept = dict.fromkeys(tower_configs(config), KEPT_HEADS)
-        fields = hydra_config(family.hydra.config_class, config, kept, SHARED_PARTS).to_dict()
+        kept = {tower: {"kept_heads": KEPT_HEADS} for tower in tower_configs(config)}
+        fields = hydra_config(family.hydra.config_class, config, kept).to_dict()
         return family.hydra.config_class.from_dict(fields)  # without the backbone's choice of attention
 
     def inputs() -> dict[str, torch.Tensor]:

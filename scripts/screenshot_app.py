@@ -18,10 +18,9 @@ from torch import nn
 from transformers import ViTImageProcessorPil
 
 from hydra_transformers import AutoHydra
-from hydra_transformers.demo.answers import calibrate
 from hydra_transformers.demo.digits import DemoData, load_data
 from hydra_transformers.demo.pretraining import load_shipped_model
-from hydra_transformers.demo.story import BATCH_SIZE, FULL, finetuned, pruned_members
+from hydra_transformers.demo.story import BATCH_SIZE, FULL, calibrate, finetuned, pruned_members
 from hydra_transformers.serving.page import launch_page
 from hydra_transformers.serving.page_inputs import read_examples
 from hydra_transformers.serving.predictor import Predictor

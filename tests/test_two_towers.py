@@ -18,7 +18,7 @@ from hydra_transformers.hub import create_model_card
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.pruning import prune_heads
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.search.designs import budgets_of, stand_in
+from hydra_transformers.search.candidates import budgets_of, stand_in
 from hydra_transformers.training.from_pretrained import with_new_classifiers
 from hydra_transformers.training.parameter_groups import without_effect
 from hydra_transformers.uncertainty import calibrate, decompose, predict_uncertainty

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 
-# What is being written lies beside its place as `.NAME.PID-THREAD.tmp`, and a folder that another takes the place of as `.NAME.PID.old`.
+# Unfinished files and folders are called `.NAME.PID-THREAD.tmp`, and a folder that is being replaced `.NAME.PID.old`.
 UNFINISHED = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)(-\d+)?\.tmp")
 REPLACED = re.compile(r"\.(?P<name>.+)\.(?P<process>\d+)\.old")
 
 
 def write_atomically(path: str | os.PathLike, content: str | bytes) -> Path:
-    """Write `content` beside `path` first, then put it in place, behind a symlink too; missing folders are made."""
+    """Writes `content` to a temporary file and renames it to `path`; follows symlinks, creates missing folders."""
     place = Path(os.path.realpath(path))
     place.parent.mkdir(parents=True, exist_ok=True)
     remove_leftovers(place.parent, place.name)
@@ -31,7 +31,7 @@ def write_atomically(path: str | os.PathLike, content: str | bytes) -> Path:
 
 
 def parse_json(content: bytes) -> Any:
-    """The content of a JSON file; a ValueError whatever is wrong with it (no text, no JSON, nested too deep)."""
+    """The content of a JSON file; a ValueError for anything wrong with it (not text, not JSON, nested too deep)."""
     try:
         return json.loads(content)
     except RecursionError as error:
@@ -40,11 +40,11 @@ def parse_json(content: bytes) -> Any:
 
 @contextmanager
 def written_whole(folder: str | os.PathLike) -> Iterator[Path]:
-    """A folder to write into, whose files are those of `folder` once everything is written.
+    """A temporary folder to write into, which becomes `folder` at the end of the block.
 
-    A folder that others hold on to stays, and is filled: an empty one, the working directory, a mount point. Its
-    `config.json`, by which a model is known to be there, goes first and comes last. Any other is replaced at once, behind a
-    symlink too: a process that is killed leaves the one or the other, whole.
+    An existing folder is replaced in one step, behind a symlink too: a killed process leaves the old one or the new one, whole.
+    A folder that must stay (an empty one, the working directory, a mount point) is filled instead; its `config.json`, the
+    sign of a model, is removed first and written last.
     """
     folder = Path(os.path.realpath(folder))
     _put_back(folder)
@@ -52,7 +52,7 @@ def written_whole(folder: str | os.PathLike) -> Iterator[Path]:
     remove_leftovers(folder)
     is_filled = folder.is_dir() and (folder == Path.cwd() or folder.is_mount() or not any(folder.iterdir()))
     unfinished = _unfinished(folder if is_filled else folder.parent, folder.name)
-    shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed and had this one's number
+    shutil.rmtree(unfinished, ignore_errors=True)  # from a killed process with the same number
     unfinished.mkdir(parents=True)
     try:
         yield unfinished
@@ -68,7 +68,7 @@ def written_whole(folder: str | os.PathLike) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: str | os.PathLike, name: str | None = None) -> None:
-    """Removes what processes that are gone left unfinished in `folder`; where a name is given, of that name alone."""
+    """Removes the unfinished files (of this name, if given) that ended processes left in `folder`."""
     folder = Path(folder)
     for path in list(folder.iterdir()) if folder.is_dir() else []:
         parts = UNFINISHED.fullmatch(path.name)
@@ -78,7 +78,7 @@ def remove_leftovers(folder: str | os.PathLike, name: str | None = None) -> None
 
 
 def _replace_folder(folder: Path, new: Path) -> None:
-    """Puts `new` in the place of `folder`, which is removed no sooner than that has worked."""
+    """Renames `new` to `folder`, and removes the old folder afterwards."""
     old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
     if folder.exists():
         os.replace(folder, old)
@@ -92,7 +92,7 @@ def _replace_folder(folder: Path, new: Path) -> None:
 
 
 def _put_back(folder: Path) -> None:
-    """A process that was killed while it replaced a folder may have left the old one beside its place."""
+    """Restores the old folder that a process left behind when it was killed while replacing it."""
     for path in list(folder.parent.iterdir()) if folder.parent.is_dir() else []:
         parts = REPLACED.fullmatch(path.name)
         if parts is None or parts["name"] != folder.name or _is_running(int(parts["process"])):
@@ -116,11 +116,11 @@ def _unfinished(folder: Path, name: str) -> Path:
 
 def _is_running(process: int) -> bool:
     if os.name != "posix":
-        return True  # elsewhere the question itself could end the process
+        return True  # elsewhere os.kill could end the process
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except PermissionError:  # another user's
-        return True
+    except PermissionError:
+        pass  # it is another user's
     return True

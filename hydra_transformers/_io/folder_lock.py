@@ -14,10 +14,10 @@ LOCK = ".lock"
 
 @contextmanager
 def only_writer(folder: str | os.PathLike) -> Iterator[None]:
-    """Keeps other processes, and other threads, that ask for the same folder out of it; they get a `RuntimeError`.
+    """Locks a folder; other processes and threads that try to lock it get a `RuntimeError`.
 
-    The operating system holds the lock for this process and ends it with the process, however that ends: a file that a
-    killed process leaves behind locks nothing. Processes forked from this one do not hold it.
+    The operating system ends the lock with the process: a file that a killed process leaves behind locks nothing. Forked
+    processes do not hold it.
     """
     path, owner = Path(folder) / LOCK, os.getpid()
     path.parent.mkdir(parents=True, exist_ok=True)

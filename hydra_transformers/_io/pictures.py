@@ -1,4 +1,4 @@
-"""Pictures as PNG files. Drawn without pyplot: no window, no global state, nothing of the caller's figures is touched."""
+"""Draws PNG files without pyplot: no window, no global state, and the caller's figures stay as they are."""
 
 import io
 import os
@@ -19,12 +19,12 @@ except ImportError as error:
 
 # Okabe and Ito's colours, which colour-blind readers can tell apart too.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#7F7F7F")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # they repeat in grey what colours say
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")  # so that curves differ in grey too
 NEUTRAL = "#555555"
 
 
 def write_png(figure: Figure, path: str | os.PathLike) -> Path:
-    """Whole or not at all; returns the path."""
+    """Writes the file atomically and returns its path."""
     return write_atomically(path, png_of(figure))
 
 
@@ -43,11 +43,11 @@ def finish_panel(panel: "Axes", title: str) -> None:
 
 
 def drawable(name: str) -> str:
-    """A name that is drawn as it is: between dollars matplotlib would read formulas, and leave out what begins with _."""
+    """Escapes a name: matplotlib reads formulas between dollars, and hides labels that begin with _."""
     return f"{' ' * name.startswith('_')}{name}".replace("$", r"\$")
 
 
 def legend_below(figure: Figure, panel: "Axes", columns: int, **look: float) -> None:
-    """One legend for all panels, with what `panel` shows."""
+    """One legend for all panels, with the entries of `panel`."""
     handles, labels = panel.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=9, **look)

@@ -1,14 +1,12 @@
-"""Work shared between processes that were started together (`torchrun`, `accelerate launch`).
+"""Shares work between processes that were started together (`torchrun`, `accelerate launch`).
 
-By torch.distributed itself: accelerate's `gather_object` returns only the own part, without a word, where the processes were not
-started with the environment variables that it reads.
+With torch.distributed itself: accelerate's `gather_object` silently returns one process's part unless certain environment
+variables were set.
 """
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 
 
@@ -24,10 +22,9 @@ def rank_and_world_size() -> tuple[int, int]:
 
 
 def check_can_be_shared(data: Any, name: str) -> None:
-    """Refuses a loader whose order several processes cannot be known to have in common: they take turns with its batches.
+    """Refuses a loader that may have another order in each process: they take turns with its batches.
 
-    Known is the order of the data set, or of its stream. Whatever else draws the rows (at random, from a list that each
-    process may have made for itself, a part for each process) may give one sample twice and another never.
+    Only the order of the data set, or of its stream, is safe. Any other sampler could give one sample twice and another never.
     """
     _, world_size = rank_and_world_size()
     if world_size == 1:
@@ -65,15 +62,7 @@ def from_first_process(value: Any) -> Any:
 
 
 def gather_batches(parts: list[Any]) -> list[Any]:
-    """The results of all batches in their order: process r made those of the batches r, r + W, ..."""
+    """The results of all batches in order; process r of W has those of the batches r, r + W, ..."""
     of_ranks = gather(parts)
     world_size = len(of_ranks)
     return [of_ranks[batch % world_size][batch // world_size] for batch in range(sum(map(len, of_ranks)))]
-
-
-def gather_samples(values: Tensor, batch_sizes: list[int]) -> Tensor:
-    """(candidates, samples of this process's batches) -> (candidates, samples), in the order of the batches."""
-    if rank_and_world_size()[1] == 1:
-        return values
-    parts = gather_batches([part.clone() for part in values.cpu().split(batch_sizes, dim=1)])
-    return torch.cat(parts, dim=1)

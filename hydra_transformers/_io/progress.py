@@ -1,4 +1,4 @@
-"""Progress bars for what takes long: on a terminal, and from the fifth second on."""
+"""Progress bars for long tasks, on a terminal and from the fifth second on."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ SECONDS_BEFORE_A_BAR = 5.0
 
 
 def progress_bar(total: int | None, name: str, unit: str, enabled: bool = True, initial: int = 0) -> tqdm:
-    """A bar that shows itself after five seconds, and never where nobody watches: in a pipe, a file or a log."""
+    """A bar that appears after five seconds, and only on a terminal."""
     return tqdm(
         total=total,
         initial=initial,

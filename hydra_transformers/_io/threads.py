@@ -8,19 +8,18 @@ from typing import Any
 from torch import nn
 
 
-# Held during a pass that needs what a process has once: an active adapter, PEFT's cache of adapted weights, seeded random
-# numbers.
+# Held during a forward pass that uses global state: the active adapter, PEFT's cache of adapted weights, seeded randomness.
 ONE_PASS = threading.RLock()
 
-# What every module has of its own: parameters, buffers, children, hooks.
+# Containers that every module has: parameters, buffers, children, hooks.
 OF_EVERY_MODULE = {name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set))}
 
 
 def copy_sharing_weights(model: nn.Module) -> nn.Module:
-    """A copy with the same parameters, buffers and hooks, whose modes and settings are its own.
+    """A copy with the same parameters, buffers and hooks, and with its own modes and settings.
 
-    What is set on a module of the copy (`training`, a dropout's `p`) is not set on the model: threads that use the model,
-    or other copies, do not notice. It takes a few milliseconds, and no memory for weights.
+    A setting of the copy (`training`, a dropout's `p`) is invisible to threads that use the model. It takes a few milliseconds,
+    and no memory for weights.
     """
     copies = {module: object.__new__(type(module)) for module in model.modules()}
     for module, copied in copies.items():

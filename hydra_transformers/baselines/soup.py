@@ -8,7 +8,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..fusion import check_can_be_fused, tower_configs
-from ..fusion.agreement import LITTLE_IN_COMMON, similarity
+from ..fusion.blending import cosines
+from ..fusion.checks import LITTLE_IN_COMMON
 from ..models.auto import HYDRA_CLASSES, check_has_no_adapters
 from ..uncertainty.inputs import widened
 
@@ -71,7 +72,8 @@ def _check_can_be_averaged(models: Sequence[PreTrainedModel]) -> None:
             raise ValueError(
                 f"models[{place}] has another {differing[0]} than models[0]: pass models of one architecture"
             )
-        found = similarity(encoder, dict(model.base_model.named_parameters()), matrices)
+        other = dict(model.base_model.named_parameters())
+        found = cosines({name: [encoder[name], other[name]] for name in matrices}).get("0-1")
         if found is not None and found < LITTLE_IN_COMMON:
             raise StrangersError(
                 f"models[{place}] has little in common with models[0] (cosine similarity {found:.2f} of their encoders), so "

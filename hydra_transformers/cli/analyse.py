@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
 import torch
 from torch.utils.data import Dataset, Subset
@@ -11,58 +10,40 @@ from .._io.files import written_whole
 from ..data.loading import check_has_variety
 from ..data.processors import class_prompts, load_processor
 from ..data.rows import is_same_source
+from . import flags
 from .folders import check_is_new, load_config, load_model
-from .options import (
-    DATA,
-    BatchSize,
-    Device,
-    Mode,
-    PartOptions,
-    argument,
-    check_named_once,
-    device_named,
-    duration,
-    named,
-    option,
-)
+from .options import argument, check_named_once, device_named, duration, named, option
 
 
 ROWS = 2_000  # fewer than elsewhere, because an analysis runs thousands of times over them
 
 
 @dataclass(kw_only=True)
-class FewRows(PartOptions):
-    limit: Annotated[int, option("read at most N rows of each set, drawn at random", "N", DATA, min=1)] = ROWS
+class FewRows(flags.PartOptions):
+    limit: option(int, "read at most N rows of each set, drawn at random", "N", flags.DATA, min=1) = ROWS
 
 
 def analyse(
-    model: Annotated[
-        str, argument("MODEL", "a fine-tuned classifier, a CLIP or SigLIP model, or a Hydra with one member")
-    ],
+    model: argument(str, "MODEL", "a fine-tuned classifier, a CLIP or SigLIP model, or a Hydra with one member"),
     data: FewRows,
-    output: Annotated[Path, option("gets report.md, results.json, circuits and pictures; must be new", "DIR")],
-    ood: Annotated[
+    output: option(Path, "gets report.md, results.json, circuits and pictures; must be new", "DIR"),
+    ood: option(
         list[tuple],
-        option(
-            "out-of-distribution data; may be repeated. Circuits are extracted with half of the first",
-            "NAME=DATA",
-            parser=named,
-        ),
-    ],
-    noisy: Annotated[
-        str | None,
-        option("labelled noisy data (default: the data with noise on pixels or tokens)", "NAME_OR_FOLDER"),
-    ] = None,
-    budget: Annotated[
-        int | None, option("heads that the compared sets remove (default: a quarter)", "N", min=1)
-    ] = None,
-    budgets: Annotated[
-        list[int] | None, option("numbers of heads to remove in turn (default: up to half)", "N...", min=1)
-    ] = None,
-    mode: Mode = "exact",
-    seconds: Annotated[float, option("to time each pruned model (0: not at all)", parser=duration)] = 0.0,
-    batch_size: BatchSize = 32,
-    device: Device = None,
+        "out-of-distribution data; may be repeated. Circuits are extracted with half of the first",
+        "NAME=DATA",
+        parser=named,
+    ),
+    noisy: option(
+        str | None, "labelled noisy data (default: the data with noise on pixels or tokens)", "NAME_OR_FOLDER"
+    ) = None,
+    budget: option(int | None, "heads that the compared sets remove (default: a quarter)", "N", min=1) = None,
+    budgets: option(
+        list[int] | None, "numbers of heads to remove in turn (default: up to half)", "N...", min=1
+    ) = None,
+    mode: flags.Mode = "exact",
+    seconds: option(float, "to time each pruned model (0: not at all)", parser=duration) = 0.0,
+    batch_size: flags.BatchSize = 32,
+    device: flags.Device = None,
 ) -> None:
     """Find out which heads detect what, which are pruned and how many can go: a folder with a report and pictures."""
     from ..analysis import analyse_heads

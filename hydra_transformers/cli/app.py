@@ -1,9 +1,9 @@
 """`app`: a page in the browser to try a model on."""
 
 from pathlib import Path
-from typing import Annotated
 
-from .options import Device, ModelArgument, Processor, megabytes, option
+from . import flags
+from .options import megabytes, option
 from .serve import predictor_of
 
 
@@ -11,30 +11,22 @@ LIMITS = "Access and limits"
 
 
 def app(
-    model: ModelArgument,
-    single: Annotated[
-        str | None, option("another model, whose answers stand beside, for example one backbone", "MODEL")
-    ] = None,
-    examples: Annotated[
+    model: flags.ModelArgument,
+    single: option(str | None, "another model, whose answers stand beside, for example one backbone", "MODEL") = None,
+    examples: option(
         Path | None,
-        option(
-            "to click on: a folder of images, each subfolder a group, or for texts a file with one per line, or a folder of these",
-            "PATH",
-        ),
-    ] = None,
-    labels: Annotated[
-        list[str] | None, option("for CLIP and SigLIP: the first classes; users may name others", "LABEL...")
-    ] = None,
-    processor: Processor = None,
-    host: Annotated[
-        str, option("0.0.0.0 lets other machines in; 127.0.0.1 this one only", panel=LIMITS)
-    ] = "127.0.0.1",
-    port: Annotated[
-        int | None, option("default: the first free one from 7860 on", "N", LIMITS, min=1, max=2**16 - 1)
-    ] = None,
-    max_megabytes: Annotated[float, option("per image file", "N", LIMITS, parser=megabytes)] = 10.0,
-    max_characters: Annotated[int, option("per text", "N", LIMITS, min=1)] = 10_000,
-    device: Device = None,
+        "to click on: a folder of images, each subfolder a group, or for texts a file with one per line, or a folder of these",
+        "PATH",
+    ) = None,
+    labels: option(
+        list[str] | None, "for CLIP and SigLIP: the first classes; users may name others", "LABEL..."
+    ) = None,
+    processor: flags.Processor = None,
+    host: option(str, "0.0.0.0 lets other machines in; 127.0.0.1 this one only", panel=LIMITS) = "127.0.0.1",
+    port: option(int | None, "default: the first free one from 7860 on", "N", LIMITS, min=1, max=2**16 - 1) = None,
+    max_megabytes: option(float, "per image file", "N", LIMITS, parser=megabytes) = 10.0,
+    max_characters: option(int, "per text", "N", LIMITS, min=1) = 10_000,
+    device: flags.Device = None,
 ) -> None:
     """Open a page in the browser to try a model on: its answer, its members', its uncertainty."""
     from ..serving.page import launch_page

@@ -3,20 +3,20 @@
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
 
 from .._io.files import written_whole
 from ..data.loading import remember_max_length
 from ..data.prediction import ZeroShotClassifier
 from ..data.processors import class_prompts, load_processor
 from ..data.rows import is_same_source
-from ..hub.member_circuits import copy_circuits, load_circuits
+from ..hub.member_heads import copy_circuits, load_circuits
 from ..models.detection import DETECTORS
 from ..uncertainty import CalibratedClassifier, detector_by_name
 from ..uncertainty import calibrate as fit
+from . import flags
 from .evaluate import with_progress
 from .folders import FUSE_SETTINGS, check_is_new, load_config, load_model
-from .options import BatchSize, Device, ModelArgument, PartOptions, choice, device_named, option, share
+from .options import choice, device_named, option, share
 
 
 ABSTAIN, SETS = "When to abstain (default: never)", "Prediction sets"
@@ -24,34 +24,28 @@ DECIDING_DETECTORS = tuple(name for name in DETECTORS if name != "vim")
 
 
 def calibrate(
-    model: ModelArgument,
-    data: PartOptions,
-    output: Annotated[Path, option("gets the calibrated model with its code, processor and circuits", "DIR")],
-    risk: Annotated[
-        float | None, option("at most this share of the answers is wrong: 0.05", "SHARE", ABSTAIN, parser=share)
-    ] = None,
-    coverage: Annotated[
-        float | None, option("at least this share is answered: 0.9", "SHARE", ABSTAIN, parser=share)
-    ] = None,
-    tpr: Annotated[
-        float | None, option("this share of --ood-data is refused: 0.95", "SHARE", ABSTAIN, parser=share)
-    ] = None,
-    confidence: Annotated[
-        float | None,
-        option("guarantee it for new rows with this probability: 0.95", "SHARE", ABSTAIN, parser=share),
-    ] = None,
-    ood_data: Annotated[
-        str | None, option("rows from elsewhere, for --tpr, or to see how many are refused", "NAME_OR_FOLDER", ABSTAIN)
-    ] = None,
-    detector: Annotated[choice(DECIDING_DETECTORS), option("the score that decides", panel=ABSTAIN)] = "msp",
-    training_data: Annotated[
-        str | None,
-        option("rows to fit a detector that needs a fit (default: half of --data)", "NAME_OR_FOLDER", ABSTAIN),
-    ] = None,
-    alpha: Annotated[float, option("how many sets may miss the right class", "SHARE", SETS, parser=share)] = 0.1,
-    sets: Annotated[choice(("lac", "aps", "raps", "none")), option("the kind of sets", panel=SETS)] = "lac",
-    batch_size: BatchSize = 32,
-    device: Device = None,
+    model: flags.ModelArgument,
+    data: flags.PartOptions,
+    output: option(Path, "gets the calibrated model with its code, processor and circuits", "DIR"),
+    risk: option(
+        float | None, "at most this share of the answers is wrong: 0.05", "SHARE", ABSTAIN, parser=share
+    ) = None,
+    coverage: option(float | None, "at least this share is answered: 0.9", "SHARE", ABSTAIN, parser=share) = None,
+    tpr: option(float | None, "this share of --ood-data is refused: 0.95", "SHARE", ABSTAIN, parser=share) = None,
+    confidence: option(
+        float | None, "guarantee it for new rows with this probability: 0.95", "SHARE", ABSTAIN, parser=share
+    ) = None,
+    ood_data: option(
+        str | None, "rows from elsewhere, for --tpr, or to see how many are refused", "NAME_OR_FOLDER", ABSTAIN
+    ) = None,
+    detector: option(choice(DECIDING_DETECTORS), "the score that decides", panel=ABSTAIN) = "msp",
+    training_data: option(
+        str | None, "rows to fit a detector that needs a fit (default: half of --data)", "NAME_OR_FOLDER", ABSTAIN
+    ) = None,
+    alpha: option(float, "how many sets may miss the right class", "SHARE", SETS, parser=share) = 0.1,
+    sets: option(choice(("lac", "aps", "raps", "none")), "the kind of sets", panel=SETS) = "lac",
+    batch_size: flags.BatchSize = 32,
+    device: flags.Device = None,
 ) -> None:
     """Fit when a model says that it does not know, and which classes it may be; saved with the model."""
     target = {"risk": risk, "coverage": coverage, "tpr": tpr}

@@ -3,13 +3,13 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig
 
 from .._io.files import write_atomically
-from ..hub.member_circuits import load_circuits
+from ..hub.member_heads import load_circuits
 from ..reports.report import UncertaintyReport
 from ..uncertainty import CalibratedClassifier
 from .folders import are_fine_tunings, check_is_hydra, is_baseline, load_config, load_model
@@ -23,14 +23,12 @@ CARD = "The card"
 class CardOptions:
     """Contents of the card."""
 
-    report: Annotated[
-        Path | None, option("report.json of `evaluate` (default: DIR/evaluation/report.json)", "FILE", CARD)
-    ] = None
-    report_model: Annotated[str | None, option("the name of this model, if --report has several", "NAME", CARD)] = None
-    dataset: Annotated[str | None, option("the report's in-distribution data on the Hub", "NAME", CARD)] = None
-    base_model: Annotated[str | None, option("the backbone on the Hub", "NAME", CARD)] = None
-    license: Annotated[str | None, option('for example "apache-2.0"', "ID", CARD)] = None
-    fine_tuning: Annotated[str | None, option("how the members were fine-tuned", "SENTENCE", CARD)] = None
+    report: option(Path | None, "report.json of `evaluate` (default: DIR/evaluation/report.json)", "FILE", CARD) = None
+    report_model: option(str | None, "the name of this model, if --report has several", "NAME", CARD) = None
+    dataset: option(str | None, "the report's in-distribution data on the Hub", "NAME", CARD) = None
+    base_model: option(str | None, "the backbone on the Hub", "NAME", CARD) = None
+    license: option(str | None, 'for example "apache-2.0"', "ID", CARD) = None
+    fine_tuning: option(str | None, "how the members were fine-tuned", "SENTENCE", CARD) = None
 
     def arguments(
         self, folder: Path, repo: str | None, config: PreTrainedConfig
@@ -67,10 +65,10 @@ class CardOptions:
 
 
 def card(
-    folder: Annotated[Path, argument("DIR", "the output of `fuse`, or a saved baseline; gets README.md")],
+    folder: argument(Path, "DIR", "the output of `fuse`, or a saved baseline; gets README.md"),
     fields: CardOptions,
-    repo: Annotated[str | None, option("the model's future name on the Hub, me/my-hydra", "REPO")] = None,
-    overwrite: Annotated[bool, switch("--overwrite", "replace an existing README.md")] = False,
+    repo: option(str | None, "the model's future name on the Hub, me/my-hydra", "REPO") = None,
+    overwrite: switch("--overwrite", "replace an existing README.md") = False,
 ) -> None:
     """Write the model card."""
     from ..hub import create_model_card

@@ -1,15 +1,14 @@
 """`demo`: the whole story on digits."""
 
 from pathlib import Path
-from typing import Annotated
 
 from .options import option, switch
 
 
 def demo(
-    output: Annotated[Path, option("folder for the results", "DIR")] = Path("demo-output"),
-    train: Annotated[bool, switch("--train", "pre-train the model, too, instead of loading it")] = False,
-    fast: Annotated[bool, switch("--fast", "a few steps of everything: quick, and worth nothing else")] = False,
+    output: option(Path, "folder for the results", "DIR") = Path("demo-output"),
+    train: switch("--train", "pre-train the model, too, instead of loading it") = False,
+    fast: switch("--fast", "a few steps of everything: quick, and worth nothing else") = False,
 ) -> None:
     """Tell the whole story on digits, without a download."""
     import torch

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
@@ -21,25 +21,12 @@ from ..data.rows import FEW_ROWS, is_same_source, overlap
 from ..models.detection import DETECTORS
 from ..reports.evaluation import evaluate_uncertainty
 from ..reports.report import UncertaintyReport
+from ..shift import SEVERITIES, corrupted_sets
 from ..uncertainty import CalibratedClassifier, Detector, detector_by_name
 from ..uncertainty.calibrated_classifier import OtherClassesError
+from . import flags
 from .folders import check_takes_files, load_config, load_model
-from .options import (
-    BatchSize,
-    Device,
-    FarData,
-    ModelArgument,
-    NearData,
-    PartOptions,
-    check_named_once,
-    choice,
-    device_named,
-    named,
-    option,
-)
-
-
-SEVERITIES = (1, 2, 3, 4, 5)
+from .options import check_named_once, choice, device_named, named, option
 
 
 def severities_in(text: str) -> list[int]:
@@ -50,33 +37,33 @@ def severities_in(text: str) -> list[int]:
 
 
 def evaluate(
-    model: ModelArgument,
-    data: PartOptions,
-    compare: Annotated[
+    model: flags.ModelArgument,
+    data: flags.PartOptions,
+    compare: option(
         list[tuple] | None,
-        option("another model to evaluate, with its own processor; may be repeated", "NAME=MODEL", parser=named),
-    ] = None,
-    near: NearData = None,
-    far: FarData = None,
-    score: Annotated[choice(DETECTORS), option("OOD score; those that need a fit are fitted first")] = "msp",
-    fit_data: Annotated[str | None, option("data to fit the score on (default: --data)", "NAME_OR_FOLDER")] = None,
-    fit_split: Annotated[str | None, option("default: train")] = None,
-    corruptions: Annotated[
+        "another model to evaluate, with its own processor; may be repeated",
+        "NAME=MODEL",
+        parser=named,
+    ) = None,
+    near: flags.NearData = None,
+    far: flags.FarData = None,
+    score: option(choice(DETECTORS), "OOD score; those that need a fit are fitted first") = "msp",
+    fit_data: option(str | None, "data to fit the score on (default: --data)", "NAME_OR_FOLDER") = None,
+    fit_split: option(str | None, "default: train") = None,
+    corruptions: option(
         str | None,
-        option(
-            "evaluate on corrupted data, too: names with commas between them, of corruptions (gaussian_noise, "
-            "jpeg_compression, typos, ...) or groups (noise, blur, colour, digital, characters, words), or all",
-            "NAMES",
-        ),
-    ] = None,
-    severities: Annotated[
-        list | None, option("of the corruptions, from 1 to 5 (default: 1,2,3,4,5)", "N,N", parser=severities_in)
-    ] = None,
-    batch_size: BatchSize = 32,
-    device: Device = None,
-    output: Annotated[
-        Path | None, option("gets report.md, report.html, report.json and plots (default: MODEL/evaluation)", "DIR")
-    ] = None,
+        "evaluate on corrupted data, too: names with commas between them, of corruptions (gaussian_noise, "
+        "jpeg_compression, typos, ...) or groups (noise, blur, colour, digital, characters, words), or all",
+        "NAMES",
+    ) = None,
+    severities: option(
+        list | None, "of the corruptions, from 1 to 5 (default: 1,2,3,4,5)", "N,N", parser=severities_in
+    ) = None,
+    batch_size: flags.BatchSize = 32,
+    device: flags.Device = None,
+    output: option(
+        Path | None, "gets report.md, report.html, report.json and plots (default: MODEL/evaluation)", "DIR"
+    ) = None,
 ) -> None:
     """Measure accuracy, calibration and out-of-distribution detection, as tables and plots."""
     groups = {"near": near or [], "far": far or []}
@@ -117,12 +104,16 @@ def evaluate(
             detector.fit(classifier, with_progress(fit_rows, batch_size, f"{name}: fit of {score}"))
             if not results:
                 detector.save(output)
+        corrupted = {}
+        if corruptions is not None:
+            names = [each.strip() for each in corruptions.split(",")]
+            corrupted = corrupted_sets(rows, names, severities or SEVERITIES)
         results |= evaluate_uncertainty(
             {name: classifier},
             with_progress(rows, batch_size, f"{name}: in distribution"),
             with_progress(ood_rows, batch_size, name) or None,
             score=detector if detector.needs_fit else score,
-            corruptions=with_progress(_corrupted(rows, corruptions, severities, processors[name]), batch_size, name),
+            corruptions=with_progress(corrupted, batch_size, name),
         ).models
     report = UncertaintyReport(score=score, models=results)
     report.to_json(output / "report.json")
@@ -192,19 +183,6 @@ def _with_saved_decision(model: nn.Module, source: str) -> nn.Module:
 # Data
 
 
-def _corrupted(
-    rows: PreparedData, corruptions: str | None, severities: list[int] | None, processor: Any
-) -> dict[str, dict[int, Any]]:
-    """The requested corruptions of the data, by name and severity."""
-    if corruptions is None:
-        return {}
-    from ..shift import corrupted_sets
-
-    scale = {} if rows.kind == "text" else {"processor": processor}
-    names = [name.strip() for name in corruptions.split(",")]
-    return corrupted_sets(rows, names, severities or SEVERITIES, **scale)
-
-
 def _check_fit_rows(
     rows: PreparedData, source: str, detector: Detector, test_source: str, test: PreparedData, is_zero_shot: bool
 ) -> None:
@@ -227,8 +205,8 @@ def _print_notes(name: str, rows: PreparedData, groups: dict[str, list[tuple[str
         notes.append(f"{name} gives 1 row, so no figure means anything")
     elif len(set(rows.labels)) < 2:
         notes.append(f"all {len(rows):,} rows of {name} have the same label")
-    elif len(rows) < FEW_ROWS and not any("rows judge" in note for note in rows.notes):
-        notes.append(f"only {len(rows)} rows judge: differences of a few points may be chance")
+    elif len(rows) < FEW_ROWS and not any("rows to evaluate on" in note for note in rows.notes):
+        notes.append(f"only {len(rows)} rows to evaluate on: differences of a few points may be chance")
     for group, sets in groups.items():
         same = [each for each, source in sets if is_same_source(source, name)]
         notes += [f"--{group} {each} is the data itself, so no score can separate them" for each in same]

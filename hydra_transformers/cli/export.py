@@ -2,26 +2,26 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
 from ..data.processors import load_processor
 from ..export import FILES
 from ..export import export as write
 from ..uncertainty import CalibratedClassifier
+from . import flags
 from .folders import check_is_hydra, check_is_new, load_config, load_model
-from .options import Processor, argument, check_named_once, one_of, option
+from .options import argument, check_named_once, one_of, option
 
 
 def export(
-    model: Annotated[str, argument("MODEL", "a Hydra: the output of `fuse` or `calibrate`, or a Hub name")],
-    output: Annotated[Path, option("a new folder: gets the exported model, config.json and the processor", "DIR")],
-    to: Annotated[
+    model: argument(str, "MODEL", "a Hydra: the output of `fuse` or `calibrate`, or a Hub name"),
+    output: option(Path, "a new folder: gets the exported model, config.json and the processor", "DIR"),
+    to: option(
         list[str],
-        option(
-            "onnx (model.onnx), torch (model.pt2, for torch.export.load), or both", "FORMAT...", parser=one_of(FILES)
-        ),
-    ] = ("onnx",),
-    processor: Processor = None,
+        "onnx (model.onnx), torch (model.pt2, for torch.export.load), or both",
+        "FORMAT...",
+        parser=one_of(FILES),
+    ) = ("onnx",),
+    processor: flags.Processor = None,
 ) -> None:
     """Write the model as ONNX, or as PyTorch's archive of a graph, to run without this package."""
     check_named_once(to, "--to")

@@ -3,11 +3,10 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
 
 from .._io.files import write_atomically, written_whole
 from ..data.processors import check_same_processors, find_processor, load_processor
-from ..hub.member_circuits import copy_circuits, load_circuits
+from ..hub.member_heads import copy_circuits, load_circuits
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
 from .finetune import check_trunk
@@ -24,39 +23,33 @@ from .options import argument, one_of, option, switch
 
 
 def fuse(
-    members: Annotated[
+    members: argument(
         list[str],
-        argument(
-            "DIR_OR_MODEL",
-            "the output of `finetune` or `prune`; or the members themselves, by folder or Hub name: plain models of "
-            "Transformers, fine-tuned from one pre-trained model, or Hydras",
-        ),
-    ],
-    output: Annotated[Path, option("gets the Hydra with its code and processor, ready for the Hub", "DIR")],
-    shared: Annotated[
+        "DIR_OR_MODEL",
+        "the output of `finetune` or `prune`; or the members themselves, by folder or Hub name: plain models of "
+        "Transformers, fine-tuned from one pre-trained model, or Hydras",
+    ),
+    output: option(Path, "gets the Hydra with its code and processor, ready for the Hub", "DIR"),
+    shared: option(
         list[str],
-        option(
-            f"the parts that become the mean over the members, of {', '.join(SHARED_PARTS)} (default: all; none for a Deep "
-            "Ensemble in one forward)",
-            "[PART...]",
-            parser=one_of(("", *SHARED_PARTS)),
-            show_default=False,
-        ),
-    ] = SHARED_PARTS,
-    trunk_layers: Annotated[
+        f"the parts that become the mean over the members, of {', '.join(SHARED_PARTS)} (default: all; none for a Deep "
+        "Ensemble in one forward)",
+        "[PART...]",
+        parser=one_of(("", *SHARED_PARTS)),
+        show_default=False,
+    ) = SHARED_PARTS,
+    trunk_layers: option(
         int | None,
-        option(
-            "merge the first N layers whole, attention too, so that they run once for all members; 0 for none (default: those "
-            "that are equal in all members, which changes no answer)",
-            "N",
-            min=0,
-        ),
-    ] = None,
-    allow_equal: Annotated[bool, switch("--allow-equal", "fuse members although they are the same model")] = False,
-    processor: Annotated[str | None, option("default: the one saved with the first member", "NAME_OR_FOLDER")] = None,
+        "merge the first N layers whole, attention too, so that they run once for all members; 0 for none (default: those "
+        "that are equal in all members, which changes no answer)",
+        "N",
+        min=0,
+    ) = None,
+    allow_equal: switch("--allow-equal", "fuse members although they are the same model") = False,
+    processor: option(str | None, "default: the one saved with the first member", "NAME_OR_FOLDER") = None,
 ) -> None:
     """Make one model of the members."""
-    from ..hub.kept_heads_map import trunk_sentence
+    from ..hub.member_heads import trunk_sentence
 
     folder = Path(members[0]) if len(members) == 1 else None
     names = members if folder is None else [str(path) for path in members_in(folder)]

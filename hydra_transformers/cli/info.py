@@ -1,7 +1,6 @@
 """`info`: the heads that each member keeps, sizes and cost."""
 
 from pathlib import Path
-from typing import Annotated
 
 from torch import nn
 from transformers import PreTrainedConfig
@@ -16,9 +15,7 @@ from .options import argument
 
 
 def info(
-    model: Annotated[
-        str, argument("FOLDER_OR_REPO", "a Hydra, whose weights are not read, a baseline, or a folder of members")
-    ],
+    model: argument(str, "FOLDER_OR_REPO", "a Hydra, whose weights are not read, a baseline, or a folder of members"),
 ) -> None:
     """Show which heads each member keeps, sizes and cost."""
     folder = Path(model)

@@ -1,22 +1,16 @@
-"""Options that several commands share, and the decorator that lets a command take groups of them."""
+"""How options are declared, parsed and checked, and the decorator that makes a command of a function."""
 
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from typing import Annotated, Any, Literal, get_type_hints
 
 import torch
 import typer
 
-from ..data.loading import PreparedData, load_data
-from ..data.rows import PREFERRED_SPLITS, DataSource
-from ..fusion.probe import TEXT_TOKENS
-from .errors import access_to
 
-
-MOST_SEED = 2**31 - 1  # numpy takes twice as much, and member i gets the seed plus i
 # Options that take several values in a row, `--labels cat dog`; the others of several values are repeated.
 SEVERAL_VALUES = {"--batch-sizes", "--budgets", "--labels", "--learning-rates", "--objectives", "--shared", "--to"}
 
@@ -74,51 +68,24 @@ def named(text: str) -> tuple[str, str]:
 # Declarations
 
 
-def option(help: str, metavar: str | None = None, panel: str | None = None, **settings) -> Any:
-    return typer.Option(help=help, metavar=metavar, rich_help_panel=panel, **settings)
+def option(kind: Any, help: str, metavar: str | None = None, panel: str | None = None, **settings) -> Any:
+    """The annotation of a parameter that becomes --its-name."""
+    return Annotated[kind, typer.Option(help=help, metavar=metavar, rich_help_panel=panel, **settings)]
 
 
 def switch(flag: str, help: str, panel: str | None = None) -> Any:
-    """A flag without a value, and without the --no-flag that typer would add."""
-    return typer.Option(flag, help=help, rich_help_panel=panel)
+    """The annotation of a flag without a value, and without the --no-flag that typer would add."""
+    return Annotated[bool, typer.Option(flag, help=help, rich_help_panel=panel)]
 
 
-def argument(metavar: str, help: str) -> Any:
-    return typer.Argument(metavar=metavar, help=help)
+def argument(kind: Any, metavar: str, help: str) -> Any:
+    """The annotation of a parameter that is given without a flag."""
+    return Annotated[kind, typer.Argument(metavar=metavar, help=help)]
 
 
 def choice(names: Sequence) -> Any:
     """The type of an option that takes one of `names`."""
     return Literal[tuple(names)]
-
-
-ModelArgument = Annotated[
-    str,
-    argument(
-        "MODEL",
-        "the output of `fuse` or `calibrate`, or any classifier, CLIP or SigLIP model or saved baseline, by folder or Hub name",
-    ),
-]
-BatchSize = Annotated[int, option("rows per batch", "N", min=1)]
-Device = Annotated[str | None, option("default: cuda where there is one, otherwise cpu")]
-Seed = Annotated[int, option("of everything that is random", min=0, max=MOST_SEED)]
-Mode = Annotated[
-    choice(("exact", "shortlist")), option("how circuits are extracted: shortlist is faster, and may differ")
-]
-Processor = Annotated[str | None, option("default: the one saved with the model", "NAME_OR_FOLDER")]
-OodSplit = Annotated[str | None, option("default: train, validation or test, whichever comes first")]
-Epochs = Annotated[
-    int | None,
-    option("at most N passes over the data (default: the recipe's, or by the number of rows, 1 to 30)", "N", min=1),
-]
-MaxSteps = Annotated[int | None, option("train for N steps instead of the recipe's length, to try it out", "N", min=1)]
-ReportTo = Annotated[str, option("where trainings are logged, as in Trainer: tensorboard, wandb, ...", "NAME")]
-NearData = Annotated[
-    list[tuple] | None, option("near out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
-]
-FarData = Annotated[
-    list[tuple] | None, option("far out-of-distribution data; may be repeated", "NAME=DATA", parser=named)
-]
 
 
 def device_named(device: str | None) -> str:
@@ -137,112 +104,6 @@ def check_named_once(names: Sequence, flag: str) -> None:
         raise ValueError(f"{flag} has {twice[0]} twice: name each once")
 
 
-# Groups of options
-
-DATA = "Data"
-
-
-@dataclass(kw_only=True)
-class DataOptions:
-    """Which rows and columns to read."""
-
-    data: Annotated[
-        str,
-        option(
-            'a data set on the Hub ("cifar100", "glue:sst2"), a folder that save_to_disk wrote, a folder of images, csv, json or '
-            "parquet files, or one such file",
-            "NAME_OR_FOLDER",
-            DATA,
-        ),
-    ]
-    split: Annotated[
-        str | None,
-        option(
-            'a split, or a part of one, "train[:1000]" (default: train for training and pruning, otherwise the first of '
-            "validation, test and train)",
-            panel=DATA,
-        ),
-    ] = None
-    limit: Annotated[int | None, option("read at most N rows of each set, drawn at random", "N", DATA, min=1)] = None
-    image_column: Annotated[str | None, option("default: the only column of images", "NAME", DATA)] = None
-    audio_column: Annotated[str | None, option("default: the only column of sounds", "NAME", DATA)] = None
-    text_column: Annotated[
-        str | None,
-        option(
-            'default: "text", "sentence", ... or the only one; "column.field" for a field, "premise,hypothesis" for pairs of texts',
-            "NAME",
-            DATA,
-        ),
-    ] = None
-    max_length: Annotated[
-        int | None,
-        option(
-            f"cut texts to N tokens; saved with the tokenizer (default: {TEXT_TOKENS} in training, later as in training)",
-            "N",
-            DATA,
-            min=1,
-        ),
-    ] = None
-    label_column: Annotated[str | None, option("default: the column whose classes fit the model", "NAME", DATA)] = None
-    processor: Annotated[str | None, option("default: the one saved with the model", "NAME_OR_FOLDER", DATA)] = None
-
-    def source(
-        self, name: str | None = None, split: str | Sequence[str] | None = None, part: str | None = None
-    ) -> DataSource:
-        return DataSource(
-            name or self.data,
-            split=split,
-            part=part,
-            limit=self.limit,
-            image=self.image_column,
-            audio=self.audio_column,
-            text=self.text_column,
-            max_length=self.max_length,
-            label=self.label_column,
-            labels_in_order=getattr(self, "labels_in_order", False),
-        )
-
-    def read(
-        self,
-        config: Any,
-        processor: Any,
-        name: str | None = None,
-        split: str | None = None,
-        labelled: bool = True,
-        prefer: tuple[str, ...] = PREFERRED_SPLITS,
-        part: str | None = None,
-        quiet: bool = False,
-    ) -> PreparedData:
-        """The rows of a set, by default of --data, prepared for a model; prints what was found unless `quiet`."""
-        source = self.source(name, split or (prefer if part is None else None), part)
-        with access_to(source.name, "data set"):
-            data = load_data(**vars(source), model=config, processor=processor, labelled=labelled)
-        if not quiet:
-            print(*data.notes, sep="\n", flush=True)
-        return data
-
-
-@dataclass(kw_only=True)
-class PartOptions(DataOptions):
-    """Which rows to read, or which part of them, for a model that has its own classes."""
-
-    part: Annotated[
-        choice(("training", "validation", "test")) | None,
-        option(
-            "the split for this purpose, or else a fixed random part of the first split: a tenth, at most 3,000 rows, each for "
-            "validation and test, the rest for training",
-            panel=DATA,
-        ),
-    ] = None
-    labels_in_order: Annotated[
-        bool, switch("--labels-in-order", "take class indices as they are, though class names differ", DATA)
-    ] = False
-
-    def read_part(self, config: Any, processor: Any, **settings: Any) -> PreparedData:
-        """The rows of --data, of its --split or --part."""
-        return self.read(config, processor, split=self.split, part=self.part, **settings)
-
-
 # From functions to commands
 
 
@@ -259,7 +120,7 @@ def command(function: Callable) -> Callable:
             ]
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-    debug = Annotated[bool, switch("--debug", "show the whole trace when something goes wrong")]
+    debug = switch("--debug", "show the whole trace when something goes wrong")
     parameters.append(_keyword("debug", debug, False))
 
     @wraps(function)

@@ -5,14 +5,15 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Annotated, Any
+from typing import Any
 
 from ..data.sounds import waveform
 from ..models.auto import auto_class_of
 from ..models.pipeline_hydra import image_mode, read_image
 from ..uncertainty import CalibratedClassifier, predict_decisions
+from . import flags
 from .folders import load_config, load_with_decision
-from .options import BatchSize, Device, ModelArgument, Processor, argument, option, switch
+from .options import argument, option, switch
 
 
 ZERO_SHOT = "AutoModelForZeroShotImageClassification"
@@ -20,20 +21,20 @@ AUDIO = "AutoModelForAudioClassification"
 
 
 def predict(
-    model: ModelArgument,
-    inputs: Annotated[
-        list[str],
-        argument("INPUT", "texts, image files or URLs, or audio files; - reads them from stdin, one per line"),
-    ],
-    as_json: Annotated[bool, switch("--json", "one line of JSON per input instead of a table")] = False,
-    labels: Annotated[
+    model: flags.ModelArgument,
+    inputs: argument(
+        list[str], "INPUT", "texts, image files or URLs, or audio files; - reads them from stdin, one per line"
+    ),
+    as_json: switch("--json", "one line of JSON per input instead of a table") = False,
+    labels: option(
         list[str] | None,
-        option("for CLIP and SigLIP: the classes to choose from (default: those of its calibration)", "LABEL..."),
-    ] = None,
-    top_k: Annotated[int, option("scores per input", "N", min=1)] = 5,
-    processor: Processor = None,
-    batch_size: BatchSize = 8,
-    device: Device = None,
+        "for CLIP and SigLIP: the classes to choose from (default: those of its calibration)",
+        "LABEL...",
+    ) = None,
+    top_k: option(int, "scores per input", "N", min=1) = 5,
+    processor: flags.Processor = None,
+    batch_size: flags.BatchSize = 8,
+    device: flags.Device = None,
 ) -> None:
     """Answer texts, images or sounds, with the uncertainty of each answer."""
     config = load_config(model)

@@ -1,7 +1,7 @@
 """`prune`: from one model, or several fine-tunings, to members without some of their heads."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from .._io.files import written_whole
 from ..data.loading import check_has_variety
@@ -10,83 +10,56 @@ from ..data.rows import SPLITS_TO_CUT, is_same_source
 from ..fusion import check_can_be_fused
 from ..pruning.member_plan import CIRCUITS, METHODS, MemberPlan, num_heads
 from ..pruning.objectives import OBJECTIVES, OOD_SCORES
+from . import flags
 from .folders import PRUNE_SETTINGS, claim, load_config, load_model, models_named
-from .options import (
-    BatchSize,
-    Device,
-    Mode,
-    OodSplit,
-    PartOptions,
-    Seed,
-    argument,
-    choice,
-    device_named,
-    one_of,
-    option,
-    positive_or_best,
-    switch,
-)
+from .options import argument, choice, device_named, one_of, option, positive_or_best, switch
 
 
 def prune(
-    models: Annotated[
+    models: argument(
         list[str],
-        argument(
-            "MODEL",
-            "a classifier or a CLIP or SigLIP model, by Hub name or folder; or several fine-tunings of one pre-trained model, or "
-            "the folder of `finetune` with them: then each makes one member, by its own circuit",
-        ),
-    ],
-    data: PartOptions,
-    output: Annotated[
-        Path, option("gets member-0, member-1, ... and the circuits; run again to continue after a stop", "DIR")
-    ],
-    method: Annotated[choice(METHODS), option("how heads are chosen")] = "circuits",
-    members: Annotated[int | None, option("how many members (default: 3)", "M", min=1)] = None,
-    budget: Annotated[
+        "MODEL",
+        "a classifier or a CLIP or SigLIP model, by Hub name or folder; or several fine-tunings of one pre-trained model, or "
+        "the folder of `finetune` with them: then each makes one member, by its own circuit",
+    ),
+    data: flags.PartOptions,
+    output: option(Path, "gets member-0, member-1, ... and the circuits; run again to continue after a stop", "DIR"),
+    method: option(choice(METHODS), "how heads are chosen") = "circuits",
+    members: option(int | None, "how many members (default: 3)", "M", min=1) = None,
+    budget: option(
         Any,
-        option(
-            "circuits: heads each member loses (default: a sixth of the candidates); best: as many as its circuit scores best "
-            "without, at most a third",
-            "N",
-            parser=positive_or_best,
-        ),
-    ] = None,
-    heads_per_layer: Annotated[
-        int | None, option("taylor: heads each layer keeps (default: two thirds)", "N", min=1)
-    ] = None,
-    objectives: Annotated[
+        "circuits: heads each member loses (default: a sixth of the candidates); best: as many as its circuit scores best "
+        "without, at most a third",
+        "N",
+        parser=positive_or_best,
+    ) = None,
+    heads_per_layer: option(int | None, "taylor: heads each layer keeps (default: two thirds)", "N", min=1) = None,
+    objectives: option(
         list[str] | None,
-        option(
-            "circuits: one objective per member; with a single one, members are sampled from its ranking (default: acc ood avg "
-            "with --ood-data, otherwise acc); for several models one for all (default: avg with --ood-data, otherwise acc)",
-            "|".join(OBJECTIVES) + "...",
-            parser=one_of(OBJECTIVES),
-        ),
-    ] = None,
-    out_of: Annotated[
+        "circuits: one objective per member; with a single one, members are sampled from its ranking (default: acc ood avg "
+        "with --ood-data, otherwise acc); for several models one for all (default: avg with --ood-data, otherwise acc)",
+        "|".join(OBJECTIVES) + "...",
+        parser=one_of(OBJECTIVES),
+    ) = None,
+    out_of: option(
         int | None,
-        option(
-            "circuits, with a single objective: sample from the first N heads of its ranking (default: twice the budget)",
-            "N",
-            min=1,
-        ),
-    ] = None,
-    trunk_layers: Annotated[
-        int, option("keep all heads of the first N layers, which fused members can then share", "N", min=0)
-    ] = 0,
-    mode: Mode = "exact",
-    ood_data: Annotated[str | None, option("out-of-distribution data for ood and avg", "NAME_OR_FOLDER")] = None,
-    ood_split: OodSplit = None,
-    score: Annotated[
-        choice(OOD_SCORES), option("circuits for ood and avg: the OOD score, best the one that will be used")
-    ] = "msp",
-    seed: Seed = 0,
-    allow_equal: Annotated[
-        bool, switch("--allow-equal", "allow members that lose the same heads, to be trained apart")
-    ] = False,
-    batch_size: BatchSize = 32,
-    device: Device = None,
+        "circuits, with a single objective: sample from the first N heads of its ranking (default: twice the budget)",
+        "N",
+        min=1,
+    ) = None,
+    trunk_layers: option(
+        int, "keep all heads of the first N layers, which fused members can then share", "N", min=0
+    ) = 0,
+    mode: flags.Mode = "exact",
+    ood_data: option(str | None, "out-of-distribution data for ood and avg", "NAME_OR_FOLDER") = None,
+    ood_split: flags.OodSplit = None,
+    score: option(
+        choice(OOD_SCORES), "circuits for ood and avg: the OOD score, best the one that will be used"
+    ) = "msp",
+    seed: flags.Seed = 0,
+    allow_equal: switch("--allow-equal", "allow members that lose the same heads, to be trained apart") = False,
+    batch_size: flags.BatchSize = 32,
+    device: flags.Device = None,
 ) -> None:
     """Cut heads out of several fine-tunings, each by its own circuit, or different heads out of copies of one model."""
     names = models_named(models)
@@ -152,4 +125,6 @@ def prune(
     kept = ", ".join(str(num_heads(member.config)) for member in pruned)
     print(f"{len(pruned)} members with {kept} of {num_heads(config)} heads are in {output}.")
     print(f"Next: hydra-transformers finetune {output} --data ... --output ...")
-    print("(Or, with a tenth to a sixth of the heads gone, hydra-transformers fuse: it may need no training.)")
+    print(
+        "(Or, with a tenth to a sixth of the heads gone, hydra-transformers fuse: few lost heads may need no training.)"
+    )

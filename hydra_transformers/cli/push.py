@@ -3,7 +3,6 @@
 import sys
 from dataclasses import fields as fields_of
 from pathlib import Path
-from typing import Annotated
 
 from huggingface_hub import ModelCard
 from transformers import PreTrainedConfig
@@ -19,24 +18,20 @@ SPACE, SPACE_FOLDER = "A page to try it on", "space"
 
 
 def push(
-    folder: Annotated[Path, argument("DIR", "the output of `fuse`, or a saved baseline")],
-    repo: Annotated[str, argument("REPO", "me/my-hydra; created if it does not exist")],
+    folder: argument(Path, "DIR", "the output of `fuse`, or a saved baseline"),
+    repo: argument(str, "REPO", "me/my-hydra; created if it does not exist"),
     fields: CardOptions,
-    private: Annotated[bool, switch("--private", "make a new repository private")] = False,
-    overwrite_card: Annotated[bool, switch("--overwrite-card", "replace the whole card on the Hub")] = False,
-    space: Annotated[
+    private: switch("--private", "make a new repository private") = False,
+    overwrite_card: switch("--overwrite-card", "replace the whole card on the Hub") = False,
+    space: option(
         str | None,
-        option(
-            "me/my-page: publish the page of `hydra-transformers app` as a Space, too; its files are written to DIR/space first, "
-            "or published as they are if they exist",
-            "NAME",
-            SPACE,
-        ),
-    ] = None,
-    space_single: Annotated[
-        str | None, option("a model on the Hub, whose answers stand beside", "MODEL", SPACE)
-    ] = None,
-    space_examples: Annotated[Path | None, option("to click on, as for `app --examples`", "PATH", SPACE)] = None,
+        "me/my-page: publish the page of `hydra-transformers app` as a Space, too; its files are written to DIR/space first, "
+        "or published as they are if they exist",
+        "NAME",
+        SPACE,
+    ) = None,
+    space_single: option(str | None, "a model on the Hub, whose answers stand beside", "MODEL", SPACE) = None,
+    space_examples: option(Path | None, "to click on, as for `app --examples`", "PATH", SPACE) = None,
 ) -> None:
     """Publish model, code, processor and card."""
     from ..hub import push_hydra_to_hub, push_space_to_hub

@@ -2,28 +2,26 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
 
 from ..serving.predictor import Predictor, kind_of
+from . import flags
 from .folders import load_config, load_with_decision
-from .options import Device, ModelArgument, Processor, duration, option, switch
+from .options import duration, option, switch
 
 
 def serve(
-    model: ModelArgument,
-    host: Annotated[str, option("127.0.0.1 lets only this machine in")] = "127.0.0.1",
-    port: Annotated[int, option("0 takes a free one", "N", min=0, max=2**16 - 1)] = 8000,
-    max_batch: Annotated[int, option("inputs per pass of the model, and per request", "N", min=1)] = 16,
-    max_wait_ms: Annotated[
-        float, option("how long a request waits for others to share its pass", "MS", parser=duration)
-    ] = 5.0,
-    max_queue: Annotated[int, option("requests at a time; others are asked to retry", "N", min=1)] = 64,
-    max_body_mb: Annotated[int, option("per request", "MB", min=1)] = 10,
-    no_docs: Annotated[
-        bool, switch("--no-docs", "without /docs, a page about the API whose scripts come from a public server")
-    ] = False,
-    processor: Processor = None,
-    device: Device = None,
+    model: flags.ModelArgument,
+    host: option(str, "127.0.0.1 lets only this machine in") = "127.0.0.1",
+    port: option(int, "0 takes a free one", "N", min=0, max=2**16 - 1) = 8000,
+    max_batch: option(int, "inputs per pass of the model, and per request", "N", min=1) = 16,
+    max_wait_ms: option(float, "how long a request waits for others to share its pass", "MS", parser=duration) = 5.0,
+    max_queue: option(int, "requests at a time; others are asked to retry", "N", min=1) = 64,
+    max_body_mb: option(int, "per request", "MB", min=1) = 10,
+    no_docs: switch(
+        "--no-docs", "without /docs, a page about the API whose scripts come from a public server"
+    ) = False,
+    processor: flags.Processor = None,
+    device: flags.Device = None,
 ) -> None:
     """Answer over HTTP, with uncertainty and abstention."""
     try:

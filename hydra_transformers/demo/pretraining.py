@@ -1,7 +1,7 @@
-"""The demo's pre-trained model: a small ViT that tells which way an image is turned. No label of a digit is read.
+"""The demo's pre-trained model: a small ViT that recognises which way an image is turned, without any label of a digit.
 
-Turned are training digits, to the left or to the right and never upside down: a six would become one of the nines that the
-demo judges on. A model that is pre-trained already lies beside this file.
+Digits are turned left or right but never upside down: a six would become one of the nines that test. A model that is
+pre-trained already lies beside this file.
 """
 
 import json
@@ -30,8 +30,7 @@ class PretrainingSettings:
     num_attention_heads: int = 8
     intermediate_size: int = 128
     patch_size: int = 2
-    # Transformers' own 0.02 is meant for hundreds of dimensions; with it, so small a ViT learns several times more slowly.
-    initializer_range: float = 0.1
+    initializer_range: float = 0.1  # with Transformers' 0.02 so small a ViT learns several times more slowly
     learning_rate: float = 2e-3
     weight_decay: float = 0.05
     warmup: float = 0.2
@@ -43,21 +42,17 @@ class PretrainingSettings:
 SETTINGS = PretrainingSettings()
 
 
-def build_model(settings: PretrainingSettings) -> ViTForImageClassification:
-    names = dict(enumerate(TURNS))
-    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size")
-    fields = {name: getattr(settings, name) for name in (*sizes, "initializer_range")}
-    config = ViTConfig(image_size=8, id2label=names, label2id={name: turn for turn, name in names.items()}, **fields)
-    return ViTForImageClassification(config)
-
-
 def pretrain(
     images: Images, settings: PretrainingSettings = SETTINGS, progress: bool = True
 ) -> ViTForImageClassification:
-    """A ViT that learned how images are turned; the same settings give the same weights on the same machine."""
+    """The same settings give the same weights on the same machine."""
     torch.manual_seed(settings.seed)
     random = torch.Generator().manual_seed(settings.seed)
-    model = build_model(settings).train()
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "patch_size")
+    fields = {name: getattr(settings, name) for name in (*sizes, "initializer_range")}
+    names = dict(enumerate(TURNS))
+    config = ViTConfig(image_size=8, id2label=names, label2id={name: turn for turn, name in names.items()}, **fields)
+    model = ViTForImageClassification(config).train()
     pixel_values = images.pixel_values
     steps = settings.epochs * -(-len(images) // settings.batch_size)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
@@ -79,25 +74,20 @@ def pretrain(
 
 
 def turned(images: Tensor, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Each image (rows, channels, height, width) turned by chance, and how (rows,), as the number of its name in `TURNS`."""
+    """Each image (rows, channels, height, width) turned at random, and how (rows,), as its place in `TURNS`."""
     turns = torch.randint(len(TURNS), (len(images),), generator=random)
     quarters = list(TURNS.values())
-    return torch.stack(
-        [image.rot90(quarters[turn], (1, 2)) for image, turn in zip(images, turns.tolist(), strict=True)]
-    ), turns
+    pairs = zip(images, turns.tolist(), strict=True)
+    return torch.stack([image.rot90(quarters[turn], (1, 2)) for image, turn in pairs]), turns
 
 
 def moved(images: Tensor, random: torch.Generator) -> Tensor:
-    """Each image moved by up to one pixel; black comes in from the side."""
+    """Each image moved by up to one pixel; the border is black."""
     height, width = images.shape[-2:]
-    larger = nn.functional.pad(images, (1, 1, 1, 1), value=-1.0)
+    padded = nn.functional.pad(images, (1, 1, 1, 1), value=-1.0)
     corners = torch.randint(3, (len(images), 2), generator=random).tolist()
-    return torch.stack(
-        [
-            image[:, row : row + height, column : column + width]
-            for image, (row, column) in zip(larger, corners, strict=True)
-        ]
-    )
+    pairs = zip(padded, corners, strict=True)
+    return torch.stack([image[:, row : row + height, column : column + width] for image, (row, column) in pairs])
 
 
 def save_pretrained_model(model: ViTForImageClassification, settings: PretrainingSettings, folder: Path) -> None:
@@ -106,25 +96,16 @@ def save_pretrained_model(model: ViTForImageClassification, settings: Pretrainin
 
 
 def load_shipped_model() -> ViTForImageClassification:
-    """The pre-trained model that comes with the package; scripts/pretrain_demo_model.py makes it again from the data."""
+    """The pre-trained model that comes with the package, made by scripts/pretrain_demo_model.py."""
     return ViTForImageClassification.from_pretrained(SHIPPED).eval()
 
 
-def shipped_settings() -> PretrainingSettings:
-    return PretrainingSettings(**json.loads((SHIPPED / SETTINGS_FILE).read_text()))
-
-
-def accuracy(model: nn.Module, images: Images) -> float:
-    """Share of right answers, of any model with `logits`."""
-    return _share_right(model, images.pixel_values, images.labels)
-
-
-def accuracy_on_turns(model: nn.Module, images: Images) -> float:
-    """How often the pre-trained model knows which way an image is turned, each image turned by chance."""
-    return _share_right(model, *turned(images.pixel_values, torch.Generator().manual_seed(0)))
-
-
-def _share_right(model: nn.Module, pixel_values: Tensor, labels: Tensor) -> float:
+def accuracy(model: nn.Module, pixel_values: Tensor, labels: Tensor) -> float:
     with torch.inference_mode():
         answers = model(pixel_values=pixel_values).logits.argmax(dim=-1)
     return (answers == labels).float().mean().item()
+
+
+def accuracy_on_turns(model: nn.Module, images: Images) -> float:
+    """How often a pre-trained model recognises the turn of images that are turned at random."""
+    return accuracy(model, *turned(images.pixel_values, torch.Generator().manual_seed(0)))

@@ -1,7 +1,6 @@
-"""From backbones to members to a fused Hydra, and back: the constructors of every Hydra class.
+"""From backbones to members to a fused Hydra, and back.
 
-Building a model takes the package; running one does not. So this is no part of the code that a saved model takes along,
-whose classes call it by name. It works on their copies of the classes as on the package's.
+The classes of a saved model call this package by name to build models; to run one they do not need it.
 """
 
 from collections.abc import Sequence
@@ -9,26 +8,29 @@ from collections.abc import Sequence
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..models.configuration_hydra import SHARED_PARTS, TrunkLayers, check_shared
-from .agreement import check_agrees, check_can_be_fused, check_differ, check_finite, warn_of_strangers
-from .building import build, prune, prune_neurons, remaining_heads
-from .exporting import FIELDS_OF_HYDRAS, to_transformers
-from .linear_layers import with_linear_layers
-from .packed_heads import heads_at, qkv_by_head, qkv_rows, queries_per_key
+from ..models.auto import check_classes, hydra_class
+from ..models.configuration_hydra import TrunkLayers, check_shared
+from .building import build, prune_heads, prune_neurons, remaining_heads
+from .checks import check_agrees, check_differ, check_finite, warn_of_strangers
+from .linear_per_member import with_linear_layers
+from .packed_heads import heads_at, qkv_by_head, qkv_rows
+from .plain_models import to_transformers
 from .probe import check_answers_alike, example_inputs, warn_of_close_members
-from .reading import Member, backbone_names, dense_outline, projection_names, read_members
+from .reading import backbone_names, dense_outline, projection_names, read_members
 from .structure import (
+    Member,
     attention_names,
     config_in_backbone,
     encoder_config,
-    fields_of_backbone,
+    hydra_class_of,
     hydra_config,
+    plain_config,
     saved_tower_configs,
     slots,
     tower_configs,
     without_weights,
 )
-from .trunk import trunks_of
+from .trunk import resolve_trunk
 
 
 def from_backbone(
@@ -36,33 +38,17 @@ def from_backbone(
 ) -> PreTrainedModel:
     """`cls.from_backbone`"""
     member = _only_member(cls, model, "from_backbone")
-    pruned = prune(cls, member, heads_to_prune)
-    whole = _checked_whole(cls, member, model) if check else None
-    return build(cls, [pruned], SHARED_PARTS) if heads_to_prune or whole is None else whole
+    pruned = prune_heads(cls, member, heads_to_prune)
+    whole = _compared(cls, member, model) if check else None
+    return build(cls, [pruned]) if heads_to_prune or whole is None else whole
 
 
 def without_neurons(cls: type, model: PreTrainedModel, neurons_to_prune: dict) -> PreTrainedModel:
     """A one-member `cls` of `model` with neurons of its MLPs cut out."""
     member = _only_member(cls, model, "prune_neurons")
     pruned = prune_neurons(cls, member, neurons_to_prune)
-    _checked_whole(cls, member, model)
-    return build(cls, [pruned], SHARED_PARTS)
-
-
-def _only_member(cls: type, model: PreTrainedModel, caller: str) -> Member:
-    members = list(read_members(cls, model, "model"))
-    if len(members) != 1:
-        raise ValueError(f"{caller} got a Hydra of {len(members)} members: pass one of them, model.member(i)")
-    return members[0]
-
-
-def _checked_whole(cls: type, member: Member, model: PreTrainedModel) -> PreTrainedModel | None:
-    """The member with all that it has as a Hydra, compared with the backbone it was read from; None for one of a Hydra."""
-    if model.config.model_type == cls.config_class.model_type:
-        return None
-    whole = build(cls, [member], SHARED_PARTS)
-    check_answers_alike(whole, model.base_model if cls.is_base_model else model, member.name)
-    return whole
+    _compared(cls, member, model)
+    return build(cls, [pruned])
 
 
 def from_pruned_members(
@@ -79,9 +65,9 @@ def from_pruned_members(
     check_shared(shared)
     read: list[Member] = []
     for position, model in enumerate(members):
-        found = list(read_members(cls, model, f"members[{position}]"))
+        found = read_members(cls, model, f"members[{position}]")
         if check:
-            _checked_whole(cls, found[0], model)
+            _compared(cls, found[0], model)
         read += found
     if not read:
         raise ValueError("members is empty: pass at least one model")
@@ -90,11 +76,26 @@ def from_pruned_members(
         check_finite(member)
     if not allow_equal:
         check_differ(read)
-    hydra = build(cls, read, shared, trunks_of(cls, read, shared, trunk_layers))
+    hydra = build(cls, read, shared, resolve_trunk(cls, read, shared, trunk_layers))
     warn_of_strangers(hydra, read)
     if check and not allow_equal:
         warn_of_close_members(hydra, [member.name for member in read])
     return hydra
+
+
+def check_can_be_fused(models: Sequence[PreTrainedModel], name: str, allow_equal: bool = True) -> None:
+    """Refuses models that cannot be fused: of different architectures, classes or dtypes.
+
+    name: what errors call the list
+    allow_equal: whether some of them may be the same model
+    """
+    found = hydra_class(models[0], f"{name}[0]")
+    check_classes(models, found, name)
+    members = [read_members(found, model, f"{name}[{place}]")[0] for place, model in enumerate(models)]
+    for member in members:
+        check_agrees(member, members[0])
+    if not allow_equal:
+        check_differ(members)
 
 
 def member(model: PreTrainedModel, index: int) -> PreTrainedModel:
@@ -102,11 +103,26 @@ def member(model: PreTrainedModel, index: int) -> PreTrainedModel:
     if not -model.num_members <= index < model.num_members:
         raise IndexError(f"member {index} does not exist: this Hydra has members 0 to {model.num_members - 1}")
     cls = type(model)
-    return build(cls, [list(read_members(cls, model, cls.__name__))[index]], SHARED_PARTS)
+    return build(cls, [read_members(cls, model, cls.__name__)[index]])
+
+
+def _only_member(cls: type, model: PreTrainedModel, caller: str) -> Member:
+    members = read_members(cls, model, "model")
+    if len(members) != 1:
+        raise ValueError(f"{caller} got a Hydra of {len(members)} members: pass one of them, model.member(i)")
+    return members[0]
+
+
+def _compared(cls: type, member: Member, model: PreTrainedModel) -> PreTrainedModel | None:
+    """The unpruned member as a Hydra, compared with the backbone it was read from; None where that is a Hydra."""
+    if model.config.model_type == cls.config_class.model_type:
+        return None
+    whole = build(cls, [member])
+    check_answers_alike(whole, model.base_model if cls.is_base_model else model, member.name)
+    return whole
 
 
 __all__ = [
-    "FIELDS_OF_HYDRAS",
     "attention_names",
     "backbone_names",
     "check_can_be_fused",
@@ -114,16 +130,16 @@ __all__ = [
     "dense_outline",
     "encoder_config",
     "example_inputs",
-    "fields_of_backbone",
     "from_backbone",
     "from_pruned_members",
     "heads_at",
+    "hydra_class_of",
     "hydra_config",
     "member",
+    "plain_config",
     "projection_names",
     "qkv_by_head",
     "qkv_rows",
-    "queries_per_key",
     "remaining_heads",
     "saved_tower_configs",
     "slots",

@@ -1,160 +1,148 @@
-"""Members with fewer heads, and models that hold members."""
+"""Cuts heads and neurons out of members, and builds the models that hold members."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ..models.configuration_hydra import SHARED_PARTS, KeptNeurons, mask_of_neurons, neurons_in
-from ..models.modeling_hydra import HydraAttention
+from ..models.configuration_hydra import SHARED_PARTS, mask_of_neurons, neurons_in
 from .packed_heads import heads_at, qkv_rows
-from .reading import Member
-from .structure import Slot, attention_names, hydra_config, neurons_of_member, outline, slots, tower_configs
+from .structure import (
+    Member,
+    Slot,
+    attention_names,
+    have_equal_tensors,
+    hydra_config,
+    member_fields,
+    outline,
+    slots,
+    tower_configs,
+)
 
 
-def prune(cls: type, member: Member, heads_to_prune: dict | None) -> Member:
+def prune_heads(cls: type, member: Member, heads_to_prune: dict | None) -> Member:
     """The member with heads cut out: q, k, v and o lose the heads' rows, the config their numbers."""
-    tensors, kept = dict(member.tensors), {}
-    empty = outline(cls, member.config)
-    before = {
-        tower: [layer[0] for layer in config.kept_heads] for tower, config in tower_configs(member.config).items()
-    }
-    after = remaining_heads(before, heads_to_prune)
+    tensors, fields, empty = dict(member.tensors), member_fields(member.config), outline(cls, member.config)
+    kept = {tower: [heads for [heads] in each["kept_heads"]] for tower, each in fields.items()}
+    remaining = remaining_heads(kept, heads_to_prune)
     for tower, names in attention_names(empty).items():
-        kept[tower] = [[heads] for heads in after[tower]]
-        for layer, name in enumerate(names):
-            heads = before[tower][layer]
-            if after[tower][layer] != heads:
-                _keep_heads(tensors, name, heads, after[tower][layer], empty.get_submodule(name))
-    neurons = neurons_of_member(member.config, 0)
-    config = hydra_config(cls.config_class, member.config, kept, SHARED_PARTS, neurons=neurons)
-    return Member(member.name, config, tensors)
+        fields[tower]["kept_heads"] = [[heads] for heads in remaining[tower]]
+        for name, before, after in zip(names, kept[tower], remaining[tower], strict=True):
+            if after == before:
+                continue
+            attention, output = empty.get_submodule(name), f"{name}.o_proj.weight"
+            for parameter in (f"{name}.qkv_proj.weight", f"{name}.qkv_proj.bias"):
+                if parameter in tensors:
+                    tensors[parameter] = qkv_rows(tensors[parameter], before, after, attention)
+            tensors[output] = heads_at(tensors[output], [before.index(head) for head in after], attention.head_dim)
+    return Member(member.name, hydra_config(cls.config_class, member.config, fields), tensors)
 
 
 def prune_neurons(cls: type, member: Member, neurons_to_prune: dict) -> Member:
-    """The member with neurons of its MLPs cut out: the first map loses their rows (the gate's too), the second their columns."""
-    tensors, empty = dict(member.tensors), outline(cls, member.config)
-    kept_heads, before = {}, {}
-    for tower, config in tower_configs(member.config).items():
-        kept_heads[tower] = config.kept_heads
-        masks = config.kept_neurons or [[mask_of_neurons(list(range(config.layer_spec.inner_size)))]] * len(
-            config.kept_heads
-        )
-        before[tower] = [neurons_in(mask) for [mask] in masks]
-    after = remaining_heads(before, neurons_to_prune, "neuron")
+    """The member with neurons of its MLPs cut out: fc1 loses their rows (the gate's too), fc2 their columns."""
+    tensors, fields, empty = dict(member.tensors), member_fields(member.config), outline(cls, member.config)
+    kept = kept_neurons(member)
+    remaining = remaining_heads(kept, neurons_to_prune, "neuron")
     for tower, names in attention_names(empty).items():
-        for layer, name in enumerate(names):
-            places = {neuron: place for place, neuron in enumerate(before[tower][layer])}
-            if not after[tower][layer]:
+        fields[tower]["kept_neurons"] = [[mask_of_neurons(neurons)] for neurons in remaining[tower]]
+        for layer, (name, before, after) in enumerate(zip(names, kept[tower], remaining[tower], strict=True)):
+            if not after:
                 raise ValueError(f"neurons_to_prune[{layer}] names all neurons of the layer: leave at least one")
-            if len(after[tower][layer]) < len(places):
-                mlp = f"{name.removesuffix('attention')}mlp"
-                _keep_neurons(
-                    tensors, mlp, [places[neuron] for neuron in after[tower][layer]], empty.get_submodule(mlp)
-                )
-    neurons = {tower: [[mask_of_neurons(of_layer)] for of_layer in layers] for tower, layers in after.items()}
-    config = hydra_config(cls.config_class, member.config, kept_heads, SHARED_PARTS, neurons=neurons)
-    return Member(member.name, config, tensors)
+            if after != before:
+                mlp, places = f"{name.removesuffix('attention')}mlp", {each: at for at, each in enumerate(before)}
+                move_neurons(tensors, mlp, [places[each] for each in after], empty.get_submodule(mlp).has_gate)
+    return Member(member.name, hydra_config(cls.config_class, member.config, fields), tensors)
 
 
-def _keep_neurons(tensors: dict[str, torch.Tensor], mlp: str, positions: list[int], module: nn.Module) -> None:
-    """Leaves only the neurons at `positions` of one MLP's tensors."""
-    for parameter in ("fc1.weight", "fc1.bias"):
-        parts = 2 if module.has_gate else 1
-        if f"{mlp}.{parameter}" in tensors:
-            tensors[f"{mlp}.{parameter}"] = heads_at(tensors[f"{mlp}.{parameter}"], positions, 1, parts)
+def kept_neurons(member: Member) -> dict[str, list[list[int]]]:
+    """By tower and layer, the numbers of the neurons that a member keeps."""
+    return {
+        tower: [list(range(each.layer_spec.inner_size))] * each.num_hidden_layers
+        if each.kept_neurons is None
+        else [neurons_in(mask) for [mask] in each.kept_neurons]
+        for tower, each in tower_configs(member.config).items()
+    }
+
+
+def move_neurons(tensors: dict[str, torch.Tensor], mlp: str, positions: list[int | None], has_gate: bool) -> None:
+    """Gives the MLP with this name the neurons at `positions`, in place; None is a neuron of zeros."""
+    for parameter in (f"{mlp}.fc1.weight", f"{mlp}.fc1.bias"):
+        if parameter in tensors:
+            tensors[parameter] = heads_at(tensors[parameter], positions, 1, 2 if has_gate else 1)
     tensors[f"{mlp}.fc2.weight"] = heads_at(tensors[f"{mlp}.fc2.weight"].t(), positions, 1).t()
 
 
 def remaining_heads(
     kept: dict[str, list[list[int]]], heads_to_prune: dict | None, what: str = "head"
 ) -> dict[str, list[list[int]]]:
-    """Heads (or neurons) that are left per tower and layer once `heads_to_prune` (`{layer: [heads]}`, of two towers by tower)
-    are gone from `kept`; `{"": ...}` where there are no towers."""
-    by_tower = _by_tower(list(kept), heads_to_prune or {}, what)
-    return {tower: keep_after_pruning(layers, by_tower.get(tower), what) for tower, layers in kept.items()}
+    """The heads (or neurons) that are left per tower and layer.
 
-
-def _by_tower(towers: list[str], heads_to_prune: dict, what: str) -> dict[str, dict]:
-    if towers == [""]:
-        return {"": heads_to_prune}
-    if not isinstance(heads_to_prune, dict):
+    kept: those before, by tower and layer; `{"": ...}` for a model without towers
+    heads_to_prune: `{layer: [heads]}`, for two towers by tower
+    """
+    by_tower = heads_to_prune or {}
+    if list(kept) == [""]:
+        by_tower = {"": by_tower}
+    elif not isinstance(by_tower, dict):
         raise TypeError(
-            f"{what}s_to_prune is a {type(heads_to_prune).__name__}: pass {{'vision': {{...}}, 'text': {{...}}}}"
+            f"{what}s_to_prune is a {type(by_tower).__name__}: pass {{'vision': {{...}}, 'text': {{...}}}}"
         )
-    for tower in heads_to_prune:
-        if tower not in towers:
+    for tower in by_tower:
+        if tower not in kept:
             raise ValueError(f"{what}s_to_prune names {tower!r}: pass {{'vision': {{...}}, 'text': {{...}}}}")
-    return heads_to_prune
+    return {tower: _remaining_in_tower(layers, by_tower.get(tower), what) for tower, layers in kept.items()}
 
 
-def keep_after_pruning(
-    kept: list[list[int]], heads_to_prune: dict[int, list[int]] | None, what: str = "head"
-) -> list[list[int]]:
-    """Heads (or neurons) that one member keeps per layer once `heads_to_prune` (`{layer: [heads]}`) are gone from `kept`."""
+def _remaining_in_tower(kept: list[list[int]], heads_to_prune: dict | None, what: str) -> list[list[int]]:
     if not isinstance(heads_to_prune, dict | None):
         raise TypeError(
             f"{what}s_to_prune is a {type(heads_to_prune).__name__}: pass one member's, {{layer: [{what}s]}}"
         )
+    pruned: list[set[int]] = [set() for _ in kept]
     for layer, heads in (heads_to_prune or {}).items():
         if not str(layer).lstrip("-").isdigit():
             raise ValueError(f"{what}s_to_prune names {layer!r}: pass {{layer: [{what}s]}}, layers by their numbers")
         if isinstance(heads, (int, str)):
             raise ValueError(f"{what}s_to_prune[{layer}] is {heads!r}: pass a list of {what}s")
-    heads_to_prune = {
-        int(layer): [int(head) if hasattr(head, "__index__") else head for head in heads]
-        for layer, heads in (heads_to_prune or {}).items()
-    }
-    for layer, heads in heads_to_prune.items():
-        if not 0 <= layer < len(kept):
+        if not 0 <= int(layer) < len(kept):
             raise ValueError(f"{what}s_to_prune names layer {layer}: the model has layers 0 to {len(kept) - 1}")
-        existing = set(kept[layer])
+        existing = set(kept[int(layer)])
         for head in heads:
-            if not isinstance(head, int) or head not in existing:
+            if not hasattr(head, "__index__") or int(head) not in existing:
                 raise ValueError(
-                    f"{what}s_to_prune[{layer}] names {what} {head!r}: the model has the {what}s {_shown(kept[layer])} in this layer"
+                    f"{what}s_to_prune[{layer}] names {what} {head!r}: the model has the {what}s "
+                    f"{_shortened(kept[int(layer)])} in this layer"
                 )
-    gone = [set(heads_to_prune.get(layer, [])) for layer in range(len(kept))]
-    return [[head for head in heads if head not in gone[layer]] for layer, heads in enumerate(kept)]
+            pruned[int(layer)].add(int(head))
+    return [[head for head in heads if head not in gone] for heads, gone in zip(kept, pruned, strict=True)]
 
 
-def _shown(numbers: list[int]) -> str:
-    """All of a few numbers, the first and the last of many."""
+def _shortened(numbers: list[int]) -> str:
     return str(numbers) if len(numbers) <= 64 else f"{numbers[0]} to {numbers[-1]} or some of them"
 
 
-def _keep_heads(
-    tensors: dict[str, torch.Tensor], name: str, before: list[int], after: list[int], attention: HydraAttention
-) -> None:
-    """Leaves of the heads `before` only those in `after` in the packed tensors of the attention called `name`."""
-    for parameter in (f"{name}.qkv_proj.weight", f"{name}.qkv_proj.bias"):
-        if parameter in tensors:
-            tensors[parameter] = qkv_rows(tensors[parameter], before, after, attention)
-    positions = [before.index(head) for head in after]
-    tensors[f"{name}.o_proj.weight"] = heads_at(tensors[f"{name}.o_proj.weight"], positions, attention.head_dim)
-
-
 def build(
-    cls: type, members: list[Member], shared: Sequence[str], trunks: dict[str, int] | None = None
+    cls: type, members: list[Member], shared: Sequence[str] = SHARED_PARTS, trunks: dict[str, int] | None = None
 ) -> PreTrainedModel:
     """A `cls` that holds the members: packed where each has its own rows, averaged where they share.
 
-    trunks: by tower, how many leading layers are one for all members
+    trunks: by tower, how many leading layers all members share
     """
-    towers = tower_configs(members[0].config)
-    kept = {}
-    for tower in towers:
-        of_members = [tower_configs(member.config)[tower].kept_heads for member in members]
-        layers = range(len(of_members[0]))
-        kept[tower] = [[heads[layer][0] for heads in of_members] for layer in layers]
-    if differ_in_vision_alone(members):
-        kept["text"] = [layer[:1] for layer in kept["text"]]
-
+    fields = {}
+    for tower in tower_configs(members[0].config):
+        holders = members[:1] if tower == "text" and _differ_in_vision_alone(members) else members
+        configs = [tower_configs(member.config)[tower] for member in holders]
+        fields[tower] = {
+            "kept_heads": _side_by_side([[heads for [heads] in each.kept_heads] for each in configs]),
+            "trunk_layers": (trunks or {}).get(tower, 0),
+        }
+        if any(each.kept_neurons is not None for each in configs):
+            kept = [kept_neurons(member)[tower] for member in holders]
+            fields[tower]["kept_neurons"] = _side_by_side([list(map(mask_of_neurons, layers)) for layers in kept])
     reference = next(iter(members[0].tensors.values()))
-    config = hydra_config(cls.config_class, members[0].config, kept, shared, trunks, _common_neurons(members, kept))
+    config = hydra_config(cls.config_class, members[0].config, fields, shared)
     for part in (config, *tower_configs(config).values()):
         part.dtype = reference.dtype
     with weights_to_come(reference):
@@ -165,32 +153,15 @@ def build(
     return model.eval()
 
 
-def _common_neurons(members: list[Member], kept: dict) -> dict[str, KeptNeurons | None]:
-    """`kept_neurons[layer][member]` of members together, by tower, of as many as `kept` has there; None where all keep all."""
-    found = {}
-    for tower, config in tower_configs(members[0].config).items():
-        own = [neurons_of_member(member.config, 0)[tower] for member in members][: len(kept[tower][0])]
-        everything = [[mask_of_neurons(list(range(config.layer_spec.inner_size)))]] * len(kept[tower])
-        found[tower] = None
-        if any(each is not None for each in own):
-            of_members = [everything if each is None else each for each in own]
-            found[tower] = [[of_member[layer][0] for of_member in of_members] for layer in range(len(kept[tower]))]
-    return found
+def _side_by_side(by_member: list[list]) -> list[list]:
+    """[member][layer] -> [layer][member]"""
+    return [list(layer) for layer in zip(*by_member, strict=True)]
 
 
-def differ_in_vision_alone(members: list[Member]) -> bool:
-    """Whether members of two towers are equal in the text tower, which then need exist only once."""
-    first, others = members[0].tensors, members[1:]
-    if "text" not in tower_configs(members[0].config):
-        return False
-
-    def are_equal(side: str) -> bool:
-        names = [name for name in first if name.startswith(side)]
-        return all(
-            torch.equal(other.tensors[name].to(first[name].device), first[name]) for other in others for name in names
-        )
-
-    return are_equal("text_") and not are_equal("vis")
+def _differ_in_vision_alone(members: list[Member]) -> bool:
+    """Whether the members' text towers are equal, so that one is enough, and their vision towers are not."""
+    text, vision = ([name for name in members[0].tensors if name.startswith(side)] for side in ("text_", "vis"))
+    return have_equal_tensors(members, text) and not have_equal_tensors(members, vision)
 
 
 def _fill(parameter: torch.Tensor, slot: Slot, members: list[Member]) -> None:
@@ -212,10 +183,10 @@ def _fill(parameter: torch.Tensor, slot: Slot, members: list[Member]) -> None:
 
 @contextmanager
 def weights_to_come(like: torch.Tensor) -> Iterator[None]:
-    """New models are of the dtype and on the device of `like`, their weights yet to come. Some classes draw them all the same:
-    outside, random numbers go on as if nothing had been drawn."""
-    own = torch.random.fork_rng(devices=[like.device] if like.is_cuda else [])
-    with own, torch.device(like.device), no_init_weights(), default_dtype(like.dtype):
+    """New models get the dtype and device of `like` and empty weights. Some classes draw weights all the same: the global
+    random state is restored afterwards."""
+    fork = torch.random.fork_rng(devices=[like.device] if like.is_cuda else [])
+    with fork, torch.device(like.device), no_init_weights(), default_dtype(like.dtype):
         yield
 
 

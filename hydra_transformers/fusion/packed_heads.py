@@ -1,41 +1,51 @@
 """Heads in the packed weights of one member: which rows of q, k, v and of the output projection are whose.
 
-A member's queries, keys and values lie below each other. Where several query heads read one head of keys and values, this is
-there once, and as long as one of its query heads is.
+A member's queries, keys and values lie below each other. Where several query heads read one key and value head, that head is
+stored once, and stays as long as one of its query heads does.
 """
 
 from collections.abc import Sequence
 
 import torch
 
-from ..models.modeling_hydra import HydraAttention, for_each_query, keys_of
+from ..models.modeling_hydra import HydraAttention, for_each_query
 
 
-def queries_per_key(attention: HydraAttention) -> int:
-    # The class may be that of a repository whose code is from before there were grouped queries.
-    return getattr(attention, "queries_per_key", 1)
+def keys_of(heads: Sequence[int], queries_per_key: int) -> list[int]:
+    """The heads of keys and values that query heads read, in ascending order."""
+    return list(dict.fromkeys(head // queries_per_key for head in heads))
 
 
-def heads_at(tensor: torch.Tensor, positions: Sequence[int], head_dim: int, projections: int = 1) -> torch.Tensor:
-    """The rows of the heads at `positions`, of each projection: (projections * heads * head_dim, ...)"""
+def heads_at(
+    tensor: torch.Tensor, positions: Sequence[int | None], head_dim: int, projections: int = 1
+) -> torch.Tensor:
+    """The rows of the heads at `positions`, of each projection; None gives a head of zeros.
+
+    (projections * heads * head_dim, ...) -> (projections * positions * head_dim, ...)
+    """
+    heads = tensor.unflatten(0, (projections, -1, head_dim))
+    if None in positions:
+        heads = torch.cat([heads, heads.new_zeros(projections, 1, *heads.shape[2:])], dim=1)
+        positions = [heads.shape[1] - 1 if position is None else position for position in positions]
     index = torch.tensor(positions, dtype=torch.long, device=tensor.device)
-    return tensor.unflatten(0, (projections, -1, head_dim)).index_select(1, index).flatten(0, 2)
+    return heads.index_select(1, index).flatten(0, 2)
 
 
 def qkv_rows(
     tensor: torch.Tensor, before: Sequence[int], after: Sequence[int], attention: HydraAttention
 ) -> torch.Tensor:
     """The rows of the heads `after` in q, k and v, which have those of the heads `before`: (rows, ...) -> (fewer rows, ...)"""
-    per_key, head_dim = queries_per_key(attention), attention.head_dim
+    per_key, head_dim = attention.queries_per_key, attention.head_dim
     query, keys_and_values = tensor.tensor_split([len(before) * head_dim])
     keys = keys_of(before, per_key)
-    of_queries, of_keys = [before.index(head) for head in after], [keys.index(key) for key in keys_of(after, per_key)]
-    return torch.cat([heads_at(query, of_queries, head_dim), heads_at(keys_and_values, of_keys, head_dim, 2)])
+    query_places = [before.index(head) for head in after]
+    key_places = [keys.index(key) for key in keys_of(after, per_key)]
+    return torch.cat([heads_at(query, query_places, head_dim), heads_at(keys_and_values, key_places, head_dim, 2)])
 
 
 def qkv_by_head(tensor: torch.Tensor, attention: HydraAttention) -> torch.Tensor:
     """q, k and v head by head, each with the key and value that it reads: (rows, ...) -> (3, heads, head_dim, ...)"""
-    if queries_per_key(attention) == 1:
+    if attention.queries_per_key == 1:
         return tensor.unflatten(0, (3, -1, attention.head_dim))
     readers = attention.readers[0]
     query, keys_and_values = tensor.unflatten(0, (-1, attention.head_dim)).tensor_split([sum(readers)])

@@ -1,4 +1,4 @@
-"""Compares a Hydra with the model it was made from, on a small random batch."""
+"""Compares models by their answers to a small random batch, and makes inputs of the sizes that models take."""
 
 import inspect
 from collections.abc import Iterable
@@ -15,9 +15,9 @@ from ..models.pipeline_hydra import evaluation_mode
 logger = logging.get_logger(f"transformers.{__name__}")
 
 TEXT_TOKENS = 128  # the length that texts are cut to, as in the paper
-IMAGE_SIZE = 224  # of models that take any, and whose config names none
+IMAGE_SIZE = 224  # for models that take any size and whose config names none
 PROBE_TOKENS = 8
-# Outputs of a model, and those of its one-member Hydra that are the same but for the axis of members.
+# Outputs of a model, and the outputs of its one-member Hydra that equal them, with an axis of members.
 COMPARED = {
     "logits": "member_logits",
     "logits_per_image": "member_logits",
@@ -40,11 +40,11 @@ def check_answers_alike(hydra: PreTrainedModel, model: PreTrainedModel, name: st
         logger.warning(f"{name} could not be compared with its Hydra, as it does not run as it is: {error}")
         return
     found = answers_to(hydra, inputs, COMPARED.values())
+    is_exact = model.dtype != torch.float32 or model.device.type == "cpu"
+    tolerance = TOLERANCE[model.dtype] if is_exact else TOLERANCE_WITH_TF32
     for key, answer in expected.items():
-        if COMPARED[key] not in found:
-            continue
-        distance = relative_distance(found[COMPARED[key]], answer)
-        if distance > tolerance_of(model):
+        distance = relative_distance(found[COMPARED[key]], answer) if COMPARED[key] in found else 0.0
+        if distance > tolerance:
             raise ValueError(
                 f"{name} ({type(model).__name__}) answers otherwise than its Hydra: on random inputs their {key} differ by "
                 f"{distance:.2g} of their size. Something in it is not as its class and config say; pass it as Transformers "
@@ -53,23 +53,18 @@ def check_answers_alike(hydra: PreTrainedModel, model: PreTrainedModel, name: st
 
 
 def warn_of_close_members(hydra: PreTrainedModel, names: list[str]) -> None:
-    """Tells of members that answer a random batch nearly alike, and would hardly ever disagree."""
+    """Warns of members that answer a random batch nearly alike, and would hardly ever disagree."""
     answers = answers_to(hydra, probe_inputs(hydra), ("member_logits", "member_last_hidden_state"))
     if not answers:
         return
-    answer = next(iter(answers.values())).transpose(0, 1).flatten(1).double().cpu()  # (members, numbers)
-    for (first, mine), (second, theirs) in combinations(zip(names, answer, strict=True), 2):
+    by_member = next(iter(answers.values())).unbind(1)
+    for (first, mine), (second, theirs) in combinations(zip(names, by_member, strict=True), 2):
         distance = relative_distance(mine, theirs)
         if distance < NEARLY_EQUAL:
             logger.warning(
                 f"{first} and {second} hardly differ: on random inputs their answers are {distance:.2g} of their size apart, so "
                 "that their disagreement says little; pass members that were trained or pruned more differently"
             )
-
-
-def tolerance_of(model: PreTrainedModel) -> float:
-    is_exact = model.dtype != torch.float32 or model.device.type == "cpu"
-    return TOLERANCE[model.dtype] if is_exact else TOLERANCE_WITH_TF32
 
 
 def relative_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -85,34 +80,34 @@ def relative_distance(found: torch.Tensor, expected: torch.Tensor) -> float:
 def answers_to(
     model: PreTrainedModel, inputs: dict[str, torch.Tensor], keys: Iterable[str]
 ) -> dict[str, torch.Tensor]:
-    """The outputs of these names that a model has, in eval mode and in the model's own dtype."""
+    """A model's outputs of these names, as far as it has them, in eval mode and in its own dtype."""
     with evaluation_mode(model), torch.autocast(model.device.type, enabled=False):
         outputs = model.forward(**inputs, return_dict=True)  # not model(...), which would compile a compiled model
     return {key: outputs[key] for key in keys if outputs.get(key) is not None}
 
 
 def probe_inputs(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A random batch that `model` reads, always the same: one image, sound or short text, or two of each for two towers."""
+    """A random batch for `model`, always the same: one image, sound or short text, or two of each for two towers."""
     generator = torch.Generator().manual_seed(0)
     accepted = inspect.signature(type(model).forward).parameters
     has_two_towers = {"pixel_values", "input_ids"} <= accepted.keys()
     inputs = {}
     for key, tensor in example_inputs(model.config, 2 if has_two_towers else 1).items():
+        if key not in accepted:
+            continue
         if key == "input_ids":
             text = getattr(model.config, "text_config", model.config)
             # RoBERTa counts positions from behind the padding token on, which takes some of them.
-            tensor = tensor[:, : max(1, min(PROBE_TOKENS, tensor.shape[1] - 2))]
-            tensor = torch.randint(0, text.vocab_size, tensor.shape, generator=generator, device="cpu")
+            shape = (len(tensor), max(1, min(PROBE_TOKENS, tensor.shape[1] - 2)))
+            inputs[key] = torch.randint(0, text.vocab_size, shape, generator=generator, device="cpu")
             end = getattr(text, "eos_token_id", None)
             if isinstance(end, int) and 0 <= end < text.vocab_size:
-                tensor[:, -1] = end  # where CLIP reads
+                inputs[key][:, -1] = end  # where CLIP reads
             if "attention_mask" in accepted:
-                inputs["attention_mask"] = torch.ones_like(tensor).to(model.device)
+                inputs["attention_mask"] = torch.ones_like(inputs[key])
         else:
-            tensor = torch.randn(tensor.shape, generator=generator, device="cpu").to(model.dtype)
-        if key in accepted:
-            inputs[key] = tensor.to(model.device)
-    return inputs if "input_ids" in inputs else {key: inputs[key] for key in inputs if key != "attention_mask"}
+            inputs[key] = torch.randn(tensor.shape, generator=generator, device="cpu").to(model.dtype)
+    return {key: tensor.to(model.device) for key, tensor in inputs.items()}
 
 
 def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu") -> dict[str, torch.Tensor]:

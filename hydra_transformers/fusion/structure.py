@@ -1,7 +1,7 @@
 """The parts of a Hydra: its towers, their attentions, and which rows of its parameters belong to which member."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +10,20 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ..models.auto import HYDRA_CLASSES, head_of
-from ..models.configuration_hydra import KeptNeurons
+from ..models.configuration_hydra import SHARED_PARTS, HydraConfigMixin
 from ..models.modeling_hydra import Grouped, HydraAttention, PerMember
+
+
+# Config fields of a Hydra that its backbone does not have.
+HYDRA_FIELDS = (
+    *HydraConfigMixin.__annotations__,
+    *("add_pooling_layer", "custom_pipelines", "auto_map", "architectures", "model_type"),
+)
+CLASS_FIELDS = ("id2label", "label2id", "problem_type")
+MOST_OUTLINES = 16
+
+
+# Configs
 
 
 def tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
@@ -21,56 +33,93 @@ def tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
     return {"": config}
 
 
-# What a classifier's config says of its classes.
-OF_CLASSES = ("id2label", "label2id", "problem_type")
-
-
 def config_in_backbone(cls: type | None, config: PreTrainedConfig) -> PreTrainedConfig:
-    """The part of a backbone's config that a `cls` is made from: all of it, or one tower's with the classes of the whole."""
-    key = getattr(cls, "backbone_config_key", None)  # which the code of a repository may not have yet
+    """The part of a backbone's config that a `cls` is built from: all of it, or one tower's with the classes of the whole."""
+    key = getattr(cls, "backbone_config_key", None)
     if key is None:
         return config
     part = copy.deepcopy(getattr(config, key))
-    of_classes = {name: copy.deepcopy(getattr(config, name)) for name in OF_CLASSES}
-    for name, value in (of_classes | cls.own_fields).items():
+    class_fields = {name: copy.deepcopy(getattr(config, name)) for name in CLASS_FIELDS}
+    for name, value in (class_fields | cls.own_fields).items():
         setattr(part, name, value)
     return part
 
 
+def hydra_class_of(model: nn.Module) -> type | None:
+    """The Hydra class that is built from a plain model; None for other models, Hydras among them."""
+    return next((hydra for backbone, hydra in HYDRA_CLASSES.items() if isinstance(model, backbone)), None)
+
+
 def encoder_config(model: PreTrainedModel) -> PreTrainedConfig:
-    """The config, with layers and heads, of what Hydras are made from in a plain model or a Hydra: not always all of it."""
-    cls = next((HYDRA_CLASSES[each] for each in HYDRA_CLASSES if isinstance(model, each)), None)
-    return config_in_backbone(cls, model.config)
+    """The config with the layers and heads of a plain model or a Hydra; of a classifier on one of two towers, that tower's."""
+    return config_in_backbone(hydra_class_of(model), model.config)
 
 
 def saved_tower_configs(config: PreTrainedConfig) -> dict[str, PreTrainedConfig]:
-    """`tower_configs` of the model with a head that a config was saved with: a classifier of one of two towers has one."""
+    """`tower_configs` of the model that was saved with this config: a classifier on one of two towers has one."""
     return tower_configs(config_in_backbone(HYDRA_CLASSES.get(head_of(config)), config))
 
 
-def fields_of_backbone(cls: type, fields: dict) -> dict:
-    """The way back: the fields of a backbone's config, for those of the part that a `cls` is made from."""
-    key = getattr(cls, "backbone_config_key", None)
-    if key is None:
-        return fields
-    return {key: fields} | {name: fields[name] for name in OF_CLASSES if name in fields}
+def plain_config(cls: type, config: PreTrainedConfig, changes: Mapping[str, dict] | None = None) -> PreTrainedConfig:
+    """The backbone's config for a Hydra's config.
+
+    changes: by tower, fields that get other values
+    """
+    fields = config.to_dict()
+    for tower in dict.fromkeys(("", *tower_configs(config))):
+        part = fields[f"{tower}_config"] if tower else fields
+        part.update((changes or {}).get(tower, {}))
+        for name in HYDRA_FIELDS:
+            part.pop(name, None)
+    if cls.backbone_config_key is not None:
+        classes = {name: fields[name] for name in CLASS_FIELDS if name in fields}
+        fields = {cls.backbone_config_key: fields} | classes
+    return cls.backbone_classes[0].config_class(**fields)
 
 
-def neurons_of_member(config: PreTrainedConfig, index: int) -> dict[str, KeptNeurons | None]:
-    """`kept_neurons` of one member of a Hydra alone, by tower; None where it keeps all."""
-    kept = {tower: getattr(each, "kept_neurons", None) for tower, each in tower_configs(config).items()}
+def hydra_config(
+    config_class: type,
+    config: PreTrainedConfig,
+    towers: Mapping[str, dict] | None = None,
+    shared: Sequence[str] = SHARED_PARTS,
+    **others,
+) -> PreTrainedConfig:
+    """A backbone's or a Hydra's config as a `config_class`.
+
+    towers: by tower `kept_heads`, `kept_neurons` and `trunk_layers`; by default one member that keeps everything
+    others: further fields
+    """
+    fields = config.to_dict() | others
+    for tower in tower_configs(config):
+        part = fields[f"{tower}_config"] if tower else fields
+        part.update({"kept_heads": None, "kept_neurons": None, "trunk_layers": 0, "shared": list(shared)})
+        part.update((towers or {}).get(tower, {}))
+        for name in ("model_type", "pruned_heads"):
+            part.pop(name, None)
+    for name in ("model_type", "architectures", "auto_map", "decision"):
+        fields.pop(name, None)
+    result = config_class(**fields)
+    result._attn_implementation = config._attn_implementation
+    return result
+
+
+def member_fields(config: PreTrainedConfig, index: int = 0) -> dict[str, dict]:
+    """By tower, `kept_heads` and `kept_neurons` of one member. A tower that all members share has those of one."""
+
+    def of_member(layers: list[list] | None) -> list[list] | None:
+        return None if layers is None else [[layer[min(index, len(layer) - 1)]] for layer in layers]
+
     return {
-        tower: None if layers is None else [[masks[min(index, len(masks) - 1)]] for masks in layers]
-        for tower, layers in kept.items()
+        tower: {"kept_heads": of_member(each.kept_heads), "kept_neurons": of_member(each.kept_neurons)}
+        for tower, each in tower_configs(config).items()
     }
 
 
-def is_a(module: nn.Module, kind: type) -> bool:
-    """Whether a module is of one of our classes, whichever copy of the code it comes from.
+# Modules and parameters
 
-    Each repository that is loaded with `trust_remote_code` brings classes of its own, which `isinstance` tells apart from
-    those of other repositories and of the installed package.
-    """
+
+def is_a(module: nn.Module, kind: type) -> bool:
+    """Whether a module is of one of our classes; by name, as each repository loaded with `trust_remote_code` has its own."""
     return any(each.__name__ == kind.__name__ for each in type(module).__mro__)
 
 
@@ -98,6 +147,10 @@ class Slot:
     member: int | None = None
     rows: list[int] | None = None
 
+    @property
+    def is_shared(self) -> bool:
+        return self.member is None and self.rows is None
+
 
 def slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
     """(name, slot) of every parameter of a Hydra."""
@@ -118,53 +171,40 @@ def slots(model: nn.Module) -> Iterator[tuple[str, Slot]]:
             yield name, Slot(name)
 
 
-def hydra_config(
-    config_class: type,
-    config: PreTrainedConfig,
-    kept: dict | None,
-    shared: Sequence[str],
-    trunks: dict[str, int] | None = None,
-    neurons: dict[str, KeptNeurons | None] | None = None,
-    **others,
-) -> PreTrainedConfig:
-    """A backbone's or a Hydra's config as a `config_class` with these kept heads by tower (None: all of them), and by tower
-    this many leading layers that are one for all members (None: not any) and these kept neurons (None: all)."""
-    fields = config.to_dict() | others
-    for tower in tower_configs(config):
-        part = fields[f"{tower}_config"] if tower else fields
-        part.pop("model_type", None)
-        part.pop("pruned_heads", None)
-        part["kept_heads"] = None if kept is None else kept[tower]
-        part.pop("kept_neurons", None)
-        if neurons is not None and neurons[tower] is not None:
-            part["kept_neurons"] = neurons[tower]
-        part["shared"] = list(shared)
-        part["trunk_layers"] = 0 if trunks is None else trunks[tower]
-    for name in ("model_type", "architectures", "auto_map", "decision"):
-        fields.pop(name, None)
-    result = config_class(**fields)
-    result._attn_implementation = config._attn_implementation
-    return result
-
-
 def without_weights(model_class: type, config: PreTrainedConfig, **options) -> PreTrainedModel:
-    """A model on the meta device, to ask for names, shapes and counts and not to compute with."""
+    """A model on the meta device: it has names, shapes and counts, and no numbers."""
     with torch.device("meta"), no_init_weights():
-        # Towers are made in the dtype that their configs name, what lies between them is not: products know one alone.
+        # In one dtype: towers are made in the dtype of their configs, what lies between them is not.
         return model_class(copy.deepcopy(config), **options).eval().float()
 
 
-MOST_OUTLINES = 16
 _outlines: dict[tuple, PreTrainedModel] = {}
 
 
 def outline(model_class: type, config: PreTrainedConfig, **options) -> PreTrainedModel:
-    """`without_weights`, made once for equal configs: to be read, never changed."""
+    """`without_weights`, cached: read it, never change it."""
     key = model_class, config.to_json_string(use_diff=False), *options.items()
     found = _outlines.get(key)
     if found is None:
-        found = without_weights(model_class, config, **options)
-        for oldest in list(_outlines)[: max(0, len(_outlines) + 1 - MOST_OUTLINES)]:
-            _outlines.pop(oldest, None)
-        _outlines[key] = found
+        if len(_outlines) >= MOST_OUTLINES:
+            _outlines.clear()
+        found = _outlines[key] = without_weights(model_class, config, **options)
     return found
+
+
+# Members
+
+
+@dataclass(frozen=True)
+class Member:
+    """The config and the tensors of a one-member Hydra. The tensors are views of the model it was read from."""
+
+    name: str
+    config: PreTrainedConfig
+    tensors: dict[str, torch.Tensor]
+
+
+def have_equal_tensors(members: Sequence[Member], names: Iterable[str]) -> bool:
+    """Whether the tensors of these names are bit for bit the same in all members."""
+    first, *others = (member.tensors for member in members)
+    return all(torch.equal(other[name].to(first[name].device), first[name]) for name in names for other in others)

@@ -1,43 +1,29 @@
-"""The trunk: leading layers that are one for all members, and run once."""
+"""The trunk: leading layers that all members share, attention included, and that run once."""
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
 from ..models.configuration_hydra import SHARED_PARTS, TrunkLayers
-from .reading import Member
-from .structure import attention_names, outline, tower_configs
+from .structure import Member, attention_names, have_equal_tensors, outline, tower_configs
 
 
-def trunks_of(cls: type, members: list[Member], shared: Sequence[str], trunk_layers: TrunkLayers) -> dict[str, int]:
-    """By tower, how many leading layers members have in common: as many as `trunk_layers` says for it, or where it says
-    nothing as many as are equal already."""
-    towers = tower_configs(members[0].config)
-    wanted = _by_tower(trunk_layers, list(towers))
-    # The classes may be those of a repository whose code is from before there were trunks.
-    is_known = all(hasattr(config, "members_in") for config in towers.values())
-    for tower, count in wanted.items():
-        if count and not is_known:
-            raise ValueError(
-                f"trunk_layers is {count}, which the code that {cls.__name__} was loaded with does not know: load the members "
-                "with the classes of hydra_transformers"
-            )
-        if count:
-            _check_same_heads(members, tower, count)
-    is_detected = is_known and len(members) > 1 and set(SHARED_PARTS) <= set(shared)
-    found = equal_layers(cls, members) if is_detected and None in wanted.values() else dict.fromkeys(towers, 0)
-    return {tower: found[tower] if count is None else count for tower, count in wanted.items()}
-
-
-def _by_tower(trunk_layers: TrunkLayers, towers: list[str]) -> dict[str, int | None]:
+def resolve_trunk(
+    cls: type, members: list[Member], shared: Sequence[str], trunk_layers: TrunkLayers
+) -> dict[str, int]:
+    """By tower, how many leading layers members share: what `trunk_layers` says, or where it is None as many as are equal."""
+    towers = list(tower_configs(members[0].config))
     given = trunk_layers if isinstance(trunk_layers, Mapping) else dict.fromkeys(towers, trunk_layers)
     for tower, count in given.items():
         if tower not in towers:
-            of_towers = f"a number, or {{{towers[0]!r}: ..., {towers[1]!r}: ...}}" if len(towers) > 1 else "a number"
-            raise ValueError(f"trunk_layers names {tower!r}: pass {of_towers}")
+            by_tower = f", or {{{towers[0]!r}: ..., {towers[1]!r}: ...}}" if len(towers) > 1 else ""
+            raise ValueError(f"trunk_layers names {tower!r}: pass a number{by_tower}")
         if count is not None and type(count) is not int:
             raise TypeError(f"trunk_layers is {trunk_layers!r}: pass a number of layers, or None to find equal ones")
-    return {tower: given.get(tower) for tower in towers}
+        if count:
+            _check_same_heads(members, tower, count)
+    depths = dict.fromkeys(towers, 0)
+    if len(members) > 1 and set(SHARED_PARTS) <= set(shared) and any(given.get(tower) is None for tower in towers):
+        depths = equal_layers(cls, members)
+    return depths | {tower: count for tower, count in given.items() if count is not None}
 
 
 def _check_same_heads(members: list[Member], tower: str, count: int) -> None:
@@ -53,30 +39,22 @@ def _check_same_heads(members: list[Member], tower: str, count: int) -> None:
 
 
 def equal_layers(cls: type, members: list[Member]) -> dict[str, int]:
-    """By tower, how many leading layers have the same heads and bit for bit the same weights in all members, where these
-    also agree on what comes before the first layer."""
-    first, *others = members
-    dense = outline(cls, first.config)
+    """By tower, how many leading layers have the same heads and bit for bit the same weights in all members; none where
+    something before the first layer differs."""
+    dense = outline(cls, members[0].config)
     names = [name for name, _ in dense.named_parameters()]
 
-    def are_equal(of_part: list[str]) -> bool:
-        return all(
-            torch.equal(other.tensors[name].to(first.tensors[name].device), first.tensors[name])
-            for name in of_part
-            for other in others
-        )
-
-    def count(tower: str, attentions: list[str]) -> int:
+    def depth(tower: str, attentions: list[str]) -> int:
         layers = [name.removesuffix("attention") for name in attentions]
         encoder = layers[0].removesuffix("layers.0.")
         start = next(place for place, name in enumerate(names) if name.startswith(layers[0]))
-        if not are_equal([name for name in names[:start] if name.startswith(encoder)]):
+        if not have_equal_tensors(members, [name for name in names[:start] if name.startswith(encoder)]):
             return 0
         kept = [tower_configs(member.config)[tower].kept_heads for member in members]
         for index, layer in enumerate(layers):
-            has_same_heads = all(of_member[index] == kept[0][index] for of_member in kept)
-            if not has_same_heads or not are_equal([name for name in names if name.startswith(layer)]):
+            has_same_heads = all(heads[index] == kept[0][index] for heads in kept)
+            if not has_same_heads or not have_equal_tensors(members, [n for n in names if n.startswith(layer)]):
                 return index
         return len(layers)
 
-    return {tower: count(tower, attentions) for tower, attentions in attention_names(dense).items()}
+    return {tower: depth(tower, attentions) for tower, attentions in attention_names(dense).items()}

@@ -1,7 +1,7 @@
 """Publishing: the model card, a Hydra with code, processor and card in one commit on the Hub, and its page as a Space."""
 
 from .card import create_model_card
-from .kept_heads_map import kept_heads_map
+from .member_heads import kept_heads_map
 from .publishing import HubError, push_hydra_to_hub, push_space_to_hub
 from .space import write_space
 

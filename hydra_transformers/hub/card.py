@@ -1,7 +1,9 @@
 """The model card: filled from the model, its report and its circuits, with metadata the Hub understands."""
 
+import difflib
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +14,17 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import PreTrainedModel
 
 from ..baselines import Baseline
-from ..fusion import slots, tower_configs
+from ..cost import count_parameters, inputs_for, multiply_adds_of, readable_count, unpruned_backbone
+from ..data.prediction import only_what_is_read
+from ..fusion import slots, tower_configs, without_weights
 from ..models.auto import AUTO_CLASSES
 from ..pruning import Circuit
 from ..reports.report import UncertaintyReport
-from ..reports.table import escape_markdown
+from ..reports.table import Table, escape_markdown
 from ..uncertainty import CalibratedClassifier, TemperatureScaling
 from .card_sections import sealed, to_fill_in
-from .cost_table import card_cost_table
-from .kept_heads_map import kept_heads_map, trunk_sentence
-from .licenses import warn_of_unknown_license
-from .member_circuits import has_led_to, heads_of_backbone, kept_by, lost_by
-from .tasks import BASELINE_LIMITS, BASELINE_SNIPPETS, PAIRS, TASKS, Task
+from .card_texts import BASELINE_LIMITS, PAIRS, TASKS, ZERO_SHOT, Task
+from .member_heads import has_led_to, heads_of_backbone, kept_by, kept_heads_map, lost_by, trunk_sentence
 
 
 TEMPLATE, BASELINE_TEMPLATE = (Path(__file__).with_name(name) for name in ("model_card.md", "baseline_card.md"))
@@ -31,6 +32,17 @@ BASELINE_TAGS = ["uncertainty", "hydra-ensembles", "out-of-distribution-detectio
 TAGS = ["hydra-ensembles", "uncertainty", "ensemble", "out-of-distribution-detection", "head-pruning"]
 SHARED_NAMES = {"embeddings": "embeddings", "layernorm": "LayerNorms", "mlp": "MLPs"}
 OBJECTIVE_NAMES = {"acc": "accuracy", "ood": "out-of-distribution AUROC", "avg": "mean of accuracy and OOD AUROC"}
+EXAMPLES = {"dataset": "uoft-cs/cifar100", "repo_id": "me/my-hydra"}
+LICENSES = """
+    apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m
+    afl-3.0 artistic-2.0 bsl-1.0 bsd bsd-2-clause bsd-3-clause bsd-3-clause-clear c-uda cc cc0-1.0 cc-by-2.0 cc-by-2.5
+    cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-3.0
+    cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 cdla-sharing-1.0 cdla-permissive-1.0
+    cdla-permissive-2.0 wtfpl ecl-2.0 epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2 agpl-3.0 gfdl gpl gpl-2.0 gpl-3.0 lgpl
+    lgpl-2.1 lgpl-3.0 isc lppl-1.3c ms-pl mpl-2.0 odc-by odbl openrail++ osl-3.0 postgresql ofl-1.1 ncsa unlicense zlib
+    pddl lgpl-lr deepfloyd-if-license llama2 llama3 llama3.1 llama3.2 llama3.3 llama4 gemma apple-ascl apple-amlr
+    h-research intel-research fair-noncommercial-research-license unknown other
+"""
 
 
 def create_model_card(
@@ -54,25 +66,26 @@ def create_model_card(
         model: a Hydra with a classifier, or one for zero-shot classification; or a baseline around one model, calibrated
             or not.
         report: from `evaluate_uncertainty`; fills the evaluation table and the Hub's evaluation metadata.
-        repo_id: where the model will lie, "me/my-hydra"; the code in the card loads it from there.
+        repo_id: the model's repository, "me/my-hydra"; the code in the card loads it from there.
         base_model: the id on the Hub of the backbone, or of the pre-trained model that the members are fine-tunings of.
         dataset: the in-distribution data's id on the Hub ("cifar100"); needed with a report.
-        license: a license id of the Hub ("apache-2.0"); a warning tells of one that is not known.
-        circuits: one per member, in their order, or a single one that all members were sampled from; of Hydras alone.
-        fine_tunings: whether each member is a fine-tuning of its own, and not a copy of one backbone; by default told by the
-            circuits, by the weights they were extracted from, and by members that have all heads.
+        license: a license id of the Hub ("apache-2.0"); an unknown one gives a warning.
+        circuits: for Hydras: one per member, in their order, or a single one that all members were sampled from.
+        fine_tunings: whether each member is a fine-tuning of its own, not a copy of one backbone; by default True where
+            circuits come from different weights or members have all heads.
         fine_tuning: a sentence on how the members were fine-tuned.
         report_model: which of the report's models this one is; needed where it has several.
         temperature: the temperature that is published with the model.
         plots: title -> path in the repository, for pictures below the evaluation table.
 
-    What is not known is marked "To be filled in". Parts between `<!-- generated: ... -->` and `<!-- end -->` are renewed by
-    later pushes; the text around them is yours.
+    What is not known is marked "To be filled in". Later pushes renew the parts between `<!-- generated: ... -->` and
+    `<!-- end -->`; the text around them is yours.
     """
     model, decision = split_decision(model)
     check_names(repo_id=repo_id, base_model=base_model, dataset=dataset)
-    warn_of_unknown_license(license)
-    if isinstance(model, Baseline):
+    _check_license(license)
+    is_baseline = isinstance(model, Baseline)
+    if is_baseline:
         if circuits or fine_tunings:
             raise ValueError(
                 f"circuits and fine_tunings are about Hydras, this is a {type(model).__name__}: leave them out"
@@ -80,127 +93,71 @@ def create_model_card(
         fields = _baseline_fields(model, repo_id, base_model)
         fields["decision"] = _listed(() if decision is None else decision.decision.settings["sentences"])
     else:
-        fields = card_fields(model, repo_id, base_model, circuits, fine_tunings)
+        fields = _hydra_fields(model, repo_id, base_model, circuits, fine_tunings)
+    fields |= {"cost": card_cost_table(model), "intended_use": task_of(model).intended_use}
     fields |= {"fine_tuning": fine_tuning, "temperature": temperature, "plots": plots or {}, "dataset": dataset}
-    data = card_data(model, base_model, dataset, license)
+    data = ModelCardData(
+        base_model=base_model,
+        datasets=[dataset] if dataset else None,
+        license=license,
+        library_name="hydra-transformers" if is_baseline else "transformers",
+        pipeline_tag=task_of(model).pipeline_tag,
+        tags=BASELINE_TAGS if is_baseline else TAGS,
+    )
     if report is not None:
         if dataset is None:
             raise ValueError("dataset is missing: name the report's in-distribution data, such as dataset='cifar100'")
         fields["evaluation"] = re.sub(r"^##", "###", report.to_markdown(), flags=re.MULTILINE).strip()
         data.eval_results = _eval_results(report, dataset, report_model, task_of(model).pipeline_tag)
         data.model_name, data.metrics = fields["model_name"], ["accuracy"]
-    return render(data, fields, BASELINE_TEMPLATE if isinstance(model, Baseline) else TEMPLATE)
-
-
-def _baseline_fields(model: Baseline, repo_id: str | None, base_model: str | None) -> dict[str, Any]:
-    """The fields of the template for baselines."""
-    name, task = type(model).__name__, task_of(model)
-    repo_id = repo_id or f"me/{name.lower()}"
-    arguments = {key: value for key, value in model.arguments.items() if key != "num_members"}
-    return {
-        "repo_id": repo_id,
-        "model_name": repo_id.split("/")[-1],
-        "summary": model.summary.format(members=model.num_members),
-        "model_class": type(model.model).__name__,
-        "of_base_model": f" of [{base_model}](https://huggingface.co/{base_model})" if base_model else "",
-        "intended_use": task.intended_use,
-        "snippet": (model.usage or BASELINE_SNIPPETS[task.pipeline_tag]).replace("REPO", repo_id).strip(),
-        "baseline": name,
-        "members": model.num_members,
-        "arguments": {key: escape_markdown(str(value)) for key, value in arguments.items()},
-        "cost": card_cost_table(model),
-        "limits": BASELINE_LIMITS,
-    }
-
-
-def card_fields(
-    model: PreTrainedModel,
-    repo_id: str | None = None,
-    base_model: str | None = None,
-    circuits: Sequence[Circuit] | None = None,
-    fine_tunings: bool | None = None,
-) -> dict[str, Any]:
-    """The fields of the template for Hydras; a model on the meta device will do."""
-    task, config = task_of(model), model.config
-    repo_id = repo_id or f"me/{type(model).__name__.lower()}"
-    members = config.num_members
-    if fine_tunings is None:
-        fine_tunings = _are_fine_tunings(model, circuits)
-    nameless = "one pre-trained model" if fine_tunings else "one backbone"
-    link = f"[{base_model}](https://huggingface.co/{base_model})" if base_model else nameless
-    shared = ", ".join(SHARED_NAMES[part] for part in SHARED_NAMES if part in config.shared)
-    return {
-        "repo_id": repo_id,
-        "model_name": repo_id.split("/")[-1],
-        "members": members,
-        "origin": _origin(model, link, circuits, fine_tunings),
-        "architecture": model.architecture,
-        "intended_use": task.intended_use,
-        "snippet": task.snippet.replace("REPO", repo_id).strip(),
-        "logits_name": task.logits_name,
-        "logits_are": task.logits_are,
-        "decomposed": task.decomposed,
-        "decision": _listed(_promises(model)),
-        "heads_sentence": _heads_sentence(model),
-        "shared_sentence": f"{shared} (the mean over the members)"
-        if shared
-        else "nothing, they are independent models",
-        "own_sentence": _own_parts(model),
-        "trunk_sentence": trunk_sentence(config),
-        "pruning": _pruning_sentences(model, circuits, fine_tunings),
-        "kept_heads_map": kept_heads_map(config),
-        "cost": card_cost_table(model),
-        "limits": task.limits,
-    }
-
-
-def _promises(model: PreTrainedModel) -> Sequence[str]:
-    """The promises of a calibrated Hydra; none where its weights are not those that were calibrated."""
-    decision = model.decision
-    if decision is None or not (model.device.type == "meta" or decision.compare(model)):
-        return ()
-    return decision.settings["sentences"]
-
-
-def split_decision(model: Any) -> tuple[Any, CalibratedClassifier | None]:
-    """A model, and where it is a calibrated baseline, that with its decision."""
-    if isinstance(model, CalibratedClassifier) and isinstance(model.model, Baseline):
-        return model.model, model
-    return model, None
-
-
-def _listed(sentences: Sequence[str]) -> str:
-    """Names of classes and data sets stand in them, as whoever made the model chose to call these."""
-    return "\n".join(f"- {escape_markdown(each)}" for each in sentences)
-
-
-def card_data(
-    model: PreTrainedModel | Baseline, base_model: str | None, dataset: str | None, license: str | None
-) -> ModelCardData:
-    """The metadata of a model's card, without results."""
-    return ModelCardData(
-        base_model=base_model,
-        datasets=[dataset] if dataset else None,
-        license=license,
-        library_name="hydra-transformers" if isinstance(model, Baseline) else "transformers",
-        pipeline_tag=task_of(model).pipeline_tag,
-        tags=BASELINE_TAGS if isinstance(model, Baseline) else TAGS,
-    )
-
-
-def render(data: ModelCardData, fields: Mapping[str, Any], template: Path = TEMPLATE) -> ModelCard:
-    """The filled template, with its generated parts sealed."""
-    content = str(ModelCard.from_template(data, template_path=str(template), to_fill_in=to_fill_in, **fields))
+    template = str(BASELINE_TEMPLATE if is_baseline else TEMPLATE)
+    content = str(ModelCard.from_template(data, template_path=template, to_fill_in=to_fill_in, **fields))
     content = re.sub(r"\n{3,}", "\n\n", content)  # where the template's conditions stood
     content = content.replace(" -->\n\n", " -->\n").replace("<!-- end -->\n", "<!-- end -->\n\n")
     content = re.sub(r"\n+<!-- end -->\n+", "\n<!-- end -->\n\n", content)
     return ModelCard(sealed(content.rstrip() + "\n"))
 
 
+def split_decision(model: Any) -> tuple[Any, CalibratedClassifier | None]:
+    """The model; for a calibrated baseline the baseline, and the calibrated one."""
+    if isinstance(model, CalibratedClassifier) and isinstance(model.model, Baseline):
+        return model.model, model
+    return model, None
+
+
+def check_names(**names: str | None) -> None:
+    """Refuses names that no repository on the Hub can have."""
+    for argument, value in names.items():
+        if value is None:
+            continue
+        try:
+            validate_repo_id(value)
+        except HFValidationError as error:
+            example = EXAMPLES.get(argument, "google/vit-base-patch16-224")
+            raise ValueError(f"{argument} is {value!r}: pass an id of the Hub such as {example!r}") from error
+
+
+def _check_license(license: str | None) -> None:
+    """Warns of an unknown license: the Hub's list grows, so it is not refused."""
+    known = LICENSES.split()
+    if license is None or license in known:
+        return
+    if not license.isprintable():
+        raise ValueError(f"license is {license!r}: pass a license id of the Hub such as 'apache-2.0'")
+    similar = difflib.get_close_matches(license.lower().replace(" ", "-"), known, n=1)
+    instead = f"do you mean {similar[0]!r}?" if similar else "for one of your own it is 'other'"
+    warnings.warn(f"the Hub may not know the license {license!r}: {instead}", stacklevel=3)
+
+
 def task_of(model: PreTrainedModel | Baseline) -> Task:
-    """By names: a class that came with a repository's own code is another object than the installed one."""
+    """The task of a classifier, by the name of its class: code from a repository has classes of its own."""
     if isinstance(model, Baseline):
-        return _task_of_baseline(model)
+        name = type(model.model).__name__
+        found = [task for auto_class, task in TASKS.items() if auto_class.removeprefix("AutoModel") in name]
+        found += [ZERO_SHOT] if hasattr(model.model, "get_image_features") else []
+        if not found:
+            raise TypeError(f"model has a {name} inside: a card describes classifiers, CLIP and SigLIP")
+        return found[-1]
     auto_classes = getattr(model.config, "auto_classes", {})
     for auto_class, task in TASKS.items():
         if auto_classes.get(auto_class, "").endswith(f".{type(model).__name__}"):
@@ -209,14 +166,104 @@ def task_of(model: PreTrainedModel | Baseline) -> Task:
     raise TypeError(f"model is a {type(model).__name__}: a card describes one of {', '.join(classifiers)}")
 
 
-def _task_of_baseline(model: Baseline) -> Task:
-    if hasattr(model.model, "get_image_features"):
-        return TASKS["AutoModelForZeroShotImageClassification"]
-    name = type(model.model).__name__
-    found = next((task for auto_class, task in TASKS.items() if auto_class.removeprefix("AutoModel") in name), None)
-    if found is None:
-        raise TypeError(f"model has a {name} inside: a card describes classifiers, CLIP and SigLIP")
-    return found
+def _eval_results(report: UncertaintyReport, dataset: str, report_model: str | None, task: str) -> list:
+    if report_model is None and len(report.models) > 1:
+        raise ValueError(
+            f"the report has {len(report.models)} models: say with report_model= which of "
+            f"{', '.join(report.models)} is published"
+        )
+    results = report.to_eval_results(dataset, dataset_type=dataset, model=report_model, task_type=task)
+    return [result for result in results if math.isfinite(result.metric_value)]  # the metadata has no infinity
+
+
+def _listed(sentences: Sequence[str]) -> str:
+    """A list; the names of classes and data sets in it are escaped."""
+    return "\n".join(f"- {escape_markdown(each)}" for each in sentences)
+
+
+def _link(base_model: str) -> str:
+    return f"[{base_model}](https://huggingface.co/{base_model})"
+
+
+# The fields of the templates
+
+
+def _baseline_fields(model: Baseline, repo_id: str | None, base_model: str | None) -> dict[str, Any]:
+    name = type(model).__name__
+    repo_id = repo_id or f"me/{name.lower()}"
+    arguments = {key: value for key, value in model.arguments.items() if key != "num_members"}
+    own_snippet = (model.usage or "").replace("REPO", repo_id).strip()
+    return {
+        "repo_id": repo_id,
+        "model_name": repo_id.split("/")[-1],
+        "summary": model.summary.format(members=model.num_members),
+        "model_class": type(model.model).__name__,
+        "of_base_model": f" of {_link(base_model)}" if base_model else "",
+        "snippet": own_snippet or task_of(model).baseline_snippet(repo_id),
+        "baseline": name,
+        "members": model.num_members,
+        "arguments": {key: escape_markdown(str(value)) for key, value in arguments.items()},
+        "limits": BASELINE_LIMITS,
+    }
+
+
+def _hydra_fields(
+    model: PreTrainedModel,
+    repo_id: str | None,
+    base_model: str | None,
+    circuits: Sequence[Circuit] | None,
+    fine_tunings: bool | None,
+) -> dict[str, Any]:
+    """A model on the meta device will do."""
+    task, config = task_of(model), model.config
+    repo_id = repo_id or f"me/{type(model).__name__.lower()}"
+    if fine_tunings is None:
+        has_own_weights = len({circuit.made_from.get("weights") for circuit in circuits or ()}) > 1
+        fine_tunings = config.num_members > 1 and (_is_whole(model) or has_own_weights)
+    shared = ", ".join(SHARED_NAMES[part] for part in SHARED_NAMES if part in config.shared)
+    nothing = "nothing, they are independent models"
+    is_current = model.decision is not None and (model.device.type == "meta" or model.decision.compare(model))
+    return {
+        "repo_id": repo_id,
+        "model_name": repo_id.split("/")[-1],
+        "members": config.num_members,
+        "origin": _origin(model, base_model, circuits, fine_tunings),
+        "architecture": model.architecture,
+        "snippet": task.snippet(repo_id),
+        "logits_name": task.logits_name,
+        "logits_are": task.logits_are,
+        "decomposed": task.decomposed,
+        "decision": _listed(model.decision.settings["sentences"] if is_current else ()),
+        "heads_sentence": _heads_sentence(model),
+        "shared_sentence": f"{shared} (the mean over the members)" if shared else nothing,
+        "own_sentence": _own_parts(model),
+        "trunk_sentence": trunk_sentence(config),
+        "pruning": _pruning_sentences(model, circuits, fine_tunings),
+        "kept_heads_map": kept_heads_map(config),
+        "limits": task.limits,
+    }
+
+
+def _is_whole(model: PreTrainedModel) -> bool:
+    """Whether no member lost a head."""
+    every = heads_of_backbone(model.config)
+    return all(kept_by(model.config, member) == every for member in range(model.config.num_members))
+
+
+def _origin(
+    model: PreTrainedModel, base_model: str | None, circuits: Sequence[Circuit] | None, fine_tunings: bool
+) -> str:
+    """Says what the members are, as a part of a sentence."""
+    members = model.config.num_members
+    if not fine_tunings:
+        backbone = _link(base_model) if base_model else "one backbone"
+        return f"{members} copies of {backbone}, each with other attention heads cut out"
+    those = f"{members} fine-tunings of {_link(base_model) if base_model else 'one pre-trained model'}"
+    if _is_whole(model):
+        if not model.config.shared and not base_model:  # they may come from anywhere
+            those = f"{members} models that share nothing,"
+        return f"{those} with all their attention heads"
+    return f"{those}, each {'pruned by its own circuit' if circuits else 'with attention heads of its own cut out'}"
 
 
 def _own_parts(model: PreTrainedModel) -> str:
@@ -229,74 +276,23 @@ def _own_parts(model: PreTrainedModel) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
 
 
-def check_names(**names: str | None) -> None:
-    """Refuses what cannot be the name of a repository on the Hub."""
-    for argument, value in names.items():
-        if value is None:
-            continue
-        try:
-            validate_repo_id(value)
-        except HFValidationError as error:
-            example = {"dataset": "uoft-cs/cifar100", "repo_id": "me/my-hydra"}.get(
-                argument, "google/vit-base-patch16-224"
-            )
-            raise ValueError(f"{argument} is {value!r}: pass an id of the Hub such as {example!r}") from error
-
-
 def _heads_sentence(model: PreTrainedModel) -> str:
     sentences = []
     for tower, config in tower_configs(model.config).items():
         every = config.num_attention_heads * config.num_hidden_layers
-        kept = [str(_num_kept(config, member)) for member in range(config.num_members)]
+        kept = [str(sum(len(layer[member]) for layer in config.kept_heads)) for member in range(config.num_members)]
         counts = kept[0] if len(set(kept)) == 1 else f"{', '.join(kept[:-1])} and {kept[-1]}"
-        each = (
-            "each keeps" if len(set(kept)) == 1 and len(kept) > 1 else "the members keep" if len(kept) > 1 else "keeps"
-        )
+        each = "keeps" if len(kept) == 1 else "each keeps" if len(set(kept)) == 1 else "the members keep"
         where = f"in the {tower} tower " if tower else ""
         only = " (a single member, used with all of the other tower)" if len(kept) < model.config.num_members else ""
         sentences.append(f"{where}{each} {counts} of the backbone's {every}{only}")
     return "; ".join(sentences)
 
 
-def _num_kept(config: Any, member: int) -> int:
-    return sum(len(layer[min(member, len(layer) - 1)]) for layer in config.kept_heads)
-
-
-def _are_fine_tunings(model: PreTrainedModel, circuits: Sequence[Circuit] | None) -> bool:
-    """Circuits of different weights, or several members that are whole, tell that members are no copies of one model."""
-    if model.config.num_members == 1:
-        return False
-    return _is_whole(model) or len({circuit.made_from.get("weights") for circuit in circuits or ()}) > 1
-
-
-def _is_whole(model: PreTrainedModel) -> bool:
-    """Whether no member lost a head."""
-    every = heads_of_backbone(model.config)
-    return all(kept_by(model.config, member) == every for member in range(model.config.num_members))
-
-
-def _origin(model: PreTrainedModel, link: str, circuits: Sequence[Circuit] | None, fine_tunings: bool) -> str:
-    """Says what the members are, as a part of a sentence."""
-    members = model.config.num_members
-    if not fine_tunings:
-        return f"{members} copies of {link}, each with other attention heads cut out"
-    if _is_whole(model):
-        is_known = bool(model.config.shared) or link.startswith(
-            "["
-        )  # models that share nothing may come from anywhere
-        whose = f"fine-tunings of {link}" if is_known else "models that share nothing,"
-        return f"{members} {whose} with all their attention heads"
-    by = "pruned by its own circuit" if circuits else "with attention heads of its own cut out"
-    return f"{members} fine-tunings of {link}, each {by}"
-
-
 def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | None, fine_tunings: bool) -> str | None:
     if not circuits:
-        return (
-            "None was cut out: the members are fine-tunings of their own."
-            if fine_tunings and _is_whole(model)
-            else None
-        )
+        is_none = fine_tunings and _is_whole(model)
+        return "None was cut out: the members are fine-tunings of their own." if is_none else None
     members = model.config.num_members
     if len(circuits) not in (1, members):
         raise ValueError(
@@ -317,10 +313,10 @@ def _pruning_sentences(model: PreTrainedModel, circuits: Sequence[Circuit] | Non
                 "heads: pass the circuits in the order of the members"
             )
         removed = len(lost_by(circuit, kept[member], every))
-        score = (
-            f", score {circuit.dense_score:.4f} before and {circuit.scores[removed - 1]:.4f} after" if removed else ""
-        )
-        lines.append(f"- Member {member}: {removed} heads removed along a circuit ({_describe(circuit)}){score}")
+        line = f"- Member {member}: {removed} heads removed along a circuit ({_describe(circuit)})"
+        if removed:
+            line += f", score {circuit.dense_score:.4f} before and {circuit.scores[removed - 1]:.4f} after"
+        lines.append(line)
     of = ", each of the member's own fine-tuning" if fine_tunings else ""
     return "\n".join([f"Circuits{of}: the head without which the score is best goes, again and again.", "", *lines])
 
@@ -333,12 +329,44 @@ def _describe(circuit: Circuit) -> str:
     return escape_markdown(f"objective: {objective}{of_score}" + (f", {rows} samples" if rows else ""))
 
 
-def _eval_results(report: UncertaintyReport, dataset: str, report_model: str | None, task: str) -> list:
-    if report_model is None and len(report.models) > 1:
-        raise ValueError(
-            f"the report has {len(report.models)} models: say with report_model= which of "
-            f"{', '.join(report.models)} is published"
-        )
-    results = report.to_eval_results(dataset, dataset_type=dataset, model=report_model, task_type=task)
-    # The Hub's metadata knows no infinity (a negative log-likelihood may be one).
-    return [result for result in results if math.isfinite(result.metric_value)]
+# Costs, counted and not measured
+
+
+def card_cost_table(model: PreTrainedModel | Baseline) -> str:
+    """A markdown table of a model, one plain (for a Hydra unpruned) model, and as many of these as there are members."""
+    if isinstance(model, Baseline):
+        own, single, kind = model.without_weights(), without_weights(type(model.model), model.config), "plain model"
+        members = model.num_members
+    else:
+        own, single, kind = without_weights(type(model), model.config), unpruned_backbone(model), "unpruned model"
+        members = model.config.num_members
+    costs = {"This model": _cost(own), f"One {kind}": _cost(single)}
+    if members > 1:
+        several = {column: members * value for column, value in costs[f"One {kind}"].items()}
+        costs[f"{members} {kind}s (Deep Ensemble)"] = several
+    rows = [
+        [name, f"{parameters:,}", *map(readable_count, counts)]
+        for name, (parameters, *counts) in ((name, cost.values()) for name, cost in costs.items())
+    ]
+    return Table(["", *costs["This model"]], rows).markdown()
+
+
+def _cost(model: PreTrainedModel | Baseline) -> dict[str, int]:
+    """Column title -> number. CLIP's images and prompts count apart: prompts are computed once for many images."""
+    inputs = inputs_for(model, 1, "meta")
+    parameters = {"Parameters": count_parameters(model)}
+    if "pixel_values" in inputs and "input_ids" in inputs:
+        towers = model.model if isinstance(model, Baseline) else model  # what it adds is little beside its towers
+        images = {"pixel_values": inputs["pixel_values"], **only_what_is_read(towers)}
+        per_prompt = multiply_adds_of(towers.get_text_features, input_ids=inputs["input_ids"])
+        return parameters | {
+            "Multiply-adds per image": multiply_adds_of(towers.get_image_features, **images),
+            f"Multiply-adds per prompt of {inputs['input_ids'].shape[1]} tokens": per_prompt,
+        }
+    if "pixel_values" in inputs:
+        unit, inputs = "image", {"pixel_values": inputs["pixel_values"]}
+    elif "input_values" in inputs:
+        unit = f"sound of {inputs['input_values'].shape[1]} frames"
+    else:
+        unit, inputs = f"text of {inputs['input_ids'].shape[1]} tokens", {"input_ids": inputs["input_ids"]}
+    return parameters | {f"Multiply-adds per {unit}": multiply_adds_of(model, **inputs)}

@@ -1,4 +1,4 @@
-"""The generated parts of a card: marked, sealed with a checksum, and renewed without touching what people wrote."""
+"""The generated parts of a card: marked, sealed with a checksum, and renewed without touching the text around them."""
 
 import hashlib
 import re
@@ -6,7 +6,7 @@ import re
 from huggingface_hub import ModelCard, ModelCardData
 
 
-# `<!-- generated: cost 1a2b3c4d -->` ... `<!-- end -->`; the checksum tells whether someone edited what lies between.
+# `<!-- generated: cost 1a2b3c4d -->` ... `<!-- end -->`; the checksum shows whether the text between was edited.
 PART = re.compile(
     r"<!-- generated: (?P<name>[a-z ]+?)(?: (?P<seal>[0-9a-f]{8}))? -->\r?\n(?P<text>.*?)<!-- end -->", re.DOTALL
 )
@@ -14,7 +14,7 @@ TO_FILL_IN = "**To be filled in after training:**"
 
 
 class EditedCardError(ValueError):
-    """The card on the Hub has text that a new card would overwrite."""
+    """A new card would overwrite text on the Hub."""
 
 
 def to_fill_in(what: str) -> str:
@@ -22,15 +22,15 @@ def to_fill_in(what: str) -> str:
 
 
 def sealed(content: str) -> str:
-    """A card's text with the checksum of every generated part in its mark."""
+    """The text of a card with a checksum in the mark of every generated part."""
     return PART.sub(lambda part: _written(part["name"], part["text"]), content)
 
 
 def renewed(existing: str, new: ModelCard) -> ModelCard:
     """The existing card with the generated parts and the metadata of the new one.
 
-    Text outside the generated parts stays. A generated part that has nothing to say yet leaves the old one in place.
-    Metadata: what the new card says wins, other entries stay, tags are joined.
+    Text outside the generated parts stays. A generated part that is still to be filled in leaves the old one in place.
+    Metadata of the new card wins, other entries stay, tags are joined.
     """
     old = ModelCard(existing, ignore_metadata_errors=True)
     data = _joined(old.data, new.data)
@@ -49,7 +49,7 @@ def renewed(existing: str, new: ModelCard) -> ModelCard:
 
 
 def replaced(existing: str, own: ModelCard) -> ModelCard:
-    """A card of the user's own in place of the existing one, where no text but that of generated parts gets lost."""
+    """A user's own card in place of the existing one; refused if text outside generated parts would be lost."""
     old = ModelCard(existing, ignore_metadata_errors=True)
     if old.text.strip():
         _check_seals(old.text)
@@ -88,5 +88,5 @@ def _seal(text: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    # Editors and the Hub's own form change line ends and trailing blanks: these are no edits.
+    # Editors and the Hub's form may change line ends and trailing blanks.
     return [line.rstrip() for line in text.strip().splitlines()]

@@ -1,6 +1,6 @@
-"""Answers requests for a Hydra Ensemble: an Inference Endpoint of the Hub calls it. Made by hydra_transformers.
+"""Answers requests to a Hydra Ensemble in an Inference Endpoint of the Hub. Made by hydra_transformers.
 
-It needs torch, transformers, Pillow for images, and the files that lie beside it; not the package hydra_transformers.
+It needs torch, transformers, Pillow for images, and the files beside it; not the package hydra_transformers.
 
     handler = EndpointHandler("folder")
     handler({"inputs": "a text, or an image in base64", "parameters": {"top_k": 3}})
@@ -26,20 +26,20 @@ PROCESSORS = {
     "AutoModelForSequenceClassification": "AutoTokenizer",
     "AutoModelForZeroShotImageClassification": "AutoProcessor",
 }
-# What a request holds; sounds cannot be sent.
+# What a request may hold; sounds cannot be sent.
 KINDS = {
     "AutoModelForImageClassification": "image",
     "AutoModelForSequenceClassification": "text",
     "AutoModelForZeroShotImageClassification": "zero-shot",
 }
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")  # only these decoders read untrusted bytes
-MOST_PIXELS = 25_000_000  # of all images of a request together: a small file may unfold to more than the memory holds
-MOST_SLENDER = 100  # long side by short side: processors scale the short one up, and the long one with it
-MOST_CHARACTERS = 1_000_000  # of all texts of a request together: all of them are tokenized before they are cut
+MOST_PIXELS = 25_000_000  # in one request: a small file may decode to more than fits into memory
+MOST_SLENDER = 100  # long side by short side: processors scale up the short one, and with it the long one
+MOST_CHARACTERS = 1_000_000  # in one request: all texts are tokenized before they are truncated
 MOST_INPUTS = 32
 MOST_LABELS = 1_000
-MOST_OF_A_LABEL = 1_000  # characters, of a template too
-DEFAULT_TEMPLATE = "This is a photo of {}."  # of Transformers' pipeline
+MOST_OF_A_LABEL = 1_000  # characters, also of a template
+DEFAULT_TEMPLATE = "This is a photo of {}."  # as in Transformers' pipeline
 
 
 class RequestError(ValueError):
@@ -47,27 +47,27 @@ class RequestError(ValueError):
 
 
 class Answerer:
-    """A model with what prepares its inputs.
+    """A model with its processor.
 
     model: has `predict(inputs, processor, batch_size, **parameters)`, as every Hydra
-    kind: "image", "text", or "zero-shot" where images are matched with labels that the request names
-    most_inputs: of one request
+    kind: "image", "text", or "zero-shot" for images and the labels in the request
+    most_inputs: in one request
     """
 
     def __init__(self, model: Any, processor: Any, kind: str, most_inputs: int = MOST_INPUTS):
         self.model, self.processor, self.kind, self.most_inputs = model, processor, kind, most_inputs
-        # Most tokenizers put tokens of their own around a text; those of decoders may not.
+        # Most tokenizers add tokens around a text; those of decoders may not.
         self.takes_empty = kind == "text" and processor is not None and len(processor("")["input_ids"]) > 0
-        # Tokenizers cannot be used by two threads at once, and requests are read while others are answered.
+        # Tokenizers are not thread-safe, and requests are read while others are answered.
         self.reader = copy.deepcopy(processor.tokenizer) if kind == "zero-shot" else None
         self.one_reads = threading.Lock()
 
     def __call__(self, data: dict[str, Any]) -> dict[str, Any] | list[dict[str, Any]]:
         """
-        data: {"inputs": one or a list, "parameters": {"top_k": 5}}; a text, or an image as base64 (or as PIL image or bytes,
-            as which Endpoints pass on what was sent as image/jpeg and the like). For CLIP parameters also has
-            "candidate_labels", and may have "hypothesis_template"
-        returns: of one input a dict, of a list a list of dicts: label, score, uncertainty, aleatoric, epistemic, abstain,
+        data: {"inputs": one or a list, "parameters": {"top_k": 5}}. An input is a text, or an image in base64 (or a PIL
+            image or bytes, as Endpoints pass on image/jpeg and the like). For CLIP, parameters must have
+            "candidate_labels" and may have "hypothesis_template"
+        returns: a dict, or for a list a list of dicts: label, score, uncertainty, aleatoric, epistemic, abstain,
             prediction_set and scores
         """
         inputs, parameters = self.read(data)
@@ -75,7 +75,7 @@ class Answerer:
         return answers if isinstance(data["inputs"], list) else answers[0]
 
     def read(self, data: Any) -> tuple[list[Any], dict[str, Any]]:
-        """Texts or images, and the parameters, of a request; refuses what cannot be answered."""
+        """Checks a request; returns its texts or images, and its parameters."""
         if not isinstance(data, dict) or "inputs" not in data:
             raise RequestError('the request has no inputs: send {"inputs": ...}')
         for name in data:
@@ -87,7 +87,10 @@ class Answerer:
         parameters = self.read_parameters(data.get("parameters"))
         if self.kind == "text":
             texts = [read_text(each, place, self.takes_empty) for place, each in enumerate(inputs)]
-            _check_total(texts)
+            parts = [part for each in texts for part in (each.values() if isinstance(each, dict) else [each])]
+            if sum(map(len, parts)) > MOST_CHARACTERS:
+                total = f"inputs has {sum(map(len, parts)):,} characters"
+                raise RequestError(f"{total}: send at most {MOST_CHARACTERS:,} in one request")
             return texts, parameters
         images, pixels = [], 0
         for place, each in enumerate(inputs):
@@ -110,7 +113,7 @@ class Answerer:
             found["candidate_labels"] = _labels(parameters.get("candidate_labels"))
         if "hypothesis_template" in parameters:
             template = parameters["hypothesis_template"]
-            # Nothing but {}: what else may stand in braces reads attributes.
+            # Only {}: anything else in braces could read attributes.
             is_short = is_text(template) and len(template) <= MOST_OF_A_LABEL
             if not is_short or template.count("{}") != 1 or re.sub("[^{}]", "", template) != "{}":
                 raise RequestError(
@@ -122,7 +125,7 @@ class Answerer:
         return found
 
     def check_lengths(self, labels: list[str], template: str) -> None:
-        """Refuses labels that the text tower cannot read to their end."""
+        """Refuses labels with more tokens than the text tower reads."""
         most = self.model.config.text_config.max_position_embeddings
         with self.one_reads:
             lengths = [len(tokens) for tokens in self.reader(list(map(template.format, labels)))["input_ids"]]
@@ -151,7 +154,7 @@ class EndpointHandler(Answerer):
 
 
 def is_text(value: Any) -> bool:
-    """Whether it can be encoded, too: JSON can hold halves of characters."""
+    """A str that can be encoded: JSON can hold lone surrogates."""
     try:
         return isinstance(value, str) and value.encode() is not None
     except UnicodeEncodeError:
@@ -171,19 +174,13 @@ def read_text(value: Any, place: int, takes_empty: bool) -> str | dict[str, str]
     return value
 
 
-def _check_total(texts: list[str | dict[str, str]]) -> None:
-    total = sum(len(part) for each in texts for part in (each.values() if isinstance(each, dict) else [each]))
-    if total > MOST_CHARACTERS:
-        raise RequestError(f"inputs has {total:,} characters: send at most {MOST_CHARACTERS:,} in one request")
-
-
 def read_image(
     value: Any, name: str, most_pixels: int = MOST_PIXELS, taken: int = 0, formats: tuple[str, ...] = FORMATS
 ) -> Any:
-    """An image in RGB, of base64, bytes or a PIL image; never of a path or URL. No pixel is decoded of one that is too large.
+    """An image in RGB, from base64, bytes or a PIL image, never from a path or URL. Too large ones are not decoded.
 
-    name: what a refusal calls it
-    taken: pixels of `most_pixels` that the images before it have
+    name: for error messages
+    taken: pixels of the images before it, which count towards `most_pixels`
     """
     from PIL import Image, ImageOps
 
@@ -197,7 +194,7 @@ def read_image(
         raise RequestError(f"{name} is no base64: send the bytes of an image file in it") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise RequestError(f"{name} has {Image.MAX_IMAGE_PIXELS:,} pixels or more, {too_many}") from error
-    except Exception as error:  # whatever broken bytes make a decoder raise
+    except Exception as error:  # decoders raise all kinds of errors
         raise RequestError(f"{name} is no image that can be read: send {', '.join(formats)}") from error
     width, height = image.size
     if width * height + taken > most_pixels:
@@ -206,23 +203,23 @@ def read_image(
         raise RequestError(
             f"{name} has {width:,} x {height:,} pixels: send one at most {MOST_SLENDER} times as long as wide"
         )
-    if image.mode.startswith(("I", "F")):  # made RGB, all that is above the 255th level would be white
+    if image.mode.startswith(("I", "F")):  # in RGB everything above level 255 would be white
         raise RequestError(f"{name} has the mode {image.mode}, of more than 256 levels: send 8 bits a channel")
     try:
-        # Turned here, and not by the pipeline, which would fail on what a broken file says of that.
+        # Turned here: the pipeline would fail on broken EXIF data.
         found = ImageOps.exif_transpose(image).convert("RGB")
-    except Exception as error:  # its words may tell of the server
+    except Exception as error:  # its message may reveal something about the server
         raise RequestError(f"{name} is a broken image, its pixels cannot be read: send another") from error
     found.info.clear()
     return found
 
 
 def _decoded(text: str) -> bytes:
-    if text.startswith("data:image/"):  # as browsers read files
+    if text.startswith("data:image/"):  # from a browser
         text = text.partition(";base64,")[2]
     try:
         return base64.b64decode(text, validate=True)
-    except ValueError as error:  # of characters that are no ASCII, too
+    except ValueError as error:  # also for characters outside ASCII
         raise binascii.Error(str(error)) from error
 
 
@@ -241,6 +238,6 @@ def _labels(labels: Any) -> list[str]:
 
 
 def _kind(value: Any) -> str:
-    """As JSON calls it."""
+    """The type of a value in the words of JSON."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number" if isinstance(value, (int, float)) else f"a {type(value).__name__}")

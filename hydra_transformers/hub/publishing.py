@@ -33,17 +33,20 @@ from .handler import KINDS
 from .space import EXAMPLES, PACKAGE
 
 
-logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosity counts
+logger = logging.get_logger(f"transformers.{__name__}")  # follows Transformers' verbosity
 
 REPORT_FOLDER = "evaluation"
 PLOTS = {"uncertainty_split": "Uncertainty by data set", "reliability_diagram": "Reliability diagram"}
-# Weights of an earlier push, whole or in shards, would lie beside those of this one, and may be loaded in their place.
+# Weights of an earlier push, whole or in shards, might be loaded in place of these.
 LEFT_OVERS = ["model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"]
 LEFT_OVERS += [f"{MODEL_FOLDER}/{name}" for name in LEFT_OVERS]  # of a baseline
-HANDLER = Path(__file__).with_name("handler.py")  # is published as it is
 LEFT_OVERS_OF_SPACE = [f"{PACKAGE.name}/*", f"{EXAMPLES}/*"]
-
-
+HANDLER = Path(__file__).with_name("handler.py")  # published as it is
+REFUSALS = {
+    401: "the Hub does not accept the token: run `hf auth login` again, or pass another token=",
+    403: "the token may not write to {repo_id}: use one with write access, and a namespace of your own",
+    404: "the Hub has no repository {repo_id}, or this token may not see it: check the name and the token",
+}
 NO_TOKEN = "there is no token for the Hub: run `hf auth login`, set HF_TOKEN, or pass token="
 
 
@@ -65,29 +68,28 @@ def push_hydra_to_hub(
     overwrite_card: bool = False,
     **card_arguments,
 ) -> CommitInfo:
-    """Publish a Hydra in one commit: weights, config, code, processor, card, and what was measured. With a processor also
-    `handler.py`, by which an Inference Endpoint of the Hub answers with uncertainty and abstention.
+    """Publishes a Hydra in one commit: weights, config, code, processor, card and report. With a processor also
+    `handler.py`, with which an Inference Endpoint of the Hub answers with uncertainty and abstention.
 
     Args:
-        model: a Hydra; or a baseline around one model, calibrated or not, which needs this package to be loaded. It is left
-            as it is.
-        repo_id: "me/my-hydra"; the repository is made where it does not exist.
+        model: a Hydra, left unchanged; or a baseline around one model, calibrated or not, which only this package loads.
+        repo_id: "me/my-hydra"; created if it does not exist.
         processor: the image processor, tokenizer or processor that prepares the model's inputs.
         report: from `evaluate_uncertainty`: goes into the card, and as JSON and plots into `evaluation/`.
         temperature: published as `temperature.json`. It belongs to these weights: pass a new one with new weights.
-        card: a card of your own; by default `create_model_card` makes it. It is refused where the card on the Hub has other
-            text outside the generated parts.
+        card: a card of your own; by default `create_model_card` makes it. Refused if the card on the Hub has other text
+            outside the generated parts.
         private: whether a new repository is private; by default your account's setting. An existing one stays as it is.
         token: by default the one you logged in with (`hf auth login`) or `HF_TOKEN`.
         overwrite_card: replace the whole card on the Hub. Otherwise its generated parts are renewed and the text around
-            them stays, and a card that was edited inside them, or not made by `create_model_card`, is refused.
+            them stays; a card that was edited inside them, or not made by `create_model_card`, is refused.
         card_arguments: those of `create_model_card`: base_model, dataset, license, circuits, fine_tunings, fine_tuning,
             report_model.
 
-    Repeat it as you like: unchanged files make no new commit, files of your own in the repository stay.
+    Pushing again is safe: unchanged files make no new commit, and files of your own in the repository stay.
     """
     inside, _ = split_decision(model)
-    task_of(inside)  # refuses what is no Hydra before asking for a token
+    task_of(inside)  # refuses other models before asking for a token
     api = _api(token)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -102,9 +104,14 @@ def push_hydra_to_hub(
             )
         with _one_sentence(repo_id):
             api.create_repo(repo_id, private=private, exist_ok=True)
-            existing = None if overwrite_card else _card_on_hub(api, repo_id)
+            existing = None if overwrite_card else _file_on_hub(api, repo_id, "README.md")
             if existing is not None:
-                card = _merged(existing, card, is_own, repo_id)
+                try:
+                    card = (replaced if is_own else renewed)(existing, card)
+                except EditedCardError as error:
+                    raise EditedCardError(
+                        f"{repo_id}: {error}: pass overwrite_card=True to replace it, or bring its text in line first"
+                    ) from error
             card.save(folder / "README.md")
             _warn_of_unknown_data_sets(api, card)
             _leave_own_handler(api, repo_id, folder)
@@ -119,11 +126,11 @@ def push_hydra_to_hub(
 def push_space_to_hub(
     folder: str | os.PathLike, space_id: str, *, private: bool | None = None, token: str | None = None
 ) -> CommitInfo:
-    """Publish a folder that `write_space` wrote as a Space, in one commit.
+    """Publishes a folder that `write_space` wrote as a Space, in one commit.
 
     Args:
-        folder: goes as it is, edited or not; code and examples of an earlier push are removed, other files stay.
-        space_id: "me/my-hydra"; made where it does not exist.
+        folder: published as it is, edited or not; code and examples of an earlier push are removed, other files stay.
+        space_id: "me/my-hydra"; created if it does not exist.
         private: whether a new Space is private; by default your account's setting.
         token: by default the one you logged in with (`hf auth login`) or `HF_TOKEN`.
     """
@@ -146,7 +153,7 @@ def _api(token: str | None) -> HfApi:
 def _operations(
     api: HfApi, repo_id: str, folder: Path, left_overs: list[str], repo_type: str | None = None
 ) -> list[CommitOperationAdd | CommitOperationDelete]:
-    """All files of the folder, and the removal of what an earlier push left over."""
+    """Adds all files of the folder, and deletes those that an earlier push left over."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     added = {path.relative_to(folder).as_posix(): path for path in files}
     there = api.list_repo_files(repo_id, repo_type=repo_type)
@@ -158,14 +165,11 @@ def _operations(
 
 
 def _leave_own_handler(api: HfApi, repo_id: str, folder: Path) -> None:
-    """Ours takes the place of an earlier one of ours, which its first line tells; any other on the Hub stays."""
+    """Our handler replaces an earlier one of ours, known by its first line; any other on the Hub stays."""
     if not (folder / HANDLER.name).exists():
         return
-    try:
-        there = Path(api.hf_hub_download(repo_id, HANDLER.name, force_download=True)).read_bytes()
-    except RemoteEntryNotFoundError:
-        return
-    if b"Made by hydra_transformers" not in there.partition(b"\n")[0]:
+    there = _file_on_hub(api, repo_id, HANDLER.name)
+    if there is not None and "Made by hydra_transformers" not in there.partition("\n")[0]:
         logger.warning(f"{repo_id} has a handler.py of its own, which stays")
         (folder / HANDLER.name).unlink()
 
@@ -177,14 +181,14 @@ def _stage(
     report: UncertaintyReport | None,
     temperature: TemperatureScaling | None,
 ) -> dict[str, str]:
-    """Everything but the card; the card's plots as title -> path."""
+    """Writes everything but the card, and returns the card's plots: title -> path."""
     model, decision = split_decision(model)
     model.save_pretrained(folder)
     if decision is not None:
         decision.save(folder)
     if processor is not None:
         processor.save_pretrained(folder)
-        # A baseline needs this package to be loaded, and sounds are not what the handler reads.
+        # The handler loads no baselines, which need this package, and reads no sounds.
         if isinstance(model, PreTrainedModel) and not KINDS.keys().isdisjoint(model.config.auto_classes):
             shutil.copyfile(HANDLER, folder / HANDLER.name)
     if temperature is not None:
@@ -200,12 +204,12 @@ def _stage(
     return {title: f"{REPORT_FOLDER}/{drawn[name].name}" for name, title in PLOTS.items() if name in drawn}
 
 
-def _card_on_hub(api: HfApi, repo_id: str) -> str | None:
+def _file_on_hub(api: HfApi, repo_id: str, name: str) -> str | None:
     try:
-        path = api.hf_hub_download(repo_id, "README.md", force_download=True)  # never an old one from the cache
+        path = api.hf_hub_download(repo_id, name, force_download=True)  # never an old one from the cache
     except RemoteEntryNotFoundError:
         return None
-    return Path(path).read_text(encoding="utf-8")
+    return Path(path).read_text(encoding="utf-8", errors="replace")
 
 
 def _warn_of_unknown_data_sets(api: HfApi, card: ModelCard) -> None:
@@ -215,18 +219,9 @@ def _warn_of_unknown_data_sets(api: HfApi, card: ModelCard) -> None:
             warnings.warn(f"the Hub has no data set {name} that you can see, and the card names it", stacklevel=3)
 
 
-def _merged(existing: str, card: ModelCard, is_own: bool, repo_id: str) -> ModelCard:
-    try:
-        return replaced(existing, card) if is_own else renewed(existing, card)
-    except EditedCardError as error:
-        raise EditedCardError(
-            f"{repo_id}: {error}: pass overwrite_card=True to replace it, or bring its text in line first"
-        ) from error
-
-
 @contextmanager
 def _one_sentence(repo_id: str) -> Iterator[None]:
-    """Turns what goes wrong between here and the Hub into a `HubError`."""
+    """Turns errors of the Hub and of the network into a `HubError`."""
     try:
         yield
     except OfflineModeIsEnabled as error:
@@ -236,7 +231,11 @@ def _one_sentence(repo_id: str) -> Iterator[None]:
     except LocalTokenNotFoundError as error:
         raise HubError(NO_TOKEN) from error
     except HfHubHTTPError as error:
-        raise HubError(_refusal(error, repo_id)) from error
+        status = getattr(error.response, "status_code", None)
+        message = (error.server_message or str(error)).strip().splitlines()[0]
+        known = REFUSALS.get(status)
+        refused = f"the Hub refused to publish {repo_id} (status {status}): {message}"
+        raise HubError(refused if known is None else known.format(repo_id=repo_id)) from error
     except Exception as error:
         if not _is_network_failure(error):
             raise
@@ -246,20 +245,8 @@ def _one_sentence(repo_id: str) -> Iterator[None]:
         ) from error
 
 
-def _refusal(error: HfHubHTTPError, repo_id: str) -> str:
-    status = getattr(error.response, "status_code", None)
-    if status == 401:
-        return "the Hub does not accept the token: run `hf auth login` again, or pass another token="
-    if status == 403:
-        return f"the token may not write to {repo_id}: use one with write access, and a namespace of your own"
-    if status == 404:
-        return f"the Hub has no repository {repo_id}, or this token may not see it: check the name and the token"
-    message = (error.server_message or str(error)).strip().splitlines()[0]
-    return f"the Hub refused to publish {repo_id} (status {status}): {message}"
-
-
 def _is_network_failure(error: Exception) -> bool:
-    """Whichever HTTP library huggingface_hub is built on."""
+    """Whatever HTTP library huggingface_hub is built on."""
     library = type(error).__module__.split(".")[0].rstrip("2")  # httpx2 from huggingface_hub 2.4 on
     known = isinstance(error, (ConnectionError, TimeoutError, LocalEntryNotFoundError))
     return known or library in ("httpx", "httpcore", "requests", "urllib3")

@@ -1,4 +1,4 @@
-"""Writes the folder of a Space on the Hub: the page of a published model."""
+"""Writes the folder of a Space on the Hub with the page of a published model."""
 
 import json
 import os
@@ -49,9 +49,9 @@ def write_space(
     """Writes a Space into a folder: README.md, app.py, requirements.txt, this package, and the examples.
 
     Args:
-        folder: is replaced.
+        folder: replaced if it exists.
         repo_id: the model on the Hub, which the Space loads when it starts.
-        single: another model on the Hub, whose answers stand beside.
+        single: another model on the Hub, whose answers are shown beside.
         examples: a folder, or for texts a file: see `hydra_transformers.serving.read_examples`.
 
     `push_space_to_hub` publishes it.
@@ -61,13 +61,15 @@ def write_space(
     check_names(repo_id=repo_id, single=single)
     words = ["app", repo_id, "--host", "0.0.0.0", "--port", "7860"]
     words += [] if single is None else ["--single", single]
-    sdk = _version("gradio", "push --space needs Gradio, with which to try the page first: pip install 'gradio>=6'")
+    sdk = _version("gradio", "push --space needs Gradio, to try the page first: pip install 'gradio>=6'")
     needed = _requirements()
     with written_whole(folder) as unfinished:
         if examples is not None:
             words += ["--examples", _copied(Path(examples), unfinished / EXAMPLES).relative_to(unfinished).as_posix()]
         shutil.copytree(PACKAGE, unfinished / PACKAGE.name, ignore=shutil.ignore_patterns(*NOT_NEEDED))
-        (unfinished / "app.py").write_text(APP.format(repo_id=repo_id, words=_quoted(words)), encoding="utf-8")
+        (unfinished / "app.py").write_text(
+            APP.format(repo_id=repo_id, words=json.dumps(words, ensure_ascii=False)), encoding="utf-8"
+        )
         (unfinished / "requirements.txt").write_text("\n".join(needed) + "\n", encoding="utf-8")
         _readme(repo_id, single, sdk).save(unfinished / "README.md")
     return Path(folder)
@@ -87,12 +89,12 @@ def _readme(repo_id: str, single: str | None, sdk_version: str) -> RepoCard:
 
 
 def _requirements() -> list[str]:
-    """The requirements of the package and of images; Gradio is there in every Space that names it."""
+    """The requirements of the package, and Pillow; a Space has Gradio anyway."""
     try:
         found = requires("hydra-transformers") or []
     except PackageNotFoundError as error:
         raise ValueError(
-            "hydra-transformers is not installed here, so nobody knows what its page needs: pip install . in its folder"
+            "hydra-transformers is not installed here, so the requirements of its page are not known: pip install . in its folder"
         ) from error
     return sorted([*(each for each in found if "extra ==" not in each), "pillow"])
 
@@ -105,25 +107,17 @@ def _version(package: str, missing: str) -> str:
 
 
 def _copied(examples: Path, folder: Path) -> Path:
-    """Copies the examples that the page shows, and nothing that lies beside them: all of it becomes public."""
-    root = examples if examples.is_dir() else examples.parent
-    for file in _example_files(examples):
-        place = folder / file.relative_to(root)
+    """Copies only the examples that the page shows: all of them become public."""
+    if not examples.is_dir():
+        folder.mkdir()
+        return Path(shutil.copy(examples, folder))
+    files = list(text_files(examples).values())
+    files = files or [Path(each) for group in image_files(examples).values() for each in group[:MOST_OF_A_GROUP]]
+    for file in files:
+        place = folder / file.relative_to(examples)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, place)
-    return folder if examples.is_dir() else folder / examples.name
-
-
-def _quoted(words: list[str]) -> str:
-    return json.dumps(words, ensure_ascii=False)  # which is Python, too, for a list of strings
-
-
-def _example_files(path: Path) -> list[Path]:
-    """The files that the page shows of a file or folder, and no others that may lie there."""
-    if not path.is_dir():
-        return [path]
-    texts = text_files(path).values()
-    return list(texts) or [Path(file) for files in image_files(path).values() for file in files[:MOST_OF_A_GROUP]]
+    return folder
 
 
 def image_files(path: Path) -> dict[str, list[str]]:

@@ -97,20 +97,20 @@ def evaluate_uncertainty(
     abstentions = _by_model(abstention, "abstention", Abstention, models)
     conformals = _by_model(conformal, "conformal", ConformalSets, models)
     for name, fitted in abstentions.items():
-        if fitted is not None and fitted.score not in (None, described(scores[name])):
+        used = scores[name].description
+        if fitted is not None and fitted.score not in (None, used):
             raise ValueError(
-                f"abstention was fitted on the score {fitted.score!r}, the report's is {described(scores[name])!r}: use one "
-                "score"
+                f"abstention was fitted on the score {fitted.score!r}, the report's is {used!r}: use one score"
             )
     results = {}
     for name, model in models.items():
         model = ZeroShotClassifier(model, class_prompts) if class_prompts is not None else model
         model, decision = without_decision(model)
-        reads_features = getattr(scores[name], "reads_features", False) or bool(decision and decision.reads_features)
+        reads_features = scores[name].reads_features or bool(decision and decision.reads_features)
         reader = AnswerReader(model, reads_features)
         rules = (scalings[name], abstentions[name], conformals[name])
         results[name] = _Evaluator(reader, decision, *rules, scores[name], batch_size).result(data, groups, sweeps)
-    return UncertaintyReport(score=described(next(iter(scores.values()))), models=results)
+    return UncertaintyReport(next(iter(scores.values())).description, results)
 
 
 @dataclass
@@ -154,7 +154,7 @@ class _Evaluator:
     scaling: TemperatureScaling | None
     abstention: Abstention | None
     conformal: ConformalSets | None
-    score: str | Detector
+    score: Detector
     batch_size: int
 
     def result(self, data: Any, groups: Mapping, sweeps: Mapping[tuple[str, str], Any]) -> ModelResult:
@@ -221,7 +221,7 @@ class _Evaluator:
         own_batches = batches(data, self.batch_size, self.reader.device, rank, world_size, names)
         for number, batch in enumerate(own_batches):
             member_logits, member_features = self.reader(batch)
-            if isinstance(self.score, Detector) and len(found.rows) == 0:
+            if len(found.rows) == 0:
                 self.score.check_heads(self.reader)
             labels = split_labels(batch)[1] if labelled else None
             if labelled and labels is None:
@@ -288,25 +288,18 @@ def _sweeps(corruptions: Mapping[str, Mapping[Any, Any]]) -> dict[tuple[str, str
     return {(name, str(severity)): data for name, sweep in corruptions.items() for severity, data in sweep.items()}
 
 
-def described(score: str | Detector) -> str:
-    return score if isinstance(score, str) else score.description
-
-
-def _scores(score: Any, scalings: Mapping[str, TemperatureScaling | None]) -> dict[str, str | Detector]:
+def _scores(score: Any, scalings: Mapping[str, TemperatureScaling | None]) -> dict[str, Detector]:
     """The score of each model, all of one kind."""
     scores = dict(score) if isinstance(score, Mapping) else dict.fromkeys(scalings, score)
     if set(scores) != set(scalings):
         raise ValueError(
             f"score is for {', '.join(scores) or 'no model'}, models has {', '.join(scalings)}: name each once"
         )
-    for each in scores.values():
-        as_detector(each)
-    kinds = sorted({described(each) for each in scores.values()})
+    scores = {name: as_detector(each) for name, each in scores.items()}
+    kinds = sorted({each.description for each in scores.values()})
     if len(kinds) > 1:
         raise ValueError(f"score is {' and '.join(kinds)}: models are compared by one, pass the same for each")
     for name, each in scores.items():
-        if isinstance(each, str):
-            continue
         if each.multi_label:
             raise ValueError(f"the detector of {name} is made for multi-label models: leave out multi_label")
         if each.needs_fit and each.reads_logits and scalings[name] is not None:

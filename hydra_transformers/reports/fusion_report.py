@@ -163,9 +163,9 @@ class FusionReport:
 
     def plot(self, folder: str | os.PathLike) -> list[Path]:
         """Draws the way to the mean and the cost of each part into PNG files in `folder`, and returns their paths."""
-        from .report_plots import draw_fusion_report
+        from .report_plots import fusion_figures, write_figures
 
-        return draw_fusion_report(self, folder)
+        return write_figures(fusion_figures(self), folder)
 
     def _sections(self) -> list[Part]:
         groups = list(self.num_ood_rows)
@@ -327,8 +327,8 @@ def fusion_report(
         soup=soup,
         parts=parts,
         path=path,
-        rise=max(step.nll for step in path) - path[0].nll,
-        barrier=barrier_of(path),
+        rise=max(each.nll for each in path) - path[0].nll,
+        barrier=max(each.nll - ((1 - each.t) * path[0].nll + each.t * path[-1].nll) for each in path),
         diversity=diversity,
         weight_cosines=cosines,
         difference_cosines=learned,
@@ -464,17 +464,6 @@ def _compared(shared: tuple[str, ...], before: _Rows, after: _Rows) -> Fused:
 def _step(t: float, members: Sequence[ClassifierMetrics]) -> Step:
     accuracy, nll = (sum(getattr(member, name) for member in members) / len(members) for name in ("accuracy", "nll"))
     return Step(t, accuracy, nll)
-
-
-def barrier_of(path: Sequence[Step]) -> float:
-    """How far the NLL rises above the straight line between the ends of the path; 0 where it never does.
-
-    Example:
-        >>> round(barrier_of([Step(0.0, 0.9, 0.2), Step(0.5, 0.8, 0.7), Step(1.0, 0.9, 0.4)]), 3)
-        0.4
-    """
-    start, end = path[0].nll, path[-1].nll
-    return max(step.nll - ((1 - step.t) * start + step.t * end) for step in path)
 
 
 def _guess(labels: Tensor) -> dict[str, Tensor]:

@@ -252,6 +252,6 @@ class UncertaintyReport:
         Args:
             costs: the models' costs, from `compare_costs`: adds quality_against_cost.
         """
-        from .report_plots import draw_report
+        from .report_plots import report_figures, write_figures
 
-        return draw_report(self, folder, costs)
+        return write_figures(report_figures(self, costs), folder)

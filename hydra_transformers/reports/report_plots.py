@@ -37,29 +37,22 @@ SCORE_LABELS = {
 }
 
 
-def draw_report(
-    report: "UncertaintyReport", folder: str | os.PathLike, costs: "Mapping[str, Cost] | None" = None
-) -> list[Path]:
-    """Writes the plots that the report has data for, and returns their paths."""
-    return _written(_report_figures(report, costs), folder)
-
-
-def report_pngs(report: "UncertaintyReport", costs: "Mapping[str, Cost] | None" = None) -> dict[str, bytes]:
-    """The same plots: name -> content of a PNG file."""
-    return {name: png_of(figure) for name, figure in _report_figures(report, costs).items()}
-
-
-def draw_fusion_report(report: "FusionReport", folder: str | os.PathLike) -> list[Path]:
-    """Writes the plots of a fusion report, and returns their paths."""
-    figures = {"way_to_the_mean": _way_to_the_mean(report), "cost_of_sharing": _cost_of_sharing(report)}
-    return _written(figures, folder)
-
-
-def _written(figures: Mapping[str, Figure], folder: str | os.PathLike) -> list[Path]:
+def write_figures(figures: Mapping[str, Figure], folder: str | os.PathLike) -> list[Path]:
+    """Writes name.png for each figure, and returns the paths."""
     return [write_png(figure, Path(folder) / f"{name}.png") for name, figure in figures.items()]
 
 
-def _report_figures(report: "UncertaintyReport", costs: "Mapping[str, Cost] | None") -> dict[str, Figure]:
+def report_pngs(report: "UncertaintyReport", costs: "Mapping[str, Cost] | None" = None) -> dict[str, bytes]:
+    """The plots of a report: name -> content of a PNG file."""
+    return {name: png_of(figure) for name, figure in report_figures(report, costs).items()}
+
+
+def fusion_figures(report: "FusionReport") -> dict[str, Figure]:
+    return {"way_to_the_mean": _way_to_the_mean(report), "cost_of_sharing": _cost_of_sharing(report)}
+
+
+def report_figures(report: "UncertaintyReport", costs: "Mapping[str, Cost] | None" = None) -> dict[str, Figure]:
+    """The plots that a report has data for."""
     figures = {
         "reliability_diagram": _reliability_diagram(report),
         "risk_coverage": _risk_coverage(report),

@@ -1,4 +1,4 @@
-"""The costs of a candidate on this machine, beside one model: time, memory, multiply-adds, parameters."""
+"""The costs of a candidate on this machine, relative to one model: time, memory, multiply-adds, parameters."""
 
 import platform
 from collections.abc import Mapping
@@ -12,21 +12,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..cost import (
-    count_multiply_adds,
-    count_parameters,
-    inputs_for,
-    median_milliseconds,
-    wait_for,
-)
+from ..cost import count_multiply_adds, count_parameters, inputs_for, median_milliseconds, wait_for
 from ..data.prediction import device_of, evaluation_mode
 
 
-MEGABYTE = 2**20
-
-
 def machine_of(model: nn.Module) -> str:
-    """Names the machine that a time was measured on."""
+    """Names the machine that times are measured on."""
     device = device_of(model)
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
@@ -35,11 +26,11 @@ def machine_of(model: nn.Module) -> str:
 
 @dataclass
 class Costs:
-    """The costs of models beside one model, of which nothing but the time is measured twice.
+    """Measures models beside one model.
 
     single: the one model
-    batch_size: of what is measured
-    seconds: about how long to measure times, for a model and the one together
+    batch_size: rows of the batch that is measured
+    seconds: about how long to measure the time of a model and of the one together
     """
 
     single: nn.Module
@@ -47,14 +38,14 @@ class Costs:
     seconds: float
 
     def of(self, model: nn.Module) -> dict[str, float]:
-        """The costs that a `Candidate` has; both models run in turns, so that whatever slows the machine slows both."""
-        own = self._counted_once if model is self.single else self._counted(model)
-        relative = {name: own[name] / self._counted_once[name] for name in own}
+        """The costs of a `Candidate`."""
+        own = self._counts_of_single if model is self.single else self._counts(model)
+        relative = {name: own[name] / self._counts_of_single[name] for name in own}
         milliseconds, times = self.milliseconds(model)
-        return {**relative, "time": times, "milliseconds": milliseconds, "megabytes": own["memory"] / MEGABYTE}
+        return {**relative, "time": times, "milliseconds": milliseconds, "megabytes": own["memory"] / 2**20}
 
     def milliseconds(self, model: nn.Module) -> tuple[float, float]:
-        """Of a batch, and as a multiple of the one model's."""
+        """For a batch, and relative to the one model; both run in turns, so that a slow machine slows both."""
         found = median_milliseconds({"single": self.single, "model": model}, self.inputs, self.seconds)
         return found["model"], 1.0 if model is self.single else found["model"] / found["single"]
 
@@ -63,19 +54,18 @@ class Costs:
         return inputs_for(self.single, self.batch_size)
 
     @cached_property
-    def _counted_once(self) -> dict[str, int]:
-        return self._counted(self.single)
+    def _counts_of_single(self) -> dict[str, int]:
+        return self._counts(self.single)
 
-    def _counted(self, model: nn.Module) -> dict[str, int]:
+    def _counts(self, model: nn.Module) -> dict[str, int]:
         counts = {"multiply_adds": count_multiply_adds(model), "parameters": count_parameters(model)}
         return counts | {"memory": peak_bytes(model, self.inputs)}
 
 
 def peak_bytes(model: nn.Module, inputs: Mapping[str, Tensor]) -> int:
-    """Weights, and the most bytes of other tensors that are alive at once in a forward.
+    """Bytes of the weights, and the peak of other tensors that are alive at once in a forward.
 
-    On a GPU as its allocator counts them; elsewhere, where no allocator does, those of the tensors that operations
-    return.
+    On a GPU from its allocator; elsewhere counted from the tensors that operations return.
     """
     device = device_of(model)
     inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
@@ -94,7 +84,7 @@ def peak_bytes(model: nn.Module, inputs: Mapping[str, Tensor]) -> int:
 
 
 class _LivingTensors(TorchDispatchMode):
-    """Counts the bytes of tensors that operations make, as long as these live."""
+    """Counts the bytes of tensors from operations while they are alive."""
 
     def __init__(self):
         super().__init__()
@@ -103,15 +93,15 @@ class _LivingTensors(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         result = function(*arguments, **(keywords or {}))
-        self.living = {place: entry for place, entry in self.living.items() if not entry[0].expired()}
-        given = {_place(tensor) for tensor in tree_leaves((arguments, keywords)) if isinstance(tensor, Tensor)}
+        self.living = {key: entry for key, entry in self.living.items() if not entry[0].expired()}
+        given = {_storage_key(each) for each in tree_leaves((arguments, keywords)) if isinstance(each, Tensor)}
         for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and _place(tensor) not in given:
+            if isinstance(tensor, Tensor) and _storage_key(tensor) not in given:
                 storage = tensor.untyped_storage()
-                self.living[_place(tensor)] = StorageWeakRef(storage), storage.nbytes()
+                self.living[_storage_key(tensor)] = StorageWeakRef(storage), storage.nbytes()
         self.peak = max(self.peak, sum(size for _, size in self.living.values()))
         return result
 
 
-def _place(tensor: Tensor) -> int:
+def _storage_key(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata

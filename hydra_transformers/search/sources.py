@@ -1,33 +1,46 @@
-"""The models that a search starts from: one fine-tuned model, several, or a pre-trained one to fine-tune several times."""
+"""The models and the data that a search starts from, checked and divided."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import Subset
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..data.fingerprints import fingerprint_of_weights
+from ..data.batches import batches, check_is_data, split_labels
+from ..data.evaluation_data import check_label_range
+from ..data.fingerprints import fingerprint_of_rows, fingerprint_of_weights, fingerprints_of_rows
+from ..data.loading import ood_groups
 from ..data.prediction import check_chooses_one_class
 from ..fusion import check_can_be_fused
 from ..models.auto import CLASSIFIERS, check_has_no_adapters, config_of, described, load_trained
+from ..reports.evaluation import place_of
 from ..training.from_pretrained import with_new_classifiers
-from .held_out import LEAST_ROWS, divided
 
-
-MOST_HELD_OUT_ROWS = 3_000
 
 Model = PreTrainedModel | str | os.PathLike
+Batch = dict[str, Tensor]
+
+LEAST_ROWS = 60  # a third of them is the least that a decision can be calibrated on
+LEAST_OOD_ROWS = 4
+FEW_ROWS = 100  # for evaluation
+MOST_SEARCH_ROWS = 1_000
+MOST_CALIBRATION_ROWS = 2_000
+MOST_HELD_OUT_ROWS = 3_000  # of training data
+
+
+# Models
 
 
 @dataclass(frozen=True)
 class Source:
-    """Models to make members of.
+    """Models to make members from.
 
-    models: the fine-tuned ones; of a pre-trained model the one that is fine-tuned first, before its training
-    pretrained: the model that is to be fine-tuned `num_members` times, None where models are fine-tuned
+    models: the fine-tuned ones; with `pretrained` one with a new classifier, before its training
+    pretrained: the model to fine-tune `num_members` times; None where models are fine-tuned
     """
 
     models: list[PreTrainedModel]
@@ -42,11 +55,19 @@ class Source:
         return [fingerprint_of_weights(model) for model in self.models]
 
 
-def is_to_be_finetuned(given: Model | Sequence[Model], finetune: bool | None) -> bool:
-    """Whether one model is to be fine-tuned first: as it is asked for, by default where it has no classifier."""
+def needs_finetuning(given: Model | Sequence[Model], finetune: bool | None) -> bool:
+    """Whether one model is fine-tuned first: as `finetune` says, by default where it has no classifier."""
     if isinstance(given, (list, tuple)):
         return False
     return finetune if finetune is not None else not has_classifier(given)
+
+
+def has_classifier(model: Model) -> bool:
+    """Whether a model has a trained classifier, by its class or its config."""
+    if isinstance(model, PreTrainedModel):
+        return isinstance(model, CLASSIFIERS[model.config.model_type])
+    config = config_of(model)
+    return CLASSIFIERS[config.model_type].__name__ in (config.architectures or ())
 
 
 def read_source(
@@ -58,35 +79,30 @@ def read_source(
     seed: int,
     device: str | None,
 ) -> Source:
-    """The models, checked; those that are named are loaded."""
+    """Checks the models, and loads those that are names."""
     if type(num_members) is not int or num_members < 2:
         raise ValueError(f"num_members is {num_members!r}: pass at least 2, one member is no ensemble")
     is_several = isinstance(given, (list, tuple))
-    if not is_several and not isinstance(given, (PreTrainedModel, str, os.PathLike)):
-        raise TypeError(
-            f"model_or_models is a {type(given).__name__}: pass a model, a folder or Hub name, or a list of these"
-        )
     named = list(given) if is_several else [given]
     if not named:
         raise ValueError("model_or_models is an empty list: pass at least one model")
     names = [f"model_or_models[{place}]" if is_several else "model_or_models" for place in range(len(named))]
     for each, name in zip(named, names, strict=True):
         _check_kind(each, name)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if len(named) == 1:
-        [only] = named
-        if is_to_be_finetuned(only, finetune):
-            is_loaded = isinstance(only, PreTrainedModel)
-            if not has_train_data:
-                name = f"model_or_models ({type(only).__name__})" if is_loaded else os.fspath(only)
-                raise ValueError(
-                    f"{name} is a pre-trained model without a trained classifier, and there is no train_data to fine-tune it "
-                    "on: pass train_data, or fine-tuned models"
-                )
-            [first] = with_new_classifiers(only, 1, class_names, seed)
-            return Source([first.to(only.device if is_loaded else device)], only, num_members)
-    elif finetune:
+    if finetune and len(named) > 1:
         raise ValueError(f"finetune is for one pre-trained model, and there are {len(named)} models: leave it out")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if len(named) == 1 and needs_finetuning(named[0], finetune):
+        [only] = named
+        is_loaded = isinstance(only, PreTrainedModel)
+        if not has_train_data:
+            name = f"model_or_models ({type(only).__name__})" if is_loaded else os.fspath(only)
+            raise ValueError(
+                f"{name} is a pre-trained model without a trained classifier, and there is no train_data to fine-tune it "
+                "on: pass train_data, or fine-tuned models"
+            )
+        [first] = with_new_classifiers(only, 1, class_names, seed)
+        return Source([first.to(only.device if is_loaded else device)], only, num_members)
     if class_names is not None:
         raise ValueError(
             "class_names are for a pre-trained model that is fine-tuned here: leave them out, or pass finetune=True"
@@ -105,46 +121,21 @@ def read_source(
 
 
 def _check_kind(model: Any, name: str) -> None:
-    """Refuses what has no classifier that Hydras know, before anything is loaded."""
+    """Refuses models that no Hydra classifier is made from, before any is loaded."""
     if isinstance(model, PreTrainedModel):
         check_has_no_adapters(model, name)
         config = model.config
     elif isinstance(model, (str, os.PathLike)):
         config = config_of(model)
     else:
-        raise TypeError(f"{name} is a {type(model).__name__}: pass a model, a folder or a Hub name")
+        raise TypeError(f"{name} is a {type(model).__name__}: pass a model, a folder or Hub name, or a list of these")
     if hasattr(config, "kept_heads") or hasattr(config, "num_members"):
         raise ValueError(f"{name} is a Hydra already: pass models of Transformers, before they are pruned or fused")
     if config.model_type not in CLASSIFIERS:
         raise ValueError(f"{name} is a {config.model_type}: pass a classifier, one of {', '.join(CLASSIFIERS)}")
 
 
-def has_classifier(model: Model) -> bool:
-    """Whether a model has a classifier that is trained, as far as its class or its config tells."""
-    if isinstance(model, PreTrainedModel):
-        return isinstance(model, CLASSIFIERS[model.config.model_type])
-    config = config_of(model)
-    return CLASSIFIERS[config.model_type].__name__ in (config.architectures or ())
-
-
 # Training data
-
-
-def divided_training_data(source: Source, train_data: Any, seed: int) -> tuple[Subset, Subset]:
-    """Rows to train on, and a fifth (at most 3,000) as the data that is missing."""
-    if source.pretrained is None:
-        raise ValueError(
-            "data is missing: pass labelled rows that the models were not trained on, by which candidates are judged"
-        )
-    count = len(train_data)
-    size = min(MOST_HELD_OUT_ROWS, count // 5)
-    if size < LEAST_ROWS:
-        raise ValueError(
-            f"data is missing, and a fifth of the {count} rows of train_data are too few to choose by: pass data, at least "
-            f"{LEAST_ROWS} rows"
-        )
-    held_out, others = divided(count, [size], seed)
-    return Subset(train_data, others.tolist()), Subset(train_data, held_out.tolist())
 
 
 def check_training_data(train_data: Any) -> None:
@@ -154,3 +145,154 @@ def check_training_data(train_data: Any) -> None:
         )
     if len(train_data) == 0:
         raise ValueError("train_data has no rows: pass at least one")
+
+
+def divided_training_data(source: Source, train_data: Any, seed: int) -> tuple[Subset, Subset]:
+    """Rows to train on, and a fifth (at most 3,000) in place of the missing `data`."""
+    if source.pretrained is None:
+        raise ValueError(
+            "data is missing: pass labelled rows that the models were not trained on, to compare candidates on"
+        )
+    count = len(train_data)
+    size = min(MOST_HELD_OUT_ROWS, count // 5)
+    if size < LEAST_ROWS:
+        raise ValueError(
+            f"data is missing, and a fifth of the {count} rows of train_data are too few to choose by: pass data, at least "
+            f"{LEAST_ROWS} rows"
+        )
+    taken, others = divided(count, [size], seed)
+    return Subset(train_data, others.tolist()), Subset(train_data, taken.tolist())
+
+
+# Held-out data
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Rows that no model was trained on, in batches on the CPU; no row is in two parts.
+
+    search: for circuits, and for choosing what members share
+    calibration: for temperature and prediction sets
+    evaluation: for comparing candidates
+    ood_search, ood: OOD rows for circuits, all together; and those for evaluation, group -> name -> batches
+    fingerprints: of all rows, by data set
+    """
+
+    search: list[Batch]
+    calibration: list[Batch]
+    evaluation: list[Batch]
+    ood_search: list[Batch] | None = None
+    ood: dict[str, dict[str, list[Batch]]] = field(default_factory=dict)
+    fingerprints: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> list[str]:
+        """How the rows were divided, and whether they are few."""
+        parts = [f"{rows_in(self.search):,} rows of data are for the search (circuits, what to share)"]
+        parts += [f"{rows_in(self.calibration):,} for calibration", f"{rows_in(self.evaluation):,} for evaluation"]
+        if self.ood_search is None:
+            ood = "detection is not measured, as there is no ood_data"
+        else:
+            evaluation = sum(rows_in(each) for sets in self.ood.values() for each in sets.values())
+            ood = f"of ood_data {rows_in(self.ood_search):,} for circuits, {evaluation:,} for evaluation"
+        notes = [f"{', '.join(parts)}; {ood}."]
+        if rows_in(self.evaluation) < FEW_ROWS:
+            few = f"There are only {rows_in(self.evaluation)} rows for evaluation, which show only large differences"
+            notes.append(f"{few}: pass more data, better 3,000 rows.")
+        return notes
+
+
+def held_out(
+    data: Any, ood_data: Any, num_classes: int, batch_size: int, seed: int, classes: Sequence[str] | None = None
+) -> HeldOut:
+    """Reads and divides the data; the same data and seed give the same parts.
+
+    data: a DataLoader, a list of dict batches, or a Dataset or list of dict rows, with labels
+    ood_data: `{"near": {name: data}, "far": {name: data}}`, `{name: data}`, one data set, or None
+    classes: the model's class names, for labels that are names
+    """
+    known = _read(data, "data", batch_size, classes)
+    for batch in known:
+        labels = batch.get("labels")
+        if labels is None:
+            raise ValueError("data has no labels: add a column labels (or label) with class indices")
+        if labels.is_floating_point() or labels.dim() != 1:
+            raise ValueError(
+                f"the labels of data are {labels.dtype} of shape {tuple(labels.shape)}: pass one class index per row"
+            )
+        check_label_range(labels, "data", num_classes)
+    count = rows_in(known)
+    if count < LEAST_ROWS:
+        raise ValueError(
+            f"data has {count} rows: pass at least {LEAST_ROWS}, better 3,000, to choose and calibrate by"
+        )
+    fingerprints = {"data": _fingerprint(known)}
+    sizes = [min(MOST_SEARCH_ROWS, count // 3), min(MOST_CALIBRATION_ROWS, count // 3)]
+    parts = [select(known, rows, batch_size) for rows in divided(count, sizes, seed)]
+    groups = ood_groups(ood_data)
+    if not groups:
+        return HeldOut(*parts, fingerprints=fingerprints)
+    ood, search = {group: {} for group in groups}, []
+    most = max(1, MOST_SEARCH_ROWS // sum(map(len, groups.values())))
+    for group, name, each in [(group, *item) for group, sets in groups.items() for item in sets.items()]:
+        place = place_of(group, name)
+        found = [split_labels(batch)[0] for batch in _read(each, place, batch_size)]
+        if rows_in(found) < LEAST_OOD_ROWS:
+            raise ValueError(f"{place} has {rows_in(found)} rows: pass at least {LEAST_OOD_ROWS}, better 1,000")
+        fingerprints[place] = _fingerprint(found)
+        first, second = divided(rows_in(found), [min(most, rows_in(found) // 2)], seed)
+        search += select(found, first, batch_size)
+        ood[group][name] = select(found, second, batch_size)
+    return HeldOut(*parts, search, ood, fingerprints)
+
+
+def divided(count: int, sizes: list[int], seed: int) -> list[Tensor]:
+    """The numbers 0 to count - 1 in random parts of these sizes, and the rest; each in order."""
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return [part.sort().values for part in order.split([*sizes, count - sum(sizes)])]
+
+
+def select(data: list[Batch], rows: Tensor, batch_size: int) -> list[Batch]:
+    """The rows of these numbers, which are in order, in batches; neighbours of one shape fill a batch up."""
+    found: list[Batch] = []
+    start = 0
+    for batch in data:
+        inside = rows[(rows >= start) & (rows < start + rows_in([batch]))] - start
+        start += rows_in([batch])
+        if found and _shapes(found[-1]) == _shapes(batch):
+            room = max(0, batch_size - rows_in(found[-1:]))
+            found[-1] = {name: torch.cat([found[-1][name], batch[name][inside[:room]]]) for name in batch}
+            inside = inside[room:]
+        if len(inside):
+            found.append({name: tensor[inside] for name, tensor in batch.items()})
+    return found
+
+
+def rows_in(data: list[Batch]) -> int:
+    return sum(len(next(iter(batch.values()))) for batch in data)
+
+
+def rows_of(data: list[Batch]) -> Iterator[Batch]:
+    """One by one."""
+    for batch in data:
+        for row in range(rows_in([batch])):
+            yield {name: tensor[row] for name, tensor in batch.items()}
+
+
+def _shapes(batch: Batch) -> dict[str, tuple]:
+    return {name: (tensor.dtype, *tensor.shape[1:]) for name, tensor in batch.items()}
+
+
+def _read(data: Any, name: str, batch_size: int, classes: Sequence[str] | None = None) -> list[Batch]:
+    check_is_data(data, name)
+    found = []
+    for batch in batches(data, batch_size, "cpu", classes=classes):
+        inputs, labels = split_labels(batch)
+        found.append(inputs if labels is None else {**inputs, "labels": labels})
+    if not found:
+        raise ValueError(f"{name} is empty: pass at least one sample")
+    return found
+
+
+def _fingerprint(data: list[Batch]) -> str:
+    return fingerprint_of_rows([digest for batch in data for digest in fingerprints_of_rows(batch)])

@@ -1,5 +1,4 @@
-"""The order of a search: cheap candidates first, expensive ones where they can still win, all judged on rows that nothing
-was fitted on."""
+"""The order of a search: cheap candidates first, expensive ones where they can still win."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -16,27 +15,29 @@ from ..reports import fusion_report
 from ..reports.evaluation import evaluate_uncertainty
 from ..reports.report import ModelResult, UncertaintyReport
 from ..uncertainty import Calibration, calibrate
-from .candidate_models import CandidateModels, SameMembersError
-from .candidates import Candidate, best_first, near_front, pareto_front
-from .costs import Costs, machine_of
-from .deadline import OutOfTime, in_words
-from .designs import (
+from .candidates import (
     DEEP_ENSEMBLE,
     HYDRA,
     ONE_MODEL,
     SOUP,
+    Candidate,
     Design,
+    best_first,
     budgets_of,
+    near_front,
+    pareto_front,
     stand_in,
     taylor_budgets,
     trunk_depths,
-    trunk_depths_of_copies,
 )
-from .targets import POINTS, Target, in_order
+from .choice import POINTS, Target, in_order
+from .costs import Costs, machine_of
+from .model_builder import ModelBuilder, SameMembersError
+from .resuming import OutOfTime, in_words
 
 
 NEAR = 2.0  # points of quality below the front from which tuning may win
-SLACK = 1.05  # by which a time that is measured twice may differ
+SLACK = 1.05  # by which two measurements of a time may differ
 MOST_TUNED = 2
 LEAST_MEMBERS = 2
 MOST_WITH_FEWER = 3  # candidates that are tried with fewer members
@@ -44,14 +45,16 @@ MOST_WITH_FEWER = 3  # candidates that are tried with fewer members
 
 @dataclass
 class Search:
-    """Candidates of some models, and what they reached.
+    """Tries candidates on rows that nothing was fitted on.
 
-    seconds: for which each candidate's time is measured
+    builder: makes their models
+    seconds: how long each candidate's time is measured
     say: shows a line of progress
+    candidates, results: by the key of their design
     notes: what was left out, and why
     """
 
-    make: CandidateModels
+    builder: ModelBuilder
     target: Target
     seconds: float
     say: Callable[[str], None]
@@ -60,32 +63,30 @@ class Search:
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self):
-        self.make.check_time = self.check_time
-        self.data, self.steps = self.make.data, self.make.steps
+        self.builder.check_time = self.check_time
+        self.data, self.steps = self.builder.data, self.builder.steps
+        self.has_ood_data = self.data.ood_search is not None
         self.trying = ""
 
     @property
     def plan(self) -> str:
-        """What will be tried, in a sentence."""
-        layers, make = self.make.config.num_hidden_layers, self.make
-        if make.is_one:
-            how = "circuits" if self.has_ood_data else "Taylor scores"
-            parts = [f"copies of the model that lose heads by {how}"]
+        """The candidates to try, in a sentence."""
+        layers, builder = self.builder.config.num_hidden_layers, self.builder
+        if builder.is_one:
+            parts = [f"copies of the model that lose heads by {'circuits' if self.has_ood_data else 'Taylor scores'}"]
         else:
             depths = ", ".join(map(str, trunk_depths(layers)))
-            parts = [
-                f"the {len(make.models)} models fused, with {depths} of {layers} layers common",
-                "the same with heads pruned by circuits",
-            ]
-        parts.append("the best of them with fewer members")
-        parts += ["the best pruned ones tuned, where that can win"] if make.tuning is not None else []
+            parts = [f"the {len(builder.models)} models fused, with {depths} of {layers} layers common"]
+            parts += ["the same with heads pruned by circuits"]
+        parts += ["the best of them with fewer members"]
+        parts += ["the best pruned ones tuned, where that can win"] if builder.tuning is not None else []
         return f"Tried in turn: {'; '.join(parts)}."
 
     def run(self) -> None:
         try:
             self._run()
         except OutOfTime:
-            limit = in_words(self.make.deadline.seconds)
+            limit = in_words(self.builder.deadline.seconds)
             self.notes.append(
                 f"The time limit of {limit} came at {self.trying!r}: that and what would have followed was not tried, and the "
                 "best so far is chosen. The same call goes on from here."
@@ -93,45 +94,37 @@ class Search:
             self.say(self.notes[-1])
 
     def _run(self) -> None:
-        self.judge(Design(ONE_MODEL))
-        if self.make.is_one:
-            self.judge_pruned_copies()
+        self.evaluate(Design(ONE_MODEL))
+        if self.builder.is_one:
+            self.try_pruned_copies()
         else:
-            self.judge(Design(DEEP_ENSEMBLE, self.make.num_members))
+            self.evaluate(Design(DEEP_ENSEMBLE, self.builder.num_members))
             try:
-                self.judge(Design(SOUP, self.make.num_members))
+                self.evaluate(Design(SOUP, self.builder.num_members))
             except StrangersError as error:
                 self.notes.append(f"There is no soup: {error}.")
-            whole = [self.judge(design) for design in self.whole_designs()]
-            self.judge_pruned_fine_tunings(whole)
-        self.judge_fewer_members()
-        if self.make.tuning is not None:
-            self.judge_tuned()
+            self.try_pruned_fine_tunings([self.evaluate(design) for design in self.whole_designs()])
+        self.try_fewer_members()
+        if self.builder.tuning is not None:
+            self.try_tuned()
 
     def check_time(self) -> None:
-        """Ends the search when its time is over, though not before there is a Hydra to choose."""
+        """Ends the search when its time is over, but not before there is a Hydra to choose."""
         if any(each.is_hydra for each in self.candidates.values()):
-            self.make.deadline.check()
-
-    @property
-    def has_ood_data(self) -> bool:
-        return self.data.ood_search is not None
+            self.builder.deadline.check()
 
     # Several fine-tunings
 
     @cached_property
     def fusion(self) -> dict[str, Any]:
-        """What `fusion_report` says, on the search rows: verdict, sentence and shared."""
+        """The verdict, sentence and shared parts of `fusion_report` on the search rows."""
         found = self.steps.read("fusion")
         if found is None:
-            known, ood = self.data.search, self.data.ood_search
-            with progress_bar(
-                13 * len(known) + 9 * len(ood or ()), "what to share", "batch", self.make.progress
-            ) as bar:
+            known, ood, batch_size = self.data.search, self.data.ood_search, self.builder.batch_size
+            total = 13 * len(known) + 9 * len(ood or ())  # how often the report reads them
+            with progress_bar(total, "what to share", "batch", self.builder.progress) as bar:
                 ood = None if ood is None else CountedBatches(ood, bar)
-                report = fusion_report(
-                    self.make.models, CountedBatches(known, bar), ood, batch_size=self.make.batch_size
-                )
+                report = fusion_report(self.builder.models, CountedBatches(known, bar), ood, batch_size=batch_size)
             found = {"verdict": report.verdict, "sentence": report.sentence, "shared": list(report.shared)}
             self.steps.write(found | {"report": report.to_dict()}, "fusion")
         return found
@@ -140,25 +133,24 @@ class Search:
         """All members with all heads, sharing what the fusion report says; trunks where everything is shared."""
         verdict = self.fusion["verdict"]
         self.notes.append(f"May they be fused? {self.fusion['sentence']}")
-        hydra = Design(HYDRA, self.make.num_members)
+        hydra = Design(HYDRA, self.builder.num_members)
         if verdict in ("fuse", "cannot tell"):
-            for depth in trunk_depths(self.make.config.num_hidden_layers, self.make.equal_layers):
+            for depth in trunk_depths(self.builder.config.num_hidden_layers, self.builder.equal_layers):
                 yield replace(hydra, trunk_layers=depth)
         if verdict != "fuse":
             yield replace(hydra, shared=tuple(self.fusion["shared"]))
         if verdict not in ("fuse", "cannot tell"):
             self.notes.append("No layers were merged whole: not even everything else may be shared.")
 
-    def judge_pruned_fine_tunings(self, whole: Sequence[Candidate]) -> None:
-        """Each without heads of its own circuit: with the deepest trunk that costs less than half a point, and without
-        any where that is better by half a point, or detection counts whatever it takes."""
+    def try_pruned_fine_tunings(self, whole: Sequence[Candidate]) -> None:
+        """Each member loses heads by its own circuit: with the deepest trunk that costs less than half a point, and without
+        a trunk where that is better by half a point, or where the target is the best detection."""
         merged = best_first([each for each in whole if each.design.trunk_layers])
         plain = best_first([each for each in whole if not each.design.trunk_layers])
-        good = [each for each in merged if each.quality >= merged[0].quality - POINTS / 100]
-        bases = [max((each.design for each in good), key=lambda each: each.trunk_layers)] if good else []
-        if plain and (
-            not merged or self.target.kind == "accuracy_within" or plain[0].quality > merged[0].quality + POINTS / 100
-        ):
+        good = [each.design for each in merged if each.quality >= merged[0].quality - POINTS / 100]
+        bases = [max(good, key=lambda design: design.trunk_layers)] if good else []
+        is_better = plain and merged and plain[0].quality > merged[0].quality + POINTS / 100
+        if plain and (not merged or is_better or self.target.kind == "accuracy_within"):
             bases.append(plain[0].design)
         elif plain:
             self.notes.append(
@@ -167,15 +159,15 @@ class Search:
             )
         for base in bases:
             for budget in self.budgets_that_can_win(base.trunk_layers):
-                self.judge(replace(base, pruned_by="circuits", budget=budget))
+                self.evaluate(replace(base, pruned_by="circuits", budget=budget))
 
     def budgets_that_can_win(self, trunk_layers: int) -> list[int]:
-        """The budgets to try; none, before any circuit is extracted, where even the fewest members would be too slow for the
+        """The budgets to try; none where even the fewest members, measured before any circuit, are too slow for the
         target."""
-        budgets = budgets_of(self.make.config, trunk_layers)
+        budgets = budgets_of(self.builder.config, trunk_layers)
         if self.target.kind != "cost" or not budgets:
             return budgets
-        fastest = stand_in(self.make.models[0], LEAST_MEMBERS, trunk_layers, budgets[-1])
+        fastest = stand_in(self.builder.models[0], LEAST_MEMBERS, trunk_layers, budgets[-1])
         _, time = self.costs.milliseconds(fastest)
         if time <= self.target.value * SLACK:
             return budgets
@@ -188,29 +180,34 @@ class Search:
 
     # Copies of one model
 
-    def judge_pruned_copies(self) -> None:
+    def try_pruned_copies(self) -> None:
         """By circuits for accuracy, detection and both, behind half of the layers and behind none; without OOD data by
-        Taylor scores, and where these make equal members by samples of a circuit for accuracy. Where the time is limited,
-        copies by Taylor scores come first, so that there is a Hydra before any circuit."""
-        hydra = Design(HYDRA, self.make.num_members)
-        if not self.has_ood_data or self.make.deadline.is_set:
-            lost = taylor_budgets(self.make.config)[: 1 if self.has_ood_data else None]
-            judged = [self.judge_if_members_differ(replace(hydra, pruned_by="taylor", budget=each)) for each in lost]
-            if not self.has_ood_data:
-                if not any(judged):  # halves of the data may tell the same of heads
-                    for budget in self.budgets_that_can_win(0):
-                        self.judge_if_members_differ(replace(hydra, pruned_by="samples", budget=budget))
-                return
-        for depth in trunk_depths_of_copies(self.make.config.num_hidden_layers):
+        Taylor scores, or where these make equal members by samples of a circuit for accuracy. With a time limit, copies by
+        Taylor scores come first, so that there is a Hydra before any circuit."""
+        hydra = Design(HYDRA, self.builder.num_members)
+        taylor = taylor_budgets(self.builder.config)
+        if not self.has_ood_data:
+            differ = [
+                self.evaluate_if_members_differ(replace(hydra, pruned_by="taylor", budget=each)) for each in taylor
+            ]
+            if not any(differ):  # both halves of the data rank the heads alike
+                for budget in self.budgets_that_can_win(0):
+                    self.evaluate_if_members_differ(replace(hydra, pruned_by="samples", budget=budget))
+            return
+        if self.builder.deadline.is_set:
+            for budget in taylor[:1]:
+                self.evaluate_if_members_differ(replace(hydra, pruned_by="taylor", budget=budget))
+        # The deepest trunk first, whose circuits take the least time.
+        for depth in sorted({self.builder.config.num_hidden_layers // 2, 0}, reverse=True):
             for budget in self.budgets_that_can_win(depth):
                 design = replace(hydra, trunk_layers=depth, pruned_by="circuits", budget=budget)
-                if len(self.make.objectives) == 3 and self.judge_if_members_differ(design):
+                if len(self.builder.objectives) == 3 and self.evaluate_if_members_differ(design):
                     continue
-                self.judge_if_members_differ(replace(design, pruned_by="samples"))
+                self.evaluate_if_members_differ(replace(design, pruned_by="samples"))
 
-    def judge_if_members_differ(self, design: Design) -> bool:
+    def evaluate_if_members_differ(self, design: Design) -> bool:
         try:
-            self.judge(design)
+            self.evaluate(design)
         except SameMembersError as error:
             self.notes.append(f"{design.name} was left out: {error}.")
             return False
@@ -218,49 +215,48 @@ class Search:
 
     # Fewer members, and tuned ones
 
-    def judge_fewer_members(self) -> None:
-        """The best on the front, and the choice so far, with the first two, three, ... of their members: that takes no more than
-        judging them."""
+    def try_fewer_members(self) -> None:
+        """The best on the front, and the choice so far, with their first two, three, ... members: no circuits, no training."""
         hydras = [each for each in self.candidates.values() if each.is_hydra]
         best = best_first(pareto_front(hydras))[:MOST_WITH_FEWER]
         best += [each for each in in_order(hydras, self.target)[:1] if each not in best]
         for candidate in best:
             for members in range(LEAST_MEMBERS, candidate.design.members):
-                self.judge(replace(candidate.design, members=members))
+                self.evaluate(replace(candidate.design, members=members))
 
-    def judge_tuned(self) -> None:
-        """The best pruned candidates, where they are near enough to the front that a training may bring them there."""
-        judged = list(self.candidates.values())
-        pruned = [each for each in best_first(judged) if each.design.pruned_by and not each.design.tuned]
-        near = [each for each in pruned if near_front(each, judged, NEAR)]
+    def try_tuned(self) -> None:
+        """The best pruned candidates that are so near to the front that tuning may bring them there."""
+        tried = list(self.candidates.values())
+        pruned = [each for each in best_first(tried) if each.design.pruned_by and not each.design.tuned]
+        near = [each for each in pruned if near_front(each, tried, NEAR)]
         if self.target.kind == "cost":
             near = [each for each in near if each.time <= self.target.value * SLACK]
         best: dict[Design, Candidate] = {}
-        for each in near:  # of those that differ in their number of members alone the best
+        for each in near:  # the best of those that differ only in their number of members
             best.setdefault(replace(each.design, members=0), each)
         if not best:
             self.notes.append(f"Nothing was tuned: no pruned candidate is within {NEAR:g} points of the front.")
         for candidate in list(best.values())[:MOST_TUNED]:
-            self.judge(replace(candidate.design, tuned=True))
+            self.evaluate(replace(candidate.design, tuned=True))
 
     # One candidate
 
-    def judge(self, design: Design) -> Candidate:
-        """Calibrated and judged, or known from before."""
+    def evaluate(self, design: Design) -> Candidate:
+        """Builds, calibrates and evaluates a candidate, or reads it from the steps."""
         self.trying = design.name
         place = ("candidates", design.key)
         record, path = self.steps.read(*place), self.steps.path("candidates", f"{design.key}.report")
         is_known = record is not None and path.exists()
-        machine = machine_of(self.make.models[0])
+        machine = machine_of(self.builder.models[0])
         if is_known and record["machine"] == machine:
             candidate = Candidate.from_dict(record["candidate"])
         else:
             self.check_time()
-            model = self.make.model_of(design)
-            if is_known:  # on another machine, whose times mean nothing here
+            model = self.builder.model_of(design)
+            if is_known:  # measured on another machine, whose times mean nothing here
                 candidate = replace(Candidate.from_dict(record["candidate"]), **self.costs.of(model))
             else:
-                candidate = self._judged(design, model, path)
+                candidate = self._evaluated(design, model, path)
             self.steps.write({"candidate": candidate.to_dict(), "machine": machine}, *place)
         self.candidates[design.key] = candidate
         [self.results[design.key]] = UncertaintyReport.from_json(path).models.values()
@@ -269,34 +265,29 @@ class Search:
 
     @cached_property
     def costs(self) -> Costs:
-        return Costs(self.make.models[0], self.make.batch_size, self.seconds)
+        return Costs(self.builder.models[0], self.builder.batch_size, self.seconds)
 
     def calibrated(self, model: nn.Module, data: Any) -> Calibration:
-        """As the chosen one will be."""
+        """As the chosen candidate will be."""
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", message="all answers to the .* rows that a temperature was to be fitted on"
             )
-            return calibrate(model, data, batch_size=self.make.batch_size, seed=self.make.seed)
+            return calibrate(model, data, batch_size=self.builder.batch_size, seed=self.builder.seed)
 
-    def _judged(self, design: Design, model: nn.Module, path: Path) -> Candidate:
-        costs = self.costs.of(model)  # first: what a decision adds is no part of a model's price
-        data = self.data
-        total = sum(
-            map(len, [data.calibration, data.judging, *(each for sets in data.ood.values() for each in sets.values())])
-        )
-        with progress_bar(total, design.name, "batch", self.make.progress) as bar:
+    def _evaluated(self, design: Design, model: nn.Module, path: Path) -> Candidate:
+        costs = self.costs.of(model)  # before calibration, whose decision is no part of the price
+        data, batch_size = self.data, self.builder.batch_size
+        foreign = [each for sets in data.ood.values() for each in sets.values()]
+        total = sum(map(len, [data.calibration, data.evaluation, *foreign]))
+        with progress_bar(total, design.name, "batch", self.builder.progress) as bar:
             calibration = self.calibrated(model, CountedBatches(data.calibration, bar))
+            evaluation = CountedBatches(data.evaluation, bar)
             ood = {
                 group: {name: CountedBatches(each, bar) for name, each in sets.items()}
                 for group, sets in data.ood.items()
             }
-            report = evaluate_uncertainty(
-                {design.name: calibration.model},
-                CountedBatches(data.judging, bar),
-                ood,
-                batch_size=self.make.batch_size,
-            )
+            report = evaluate_uncertainty({design.name: calibration.model}, evaluation, ood, batch_size=batch_size)
         report.to_json(path)
         [result] = report.models.values()
         return Candidate(

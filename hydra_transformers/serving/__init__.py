@@ -1,6 +1,6 @@
 """A model over HTTP, and a page in the browser to try a classifier on.
 
-`create_app` and `run` need FastAPI, `build_page` and `launch_page` Gradio; each is imported when it is asked for.
+`create_app` and `run` import FastAPI, `build_page` and `launch_page` Gradio, each on first use.
 """
 
 from importlib import import_module
@@ -17,17 +17,8 @@ if TYPE_CHECKING:
     from .server import create_app, run
 
 _MODULES = {"build_page": ".page", "launch_page": ".page", "create_app": ".server", "run": ".server"}
-__all__ = [
-    "Batcher",
-    "Limits",
-    "Predictor",
-    "RequestError",
-    "build_page",
-    "create_app",
-    "launch_page",
-    "read_examples",
-    "run",
-]
+__all__ = ["Batcher", "Limits", "Predictor", "RequestError", "build_page", "create_app", "launch_page"]
+__all__ += ["read_examples", "run"]
 
 
 def __getattr__(name: str) -> Any:

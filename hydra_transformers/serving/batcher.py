@@ -1,4 +1,4 @@
-"""Answers requests that wait together by one pass of the model."""
+"""Answers waiting requests together, in one pass of the model."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,32 +7,31 @@ from dataclasses import dataclass
 from typing import Any
 
 
-Answer = Callable[[list[Any], dict[str, Any]], list[dict[str, Any]]]
-
-
 @dataclass(eq=False)
 class Waiting:
-    """A request that was read: its inputs, how they are to be answered, and who waits for that."""
+    """A request in the queue, and the future of its answers."""
 
     inputs: list[Any]
     parameters: dict[str, Any]
     answers: "asyncio.Future[list[dict[str, Any]]]"
 
     def fits(self, other: "Waiting") -> bool:
-        """Whether both can be answered by one pass: `top_k` may differ, the labels that CLIP chooses among may not."""
+        """Whether one pass can answer both: `top_k` may differ, CLIP's labels may not."""
         names = (self.parameters.keys() | other.parameters.keys()) - {"top_k"}
         return all(self.parameters.get(name) == other.parameters.get(name) for name in names)
 
 
 class Batcher:
-    """A queue in front of a model that answers one batch at a time, in a thread of its own.
+    """A queue in front of a model that answers one batch at a time, in its own thread.
 
     answer: (inputs, parameters) -> a dict for each input
-    max_batch: inputs per pass; a request with more goes by itself
+    max_batch: inputs per pass; a request with more goes alone
     max_wait: seconds that the first request waits for others. While the model is busy they gather anyway
     """
 
-    def __init__(self, answer: Answer, max_batch: int, max_wait: float):
+    def __init__(
+        self, answer: Callable[[list[Any], dict[str, Any]], list[dict[str, Any]]], max_batch: int, max_wait: float
+    ):
         self.answer, self.max_batch, self.max_wait = answer, max_batch, max_wait
         self.queue: list[Waiting] = []
         self.changed = asyncio.Event()
@@ -41,7 +40,7 @@ class Batcher:
         self.is_closing = False
 
     def start(self) -> None:
-        """Within the event loop that submits."""
+        """Call it in the event loop that submits."""
         self.task = asyncio.create_task(self._run())
 
     @property
@@ -50,14 +49,14 @@ class Batcher:
 
     async def submit(self, inputs: list[Any], parameters: dict[str, Any]) -> list[dict[str, Any]]:
         if self.is_closing:
-            raise RuntimeError("the server closes, and takes no more requests")
+            raise RuntimeError("the server is closing and takes no more requests")
         waiting = Waiting(inputs, parameters, asyncio.get_running_loop().create_future())
         self.queue.append(waiting)
         self.changed.set()
         return await waiting.answers
 
     async def close(self) -> None:
-        """Answers what waits, then ends."""
+        """Answers the waiting requests, then ends."""
         self.is_closing = True
         self.changed.set()
         if self.task is not None:
@@ -65,20 +64,19 @@ class Batcher:
         self.thread.shutdown()
 
     async def _run(self) -> None:
-        while await self._something_waits():
-            await self._gathered()
-            batch = self._next()
+        while True:
+            while not self.queue and not self.is_closing:
+                self.changed.clear()
+                await self.changed.wait()
+            if not self.queue:
+                return
+            await self._gather()
+            batch = self._next_batch()
             if batch:
                 await self._answer(batch)
 
-    async def _something_waits(self) -> bool:
-        while not self.queue and not self.is_closing:
-            self.changed.clear()
-            await self.changed.wait()
-        return bool(self.queue)
-
-    async def _gathered(self) -> None:
-        """Until there is a full batch, or the first has waited long enough."""
+    async def _gather(self) -> None:
+        """Waits for a full batch, or until the first request has waited long enough."""
         deadline = asyncio.get_running_loop().time() + self.max_wait
         while sum(len(each.inputs) for each in self.queue) < self.max_batch and not self.is_closing:
             self.changed.clear()
@@ -88,8 +86,8 @@ class Batcher:
             except asyncio.TimeoutError:  # another class before Python 3.11
                 return
 
-    def _next(self) -> list[Waiting]:
-        """Takes out the first request and those that fit to it; who went away is left out."""
+    def _next_batch(self) -> list[Waiting]:
+        """Takes the first request and those that fit it out of the queue; clients that went away are dropped."""
         self.queue = [each for each in self.queue if not each.answers.done()]
         batch: list[Waiting] = []
         for each in self.queue:
@@ -104,11 +102,10 @@ class Batcher:
         parameters = batch[0].parameters | {"top_k": max(each.parameters["top_k"] for each in batch)}
         try:
             answers = await asyncio.get_running_loop().run_in_executor(self.thread, self.answer, inputs, parameters)
-            if len(answers) != len(inputs):  # nobody knows whose they are
+            if len(answers) != len(inputs):  # they could go to the wrong clients
                 raise RuntimeError(f"the model gave {len(answers)} answers to {len(inputs)} inputs")
         except Exception as error:
-            if len(batch) > 1:
-                # One of them may be at fault, and the others are not.
+            if len(batch) > 1:  # one request may have caused it: the others deserve their answers
                 for each in batch:
                     await self._answer([each])
             elif not batch[0].answers.done():
@@ -117,6 +114,5 @@ class Batcher:
         for each in batch:
             own, answers = answers[: len(each.inputs)], answers[len(each.inputs) :]
             if not each.answers.done():
-                each.answers.set_result(
-                    [answer | {"scores": answer["scores"][: each.parameters["top_k"]]} for answer in own]
-                )
+                top_k = each.parameters["top_k"]
+                each.answers.set_result([answer | {"scores": answer["scores"][:top_k]} for answer in own])

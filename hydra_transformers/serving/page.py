@@ -1,4 +1,4 @@
-"""A page in the browser to try a classifier on, made with Gradio: nothing of it comes from elsewhere."""
+"""A page in the browser to try a classifier on, made with Gradio; it loads nothing from other servers."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ FONTS = {
     "font_mono": ("ui-monospace", "Consolas", "monospace"),
 }
 MOST_WAITING = 100  # users in the queue
-# Uploads are deleted when they are an hour old, and when the server ends.
+# Uploads are deleted after an hour, and when the server ends.
 CLEAN_EVERY, KEEP_FOR = 600, 3600
 ONLY_WHAT_WAS_SENT = "The page opens only what was sent to it, and fetches nothing: send the file itself."
 
@@ -41,15 +41,15 @@ def build_page(
 ) -> gradio.Blocks:
     """The page of a model, not yet served: `launch_page` does both.
 
-    model: the one that the page is about
-    single: another, whose answers stand beside; best one model of its kind, to see what the ensemble adds
-    examples: group -> files of images, or texts, to click on: see `read_examples`
-    class_names: which are there first, for CLIP that chooses among those that a user names
+    single: another model, whose answers stand beside; best one of its backbones, to see what the ensemble adds
+    examples: group -> image files or texts to click on, see `read_examples`
+    class_names: the first classes for CLIP to choose from; users may name others
     """
     models = [model] if single is None else [model, single]
     _check(models)
     respond = partial(_respond, models, limits)
-    # Gradio itself would report on its use, to servers elsewhere.
+    reads_images = model.reads == "images"
+    # Gradio would send reports on its use to other servers.
     with gradio.Blocks(
         title=model.name, analytics_enabled=False, fill_width=True, delete_cache=(CLEAN_EVERY, KEEP_FOR)
     ) as page:
@@ -57,25 +57,25 @@ def build_page(
         gradio.HTML(heading_html(model))
         with gradio.Row():
             with gradio.Column(scale=4, min_width=300):
-                value = _image_input(files) if model.reads == "images" else _text_input(limits)
+                value = _image_input(files) if reads_images else _text_input(limits)
                 inputs = [value, *([_classes_input(limits, class_names)] if model.needs_classes else [])]
-                # An image alone is answered when it is there.
-                ask = gradio.Button("Ask", variant="primary", visible=model.reads == "texts" or model.needs_classes)
+                # An image alone is answered at once.
+                ask = gradio.Button("Ask", variant="primary", visible=not reads_images or model.needs_classes)
                 clicks = [_add_examples(group, values, value, files) for group, values in (examples or {}).items()]
             with gradio.Column(scale=8, min_width=320):
-                first = "Drop an image on the left" if model.reads == "images" else "Type a text on the left"
+                first = "Drop an image on the left" if reads_images else "Type a text on the left"
                 hint = f"{first}, or click on an example." if examples else f"{first}."
                 answer = gradio.HTML(sentence_html(hint, "hint"), padding=False)
         if hasattr(model.config, "kept_heads"):
             with gradio.Accordion("Which attention heads each member keeps", open=False):
                 gradio.HTML(kept_heads_html(model))
-        # An image is there as soon as it is dropped or clicked on; of a text nobody knows when it is whole.
-        events = [value.change] if model.reads == "images" else [click.then for click in clicks]
+        # An image is complete once it is dropped or clicked on, a text only once it is submitted.
+        events = [value.change] if reads_images else [click.then for click in clicks]
         events += [ask.click, *(each.submit for each in inputs if isinstance(each, gradio.Textbox))]
         for event in events:
             event(respond, inputs, answer, api_visibility="private", show_progress="minimal", concurrency_id="ask")
     for block in page.blocks.values():
-        # Gradio runs this for each file that a request names, of whichever component, and would fetch addresses, too.
+        # Gradio runs this for each file that a request names, for any component, and would fetch URLs, too.
         block.async_move_resource_to_block_cache = files.check
     return page.queue(max_size=MOST_WAITING)
 
@@ -91,51 +91,45 @@ def launch_page(
 ) -> gradio.Blocks:
     """Serves the page of a model (see `build_page`) and returns at once: `page.local_url` is its address, `page.close()` ends it.
 
-    host: "0.0.0.0" for all who can reach this machine
+    host: "0.0.0.0" lets other machines in
     port: by default the first free one from 7860 on
     """
     page = build_page(model, single, examples, limits, class_names)
+    theme = gradio.themes.Base(primary_hue="blue", neutral_hue="slate", **FONTS)
+    switched_off = ("share", "run_history", "enable_monitoring", "ssr_mode", "pwa", "mcp_server")
     page.launch(
         server_name=host,
         server_port=port,
         prevent_thread_lock=True,
         quiet=True,
-        share=False,
         max_file_size=int(limits.megabytes * 1_000_000),
-        # The usual grey of notes is too light to be read by all.
-        theme=gradio.themes.Base(primary_hue="blue", neutral_hue="slate", **FONTS).set(
-            body_text_color_subdued="*neutral_500"
-        ),
+        theme=theme.set(body_text_color_subdued="*neutral_500"),  # the default grey of notes is too light to read
         css=CSS,
         footer_links=[],
-        run_history=False,
-        enable_monitoring=False,
-        ssr_mode=False,
-        pwa=False,
-        mcp_server=False,
+        **dict.fromkeys(switched_off, False),
     )
     return page
 
 
 def _respond(models: Sequence[Predictor], limits: Limits, value: Any, classes: str = "") -> str:
-    """The answers as HTML; a sentence where there is something wrong with the input."""
+    """The answers as HTML, or a sentence about a problem with the input."""
     first = models[0]
     try:
         if not value:
-            wanted = "Send an image first." if first.reads == "images" else "There is no text yet: type some."
-            return sentence_html(wanted, "hint")
+            hint = "Send an image first." if first.reads == "images" else "There is no text yet: type some."
+            return sentence_html(hint, "hint")
         asked = read_image(value[0], limits, value[1]) if first.reads == "images" else check_text(value, limits)
         class_names = read_class_names(classes, limits) if first.needs_classes else None
         return answers_html([(model.name, model.answer_with_members(asked, class_names)) for model in models])
     except RequestError as error:
         return sentence_html(f"{error}.", "problem")
     except Exception:
-        logger.exception("the page could not answer")  # for who runs the server; a visitor learns nothing of it
+        logger.exception("the page could not answer")  # visitors do not see why
         return sentence_html("The model could not answer this: try another input.", "problem")
 
 
 def _check(models: Sequence[Predictor]) -> None:
-    """Refuses models that do not choose one of several classes, and a single model that cannot be asked the same."""
+    """Refuses models that do not choose one of several classes, or that cannot be asked the same."""
     first = models[0]
     for each in models:
         check_chooses_one_class(each.model, each.name)
@@ -148,9 +142,9 @@ def _check(models: Sequence[Predictor]) -> None:
 
 
 class SentFiles:
-    """The only files that a page opens: what was uploaded to it, and the copies of its examples.
+    """The only files that a page opens: uploads, and the copies of its examples.
 
-    Gradio checks paths only of requests whose `meta` says that they name a file, and a program can leave that out.
+    Gradio checks paths only if a request's `meta` says that it names a file, and a program can leave that out.
     """
 
     def __init__(self, uploads: Container[str]):
@@ -168,8 +162,7 @@ class SentFiles:
         return None if path is None else str(path)
 
     def sent(self, payload: Any) -> tuple[str, str] | None:
-        """The path of what a visitor sent, and the name it had. In place of Gradio's own way, which opens any file, and decodes it
-        before its pixels are counted."""
+        """The path of an upload, and its name. Gradio itself would open any file, and decode it before its pixels are counted."""
         if payload is None:
             return None
         if payload.path not in self:
@@ -178,31 +171,24 @@ class SentFiles:
 
 
 def _add_examples(group: str, values: Sequence[str], component: Any, files: SentFiles) -> gradio.events.Dependency:
-    """Examples to click on, and the event of a click. Gradio's own Examples would put a new component in the place of this one,
-    which reads what users send in the usual way."""
+    """Examples to click on, and the event of a click. Gradio's own Examples would replace `component` by one that opens any file."""
+    samples = [[each] for each in values]
     examples = gradio.Dataset(
-        components=[component],
-        samples=[[each] for each in values],
-        label=group,
-        type="index",
-        samples_per_page=len(values),
+        components=[component], samples=samples, label=group, type="index", samples_per_page=len(values)
     )
-    # Of images, the copies that the server may show.
+    # For images, the copies that the server may show.
     shown = [value["path"] if isinstance(value, dict) else value for [value] in examples.samples]
     if isinstance(component, gradio.Image):
         files.examples.update(shown)
 
-    def chosen(index: int) -> str:
-        return shown[index]
-
-    return examples.click(chosen, examples, component, api_visibility="private", show_progress="hidden")
+    return examples.click(shown.__getitem__, examples, component, api_visibility="private", show_progress="hidden")
 
 
 def _image_input(files: SentFiles) -> gradio.Image:
     image = gradio.Image(
         label="Image", sources=["upload", "clipboard"], type="filepath", height=300, buttons=[], elem_id="input"
     )
-    # On this one image, and not in a class derived from Gradio's, beside whose module Gradio would write a file.
+    # Set on the instance: for a subclass, Gradio would write a file beside its module.
     image.preprocess = files.sent
     return image
 

@@ -1,12 +1,11 @@
-"""Answers as HTML. Whatever comes from users, models or their configs is escaped."""
+"""Answers as HTML. Everything from users, models or their configs is escaped."""
 
 import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ..hub.kept_heads_map import trunk_sentence
-from ..hub.member_circuits import heads_of_backbone, kept_by
+from ..hub.member_heads import heads_of_backbone, kept_by, trunk_sentence
 from ..pruning.head_maps import HeadMap
 from .predictor import Predictor
 
@@ -27,23 +26,20 @@ def answers_html(answers: Sequence[tuple[str, dict[str, Any]]]) -> str:
 
 
 def sentence_html(sentence: str, kind: str) -> str:
-    """kind: "hint" for what to do first, "problem" for what went wrong"""
+    """kind: "hint" or "problem" """
     role = ' role="alert"' if kind == "problem" else ""
     return f'<div class="hydra-{kind}"{role}>{escape(sentence)}</div>'
 
 
 def heading_html(model: Predictor) -> str:
-    """The model's name, what it is, and what it was calibrated for."""
+    """The model's name, kind, and the promises of its calibration."""
     classes = f"{len(model.class_names):,} classes" if model.class_names else "classes that you name"
     members = f"{model.num_members} members in one model" if model.num_members > 1 else "one model"
     about = f"{escape(model.config.model_type)} · {members} · {classes}"
-    decided = "".join(f"<li>{escape(sentence)}</li>" for sentence in model.promises)
-    fitted = (
-        f"<details><summary>When it says &quot;I don't know&quot;</summary><ul>{decided}</ul></details>"
-        if decided
-        else ""
-    )
-    return f'<div class="hydra-heading"><h1>{escape(model.name)}</h1><p>{about}</p>{fitted}</div>'
+    promises = "".join(f"<li>{escape(sentence)}</li>" for sentence in model.promises)
+    if promises:
+        promises = f"<details><summary>When it says &quot;I don't know&quot;</summary><ul>{promises}</ul></details>"
+    return f'<div class="hydra-heading"><h1>{escape(model.name)}</h1><p>{about}</p>{promises}</div>'
 
 
 def kept_heads_html(model: Predictor) -> str:
@@ -91,7 +87,7 @@ def _prediction_set(answer: dict[str, Any]) -> str:
     names = answer["prediction_set"]
     if names is None:
         return ""
-    # What a set promises holds for inputs like those it was fitted on, which this may not be.
+    # A set's promise holds for inputs like those it was fitted on, and this one may differ.
     begin = "If it is one of the classes, it may be" if answer["abstain"] else "It may be"
     shown = "".join(f"<b>{escape(name)}</b>" for name in names[:MOST_OF_A_SET])
     more = f" and {len(names) - MOST_OF_A_SET} more" if len(names) > MOST_OF_A_SET else ""
@@ -99,22 +95,17 @@ def _prediction_set(answer: dict[str, Any]) -> str:
 
 
 def _classes(answer: dict[str, Any]) -> str:
-    """The likeliest classes, with a dot on each bar where each member stands."""
-    rows = []
+    """The likeliest classes, with a dot for each member on each bar."""
+    rows, count = [], len(answer["members"])
     for place, score in enumerate(answer["scores"][:MOST_CLASSES]):
-        marks = [
-            _mark(number, len(answer["members"]), member[place]) for number, member in enumerate(answer["members"])
-        ]
-        shown = "".join(marks) if len(marks) > 1 else ""
-        rows.append(_row(score["label"], score["score"], _percent(score["score"]), "probability", shown))
-    of_members = "; dots: the members" if len(answer["members"]) > 1 else ""
-    return f"<h3>Classes<span>probability{of_members}</span></h3>{''.join(rows)}"
-
-
-def _mark(number: int, members: int, share: float) -> str:
-    """Each member in a lane of its own: they often agree."""
-    place = f"left:{100 * share:.1f}%;top:{100 * (number + 0.5) / members:.0f}%"
-    return f'<i class="hydra-of-{number % MEMBER_COLOURS}" style="{place}"></i>'
+        marks = ""
+        for number, member in enumerate(answer["members"] if count > 1 else []):
+            # Each member has its own lane, because they often agree.
+            style = f"left:{100 * member[place]:.1f}%;top:{100 * (number + 0.5) / count:.0f}%"
+            marks += f'<i class="hydra-of-{number % MEMBER_COLOURS}" style="{style}"></i>'
+        rows.append(_row(score["label"], score["score"], _percent(score["score"]), "probability", marks))
+    dots = "; dots: the members" if count > 1 else ""
+    return f"<h3>Classes<span>probability{dots}</span></h3>{''.join(rows)}"
 
 
 def _uncertainty(answer: dict[str, Any]) -> str:
@@ -150,7 +141,7 @@ def _row(name: str, share: float, value: str, kind: str, marks: str, meaning: st
 
 
 def _percent(share: float) -> str:
-    """Never 100 % of what is not certain, nor 0 % of what is not impossible."""
+    """Never 100 % unless it is certain, nor 0 % unless it is impossible."""
     rounded = f"{100 * share:.0f} %"
     if 0 < share < 1:
         return {"100 %": "> 99 %", "0 %": "< 1 %"}.get(rounded, rounded)

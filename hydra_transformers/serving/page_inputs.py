@@ -1,9 +1,11 @@
-"""Reads what visitors send, within limits, and refuses the rest in a sentence."""
+"""Reads what visitors of the page send, within limits, and refuses the rest in a sentence."""
 
 import os
 import stat
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -43,10 +45,9 @@ USUAL = Limits()
 
 
 def read_image(path: str | os.PathLike, limits: Limits = USUAL, name: str | None = None) -> "Image":
-    """An image in RGB. A path that is a link, a FIFO, a device or a folder is refused; no refusal tells why the system would not
-    open a file.
+    """An image in RGB. Links, FIFOs, devices and folders are refused, without the system's reason.
 
-    name: what the visitor calls it; by default that of the file
+    name: the visitor's name for it, by default the file's
     """
     name = name or Path(path).name
     return _within(SECONDS_TO_READ, name, lambda: _read_image(path, limits, name))
@@ -55,7 +56,12 @@ def read_image(path: str | os.PathLike, limits: Limits = USUAL, name: str | None
 def _read_image(path: str | os.PathLike, limits: Limits, name: str) -> "Image":
     most = int(limits.megabytes * MEGABYTE)
     try:
-        content = _regular_content(path, most + 1)
+        # O_NONBLOCK, because opening a FIFO would wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
+        with open(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise OSError("not a regular file")
+            content = file.read(most + 1) or b""  # None where nothing is there yet, as in /proc
     except OSError as error:
         raise RequestError(f"{name} cannot be opened: send it again") from error
     if len(content) > most:
@@ -63,35 +69,21 @@ def _read_image(path: str | os.PathLike, limits: Limits, name: str) -> "Image":
     return decode_image(content, name, limits.pixels, formats=FORMATS)
 
 
-def _regular_content(path: str | os.PathLike, most: int) -> bytes:
-    """The first `most` bytes of a regular file."""
-    # O_NONBLOCK, or opening a FIFO would wait for somebody who writes into it.
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0))
-    with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError("not a regular file")
-        return file.read(most) or b""  # None where nothing is there yet, as in /proc
-
-
 def _within(seconds: float, name: str, read: Callable[[], Found]) -> Found:
-    """Calls `read`, but waits no longer: a file on a disk that hangs must not stop the page for everyone."""
-    found: list[Found] = []
-    problems: list[Exception] = []
+    """Calls `read` in a thread that is given up after a while: a hanging disk must not stop the page for everyone."""
+    found: Future[Found] = Future()
 
     def run() -> None:
         try:
-            found.append(read())
+            found.set_result(read())
         except Exception as error:
-            problems.append(error)
+            found.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if problems:
-        raise problems[0]
-    if not found:
-        raise RequestError(f"{name} could not be read within {seconds:g} seconds: send another file")
-    return found[0]
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        return found.result(seconds)
+    except FutureTimeout as error:
+        raise RequestError(f"{name} could not be read within {seconds:g} seconds: send another file") from error
 
 
 def check_text(text: str, limits: Limits = USUAL) -> str:
@@ -118,40 +110,35 @@ def read_class_names(text: str, limits: Limits = USUAL) -> list[str]:
     return names
 
 
-# Examples for visitors to click on
-
-
 def read_examples(path: str | os.PathLike, reads: str, limits: Limits = USUAL) -> dict[str, list[str]]:
-    """Group -> files of images, or texts, in the order of their names or lines; each is one that the page will take.
+    """Examples to click on: group -> image files or texts, in the order of their names or lines.
 
-    path: of images a folder, and each folder in it a group with its name; of texts a file with one on each line, or a
-        folder of such files, each a group
+    path: for images a folder, each folder in it a group; for texts a file with one on each line, or a folder of such
+        files, each a group
     reads: "images" or "texts"
     """
     path = Path(path)
     if not path.exists():
         raise ValueError(f"there are no examples {path}: pass a folder, or for texts a file")
-    groups = _texts(path) if reads == "texts" else image_files(path)
+    if reads == "texts":
+        files = text_files(path) if path.is_dir() else {DEFAULT_GROUP: path}
+        groups = {name: _lines(file) for name, file in files.items()}
+    else:
+        groups = image_files(path)
     groups = {name: values[:MOST_OF_A_GROUP] for name, values in groups.items() if values}
     if not groups:
-        wanted = "a text file with one text on each line" if reads == "texts" else "a folder of images"
-        raise ValueError(f"{path} has no examples in it: pass {wanted}")
-    for values in groups.values():
-        for value in values:
-            try:
-                check_text(value, limits) if reads == "texts" else read_image(Path(value).resolve(), limits)
-            except RequestError as error:
-                raise ValueError(f"an example of {path} cannot be shown: {error}") from error
+        expected = "a text file with one text on each line" if reads == "texts" else "a folder of images"
+        raise ValueError(f"{path} has no examples in it: pass {expected}")
+    for value in (value for values in groups.values() for value in values):
+        try:
+            check_text(value, limits) if reads == "texts" else read_image(Path(value).resolve(), limits)
+        except RequestError as error:
+            raise ValueError(f"an example of {path} cannot be shown: {error}") from error
     return groups
-
-
-def _texts(path: Path) -> dict[str, list[str]]:
-    files = text_files(path) if path.is_dir() else {DEFAULT_GROUP: path}
-    return {name: _lines(file) for name, file in files.items()}
 
 
 def _lines(file: Path) -> list[str]:
     try:
         return [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is no text in UTF-8: pass one text on each line") from error
+        raise ValueError(f"{file} is not a text in UTF-8: pass one text on each line") from error

@@ -20,10 +20,10 @@ MOST_CLASS_LISTS = 8  # of CLIP, whose prompts are kept
 
 
 def kind_of(config: PreTrainedConfig, name: str) -> str:
-    """The inputs of a model: "image", "text", or "zero-shot" for images and the classes of each request; others are refused."""
+    """The inputs of a model: "image", "text", or "zero-shot" for images with classes in each request."""
     kind = KINDS.get(auto_class_of(config))
     if kind is None:
-        raise ValueError(f"{name} is a {config.model_type}: server and page have classifiers of images and texts")
+        raise ValueError(f"{name} is a {config.model_type}: server and page take classifiers of images and texts")
     if getattr(config, "problem_type", None) == "regression":
         raise ValueError(f"{name} is made for regression, and answers choose among classes: pass a classifier")
     return kind
@@ -33,9 +33,9 @@ class Predictor(Answerer):
     """A classifier with its processor and a name. Any number of threads may ask it.
 
     Args:
-        name: what the server and the page call it.
+        name: shown by the server and the page.
         model: a Hydra, a classifier or CLIP model of Transformers, a `ZeroShotClassifier` with `class_names`, a baseline, or
-            what `calibrate` made of one. It is put into eval mode.
+            one of these calibrated. It is put into eval mode.
         processor: the tokenizer, image processor or both in one.
     """
 
@@ -43,19 +43,18 @@ class Predictor(Answerer):
         self.name, self.config = name, config_of(model)
         zero_shot, kind = zero_shot_in(model), kind_of(self.config, name)
         super().__init__(model.eval(), processor, kind if zero_shot is None else "image")
-        self.class_names = self._own_classes() if zero_shot is None else list(zero_shot.class_names)
+        self.class_names: list[str] | None = None
+        if zero_shot is not None:
+            self.class_names = list(zero_shot.class_names)
+        elif not self.needs_classes:
+            self.class_names = [str(self.config.id2label[index]) for index in range(self.config.num_labels)]
         self._of_classes: dict[tuple[str, ...], ZeroShotClassifier] = {}
-        # Tokenizers cannot be used by two threads at once, and a pass already takes all cores.
+        # Two threads cannot use one tokenizer at once, and a pass already takes all cores.
         self._one_at_a_time = threading.Lock()
-
-    def _own_classes(self) -> list[str] | None:
-        if self.needs_classes:
-            return None
-        return [str(self.config.id2label[index]) for index in range(self.config.num_labels)]
 
     @property
     def needs_classes(self) -> bool:
-        """Whether it is CLIP or SigLIP, and every question names the classes to choose from."""
+        """Whether every question names the classes to choose from, as for CLIP and SigLIP."""
         return self.kind == "zero-shot"
 
     @property
@@ -64,18 +63,18 @@ class Predictor(Answerer):
 
     @property
     def num_members(self) -> int:
-        """Of a Hydra; any other model is one until it answers."""
+        """Of a Hydra; any other model counts as one."""
         return getattr(self.config, "num_members", 1)
 
     @property
     def promises(self) -> list[str]:
-        """The sentences of its calibration; none where it was not calibrated, or has other weights since."""
+        """The sentences of its calibration; none if it is not calibrated, or has other weights since."""
         _, decision = without_decision(self.model)
         return [] if decision is None else list(decision.settings["sentences"])
 
     @property
     def about(self) -> dict[str, Any]:
-        """The description that the server gives at GET /."""
+        """The server's description at GET /."""
         return {
             "model": self.name,
             "kind": self.kind,
@@ -102,11 +101,8 @@ class Predictor(Answerer):
         members = member_logits_of(asked.output)[0].double().softmax(dim=-1)  # (members, classes)
         mean = members.mean(dim=0)
         order = mean.argsort(descending=True, stable=True)
-        scores = zip(order.tolist(), mean[order].tolist(), strict=True)
-        return answer | {
-            "scores": [{"label": names[index], "score": score} for index, score in scores],
-            "members": members[:, order].tolist(),
-        }
+        scores = [{"label": names[index], "score": mean[index].item()} for index in order.tolist()]
+        return answer | {"scores": scores, "members": members[:, order].tolist()}
 
     def _with_classes(self, class_names: Sequence[str] | None) -> ZeroShotClassifier:
         if not class_names:
@@ -121,7 +117,7 @@ class Predictor(Answerer):
 
 
 class _KeepsOutput(nn.Module):
-    """Keeps the output of the one pass that it is made for: `predict_decisions` tells no members apart."""
+    """Keeps the output of its one pass: the answers of `predict_decisions` have no members."""
 
     def __init__(self, model: nn.Module):
         super().__init__()

@@ -19,38 +19,28 @@ from .batcher import Batcher
 
 logger = logging.getLogger(__name__)
 
-SECONDS_TO_CLOSE = 30  # for what is in flight
-SECONDS_FOR_BODY = 30.0  # a client that sends more slowly keeps a place from others
+SECONDS_TO_CLOSE = 30  # for requests in flight
+SECONDS_FOR_BODY = 30.0  # a slower client would keep others out
 RETRY_AFTER = "1"  # seconds
+PARAMETERS = {
+    "top_k": {"type": "integer", "default": 5, "description": "how many scores"},
+    "candidate_labels": {"type": "array", "items": {"type": "string"}, "description": "for CLIP and SigLIP"},
+    "hypothesis_template": {"type": "string", "description": "for CLIP and SigLIP: the sentence around a label"},
+}
 REQUEST = {
     "type": "object",
     "required": ["inputs"],
     "properties": {
         "inputs": {"description": "a text, a pair of texts, an image in base64, or a list of these"},
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "top_k": {"type": "integer", "default": 5, "description": "how many scores"},
-                "candidate_labels": {
-                    "type": "array",
-                    "items": {"type": "string"},
-                    "description": "of CLIP and SigLIP",
-                },
-                "hypothesis_template": {
-                    "type": "string",
-                    "description": "of CLIP and SigLIP: the sentence around a label",
-                },
-            },
-        },
+        "parameters": {"type": "object", "properties": PARAMETERS},
     },
     "example": {"inputs": "a text, or an image in base64", "parameters": {"top_k": 3}},
 }
-ANSWERS = {
-    200: {
-        "description": "label, score, uncertainty and its parts, abstain and why, prediction_set, scores; for a list a list"
-    },
-    422: {"description": "The request cannot be answered: one sentence in `error`, as with every status above 399"},
-    503: {"description": "Too many requests wait: come again"},
+FIELDS = "label, score, uncertainty and its parts, abstain and why, prediction_set, scores; for a list a list"
+RESPONSES = {
+    200: {"description": FIELDS},
+    422: {"description": "The request cannot be answered: `error` has one sentence, as for every status above 399"},
+    503: {"description": "Too many requests wait: try again"},
 }
 
 
@@ -68,9 +58,9 @@ def create_app(
         answerer: a `Predictor`.
         max_batch: inputs per pass of the model, and per request.
         max_wait_ms: how long a request waits for others to share its pass.
-        max_queue: requests that are read, wait or are answered at a time; another one gets 503, and when to come again.
+        max_queue: requests at a time, read, waiting or being answered; another one gets 503 and a time to retry.
         max_body: bytes of a request; a larger one gets 413.
-        docs: whether there is /docs, FastAPI's page to read and try the API. It fetches its scripts from a public server.
+        docs: whether to have /docs, FastAPI's page to read and try the API. Its scripts come from a public server.
     """
     answerer.most_inputs = max_batch
     about = getattr(answerer, "about", {})
@@ -83,12 +73,9 @@ def create_app(
         yield
         await batcher.close()
 
-    app = FastAPI(
-        title=about.get("model", "hydra_transformers"),
-        lifespan=lifespan,
-        openapi_url="/openapi.json" if docs else None,
-        redoc_url=None,
-    )
+    openapi_url = "/openapi.json" if docs else None
+    title = about.get("model", "hydra_transformers")
+    app = FastAPI(title=title, lifespan=lifespan, openapi_url=openapi_url, redoc_url=None)
     app.state.requests = 0
 
     @app.exception_handler(HTTPException)
@@ -97,22 +84,22 @@ def create_app(
 
     @app.get("/")
     async def info() -> dict[str, Any]:
-        """What is served, with its labels and limits."""
+        """The model, its labels and the limits."""
         return about | {"limits": limits}
 
     @app.get("/health")
     async def health() -> JSONResponse:
-        """Whether it is well, and how many requests it has."""
+        """Whether the server is well, and how many requests it has."""
         status = {"status": "ok" if batcher.is_running else "closing", "requests": app.state.requests}
         return JSONResponse(status, 200 if batcher.is_running else 503)
 
-    body_of_requests = {"required": True, "content": {"application/json": {"schema": REQUEST}}}
+    request_body = {"required": True, "content": {"application/json": {"schema": REQUEST}}}
 
-    @app.post("/predict", responses=ANSWERS, openapi_extra={"requestBody": body_of_requests})
+    @app.post("/predict", responses=RESPONSES, openapi_extra={"requestBody": request_body})
     async def predict(request: Request) -> JSONResponse:
         """Answers texts or images, and says how sure it is."""
         if app.state.requests >= max_queue:
-            raise HTTPException(503, f"{max_queue} requests wait already: come again", {"Retry-After": RETRY_AFTER})
+            raise HTTPException(503, f"{max_queue} requests wait already: try again", {"Retry-After": RETRY_AFTER})
         app.state.requests += 1
         try:
             body = await _body_of(request, max_body)
@@ -132,26 +119,26 @@ def create_app(
 
 async def _body_of(request: Request, most: int) -> bytes:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise HTTPException(415, "the request is no JSON: send it with Content-Type: application/json")
+        raise HTTPException(415, "the request is not JSON: send it with Content-Type: application/json")
     too_large = HTTPException(413, f"the request is larger than {most:,} bytes: send less at once, or smaller images")
     length = request.headers.get("content-length", "0")
     if len(length) > 18 or not length.isdecimal() or int(length) > most:
         raise too_large
+
+    async def read() -> bytes:
+        body = bytearray()
+        async for part in request.stream():
+            body += part
+            if len(body) > most:
+                raise too_large
+        return bytes(body)
+
     try:
-        return await asyncio.wait_for(_read_stream(request, most, too_large), SECONDS_FOR_BODY)
+        return await asyncio.wait_for(read(), SECONDS_FOR_BODY)
     except ClientDisconnect as error:
-        raise HTTPException(400, "the request ended before all of it was there") from error
+        raise HTTPException(400, "the request ended before all of it had arrived") from error
     except asyncio.TimeoutError as error:  # another class before Python 3.11
         raise HTTPException(408, f"the request did not arrive within {SECONDS_FOR_BODY:.0f} seconds") from error
-
-
-async def _read_stream(request: Request, most: int, too_large: HTTPException) -> bytes:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > most:
-            raise too_large
-    return bytes(body)
 
 
 def _read(answerer: Answerer, body: bytes) -> tuple[list[Any], dict[str, Any], bool]:
@@ -159,7 +146,7 @@ def _read(answerer: Answerer, body: bytes) -> tuple[list[Any], dict[str, Any], b
     try:
         data = parse_json(body)
     except ValueError as error:
-        raise HTTPException(400, "the request is no JSON that can be read") from error
+        raise HTTPException(400, "the request is not valid JSON") from error
     try:
         return *answerer.read(data), isinstance(data["inputs"], list)
     except RequestError as error:
@@ -167,14 +154,8 @@ def _read(answerer: Answerer, body: bytes) -> tuple[list[Any], dict[str, Any], b
 
 
 def run(app: FastAPI, host: str = "127.0.0.1", port: int = 8000) -> None:
-    """Serves until SIGINT or SIGTERM, then answers what is in flight; tells where it listens."""
-    settings = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=SECONDS_TO_CLOSE,
-    )
+    """Serves until SIGINT or SIGTERM, then answers the requests in flight; the log says where it listens."""
+    quiet = {"access_log": False, "server_header": False}
+    settings = uvicorn.Config(app, host=host, port=port, timeout_graceful_shutdown=SECONDS_TO_CLOSE, **quiet)
     with suppress(KeyboardInterrupt):
         uvicorn.Server(settings).run()

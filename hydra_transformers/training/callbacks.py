@@ -1,4 +1,4 @@
-"""Trainer callbacks: what trains after pruning, pruned weights that stay zero, and a progress bar."""
+"""Trainer callbacks: freezing after pruning, weights that stay zero, and a progress bar."""
 
 import math
 import re
@@ -14,12 +14,12 @@ from .._io.progress import progress_bar
 from ..fusion import encoder_config, tower_configs
 from ..fusion.structure import is_a
 from ..models.modeling_hydra import Grouped
-from .parameter_groups import PARTS, ids_of_classifier, is_baseline, layer_dropouts, places, without_effect
+from .parameter_groups import PARTS, Place, ids_of_classifier, is_baseline, layer_dropouts, places, without_effect
 
 
 logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosity counts
 
-# Their place in the encoder counts for `last_n_layers`.
+# `last_n_layers` counts for these.
 PARTS_OF_LAYERS = ("attention", "mlp", "layernorm")
 
 
@@ -27,29 +27,25 @@ class PostPruningCallback(TrainerCallback):
     """Freezes all of a model but the parts that win back its accuracy after pruning (paper, D.2).
 
     Works with a pruned member, a fused Hydra and a supported model of Transformers:
-    `Trainer(model=..., callbacks=[PostPruningCallback()])`.
+    `Trainer(model=..., callbacks=[PostPruningCallback()])`. It acts when the `Trainer` is built, so before the optimizer is made
+    and before a checkpoint is loaded. Before the first step it verifies that the optimizer holds exactly the parameters that
+    train.
 
     Args:
         trainable: the parts that train: "embeddings", "attention", "mlp", "layernorm" and "classifier", which is all
             that follows the encoder (the classifier, BERT's pooler, CLIP's projections and logit scale).
-        last_n_layers: of attention, MLPs and LayerNorms, train those of the last n layers only (of each tower, where
-            there are two); LayerNorms behind the last layer count as part of it.
-        trunk_layers: of what trains, leave out the first n layers (of each tower, where there are two) and all that comes
-            before them. Members of one model then keep them in common, and run them once when they are fused.
+        last_n_layers: of attention, MLPs and LayerNorms, train those of the last n layers only (of each tower); LayerNorms
+            behind the last layer count as part of it.
+        trunk_layers: do not train the first n layers (of each tower), nor anything before them. Members of one model then
+            share them, and run them once when they are fused.
         reset_classifier: set the classifier's weight and bias to zero before training; the pooler stays.
         dropout: the probability of the dropouts inside each layer, on the outputs of attention and MLP, in this
             training; the config, and with it a saved model, keeps its own.
-        classifier_factor: how many times the learning rate of the rest the classifier shall have; it is the trainer that
-            gives it (that of `finetune_members` does), and verified here.
+        classifier_factor: the classifier's learning rate, as a multiple of the others'. The trainer of `finetune_members` sets
+            it; the callback only verifies it.
 
-    On a model with adapters of PEFT, what trains is PEFT's choice: `trainable` and `last_n_layers` do not count, and
-    `trunk_layers` is refused; the classifier that is reset is the one saved with the adapter (`modules_to_save`).
-
-    All this happens when the `Trainer` is built, the only moment that comes after the model is there and before the
-    optimizer is made. A checkpoint that training resumes from is loaded later, so resetting never undoes it. Before
-    the first step, the callback verifies that the optimizer holds exactly the parameters that shall train, and raises
-    where they do not agree: because the callback was added to a finished Trainer, or because `model_init` made
-    another model.
+    On a model with adapters PEFT chooses what trains: `trainable` and `last_n_layers` do not count, `trunk_layers` is refused,
+    and `reset_classifier` resets the classifier that is saved with the adapter (`modules_to_save`).
     """
 
     def __init__(
@@ -71,37 +67,29 @@ class PostPruningCallback(TrainerCallback):
             raise ValueError(f"trunk_layers is {trunk_layers}: pass 0 or more")
         if dropout is not None and not 0 <= dropout < 1:
             raise ValueError(f"dropout is {dropout}: pass a probability below 1, or None to leave it as it is")
-        self.trainable = trainable
-        self.last_n_layers = last_n_layers
-        self.trunk_layers = trunk_layers
-        self.reset_classifier = reset_classifier
-        self.dropout = dropout
-        self.classifier_factor = classifier_factor
+        self.trainable, self.last_n_layers, self.trunk_layers = trainable, last_n_layers, trunk_layers
+        self.reset_classifier, self.dropout, self.classifier_factor = reset_classifier, dropout, classifier_factor
         self._prepared: weakref.ref[nn.Module] | None = None
 
     def trains(self, model: nn.Module) -> dict[str, bool]:
         """For every parameter, by name, whether it trains."""
         if hasattr(model, "peft_config"):
             return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
-        idle, where = without_effect(model), places(model)
-        if is_baseline(model):  # what it freezes stays so
+        idle = without_effect(model)
+        if is_baseline(model):  # what it freezes stays frozen
             idle |= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-        deepest = self.last_n_layers or math.inf
-        first = self.trunk_layers or -math.inf
-        return {
-            name: place.part in self.trainable
-            and (place.part not in PARTS_OF_LAYERS or place.layers_to_end <= deepest)
-            and place.layers_before >= first
-            and name not in idle
-            for name, place in where.items()
-        }
+        return {name: name not in idle and self._trains_at(place) for name, place in places(model).items()}
+
+    def _trains_at(self, place: Place) -> bool:
+        is_deep_enough = place.part not in PARTS_OF_LAYERS or place.layers_to_end <= (self.last_n_layers or math.inf)
+        is_behind_trunk = place.layers_before >= (self.trunk_layers or -math.inf)
+        return place.part in self.trainable and is_deep_enough and is_behind_trunk
 
     def on_init_end(self, args, state, control, model: nn.Module | None = None, **kwargs):
         if self.trunk_layers:
             self._check_trunk(model)
-        trains = self.trains(model)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(trains[name])
+        for name, trains in self.trains(model).items():
+            model.get_parameter(name).requires_grad_(trains)
         if self.reset_classifier:
             _set_to_zero(model)
         if self.dropout is not None:
@@ -139,26 +127,26 @@ class PostPruningCallback(TrainerCallback):
 
     def _verify(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         optimised = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        trains = self.trains(model)
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad != trains[name]:
+        for name, trains in self.trains(model).items():
+            parameter = model.get_parameter(name)
+            if parameter.requires_grad != trains:
                 raise RuntimeError(
-                    f"{name} was {'frozen' if trains[name] else 'unfrozen'} after PostPruningCallback prepared the "
-                    "model: say in its trainable what shall train"
+                    f"{name} was {'frozen' if trains else 'unfrozen'} after PostPruningCallback prepared the model: say in its "
+                    "trainable what shall train"
                 )
-            if (id(parameter) in optimised) != trains[name]:
+            if (id(parameter) in optimised) != trains:
                 raise RuntimeError(
-                    f"{name} shall {'train' if trains[name] else 'stay frozen'}, but the optimizer "
-                    f"{'does not hold' if trains[name] else 'holds'} it: let Trainer make the optimizer, or give "
-                    "yours the parameters with requires_grad after Trainer was built"
+                    f"{name} shall {'train' if trains else 'stay frozen'}, but the optimizer "
+                    f"{'does not hold' if trains else 'holds'} it: let Trainer make the optimizer, or give yours the parameters "
+                    "with requires_grad after Trainer was built"
                 )
 
     def _verify_rates(self, model: nn.Module, optimizer: torch.optim.Optimizer, rate: float) -> None:
-        of_classifier = ids_of_classifier(model)
+        classifier = ids_of_classifier(model)
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                wanted = rate * (self.classifier_factor if id(parameter) in of_classifier else 1.0)
-                if not math.isclose(group.get("initial_lr", group["lr"]), wanted):
+                expected = rate * (self.classifier_factor if id(parameter) in classifier else 1.0)
+                if not math.isclose(group.get("initial_lr", group["lr"]), expected):
                     raise RuntimeError(
                         f"the classifier shall have {self.classifier_factor:g} times the learning rate of the rest, which this "
                         "trainer does not give it: train with finetune_members, or set the recipe's classifier_learning_rate "
@@ -194,14 +182,14 @@ def _set_dropout(model: nn.Module, probability: float) -> None:
 
 
 class KeepZerosCallback(TrainerCallback):
-    """Weights that are exactly zero when training begins are zero after every step: `Trainer(callbacks=[KeepZerosCallback()])`.
+    """Keeps weights at zero that are exactly zero when training begins: `Trainer(callbacks=[KeepZerosCallback()])`.
 
-    For models that `oba_prune` made, and Hydras of them. It looks at the weights of linear and convolutional layers; biases, of
-    which new models have zeros that shall train, are free.
+    For models that `oba_prune` made, and Hydras of them. It looks at the weights of linear and convolutional layers, not at
+    biases: those of new models are zero and shall train.
     """
 
     def __init__(self):
-        self._kept: list[tuple[nn.Parameter, Tensor]] = []
+        self._zeros: list[tuple[nn.Parameter, Tensor]] = []
 
     def on_train_begin(self, args, state, control, model: nn.Module | None = None, **kwargs):
         if args.fsdp or args.deepspeed:
@@ -210,20 +198,16 @@ class KeepZerosCallback(TrainerCallback):
             )
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
         weights = [module.weight for module in model.modules() if isinstance(module, kinds) or is_a(module, Grouped)]
-        self._kept = [(weight, weight.detach() == 0) for weight in weights if weight.requires_grad]
+        self._zeros = [(weight, weight.detach() == 0) for weight in weights if weight.requires_grad]
 
     @torch.no_grad()
     def on_optimizer_step(self, args, state, control, **kwargs):
-        for weight, zeros in self._kept:
+        for weight, zeros in self._zeros:
             weight.masked_fill_(zeros, 0)
 
 
 class TrainingBar(TrainerCallback):
-    """A bar on a terminal, and a line after each validation.
-
-    name: what is trained
-    enabled: whether there is a bar
-    """
+    """A bar on a terminal where `enabled`, and a line after each validation of the training called `name`."""
 
     def __init__(self, name: str, enabled: bool = True):
         self.name, self.enabled = name, enabled
@@ -240,18 +224,12 @@ class TrainingBar(TrainerCallback):
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
         if self.bar is None:
             return
-        found = [f"{name.removeprefix('eval_')} {metrics[name]:.4f}" for name in _validated(args, metrics)]
-        self.bar.write(
-            f"{self.name}: step {state.global_step:,} of {state.max_steps:,}, validation {', '.join(found)}"
-        )
+        chosen_by = f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}"
+        shown = [name for name in dict.fromkeys(("eval_loss", chosen_by)) if name in metrics]
+        values = ", ".join(f"{name.removeprefix('eval_')} {metrics[name]:.4f}" for name in shown)
+        self.bar.write(f"{self.name}: step {state.global_step:,} of {state.max_steps:,}, validation {values}")
 
     def on_train_end(self, args, state, control, **kwargs):
         if self.bar is not None:
             self.bar.close()
             self.bar = None
-
-
-def _validated(args, metrics: dict[str, float]) -> list[str]:
-    """The loss, and what the training is chosen by."""
-    names = ("eval_loss", f"eval_{(args.metric_for_best_model or 'loss').removeprefix('eval_')}")
-    return [name for name in dict.fromkeys(names) if name in metrics]

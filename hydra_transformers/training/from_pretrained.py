@@ -1,4 +1,4 @@
-"""From one pre-trained model to several fine-tunings of it: the members of a Hydra before any pruning."""
+"""Several fine-tunings of one pre-trained model: the members of a Hydra before any pruning."""
 
 import copy
 import os
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..fusion.checks import check_is_in_memory
 from ..models.auto import CLASSIFIERS, HYDRA_CLASSES, config_of
 from .finetune import finetune_members
 from .parameter_groups import places
@@ -25,19 +26,19 @@ def finetune_from_pretrained(
     seed: int = 0,
     **arguments,
 ) -> list[PreTrainedModel]:
-    """Fine-tunes one pre-trained model several times; the results differ in their first classifier and order of the data.
+    """Fine-tunes one pre-trained model several times; the results differ by their initial classifiers and orders of the data.
 
     `AutoHydra.from_pruned_members` fuses them, as they are or each pruned by a circuit of its own (`draw_members`).
 
     Args:
-        pretrained: a supported model of Transformers, with or without a head, its folder or its Hub name. It is left as it is.
-            Whatever follows its encoder is not used: classifiers are drawn anew.
+        pretrained: a supported model of Transformers, with or without a head, its folder or its Hub name. It is left as it is;
+            a head is replaced by a new one.
         num_members: how many fine-tunings.
-        recipe: a `Recipe`, or the name of one: "finetune-images" or "finetune-texts"; None for `default_recipe`, which is one of
-            these with epochs by the data's size and an early end.
-        class_names: what the labels 0, 1, ... stand for; by default the classes that the model's config has.
+        recipe: a `Recipe`, or the name of one: "finetune-images" or "finetune-texts"; None for `default_recipe`: one of
+            these, with epochs by the data's size and early stopping.
+        class_names: the names of the labels 0, 1, ...; by default those in the model's config.
         seed: the classifier of member i is drawn with `seed + i`, and it trains with that seed.
-        train_data, validation_data, output_dir, arguments: as for `finetune_members`; the same call goes on where it was.
+        train_data, validation_data, output_dir, arguments: as for `finetune_members`; the same call resumes.
     """
     members = with_new_classifiers(pretrained, num_members, class_names, seed)
     if recipe is None and train_data is not None:
@@ -61,16 +62,17 @@ def with_new_classifiers(
     _prepare(config, class_names, called)
     with torch.random.fork_rng(devices=[]):
         model, untrained = _with_head(pretrained, config, called)
-    is_new = untrained | {name for name, _ in model.named_parameters() if not _is_in_encoder(model, name)}
+    encoder = f"{_encoder_of(model)}."
+    is_new = untrained | {name for name, _ in model.named_parameters() if not name.startswith(encoder)}
     where = places(model)
-    strange = sorted(name for name in is_new if where[name].part != "classifier")
-    if strange:
-        raise ValueError(f"{called} has no {strange[0]} of the right shape: pass a model that is pre-trained")
+    missing = min((name for name in is_new if where[name].part != "classifier"), default=None)
+    if missing is not None:
+        raise ValueError(f"{called} has no {missing} of the right shape: pass a model that is pre-trained")
     return [_with_classifier_of(model, is_new, seed + place) for place in range(num_members)]
 
 
 def _prepare(config: PreTrainedConfig, class_names: Sequence[str] | None, called: str) -> None:
-    """Gives the config its classes; refuses what has no classifier, or is no plain model."""
+    """Sets the classes in the config; refuses models without a classifier, and Hydras."""
     if config.model_type not in CLASSIFIERS:
         known = ", ".join(CLASSIFIERS)
         raise ValueError(f"{called} is a {config.model_type}: pass a pre-trained model, one of {known}")
@@ -91,16 +93,15 @@ def _with_head(
     """The model with a classification head, and the names of the parameters that are not pre-trained."""
     head = CLASSIFIERS[config.model_type]
     if not isinstance(pretrained, PreTrainedModel):
-        # Loaded in float32, not cast to it: what a model computes from its config it would have rounded (Gemma's scale).
+        # Loaded in float32, not cast to it afterwards: numbers computed from the config stay exact (Gemma's scale).
         model, found = head.from_pretrained(
             pretrained, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
         )
         names = [*found["missing_keys"], *(entry[0] for entry in found["mismatched_keys"])]
         return model, {name for name in names if name in dict(model.named_parameters())}
-    if any(parameter.is_meta for parameter in pretrained.parameters()):
-        raise ValueError(f"{called} has weights that are not in memory: load it whole")
+    check_is_in_memory(pretrained, called)
     model = head(config).to(pretrained.device)
-    for parameter in model.parameters():  # and no buffers: rotary positions stay in float32, as loading leaves them
+    for parameter in model.parameters():  # not the buffers: rotary positions stay in float32, as after loading
         parameter.data = parameter.data.to(pretrained.dtype)
     prefix = _encoder_of(model)
     encoder, theirs = getattr(model, prefix), getattr(pretrained, prefix, pretrained).state_dict()
@@ -114,17 +115,13 @@ def _with_head(
     return model, untrained
 
 
-def _is_in_encoder(model: PreTrainedModel, name: str) -> bool:
-    return name.startswith(f"{_encoder_of(model)}.")
-
-
 def _encoder_of(model: PreTrainedModel) -> str:
-    """What a classifier calls its encoder; that of one tower of two is not what Transformers takes for its base model."""
+    """The name of a classifier's encoder; on one of two towers, Transformers' `base_model_prefix` is another."""
     return HYDRA_CLASSES[type(model)].base_model_prefix
 
 
 def _with_classifier_of(model: PreTrainedModel, is_new: set[str], seed: int) -> PreTrainedModel:
-    """A copy of the model in which the parameters `is_new` are as the model's class draws them with `seed`."""
+    """A copy of the model with the parameters `is_new` drawn with `seed`."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
         drawn = type(model)(copy.deepcopy(model.config))

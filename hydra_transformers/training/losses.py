@@ -14,12 +14,12 @@ IGNORED_LABEL = -100
 class EnsembleLoss:
     """Cross-entropy of a fused Hydra, with label smoothing: `Trainer(compute_loss_func=EnsembleLoss(...))`.
 
-    Trainer's own `label_smoothing_factor` sees the ensemble's logits only, so by itself it trains the ensemble's answer;
-    a model whose config says "members" stops it. For a single member, or a model that is no Hydra, both kinds are the plain cross-entropy.
+    Trainer's own `label_smoothing_factor` sees the ensemble's logits only, so it trains the ensemble's answer; a model whose
+    config says "members" refuses it. For one member, or a plain model, both kinds are the plain cross-entropy.
 
     Args:
-        kind: "members" for the mean of the members' cross-entropies: what is a member's own gets the gradient it would have
-            alone, divided by the number of members (and Trainer's `max_grad_norm` goes by the norm of all together);
+        kind: "members" for the mean of the members' cross-entropies: each member's own weights get the gradient they would
+            have alone, divided by the number of members (Trainer's `max_grad_norm` clips the norm over all of them);
             "ensemble" for the negative log-likelihood of the ensemble's mean probability.
         label_smoothing: the share of the target that is spread evenly over the classes.
     """
@@ -39,13 +39,20 @@ class EnsembleLoss:
 
         outputs: the model's, with `member_logits` (batch, members, classes) or, from a plain model, `logits`
         labels: (batch,) class indices; -100 is left out
-        num_items_in_batch: what the sum is divided by; Trainer passes the labels of all accumulated batches on all
-            processes. By default those of this batch
+        num_items_in_batch: the number that the sum is divided by, by default the labels of this batch; Trainer passes that of
+            all accumulated batches on all processes
         """
         member_logits = outputs.get("member_logits")
         if member_logits is None:
             member_logits = outputs["logits"].unsqueeze(1)
-        _check_labels(labels, member_logits)
+        rows = member_logits.shape[0]
+        if labels is None:
+            raise ValueError('the batch has no "labels": EnsembleLoss needs one class index per row')
+        if labels.is_floating_point() or labels.shape != (rows,):
+            raise ValueError(
+                f"labels are {labels.dtype} of shape {tuple(labels.shape)}: EnsembleLoss needs {rows} class indices; for "
+                "other problems leave compute_loss_func out, the model's config.ensemble_loss then decides"
+            )
         if self.kind == "ensemble":
             member_logits = log_mean_probability(member_logits).unsqueeze(1)
         logits = at_least_float32(member_logits).transpose(1, 2)  # (batch, classes, members)
@@ -64,14 +71,3 @@ class EnsembleLoss:
 
     def __repr__(self) -> str:
         return f"EnsembleLoss(kind={self.kind!r}, label_smoothing={self.label_smoothing})"
-
-
-def _check_labels(labels: torch.Tensor | None, member_logits: torch.Tensor) -> None:
-    if labels is None:
-        raise ValueError('the batch has no "labels": EnsembleLoss needs one class index per row')
-    rows = member_logits.shape[0]
-    if labels.is_floating_point() or labels.shape != (rows,):
-        raise ValueError(
-            f"labels are {labels.dtype} of shape {tuple(labels.shape)}: EnsembleLoss needs {rows} class indices; for "
-            "other problems leave compute_loss_func out, the model's config.ensemble_loss then decides"
-        )

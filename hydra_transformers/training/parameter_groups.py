@@ -1,4 +1,4 @@
-"""Which part of a transformer a parameter belongs to, for every supported model and its Hydras alike."""
+"""Which part of a model a parameter belongs to, for every supported model and its Hydras."""
 
 import math
 import re
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ..fusion import backbone_names, projection_names
+from ..fusion import backbone_names, hydra_class_of, projection_names
 from ..models.auto import HYDRA_CLASSES, AutoHydra
 
 
-# By the names of a Hydra's parameters. The first pattern that matches decides; BERT's LayerNorm of the embeddings is part
-# of them, and what lies in no layer and is nothing else belongs to what follows the encoder, as do the LayerNorms of a head.
+# By the names of a Hydra's parameters; the first pattern that matches decides. BERT's LayerNorm of the embeddings is part of
+# them, the LayerNorms of a head are part of the classifier, and so is everything else outside the layers.
 PART_PATTERNS = {
     "embeddings": r"(^|\.)(embeddings|relative_attention_bias)\.",
     "attention": r"(^|\.)layers\.\d+\.attention\.",
@@ -27,12 +27,12 @@ LAYER = re.compile(r"(?P<tower>^|.*?\.)layers\.(?P<layer>\d+)\.")
 
 @dataclass(frozen=True)
 class Place:
-    """
+    """Where a parameter lies.
+
     part: one of `PARTS`; "classifier" is all that follows the encoder: the classifier, BERT's pooler, CLIP's
         projections and its logit scale
-    layers_to_end: how many layers there are from here to the end of the tower, this one counted: 1 in the last layer,
-        0 behind it (a final LayerNorm), infinite before the first
-    layers_before: how many layers there are before here: 0 in the first layer, infinite behind the last, -1 before the first
+    layers_to_end: layers to the end of the tower: 1 in the last layer, 0 behind it, infinite before the first
+    layers_before: layers before this one: 0 in the first layer, infinite behind the last, -1 before the first
     """
 
     part: str
@@ -41,7 +41,7 @@ class Place:
 
 
 def places(model: nn.Module) -> dict[str, Place]:
-    """The place of every parameter of `model`, by name."""
+    """By name, the place of every parameter of `model`."""
     names = our_names(model)
     depths: dict[str, int] = {}
     for ours in names.values():
@@ -51,13 +51,17 @@ def places(model: nn.Module) -> dict[str, Place]:
 
 
 def our_names(model: nn.Module) -> dict[str, str]:
-    """What each parameter of a Hydra or of a supported backbone, or of a baseline around one, is called in a Hydra."""
+    """The name in a Hydra of each parameter of a Hydra, a supported backbone, or a baseline around one."""
     names = [name for name, _ in model.named_parameters()]
     if is_baseline(model):
-        return _names_around_model(model)
+        # Weights of the baseline's own go by the module that they belong to.
+        known = our_names(model.plain_model())
+        by_module = {name.rpartition(".")[0]: ours for name, ours in known.items()}
+        inside = {name: name.removeprefix("model.") for name in names}
+        return {name: known.get(own) or by_module.get(own.rpartition(".")[0]) or own for name, own in inside.items()}
     if hasattr(type(model), "backbone_rules"):
         return {name: name for name in names}
-    hydra_class = next((hydra for backbone, hydra in HYDRA_CLASSES.items() if isinstance(model, backbone)), None)
+    hydra_class = hydra_class_of(model)
     known = {} if hydra_class is None else backbone_names(hydra_class, model)
     found = {theirs: ours for ours, of_backbone in known.items() for theirs in of_backbone}
     unread = () if hydra_class is None else hydra_class.unread
@@ -72,19 +76,8 @@ def our_names(model: nn.Module) -> dict[str, str]:
 
 
 def is_baseline(model: nn.Module) -> bool:
-    """Whether it is a `baselines.Baseline`, which knows this module: a model inside, and weights of its own around it."""
+    """Whether `model` is a `baselines.Baseline`, a model with weights around it. (That module imports this one.)"""
     return hasattr(type(model), "plain_model")
-
-
-def _names_around_model(baseline: nn.Module) -> dict[str, str]:
-    """A parameter of the baseline's own goes by the module that it belongs to."""
-    known = our_names(baseline.plain_model())
-    by_module = {name.rpartition(".")[0]: ours for name, ours in known.items()}
-    names = {}
-    for name, _ in baseline.named_parameters():
-        inside = name.removeprefix("model.")
-        names[name] = known.get(inside) or by_module.get(inside.rpartition(".")[0]) or inside
-    return names
 
 
 def _place(ours: str, depths: dict[str, int]) -> Place:
@@ -98,11 +91,11 @@ def _place(ours: str, depths: dict[str, int]) -> Place:
 
 
 def set_classifier_rate(optimizer: torch.optim.Optimizer, model: nn.Module, factor: float) -> None:
-    """Puts what follows the encoder into groups of its own, with `factor` times the learning rate; before any step."""
-    of_classifier = ids_of_classifier(model)
+    """Gives all that follows the encoder `factor` times the learning rate, in groups of its own; call it before any step."""
+    classifier = ids_of_classifier(model)
     for group in list(optimizer.param_groups):
-        apart = [parameter for parameter in group["params"] if id(parameter) in of_classifier]
-        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in of_classifier]
+        apart = [parameter for parameter in group["params"] if id(parameter) in classifier]
+        group["params"] = [parameter for parameter in group["params"] if id(parameter) not in classifier]
         if apart:
             optimizer.add_param_group({**group, "params": apart, "lr": factor * group["lr"]})
 
@@ -114,11 +107,8 @@ def ids_of_classifier(model: nn.Module) -> set[int]:
 
 
 def without_effect(model: nn.Module) -> set[str]:
-    """Names of the parameters that change nothing: those that no head reads, and where a layer has lost all heads of all
-    members, the weights that have no elements left and the LayerNorm in front of such an attention.
-
-    Trained with DDP, they would be waited for: they never get a gradient.
-    """
+    """Names of the parameters that no answer depends on: those that no head reads, and in a layer without heads the empty
+    weights and the LayerNorm in front of the attention. They never get a gradient, and DDP would wait for it."""
     empty = {name for name, parameter in model.named_parameters() if parameter.numel() == 0}
     layers = {name.removesuffix("attention.qkv_proj.weight") for name in empty if name.endswith("qkv_proj.weight")}
     norms = tuple(f"{layer}attention_norm." for layer in layers if model.get_submodule(layer[:-1]).norm_first)
@@ -129,7 +119,7 @@ def without_effect(model: nn.Module) -> set[str]:
 def layer_dropouts(model: nn.Module) -> list[nn.Dropout]:
     """The dropouts on the outputs of attention and MLP inside the layers; not those on attention weights."""
     modules = dict(model.named_modules())
-    # A module that has queries computes attention weights, and a dropout beside them is theirs unless it says otherwise.
+    # A dropout in a module with queries is on the attention weights, unless its name says otherwise.
     queries = {names[0].rpartition(".")[2] for hydra in HYDRA_CLASSES.values() for names in projection_names(hydra)}
     of_weights = {module for module in modules.values() if any(hasattr(module, name) for name in queries)}
     return [

@@ -1,4 +1,4 @@
-"""Recipes: how to fine-tune, the paper's ways after pruning (appendix D.2) and ours from a pre-trained model on."""
+"""Recipes for fine-tuning: the paper's after pruning (appendix D.2), and ours."""
 
 import math
 import os
@@ -13,14 +13,14 @@ from .losses import EnsembleLoss
 from .parameter_groups import PARTS
 
 
-ROWS_TRIED = 50_000  # about as many as the recipes' epochs were tried with
+ROWS_TRIED = 50_000  # about as many as the epochs of the recipes were tried with
 MOST_EPOCHS = 30
 LEAST_PATIENCE = 3
 NOT_NEGATIVE = ("momentum", "weight_decay", "max_grad_norm", "warmup_steps", "floor", "early_stopping_threshold")
 
 
 def check_learning_rate(name: str, rate: float) -> float:
-    """A learning rate as a number; one that nothing can be trained with is refused."""
+    """A learning rate as a finite float, not negative."""
     if not (math.isfinite(float(rate)) and float(rate) >= 0):
         raise ValueError(f"{name} has {rate}: a learning rate is a finite number, and not negative")
     return float(rate)
@@ -34,20 +34,20 @@ def _setting(help_text: str, **default) -> Any:
 class Recipe:
     """How to fine-tune a member; `describe()` explains every field.
 
-    `recipe(name)` returns one that is there. Your own is `Recipe(...)`, or one of them with changes:
-    `dataclasses.replace(recipe("cifar100"), max_steps=2_000, warmup_steps=100)`. Where none is named, `default_recipe` chooses.
+    Take one with `recipe(name)`, write your own, `Recipe(...)`, or change one:
+    `dataclasses.replace(recipe("cifar100"), max_steps=2_000, warmup_steps=100)`.
 
-    The learning rate follows Transformers' schedules. They count from zero, the paper's from one, which makes a
-    difference of one step: the first step runs at learning rate 0, the peak comes in step `warmup_steps + 1`, and the
-    floor (or the zero of a linear decay) would come in the step after the last.
+    The learning rate follows Transformers' schedules, which count steps from zero where the paper counts from one: the first
+    step runs at learning rate 0, the peak comes in step `warmup_steps + 1`, and the floor (or the zero of a linear decay) would
+    come in the step after the last.
     """
 
-    name: str = _setting("what the recipe is called in messages")
+    name: str = _setting("the name in messages")
     optimizer: str = _setting('"sgd" or "adamw"')
-    learning_rate: float = _setting("the peak learning rate where none is chosen by validation")
+    learning_rate: float = _setting("the peak learning rate, unless one is chosen by validation")
     learning_rate_grid: tuple[float, ...] = _setting("peak learning rates to choose from by validation", default=())
     classifier_learning_rate: float | None = _setting(
-        "the peak for what follows the encoder, in proportion where another than `learning_rate` is chosen; None for the same",
+        "the peak for what follows the encoder, scaled with `learning_rate` where another is chosen; None for the same",
         default=None,
     )
     momentum: float = _setting("momentum of SGD", default=0.0)
@@ -55,39 +55,36 @@ class Recipe:
     max_grad_norm: float = _setting("the L2 norm gradients are clipped to; 0 for no clipping", default=0.0)
     schedule: str = _setting('"cosine" or "linear" decay after the warm-up', default="cosine")
     warmup_steps: float = _setting("steps of linear warm-up; below 1, a share of all steps", default=0)
-    floor: float = _setting("what the cosine decays to, as a fraction of the peak", default=0.0)
-    max_steps: int | None = _setting("optimizer steps in all; None where epochs count", default=None)
-    epochs: float | None = _setting("passes over the training set; None where steps count", default=None)
+    floor: float = _setting("the end of the cosine decay, as a fraction of the peak", default=0.0)
+    max_steps: int | None = _setting("optimizer steps in all; None if epochs are given", default=None)
+    epochs: float | None = _setting("passes over the training set; None if steps are given", default=None)
     early_stopping_patience: int | None = _setting(
         "evaluations without improvement before training stops; None to never stop early", default=None
     )
-    early_stopping_threshold: float = _setting("the least that counts as an improvement", default=0.0)
+    early_stopping_threshold: float = _setting("the smallest improvement that counts", default=0.0)
     keep_best: bool = _setting("return to the checkpoint with the best validation at the end", default=False)
-    metric: str = _setting('what validation looks at: "accuracy", "loss" or a metric of yours', default="accuracy")
+    metric: str = _setting('the validation metric: "accuracy", "loss" or one of yours', default="accuracy")
     label_smoothing: float = _setting("share of the target spread over all classes", default=0.0)
-    dropout: float | None = _setting("dropout inside each layer; None for what the config says", default=None)
+    dropout: float | None = _setting("dropout inside each layer; None for the config's", default=None)
     trainable: tuple[str, ...] = _setting(
         "the parts that train", default=("attention", "mlp", "layernorm", "classifier")
     )
     last_n_layers: int | None = _setting("train the last n layers only; None for all", default=None)
     trunk_layers: int = _setting(
-        "leading layers that do not train, nor what comes before them: fused members run them once", default=0
+        "leading layers that do not train, nor anything before them: fused members run them once", default=0
     )
     reset_classifier: bool = _setting("start from a classifier of zeros", default=False)
-    keep_zeros: bool = _setting(
-        "weights that are zero at the start, as `oba_prune` leaves them, stay zero", default=False
-    )
+    keep_zeros: bool = _setting("keep weights at zero that are zero at the start, as after `oba_prune`", default=False)
     train_transforms: tuple[tuple[str, dict], ...] = _setting(
-        "(name, arguments) of what training inputs go through; image transforms are named as in torchvision, without a size "
-        "where that is the model's",
+        "(name, arguments) of the transforms of training inputs, for images named as in torchvision; without a size, the "
+        "model's counts",
         default=(),
     )
 
     def __post_init__(self):
-        if self.optimizer not in ("sgd", "adamw"):
-            raise ValueError(f'optimizer is {self.optimizer!r}: pass "sgd" or "adamw"')
-        if self.schedule not in ("cosine", "linear"):
-            raise ValueError(f'schedule is {self.schedule!r}: pass "cosine" or "linear"')
+        for name, known in {"optimizer": ("sgd", "adamw"), "schedule": ("cosine", "linear")}.items():
+            if getattr(self, name) not in known:
+                raise ValueError(f'{name} is {getattr(self, name)!r}: pass "{known[0]}" or "{known[1]}"')
         if (self.max_steps is None) == (self.epochs is None):
             raise ValueError(f"max_steps is {self.max_steps} and epochs is {self.epochs}: pass one of them")
         check_learning_rate("learning_rate", self.learning_rate)
@@ -111,7 +108,7 @@ class Recipe:
 
     @property
     def classifier_factor(self) -> float:
-        """How many times the learning rate of the rest what follows the encoder has."""
+        """The learning rate of what follows the encoder, as a multiple of the others'."""
         rate = self.classifier_learning_rate
         return 1.0 if rate is None else rate / self.learning_rate
 
@@ -138,6 +135,8 @@ class Recipe:
             "save_total_limit": 2,
             "load_best_model_at_end": self.keep_best,
             "max_steps": -1 if self.max_steps is None else self.max_steps,
+            "optim": {"adamw": "adamw_torch", "sgd": "sgd"}[self.optimizer],
+            "lr_scheduler_type": {"linear": "linear", "cosine": "cosine_with_min_lr"}[self.schedule],
         }
         if self.epochs is not None:
             arguments["num_train_epochs"] = self.epochs
@@ -145,15 +144,10 @@ class Recipe:
             arguments |= {"metric_for_best_model": self.metric, "greater_is_better": self.greater_is_better}
             # Early stopping goes on counting where it was when a run resumes.
             arguments["restore_callback_states_from_checkpoint"] = stops_early
-        if self.optimizer == "adamw":
-            arguments["optim"] = "adamw_torch"
-        else:
-            arguments |= {"optim": "sgd", "optim_args": f"momentum={self.momentum}"}
-        if self.schedule == "linear":
-            arguments["lr_scheduler_type"] = "linear"
-        else:
-            floor = {"min_lr_rate": self.floor}
-            arguments |= {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": floor}
+        if self.optimizer == "sgd":
+            arguments["optim_args"] = f"momentum={self.momentum}"
+        if self.schedule == "cosine":
+            arguments["lr_scheduler_kwargs"] = {"min_lr_rate": self.floor}
         arguments |= overrides
         if "num_train_epochs" in overrides and "max_steps" not in overrides:
             arguments["max_steps"] = -1  # otherwise the recipe's steps would silently win over the epochs
@@ -165,17 +159,9 @@ class Recipe:
         return TrainingArguments(output_dir=os.fspath(output_dir), **arguments)
 
     def callbacks(self) -> list[TrainerCallback]:
-        """New callbacks for one `Trainer`: what trains, and what else the recipe has: early stopping, zeros that stay."""
-        callbacks: list[TrainerCallback] = [
-            PostPruningCallback(
-                self.trainable,
-                self.last_n_layers,
-                self.reset_classifier,
-                self.dropout,
-                self.classifier_factor,
-                self.trunk_layers,
-            )
-        ]
+        """New callbacks for one `Trainer`: freezing, and what the recipe adds: early stopping, zeros that stay."""
+        names = ("trainable", "last_n_layers", "reset_classifier", "dropout", "classifier_factor", "trunk_layers")
+        callbacks: list[TrainerCallback] = [PostPruningCallback(**{name: getattr(self, name) for name in names})]
         if self.early_stopping_patience is not None:
             callbacks.append(EarlyStoppingCallback(self.early_stopping_patience, self.early_stopping_threshold))
         if self.keep_zeros:
@@ -187,27 +173,26 @@ class Recipe:
         return EnsembleLoss(kind, self.label_smoothing)
 
     def summary(self, arguments: TrainingArguments) -> str:
-        """The course of a training in one line, without its learning rate.
+        """The training in one line, without its learning rate.
 
-        arguments: those it trains with, in which something may win over the recipe
+        arguments: those it trains with, which may override the recipe
         """
-        warmup = arguments.warmup_steps
-        count, unit = (
-            (arguments.max_steps, "step") if arguments.max_steps > 0 else (arguments.num_train_epochs, "epoch")
-        )
+        warmup, steps, epochs = arguments.warmup_steps, arguments.max_steps, arguments.num_train_epochs
+        count, unit = (steps, "step") if steps > 0 else (epochs, "epoch")
         length = f"{count:,g} {unit}{'' if count == 1 else 's'}"
+        if self.early_stopping_patience is not None:
+            metric = f"{'better' if self.greater_is_better else 'lower'} validation {self.metric}"
+            length = f"at most {length}, or until {self.early_stopping_patience} validations in turn bring no {metric}"
         parts = [
             {"adamw": "AdamW", "sgd": "SGD"}[self.optimizer],
             f"{warmup:.0%} warm-up" if warmup < 1 else f"{warmup:,.0f} steps of warm-up",
             f"{self.schedule} decay",
+            length,
         ]
-        if self.early_stopping_patience is not None:
-            metric = f"{'better' if self.greater_is_better else 'lower'} validation {self.metric}"
-            length = f"at most {length}, or until {self.early_stopping_patience} validations in turn bring no {metric}"
-        return ", ".join([*parts, length, *(["the best is kept"] if self.keep_best else [])])
+        return ", ".join([*parts, "the best is kept"] if self.keep_best else parts)
 
     def describe(self) -> str:
-        """One line per field: its value and what it is."""
+        """One line per field: its value and its meaning."""
         lines = [f"{item.name} = {getattr(self, item.name)!r}  # {item.metadata['help']}" for item in fields(self)]
         return "\n".join(lines)
 
@@ -303,15 +288,15 @@ RECIPES = {
 def recipe(name: str) -> Recipe:
     """A recipe by name: the paper's for "imagenet1k", "cifar100" and "sst2", and ours for any task.
 
-    "finetune-images" and "finetune-texts" are for whole models that are pre-trained and have a new classifier, "tune-images"
-    and "tune-texts" for what was so fine-tuned and then pruned. Everything trains, the classifier at ten times the learning
-    rate of the rest, which `finetune_members` sees to (a plain `Trainer` is stopped). They were tried with batches of 256
-    images of 112 pixels and 128 texts.
+    "finetune-images" and "finetune-texts" are for pre-trained models with a new classifier, "tune-images" and "tune-texts" for
+    fine-tuned models that were pruned. Everything trains, the classifier at ten times the learning rate of the rest, which
+    needs `finetune_members` (a plain `Trainer` is stopped). They were tried with batches of 256 images of 112 pixels and of
+    128 texts.
 
     The paper's are from appendix D.2, with these points settled:
 
-    - Where a grid of learning rates is given, the paper does not say which of them won. `learning_rate` is then 0.01,
-      which is in both grids; `finetune_members(..., learning_rates="grid")` chooses as the paper does.
+    - The paper does not say which learning rate of a grid won. `learning_rate` is then 0.01, which is in both grids;
+      `finetune_members(..., learning_rates="grid")` chooses as the paper does.
     - "imagenet1k" and "cifar100" have no weight decay (C.1.2, C.1.3) and no gradient clipping, which D.2 does not
       mention; Trainer's default would clip at 1. They end with the last step's weights.
     - "cifar100": D.2 says under (1) that the last five blocks train, and further on that "only the final
@@ -343,17 +328,14 @@ def epochs_for(rows: int, epochs_tried: float) -> int:
 def default_recipe(
     config: PreTrainedConfig, train_data: Any, is_pretrained: bool = False, epochs: int | None = None
 ) -> Recipe:
-    """How to fine-tune on a data set where nobody says how.
-
-    As "finetune-images" and so on, but for as many epochs as `epochs_for` gives; it ends early where validation accuracy has
-    not risen for a third of them (at least 3), and keeps the weights that validated best.
+    """The recipe where none is named: "finetune-images" and so on, with epochs by the data's size (`epochs_for`). It ends early
+    when validation accuracy has not risen for a third of them (at least 3), and keeps the weights that validated best.
 
     Args:
-        config: of the model: whether it reads images or texts. Sounds train as images do, without the transforms of these;
-            that was not tried.
-        train_data: its number of rows counts.
-        is_pretrained: whether it is a pre-trained model with a new classifier, and no member of a Hydra that was pruned.
-        epochs: where the number of passes is known, at most so many.
+        config: of the model, which reads images or texts. Sounds train as images do, without transforms; that was not tried.
+        train_data: only its number of rows counts.
+        is_pretrained: whether it is a pre-trained model with a new classifier, rather than a pruned member.
+        epochs: this many instead, if given.
     """
     named = RECIPES[base_recipe(config, is_pretrained)]
     if epochs is None:
@@ -391,8 +373,8 @@ def recipe_for(
     epochs: int | None = None,
     max_steps: int | None = None,
 ) -> Recipe:
-    """A recipe, or that of a name, or by default the one that fits the data; for another number of epochs or steps where one
-    is given: then the warm-up keeps its share. Arguments of `default_recipe`."""
+    """The recipe that is given, by itself or by name, or the default one, for this many epochs or steps if they are given: the
+    warm-up then keeps its share. Arguments of `default_recipe`."""
     if given is None:
         found = default_recipe(config, train_data, is_pretrained, epochs)
         return found if max_steps is None else replace(found, max_steps=max_steps, epochs=None)

@@ -1,4 +1,4 @@
-"""The folders that fine-tunings are kept in: what they hold, whose they are, and where a run goes on."""
+"""The folders of fine-tunings: which run they belong to, and where it resumes."""
 
 import copy
 import json
@@ -27,22 +27,13 @@ from .parameter_groups import is_baseline
 from .recipes import Recipe
 
 
-# A run folder holds RUN from its start and FINISHED as the last thing that is written; MEMBERS, in the folder above, says
-# how many members there shall be.
+# A run folder holds RUN from its start, and FINISHED is written last; MEMBERS, in the folder above, is the number of members.
 RUN, FINISHED, MEMBERS = "run.json", "finished.json", "members.json"
 
-# Arguments that change nothing in the weights, so that a run may be picked up with others.
+# Arguments that do not change the weights: a run may resume with others.
 COSMETIC_ARGUMENTS = {
-    "dataloader_num_workers",
-    "dataloader_pin_memory",
-    "disable_tqdm",
-    "log_level",
-    "logging_first_step",
-    "logging_steps",
-    "logging_strategy",
-    "report_to",
-    "run_name",
-    "save_total_limit",
+    *("dataloader_num_workers", "dataloader_pin_memory", "disable_tqdm", "log_level", "logging_first_step"),
+    *("logging_steps", "logging_strategy", "report_to", "run_name", "save_total_limit"),
 }
 
 
@@ -50,15 +41,15 @@ COSMETIC_ARGUMENTS = {
 
 
 @contextmanager
-def one_writer(folder: Path, process: TrainingArguments) -> Iterator[None]:
-    """Keeps other trainings out; the processes that train together are one writer."""
+def only_one_run(folder: Path, process: TrainingArguments) -> Iterator[None]:
+    """Keeps other trainings out of a folder; the processes that train together are one."""
     with ExitStack() as lock:
         on_writer(process, lambda: lock.enter_context(only_writer(folder)))
         yield
 
 
 def on_writer(process: TrainingArguments, act: Callable[[], Any]) -> Any:
-    """What `act` gives in a process that writes, None in others; what it raises there is raised in all of them."""
+    """Calls `act` in the processes that write, and lets the others wait; its errors are raised in all of them."""
     result = error = None
     if process.should_save:
         try:
@@ -71,16 +62,10 @@ def on_writer(process: TrainingArguments, act: Callable[[], Any]) -> Any:
     return result
 
 
-def wait_for_writer(process: TrainingArguments) -> None:
-    if process.world_size > 1:
-        torch.distributed.barrier()
-
-
-# Whose a folder is
+# Which run a folder belongs to
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What a JSON file of a run holds."""
     try:
         found = parse_json(path.read_bytes())
     except ValueError:
@@ -91,7 +76,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def claim_members(folder: Path, count: int) -> None:
-    """Notes how many members there shall be, so that some of them are not taken for all; more may join later."""
+    """Records the number of members, so that some of them are not taken for all; more may join later."""
     path = folder / MEMBERS
     found = read_record(path).get("members", 0) if path.exists() else 0
     if found > count:
@@ -105,7 +90,7 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
     if (folder / RUN).exists():
         found = read_record(folder / RUN)
         different = [name for name in identity if found.get(name) != identity[name]]
-        # A finished run takes no further step: any number of processes may load it.
+        # Any number of processes may load a finished run.
         if (folder / FINISHED).exists() and "rows_per_step" in different:
             different.remove("rows_per_step")
         if different:
@@ -122,7 +107,7 @@ def claim(folder: Path, identity: dict[str, Any]) -> None:
 def identity_of(
     member: PreTrainedModel, recipe: Recipe, learning_rates: list[float], arguments: dict, process: TrainingArguments
 ) -> dict[str, Any]:
-    """What a run depends on besides the data, as far as it can be told; two runs with the same may share a folder."""
+    """What a run depends on, besides the data: a folder resumes only with the same."""
     about_member = {
         "class": type(member).__name__,
         "kept_heads": getattr(member.config, "kept_heads", None),
@@ -140,11 +125,11 @@ def identity_of(
         "arguments": {name: value for name, value in arguments.items() if name not in COSMETIC_ARGUMENTS},
         "rows_per_step": process.train_batch_size * process.world_size * process.gradient_accumulation_steps,
     }
-    return json.loads(json.dumps(identity, default=str))  # as it will be read again
+    return json.loads(json.dumps(identity, default=str))  # as it will be read back
 
 
 def _training_config(config: Any) -> dict[str, Any]:
-    """What decides how a model learns and is in none of its weights: dropouts, its loss, and what its classes are called."""
+    """The settings that change how a model learns: dropouts, its loss, and the names of its classes."""
     found = {
         f"{tower}.{name}" if tower else name: value
         for tower, part in ({"": config} | tower_configs(config)).items()
@@ -158,8 +143,7 @@ def _training_config(config: Any) -> dict[str, Any]:
 
 
 def last_checkpoint(folder: Path, processes: int = 1) -> Path | None:
-    """The newest whole checkpoint of a run; Trainer writes its state last, so one without it was cut off. Of several
-    processes each writes its random numbers too, without which Trainer would go on with others."""
+    """The newest whole checkpoint of a run. Trainer writes its state last, and several processes write their random states."""
     of_processes = [f"rng_state_{rank}.pth" for rank in range(processes)] if processes > 1 else []
     whole = [
         path
@@ -170,7 +154,7 @@ def last_checkpoint(folder: Path, processes: int = 1) -> Path | None:
 
 
 def trainer_state(checkpoint: Path) -> dict[str, Any] | None:
-    """Trainer's state in a checkpoint; None where it is missing or was cut off in writing."""
+    """Trainer's state in a checkpoint; None where it is missing or incomplete."""
     try:
         state = parse_json((checkpoint / "trainer_state.json").read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -185,9 +169,9 @@ def has_ended(state: dict[str, Any]) -> bool:
 
 
 def check_can_resume(checkpoint: Path, process: TrainingArguments) -> None:
-    """Refuses a checkpoint that lacks what Trainer would silently start anew: momenta, learning rate, random numbers."""
+    """Refuses a checkpoint without momenta, learning rate or random state: Trainer would silently start them anew."""
     if process.fsdp or process.deepspeed:
-        return  # which have files of their own
+        return  # they have files of their own
     names = ["optimizer.pt", "scheduler.pt", *(["rng_state.pth"] if process.world_size == 1 else [])]
     missing = next((name for name in names if not (checkpoint / name).exists()), None)
     if missing is not None:
@@ -200,8 +184,7 @@ def check_can_resume(checkpoint: Path, process: TrainingArguments) -> None:
 def load_member(
     member: PreTrainedModel, folder: str | os.PathLike, device: torch.device | str | None = None
 ) -> PreTrainedModel:
-    """The model saved in `folder` as `member` was: its dtype, device (unless another is given), attention backend, and ready
-    to predict."""
+    """The model saved in `folder`, in eval mode, with the dtype, attention backend and (by default) device of `member`."""
     load = _load_adapters if is_peft_model(member) else _load_baseline if is_baseline(member) else _load_model
     try:
         return load(member, Path(folder)).to(member.device if device is None else device)
@@ -234,12 +217,11 @@ def _load_adapters(member: Any, folder: Path) -> Any:
 def _load_baseline(member: nn.Module, folder: Path) -> nn.Module:
     if member.is_saved_in(folder):
         return type(member).from_pretrained(folder)
-    loaded = copy.deepcopy(member)  # Trainer writes nothing but the weights of what is no model of Transformers
+    loaded = copy.deepcopy(member)  # of a model that is not Transformers' own, Trainer writes the weights alone
     loaded.load_state_dict(load_file(folder / SAFE_WEIGHTS_NAME))
     return loaded.eval()
 
 
 def _check_nothing_is_missing(folder: Path, names: set[str]) -> None:
-    """What a file lacks would stay as it was, or be drawn at random."""
-    if names:
+    if names:  # these weights would be random, or those from before
         raise ValueError(f"{folder} has no weights for {min(names)}: remove that folder and train again")

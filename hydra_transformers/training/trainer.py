@@ -1,4 +1,4 @@
-"""The Trainer of `finetune_members`: it stops where the loss or a weight is no finite number."""
+"""The Trainer of `finetune_members`, which stops when the loss or a weight is not finite."""
 
 import math
 from typing import Any
@@ -20,30 +20,30 @@ class DivergedError(RuntimeError):
 
 
 class FiniteTrainer(Trainer):
-    """A `Trainer` that raises a `DivergedError` where the loss, in training or validation, or a weight that would be saved is
-    not a finite number. (A plain one logs the mean of earlier losses in place of a NaN, and goes on.)
+    """A `Trainer` that raises a `DivergedError` when a loss, or a weight that would be saved, is not finite.
 
-    Checkpoints are read as `from_pretrained` reads them. (A plain one ignores weights whose names on disk are older than the
-    model's.) Accumulated batches, and those of several processes, count by their labels. (Many models of Transformers ignore the
-    number of labels that a plain one passes, and their gradients are as many times too large.)
+    - A plain one logs the mean of earlier losses in place of a NaN, and goes on.
+    - Checkpoints are read by `from_pretrained`: a plain one ignores weights whose names on disk are older than the model's.
+    - Accumulated batches, and those of several processes, count by their labels: many models of Transformers ignore the
+      number of labels that a plain one passes, and their gradients are too large.
 
-    classifier_factor: how many times the learning rate of the rest what follows the encoder has
-    name: what is trained, for a line after each validation and a bar, which `disable_tqdm` leaves out; None for neither
+    classifier_factor: the classifier's learning rate, as a multiple of the others'
+    name: the training's name, for a line after each validation and a bar (unless `disable_tqdm`); None for neither
     """
 
     def __init__(self, *args, classifier_factor: float = 1.0, name: str | None = None, **kwargs):
         self.classifier_factor = classifier_factor
         super().__init__(*args, **kwargs)
-        # Of Transformers' own, one has a bar from the first second on and the other prints dicts.
+        # One shows a bar from the first second on, the other prints dicts.
         for callback in (PrinterCallback, ProgressCallback):
             self.remove_callback(callback)
         if name is not None:
             self.add_callback(TrainingBar(name, enabled=not self.args.disable_tqdm))
 
     def create_optimizer(self, *args, **kwargs) -> torch.optim.Optimizer:
-        is_there = self.optimizer is not None
+        is_new = self.optimizer is None
         optimizer = super().create_optimizer(*args, **kwargs)
-        if self.classifier_factor != 1.0 and not is_there:
+        if self.classifier_factor != 1.0 and is_new:
             set_classifier_rate(optimizer, self.model, self.classifier_factor)
         return optimizer
 
@@ -67,7 +67,7 @@ class FiniteTrainer(Trainer):
 
     @property
     def _gives_means(self) -> bool:
-        """Whether the model's loss is the mean of a batch, unless it is told the number of labels."""
+        """Whether the model's loss is a mean over the batch, as it ignores the number of labels."""
         model = self.model.get_base_model() if is_peft_model(self.model) else self.model
         return isinstance(model, PreTrainedModel) and not hasattr(type(model), "backbone_rules")
 
@@ -88,22 +88,22 @@ class FiniteTrainer(Trainer):
         if self._is_sharded_or_adapted():
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         else:
-            self._take_weights(resume_from_checkpoint)
+            self._load_weights(resume_from_checkpoint)
 
     def _load_best_model(self) -> None:
         if self._is_sharded_or_adapted():
             super()._load_best_model()
         else:
-            self._take_weights(self.state.best_model_checkpoint)
+            self._load_weights(self.state.best_model_checkpoint)
 
-    def _take_weights(self, folder: str) -> None:
+    def _load_weights(self, folder: str) -> None:
         self.model.load_state_dict(load_member(self.model, folder, device="cpu").state_dict())
 
     def _is_sharded_or_adapted(self) -> bool:
         return self.is_fsdp_enabled or self.is_deepspeed_enabled or not isinstance(self.model, PreTrainedModel)
 
     def _is_true_everywhere(self, condition: Tensor) -> bool:
-        """In every process, so that all of them stop."""
+        """Whether `condition` holds in every process, so that all of them stop together."""
         if self.args.world_size > 1:
             condition = condition.to(torch.uint8)
             dist.all_reduce(condition, op=dist.ReduceOp.MIN)

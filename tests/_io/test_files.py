@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from hydra_transformers._io import files
 from hydra_transformers._io.files import remove_leftovers, write_atomically, written_whole
 
 
@@ -101,8 +102,10 @@ def test_the_config_of_a_model_comes_last(tmp_path, monkeypatch):
 
 
 KILLED = """
-import os, shutil, sys
-from hydra_transformers._io.files import written_whole
+import importlib.util, os, shutil, sys
+spec = importlib.util.spec_from_file_location("files", sys.argv[3])  # without the package, whose import takes seconds
+files = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(files)
 moves, replace = [], os.replace
 def move(source, target):
     if len(moves) == int(sys.argv[2]):
@@ -112,7 +115,7 @@ def remove(path, **_):
     min(path.iterdir()).unlink()
     os._exit(9)
 os.replace = move
-with written_whole(sys.argv[1]) as folder:
+with files.written_whole(sys.argv[1]) as folder:
     (folder / "config.json").write_text("newer")
     shutil.rmtree = remove
 """
@@ -123,7 +126,7 @@ def test_a_process_killed_while_it_replaces_a_folder_leaves_a_whole_one(moves, t
     model = tmp_path / "model"
     fill(model)
     (model / "weights").write_text("old")
-    assert subprocess.run([sys.executable, "-c", KILLED, model, str(moves)]).returncode == 9
+    assert subprocess.run([sys.executable, "-c", KILLED, model, str(moves), files.__file__]).returncode == 9
     with pytest.raises(ZeroDivisionError), written_whole(model):
         raise ZeroDivisionError
     assert names_in(tmp_path) == {"model"}

@@ -5,6 +5,13 @@ from collections.abc import Callable
 import pytest
 
 from hydra_transformers.cli import main
+from hydra_transformers.reports.report import UncertaintyReport
+
+
+@pytest.fixture
+def no_plots(monkeypatch) -> None:
+    """Evaluations draw nothing, which takes longest with tiny models."""
+    monkeypatch.setattr(UncertaintyReport, "plot", lambda *_: {})
 
 
 @pytest.fixture

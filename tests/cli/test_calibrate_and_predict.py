@@ -18,6 +18,9 @@ from hydra_transformers.uncertainty import CalibratedClassifier, predict_decisio
 from tests.tiny_data import CLASSES, grey_rows, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
 
 
+pytestmark = pytest.mark.usefixtures("no_plots")
+
+
 def run(*words) -> None:
     assert main([str(word) for word in words]) == 0
 

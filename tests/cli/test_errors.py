@@ -11,7 +11,6 @@ import pytest
 from huggingface_hub.errors import GatedRepoError, HTTPError, RepositoryNotFoundError
 from transformers import AutoConfig
 
-from hydra_transformers.cli import card as card_command
 from hydra_transformers.cli import info, main
 from hydra_transformers.models import auto
 from tests.tiny_data import grey_rows, picture_rows, save_bert, save_vit
@@ -32,10 +31,15 @@ def workplace(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pruned(workplace):
-    assert (
-        main([str(word) for word in prune(workplace, workplace, "--budget", 2, "--output", workplace / "pruned")]) == 0
-    )
+    words = prune(workplace, workplace, "--budget", 2, "--output", workplace / "pruned")
+    assert main([str(word) for word in words]) == 0
     return workplace / "pruned"
+
+
+@pytest.fixture(scope="module")
+def hydra(workplace, pruned):
+    assert main(["fuse", str(pruned), "--output", str(workplace / "hydra")]) == 0
+    return workplace / "hydra"
 
 
 def prune(workplace, tmp_path, *words, model="vit"):
@@ -154,33 +158,19 @@ def test_a_model_whose_files_are_broken(fails, tmp_path, workplace):
     assert "vit cannot be read, its config.json is broken" in fails("info", folder)
 
 
-def test_a_model_without_its_processor(fails, tmp_path, workplace):
+def test_a_processor_may_be_named_and_another_split_of_the_data_be_out_of_distribution(tmp_path, workplace):
     folder = shutil.copytree(workplace / "vit", tmp_path / "vit")
     (folder / "preprocessor_config.json").unlink()
-    command = ["prune", folder, "--data", workplace / "pictures", "--output", tmp_path / "out"]
-    assert "--processor" in fails(*command)
-    assert main([str(word) for word in [*command, "--processor", workplace / "vit", "--budget", 1]]) == 0
-
-
-def test_another_split_of_the_data_may_be_out_of_distribution(tmp_path, workplace):
     splits = {"train": picture_rows(6), "unknown": picture_rows(6, seed=3)}
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "both")
     words = ["--data", tmp_path / "both", "--ood-data", tmp_path / "both", "--ood-split", "unknown", "--budget", 1]
-    words.append("--allow-equal")  # so few pictures tell few heads apart
-    assert main([str(word) for word in prune(workplace, tmp_path, *words)]) == 0
+    words += ["--processor", workplace / "vit", "--allow-equal"]  # so few pictures tell few heads apart
+    assert main([str(word) for word in prune(tmp_path, tmp_path, *words)]) == 0
 
 
 def finetune(workplace, pruned, tmp_path, *words):
     data = ["--data", workplace / "pictures", "--recipe", "cifar100", "--max-steps", 1]
     return ["finetune", pruned, *data, "--output", tmp_path / "members", *words]
-
-
-def test_a_fine_tuning_of_another_number_of_members_is_another(fails, tmp_path, workplace, pruned):
-    assert main([str(word) for word in finetune(workplace, pruned, tmp_path)]) == 0
-    fewer = shutil.copytree(pruned, tmp_path / "fewer")
-    (fewer / "prune.json").unlink()
-    shutil.rmtree(fewer / "member-2")
-    assert "was made with members 3, which now is 2" in fails(*finetune(workplace, fewer, tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -216,49 +206,41 @@ def test_the_model_in_the_working_directory_has_a_name(fails, workplace, monkeyp
     assert "--compare calls another model vit" in fails(*command)
 
 
-def test_push_names_no_argument_that_is_no_flag(fails, tmp_path, pruned, monkeypatch):
+def test_push_names_no_argument_that_is_no_flag(fails, hydra, monkeypatch):
     from hydra_transformers.hub import publishing
 
-    assert main(["fuse", str(pruned), "--output", str(tmp_path / "hydra")]) == 0
     monkeypatch.setattr(publishing, "get_token", lambda: None)
-    said = fails("push", tmp_path / "hydra", "me/hydra")
+    said = fails("push", hydra, "me/hydra")
     assert said.endswith("there is no token for the Hub: run `hf auth login`, or set HF_TOKEN")
 
 
-def test_names_that_cannot_be_on_the_hub_are_refused_before_the_model_is_loaded(fails, tmp_path, pruned, monkeypatch):
-    assert main(["fuse", str(pruned), "--output", str(tmp_path / "hydra")]) == 0
-    monkeypatch.setattr(card_command, "load_model", lambda *_: pytest.fail("a model was loaded"))
-    assert "repo_id is 'a b'" in fails("push", tmp_path / "hydra", "a b")
-    assert "dataset is './data'" in fails("card", tmp_path / "hydra", "--dataset", "./data")
-    assert "--report-model is a name in a report" in fails("card", tmp_path / "hydra", "--report-model", "x")
-
-
-def test_a_folder_in_which_a_command_was_refused_takes_the_right_call(fails, tmp_path, workplace, pruned):
+def test_a_folder_takes_the_right_call_after_a_refusal_and_no_other_pruning_after_that(fails, tmp_path, workplace):
     assert "gives 1 row" in fails(*prune(workplace, tmp_path, "--limit", 1))
+    assert "no column 'x'" in fails(*prune(workplace, tmp_path, "--label-column", "x"))
     assert main([str(word) for word in prune(workplace, tmp_path, "--budget", 1)]) == 0
+    assert "was made with budget 1, which now is 2" in fails(*prune(workplace, tmp_path, "--budget", 2))
+
+
+def test_a_folder_takes_the_right_fine_tuning_after_a_refusal_and_no_other_after_that(
+    fails, tmp_path, workplace, pruned
+):
     command = finetune(workplace, pruned, tmp_path)
     assert "gives 1 row" in fails(*command, "--limit", 1)
     assert main([str(word) for word in command]) == 0
+    fewer = shutil.copytree(pruned, tmp_path / "fewer")
+    (fewer / "prune.json").unlink()
+    shutil.rmtree(fewer / "member-2")
+    assert "was made with members 3, which now is 2" in fails(*finetune(workplace, fewer, tmp_path))
 
 
-def test_a_folder_that_another_run_made_is_refused_but_not_one_in_which_nothing_was_made(fails, tmp_path, workplace):
-    assert main([str(word) for word in prune(workplace, tmp_path, "--budget", 1)]) == 0
-    assert "no column 'x'" in fails(*prune(workplace, tmp_path, "--output", tmp_path / "free", "--label-column", "x"))
-    assert main([str(word) for word in prune(workplace, tmp_path, "--output", tmp_path / "free", "--budget", 1)]) == 0
-    assert "was made with budget 1, which now is 2" in fails(*prune(workplace, tmp_path, "--budget", 2))
-    assert "exists already" in fails("fuse", tmp_path / "out", "--output", workplace / "vit")
-
-
-def test_a_report_that_is_not_there_and_a_card_that_is(fails, tmp_path, workplace, monkeypatch):
-    assert main([str(word) for word in prune(workplace, tmp_path, "--budget", 1)]) == 0
-    assert main(["fuse", str(tmp_path / "out"), "--output", str(tmp_path / "hydra")]) == 0
-    assert "there is no report" in fails("card", tmp_path / "hydra", "--report", tmp_path / "none.json")
-    assert main(["card", str(tmp_path / "hydra")]) == 0
-    assert "pass --overwrite" in fails("card", tmp_path / "hydra")
-    card = (tmp_path / "hydra" / "README.md").read_bytes()
+def test_a_card_is_not_replaced_unless_asked_for_and_stays_if_writing_fails(fails, tmp_path, hydra, monkeypatch):
+    folder = shutil.copytree(hydra, tmp_path / "hydra")
+    assert main(["card", str(folder)]) == 0
+    assert "pass --overwrite" in fails("card", folder)
+    card = (folder / "README.md").read_bytes()
     monkeypatch.setattr(os, "replace", refusing(OSError("no space left")))
-    assert "a long text" in fails("card", tmp_path / "hydra", "--overwrite", "--base-model", "a/b")
-    assert (tmp_path / "hydra" / "README.md").read_bytes() == card
+    assert "a long text" in fails("card", folder, "--overwrite", "--base-model", "a/b")
+    assert (folder / "README.md").read_bytes() == card
 
 
 def test_debug_shows_the_trace(workplace, tmp_path, capsys):

@@ -10,7 +10,7 @@ import torch
 from transformers import ResNetConfig, ViTForImageClassification, ViTImageProcessorPil, ViTModel
 
 from hydra_transformers import AutoHydra
-from hydra_transformers.cli import build
+from hydra_transformers.cli import build, card
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.pruning import member_plan
 from hydra_transformers.search import hydration
@@ -67,8 +67,9 @@ def no_work(monkeypatch):
     """Fails a test in which a training, an extraction or a search begins."""
     for module, names in (
         (member_plan, ("extract_circuit", "draw_members")),
-        (finetune, ("_train",)),
+        (finetune._FineTuning, ("_trained",)),
         (build, ("run_step",)),
+        (card, ("load_model",)),
         (hydration, ("finetune_from_pretrained",)),
     ):
         for name in names:
@@ -190,7 +191,7 @@ REFUSED = {
         ("--freeze-trunk", "--freeze-trunk is for a trunk, and there is none"),
         ("--time-limit 5", "--time-limit is for --target"),
         ("--output full", "full exists already"),
-        ("--output single", "--output is called single"),
+        ("--output single", "--output is single, a name of the evaluation"),
         ("--device nowhere", NOWHERE),
     ],
     "target": [

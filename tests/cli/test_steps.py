@@ -49,7 +49,7 @@ def run(*words) -> None:
 @pytest.fixture(scope="module")
 def pruned(workplace):
     data = ["--data", workplace / "pictures", "--ood-data", workplace / "grey"]
-    run("prune", workplace / "vit", *data, "--budget", 3, "--output", workplace / "pruned")
+    run("prune", workplace / "vit", *data, "--budget", 3, "--score", "energy", "--output", workplace / "pruned")
     return workplace / "pruned"
 
 
@@ -66,31 +66,33 @@ def fused(workplace, finetuned):
     return workplace / "hydra"
 
 
+@pytest.fixture(scope="module")
+def evaluated(workplace, fused):
+    folder = shutil.copytree(fused, workplace / "evaluated" / "my-hydra")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(UncertaintyReport, "plot", lambda *_: {})
+        run("evaluate", folder, "--data", workplace / "test-pictures")
+    return folder
+
+
 @pytest.fixture
-def hydra(fused, tmp_path):
-    """A copy of the fused folder to write into."""
-    return shutil.copytree(fused, tmp_path / "my-hydra")
+def hydra(evaluated, tmp_path):
+    """A copy of the fused folder with its evaluation, to write into."""
+    return shutil.copytree(evaluated, tmp_path / "my-hydra")
 
 
 # prune
-
-
-def test_prune_extracts_circuits_for_the_score_that_will_be_used(workplace, tmp_path, capsys):
-    words = ["prune", workplace / "vit", "--data", workplace / "pictures", "--ood-data", workplace / "grey"]
-    words += ["--budget", 2, "--output", tmp_path / "pruned"]
-    run(*words, "--score", "energy")
-    made_from = [Circuit.load(tmp_path / "pruned" / "circuits" / f"{name}.json").made_from for name in ("acc", "ood")]
-    assert [each["score"] for each in made_from] == [None, "energy"]
-    run(*words, "--score", "energy")
-    assert main([str(word) for word in words]) == 2
-    assert "was made with score 'energy', which now is 'msp'" in capsys.readouterr().err
 
 
 def test_prune_makes_one_member_per_objective(pruned):
     members = [AutoModelForImageClassification.from_pretrained(pruned / f"member-{index}") for index in range(3)]
     assert [sum(len(layer[0]) for layer in member.config.kept_heads) for member in members] == [5, 5, 5]
     circuits = {path.stem: json.loads(path.read_text()) for path in (pruned / "circuits").glob("*.json")}
-    assert set(circuits) == {"acc", "ood", "avg"}
+    assert {name: each["made_from"]["score"] for name, each in circuits.items()} == {
+        "acc": None,
+        "ood": "energy",
+        "avg": "energy",
+    }
     for member, objective in zip(members, ("acc", "ood", "avg"), strict=True):
         for layer, head in circuits[objective]["ranking"]:
             assert head not in member.config.kept_heads[layer][0]
@@ -109,7 +111,7 @@ def test_a_pruned_member_is_the_backbone_without_its_heads(workplace, pruned):
 
 
 def test_prune_goes_on_from_its_checkpoint_and_ends_the_same(workplace, pruned, tmp_path, monkeypatch, capsys):
-    from hydra_transformers.pruning.greedy import GreedySearch
+    from hydra_transformers.pruning.extraction import GreedySearch
 
     removals, remove_one = [], GreedySearch.remove_one
 
@@ -120,7 +122,7 @@ def test_prune_goes_on_from_its_checkpoint_and_ends_the_same(workplace, pruned, 
         remove_one(search)
 
     command = ["prune", workplace / "vit", "--data", workplace / "pictures", "--ood-data", workplace / "grey"]
-    command = [str(word) for word in [*command, "--budget", 3, "--output", tmp_path / "again"]]
+    command = [str(word) for word in [*command, "--budget", 3, "--score", "energy", "--output", tmp_path / "again"]]
     monkeypatch.setattr(GreedySearch, "remove_one", interrupted)
     assert main(command) == 1
     removals_before = list(removals)
@@ -143,7 +145,7 @@ def test_prune_goes_on_from_its_checkpoint_and_ends_the_same(workplace, pruned, 
 def test_prune_that_is_finished_does_nothing(workplace, pruned, capsys):
     data = ["--data", workplace / "pictures", "--ood-data", workplace / "grey"]
     before = (pruned / "member-0" / "model.safetensors").stat().st_mtime_ns
-    run("prune", workplace / "vit", *data, "--budget", 3, "--output", pruned)
+    run("prune", workplace / "vit", *data, "--budget", 3, "--score", "energy", "--output", pruned)
     assert "finished already" in capsys.readouterr().out
     assert (pruned / "member-0" / "model.safetensors").stat().st_mtime_ns == before
 
@@ -202,32 +204,6 @@ def test_members_of_a_prune_that_was_killed_are_no_ensemble(workplace, tmp_path,
     run(*words)
     assert not list(out.rglob(".*"))
     run("fuse", out, "--output", tmp_path / "next")
-
-
-def test_members_of_a_fine_tuning_that_was_stopped_are_no_ensemble(workplace, pruned, tmp_path, monkeypatch, capsys):
-    from hydra_transformers.training import finetune
-
-    out, train = tmp_path / "out", finetune._train
-
-    def stopped(member, recipe, folder, *words):
-        if folder.parent.name == "member-1":
-            raise KeyboardInterrupt
-        return train(member, recipe, folder, *words)
-
-    words = ["finetune", pruned, "--recipe", "cifar100", "--max-steps", 2, "--data", workplace / "pictures"]
-    words = [str(word) for word in [*words, "--output", out]]
-    monkeypatch.setattr(finetune, "_train", stopped)
-    assert main(words) == 1
-    capsys.readouterr()
-    fuse = ["fuse", str(out), "--output", str(tmp_path / "hydra")]
-    assert main(fuse) == 2
-    assert "lacks a member, it has member-0 of 3: run `hydra-transformers finetune` again" in capsys.readouterr().err
-    (out / "finetune.json").unlink()  # as finetune_members alone leaves it
-    assert main(fuse) == 2
-    assert "member-1 is not finished" in capsys.readouterr().err
-    monkeypatch.setattr(finetune, "_train", train)
-    run(*words)
-    run(*fuse)
 
 
 # finetune
@@ -343,9 +319,10 @@ def test_members_of_equal_heads_and_weights_are_refused_unless_asked_for(workpla
 def test_evaluate_writes_tables_json_and_plots(workplace, hydra, tmp_path):
     sets = ["--data", workplace / "test-pictures", "--near", f"grey={workplace / 'grey'}"]
     sets += ["--far", f"same={workplace / 'pictures'}", "--compare", f"backbone={workplace / 'vit'}"]
-    run("evaluate", hydra, *sets, "--output", tmp_path / "report")
+    run("evaluate", hydra, *sets, "--score", "gen", "--output", tmp_path / "report")
     report = UncertaintyReport.from_json(tmp_path / "report" / "report.json")
-    assert list(report.models) == ["my-hydra", "backbone"]
+    assert list(report.models) == ["my-hydra", "backbone"] and report.score == "gen"
+    assert not (tmp_path / "report" / "detector.safetensors").exists(), "nothing to fit"
     assert report.models["my-hydra"].num_members == 3
     assert set(report.models["my-hydra"].ood["near"]) == {"grey"}
     assert report.models["my-hydra"].id["num_samples"] == 12
@@ -354,19 +331,18 @@ def test_evaluate_writes_tables_json_and_plots(workplace, hydra, tmp_path):
     assert 'alt="ROC curve, grey near"' in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("score", ["relative_mahalanobis", "gen"])
-def test_evaluate_judges_by_any_score_and_fits_those_that_need_it(score, workplace, hydra, tmp_path):
+@pytest.mark.usefixtures("no_plots")
+def test_evaluate_fits_the_scores_that_need_it(workplace, hydra, tmp_path):
     data = ["--data", workplace / "test-pictures", "--near", f"grey={workplace / 'grey'}"]
-    data += ["--compare", f"backbone={workplace / 'vit'}", "--score", score, "--output", tmp_path / "report"]
-    run("evaluate", hydra, *data, *(["--fit-data", workplace / "pictures"] if score == "relative_mahalanobis" else []))
+    data += ["--compare", f"backbone={workplace / 'vit'}", "--fit-data", workplace / "pictures"]
+    run("evaluate", hydra, *data, "--score", "relative_mahalanobis", "--output", tmp_path / "report")
     report = UncertaintyReport.from_json(tmp_path / "report" / "report.json")
-    assert report.score == score and set(report.models) == {"my-hydra", "backbone"}
-    assert (tmp_path / "report" / "detector.safetensors").exists() == (score == "relative_mahalanobis")
-    if score == "relative_mahalanobis":
-        detector = Detector.load(tmp_path / "report")
-        assert detector.fitted_on["members"] == 3 and detector.fitted_on["rows"] == 24
+    assert report.score == "relative_mahalanobis" and set(report.models) == {"my-hydra", "backbone"}
+    detector = Detector.load(tmp_path / "report")
+    assert detector.fitted_on["members"] == 3 and detector.fitted_on["rows"] == 24
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_clip_is_judged_by_the_features_of_its_images(workplace, tmp_path, capsys):
     picture_rows(24, seed=2).save_to_disk(tmp_path / "train")
     words = ["evaluate", workplace / "clip", "--data", workplace / "test-pictures", "--score", "mahalanobis"]
@@ -379,6 +355,7 @@ def test_clip_is_judged_by_the_features_of_its_images(workplace, tmp_path, capsy
     assert "has other classes than" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_every_compared_model_gets_its_own_processor(workplace, tmp_path):
     other = shutil.copytree(workplace / "vit", tmp_path / "other")
     processor = ViTImageProcessorPil(size={"height": 8, "width": 8}, image_mean=[0.1] * 3, image_std=[0.2] * 3)
@@ -397,6 +374,7 @@ def test_every_compared_model_gets_its_own_processor(workplace, tmp_path):
     assert same["other"] == same["vit"] == alone["other"]
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_what_says_little_is_told(workplace, tmp_path, capsys):
     picture_rows(12).filter(lambda row: row["label"] == 0).save_to_disk(tmp_path / "red")
     (tmp_path / "out").mkdir()
@@ -420,6 +398,7 @@ def test_plots_that_could_not_be_drawn_are_not_said_to_be_there(workplace, tmp_p
     assert f"report.md and report.json are in {tmp_path}." in said
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_evaluate_counts_right_answers_under_the_models_class_names(workplace, tmp_path):
     """The data lists its classes in another order than the model: accuracy must not care."""
     run("evaluate", workplace / "vit", "--data", workplace / "pictures", "--output", tmp_path)
@@ -470,8 +449,7 @@ def test_benchmark_compares_with_one_model_and_a_deep_ensemble(fused, tmp_path, 
 # card, push
 
 
-def test_a_report_of_several_models_does_not_lend_its_first_figures_to_the_card(workplace, hydra, tmp_path, capsys):
-    run("evaluate", hydra, "--data", workplace / "test-pictures")
+def test_a_report_of_several_models_does_not_lend_its_first_figures_to_the_card(hydra, tmp_path, capsys):
     report = UncertaintyReport.from_json(hydra / "evaluation" / "report.json")
     result = next(iter(report.models.values()))
     report.models.clear()
@@ -483,8 +461,7 @@ def test_a_report_of_several_models_does_not_lend_its_first_figures_to_the_card(
     assert main([*arguments, "--report-model", "hydra"]) == 0
 
 
-def test_card_tells_what_is_in_the_folder(workplace, hydra):
-    run("evaluate", hydra, "--data", workplace / "test-pictures")
+def test_card_tells_what_is_in_the_folder(hydra):
     run("card", hydra, "--repo", "me/my-hydra", "--dataset", "colours", "--license", "mit")
     text = (hydra / "README.md").read_text()
     assert "license: mit" in text
@@ -513,10 +490,9 @@ def test_the_card_names_the_circuit_of_each_member_whatever_their_order(workplac
     assert "- Member 1: 2 heads removed along a circuit (objective: accuracy), score 1.0000 before and 0.8000" in text
 
 
-def test_push_hands_over_model_processor_report_and_card(workplace, hydra, monkeypatch, capsys):
+def test_push_hands_over_model_processor_report_and_card(hydra, monkeypatch, capsys):
     import hydra_transformers.hub as hub
 
-    run("evaluate", hydra, "--data", workplace / "test-pictures")
     pushed = {}
 
     def fake_push(model, repo_id, processor=None, report=None, **arguments):
@@ -544,6 +520,7 @@ def test_push_hands_over_model_processor_report_and_card(workplace, hydra, monke
 # The other families
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_bert_goes_the_same_way(workplace, tmp_path):
     reviews = ["--data", workplace / "reviews"]
     taylor = ["--method", "taylor", "--members", 2, "--allow-equal"]
@@ -558,21 +535,11 @@ def test_bert_goes_the_same_way(workplace, tmp_path):
     assert report.models["hydra"].ood["far"]["same"]["auroc"] == pytest.approx(0.5)
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_clip_is_pruned_and_fused_without_training(workplace, tmp_path, capsys):
     pictures = ["--data", workplace / "pictures"]
-    run(
-        "prune",
-        workplace / "clip",
-        *pictures,
-        "--limit",
-        9,
-        "--budget",
-        4,
-        "--members",
-        2,
-        "--output",
-        tmp_path / "pruned",
-    )
+    few = ["--limit", 9, "--budget", 4, "--members", 2]
+    run("prune", workplace / "clip", *pictures, *few, "--output", tmp_path / "pruned")
     finetune = ["finetune", tmp_path / "pruned", "--recipe", "cifar100", *pictures, "--output", tmp_path / "members"]
     assert main([str(word) for word in finetune]) == 2
     assert "continue with `fuse`" in capsys.readouterr().err

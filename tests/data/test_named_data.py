@@ -6,7 +6,7 @@ from datasets import DatasetDict
 from hydra_transformers import AutoHydra, calibrate, evaluate_uncertainty, load_data
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.search import hydration
-from hydra_transformers.search.held_out import rows_in
+from hydra_transformers.search.sources import rows_in
 from tests.tiny_data import grey_rows, picture_rows, save_vit
 
 
@@ -59,13 +59,19 @@ def test_hydrate_judges_on_the_validation_split_of_named_training_data(place, mo
     """And cuts nothing out of the rows to train on."""
     splits = {"train": picture_rows(90), "validation": picture_rows(70), "test": picture_rows(20)}
     DatasetDict(splits).save_to_disk(tmp_path / "splits")
-    given = {}
+    given, held_out = {}, hydration.held_out
 
-    def identity(source, rows, train_data, *settings):
-        given.update(train=len(train_data), judged=sum(map(rows_in, (rows.search, rows.calibration, rows.judging))))
+    def count_held_out(*arguments):
+        rows = held_out(*arguments)
+        given["held out"] = sum(map(rows_in, (rows.search, rows.calibration, rows.evaluation)))
+        return rows
+
+    def stop(train_data):
+        given["train"] = len(train_data)
         raise InterruptedError
 
-    monkeypatch.setattr(hydration, "_identity", identity)
+    monkeypatch.setattr(hydration, "held_out", count_held_out)
+    monkeypatch.setattr(hydration, "fingerprint_of_data", stop)
     with pytest.raises(InterruptedError):
         hydration.hydrate(place / "vit", tmp_path / "splits", finetune=True, output_dir=tmp_path / "out")
-    assert given == {"train": 90, "judged": 70}
+    assert given == {"train": 90, "held out": 70}

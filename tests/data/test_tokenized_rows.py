@@ -10,7 +10,7 @@ from hydra_transformers import AutoHydra, load_data
 from hydra_transformers.baselines import temperature_scaled
 from hydra_transformers.pruning import draw_members, extract_circuit, taylor_scores
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.search.held_out import held_out
+from hydra_transformers.search.sources import held_out
 from hydra_transformers.training import finetune_members
 from hydra_transformers.uncertainty import calibrate, detector_by_name, predict_uncertainty
 from tests.tiny_data import save_bert
@@ -66,8 +66,13 @@ READERS = {
 }
 
 
+SLOW = ("draw_members", "extract_circuit")
+
+
 @pytest.mark.filterwarnings("ignore")  # tiny models know little
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in READERS]
+)
 def test_rows_and_loaders_are_read_as_batches_filled_up_by_hand(name, bert, forms):
     expected, rows, loader = (READERS[name](bert[0], data) for data in forms.values())
     assert_alike(rows, expected)

@@ -1,7 +1,6 @@
 """Members' weights on the way to their mean, and the cosines between them."""
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -15,12 +14,11 @@ from hydra_transformers.fusion.blending import (
     weight_cosines,
     weights_of,
 )
-from tests.families import BERT, FAMILIES, VIT
+from tests.families import BERT, FAMILIES, LLAMA, VIT
 
 
 CLASSIFIERS = [family for family in FAMILIES if not family.has_towers]
-SUBSETS = [subset for size in range(4) for subset in itertools.combinations(("embeddings", "layernorm", "mlp"), size)]
-classifiers = pytest.mark.parametrize("family", CLASSIFIERS, ids=lambda family: family.name)
+SUBSETS = [("embeddings",), ("layernorm",), ("mlp",), ("embeddings", "layernorm", "mlp")]
 
 
 def weights_by_part(hydra):
@@ -32,7 +30,7 @@ def member_logits(model, family):
         return model(**family.inputs()).member_logits
 
 
-@classifiers
+@pytest.mark.parametrize("family", [VIT, BERT, LLAMA], ids=lambda family: family.name)
 def test_at_the_mean_members_answer_as_in_the_fused_hydra(family):
     members = family.members()
     hydra = AutoHydra.from_pruned_members(members, shared=())
@@ -43,7 +41,7 @@ def test_at_the_mean_members_answer_as_in_the_fused_hydra(family):
             torch.testing.assert_close(member_logits(hydra, family), member_logits(fused, family))
 
 
-@classifiers
+@pytest.mark.parametrize("family", CLASSIFIERS, ids=lambda family: family.name)
 def test_every_parameter_belongs_to_one_part(family):
     hydra = AutoHydra.from_pruned_members([family.backbone(0), family.backbone(1)], shared=())
     weights = weights_by_part(hydra)
@@ -97,10 +95,9 @@ def test_members_with_other_heads_have_no_mean_attention():
 def test_cosines_are_those_of_the_flattened_weights(family):
     start, *members = (family.backbone(seed) for seed in range(3))
     hydra = AutoHydra.from_pruned_members(members, shared=())
-    mlp = [weights_by_part(hydra)["mlp"][name] for name in weights_by_part(hydra)["mlp"]]
-    a, b = (torch.cat([tensors[m].flatten() for tensors in mlp]) for m in (0, 1))
+    a, b = (torch.cat([tensors[m].flatten() for tensors in weights_of(hydra, "mlp").values()]) for m in (0, 1))
     assert weight_cosines(hydra)["mlp"]["0-1"] == pytest.approx(float(torch.cosine_similarity(a, b, dim=0)), abs=1e-5)
-    first = weights_by_part(AutoHydra.from_pruned_members([start, start], shared=(), allow_equal=True))["mlp"]
+    first = weights_of(AutoHydra.from_pruned_members([start, start], shared=(), allow_equal=True), "mlp")
     c = torch.cat([tensors[0].flatten() for tensors in first.values()])
     expected = float(torch.cosine_similarity(a - c, b - c, dim=0))
     for pretrained in (start, start.base_model, AutoHydra.from_backbone(start)):  # with a head and without

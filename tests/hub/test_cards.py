@@ -23,8 +23,8 @@ from transformers import (
 )
 
 from hydra_transformers.hub import create_model_card, kept_heads_map
+from hydra_transformers.hub.card import card_cost_table
 from hydra_transformers.hub.card_sections import PART, TO_FILL_IN, EditedCardError, renewed
-from hydra_transformers.hub.cost_table import card_cost_table
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit
 from tests.families import BERT, CLIP, VIT, randomise
 from tests.hub.fake_hub import hydra_of

@@ -13,7 +13,7 @@ from transformers import ViTImageProcessorPil
 from hydra_transformers.hub import publishing
 from hydra_transformers.hub.handler import Answerer, EndpointHandler, RequestError
 from hydra_transformers.models.auto import load_trained
-from tests.serving.tiny import base64_of, save_hydra
+from tests.serving.tiny import base64_of, save_image_models
 from tests.tiny_data import pictures
 
 
@@ -23,7 +23,7 @@ PICTURES = pictures([0, 1, 2], seed=4)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """As `push` fills a repository."""
-    saved, staged = save_hydra(tmp_path_factory.mktemp("vit"), "vit"), tmp_path_factory.mktemp("repository")
+    saved, staged = save_image_models(tmp_path_factory.mktemp("vit"))[0], tmp_path_factory.mktemp("repository")
     publishing._stage(staged, load_trained(saved), ViTImageProcessorPil.from_pretrained(saved), None, None)
     return staged
 

@@ -11,9 +11,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard, ModelCardData
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, OfflineModeIsEnabled
-from transformers import (
-    ViTImageProcessorPil,
-)
+from transformers import ViTImageProcessorPil
 
 from hydra_transformers.hub import HubError, create_model_card, publishing, push_hydra_to_hub
 from hydra_transformers.uncertainty import TemperatureScaling
@@ -21,46 +19,32 @@ from tests.hub.fake_hub import FakeResponse, commits
 from tests.pages import run_python_blocks
 
 
-def test_model_code_processor_card_and_results_go_in_one_commit(hydra, report, hub, tmp_path):
-    result = push_hydra_to_hub(
-        hydra,
-        "me/tiny",
-        ViTImageProcessorPil(size={"height": 8, "width": 8}),
-        report,
-        temperature=TemperatureScaling(1.5),
-        private=True,
-        dataset="d",
-        report_model="Hydra",
-        commit_message="First",
-    )
-    assert result == "commit" and len(commits(hub)) == 1 and commits(hub)[0]["commit_message"] == "First"
+def test_model_code_processor_card_and_results_go_in_one_commit_and_pushing_again_changes_nothing(hydra, report, hub):
+    before = {name: tensor.clone() for name, tensor in hydra.state_dict().items()}
+    for message in ("First", "Second"):
+        result = push_hydra_to_hub(
+            hydra,
+            "me/tiny",
+            ViTImageProcessorPil(size={"height": 8, "width": 8}),
+            report,
+            temperature=TemperatureScaling(1.5),
+            private=True,
+            dataset="d",
+            report_model="Hydra",
+            commit_message=message,
+        )
+        assert result == "commit" and commits(hub)[-1]["commit_message"] == message
+    assert [commit["changed"] == [] for commit in commits(hub)] == [False, True]
     assert hub.calls[0] == ("create_repo", {"repo_id": "me/tiny", "private": True, "exist_ok": True})
-    expected = {
-        "model.safetensors",
-        "config.json",
-        "modeling_hydra_vit.py",
-        "modeling_hydra.py",
-        "preprocessor_config.json",
-    }
-    expected |= {"README.md", "temperature.json", "evaluation/report.json", "evaluation/reliability_diagram.png"}
+    expected = {"model.safetensors", "config.json", "modeling_hydra_vit.py", "modeling_hydra.py"}
+    expected |= {"preprocessor_config.json", "README.md", "temperature.json"}
+    expected |= {"evaluation/report.json", "evaluation/reliability_diagram.png"}
     assert expected <= set(hub.files)
     card = hub.files["README.md"].decode()
     assert "me/tiny" in card and "temperature.json" in card
     for path in re.findall(r"!\[.*?\]\((.*?)\)", card):
         assert path in hub.files
-
-
-def test_pushing_again_changes_nothing(hydra, report, hub, tmp_path):
-    for _ in range(2):
-        push_hydra_to_hub(
-            hydra,
-            "me/tiny",
-            ViTImageProcessorPil(size={"height": 8, "width": 8}),
-            report,
-            dataset="d",
-            report_model="Hydra",
-        )
-    assert [commit["changed"] == [] for commit in commits(hub)] == [False, True]
+    assert all(torch.equal(before[name], tensor) for name, tensor in hydra.state_dict().items())
 
 
 @pytest.fixture
@@ -138,12 +122,6 @@ def test_the_whole_file_of_an_earlier_push_does_not_stay_beside_shards(hydra, hu
     assert len(commits(hub)) == 1
     assert "model.safetensors" not in hub.files
     assert {"adapter/model.safetensors", "model.safetensors.index.json"} < set(hub.files)
-
-
-def test_the_model_is_left_as_it_was(hydra, hub):
-    before = {name: tensor.clone() for name, tensor in hydra.state_dict().items()}
-    push_hydra_to_hub(hydra, "me/tiny")
-    assert all(torch.equal(before[name], tensor) for name, tensor in hydra.state_dict().items())
 
 
 def test_without_a_token_nothing_is_tried(hydra, hub, monkeypatch):

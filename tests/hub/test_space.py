@@ -12,7 +12,7 @@ from hydra_transformers.hub.space import MOST_OF_A_GROUP
 from tests.command_line import parsed
 from tests.hub.fake_hub import commits
 from tests.pages import ROOT
-from tests.serving.page_models import save_image_models
+from tests.serving.tiny import save_image_models
 from tests.tiny_data import pictures
 
 

@@ -14,8 +14,7 @@ from hydra_transformers import AutoHydra, HydraCLIPConfig, HydraViTConfig
 from hydra_transformers.cost import count_multiply_adds, count_parameters, multiply_adds_of
 from hydra_transformers.fusion import attention_names, slots, tower_configs, without_weights
 from hydra_transformers.fusion.reading import read_members
-from hydra_transformers.fusion.trunk import equal_layers, trunks_of
-from hydra_transformers.models.configuration_hydra import SHARED_PARTS, HydraConfigMixin
+from hydra_transformers.fusion.trunk import equal_layers
 from hydra_transformers.training import lora_config
 from hydra_transformers.training.parameter_groups import places
 from tests.families import BERT, CLIP, FEW, OWN_LAYERS, SIGLIP, SIZES, VIT, Family, for_families
@@ -219,7 +218,7 @@ def test_members_train_through_the_trunk_as_one(family):
 
 @for_families(FEW)
 def test_the_longest_run_of_equal_layers_is_found(family):
-    read = [next(read_members(family.hydra, member, "member")) for member in members_with_trunk(family, LAYERS)]
+    read = [read_members(family.hydra, member, "member")[0] for member in members_with_trunk(family, LAYERS)]
     towers = list(family.outputs)
     assert equal_layers(family.hydra, read) == dict.fromkeys(towers, LAYERS)
     for name, place in places(_members(family, LAYERS)[0]).items():
@@ -355,17 +354,6 @@ def test_another_number_of_layers_in_the_config_is_not_loaded(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config | {"trunk_layers": 1}))
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         VIT.hydra.from_pretrained(tmp_path)
-
-
-def test_code_from_before_there_were_trunks_gets_none(monkeypatch):
-    read = [next(read_members(VIT.hydra, member, "member")) for member in _members(VIT, TRUNK)]
-    assert trunks_of(VIT.hydra, read, SHARED_PARTS, None) == {"": TRUNK}
-    monkeypatch.delattr(HydraConfigMixin, "members_in")
-    assert trunks_of(VIT.hydra, read, SHARED_PARTS, None) == {"": 0}
-    with pytest.raises(
-        ValueError, match=r"trunk_layers is 1, which the code that HydraViT.* was loaded with does not know"
-    ):
-        trunks_of(VIT.hydra, read, SHARED_PARTS, 1)
 
 
 def test_adapters_on_a_trunk():

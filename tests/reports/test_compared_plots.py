@@ -9,7 +9,7 @@ from hydra_transformers.cost import Cost
 from hydra_transformers.data.prediction import SavedLogits
 from hydra_transformers.reports.curves import reliability_curve
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.reports.report_plots import _free_name, _joined_bins, _on_common_axis, _report_figures
+from hydra_transformers.reports.report_plots import _free_name, _joined_bins, _on_common_axis, report_figures
 from hydra_transformers.uncertainty import TemperatureScaling
 from tests.uncertainty.answers import saved
 
@@ -20,7 +20,7 @@ def figures(strength=3, costs=None, score="msp"):
     models = {"plain": SavedLogits(), "surer": SavedLogits()}
     scaling = {"surer": TemperatureScaling(0.5)}
     report = evaluate_uncertainty(models, saved(300, strength, 0), ood, score=score, temperature=scaling)
-    return report, _report_figures(report, costs)
+    return report, report_figures(report, costs)
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
+from hydra_transformers._io.pictures import drawable
 from hydra_transformers.data.prediction import SavedLogits
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.reports.report import UncertaintyReport
@@ -33,13 +34,20 @@ def assert_drawn(path):
     assert border.mean() < 0.01, path  # nothing is cut off at the edge
 
 
-@pytest.mark.parametrize("models", [1, 2])
-def test_every_plot_is_drawn_and_not_blank(tmp_path, models):
-    paths = report(models).plot(tmp_path / "plots")
+def test_every_plot_is_drawn_and_not_blank_and_a_loaded_report_draws_the_same(tmp_path):
+    import matplotlib.pyplot as plt
+
+    figures, backend = plt.get_fignums(), plt.get_backend()
+    original = report(models=2, score="disagreement")
+    paths = original.plot(tmp_path / "plots")
+    assert (plt.get_fignums(), plt.get_backend()) == (figures, backend), "pyplot is left alone"
     assert sorted(path.stem for path in paths) == sorted(ALWAYS + WITH_OOD)
     assert sorted(paths) == sorted((tmp_path / "plots").iterdir())
     for path in paths:
         assert_drawn(path)
+    original.to_json(tmp_path / "report.json")
+    again = UncertaintyReport.from_json(tmp_path / "report.json").plot(tmp_path / "again")
+    assert [path.read_bytes() for path in paths] == [path.read_bytes() for path in again]
 
 
 @pytest.mark.parametrize(("threshold", "left"), [(None, 0.5), (0.9, 0.5), (0.3, None)])
@@ -61,26 +69,21 @@ def test_without_ood_data_its_plots_are_left_out(tmp_path):
     assert sorted(path.stem for path in report(ood=False).plot(tmp_path)) == ALWAYS
 
 
-def test_a_loaded_report_draws_the_same_plots(tmp_path):
-    original = report(score="disagreement")
-    original.to_json(tmp_path / "report.json")
-    drawn = original.plot(tmp_path / "a")
-    again = UncertaintyReport.from_json(tmp_path / "report.json").plot(tmp_path / "b")
-    assert [path.read_bytes() for path in drawn] == [path.read_bytes() for path in again]
-
-
 def test_equal_scores_everywhere_are_still_drawn(tmp_path):
     same = [{"member_logits": torch.zeros(20, 2, 3), "labels": torch.zeros(20, dtype=torch.long)}]
     for path in evaluate_uncertainty(SavedLogits(), same, {"far": {"same": same}}).plot(tmp_path):
         assert_drawn(path)
 
 
-def test_plotting_leaves_pyplot_alone(tmp_path):
-    import matplotlib.pyplot as plt
-
-    figures, backend = plt.get_fignums(), plt.get_backend()
-    report().plot(tmp_path)
-    assert (plt.get_fignums(), plt.get_backend()) == (figures, backend)
+def test_names_that_mean_something_to_matplotlib_or_markdown_are_drawn_and_listed_as_they_are(tmp_path):
+    names = [r"$\bad$", "_hidden\nname"]
+    models = dict(zip(names, (SavedLogits(), SavedLogits()), strict=True))
+    found = evaluate_uncertainty(models, saved(60, 2.5, 0), {"near": {names[0]: saved(30, 1, 2)}})
+    assert len(found.plot(tmp_path)) == 5  # a formula that does not exist would end it
+    [legend] = _risk_coverage(found).legends
+    assert [text.get_text().strip()[:4] for text in legend.get_texts()][:2] == [r"\$\b", "_hid"]
+    assert r"| \_hidden name | 3 |" in found.to_markdown()
+    assert drawable("plain") == "plain"
 
 
 def test_a_missing_matplotlib_is_named(tmp_path, monkeypatch):

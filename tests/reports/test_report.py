@@ -14,7 +14,6 @@ from hydra_transformers.data.prediction import SavedLogits, predict
 from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.reports.report import ModelResult, UncertaintyReport
-from hydra_transformers.reports.report_plots import _report_figures
 from hydra_transformers.uncertainty import (
     Abstention,
     ConformalSets,
@@ -28,13 +27,9 @@ from tests.families import CLIP, VIT, images, padded_texts
 from tests.uncertainty.answers import saved
 
 
-def batch(samples, strength, seed, members=3, classes=4):
-    """Saved logits that know their label the better, the larger `strength`."""
-    generator = torch.Generator().manual_seed(seed)
-    labels = torch.randint(classes, (samples,), generator=generator)
-    logits = torch.randn(samples, members, classes, generator=generator)
-    logits[torch.arange(samples), :, labels] += strength
-    return {"member_logits": logits, "labels": labels}
+def batch(samples, strength, seed):
+    [found] = saved(samples, strength, seed)
+    return found
 
 
 ID = [batch(40, 2.5, seed=0), batch(25, 2.5, seed=1)]
@@ -295,18 +290,6 @@ def test_a_threshold_that_answers_nothing_or_everything_is_told_and_kept(tmp_pat
     loaded = UncertaintyReport.from_json(tmp_path / "report.json")
     assert loaded == report and loaded.models["everything"].abstaining["threshold"] == math.inf
     assert all(path.stat().st_size for path in loaded.plot(tmp_path / "plots"))
-
-
-def test_reports_from_before_there_were_decisions_still_load(tmp_path):
-    report = compare_two()
-    content = json.loads(report.to_json())
-    for result in content["models"].values():
-        del result["abstaining"], result["sets"]
-    (tmp_path / "old.json").write_text(json.dumps(content))
-    old = UncertaintyReport.from_json(tmp_path / "old.json")
-    assert old.models["Hydra"].id == report.models["Hydra"].id
-    assert "Abstaining" in report.to_markdown() and "Abstaining" not in old.to_markdown()
-    assert list(_report_figures(old, None)) == list(_report_figures(report, None))
 
 
 def test_a_hydra_and_its_backbone_are_judged_side_by_side():

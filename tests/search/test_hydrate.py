@@ -13,13 +13,15 @@ from transformers import AutoModelForImageClassification, AutoModelForSequenceCl
 import hydra_transformers
 from hydra_transformers import AutoHydra, hydrate
 from hydra_transformers.baselines import soup
+from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.reports.report import UncertaintyReport
-from hydra_transformers.search import candidate_models, hydration, results, strategy
+from hydra_transformers.search import hydration, model_builder, results, strategy
 from hydra_transformers.search.costs import Costs, peak_bytes
-from hydra_transformers.search.held_out import held_out
-from hydra_transformers.search.steps_folder import StepsFolder
+from hydra_transformers.search.resuming import StepsFolder
+from hydra_transformers.search.sources import held_out
 from hydra_transformers.search.strategy import Search
 from hydra_transformers.training import finetune
+from hydra_transformers.uncertainty import calibrate
 from tests.families import clip_backbone
 from tests.pages import run_python_blocks
 from tests.search.tiny import FAST, TRAINING, everything, fine_tunings, id_rows, near_and_far, ood_rows
@@ -27,10 +29,12 @@ from tests.training.tiny import tiny_dataset
 
 
 @pytest.fixture(scope="module", autouse=True)
-def undrawn():
-    """Plots take a second each; one test draws them."""
+def small():
+    """No plots, which take a second each and are drawn by one test; one candidate is tuned, however bad it is."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(results.importlib.util, "find_spec", lambda name: None)
+        patched.setattr(strategy, "NEAR", 100)
+        patched.setattr(strategy, "MOST_TUNED", 1)
         yield
 
 
@@ -43,10 +47,7 @@ def two():
 def finished(two, tmp_path_factory):
     """Two fine-tunings of a ViT, with OOD data and training data: everything is tried."""
     folder = tmp_path_factory.mktemp("hydrated") / "hydra"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(strategy, "NEAR", 100)
-        patched.setattr(strategy, "MOST_TUNED", 1)
-        return hydrate(two, output_dir=folder, **everything(), processor=ViTImageProcessorPil())
+    return hydrate(two, output_dir=folder, **everything(), processor=ViTImageProcessorPil())
 
 
 @pytest.mark.slow
@@ -79,12 +80,8 @@ def test_the_folder_holds_the_calibrated_hydra_and_all_that_is_known_of_it(finis
     assert hydra(pixel_values=inputs).prediction_set is not None
     assert ViTImageProcessorPil.from_pretrained(folder).size is not None
     report = UncertaintyReport.from_json(folder / "evaluation" / "report.json")
-    assert next(iter(report.models)) == "hydra" and set(report.models) == {
-        "hydra",
-        "one model",
-        "Deep Ensemble of 2",
-        "soup",
-    }
+    assert next(iter(report.models)) == "hydra"
+    assert set(report.models) == {"hydra", "one model", "Deep Ensemble of 2", "soup"}
     assert report.models["hydra"].id["accuracy"] == finished.chosen.accuracy
     assert report.models["hydra"].id["num_samples"] == 30
     card = (folder / "README.md").read_text()
@@ -97,13 +94,10 @@ def test_the_folder_holds_the_calibrated_hydra_and_all_that_is_known_of_it(finis
 
 def test_what_is_chosen_answers_as_its_row_of_the_table_says(finished, two):
     """Whole and with everything shared, made by hand: the same numbers as the search found."""
-    from hydra_transformers.reports.evaluation import evaluate_uncertainty
-    from hydra_transformers.uncertainty import calibrate
-
     [row] = [each for each in finished.table if each.name == "Hydra of 2, first layer common"]
     data = held_out(id_rows("vit"), near_and_far("vit"), 3, 16, 0)
     hydra = calibrate(AutoHydra.from_pruned_members(two, trunk_layers=1), data.calibration, batch_size=16).model
-    [result] = evaluate_uncertainty(hydra, data.judging, data.ood).models.values()
+    [result] = evaluate_uncertainty(hydra, data.evaluation, data.ood).models.values()
     assert (row.accuracy, row.nll) == (result.id["accuracy"], pytest.approx(result.id["nll"]))
     assert row.auroc == {group: pytest.approx(result.ood_average(group)["auroc"]) for group in ("near", "far")}
 
@@ -134,7 +128,7 @@ def test_a_pre_trained_model_is_fine_tuned_first_and_its_data_divided(tmp_path, 
     found = hydrate(encoder, tiny_dataset("bert", 300), output_dir=tmp_path / "hydra", **settings | {"progress": True})
     said = capsys.readouterr().out
     assert "There was no data beside train_data: 60 of its rows were held out" in said
-    assert "20 rows of data are for the search" in said and "Only 20 rows judge" in said
+    assert "20 rows of data are for the search" in said and "There are only 20 rows for evaluation" in said
     assert "Tried in turn: the 2 models fused, with 0, 1 of 2 layers common" in said
     assert "1. one model: 1.00 times one model's time" in said and found.choice in said
     hydra = AutoModelForSequenceClassification.from_pretrained(found.folder)
@@ -152,13 +146,11 @@ def test_plots_and_names_of_folders(finished, two, tmp_path):
 # Going on
 
 
-def test_nothing_is_done_twice_and_another_target_chooses_among_what_is_judged(finished, two, tmp_path, monkeypatch):
+def test_nothing_is_done_twice_and_another_target_chooses_among_the_candidates(finished, two, tmp_path, monkeypatch):
     folder = copied(finished, tmp_path)
-    monkeypatch.setattr(Search, "_judged", lambda *_: pytest.fail("judged again"))
-    monkeypatch.setattr(strategy, "NEAR", 100)
-    monkeypatch.setattr(strategy, "MOST_TUNED", 1)
+    monkeypatch.setattr(Search, "_evaluated", lambda *_: pytest.fail("evaluated again"))
     monkeypatch.setattr(finetune, "_train", lambda *_: pytest.fail("trained again"))
-    monkeypatch.setattr(candidate_models, "extract_circuit", known_circuits(candidate_models.extract_circuit))
+    monkeypatch.setattr(model_builder, "extract_circuit", known_circuits(model_builder.extract_circuit))
     again = hydrate(two, output_dir=folder, **everything())
     assert again.table == finished.table and again.choice == finished.choice
     other = hydrate(two, output_dir=folder, **everything() | {"target": {"accuracy_within": 0}})
@@ -188,17 +180,15 @@ def copied(finished, tmp_path):
 STEPS = {
     "evaluate_uncertainty": strategy,
     "fusion_report": strategy,
-    "extract_circuit": candidate_models,
-    "finetune_members": candidate_models,
+    "extract_circuit": model_builder,
+    "finetune_members": model_builder,
     "write_results": hydration,
 }
 
 
 @pytest.mark.slow
-def test_a_hydration_that_was_stopped_at_every_step_ends_as_if_it_had_not_been(finished, two, tmp_path, monkeypatch):
+def test_a_hydration_that_was_stopped_at_every_step_ends_as_if_it_had_not_been(finished, two, tmp_path):
     folder, steps = copied(finished, tmp_path), tmp_path / "hydra-steps"
-    monkeypatch.setattr(strategy, "NEAR", 100)
-    monkeypatch.setattr(strategy, "MOST_TUNED", 1)
     # Of every kind of step one is undone; the others are found.
     shutil.rmtree(folder)
     (steps / "candidates" / "soup.report.json").unlink()
@@ -297,17 +287,8 @@ def test_a_broken_record_of_steps_is_named(tmp_path):
 def test_times_of_another_machine_are_measured_again(finished, two, tmp_path, monkeypatch):
     folder = copied(finished, tmp_path)
     monkeypatch.setattr(strategy, "machine_of", lambda model: "elsewhere")
-    monkeypatch.setattr(strategy, "NEAR", 100)
-    monkeypatch.setattr(strategy, "MOST_TUNED", 1)
-    costs = {
-        "time": 1.5,
-        "memory": 1.0,
-        "multiply_adds": 1.0,
-        "parameters": 1.0,
-        "milliseconds": 1.0,
-        "megabytes": 1.0,
-    }
-    monkeypatch.setattr(Costs, "of", lambda self, model: costs)
+    names = ("memory", "multiply_adds", "parameters", "milliseconds", "megabytes")
+    monkeypatch.setattr(Costs, "of", lambda self, model: {"time": 1.5} | dict.fromkeys(names, 1.0))
     found = hydrate(two, output_dir=folder, **everything())
     assert {each.time for each in found.table} == {1.5}
     assert sorted(each.nll for each in found.table) == sorted(each.nll for each in finished.table)
@@ -320,7 +301,7 @@ def test_a_cost_target_extracts_no_circuits_for_what_would_be_too_slow(finished,
     folder = copied(finished, tmp_path)
     shutil.rmtree(folder)
     shutil.rmtree(tmp_path / "hydra-steps" / "circuits")
-    monkeypatch.setattr(candidate_models, "extract_circuit", lambda *_, **__: pytest.fail("extracted"))
+    monkeypatch.setattr(model_builder, "extract_circuit", lambda *_, **__: pytest.fail("extracted"))
     with pytest.raises(
         ValueError, match=r"no Hydra takes at most 0.001 times one model's time: the fastest, Hydra of 2"
     ):
@@ -330,14 +311,14 @@ def test_a_cost_target_extracts_no_circuits_for_what_would_be_too_slow(finished,
 
 def test_copies_that_taylor_scores_make_equal_are_sampled_from_a_circuit(tmp_path, monkeypatch):
     [model] = fine_tunings("vit", 1)
-    judge = Search.judge
+    evaluate = Search.evaluate
 
     def refuse_taylor(self, design):
         if design.pruned_by == "taylor":
-            raise candidate_models.SameMembersError("two members would lose the same heads")
-        return judge(self, design)
+            raise model_builder.SameMembersError("two members would lose the same heads")
+        return evaluate(self, design)
 
-    monkeypatch.setattr(Search, "judge", refuse_taylor)
+    monkeypatch.setattr(Search, "evaluate", refuse_taylor)
     monkeypatch.setattr(strategy, "budgets_of", lambda config, trunk_layers: [1])
     found = hydrate(model, data=id_rows("vit"), output_dir=tmp_path / "hydra", num_members=2, **FAST)
     assert found.chosen.design.pruned_by == "samples" and (found.folder / "circuits" / "acc.json").exists()

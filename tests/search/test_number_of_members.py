@@ -8,8 +8,8 @@ import torch
 from hydra_transformers import AutoHydra, hydrate
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
 from hydra_transformers.search import results, strategy
-from hydra_transformers.search.candidate_models import CandidateModels
-from hydra_transformers.search.held_out import held_out
+from hydra_transformers.search.model_builder import ModelBuilder
+from hydra_transformers.search.sources import held_out
 from hydra_transformers.search.strategy import Search
 from hydra_transformers.uncertainty import calibrate
 from tests.search.tiny import FAST, fine_tunings, id_rows, ood_rows
@@ -43,14 +43,14 @@ def test_the_best_are_tried_with_the_first_two_of_their_three_members(found):
     assert found.hydra.num_members == found.chosen.design.members
 
 
-def test_fewer_members_are_the_first_ones_and_judged_as_if_there_were_no_others(found):
+def test_fewer_members_are_the_first_ones_and_evaluated_as_if_there_were_no_others(found):
     """By hand, on the CPU: whole models, so that no device chose other heads."""
     row = next(each for each in found.table if each.is_hydra and each.design.members == 2 and not each.design.budget)
     data = held_out(id_rows("vit"), ood_rows("vit"), 3, 16, 0)
     trunk = row.design.trunk_layers if row.design.shared else None
     two = AutoHydra.from_pruned_members(fine_tunings("vit", 2), row.design.shared, trunk)
     calibrated = calibrate(two, data.calibration, batch_size=16).model
-    [result] = evaluate_uncertainty(calibrated, data.judging, data.ood).models.values()
+    [result] = evaluate_uncertainty(calibrated, data.evaluation, data.ood).models.values()
     assert row.accuracy == pytest.approx(result.id["accuracy"], abs=1 / 30)
     assert row.detection == pytest.approx(result.ood_average("OOD")["auroc"], abs=0.01)
     assert row.parameters == pytest.approx(two.num_parameters() / fine_tunings("vit", 1)[0].num_parameters())
@@ -65,7 +65,7 @@ def test_circuits_belong_to_the_members_that_are_there(found):
     design = next(
         each.design for each in found.table if each.design.pruned_by == "circuits" and each.design.members == 3
     )
-    of_three = CandidateModels.__new__(CandidateModels)
+    of_three = ModelBuilder.__new__(ModelBuilder)
 
     class Ranked(str):
         def first(self, budget):
@@ -83,12 +83,12 @@ def test_copies_of_one_model_are_tried_in_smaller_numbers_and_one_of_each_is_tun
     monkeypatch.setattr(results.importlib.util, "find_spec", lambda name: None)
     tuned = []
 
-    def judge_if_tuned(self, design, judge=Search.judge):
+    def evaluate_if_tuned(self, design, evaluate=Search.evaluate):
         if not design.tuned:
-            return judge(self, design)
+            return evaluate(self, design)
         tuned.append(design)
 
-    monkeypatch.setattr(Search, "judge", judge_if_tuned)
+    monkeypatch.setattr(Search, "evaluate", evaluate_if_tuned)
     data = {"data": id_rows("vit"), "ood_data": ood_rows("vit"), "train_data": id_rows("vit", 8)}
     found = hydrate(model, **data, output_dir=tmp_path / "hydra", num_members=4, **FAST)
     assert sorted(each.design.members for each in found.table if each.is_hydra) == [2, 3, 4]

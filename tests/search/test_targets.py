@@ -7,12 +7,11 @@ import torch
 
 from hydra_transformers.reports.gains import Gain
 from hydra_transformers.search import Candidate, Design, choose, pareto_front, target_of
-from hydra_transformers.search.candidates import near_front
-from hydra_transformers.search.deadline import in_words
-from hydra_transformers.search.designs import HYDRA, ONE_MODEL, SOUP, budgets_of, trunk_depths
-from hydra_transformers.search.held_out import divided, held_out, rows_in, rows_of, select
+from hydra_transformers.search.candidates import HYDRA, ONE_MODEL, SOUP, budgets_of, near_front, trunk_depths
+from hydra_transformers.search.choice import next_best, why
 from hydra_transformers.search.results import candidate_table
-from hydra_transformers.search.targets import next_best, why
+from hydra_transformers.search.resuming import in_words
+from hydra_transformers.search.sources import divided, held_out, rows_in, rows_of, select
 from hydra_transformers.uncertainty.paired import Change
 from tests.families import vit_backbone
 
@@ -170,17 +169,19 @@ def numbers(data):
     return [int(row["pixel_values"].flatten()[0]) for row in rows_of(data)]
 
 
-def test_held_out_rows_search_calibrate_or_judge_and_no_row_does_two_of_these():
+def test_no_held_out_row_is_used_for_two_of_search_calibration_and_evaluation():
     sets = {"near": {"one": rows(11, 1000)}, "far": {"two": rows(7, 2000)}}
     data = held_out(rows(91), sets, 3, batch_size=8, seed=0)
-    parts = [numbers(part) for part in (data.search, data.calibration, data.judging)]
+    parts = [numbers(part) for part in (data.search, data.calibration, data.evaluation)]
     assert [len(part) for part in parts] == [30, 30, 31] and sorted(chain(*parts)) == list(range(91))
     foreign = numbers(data.ood_search) + numbers(data.ood["near"]["one"]) + numbers(data.ood["far"]["two"])
     assert sorted(foreign) == [*range(1000, 1011), *range(2000, 2007)] and len(data.ood_search) < 5
     assert all("labels" not in batch for batch in data.ood_search)
-    assert "30 rows of data are for the search" in data.notes[0] and "8 for circuits, 10 for judging" in data.notes[0]
+    assert (
+        "30 rows of data are for the search" in data.notes[0] and "8 for circuits, 10 for evaluation" in data.notes[0]
+    )
     again = held_out(rows(91), sets, 3, batch_size=5, seed=0)
-    assert again.fingerprints == data.fingerprints and numbers(again.judging) == parts[2]
+    assert again.fingerprints == data.fingerprints and numbers(again.evaluation) == parts[2]
     assert held_out(rows(92), sets, 3, 8, 0).fingerprints["data"] != data.fingerprints["data"]
     assert "detection is not measured" in held_out(rows(91), None, 3, 8, 0).notes[0]
 

@@ -6,8 +6,8 @@ import pytest
 from transformers import AutoModelForImageClassification
 
 from hydra_transformers import hydrate
-from hydra_transformers.search import candidate_models, hydration, results, strategy
-from hydra_transformers.search.deadline import Deadline, EndAtDeadline, OutOfTime
+from hydra_transformers.search import hydration, model_builder, results, strategy
+from hydra_transformers.search.resuming import Deadline, OutOfTime
 from hydra_transformers.search.strategy import Search
 from hydra_transformers.training import finetune
 from tests.search.tiny import FAST, TRAINING, fine_tunings, id_rows, ood_rows
@@ -25,59 +25,53 @@ def small(monkeypatch):
     monkeypatch.setattr(strategy, "budgets_of", lambda config, trunk_layers: [2])
 
 
-def test_the_first_hydra_is_the_choice_where_there_is_time_for_no_other_and_the_same_call_goes_on(tmp_path, capsys):
-    two, settings = fine_tunings("vit", 2), {**DATA, "output_dir": tmp_path / "hydra", **FAST, "progress": True}
-    found = hydrate(two, time_limit=AT_ONCE, **settings)
-    assert [each.name for each in found.table if each.is_hydra] == [found.chosen.name] == ["Hydra of 2"]
-    assert found.notes[-1].startswith("The time limit of 1 s came at 'Hydra of 2, first layer common'")
+def test_out_of_time_the_best_so_far_is_chosen_and_the_same_call_goes_on(tmp_path, monkeypatch, capsys):
+    two, settings = fine_tunings("vit", 2), {**DATA, "output_dir": tmp_path / "hydra", **FAST}
+    first = hydrate(two, time_limit=AT_ONCE, **settings | {"progress": True})
+    assert [each.name for each in first.table if each.is_hydra] == [first.chosen.name] == ["Hydra of 2"]
+    assert first.notes[-1].startswith("The time limit of 1 s came at 'Hydra of 2, first layer common'")
     said = capsys.readouterr().out
     assert "Time limit 1 s: cheap candidates come first, then the best so far is taken." in said
-    assert said.index("Time limit 1 s") < said.index("1. one model") and found.notes[-1] in said
-    assert AutoModelForImageClassification.from_pretrained(found.folder).num_members == 2
-    with pytest.MonkeyPatch.context() as patched:
-        judged = Search._judged
-        patched.setattr(Search, "_judged", lambda self, design, *rest: judged(self, check_is_new(design), *rest))
-        longer = hydrate(two, **settings)
-    assert any(each.design.pruned_by == "circuits" for each in longer.table)
-    assert not any("time limit" in note.lower() for note in longer.notes)
+    assert said.index("Time limit 1 s") < said.index("1. one model") and first.notes[-1] in said
+    assert AutoModelForImageClassification.from_pretrained(first.folder).num_members == 2
 
+    # Again, until the limit comes between two heads of the first circuit.
+    evaluated, extract, asked = Search._evaluated, model_builder.extract_circuit, []
 
-def check_is_new(design):
-    assert design.name not in ("one model", "Deep Ensemble of 2", "soup", "Hydra of 2"), "judged again"
-    return design
-
-
-def test_a_circuit_ends_between_two_heads_and_goes_on_from_there(tmp_path, monkeypatch):
-    two, settings = fine_tunings("vit", 2), {**DATA, "output_dir": tmp_path / "hydra", **FAST}
-    extract, asked = candidate_models.extract_circuit, []
+    def evaluate_if_new(self, design, *rest):
+        assert design.name not in ("one model", "Deep Ensemble of 2", "soup", "Hydra of 2"), "evaluated again"
+        return evaluated(self, design, *rest)
 
     def extract_and_use_up_the_time(*arguments, budget, **rest):
         asked.append(budget)
         monkeypatch.setattr(Deadline, "spent", 1e9)
         return extract(*arguments, budget=budget, **rest)
 
-    monkeypatch.setattr(candidate_models, "extract_circuit", extract_and_use_up_the_time)
-    found = hydrate(two, time_limit=60, **settings)
-    assert asked == [1] and found.notes[-1].startswith("The time limit of 60 min came at 'Hydra of 2")
-    assert not any(each.design.pruned_by for each in found.table)
+    monkeypatch.setattr(Search, "_evaluated", evaluate_if_new)
+    monkeypatch.setattr(model_builder, "extract_circuit", extract_and_use_up_the_time)
+    second = hydrate(two, time_limit=60, **settings)
+    assert asked == [1] and second.notes[-1].startswith("The time limit of 60 min came at 'Hydra of 2")
+    assert not any(each.design.pruned_by for each in second.table)
     [folder] = (tmp_path / "hydra-steps" / "circuits").iterdir()
     assert [len(json.loads(path.read_text())["circuit"]["ranking"]) for path in folder.iterdir()] == [1]
-    monkeypatch.setattr(candidate_models, "extract_circuit", extract)
-    assert any(each.design.pruned_by for each in hydrate(two, **settings).table)
+
+    monkeypatch.setattr(model_builder, "extract_circuit", extract)
+    last = hydrate(two, **settings)
+    assert any(each.design.pruned_by == "circuits" for each in last.table)
+    assert not any("time limit" in note.lower() for note in last.notes)
 
 
 def test_copies_of_one_model_are_pruned_by_taylor_scores_before_any_circuit(tmp_path, monkeypatch):
     [model] = fine_tunings("vit", 1)
-    monkeypatch.setattr(candidate_models, "extract_circuit", lambda *_, **__: pytest.fail("extracted"))
+    monkeypatch.setattr(model_builder, "extract_circuit", lambda *_, **__: pytest.fail("extracted"))
     found = hydrate(model, **DATA, time_limit=AT_ONCE, num_members=2, output_dir=tmp_path / "hydra", **FAST)
     assert found.chosen.design.pruned_by == "taylor" and "came at" in found.notes[-1]
 
 
 def test_a_training_ends_after_the_step_in_which_the_limit_came():
-    late, early = EndAtDeadline(Deadline(AT_ONCE)), EndAtDeadline(Deadline(None))
-    early.on_step_end(None, None, None)
+    Deadline(None).on_step_end(None, None, None)
     with pytest.raises(OutOfTime):
-        late.on_step_end(None, None, None)
+        Deadline(AT_ONCE).on_step_end(None, None, None)
 
 
 def test_fine_tunings_are_shortened_to_half_of_the_limit_and_stay_so(tmp_path, monkeypatch, capsys):
@@ -85,7 +79,7 @@ def test_fine_tunings_are_shortened_to_half_of_the_limit_and_stay_so(tmp_path, m
     given = {"train_data": tiny_dataset("vit", 40), "data": id_rows("vit"), "output_dir": tmp_path / "hydra"}
     given |= {"num_members": 2, "training_arguments": TRAINING | {"max_steps": 50}, **FAST}
     monkeypatch.setattr(hydration, "_seconds_of_a_step", lambda *_: 60.0)
-    monkeypatch.setattr(Search, "run", lambda self: stop())
+    monkeypatch.setattr(Search, "run", stop)
     for limit in (12.0, None):  # and a search that goes on keeps its trainings
         with pytest.raises(StopSearch), pytest.MonkeyPatch.context() as patched:
             patched.setattr(Search, "plan", "", raising=False)
@@ -100,7 +94,7 @@ class StopSearch(Exception):
     pass
 
 
-def stop():
+def stop(search):
     raise StopSearch
 
 

@@ -1,10 +1,10 @@
-"""Tiny models for the page, made once."""
+"""Tiny models for server and page, made once."""
 
 from pathlib import Path
 
 import pytest
 
-from tests.serving.page_models import save_clip_hydra, save_image_models, save_text_hydra
+from tests.serving.tiny import save_clip_hydra, save_image_models, save_text_hydra
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ from PIL import Image
 
 from hydra_transformers.serving.page import _respond, build_page, launch_page
 from hydra_transformers.serving.page_inputs import Limits
-from tests.serving.page_models import asked
+from tests.serving.tiny import asked
 from tests.tiny_data import CLASSES, pictures
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from hydra_transformers.serving.page import ONLY_WHAT_WAS_SENT, launch_page
-from tests.serving.page_models import asked
+from tests.serving.tiny import asked
 from tests.tiny_data import pictures
 
 

@@ -24,7 +24,7 @@ from hydra_transformers.serving.page_inputs import (
     read_image,
 )
 from hydra_transformers.uncertainty import calibrate, predict_decisions
-from tests.serving.page_models import asked
+from tests.serving.tiny import asked
 from tests.tiny_data import CLASSES, SIZES, picture_rows, pictures
 
 
@@ -242,7 +242,7 @@ def test_only_regular_files_are_opened_and_no_word_of_the_system_is_repeated(tmp
 def test_a_file_that_takes_too_long_is_given_up(tmp_path, monkeypatch):
     is_over = threading.Event()
     monkeypatch.setattr(page_inputs, "SECONDS_TO_READ", 0.05)
-    monkeypatch.setattr(page_inputs, "_regular_content", lambda path, most: is_over.wait(10))
+    monkeypatch.setattr(page_inputs, "_read_image", lambda *_: is_over.wait(10))
     with pytest.raises(RequestError, match=r"^slow\.png could not be read within 0\.05 seconds: send another file$"):
         read_image(tmp_path / "slow.png")
     is_over.set()
@@ -292,7 +292,7 @@ def test_examples_that_are_none_get_a_sentence(tmp_path):
     for path, reads, sentence in (
         ("nowhere", "images", "there are no examples"),
         ("latin.txt", "images", "is no folder: pass a folder of images"),
-        ("latin.txt", "texts", "is no text in UTF-8"),
+        ("latin.txt", "texts", "is not a text in UTF-8"),
         ("empty", "images", "has no examples in it: pass a folder of images"),
         ("empty", "texts", "has no examples in it: pass a text file"),
     ):

@@ -11,7 +11,7 @@ import pytest
 
 from tests import processes
 from tests.serving import child
-from tests.serving.tiny import base64_of, save_hydra
+from tests.serving.tiny import base64_of
 from tests.tiny_data import pictures
 
 
@@ -53,8 +53,8 @@ class Server:
 
 
 @pytest.mark.slow
-def test_killed_and_started_again_it_lost_nothing_but_what_was_in_flight(tmp_path):
-    server = Server(save_hydra(tmp_path, "vit"), tmp_path / "log.txt")
+def test_killed_and_started_again_it_lost_nothing_but_what_was_in_flight(folders, tmp_path):
+    server = Server(folders["images"], tmp_path / "log.txt")
     server.start()
     before = server.ask(PICTURES)
     files = {path.name: path.stat().st_mtime_ns for path in server.folder.iterdir()}

@@ -16,7 +16,7 @@ from hydra_transformers.cli.serve import predictor_of
 from hydra_transformers.hub.handler import MOST_LABELS, MOST_PIXELS, Answerer
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.serving import create_app
-from tests.serving.tiny import base64_of, save_hydra
+from tests.serving.tiny import base64_of
 from tests.tiny_data import CLASSES, pictures
 
 
@@ -37,11 +37,6 @@ FIELDS = {
 PICTURES = pictures([0, 1, 2], seed=4)
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    return {kind: save_hydra(tmp_path_factory.mktemp(kind), kind) for kind in ("vit", "bert", "clip")}
-
-
 def app_of(folder, **limits):
     return create_app(predictor_of(str(folder), device="cpu"), **limits)
 
@@ -49,8 +44,8 @@ def app_of(folder, **limits):
 @pytest.fixture(scope="module")
 def clients(folders):
     with (
-        TestClient(app_of(folders["vit"])) as vit,
-        TestClient(app_of(folders["bert"])) as bert,
+        TestClient(app_of(folders["images"])) as vit,
+        TestClient(app_of(folders["texts"])) as bert,
         TestClient(app_of(folders["clip"])) as clip,
     ):
         yield {"vit": vit, "bert": bert, "clip": clip}
@@ -77,7 +72,7 @@ def assert_same(found: list[dict], expected: list[dict]) -> None:
 
 
 def test_images_are_answered_as_by_predict(folders, clients):
-    hydra, processor = load_trained(folders["vit"]), ViTImageProcessorPil.from_pretrained(folders["vit"])
+    hydra, processor = load_trained(folders["images"]), ViTImageProcessorPil.from_pretrained(folders["images"])
     expected = hydra.predict(PICTURES, processor)
     found = asked(clients["vit"], [base64_of(image) for image in PICTURES])
     assert_same(found, expected)
@@ -88,7 +83,7 @@ def test_images_are_answered_as_by_predict(folders, clients):
 
 
 def test_texts_are_answered_as_by_predict(folders, clients):
-    hydra, tokenizer = load_trained(folders["bert"]), AutoTokenizer.from_pretrained(folders["bert"])
+    hydra, tokenizer = load_trained(folders["texts"]), AutoTokenizer.from_pretrained(folders["texts"])
     texts = ["a good film", "", "bad " * 300, {"text": "a film", "text_pair": "of joy"}]
     found = asked(clients["bert"], texts)
     assert_same(found, hydra.predict(texts, tokenizer))
@@ -114,8 +109,8 @@ def test_many_at_once_are_each_answered_as_alone(clients):
 
 def test_it_tells_what_it_is_and_that_it_is_well(folders, clients):
     about = clients["vit"].get("/")
-    assert about.json()["labels"] == CLASSES and about.json()["calibrated"] and about.json()["members"] == 2
-    assert about.json()["model"] == "hydra" and str(folders["vit"].parent) not in about.text
+    assert about.json()["labels"] == CLASSES and about.json()["calibrated"] and about.json()["members"] == 3
+    assert about.json()["model"] == "tiny-hydra" and str(folders["images"].parent) not in about.text
     assert clients["bert"].get("/").json()["calibrated"] is False
     assert clients["clip"].get("/").json()["kind"] == "zero-shot"
     health = clients["vit"].get("/health")
@@ -210,7 +205,7 @@ def test_requests_that_cannot_be_answered_are_told_why(kind, request_of, sentenc
 )
 def test_what_is_no_json_is_refused(body, clients):
     response = clients["vit"].post("/predict", content=body, headers={"content-type": "application/json"})
-    assert (response.status_code, response.json()) == (400, {"error": "the request is no JSON that can be read"})
+    assert (response.status_code, response.json()) == (400, {"error": "the request is not valid JSON"})
 
 
 def test_other_ways_and_types_are_refused(clients):
@@ -225,7 +220,7 @@ def test_other_ways_and_types_are_refused(clients):
 def test_the_api_has_a_page_about_itself_that_can_be_left_out(clients):
     assert "swagger" in clients["vit"].get("/docs").text
     api = clients["vit"].get("/openapi.json").json()
-    assert api["info"]["title"] == "hydra" and set(api["paths"]) == {"/", "/health", "/predict"}
+    assert api["info"]["title"] == "tiny-hydra" and set(api["paths"]) == {"/", "/health", "/predict"}
     request = api["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert set(request["properties"]) == {"inputs", "parameters"}
     with TestClient(create_app(Answerer(None, None, "text"), docs=False)) as client:
@@ -236,7 +231,7 @@ def test_the_api_has_a_page_about_itself_that_can_be_left_out(clients):
 
 
 def test_requests_that_are_too_large_are_refused_before_they_are_read(folders):
-    with TestClient(app_of(folders["vit"], max_body=1000)) as client:
+    with TestClient(app_of(folders["images"], max_body=1000)) as client:
         response = client.post("/predict", json={"inputs": "A" * 1000})
         assert response.status_code == 413 and "larger than 1,000 bytes" in response.json()["error"]
         headers = {"content-type": "application/json"}
@@ -269,7 +264,7 @@ def test_more_requests_than_may_wait_are_told_to_come_again():
         assert held.is_asked.wait(10)
         response = client.post("/predict", json={"inputs": "b"})
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")
-        assert response.json() == {"error": "1 requests wait already: come again"}
+        assert response.json() == {"error": "1 requests wait already: try again"}
         held.may_answer.set()
         assert first.result().json() == {"label": "a", "scores": []}
         assert client.post("/predict", json={"inputs": "b"}).status_code == 200
@@ -288,7 +283,7 @@ def test_a_failure_of_the_model_is_told_without_its_words():
 
 
 def test_the_command_refuses_what_it_cannot_serve(folders, tmp_path, capsys):
-    hydra = load_trained(folders["bert"])
+    hydra = load_trained(folders["texts"])
     hydra.config.problem_type = "regression"
     hydra.save_pretrained(tmp_path)
     assert main(["serve", str(tmp_path)]) == 2

@@ -1,37 +1,69 @@
-"""A tiny calibrated Hydra of images, and one of texts, in folders with their processors; images as requests hold them."""
+"""Tiny Hydras in folders with their processors; images as requests hold them."""
 
 import base64
 import io
-import warnings
 from pathlib import Path
 
 import torch
 from PIL import Image
-from transformers import AutoTokenizer, CLIPProcessor, ViTImageProcessorPil
+from torch import nn
+from transformers import (
+    AutoTokenizer,
+    BertForSequenceClassification,
+    CLIPModel,
+    CLIPProcessor,
+    ViTForImageClassification,
+    ViTImageProcessorPil,
+)
 
-from hydra_transformers import AutoHydra
-from hydra_transformers.models.auto import load_trained
-from tests.tiny_data import pictures, save_bert, save_clip, save_vit
+from hydra_transformers import AutoHydra, load_data
+from hydra_transformers.cli.serve import predictor_of
+from hydra_transformers.serving import Predictor
+from tests.tiny_data import picture_rows, save_bert, save_clip, save_vit
 
 
-def save_hydra(folder: Path, kind: str) -> Path:
-    """kind: "vit", calibrated, "bert" or "clip" """
-    save = {"vit": save_vit, "bert": save_bert, "clip": save_clip}[kind]
-    backbone = load_trained(save(folder / "backbone"))
-    cut = [{0: [head]} if kind != "clip" else {"vision": {0: [head]}} for head in range(2)]
-    hydra = AutoHydra.from_pruned_members([AutoHydra.from_backbone(backbone, heads) for heads in cut])
-    reader = {"vit": ViTImageProcessorPil, "bert": AutoTokenizer, "clip": CLIPProcessor}[kind]
-    processor = reader.from_pretrained(folder / "backbone")
-    if kind == "vit":
-        labels = [index % 3 for index in range(60)]
-        pixel_values = processor(pictures(labels), return_tensors="pt")["pixel_values"]
-        data = [{"pixel_values": pixel_values, "labels": torch.tensor(labels)}]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # nothing was learnt, so the temperature is at an end of its range
-            hydra.calibrate(data, target={"coverage": 0.5}, alpha=0.3)
-    hydra.save_pretrained(folder / "hydra")
-    processor.save_pretrained(folder / "hydra")
-    return folder / "hydra"
+PRUNED = [{0: [0]}, {1: [1, 2]}, {0: [3], 1: [0]}]
+
+
+def hydra_of(backbone: nn.Module, pruned: list = PRUNED) -> nn.Module:
+    """Three members that differ in the heads that they keep, and in their own weights."""
+    members = [AutoHydra.from_backbone(backbone, heads) for heads in pruned]
+    with torch.no_grad():
+        for seed, member in enumerate(members):
+            random = torch.Generator().manual_seed(seed)
+            for weight in member.parameters():
+                weight += 0.15 * torch.randn(weight.shape, generator=random)
+    return AutoHydra.from_pruned_members(members).eval()
+
+
+def save_image_models(folder: Path) -> tuple[Path, Path]:
+    """A calibrated Hydra that refuses half of all pictures, and its backbone."""
+    single = save_vit(folder / "single-vit")
+    processor = ViTImageProcessorPil.from_pretrained(single)
+    hydra = hydra_of(ViTForImageClassification.from_pretrained(single))
+    hydra.calibrate(load_data(picture_rows(60), processor), target={"coverage": 0.5}, alpha=0.2)
+    hydra.save_pretrained(folder / "tiny-hydra")
+    processor.save_pretrained(folder / "tiny-hydra")
+    return folder / "tiny-hydra", single
+
+
+def save_text_hydra(folder: Path) -> Path:
+    backbone = save_bert(folder / "bert")
+    hydra_of(BertForSequenceClassification.from_pretrained(backbone)).save_pretrained(folder / "text-hydra")
+    AutoTokenizer.from_pretrained(backbone).save_pretrained(folder / "text-hydra")
+    return folder / "text-hydra"
+
+
+def save_clip_hydra(folder: Path) -> Path:
+    backbone = save_clip(folder / "clip")
+    towers = [{"vision": {0: [head]}, "text": {1: [head]}} for head in range(2)]
+    hydra_of(CLIPModel.from_pretrained(backbone), towers).save_pretrained(folder / "clip-hydra")
+    CLIPProcessor.from_pretrained(backbone).save_pretrained(folder / "clip-hydra")
+    return folder / "clip-hydra"
+
+
+def asked(folder: Path) -> Predictor:
+    return predictor_of(str(folder), device="cpu")
 
 
 def base64_of(image: Image.Image, format: str = "PNG", **options) -> str:

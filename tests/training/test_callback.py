@@ -39,8 +39,10 @@ def heads_behind(model, name: str) -> int | None:
     return sum(map(len, heads)) if found["member"] is None else len(heads[int(found["member"])])
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("family", ["vit", "bert", "clip"])
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [*(("vit", form) for form in FORMS), ("bert", "backbone"), ("bert", "fused"), ("clip", "fused")],
+)
 def test_embeddings_stay_bit_for_bit_and_all_else_trains(family, form, tmp_path):
     model = tiny_model(family, form)
     before = copy_of_weights(model)

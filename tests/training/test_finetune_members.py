@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -57,10 +58,22 @@ def data():
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    """Two members as an undisturbed run leaves them."""
+def unbroken_run(tmp_path_factory):
+    """Two members as an undisturbed run leaves them, and their folder."""
     rows, output_dir = (tiny_dataset("vit"), tiny_dataset("vit", 6, seed=2)), tmp_path_factory.mktemp("unbroken")
-    return finetune_members(tiny_members(FAMILIES["vit"])[:2], SHORT, *rows, output_dir=output_dir, **ARGUMENTS)
+    members = tiny_members(FAMILIES["vit"])[:2]
+    return finetune_members(members, SHORT, *rows, output_dir=output_dir, **ARGUMENTS), output_dir
+
+
+@pytest.fixture
+def unbroken(unbroken_run):
+    return unbroken_run[0]
+
+
+@pytest.fixture
+def finished(unbroken_run, tmp_path):
+    """A copy of the folder of that run."""
+    return shutil.copytree(unbroken_run[1], tmp_path / "finished")
 
 
 def with_dropout(model):
@@ -89,10 +102,9 @@ def test_members_are_trained_and_those_passed_in_stay(members, data, tmp_path):
     HydraViTForImageClassification.from_pruned_members(tuned)
 
 
-def test_a_member_can_be_loaded_from_its_folder(members, data, tmp_path):
-    tuned = finetune_members(members[:1], SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
-    assert_same_weights(HydraViTForImageClassification.from_pretrained(tmp_path / "member-0"), tuned[0])
-    assert not list(tmp_path.rglob("checkpoint-*"))
+def test_a_member_can_be_loaded_from_its_folder(unbroken, finished):
+    assert_same_weights(HydraViTForImageClassification.from_pretrained(finished / "member-0"), unbroken[0])
+    assert not list(finished.rglob("checkpoint-*"))
 
 
 def test_each_member_has_its_own_order_of_the_data(members, data, tmp_path):
@@ -143,14 +155,13 @@ def test_grid_means_the_grid_of_the_recipe(members, data, tmp_path):
     assert sorted(path.name for path in (tmp_path / "member-0").glob("lr-*")) == ["lr-0.01", "lr-0.1"]
 
 
-def test_finished_members_are_not_trained_again(members, data, tmp_path, capsys):
-    tuned = finetune_members(members[:1], SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
+def test_finished_members_are_not_trained_again(unbroken, finished, members, data, capsys):
     unreadable = Interrupting(data[0], reads=0)  # once it is known
     # A bar more or less makes no other run.
     again = finetune_members(
-        members[:1], SHORT, unreadable, data[1], output_dir=tmp_path, **ARGUMENTS | {"logging_steps": 1}
+        members, SHORT, unreadable, data[1], output_dir=finished, **ARGUMENTS | {"logging_steps": 1}
     )
-    assert_same_weights(tuned[0], again[0])
+    assert_same_weights(unbroken[0], again[0])
     assert "member-0: already finished" in capsys.readouterr().out
 
 
@@ -385,16 +396,15 @@ def test_the_accuracy_of_answers_that_are_no_numbers_is_none():
 # Folders
 
 
-def test_other_data_of_the_same_length_is_refused_where_a_fine_tuning_has_finished(members, data, tmp_path):
-    same = {"output_dir": tmp_path, **ARGUMENTS}
-    finetune_members(members[:1], SHORT, *data, **same)
+def test_other_data_of_the_same_length_is_refused_where_a_fine_tuning_has_finished(finished, members, data):
+    same = {"output_dir": finished, **ARGUMENTS}
     other = tiny_dataset("vit", seed=7)
     with pytest.raises(ValueError, match=r"member-0 holds another fine-tuning \(other train_data\): pass another"):
-        finetune_members(members[:1], SHORT, other, data[1], **same)
+        finetune_members(members, SHORT, other, data[1], **same)
     relabelled = [{**row, "labels": (row["labels"] + 1) % 3} for row in data[1]]
     with pytest.raises(ValueError, match=r"member-0 holds another fine-tuning \(other validation_data\)"):
-        finetune_members(members[:1], SHORT, data[0], relabelled, **same)
-    finetune_members(members[:1], SHORT, copy.deepcopy(data[0]), copy.deepcopy(data[1]), **same)
+        finetune_members(members, SHORT, data[0], relabelled, **same)
+    finetune_members(members, SHORT, copy.deepcopy(data[0]), copy.deepcopy(data[1]), **same)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -421,10 +431,11 @@ def test_what_a_killed_process_left_of_a_file_does_not_hold_a_folder(members, da
     finetune_members(members[:1], SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
 
 
-def test_members_may_join_and_not_leave(members, data, tmp_path):
-    same = {"output_dir": tmp_path, **ARGUMENTS}
-    finetune_members(members[:1], SHORT, *data, **same)
-    finetune_members(members, SHORT, *data, **same)
+def test_members_may_join_and_not_leave(finished, members, data):
+    same = {"output_dir": finished, **ARGUMENTS}
+    shutil.rmtree(finished / "member-1")
+    (finished / "members.json").write_text('{"members": 1}')
+    assert len(finetune_members(members, SHORT, *data, **same)) == 2
     with pytest.raises(ValueError, match="holds 2 members, and these are 1: pass another output_dir"):
         finetune_members(members[:1], SHORT, *data, **same)
 
@@ -454,17 +465,16 @@ def test_a_checkpoint_without_the_random_numbers_of_every_process_is_not_whole(t
     assert last_checkpoint(tmp_path).name == "checkpoint-6"
 
 
-def test_weights_that_a_folder_lacks_are_not_drawn_at_random(members, data, tmp_path):
-    finetune_members(members[:1], SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
-    file = tmp_path / "member-0" / "model.safetensors"
+def test_weights_that_a_folder_lacks_are_not_drawn_at_random(finished, members, data):
+    file = finished / "member-0" / "model.safetensors"
     weights = load_file(file)
     del weights["classifier.weight"]
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(ValueError, match=r"member-0 has no weights for classifier\.weight: remove that folder"):
-        finetune_members(members[:1], SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
+        finetune_members(members, SHORT, *data, output_dir=finished, **ARGUMENTS)
     file.write_bytes(b"half")
     with pytest.raises(ValueError, match=r"the weights in .*member-0 are broken \(.*\): remove that folder"):
-        finetune_members(members[:1], SHORT, *data, output_dir=tmp_path, **ARGUMENTS)
+        finetune_members(members, SHORT, *data, output_dir=finished, **ARGUMENTS)
 
 
 def test_a_learning_rate_of_its_own_resumes_and_changes_the_classifier(members, data, tmp_path):

@@ -35,8 +35,16 @@ def numbers_in(name: str) -> list[int]:
     return [int(piece) for piece in name.split(".") if piece.isdigit()]
 
 
-@pytest.mark.parametrize("form", ["member", "fused", "backbone"])
-@pytest.mark.parametrize("name", ["imagenet1k", "cifar100", "sst2"])
+@pytest.mark.parametrize(
+    ("name", "form"),
+    [
+        ("imagenet1k", "fused"),
+        ("cifar100", "fused"),
+        ("sst2", "fused"),
+        ("cifar100", "member"),
+        ("cifar100", "backbone"),
+    ],
+)
 def test_what_trains_and_what_stays_bit_for_bit(name, form, tmp_path):
     """Seven layers, of which cifar100 trains five; one step at learning rate 0, then two that count."""
     model = tiny_model(FAMILY[name], form, num_hidden_layers=7)

@@ -1,4 +1,4 @@
-"""The target that a user names, and the candidate that it chooses."""
+"""The target of a search, the candidate that it chooses, and the reasons."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,36 +6,31 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..reports.gains import NO_DIFFERENCE, Gain
-from .candidates import Candidate, best_first
-from .designs import SOUP
+from .candidates import SOUP, Candidate, best_first
 
 
-POINTS = 0.5  # what "balance" gives for time, and "quality" of accuracy for detection
+POINTS = 0.5  # of quality that "balance" gives up for time, and of accuracy that "quality" gives up for detection
 FORMS = '"balance", "quality", {"cost": 1.3} or {"accuracy_within": 0.5}'
 
 
 @dataclass(frozen=True)
 class Target:
-    """What `hydrate` looks for; `target_of` makes one.
+    """The target of `hydrate`; `target_of` makes one.
 
-    kind: "balance": the fastest Hydra whose quality is at most half a point below the best Hydra's.
-        "cost": the best quality of those that take at most `value` times one model's time.
-        "accuracy_within": the best detection of those whose accuracy is at most `value` points below the best Hydra's;
-        "quality" is the same with half a point.
-    value: times one model's time, or points
+    kind: "balance", the fastest Hydra whose quality is at most `value` points below the best Hydra's;
+        "cost", the best quality among Hydras that take at most `value` times one model's time;
+        "accuracy_within", the best detection among Hydras whose accuracy is at most `value` points below the best Hydra's
     """
 
     kind: str
     value: float
 
     def __str__(self) -> str:
-        if self.kind == "balance":
-            return "balance"
-        return f"{self.kind} {self.value:g}"
+        return "balance" if self.kind == "balance" else f"{self.kind} {self.value:g}"
 
 
 def target_of(target: Any, has_ood_data: bool) -> Target:
-    """The target in the words that users pass it in; refuses others, and those that cannot be met without OOD data."""
+    """Reads a target as users pass it: "balance", "quality", {"cost": 1.3} or {"accuracy_within": 0.5}."""
     if target == "balance":
         return Target("balance", POINTS)
     found = {"accuracy_within": POINTS} if target == "quality" else target
@@ -48,8 +43,8 @@ def target_of(target: Any, has_ood_data: bool) -> Target:
         raise ValueError("target has cost 0, which nothing meets: pass a multiple of one model's time, such as 1.3")
     if kind == "accuracy_within" and not has_ood_data:
         raise ValueError(
-            f"target is {target!r}, which is about the best detection, and without ood_data that is not measured: pass "
-            'ood_data, or the target "balance"'
+            f"target is {target!r}, the best detection, and without ood_data that is not measured: pass ood_data, or the "
+            'target "balance"'
         )
     return Target(kind, float(value))
 
@@ -69,7 +64,7 @@ def in_order(candidates: Sequence[Candidate], target: Target) -> list[Candidate]
 
 
 def choose(candidates: Sequence[Candidate], target: Target) -> Candidate:
-    """The candidate that the target makes the choice."""
+    """The candidate that fits the target best."""
     found = in_order(candidates, target)
     if found:
         return found[0]
@@ -86,7 +81,7 @@ def choose(candidates: Sequence[Candidate], target: Target) -> Candidate:
 
 
 def next_best(candidates: Sequence[Candidate], target: Target, count: int = 3) -> list[Candidate]:
-    """What the choice would be without the first, and without that one, and so on."""
+    """The choices that would follow if each choice before was left out."""
     found: list[Candidate] = []
     for _ in range(count + 1):
         left = in_order([each for each in candidates if each not in found], target)
@@ -95,9 +90,9 @@ def next_best(candidates: Sequence[Candidate], target: Target, count: int = 3) -
 
 
 def why(chosen: Candidate, candidates: Sequence[Candidate], target: Target, gains: Mapping[str, Gain]) -> str:
-    """What was chosen and why, in a few sentences.
+    """The choice and its reasons in a few sentences.
 
-    gains: for every other candidate, by name, what its quality is above the chosen one's
+    gains: name of every other candidate -> its gain in quality over the chosen one
     """
     hydras = [each for each in candidates if each.is_hydra]
     reasons = {
@@ -128,7 +123,6 @@ def why(chosen: Candidate, candidates: Sequence[Candidate], target: Target, gain
 
 
 def _compared(gain: Gain) -> str:
-    """In quality, which is the accuracy where detection was not measured."""
     if gain.verdict == "no difference":
         return NO_DIFFERENCE
     return f"{gain.verdict}, {100 * gain.change.low:+.1f} to {100 * gain.change.high:+.1f} points"

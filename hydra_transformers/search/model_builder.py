@@ -1,9 +1,8 @@
-"""Builds the model that a design describes; whatever takes long is found in the folder of steps again."""
+"""Builds the model of a design; circuits and tuned members are read from the folder of steps where they are finished."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -15,10 +14,9 @@ from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
 from ..pruning import Circuit, draw_members, extract_circuit
 from ..training import Recipe, finetune_members
-from .deadline import Deadline, EndAtDeadline
-from .designs import DEEP_ENSEMBLE, ONE_MODEL, SOUP, Design, heads_behind
-from .held_out import HeldOut, rows_of
-from .steps_folder import StepsFolder
+from .candidates import DEEP_ENSEMBLE, ONE_MODEL, SOUP, Design, heads_behind
+from .resuming import Deadline, StepsFolder
+from .sources import HeldOut, rows_of
 
 
 class SameMembersError(ValueError):
@@ -35,13 +33,13 @@ class Tuning:
 
 
 @dataclass
-class CandidateModels:
-    """Makes candidates of some models.
+class ModelBuilder:
+    """Builds candidates.
 
     models: several fine-tunings, or one
-    num_members: of a Hydra at most
+    num_members: the most of a Hydra
     tuning: None where there is nothing to train with
-    check_time: raises `OutOfTime`, between the removals of heads and the steps of a training
+    check_time: raises `OutOfTime`; called between two heads of a circuit
     """
 
     models: list[PreTrainedModel]
@@ -63,9 +61,16 @@ class CandidateModels:
     def config(self) -> PreTrainedConfig:
         return encoder_config(self.models[0])
 
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """The objectives of circuits: one, or for three copies of one model one each."""
+        if self.data.ood_search is None:
+            return ("acc",)
+        return ("acc", "ood", "avg") if self.is_one and self.num_members == 3 else ("avg",)
+
     @cached_property
     def equal_layers(self) -> int:
-        """How many first layers fine-tunings have in common already."""
+        """How many first layers the fine-tunings have in common already."""
         return AutoHydra.from_pruned_members(self.models).config.trunk_layers
 
     def model_of(self, design: Design) -> nn.Module:
@@ -76,11 +81,11 @@ class CandidateModels:
         if design.kind == SOUP:
             return soup(self.models)
         trunk = None if self.is_one or set(design.shared) != set(SHARED_PARTS) else design.trunk_layers
-        # Circuits of one model may spare the same heads: that the members are one model then shows in the results.
+        # Circuits of one model may spare the same heads; the results then show that members are equal.
         return AutoHydra.from_pruned_members(self.members_of(design), design.shared, trunk, allow_equal=True)
 
     def members_of(self, design: Design) -> list[PreTrainedModel]:
-        """The design's members: the first ones of those that there are."""
+        """The first members of as many as there are."""
         if design.pruned_by is None:
             return self.models[: design.members]
         if design.tuned:
@@ -107,7 +112,7 @@ class CandidateModels:
     def _tuned_members(self, design: Design) -> list[PreTrainedModel]:
         recipe = self.tuning.recipe
         if self.is_one and design.trunk_layers:
-            recipe = replace(recipe, trunk_layers=design.trunk_layers)  # what is common stays so
+            recipe = replace(recipe, trunk_layers=design.trunk_layers)  # which stay common
         return finetune_members(
             self.members_of(replace(design, tuned=False)),
             recipe,
@@ -115,50 +120,33 @@ class CandidateModels:
             list(rows_of(self.data.search)),
             self.steps.folder / "tuned" / design.key,
             seed=self.seed,
-            callbacks=[EndAtDeadline(self.deadline)],
+            callbacks=[self.deadline],
             **self.tuning.arguments,
         )
 
-    # Circuits
-
-    @property
-    def objectives(self) -> tuple[str, ...]:
-        """Of one model's circuits."""
-        if self.data.ood_search is None:
-            return ("acc",)
-        return ("acc", "ood", "avg") if self.num_members == 3 else ("avg",)
-
     def circuits_of(self, design: Design) -> list[Circuit] | None:
-        """Those by which a design's members lost their heads."""
+        """The circuits by which a design's members lose their heads."""
         if design.pruned_by == "circuits":
             return [each.first(design.budget) for each in self._circuits(design)[: design.members]]
         return self._circuits(design)[-1:] if design.pruned_by == "samples" else None
 
     def _ranked(self, design: Design) -> int:
-        """How many heads a circuit must rank for a design: twice as many as go where members are sampled from it."""
+        """How many heads a circuit must rank for a design: twice its budget where members are sampled."""
         if design.pruned_by == "circuits":
             return design.budget
         most = heads_behind(self.config, design.trunk_layers) - 1
         return min(max(2 * design.budget, design.budget + self.num_members - 1), most)
 
     def _circuits(self, design: Design) -> list[Circuit]:
-        """One of each fine-tuning; of one model, one by objective. Those for more heads begin with those for fewer."""
-        ranked, folder = self._ranked(design), self.steps.folder / "circuits" / f"trunk-{design.trunk_layers}"
+        """One for each fine-tuning, or for one model one for each objective. Larger ones begin with smaller ones."""
         if self.is_one:
-            return [
-                self._extracted(self.models[0], each, ranked, design.trunk_layers, folder / f"{each}.json")
-                for each in self.objectives
-            ]
-        objective = "acc" if self.data.ood_search is None else "avg"
-        return [
-            self._extracted(model, objective, ranked, design.trunk_layers, folder / f"circuit-{place}.json")
-            for place, model in enumerate(self.models)
-        ]
+            return [self._circuit(self.models[0], design, each, each) for each in self.objectives]
+        [objective] = self.objectives
+        return [self._circuit(model, design, objective, f"circuit-{place}") for place, model in enumerate(self.models)]
 
-    def _extracted(
-        self, model: PreTrainedModel, objective: str, ranked: int, trunk_layers: int, checkpoint: Path
-    ) -> Circuit:
-        # Head by head where the time is limited: each call goes on from the checkpoint of the one before.
+    def _circuit(self, model: PreTrainedModel, design: Design, objective: str, name: str) -> Circuit:
+        ranked = self._ranked(design)
+        # Head by head where the time is limited: each call continues from the checkpoint of the one before.
         for count in range(1, ranked + 1) if self.deadline.is_set else [ranked]:
             self.check_time()
             circuit = extract_circuit(
@@ -167,9 +155,9 @@ class CandidateModels:
                 self.data.ood_search,
                 objective,
                 budget=count,
-                trunk_layers=trunk_layers,
+                trunk_layers=design.trunk_layers,
                 batch_size=self.batch_size,
-                checkpoint=checkpoint,
+                checkpoint=self.steps.folder / "circuits" / f"trunk-{design.trunk_layers}" / f"{name}.json",
                 progress=self.progress,
             )
         return circuit

@@ -1,10 +1,14 @@
-"""The folder of a search's finished steps, from which the same call goes on."""
+"""Ending a search in time and resuming it: the deadline, and the folder of finished steps."""
 
 import hashlib
 import json
+import math
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from transformers import TrainerCallback
 
 from .._io.files import parse_json, remove_leftovers, write_atomically
 
@@ -12,11 +16,48 @@ from .._io.files import parse_json, remove_leftovers, write_atomically
 IDENTITY = "hydration.json"
 
 
-class StepsFolder:
-    """Belongs to one search: the same models, data and settings, whatever the target and the time limit.
+class OutOfTime(Exception):
+    """The time limit has passed."""
 
-    folder: is made, or gone on with; one of another search is refused
-    identity: what the steps depend on
+
+class Deadline(TrainerCallback):
+    """Starts when it is made; as a callback of Trainer it ends a training, whose last checkpoint stays.
+
+    minutes: None for no limit
+    """
+
+    def __init__(self, minutes: float | None):
+        self.seconds = math.inf if minutes is None else 60 * minutes
+        self.start = time.monotonic()
+
+    @property
+    def is_set(self) -> bool:
+        return math.isfinite(self.seconds)
+
+    @property
+    def spent(self) -> float:
+        return time.monotonic() - self.start
+
+    def check(self) -> None:
+        if self.spent > self.seconds:
+            raise OutOfTime
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.check()
+
+
+def in_words(seconds: float) -> str:
+    """1 s, 40 s, 3 min, 1.5 h"""
+    if seconds < 90:
+        return f"{max(1, math.ceil(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class StepsFolder:
+    """The finished steps of one search: the same models, data and settings, whatever the target and the time limit.
+
+    folder: made if it does not exist; refused if it belongs to another search
+    identity: everything that the steps depend on
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any]):
@@ -48,18 +89,17 @@ class StepsFolder:
         return path.with_name(f"{path.name}.json")
 
     def read(self, *place: str) -> dict[str, Any] | None:
-        """What `write` left there; None where there is nothing, or a record of another search."""
+        """The record that `write` left there; None where there is none, or one of another search."""
         path = self.path(*place)
         return _object_in(path) if self.has_made(path) else None
 
     def has_made(self, path: Path) -> bool:
-        """Whether a JSON file, of this folder or another, is of this search."""
+        """Whether a JSON file, in this folder or another, is of this search."""
         record = _object_in(path) if path.exists() else None
         return record is not None and record.get("made_from") == self.digest
 
     def write(self, record: Mapping[str, Any], *place: str) -> None:
-        text = json.dumps({"made_from": self.digest, **record}, indent=1)
-        write_atomically(self.path(*place), text + "\n")
+        write_atomically(self.path(*place), json.dumps({"made_from": self.digest, **record}, indent=1) + "\n")
 
 
 def _object_in(path: Path) -> dict[str, Any] | None:

@@ -1,0 +1,176 @@
+"""The texts and code of a card that depend on the model's task."""
+
+from dataclasses import dataclass, replace
+from string import Template
+
+
+@dataclass(frozen=True)
+class Task:
+    """
+    pipeline_tag: the Hub's name of the task
+    subject, limit: what the model does, and its own limit, as parts of the card's texts
+    model_class, processor_class, processor: the Auto classes that load it, and a name for the processor
+    imports, setup, example, inputs: code of the snippets: how an input comes about, and how it is prepared
+    prediction: code for the label of the mean
+    logits_name, logits_are: the output that holds the ensemble's answer, and what that is
+    decomposed: the call of this package that computes what the snippet does
+    uncertainty: code from the members' logits to `mean`, `total`, `aleatoric` and `epistemic`
+    """
+
+    pipeline_tag: str
+    subject: str
+    limit: str
+    model_class: str
+    processor_class: str
+    processor: str
+    imports: str
+    example: str
+    inputs: str
+    setup: str = ""
+    prediction: str = "model.config.id2label[mean.argmax(-1).item()]"
+    logits_name: str = "logits"
+    logits_are: str = "the log of the members' mean probability"
+    decomposed: str = "decompose(outputs.member_logits)"
+    uncertainty: str = """
+members = outputs.member_logits.softmax(-1)  # (batch, members, classes)
+mean = members.mean(1)
+total = torch.special.entr(mean).sum(-1)
+aleatoric = torch.special.entr(members).sum(-1).mean(1)
+epistemic = total - aleatoric
+"""
+
+    @property
+    def intended_use(self) -> str:
+        return (
+            f"{self.subject}, where a wrong answer given with confidence is worse than no answer: sort out inputs with high total "
+            "uncertainty for a person to look at, and inputs with high epistemic uncertainty as unlike the training data.\n\n"
+            "Not meant for decisions about people or for safety-critical use without tests on your own data."
+        )
+
+    @property
+    def limits(self) -> str:
+        one = "- The members come from one pre-trained model and share most of their weights: where it is wrong, all of them may be."
+        return "\n".join([UNUSUAL, one, CALIBRATED, f"- {self.limit}"])
+
+    def snippet(self, repo_id: str) -> str:
+        """Code that runs as it is, for a Hydra in this repository."""
+        classes = ", ".join(sorted([self.model_class, self.processor_class]))
+        return HYDRA_SNIPPET.substitute(vars(self), classes=classes).replace("REPO", repo_id).strip()
+
+    def baseline_snippet(self, repo_id: str) -> str:
+        """The same for a baseline, which this package loads; one around two towers brings its own."""
+        snippet = BASELINE_LOADING if self.logits_name == "logits_per_image" else BASELINE_SNIPPET
+        return Template(snippet).substitute(vars(self)).replace("REPO", repo_id).strip()
+
+
+UNUSUAL = (
+    "- Uncertainty is relative to the data the model was trained and judged on. An unusual input can still get a confident "
+    "answer."
+)
+CALIBRATED = "- Confidence is calibrated only as far as the evaluation shows. For new data, fit a temperature on a validation set."
+BASELINE_LIMITS = "\n".join(
+    [UNUSUAL, CALIBRATED, "- It always answers with one of its classes, also where none of them fits."]
+)
+
+HYDRA_SNIPPET = Template("""
+$imports
+from transformers import $classes, pipeline
+$setup
+answer = pipeline("hydra-$pipeline_tag", model="REPO", trust_remote_code=True)
+print(answer($example))
+
+# The same from the members' logits
+$processor = $processor_class.from_pretrained("REPO")
+model = $model_class.from_pretrained("REPO", trust_remote_code=True).eval()
+$inputs
+with torch.no_grad():
+    outputs = model(**inputs)
+$uncertainty
+print($prediction, f"{mean.max():.0%}, epistemic {epistemic.item():.3f} nats")
+""")
+
+BASELINE_LOADING = """
+from hydra_transformers.baselines import Baseline
+from hydra_transformers.uncertainty import decompose
+
+model = Baseline.from_pretrained("REPO")
+"""
+BASELINE_SNIPPET = f"""
+$imports
+from transformers import $processor_class
+{BASELINE_LOADING}$processor = $processor_class.from_pretrained("REPO")$setup
+$inputs
+with torch.no_grad():
+    outputs = model(**inputs)
+found = decompose(outputs.member_logits)
+print(model.config.id2label[found.prediction.item()], f"total {{found.total.item():.3f}}, epistemic {{found.epistemic.item():.3f}}")
+"""
+
+IMAGES = Task(
+    pipeline_tag="image-classification",
+    subject="Image classification over the classes in `config.id2label`",
+    limit="It always answers with one of its classes, also where none of them is in the image.",
+    model_class="AutoModelForImageClassification",
+    processor_class="AutoImageProcessor",
+    processor="processor",
+    imports="import torch\nfrom PIL import Image",
+    example='"photo.jpg"',
+    inputs='inputs = processor(images=Image.open("photo.jpg").convert("RGB"), return_tensors="pt")',
+)
+TEXTS = Task(
+    pipeline_tag="text-classification",
+    subject="Text classification over the classes in `config.id2label`",
+    limit="It always answers with one of its classes, also for texts about something else.",
+    model_class="AutoModelForSequenceClassification",
+    processor_class="AutoTokenizer",
+    processor="tokenizer",
+    imports="import torch",
+    example='"A film that is worth your evening."',
+    inputs='inputs = tokenizer("A film that is worth your evening.", return_tensors="pt")',
+)
+SOUNDS = Task(
+    pipeline_tag="audio-classification",
+    subject="Audio classification over the classes in `config.id2label`",
+    limit="It always answers with one of its classes, also where none of them is to be heard.",
+    model_class="AutoModelForAudioClassification",
+    processor_class="AutoFeatureExtractor",
+    processor="extractor",
+    imports="import numpy as np\nimport torch",
+    setup="\nsound = np.zeros(16_000, dtype=np.float32)  # a waveform at the extractor's sampling rate",
+    example="sound",
+    inputs='inputs = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="pt")',
+)
+ZERO_SHOT = Task(
+    pipeline_tag="zero-shot-image-classification",
+    subject="Zero-shot image classification with class names of your choice",
+    limit="Answers and uncertainty depend on the prompts: the classes you name are the only ones it knows of.",
+    model_class="AutoModelForZeroShotImageClassification",
+    processor_class="AutoProcessor",
+    processor="processor",
+    imports="import torch\nfrom PIL import Image",
+    setup='\nlabels = ["cat", "dog", "boat"]\ntemplate = "A photo of a {}."',
+    example='"photo.jpg", candidate_labels=labels, hypothesis_template=template',
+    inputs="""prompts = [template.format(label) for label in labels]
+inputs = processor(text=prompts, images=Image.open("photo.jpg").convert("RGB"), return_tensors="pt", padding=True)""",
+    prediction="labels[mean.argmax(-1).item()]",
+    logits_name="logits_per_image",
+)
+# A model that says for each pair of an image and a text by itself whether they belong together.
+PAIRS = replace(
+    ZERO_SHOT,
+    limit="Each text is judged by itself: the probabilities of several need not add up to 1. They, and the uncertainty, depend "
+    "on the prompts, which are to be padded to full length as in training.",
+    inputs=ZERO_SHOT.inputs.replace("padding=True", 'padding="max_length", max_length=64'),
+    logits_are="the logit of the members' mean probability that image and text belong together",
+    decomposed='decompose(outputs.member_logits, "multi_label_classification")',
+    uncertainty="""
+members = outputs.member_logits.sigmoid()  # (images, members, texts): whether a text belongs to an image
+mean = members.mean(1)
+yes_or_no = torch.stack([members, 1 - members], -1)
+total = torch.special.entr(yes_or_no.mean(1)).sum((-2, -1))  # over all texts
+aleatoric = torch.special.entr(yes_or_no).sum((-2, -1)).mean(1)
+epistemic = total - aleatoric
+""",
+)
+
+TASKS = {task.model_class: task for task in (SOUNDS, IMAGES, TEXTS, ZERO_SHOT)}
