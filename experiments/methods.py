@@ -600,7 +600,7 @@ def with_temperature(method: str) -> str:
 
 
 def half_of(model: PreTrainedModel) -> int:
-        return model.config.num_hidden_layers // 2
+    return model.config.num_hidden_layers // 2
 
 
 def fused(members: Iterable[PreTrainedModel], **options) -> PreTrainedModel:
