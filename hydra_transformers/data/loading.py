@@ -11,7 +11,8 @@ from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedTokenizerBas
 
 from ..fusion.structure import without_weights
 from ..models import auto
-from ..models.pipeline_hydra import image_mode, most_tokens, read_image
+from ..models.pipeline_hydra import image_mode, read_image
+from ..models.pipeline_hydra_text import most_tokens
 from .columns import PLURALS, check_none_is_missing, find_columns, find_label_column, without_missing_columns
 from .labels import Labels, match_names, model_classes
 from .prediction import config_of

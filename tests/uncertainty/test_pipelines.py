@@ -15,8 +15,9 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.models.pipeline_hydra import HydraTextClassificationPipeline
+from hydra_transformers.models.pipeline_hydra_text import HydraTextClassificationPipeline
 from hydra_transformers.uncertainty import calibrate, decompose, predict_decisions
+from hydra_transformers.uncertainty.calibration import remember_weights
 from tests.tiny_data import CLASSES, picture_rows, pictures, save_bert, save_clip, save_vit
 
 
@@ -269,7 +270,7 @@ def test_answers_that_are_no_numbers_abstain(kind, folders):
     with torch.no_grad():
         hydra.classifier.weight.fill_(torch.nan)
     if kind == "calibrated":
-        hydra.decision.remember(hydra)
+        remember_weights(hydra.decision, hydra)
     [answer] = hydra.predict(IMAGES[:1], processor_for(folders / kind))
     assert answer["abstain"] is True and answer["reason"] == "The answer is not a number."
     if kind == "calibrated":
