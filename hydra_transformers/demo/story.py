@@ -30,16 +30,7 @@ from ..training import Recipe, finetune_from_pretrained
 from ..uncertainty import Calibration
 from .digits import KNOWN_DIGITS, DemoData, Images, load_data
 from .pretraining import accuracy, accuracy_on_turns, load_shipped_model, pretrain
-from .wording import (
-    Answer,
-    Example,
-    answer_line,
-    comparison,
-    comparison_table,
-    decision_sentence,
-    judgement,
-    picture,
-)
+from .wording import Answer, Example, answer_line, comparison, comparison_table, decision_sentence, judgement, picture
 
 
 MODEL_FOLDER, MARKER = "hydra-vit-digits", "demo.json"
