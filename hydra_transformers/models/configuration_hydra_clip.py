@@ -57,8 +57,9 @@ class HydraCLIPConfig(HydraTowersConfigMixin, CLIPConfig):
     sub_configs_defaults = towers.copy()
     sub_configs = towers.copy()  # the name that transformers < 5.19 reads
 
-    text_config: dict | HydraCLIPTextConfig | None = None
-    vision_config: dict | HydraCLIPVisionConfig | None = None
+    # The class first: validation prints the value for every type before the right one, and printing a config is slow.
+    text_config: HydraCLIPTextConfig | dict | None = None
+    vision_config: HydraCLIPVisionConfig | dict | None = None
 
     auto_classes = {
         "AutoConfig": "configuration_hydra_clip.HydraCLIPConfig",

@@ -63,8 +63,9 @@ class HydraSiglipConfig(HydraTowersConfigMixin, SiglipConfig):
     sub_configs_defaults = towers.copy()
     sub_configs = towers.copy()  # the name that transformers < 5.19 reads
 
-    text_config: dict | HydraSiglipTextConfig | None = None
-    vision_config: dict | HydraSiglipVisionConfig | None = None
+    # The class first: validation prints the value for every type before the right one, and printing a config is slow.
+    text_config: HydraSiglipTextConfig | dict | None = None
+    vision_config: HydraSiglipVisionConfig | dict | None = None
 
     auto_classes = {
         "AutoConfig": "configuration_hydra_siglip.HydraSiglipConfig",

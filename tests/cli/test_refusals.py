@@ -67,7 +67,7 @@ def no_work(monkeypatch):
     """Fails a test in which a training, an extraction or a search begins."""
     for module, names in (
         (member_plan, ("extract_circuit", "draw_members")),
-        (finetune, ("_train",)),
+        (finetune._FineTuning, ("_trained",)),
         (build, ("run_step",)),
         (card, ("load_model",)),
         (hydration, ("finetune_from_pretrained",)),
@@ -191,7 +191,7 @@ REFUSED = {
         ("--freeze-trunk", "--freeze-trunk is for a trunk, and there is none"),
         ("--time-limit 5", "--time-limit is for --target"),
         ("--output full", "full exists already"),
-        ("--output single", "--output is called single"),
+        ("--output single", "--output is single, a name of the evaluation"),
         ("--device nowhere", NOWHERE),
     ],
     "target": [

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from hydra_transformers.pruning import oba_prune, oba_scores, prune_heads
-from hydra_transformers.pruning.calibration import Calibration
+from hydra_transformers.pruning.gradient_scores import Calibration
 from hydra_transformers.pruning.oba import _differentiable_twice, ranked_weights, second_order_changes
 from hydra_transformers.training import KeepZerosCallback, recipe
 from tests.families import CLIP_CLASSIFIER
@@ -116,7 +116,7 @@ def test_the_score_of_the_authors_and_several_steps_choose_other_weights():
 
 
 @pytest.mark.parametrize("name", ["bert", "clip"])
-def test_the_batch_size_leaves_no_trace_and_the_model_stays_as_it_was(name):
+def test_the_batch_size_does_not_matter_and_the_model_stays_as_it_was(name):
     model, batches, _, prompts = family(name)
     rows = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
     towers = ("vision", "text") if name == "clip" else None
