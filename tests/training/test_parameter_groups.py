@@ -21,7 +21,8 @@ EXPECTED = {
         o_proj.bias out_proj.weight out_proj.bias self.query.weight self.query.bias self.key.weight self.key.bias
         self.value.weight self.value.bias attn.q.weight attn.q.bias attn.k.weight attn.k.bias attn.v.weight attn.v.bias
         attn.o.weight attn.o.bias attention.output.dense.weight attention.output.dense.bias attn.Wqkv.weight attn.Wo.weight""",
-    "mlp": """layer_scale2.lambda1 lin1.weight lin1.bias lin2.weight lin2.bias gate_proj.weight gate_proj.bias
+    "mlp": """layer_scale2.lambda1 weights_in.weight weights_in.bias weights_out.weight weights_out.bias
+        lin1.weight lin1.bias lin2.weight lin2.bias gate_proj.weight gate_proj.bias
         up_proj.weight up_proj.bias down_proj.weight down_proj.bias fc1.weight fc1.bias fc2.weight fc2.bias intermediate.dense.weight intermediate.dense.bias
         layer.output.dense.weight layer.output.dense.bias mlp.Wi.weight mlp.Wo.weight""",
     "layernorm": """layernorm_before.weight layernorm_before.bias layernorm_after.weight layernorm_after.bias
