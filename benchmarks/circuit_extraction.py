@@ -23,8 +23,7 @@ import torch
 from transformers import ViTConfig, ViTForImageClassification
 
 from hydra_transformers.pruning import prune_heads
-from hydra_transformers.pruning.extraction import start_search
-from hydra_transformers.pruning.greedy import GreedySearch
+from hydra_transformers.pruning.extraction import GreedySearch
 from hydra_transformers.pruning.heads import as_heads_to_prune, heads_of
 from hydra_transformers.pruning.objectives import SampleValues, Score, objective_scores, sample_values
 from provenance import where_it_ran
@@ -202,7 +201,7 @@ def naive_and_engine(preset: Preset, folder: Path, device: str, dtype: torch.dty
 
     def start(mode: str) -> GreedySearch:
         budget = len(heads_of(pruned)) - 1
-        return start_search(pruned, id_batches, ood_batches, OBJECTIVE, budget=budget, mode=mode)
+        return GreedySearch(pruned, id_batches, ood_batches, OBJECTIVE, budget=budget, mode=mode)
 
     return NaiveLoop(model, id_batches, ood_batches, removed), start
 

@@ -63,7 +63,7 @@ def added_behind_the_product(layer, norm, heads, residual, batch, after=None):
 
 def mlp_added_behind_the_product(layer, total, states, is_launch_bound=False):
     """`_add_mlp` with a sum of its own."""
-    inner = fast_inference._inner(layer, states.view(-1, states.shape[-1]), is_launch_bound)
+    inner = layer.activation.forward(fast_inference.linear(states.view(-1, states.shape[-1]), *layer.fc1))
     return total + nn.functional.linear(inner, layer.fc2[0]).view(total.shape)
 
 

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from hydra_transformers.models.images import cut_into_patches
-
 
 def attend_to_all(
     module: nn.Module,
@@ -130,6 +128,14 @@ class Linears(Weights):
         rows = states.reshape(len(self.weight), -1, states.shape[-1])
         product = torch.baddbmm(self.bias.unsqueeze(1), rows, self.weight.flatten(2).mT)
         return product.view(*states.shape[:-1], -1)
+
+
+def cut_into_patches(pixel_values: Tensor, height: int, width: int) -> Tensor:
+    """(batch, channels, height, width) -> (batch, rows of patches, columns of patches, numbers of a patch)"""
+    rows, columns = pixel_values.shape[2] // height, pixel_values.shape[3] // width
+    pixel_values = pixel_values[..., : rows * height, : columns * width]
+    patches = pixel_values.unflatten(3, (columns, width)).unflatten(2, (rows, height))
+    return patches.permute(0, 2, 4, 1, 3, 5).flatten(3)
 
 
 class PatchProjections(Linears):

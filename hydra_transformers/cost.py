@@ -22,7 +22,7 @@ from .data.prediction import (
     only_what_is_read,
 )
 from .fusion import example_inputs, plain_config, without_weights
-from .models.pipeline_hydra import most_tokens
+from .models.pipeline_hydra_text import most_tokens
 
 
 WARM_UP_ROUNDS = 2

@@ -6,9 +6,7 @@ variables were set.
 
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.utils.data import BatchSampler, DistributedSampler, IterableDataset, SequentialSampler
 
 
@@ -68,11 +66,3 @@ def gather_batches(parts: list[Any]) -> list[Any]:
     of_ranks = gather(parts)
     world_size = len(of_ranks)
     return [of_ranks[batch % world_size][batch // world_size] for batch in range(sum(map(len, of_ranks)))]
-
-
-def gather_samples(values: Tensor, batch_sizes: list[int]) -> Tensor:
-    """(candidates, samples of this process's batches) -> (candidates, samples), in the order of the batches."""
-    if rank_and_world_size()[1] == 1:
-        return values
-    parts = gather_batches([part.clone() for part in values.cpu().split(batch_sizes, dim=1)])
-    return torch.cat(parts, dim=1)

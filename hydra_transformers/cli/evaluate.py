@@ -216,8 +216,8 @@ def _print_notes(name: str, rows: PreparedData, groups: dict[str, list[tuple[str
         notes.append(f"{name} gives 1 row, so no figure means anything")
     elif len(set(rows.labels)) < 2:
         notes.append(f"all {len(rows):,} rows of {name} have the same label")
-    elif len(rows) < FEW_ROWS and not any("rows judge" in note for note in rows.notes):
-        notes.append(f"only {len(rows)} rows judge: differences of a few points may be chance")
+    elif len(rows) < FEW_ROWS and not any("rows to evaluate on" in note for note in rows.notes):
+        notes.append(f"only {len(rows)} rows to evaluate on: differences of a few points may be chance")
     for group, sets in groups.items():
         same = [each for each, source in sets if is_same_source(source, name)]
         notes += [f"--{group} {each} is the data itself, so no score can separate them" for each in same]

@@ -28,10 +28,6 @@ class EvaluationData:
     def description(self) -> dict[str, Any]:
         return {"samples": self.num_samples, "fingerprint": self.fingerprint}
 
-    @property
-    def batch_sizes(self) -> list[int]:
-        return [len(next(iter(inputs.values()))) for inputs in self.inputs]
-
 
 def read_data(
     data: Any,

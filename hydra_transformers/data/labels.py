@@ -65,7 +65,7 @@ class Labels:
             if self.are_texts and len(names) != len(classes):
                 raise ValueError(
                     f"column {self.column!r} of {source.name} holds {len(names)} names, the model has {len(classes)} classes: "
-                    "without all of them their order says nothing, make the column class indices"
+                    "names can be taken in order only if all are there, make the column class indices"
                 )
             note = "class names taken in order" if self.are_texts else note
         elif names is not None and not self.are_texts and _are_generic(classes):

@@ -11,7 +11,8 @@ from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedTokenizerBas
 
 from ..fusion.structure import without_weights
 from ..models import auto
-from ..models.pipeline_hydra import image_mode, most_tokens, read_image
+from ..models.pipeline_hydra import image_mode, read_image
+from ..models.pipeline_hydra_text import most_tokens
 from .columns import PLURALS, check_none_is_missing, find_columns, find_label_column, without_missing_columns
 from .labels import Labels, match_names, model_classes
 from .prediction import config_of
@@ -157,7 +158,9 @@ def load_data(
         rows = rows.cast_column(columns[0], type(rows.features[columns[0]])())
     found = PreparedData(rows, processor, kind, columns, split=split, notes=[note])
     if part in ("validation", "test") and len(rows) < FEW_ROWS:
-        found.notes.append(f"only {len(rows)} rows judge: differences of a few points between models may be chance")
+        found.notes.append(
+            f"only {len(rows)} rows to evaluate on: differences of a few points between models may be chance"
+        )
     if labelled is not False:
         _add_labels(found, source, config, is_required=bool(labelled))
     if config is not None:
@@ -233,7 +236,9 @@ def _config_and_processor(model: Any, processor: Any) -> tuple[PreTrainedConfig 
         processor = processor or model
     if processor is None:
         if config is None:
-            raise ValueError(f"a {type(model).__name__} says nothing of what reads its inputs: pass processor=")
+            raise ValueError(
+                f"a {type(model).__name__} has no config, so its processor cannot be found: pass processor="
+            )
         processor = load_processor(name or config.name_or_path, config)
     if not callable(processor):
         raise TypeError(
@@ -261,7 +266,7 @@ def _most_positions(config: PreTrainedConfig) -> int:
 
 
 def remember_max_length(tokenizer: Any, config: PreTrainedConfig, max_length: int | None, default: int) -> None:
-    """Sets a tokenizer's length limit, which is saved with it: whoever loads it cuts texts alike.
+    """Sets a tokenizer's length limit, which is saved with it.
 
     max_length: as in `load_data`; if None, the least of `default`, the tokenizer's own limit and the model's
     """

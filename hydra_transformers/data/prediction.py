@@ -135,8 +135,8 @@ def check_chooses_one_class(model: nn.Module, name: str) -> None:
     problem = OTHER_PROBLEMS.get(problem_type_of(model))
     if problem is not None:
         raise ValueError(
-            f"{name} is made for {problem} (problem_type in its config), and this is about choosing one of several classes: "
-            "pass such a classifier; predict_uncertainty also takes multi-label models"
+            f"{name} is made for {problem} (problem_type in its config): pass a model that chooses one of several classes "
+            "(predict_uncertainty also takes multi-label models)"
         )
 
 
@@ -167,7 +167,7 @@ def accepted_inputs(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Te
 
 
 def padding_of(model: nn.Module) -> int | None:
-    """The padding token by which a plain causal classifier finds the last token of a text; None for others."""
+    """The padding token that a plain causal classifier finds the last token of a text by; None for others."""
     # Transformers calls its head `score` there, and `classifier` elsewhere. Hydras read the mask as well.
     is_decoder = any(isinstance(getattr(module, "score", None), nn.Module) for module in model.modules())
     return getattr(config_of(model), "pad_token_id", None) if is_decoder else None

@@ -1,12 +1,12 @@
 """The fast way through the layers: plain inference without a call of any module.
 
-At small batches calling modules and launching kernels takes longer than computing, and at large ones passes over the
-memory do. This way therefore
+At small batches calling modules and launching kernels takes longer than computing, at large ones passes over the memory do.
+The fast way
 
 - adds each branch onto the residual sum inside of its last product;
 - where launches decide, runs in inference mode, which takes a tenth off every call, and copies only the result out of it;
-- runs members that keep different numbers of heads side by side all the same: on a GPU, unless rows are many, heads of
-  zeros fill up those that keep fewer. Otherwise one member runs after the other, which copies nothing between them;
+- runs members with different numbers of heads side by side: on a GPU, unless rows are many, heads of zeros fill up those
+  that keep fewer. Otherwise one member runs after the other, which copies nothing between them;
 - takes norms of large batches in one pass (`kernels`).
 
 A layer whose parts are hooked, replaced, adapted, offloaded, quantised, in training or not shared is called as a module.
@@ -34,7 +34,7 @@ from ..models.modeling_hydra import (
     HydraLayer,
     HydraMLP,
     has_rows,
-    is_recording,
+    is_exporting,
     mask_of_first_token,
 )
 from .kernels import activate, add_and_layer_norm, is_worth_a_kernel, layer_norm
@@ -53,21 +53,9 @@ KNOWN = {"is_causal", "num_items_in_batch", "output_attentions", "output_hidden_
 WeightAndBias = tuple[torch.Tensor, torch.Tensor | None]
 
 
-def fast_layers(
-    layers: Sequence[nn.Module], hidden_states: torch.Tensor, attention_mask, first_token_only: bool, kwargs: dict
-) -> torch.Tensor | None:
-    """What `run_layers` returns, or None where it has to call the layers."""
-    if not can_run_fast(layers, hidden_states, attention_mask, kwargs):
-        return None
-    return _run_fast(layers, hidden_states, attention_mask, first_token_only, **kwargs)
-
-
-# Which layers are taken
-
-
 def can_run_fast(layers: Sequence[nn.Module], states: torch.Tensor, attention_mask, kwargs: Mapping[str, Any]) -> bool:
-    """Whether layers may run fast on these states, whatever the single layer says: no gradients, autocast, compilation,
-    export, tracing, function transforms, global hooks, nor modes that change or count operations."""
+    """Whether layers may run fast on these states: no gradients, autocast, compilation, export, tracing, function
+    transforms, global hooks, nor modes that change or count operations."""
     config = layers[0].attention.config if layers and isinstance(layers[0], HydraLayer) else None
     return (
         config is not None
@@ -78,7 +66,8 @@ def can_run_fast(layers: Sequence[nn.Module], states: torch.Tensor, attention_ma
         and states.__class__ is torch.Tensor  # subclasses may override any operation
         and not states.is_meta
         and not torch.is_autocast_enabled(states.device.type)
-        and not is_recording()
+        and not torch.compiler.is_compiling()
+        and not is_exporting()
         and not has_modes_or_hooks()
         and states.is_contiguous()
         and states.numel() > 0
@@ -90,7 +79,7 @@ def can_run_fast(layers: Sequence[nn.Module], states: torch.Tensor, attention_ma
 
 def has_modes_or_hooks() -> bool:
     """Whether every module is hooked, or operations do more than compute: fake tensors, counters, vmap and its kin, forward-mode
-    derivatives, modes of torch functions (but not the one that says on which device tensors are made)."""
+    derivatives, modes of torch functions (but for the default device)."""
     try:
         modes = map(torch._C._get_function_stack_at, range(torch._C._len_torch_function_stack()))
         return (
@@ -157,8 +146,11 @@ def fast_layer(layer: nn.Module) -> FastLayer | None:
     if any(part[1] is None for part in (parameters[1], *parameters[4:])):
         return None  # the sums and kernels below add biases of the output projection and the norms
     widths, maps = tuple(o.widths), parameters[:4]
-    if o.is_uniform and len(widths) > 1:
-        maps[:2] = side_by_side(*maps[:2], len(widths))
+    if o.is_uniform and len(widths) > 1:  # an axis for the members
+        (weight, bias), (output_weight, output_bias), members = *maps[:2], len(widths)
+        weight = weight.view(members, -1, weight.shape[1]).transpose(1, 2)
+        maps[0] = weight, None if bias is None else bias.view(members, 1, -1)
+        maps[1] = output_weight.view(members, -1, output_weight.shape[1]), output_bias.unsqueeze(1)
     return FastLayer(attention, widths, o.is_uniform, *maps, activation, mlp.has_gate, attention_norm, mlp_norm)
 
 
@@ -181,21 +173,21 @@ def find_parts(layer: nn.Module) -> tuple[Part, ...] | None:
 
 
 def are_untouched(layer: nn.Module, parts: tuple[Part, ...]) -> bool:
-    """Whether all parts are in their places, in evaluation mode, without hooks and with the forward of their class."""
-    state = layer.__dict__
-    if layer.__class__ is not HydraLayer or state["training"] or _has_own_call(state):
+    """Whether all parts are in their places, in evaluation mode, without hooks, adapters or offloading in place of the
+    forward of their class, and not compiled by themselves."""
+    if layer.__class__ is not HydraLayer:
         return False
-    for children, name, part, kind, state in parts:
-        if children.get(name) is not part or part.__class__ is not kind or state["training"] or _has_own_call(state):
+    for children, name, part, kind, state in (({"": layer}, "", layer, HydraLayer, layer.__dict__), *parts):
+        if children.get(name) is not part or part.__class__ is not kind or state["training"]:
+            return False
+        if (
+            state["_forward_hooks"]
+            or state["_forward_pre_hooks"]
+            or "forward" in state
+            or "_compiled_call_impl" in state
+        ):
             return False
     return True
-
-
-def _has_own_call(state: dict[str, Any]) -> bool:
-    """By the attributes of a module: hooks, adapters and offloading in place of its forward, or a compiled call."""
-    return bool(
-        state["_forward_hooks"] or state["_forward_pre_hooks"] or "forward" in state or "_compiled_call_impl" in state
-    )
 
 
 def weight_and_bias(module: nn.Module) -> WeightAndBias | None:
@@ -206,14 +198,6 @@ def weight_and_bias(module: nn.Module) -> WeightAndBias | None:
     if weight.__class__ is not nn.Parameter or "bias" not in parameters:
         return None
     return (weight, bias) if bias is None or bias.__class__ is nn.Parameter else None
-
-
-def side_by_side(qkv: WeightAndBias, o: WeightAndBias, members: int) -> tuple[WeightAndBias, WeightAndBias]:
-    """Packed parameters of members of one width, with an axis for the members."""
-    (weight, bias), (output_weight, output_bias) = qkv, o
-    weight = weight.view(members, -1, weight.shape[1]).transpose(1, 2)
-    bias = None if bias is None else bias.view(members, 1, -1)
-    return (weight, bias), (output_weight.view(members, -1, output_weight.shape[1]), output_bias.unsqueeze(1))
 
 
 # The loop
@@ -232,9 +216,12 @@ class Batch(NamedTuple):
     first_token_only: bool = False  # let only the first token ask
 
 
-def _run_fast(
-    layers: Sequence[nn.Module], hidden_states: torch.Tensor, attention_mask, first_token_only: bool, **kwargs
-) -> torch.Tensor:
+def fast_layers(
+    layers: Sequence[nn.Module], hidden_states: torch.Tensor, attention_mask, first_token_only: bool, kwargs: dict
+) -> torch.Tensor | None:
+    """What `run_layers` returns, or None where it has to call the layers."""
+    if not can_run_fast(layers, hidden_states, attention_mask, kwargs):
+        return None
     _, size, tokens, hidden = hidden_states.shape
     states = hidden_states.view(-1, size * tokens, hidden)
     few = size * tokens < modeling_hydra.ROWS_FOR_ONE_PRODUCT_PER_MEMBER
@@ -321,25 +308,22 @@ def _heads(
     members, mask, tokens, rows = states.shape[0], batch.mask, batch.tokens, states.shape[0] * batch.size
     if batch.first_token_only and not batch.is_launch_bound:
         width = weight.shape[0 if weight.dim() == 2 else 2] // 3
-        query = _product(_first_tokens(states, batch), *_outputs(weight, bias, slice(width)), batch)
-        joint = _product(states, *_outputs(weight, bias, slice(width, None)), batch)
+        (queries, others), biases = weight.tensor_split([width], 0 if weight.dim() == 2 else 2), (None, None)
+        biases = biases if bias is None else bias.tensor_split([width], -1)
+        query = _product(_first_tokens(states, batch), queries, biases[0], batch)
+        joint = _product(states, others, biases[1], batch)
         query = query.view(rows, 1, -1, attention.head_dim)
         key, value = joint.view(rows, tokens, 2, -1, attention.head_dim).unbind(2)
     else:
         joint = _product(states, weight, bias, batch)
         query, key, value = joint.view(rows, tokens, 3, -1, attention.head_dim).unbind(2)
     if mask is not None:
-        mask = mask[:rows]
+        mask = mask_of_first_token(mask[:rows]) if batch.first_token_only else mask[:rows]
     if batch.first_token_only:
-        query, mask, tokens = query[:, :1], mask_of_first_token(mask), 1
+        query, tokens = query[:, :1], 1
     is_causal = batch.is_causal and mask is None and tokens > 1
     output = _scaled_dot_product(query, key, value, mask, is_causal, attention.scaling, batch)
     return output.reshape(members, batch.size * tokens, -1)
-
-
-def _outputs(weight: torch.Tensor, bias: torch.Tensor | None, part: slice) -> WeightAndBias:
-    """The part of a map that gives some of its outputs, in either form."""
-    return weight[part] if weight.dim() == 2 else weight[..., part], None if bias is None else bias[..., part]
 
 
 def _scaled_dot_product(query, key, value, mask, is_causal: bool, scaling: float, batch: Batch) -> torch.Tensor:
@@ -352,6 +336,9 @@ def _scaled_dot_product(query, key, value, mask, is_causal: bool, scaling: float
     return output.transpose(1, 2)
 
 
+EFFICIENT_ATTENTION = getattr(getattr(torch.ops.aten, "_efficient_attention_forward", None), "default", None)
+
+
 def quickly_launched_attention() -> Callable | None:
     """The attention kernel that takes least time to launch, which is not the one that torch would choose: (query, key, value,
     is_causal, scaling) -> output, (rows, tokens, heads, head_dim) each.
@@ -361,9 +348,6 @@ def quickly_launched_attention() -> Callable | None:
     if torch.version.hip is not None or not torch.backends.cuda.mem_efficient_sdp_enabled():
         return None
     return None if EFFICIENT_ATTENTION is None else efficient_attention
-
-
-EFFICIENT_ATTENTION = getattr(getattr(torch.ops.aten, "_efficient_attention_forward", None), "default", None)
 
 
 def efficient_attention(query, key, value, is_causal: bool, scaling: float) -> torch.Tensor:
@@ -430,28 +414,22 @@ def _one_member_after_the_other(heads: list[torch.Tensor | None], weights: Seque
     return branch
 
 
-def _add_mlp(
-    layer: FastLayer, total: torch.Tensor, states: torch.Tensor, is_launch_bound: bool = False
-) -> torch.Tensor:
+def _add_mlp(layer: FastLayer, total: torch.Tensor, states: torch.Tensor, is_launch_bound: bool) -> torch.Tensor:
     """`total + MLP(states)` but for the last bias, written over `total`: (members, rows, hidden) each."""
-    weight, hidden = layer.fc2[0].t(), total.shape[2]
-    flat, states = total.view(-1, hidden), states.view(-1, hidden)
-    pieces = -(-flat.shape[0] // modeling_hydra.ROWS_IN_AN_MLP)
-    if pieces == 1:
-        flat.addmm_(_inner(layer, states, is_launch_bound), weight)
-        return total
-    for piece, states_of_piece in zip(flat.chunk(pieces), states.chunk(pieces), strict=True):
-        piece.addmm_(_inner(layer, states_of_piece), weight)
+    hidden = total.shape[2]
+    pieces = -(-total.shape[0] * total.shape[1] // modeling_hydra.ROWS_IN_AN_MLP)
+    parts = zip(total.view(-1, hidden).chunk(pieces), states.view(-1, hidden).chunk(pieces), strict=True)
+    for own_total, own_states in parts:
+        inner = linear(own_states, *layer.fc1)  # (rows, inner)
+        if layer.has_gate:
+            gate, inner = inner.chunk(2, dim=-1)
+            inner = layer.activation.forward(gate) * inner
+        elif is_launch_bound:
+            inner = layer.activation.forward(inner)
+        else:
+            inner = activate(layer.activation, inner)
+        own_total.addmm_(inner, layer.fc2[0].t())
     return total
-
-
-def _inner(layer: FastLayer, states: torch.Tensor, is_launch_bound: bool = False) -> torch.Tensor:
-    """The MLP before its last map: (rows, hidden) -> (rows, inner)"""
-    inner = linear(states, *layer.fc1)
-    if layer.has_gate:
-        gate, inner = inner.chunk(2, dim=-1)
-        return layer.activation.forward(gate) * inner
-    return layer.activation.forward(inner) if is_launch_bound else activate(layer.activation, inner)
 
 
 def _first_tokens(states: torch.Tensor, batch: Batch) -> torch.Tensor:

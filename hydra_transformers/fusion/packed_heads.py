@@ -8,7 +8,12 @@ from collections.abc import Sequence
 
 import torch
 
-from ..models.modeling_hydra import HydraAttention, for_each_query, keys_of
+from ..models.modeling_hydra import HydraAttention, for_each_query
+
+
+def keys_of(heads: Sequence[int], queries_per_key: int) -> list[int]:
+    """The heads of keys and values that query heads read, in ascending order."""
+    return list(dict.fromkeys(head // queries_per_key for head in heads))
 
 
 def heads_at(

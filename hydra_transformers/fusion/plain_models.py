@@ -10,9 +10,9 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..models.modeling_hydra import keys_of, readers_of
+from ..models.modeling_hydra import readers_of
 from .building import kept_neurons, move_neurons, weights_to_come
-from .packed_heads import heads_at
+from .packed_heads import heads_at, keys_of
 from .reading import Member, backbone_source, read_members
 from .structure import attention_names, outline, plain_config, tower_configs
 

@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import PreTrainedConfig
@@ -11,7 +11,7 @@ from .._io.files import written_whole
 from ..fusion import tower_configs
 from ..models.configuration_hydra import neurons_in
 from ..pruning import Circuit
-from ..pruning.heads import Head, head_at
+from ..pruning.heads import Head, heads_in
 from ..pruning.member_plan import CIRCUITS
 from ..pruning.objectives import OBJECTIVES
 
@@ -75,30 +75,20 @@ def _first_layers(config: PreTrainedConfig) -> str:
 
 def kept_by(config: PreTrainedConfig, member: int = 0) -> set[Head]:
     """The heads that a member of a Hydra keeps."""
-    return _heads(config.kept_heads, member)
+    return set(heads_in(config.kept_heads, member))
 
 
 def heads_of_backbone(config: PreTrainedConfig) -> set[Head]:
     """All heads of a Hydra's backbone before any pruning."""
     towers = tower_configs(config).items()
-    return _heads({t: [[list(range(each.num_attention_heads))]] * each.num_hidden_layers for t, each in towers})
-
-
-def _heads(kept_heads: Sequence | Mapping[str, Sequence], member: int = 0) -> set[Head]:
-    """`kept_heads[layer][member]`, for CLIP by tower, as a set; a tower with a single member serves all."""
-    towers = kept_heads if isinstance(kept_heads, Mapping) else {"": kept_heads}
-    return {
-        head_at(tower, layer, head)
-        for tower, layers in towers.items()
-        for layer, members in enumerate(layers)
-        for head in members[min(member, len(members) - 1)]
-    }
+    every = {tower: [[range(each.num_attention_heads)]] * each.num_hidden_layers for tower, each in towers}
+    return set(heads_in(every))
 
 
 def lost_by(circuit: Circuit, kept: set[Head], every: set[Head]) -> set[Head]:
     """The heads that a member lost since the circuit was extracted, from a model that may have been pruned before."""
     before = circuit.made_from.get("kept_heads")
-    return (every if before is None else _heads(before)) - kept
+    return (every if before is None else set(heads_in(before))) - kept
 
 
 def has_led_to(circuit: Circuit, kept: set[Head], every: set[Head]) -> bool:

@@ -65,6 +65,11 @@ class HydraAudioEncoderMixin(HydraEncoderMixin):
 
 
 class HydraAudioClassifierMixin(HydraClassifierMixin):
+    def pipeline_class(self) -> type:
+        from .pipeline_hydra_audio import HydraAudioClassificationPipeline  # not above, as in `predict`
+
+        return HydraAudioClassificationPipeline
+
     @can_return_tuple
     def forward(
         self,

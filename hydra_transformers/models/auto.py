@@ -5,6 +5,7 @@ classes of Transformers find them (`auto_classes` of the config). No other file 
 """
 
 import copy
+import importlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +15,9 @@ from huggingface_hub import HfApi, is_offline_mode, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.pipelines import PIPELINE_REGISTRY
+from transformers.pipelines import PIPELINE_REGISTRY, Pipeline
 
-from . import pipeline_hydra
-from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers
+from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers, task_of
 from .configuration_hydra_ast import HydraASTConfig
 from .configuration_hydra_bert import HydraBertConfig
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
@@ -111,10 +111,13 @@ class AutoHydra:
     ) -> PreTrainedModel:
         """One Hydra of `members`, fine-tuned from one pre-trained model for example; they are left as they are.
 
-        members: one-member Hydras, Hydras, or supported models of Transformers; the models themselves, or the folders or
-            Hub names from which they are loaded. All of one architecture, for the same classes
-        shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"
-        trunk_layers: how many leading layers become one for all members and run once; by default those that are equal
+        members: one-member Hydras, Hydras (their members are taken apart), or supported models of Transformers, whole or
+            with their q, k, v and output projections sliced; the models, or the folders or Hub names from which they are
+            loaded. All of one architecture, for the same classes
+        shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()` nothing
+            is merged and the Hydra is exactly the ensemble of the members
+        trunk_layers: how many leading layers become the mean over the members, attention too, and run once; by default as
+            many as are equal, which changes no answer. For CLIP of both towers, or `{"vision": 6, "text": 0}`
         allow_equal: take members that are one and the same model (or a single one), to be trained apart for example
         check: as for `from_backbone`; also warn of members that hardly differ
         """
@@ -303,8 +306,16 @@ def register() -> None:
                 model_class = _model_class(config_class, auto_class)
                 getattr(transformers, auto_class).register(config_class, model_class)
                 model_class.register_for_auto_class(auto_class)
-    for auto_class, (task, name) in PIPELINES.items():
-        PIPELINE_REGISTRY.register_pipeline(task, getattr(pipeline_hydra, name), getattr(transformers, auto_class))
+    for auto_class, pipeline in PIPELINES.items():
+        PIPELINE_REGISTRY.register_pipeline(
+            task_of(pipeline), pipeline_class(auto_class), getattr(transformers, auto_class)
+        )
+
+
+def pipeline_class(auto_class: str) -> type[Pipeline]:
+    """The pipeline that says how sure it is, of models that this Auto class loads."""
+    module, _, name = PIPELINES[auto_class].partition(".")
+    return getattr(importlib.import_module(f".{module}", __package__), name)
 
 
 __all__ = [

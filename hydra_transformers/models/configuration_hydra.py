@@ -22,23 +22,18 @@ class LayerSpec:
     """What a family's layers are made of.
 
     inner_size: of the MLP, between its two maps
-    head_dim: how wide a head is, in families whose backbones read that in their config; by default the heads are as wide
-        together as the hidden size
-    norm: "layer_norm", "rms_norm", or "offset_rms_norm" whose weights count from one
+    head_dim: how wide a head is; by default all heads together are as wide as the hidden size
     norm_first: whether a branch normalises what it reads, or the sum is normalised after it
     first_attention_norm: whether the attention of the first layer has a norm as the others have
-    norm_bias: whether LayerNorms have biases
     gated_mlp: whether one half of the MLP's inner layer gates the other
-    mlp_bias: whether the MLP's two maps have biases
-    qkv_bias, output_bias: whether queries, keys and values have biases, and the output projection behind them
+    qkv_bias, output_bias: of queries, keys and values, and of the output projection behind them
     queries_per_key: how many query heads read one head of keys and values
-    sliding_window: how many tokens those of a layer of type "sliding_attention" see to each side, themselves counted, for
-        backends that know windows; all others go by the mask
-    float32_softmax: whether the eager backend takes its softmax in float32
-    float32_rotary: whether queries and keys are turned by their rotary positions in float32
-    attention_dropout: of the attention weights
-    output_dropout, mlp_dropout: of what the output projection and the MLP give, None where the backbone has none there
-    inner_dropout: of what the MLP's second map reads
+    sliding_window: how many tokens a layer of type "sliding_attention" sees to each side, itself counted, for backends
+        that know windows; all others go by the mask
+    float32_softmax: of the eager backend
+    float32_rotary: whether queries and keys are turned by their positions in float32
+    output_dropout, mlp_dropout: behind the output projection and the MLP, None where the backbone has none
+    inner_dropout: before the MLP's second map
     drop_path: how often a branch is left out in training
     """
 
@@ -46,7 +41,6 @@ class LayerSpec:
     activation: str
     norm_eps: float
     head_dim: int | None = None
-    norm: str = "layer_norm"
     norm_first: bool = True
     first_attention_norm: bool = True
     norm_bias: bool = True
@@ -65,16 +59,19 @@ class LayerSpec:
     drop_path: float = 0.0
 
 
-# The task of a pipeline that says how sure it is, and its class in `pipeline_hydra`, by the Auto class it runs.
+# The pipelines that say how sure they are: by the Auto class that they run, the class; its task is this name with dashes.
 PIPELINES = {
-    "AutoModelForAudioClassification": ("hydra-audio-classification", "HydraAudioClassificationPipeline"),
-    "AutoModelForImageClassification": ("hydra-image-classification", "HydraImageClassificationPipeline"),
-    "AutoModelForSequenceClassification": ("hydra-text-classification", "HydraTextClassificationPipeline"),
-    "AutoModelForZeroShotImageClassification": (
-        "hydra-zero-shot-image-classification",
-        "HydraZeroShotImageClassificationPipeline",
-    ),
+    "AutoModelForAudioClassification": "pipeline_hydra_audio.HydraAudioClassificationPipeline",
+    "AutoModelForImageClassification": "pipeline_hydra.HydraImageClassificationPipeline",
+    "AutoModelForSequenceClassification": "pipeline_hydra_text.HydraTextClassificationPipeline",
+    "AutoModelForZeroShotImageClassification": "pipeline_hydra_zero_shot.HydraZeroShotImageClassificationPipeline",
 }
+
+
+def task_of(pipeline: str) -> str:
+    """ "pipeline_hydra.HydraImageClassificationPipeline" -> "hydra-image-classification\""""
+    name = pipeline.partition(".")[2].removesuffix("Pipeline")
+    return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name)[1:]
 
 
 class ShippedPipelines:
@@ -82,8 +79,8 @@ class ShippedPipelines:
 
     def shipped_pipelines(self) -> dict[str, dict]:
         return {
-            task: {"impl": f"pipeline_hydra.{name}", "pt": [auto_class]}
-            for auto_class, (task, name) in PIPELINES.items()
+            task_of(pipeline): {"impl": pipeline, "pt": [auto_class]}
+            for auto_class, pipeline in PIPELINES.items()
             if auto_class in self.auto_classes
         }
 
@@ -92,8 +89,8 @@ class ShippedPipelines:
         """What `pipeline` asks leave to run; not those that the installed package has registered."""
         from transformers.pipelines import PIPELINE_REGISTRY
 
-        found = self.shipped_pipelines()
-        return {task: found[task] for task in found if task not in PIPELINE_REGISTRY.supported_tasks}
+        known = PIPELINE_REGISTRY.supported_tasks
+        return {task: found for task, found in self.shipped_pipelines().items() if task not in known}
 
     @custom_pipelines.setter
     def custom_pipelines(self, saved: dict) -> None:
@@ -123,15 +120,14 @@ class HydraConfigMixin(ShippedPipelines):
         ensemble_loss (`str`, *optional*, defaults to `"members"`):
             `"members"` for the mean of the members' losses, `"ensemble"` for the loss of the ensemble's answer.
         problem_type (`str`, *optional*):
-            `"single_label_classification"`, `"multi_label_classification"` or `"regression"`: what `logits` mean and
-            which loss they get; labels of another kind are refused. By default one label of several, or regression where
-            there is a single output. A single output that is a probability is `"multi_label_classification"`.
+            What `logits` mean and which loss they get; labels of another kind are refused. By default one label of several,
+            or regression with a single output. A single output that is a probability is `"multi_label_classification"`.
         fast_inference (`bool`, *optional*, defaults to `True`):
             Whether layers may run without module calls where that gives the same result.
     """
 
-    kept_heads: list | None = None  # of lists of lists of int, which is checked with sentences
-    kept_neurons: list | None = None  # of lists of str, likewise
+    kept_heads: list | None = None  # KeptHeads; the checks say better than a type what is wrong
+    kept_neurons: list | None = None
     shared: list[str] | tuple[str, ...] = SHARED_PARTS
     trunk_layers: int = 0
     ensemble_loss: str = "members"
@@ -183,7 +179,7 @@ class HydraConfigMixin(ShippedPipelines):
 
 
 def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> None:
-    """Refuses, with a sentence, a `kept_heads[layer][member]` that no model can have."""
+    """Refuses a `kept_heads[layer][member]` that no model can have."""
     if len(kept_heads) != num_layers:
         raise ValueError(
             f"kept_heads has {len(kept_heads)} layers, num_hidden_layers is {num_layers}: give a list for each"
@@ -201,19 +197,16 @@ def check_kept_heads(kept_heads: KeptHeads, num_layers: int, num_heads: int) -> 
                 "every layer needs every member (an empty list for a member that keeps no head there)"
             )
         for member, heads in enumerate(members):
-            _check_heads(heads, num_heads, f"kept_heads[{layer}][{member}]")
-
-
-def _check_heads(heads: list[int], num_heads: int, where: str) -> None:
-    if not isinstance(heads, list) or not all(type(head) is int for head in heads):
-        raise ValueError(f"{where} is {heads!r}: give a list of head numbers")
-    for head in heads:
-        if not 0 <= head < num_heads:
-            raise ValueError(f"{where} names head {head}: the backbone has heads 0 to {num_heads - 1}")
-    if len(set(heads)) != len(heads):
-        raise ValueError(f"{where} names a head twice: {heads}")
-    if sorted(heads) != heads:
-        raise ValueError(f"{where} is {heads}: give the heads in ascending order")
+            where = f"kept_heads[{layer}][{member}]"
+            if not isinstance(heads, list) or not all(type(head) is int for head in heads):
+                raise ValueError(f"{where} is {heads!r}: give a list of head numbers")
+            for head in heads:
+                if not 0 <= head < num_heads:
+                    raise ValueError(f"{where} names head {head}: the backbone has heads 0 to {num_heads - 1}")
+            if len(set(heads)) != len(heads):
+                raise ValueError(f"{where} names a head twice: {heads}")
+            if sorted(heads) != heads:
+                raise ValueError(f"{where} is {heads}: give the heads in ascending order")
 
 
 def neurons_in(mask: str) -> list[int]:
@@ -227,8 +220,7 @@ def mask_of_neurons(neurons: list[int]) -> str:
 
 
 def check_kept_neurons(config) -> None:
-    """Refuses, with a sentence, a `kept_neurons[layer][member]` that no model can have, and neurons that members who share
-    their MLPs do not have in common."""
+    """Refuses a `kept_neurons[layer][member]` that no model can have, or that members who share their MLPs disagree on."""
     kept, members = config.kept_neurons, config.num_members
     if kept is None:
         return

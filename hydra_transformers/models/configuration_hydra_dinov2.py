@@ -1,7 +1,7 @@
 """HydraDinov2 configuration."""
 
 from huggingface_hub.dataclasses import strict
-from transformers import Dinov2Config, Dinov2WithRegistersConfig
+from transformers import Dinov2Config, Dinov2WithRegistersConfig, __version__
 
 from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
 
@@ -19,6 +19,8 @@ def dinov2_layer_spec(config: Dinov2Config | Dinov2WithRegistersConfig) -> Layer
         qkv_bias=config.qkv_bias,
         float32_softmax=False,
         attention_dropout=config.attention_probs_dropout_prob,
+        # The backbone drops there in Transformers 5.17.
+        output_dropout=config.hidden_dropout_prob if __version__.startswith("5.17.") else None,
         drop_path=config.drop_path_rate,
     )
 

@@ -32,7 +32,7 @@ class HydraGemmaConfig(HydraDecoderConfigMixin, GemmaConfig):
     @property
     def layer_spec(self) -> LayerSpec:
         has_bias = self.attention_bias
-        return decoder_layer_spec(self, norm="offset_rms_norm", qkv_bias=has_bias, output_bias=has_bias)
+        return decoder_layer_spec(self, qkv_bias=has_bias, output_bias=has_bias)
 
 
 __all__ = ["HydraGemmaConfig"]

@@ -25,7 +25,6 @@ class HydraDecoderConfigMixin(HydraConfigMixin):
 
 def decoder_layer_spec(
     config: PreTrainedConfig,
-    norm: str = "rms_norm",
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
@@ -36,7 +35,6 @@ def decoder_layer_spec(
         activation=config.hidden_act,
         norm_eps=config.rms_norm_eps,
         head_dim=getattr(config, "head_dim", None),
-        norm=norm,
         gated_mlp=True,
         mlp_bias=mlp_bias,
         qkv_bias=qkv_bias,

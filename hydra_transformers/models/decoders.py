@@ -1,6 +1,7 @@
 """Classifiers of texts on causal language models: rotary positions, a causal mask, the last token read."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -14,7 +15,6 @@ from .modeling_hydra import (
     HydraModelOutput,
     hydra_layers,
     members_mask,
-    norm_of,
     shared_or_per_member,
 )
 from .pretrained import Rule, attention_rules
@@ -30,6 +30,36 @@ DECODER_RULES = (
     Rule("embeddings.word_embeddings.*", "embed_tokens.*"),
     Rule("classifier.*", "score.*"),
 )
+
+
+class HydraRMSNorm(nn.Module):
+    """Root mean square normalisation as Llama has it: in float32, and back in the states' own dtype times the weight."""
+
+    def __init__(self, hidden_size: int, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(hidden_size))
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return self.weight * self.normalised(hidden_states).to(hidden_states.dtype)
+
+    def normalised(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        hidden_states = hidden_states.float()
+        return hidden_states * torch.rsqrt(hidden_states.pow(2).mean(-1, keepdim=True) + self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{tuple(self.weight.shape)}, eps={self.eps}"
+
+
+class HydraOffsetRMSNorm(HydraRMSNorm):
+    """As Gemma has it: the weight counts from one, and the product is taken in float32 as well."""
+
+    def __init__(self, hidden_size: int, eps: float):
+        super().__init__(hidden_size, eps)
+        nn.init.zeros_(self.weight)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return (self.normalised(hidden_states) * (1 + self.weight.float())).to(hidden_states.dtype)
 
 
 class HydraDecoderEmbeddings(nn.Module):
@@ -69,6 +99,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
     """
 
     embedding_class: type[nn.Embedding] = nn.Embedding
+    norm_class: type[nn.Module] = HydraRMSNorm
     last_norm = "norm"
     last_hidden_state_is_normed = True
 
@@ -77,8 +108,9 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         self.embeddings = shared_or_per_member(
             config, "embeddings", lambda: HydraDecoderEmbeddings(config, self.embedding_class)
         )
-        self.layers = hydra_layers(config)
-        self.norm = shared_or_per_member(config, "layernorm", lambda: norm_of(config.layer_spec, config.hidden_size))
+        norm = partial(self.norm_class, config.hidden_size, config.rms_norm_eps)
+        self.layers = hydra_layers(config, norm)
+        self.norm = shared_or_per_member(config, "layernorm", norm)
         self.rotary_emb = HydraRotaryEmbedding(config)
         self.post_init()
 

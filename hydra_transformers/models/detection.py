@@ -1,8 +1,4 @@
-"""How far out of distribution an input looks, from the members' logits and features; higher is further out.
-
-`DETECTORS` says which scores there are, what each reads, and what it must know of the training data: its state, tensors
-that a fit made, one for each member.
-"""
+"""Scores of how far out of distribution an input looks, from the members' logits and features; higher is further out."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .modeling_hydra import at_least_float32
+from .modeling_hydra import at_least_float32, log_mean_of_exponentials
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What scores are made of. By the mean there is one member: the mean probability and the mean features of all.
+    """What scores are made of.
 
-    logits: (batch, members, classes), as the members gave them; nothing by the mean
+    logits: (batch, members, classes); None for the mean of the members, which counts as one member
     log_probabilities: (batch, members, classes); of a multi-label model (batch, members, labels, 2), of no and of yes
     features: (batch, members, dim), what the classifier's last linear map reads
-    state: tensors by name
+    state: the tensors of a fit by name, with the members as the first dimension
     """
 
     logits: Tensor | None = None
@@ -57,12 +53,12 @@ def answers_of(
 
 def log_mean(log_probabilities: Tensor) -> Tensor:
     """Log of the mean probability over the members: (batch, members, ...) -> (batch, ...)"""
-    total = log_probabilities.logsumexp(dim=1) - math.log(log_probabilities.shape[1])
-    return total.clamp(max=0)  # rounding can lift a certain prediction a hair above log 1
+    # Rounding can lift a certain prediction a hair above log 1.
+    return log_mean_of_exponentials(log_probabilities).clamp(max=0)
 
 
 def entropy_split(log_probabilities: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Entropy of the mean probability, mean of the members' entropies, and the difference, which is their disagreement's:
+    """Entropy of the mean probability, mean of the members' entropies, and their difference:
     (batch, members, ..., classes) -> (batch, ...) each"""
     total = torch.special.entr(log_mean(log_probabilities).exp()).sum(dim=-1)
     aleatoric = torch.special.entr(log_probabilities.exp()).sum(dim=-1).mean(dim=1)
@@ -267,62 +263,11 @@ DETECTORS = {
 COMPARE_MEMBERS = ("mutual_information", "disagreement")  # nothing to tell of a single model
 
 
-def score(
-    name: str,
-    member_logits: Tensor | None,
-    member_features: Tensor | None = None,
-    state: Mapping[str, Tensor] | None = None,
-    by: str | None = None,
-    multi_label: bool = False,
-    **settings: float,
-) -> Tensor:
-    """The score of `DETECTORS[name]`, (batch,): of logits (batch, members, classes) and features (batch, members, dim)."""
-    answers = answers_of(member_logits, member_features, state, multi_label=multi_label)
-    return score_answers(name, answers, by, multi_label, **settings)
-
-
-def score_answers(
-    name: str, answers: Answers, by: str | None = None, multi_label: bool = False, **settings: float
-) -> Tensor:
-    """`score` of the members' answers, (batch,)"""
+def score(name: str, answers: Answers, by: str | None = None, multi_label: bool = False, **settings: float) -> Tensor:
+    """The score of `DETECTORS[name]`, (batch,)"""
     method = DETECTORS[name]
     function = method.multi_label if multi_label else method.score
     return function(answers.mean() if (by or method.by[0]) == "mean" else answers, **settings).mean(dim=1)
-
-
-def check_detector(name: str, by: str | None, multi_label: bool, settings: Mapping[str, Any]) -> Method:
-    """Refuses a detector that does not exist, or not in this form; its method otherwise."""
-    if not isinstance(name, str) or name not in DETECTORS:
-        raise ValueError(f"unknown detector {name!r}: choose one of {', '.join(DETECTORS)}")
-    method = DETECTORS[name]
-    if by not in (None, *method.by):
-        ways = " or ".join(map(repr, method.by))
-        raise ValueError(f"by is {by!r}, which {name} has no form for: pass {ways}, or leave it out")
-    if multi_label and method.multi_label is None:
-        able = ", ".join(other for other, each in DETECTORS.items() if each.multi_label is not None)
-        raise ValueError(f"{name} is about one class of several, and has no multi-label form: choose one of {able}")
-    usual = {**method.settings, **method.fit_settings}
-    for setting, value in settings.items():
-        if setting not in usual:
-            choices = f"choose from {', '.join(usual)}" if usual else "it has none"
-            raise ValueError(f"{name} has no setting {setting!r}: {choices}")
-        _check_setting(setting, value)
-    return method
-
-
-def _check_setting(name: str, value: Any) -> None:
-    is_finite = is_number(value) and math.isfinite(value)
-    is_count = is_finite and isinstance(value, int) and value >= (0 if name == "seed" else 1)
-    if name == "shrinkage":
-        fits, wanted = value is None or (is_finite and 0 <= value <= 1), "a number from 0 to 1, or None"
-    elif name == "gamma":
-        fits, wanted = is_finite and value > 0, "a positive number"
-    elif name == "principal_dim":
-        fits, wanted = value is None or is_count, "a positive whole number, or None"
-    else:
-        fits, wanted = is_count, "a positive whole number"
-    if not fits:
-        raise ValueError(f"{name} is {value!r}: pass {wanted}")
 
 
 def is_number(value: Any) -> bool:

@@ -57,6 +57,11 @@ class HydraImageEncoderMixin(HydraEncoderMixin):
 
 
 class HydraImageClassifierMixin(HydraClassifierMixin):
+    def pipeline_class(self) -> type:
+        from .pipeline_hydra import HydraImageClassificationPipeline  # not above, as in `predict`
+
+        return HydraImageClassificationPipeline
+
     @can_return_tuple
     def forward(
         self,
@@ -84,17 +89,13 @@ class PatchProjection(nn.Conv2d):
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """(batch, channels, height, width) -> (batch, hidden, rows of patches, columns of patches)"""
-        patches = cut_into_patches(pixel_values.to(self.weight.dtype), *self.kernel_size)
+        (height, width), pixel_values = self.kernel_size, pixel_values.to(self.weight.dtype)
+        rows, columns = pixel_values.shape[2] // height, pixel_values.shape[3] // width
+        patches = pixel_values[..., : rows * height, : columns * width]
+        patches = patches.unflatten(3, (columns, width)).unflatten(2, (rows, height))
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)  # (batch, rows, columns, numbers of a patch)
         hidden_states = nn.functional.linear(patches, self.weight.flatten(1), self.bias)
         return hidden_states.permute(0, 3, 1, 2)
-
-
-def cut_into_patches(pixel_values: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """(batch, channels, height, width) -> (batch, rows of patches, columns of patches, numbers of a patch)"""
-    rows, columns = pixel_values.shape[2] // height, pixel_values.shape[3] // width
-    pixel_values = pixel_values[..., : rows * height, : columns * width]
-    patches = pixel_values.unflatten(3, (columns, width)).unflatten(2, (rows, height))
-    return patches.permute(0, 2, 4, 1, 3, 5).flatten(3)
 
 
 def as_patch_projection(convolution: nn.Conv2d) -> PatchProjection:

@@ -1,9 +1,8 @@
 """A fused transformer from top to bottom, in the order of the paper: packed linear maps, attention (equations 4 and 5), output
 projection and MLP (6 and 7), the encoder, and the classifier with the ensemble's answer (2).
 
-Hidden states are (members, batch, tokens, hidden) throughout: the paper's reshapes between MT x d and T x Md are views of them.
-Each member's part is one contiguous block, so grouped products, attention over (members * batch) and shared layers over all
-rows copy nothing. A leading size of 1 stands for states that are still the same for all members.
+Hidden states are (members, batch, tokens, hidden) throughout. Each member's part is one contiguous block, so grouped products,
+attention over (members * batch) and shared layers over all rows copy nothing. A leading 1 means equal for all members.
 """
 
 import math
@@ -26,14 +25,11 @@ from .configuration_hydra import LayerSpec, set_problem_type
 
 logger = logging.get_logger(f"transformers.{__name__}")
 
-# From this many rows per member on, one product per member beats one batched product.
-ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 2048
-# At most this many rows go through an MLP at once in inference: its inner states take more memory than all the rest.
-ROWS_IN_AN_MLP = 2**16
-# These add a mask of numbers to the scores, which may differ from head to head.
-BACKENDS_WITH_BIAS = ("eager", "sdpa")
+ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 2048  # per member; below, one batched product is faster
+ROWS_IN_AN_MLP = 2**16  # at once in inference: inner states take more memory than all the rest
+BACKENDS_WITH_BIAS = ("eager", "sdpa")  # they add a mask of numbers, which may differ between heads
 
-# cos and sin of the angles that queries and keys are turned by, (batch or 1, tokens, head_dim) each
+# cos and sin of the rotary angles, (batch or 1, tokens, head_dim) each
 RotaryTables = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -41,7 +37,7 @@ RotaryTables = tuple[torch.Tensor, torch.Tensor]
 
 
 class Grouped(nn.Module):
-    """What the two packed layers have in common: member m owns the next `widths[m]` rows of `weight`."""
+    """Base of the packed layers: member m owns the next `widths[m]` rows of `weight`."""
 
     def __init__(self, widths: Sequence[int], columns: int, bias_shape: tuple[int, ...] | None):
         super().__init__()
@@ -54,8 +50,13 @@ class Grouped(nn.Module):
         self.widths, self.is_uniform = list(widths), len(set(widths)) == 1
 
     def member_rows(self, parameter: str) -> list[int]:
-        """How many rows of `parameter` ("weight" or "bias") each member owns, in the order of the members."""
+        """How many rows of `parameter` ("weight" or "bias") each member owns."""
         return self.widths
+
+    def with_rows(self) -> tuple[list[int], list[int]]:
+        """The members that own any rows, and their widths."""
+        members = [m for m, width in enumerate(self.widths) if width > 0]
+        return members, [self.widths[m] for m in members]
 
     def extra_repr(self) -> str:
         return f"widths={self.widths}, columns={self.columns}, bias={self.bias is not None}"
@@ -70,7 +71,7 @@ class GroupedLinear(Grouped):
     def forward(
         self, hidden_states: torch.Tensor, rows: Sequence[slice] | None = None
     ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """(members or 1, ..., in_features) -> (members, ..., width), or where widths differ a tuple of (..., width), one
+        """(members or 1, ..., in_features) -> (members, ..., width); where widths differ a tuple of (..., width), one
         for each member that has any rows.
 
         rows: the part of each member's rows to compute; all of them by default
@@ -87,14 +88,12 @@ class GroupedLinear(Grouped):
         return grouped_product(hidden_states, weight.transpose(1, 2), bias)
 
     def _one_by_one(self, hidden_states, rows: Sequence[slice] | None) -> tuple[torch.Tensor, ...]:
-        filled = [m for m, width in enumerate(self.widths) if width > 0]
-        widths = [self.widths[m] for m in filled]
-        parts = [slice(None) if rows is None else rows[m] for m in filled]
-        weights = self.weight.split(widths)
-        biases = [None] * len(filled) if self.bias is None else self.bias.split(widths)
+        members, widths = self.with_rows()
+        parts = [slice(None) if rows is None else rows[m] for m in members]
+        biases = [None] * len(members) if self.bias is None else self.bias.split(widths)
         return tuple(
             nn.functional.linear(hidden_states[m], weight[part], None if bias is None else bias[part])
-            for m, weight, bias, part in zip(filled, weights, biases, parts, strict=True)
+            for m, weight, bias, part in zip(members, self.weight.split(widths), biases, parts, strict=True)
         )
 
 
@@ -108,8 +107,7 @@ class GroupedOutput(Grouped):
         return self.widths if parameter == "weight" else [1] * len(self.widths)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(members, ..., width) -> (members, ..., out_features); where widths differ (..., sum of widths), the members'
-        inputs side by side."""
+        """(members, ..., width), or where widths differ (..., sum of widths) -> (members, ..., out_features)"""
         if not self.is_uniform:
             return self._one_by_one(hidden_states)
         members, width = len(self.widths), self.widths[0]
@@ -122,14 +120,12 @@ class GroupedOutput(Grouped):
         return grouped_product(hidden_states, self.weight.view(members, width, self.columns), bias)
 
     def _one_by_one(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        # Products of width zero are an error or a wrong number in many exported formats: members without heads are left
-        # out of them, and keep their bias, in the dtype that products have here (autocast).
-        filled = [m for m, width in enumerate(self.widths) if width > 0]
-        widths = [self.widths[m] for m in filled]
+        # Many exported formats fail on products of width zero: members without heads get their bias alone.
+        members, widths = self.with_rows()
         biases = [None] * len(self.widths) if self.bias is None else self.bias
-        parts = zip(filled, hidden_states.split(widths, -1), self.weight.split(widths), strict=True)
+        parts = zip(members, hidden_states.split(widths, -1), self.weight.split(widths), strict=True)
         products = {m: nn.functional.linear(states, weight.t(), biases[m]) for m, states, weight in parts}
-        like = products[filled[0]]
+        like = products[members[0]]
         return torch.stack([products[m] if width else bias_as(like, biases[m]) for m, width in enumerate(self.widths)])
 
 
@@ -141,8 +137,8 @@ def bias_as(like: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
 def grouped_product(inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """One product per member: (members, ..., in) x (members, in, out) + (members, 1, out) -> (members, ..., out).
 
-    Few rows: one batched product. Many rows: one product per member, because only there the bias is added inside the
-    product; a batched one first writes it over the whole output.
+    With few rows one batched product; with many one per member, which adds the bias inside the product, where a batched
+    one first writes it over the whole output.
     """
     if inputs.dim() > 3:
         shape = (*inputs.shape[:-1], weight.shape[-1])
@@ -178,14 +174,14 @@ class PerMember(nn.ModuleList):
 
 
 class DropoutPerMember(nn.Dropout):
-    """Dropout behind a part that members share, with a mask for each of them, as members apart would draw."""
+    """Dropout behind a part that members share, with a mask of its own for each of them."""
 
     def __init__(self, p: float, num_members: int):
         super().__init__(p)
         self.num_members = num_members
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """(batch, ...) -> (members, batch, ...) where it drops; as they are where it does not."""
+        """(batch, ...) -> (members, batch, ...) where it drops; unchanged where it does not."""
         if self.training and self.p > 0 and self.num_members > 1:
             hidden_states = hidden_states.expand(self.num_members, *hidden_states.shape)
         return super().forward(hidden_states)
@@ -243,16 +239,13 @@ def eager_attention_forward(
 class HydraAttention(nn.Module):
     """Multi-head attention of all members at once; member m keeps `kept_heads[m]` of the backbone's heads.
 
-    A member's queries, keys and values lie below each other in `qkv_proj`, so that its three projections are one
-    product. Where several query heads read one head of keys and values (grouped queries), heads are the query heads; a head
-    of keys and values is there as long as one of its query heads is, and is computed once for all of these. Attention
-    itself is computed head by head, so members cannot mix, whichever axis carries them:
+    A member's queries, keys and values lie below each other in `qkv_proj`: one product. With grouped queries, heads are query
+    heads; a head of keys and values stays as long as a query head reads it, and is computed once. Attention is computed head
+    by head, so members cannot mix, whichever axis carries them:
 
-    - members on the batch axis, (members * batch, heads, tokens, head_dim), where each keeps as many heads (for each head
-      of keys and values): the products come out in this shape;
-    - members on the head axis, (batch, heads of all members, tokens, head_dim), where head counts differ, where the
-      mask cannot be repeated over members, where positions have a bias, which need not be repeated over the batch then,
-      and for the eager backend, which returns its weights in this shape.
+    - the batch axis, (members * batch, heads, tokens, head_dim), where all keep as many heads: nothing is copied;
+    - the head axis, (batch, heads of all members, tokens, head_dim), where head counts differ, where the mask cannot be
+      repeated, where positions have a bias, and for the eager backend, which returns its weights in this shape.
     """
 
     def __init__(self, config: PreTrainedConfig, layer: int):
@@ -290,7 +283,7 @@ class HydraAttention(nn.Module):
         """Refuses weights that were saved for other heads than the config names: `saved` is their `kept_heads_mask`."""
         if saved.is_meta:
             return  # nothing was loaded
-        found = [[head for head, is_kept in enumerate(heads) if is_kept] for heads in saved.tolist()]
+        found = [row.nonzero().flatten().tolist() for row in saved]
         if found == self.kept_heads:
             return
         where = "another number of members"
@@ -315,17 +308,15 @@ class HydraAttention(nn.Module):
         position_embeddings: RotaryTables | Mapping[str, RotaryTables] | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The heads' outputs, before the output projection, which the layer calls.
+        """The heads' outputs before the output projection: (members, batch, query tokens, width) or, where head counts
+        differ, (batch, query tokens, sum of widths); and from the eager backend the attention weights (batch, heads of all
+        members, query tokens, tokens).
 
         hidden_states: (members or 1, batch, tokens, hidden)
         attention_mask: what `members_mask` returns, for all layers or by `config.layer_types`
         first_token_only: compute queries of the first token alone
         position_bias: added to the scores, (members or 1, heads of the backbone, tokens, tokens)
         position_embeddings: the tables of rotary positions, for all layers or by `config.layer_types`
-
-        Returns (members, batch, query tokens, width) or, where members keep different numbers of heads, (batch, query
-        tokens, sum of widths); and from the eager backend the attention weights (batch, heads of all members, query
-        tokens, tokens).
         """
         is_eager = self.config._attn_implementation == "eager"
         _, batch, tokens, _ = hidden_states.shape
@@ -419,11 +410,8 @@ class HydraAttention(nn.Module):
             projected = [(joint[..., :width], 1), (joint[..., width:], 2)]
         else:
             by_member = list(zip(self.qkv_proj(hidden_states), filter(None, self.widths), strict=True))
-            queries, others = (
-                [own[..., :width] for own, width in by_member],
-                [own[..., width:] for own, width in by_member],
-            )
-            projected = [(queries, 1), (others, 2)]
+            others = [own[..., width:] for own, width in by_member]
+            projected = [([own[..., :width] for own, width in by_member], 1), (others, 2)]
         found, head_dim = [], self.head_dim
         for each, projections in projected:
             if on_batch_axis:
@@ -435,11 +423,6 @@ class HydraAttention(nn.Module):
         return tuple(found)
 
 
-def keys_of(heads: list[int], queries_per_key: int) -> list[int]:
-    """The heads of keys and values that query heads read, in ascending order."""
-    return list(dict.fromkeys(head // queries_per_key for head in heads))
-
-
 def readers_of(heads: list[int], queries_per_key: int) -> list[int]:
     """How many of these query heads read each of their heads of keys and values."""
     return list(Counter(head // queries_per_key for head in heads).values())
@@ -449,13 +432,8 @@ def for_each_query(states: torch.Tensor, readers: list[int]) -> torch.Tensor:
     """Heads of keys or values as often as they are read: (rows, heads, ...) -> (rows, sum of readers, ...)"""
     if len(set(readers)) == 1:
         return states if readers[0] == 1 else states.repeat_interleave(readers[0], dim=1)
-    return torch.cat(
-        [
-            states[:, head : head + 1].expand(-1, count, *[-1] * (states.dim() - 2))
-            for head, count in enumerate(readers)
-        ],
-        dim=1,
-    )
+    heads = zip(states.split(1, dim=1), readers, strict=True)
+    return torch.cat([head.expand(-1, count, *head.shape[2:]) for head, count in heads], dim=1)
 
 
 def mask_of(kept_heads: list[list[int]], num_heads: int) -> torch.Tensor:
@@ -465,10 +443,9 @@ def mask_of(kept_heads: list[list[int]], num_heads: int) -> torch.Tensor:
 
 
 def rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, in_float32: bool = False) -> torch.Tensor:
-    """Queries or keys turned by the angles of their positions, of any number of heads: (rows, heads, tokens, head_dim)
+    """Queries or keys turned by the angles of their positions: (rows, heads, tokens, head_dim)
 
-    cos, sin: (batch or 1, tokens, head_dim), of which queries that are fewer than the tokens take the first. Rows are the
-        batch as often as members, or candidates for pruning, lie on the batch axis; the tables need not be repeated
+    cos, sin: (batch or 1, tokens, head_dim); rows are a multiple of the batch, and tokens may be the first ones alone
     """
     cos, sin = (table[:, : states.shape[2]].unsqueeze(1) for table in (cos, sin))
     turned = states.float() if in_float32 else states
@@ -477,26 +454,21 @@ def rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, in_float
         turned = turned.unflatten(0, (-1, cos.shape[0]))
     first, second = turned.chunk(2, dim=-1)
     turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
-    # Of the values' dtype again, which under autocast is not the tables'.
-    return (turned.flatten(0, 1) if is_per_row else turned).to(states.dtype)
+    return (turned.flatten(0, 1) if is_per_row else turned).to(states.dtype)  # under autocast the tables have another
 
 
 def encoder_mask(config: PreTrainedConfig, embeddings: torch.Tensor, attention_mask, create=create_bidirectional_mask):
     """The mask that an encoder's layers read, for embeddings (1 or members, batch, tokens, hidden).
 
-    Without an `attention_mask`, callers pass none on to layers that see every token: one that masks nothing would keep
-    the attention from its fastest kernels.
+    Callers without an `attention_mask` pass none on: one that masks nothing would rule out the fastest kernels.
     """
     mask = create(config=config, inputs_embeds=embeddings[0], attention_mask=attention_mask)
     return members_mask(mask, embeddings.shape[1], config.num_members)
 
 
 def members_mask(attention_mask, batch: int, num_members: int):
-    """Repeats a mask made for the batch over the members: (batch or 1, ...) -> (members * batch, ...).
-
-    Its first `batch` rows are the mask it was made from, for attention with the members on the head axis. Masks that
-    are no tensors (flex attention's block masks) and absent ones stay as they are.
-    """
+    """Repeats a mask of the batch over the members: (batch or 1, ...) -> (members * batch, ...). Masks that are no tensors
+    (flex attention's block masks) stay as they are."""
     if not isinstance(attention_mask, torch.Tensor):
         return attention_mask
     if attention_mask.dim() == 4 and attention_mask.shape[1] != 1:
@@ -535,46 +507,6 @@ def mask_of_first_token(attention_mask: torch.Tensor | None) -> torch.Tensor | N
 # Output projection and MLP, equations 6 and 7: the layer
 
 
-class HydraRMSNorm(nn.Module):
-    """Root mean square normalisation as Llama has it: in float32, and back in the states' own dtype times the weight."""
-
-    def __init__(self, hidden_size: int, eps: float):
-        super().__init__()
-        self.eps = eps
-        self.weight = nn.Parameter(torch.ones(hidden_size))
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return self.weight * self.normalised(hidden_states).to(hidden_states.dtype)
-
-    def normalised(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        hidden_states = hidden_states.float()
-        return hidden_states * torch.rsqrt(hidden_states.pow(2).mean(-1, keepdim=True) + self.eps)
-
-    def extra_repr(self) -> str:
-        return f"{tuple(self.weight.shape)}, eps={self.eps}"
-
-
-class HydraOffsetRMSNorm(HydraRMSNorm):
-    """As Gemma has it: the weight counts from one, and the product is taken in float32 as well."""
-
-    def __init__(self, hidden_size: int, eps: float):
-        super().__init__(hidden_size, eps)
-        nn.init.zeros_(self.weight)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return (self.normalised(hidden_states) * (1 + self.weight.float())).to(hidden_states.dtype)
-
-
-RMS_NORMS = {"rms_norm": HydraRMSNorm, "offset_rms_norm": HydraOffsetRMSNorm}
-
-
-def norm_of(spec: LayerSpec, hidden_size: int) -> nn.Module:
-    """A norm of states (..., hidden_size)."""
-    if spec.norm == "layer_norm":
-        return nn.LayerNorm(hidden_size, eps=spec.norm_eps, bias=spec.norm_bias)
-    return RMS_NORMS[spec.norm](hidden_size, eps=spec.norm_eps)
-
-
 class HydraMLP(nn.Module):
     """The transformer's two-layer MLP, on any leading axes; with a gate, `fc1` rows are [gate; up]."""
 
@@ -590,7 +522,8 @@ class HydraMLP(nn.Module):
         shape = hidden_states.shape
         # What stands in for a linear layer (8-bit ones, for instance) may know three axes at most.
         hidden_states = hidden_states.flatten(0, -3) if len(shape) > 3 else hidden_states
-        if not torch.is_grad_enabled() and not is_recording() and hidden_states.numel() > ROWS_IN_AN_MLP * shape[-1]:
+        is_recording = torch.compiler.is_compiling() or is_exporting()
+        if not torch.is_grad_enabled() and not is_recording and hidden_states.numel() > ROWS_IN_AN_MLP * shape[-1]:
             pieces = hidden_states.reshape(-1, shape[-1]).split(ROWS_IN_AN_MLP)
             return torch.cat([self.forward(piece) for piece in pieces]).reshape(shape)
         inner = self.fc1(hidden_states)
@@ -602,20 +535,13 @@ class HydraMLP(nn.Module):
         return self.fc2(inner if self.dropout is None else self.dropout(inner)).reshape(shape)
 
 
-def is_recording() -> bool:
-    """Whether a graph is recorded, compiled or exported, in which sizes should decide nothing."""
-    return torch.compiler.is_compiling() or is_exporting()
-
-
 class HydraLayer(GradientCheckpointingLayer):
     """One Transformer layer of all members, or of one in the trunk: `attend`, then `project_and_feed`."""
 
-    def __init__(self, config: PreTrainedConfig, layer: int):
+    def __init__(self, config: PreTrainedConfig, layer: int, norm: Callable[[], nn.Module]):
         super().__init__()
         spec = config.layer_spec
         self.norm_first, self.drop_path = spec.norm_first, spec.drop_path
-
-        norm = partial(norm_of, spec, config.hidden_size)
         sizes = iter(config.mlp_sizes(layer))  # members are built in their order
         has_norm = layer > 0 or spec.first_attention_norm
         self.attention_norm = shared_or_per_member(config, "layernorm", norm, layer) if has_norm else nn.Identity()
@@ -650,33 +576,39 @@ class HydraLayer(GradientCheckpointingLayer):
         """Equations 6 and 7: output projection and MLP, each added to the residual stream.
 
         hidden_states: (members or 1, ..., query tokens, hidden), of the tokens that `attend` computed
-        heads: what `attend` returned; where members keep equally many heads (members, ..., query tokens, width), which
-            may have further axes in front of the tokens
+        heads: what `attend` returned; it may have further axes in front of the tokens where head counts are equal
 
         Returns (members, ..., query tokens, hidden).
         """
-        hidden_states = hidden_states + self._dropped(self.attention.o_proj(heads), self.output_dropout)
-        if self.norm_first:
-            return hidden_states + self._dropped(self.mlp(self.mlp_norm(hidden_states)), self.mlp_dropout)
-        hidden_states = self.attention_norm(hidden_states)
-        return self.mlp_norm(hidden_states + self._dropped(self.mlp(hidden_states), self.mlp_dropout))
+        branch = self.attention.o_proj(heads)
+        if self.output_dropout is not None and self.output_dropout.training:
+            branch = self.output_dropout(branch)
+        hidden_states = hidden_states + (self._drop_path(branch) if self.drop_path else branch)
+        if not self.norm_first:
+            hidden_states = self.attention_norm(hidden_states)
+        branch = self.mlp(self.mlp_norm(hidden_states) if self.norm_first else hidden_states)
+        if self.mlp_dropout is not None and self.mlp_dropout.training:
+            branch = self.mlp_dropout(branch)
+        hidden_states = hidden_states + (self._drop_path(branch) if self.drop_path else branch)
+        return hidden_states if self.norm_first else self.mlp_norm(hidden_states)
 
-    def _dropped(self, branch: torch.Tensor, dropout: nn.Dropout | None) -> torch.Tensor:
-        """Dropout, and stochastic depth: in training a branch is left out for a sample of a member."""
-        if dropout is not None and dropout.training:
-            branch = dropout(branch)
-        if not self.drop_path or not self.training:
+    def _drop_path(self, branch: torch.Tensor) -> torch.Tensor:
+        """Stochastic depth: in training a branch is left out for a sample of a member."""
+        if not self.training:
             return branch
         keep = 1 - self.drop_path
         mask = branch.new_empty(*branch.shape[:2], *[1] * (branch.dim() - 2)).bernoulli_(keep)
         return branch * (mask / keep)
 
 
-def hydra_layers(config: PreTrainedConfig) -> nn.ModuleList:
-    return nn.ModuleList(HydraLayer(config, layer) for layer in range(config.num_hidden_layers))
+def hydra_layers(config: PreTrainedConfig, norm: Callable[[], nn.Module] | None = None) -> nn.ModuleList:
+    """norm: makes the norms; LayerNorms by default"""
+    spec = config.layer_spec
+    norm = norm or partial(nn.LayerNorm, config.hidden_size, eps=spec.norm_eps, bias=spec.norm_bias)
+    return nn.ModuleList(HydraLayer(config, layer, norm) for layer in range(config.num_hidden_layers))
 
 
-# The installed package puts a faster way through the layers here (`hydra_transformers.fast`), which returns None where they
+# `hydra_transformers.fast` of the installed package puts a faster way through the layers here, which returns None where they
 # have to be called: (layers, hidden_states, attention_mask, first_token_only, kwargs) -> hidden_states
 fast_layers: Callable[..., torch.Tensor | None] | None = None
 
@@ -693,7 +625,6 @@ def run_layers(
 
     attention_mask: what `encoder_mask` or `members_mask` returns
     first_token_only: let the last layer compute the first token alone
-    kwargs: for the layers
     """
     if fast_layers is not None:
         states = fast_layers(layers, hidden_states, attention_mask, first_token_only, kwargs)
@@ -734,18 +665,18 @@ class HydraEncoderMixin:
 
     A family's encoder has `embeddings` and `layers`, and where it needs them `pooler` and
 
-    - `embed_inputs(**inputs)`: the states that enter the first layer, (members or 1, batch, tokens, hidden), the mask that its
-      attention reads, and further arguments of the layers;
+    - `embed_inputs(**inputs)`: the states that enter the first layer, (members or 1, batch, tokens, hidden), the mask, and
+      further arguments of the layers;
     - `last_norm`: the name of the norm behind the layers;
-    - `pool(hidden_states, **inputs)`: from the last states, (members, batch, tokens, hidden), to (members, batch, pooled) or None.
+    - `pool(hidden_states, **inputs)`: the last states (members, batch, tokens, hidden) -> (members, batch, pooled) or None.
     """
 
     is_base_model = True
     last_norm: str | None = None
-    # Whether the last of `hidden_states` has passed that norm, as in language models.
-    last_hidden_state_is_normed = False
-    # Whether one token stands for an image, text or sound: the first, or where texts are read in one direction the last.
-    one_token_stands_for_all = True
+    last_hidden_state_is_normed = (
+        False  # whether the last of `hidden_states` has passed that norm, as in language models
+    )
+    one_token_stands_for_all = True  # the first, or where texts are read in one direction the last
 
     def encode(
         self,
@@ -757,8 +688,7 @@ class HydraEncoderMixin:
     ) -> HydraModelOutput:
         """From the inputs to the outputs.
 
-        first_token_only: let the last layer compute the first token alone, where no other will be read; the last states
-            then have one token
+        first_token_only: let the last layer compute the first token alone, unless states or attentions are returned
         members_only: leave out the means over members, which a head does not read
         output_hidden_states: whether to return all states, or the numbers of the layers whose states are returned
         """
@@ -768,21 +698,21 @@ class HydraEncoderMixin:
             output_hidden_states = self.config.output_hidden_states
         all_hidden_states = None
         if output_hidden_states is False or output_hidden_states is None:
-            first_token_only = first_token_only and (mask is None or has_rows(mask))
+            returns_attentions = kwargs.get("output_attentions", getattr(self.config, "output_attentions", False))
+            first_token_only = first_token_only and not returns_attentions and (mask is None or has_rows(mask))
             hidden_states = run_layers(self.layers, hidden_states, mask, first_token_only, **kwargs)
-            hidden_states, pooled = self.norm_and_pool(hidden_states, **inputs)
         else:
             hidden_states, all_hidden_states = self._all_hidden_states(
                 hidden_states, mask, output_hidden_states, kwargs
             )
-            if self.last_hidden_state_is_normed and all_hidden_states[-1] is not None:
-                # Pool from the returned tensor, so that its gradients are right.
-                normed = batch_first(getattr(self, self.last_norm)(hidden_states), self.num_members)
-                all_hidden_states, hidden_states = (*all_hidden_states[:-1], normed), normed.transpose(0, 1)
-                pooled = self.pool(hidden_states, **inputs)
-            else:
-                hidden_states, pooled = self.norm_and_pool(hidden_states, **inputs)
         members = self.num_members
+        if self.last_norm is not None:
+            hidden_states = getattr(self, self.last_norm)(hidden_states)
+            if self.last_hidden_state_is_normed and all_hidden_states and all_hidden_states[-1] is not None:
+                # Pool from the returned tensor, so that its gradients are right.
+                normed = batch_first(hidden_states, members)
+                all_hidden_states, hidden_states = (*all_hidden_states[:-1], normed), normed.transpose(0, 1)
+        pooled = self.pool(hidden_states, **inputs)
         return HydraModelOutput(
             last_hidden_state=None if members_only else mean_of_members(hidden_states),
             pooler_output=None if members_only or pooled is None else mean_of_members(pooled),
@@ -791,22 +721,13 @@ class HydraEncoderMixin:
             hidden_states=all_hidden_states,
         )
 
-    def norm_and_pool(self, hidden_states: torch.Tensor, **inputs) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """The last layer's states -> the encoder's last hidden state, and what is pooled from it"""
-        if self.last_norm is not None:
-            hidden_states = getattr(self, self.last_norm)(hidden_states)
-        return hidden_states, self.pool(hidden_states, **inputs)
-
     def pool(self, hidden_states: torch.Tensor, **inputs) -> torch.Tensor | None:
         pooler = getattr(self, "pooler", None)
         return None if pooler is None else pooler(hidden_states)
 
     def _all_hidden_states(self, states, mask, output_hidden_states: bool | Collection[int], kwargs: dict):
-        """The layers one by one, with the states between them as (batch, members, tokens, hidden).
-
-        Each layer reads the very tensor that is returned (a trunk's the first member's part), so that gradients can be asked
-        of it.
-        """
+        """The layers one by one, with the states between them as (batch, members, tokens, hidden). Each layer reads the
+        returned tensor (a trunk's the first member's part), so that gradients can be asked of it."""
         kept, members, position_bias = [], self.num_members, kwargs.pop("position_bias", None)
         for index, layer in enumerate(self.layers):
             if index == 0 and output_hidden_states is True:
@@ -872,10 +793,7 @@ class HydraClassifierOutput(ModelOutput):
 
 
 class HydraClassifierMixin:
-    """A head per member on a fused encoder: `logits` is the ensemble's answer, `member_logits` each member's.
-
-    A family says what its head reads of the states, and what it does before its last map, where that is not the usual.
-    """
+    """A head per member on a fused encoder: `logits` is the ensemble's answer, `member_logits` each member's."""
 
     # Whether the head reads the first token's state alone, so that the last layer need not compute the others.
     reads_first_token = True
@@ -885,37 +803,34 @@ class HydraClassifierMixin:
         features)"""
         return hidden_states[:, :, 0] if pooled is None else pooled
 
-    def prepare(self, features: torch.Tensor) -> torch.Tensor:
-        """What the head's last map reads of that: (members, batch, features) -> (members, batch, prepared)"""
-        return features
-
     def classify(self, features: torch.Tensor) -> torch.Tensor:
         """(members, batch, features) -> (members, batch, classes)"""
-        return self.classifier(self.prepare(features))
+        return self.classifier(features)
+
+    def prepare(self, features: torch.Tensor) -> torch.Tensor:
+        """What the head's last map reads in inference: (members, batch, features) -> (members, batch, prepared)"""
+        return features
 
     def encode_and_classify(self, inputs: dict, labels: torch.Tensor | None, **kwargs) -> HydraClassifierOutput:
         """The forward of every classifier: the encoder, the members' heads, the loss, and the ensemble's answer."""
-        if self.reads_first_token and not wants_every_token(self.config, kwargs):
-            inputs = inputs | {"first_token_only": True}
-        outputs: HydraModelOutput = self.base_model(**inputs, members_only=True, return_dict=True, **kwargs)
+        inputs = inputs | {"first_token_only": self.reads_first_token, "members_only": True, "return_dict": True}
+        outputs: HydraModelOutput = self.base_model(**inputs, **kwargs)
         hidden_states, pooled = outputs.member_last_hidden_state, outputs.member_pooler_output
         features = self.select_features(
             hidden_states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1)
         )
-        member_logits, members = self.classify(features).transpose(0, 1), self.num_members
-        loss = None
+        member_logits, loss, decided = self.classify(features).transpose(0, 1), None, {}
         if labels is not None or self.config.problem_type is None:
             set_problem_type(self.config)  # before Transformers' loss does, by the labels of a batch
         if labels is not None:
             loss = ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
-        decided = {}
         if self.decision is not None and self.is_calibrated:
             prepared = self.prepare(features).transpose(0, 1) if self.decision.reads_features else None
             decision = self.decision(member_logits, prepared)
             member_logits = decision.member_logits
             decided = {name: getattr(decision, name) for name in ("detector_score", "abstain", "prediction_set")}
         logits = ensemble_logits(member_logits, self.config.problem_type)
-        if loss is None and self.training and members > 1 and self.config.ensemble_loss == "members":
+        if loss is None and self.training and self.num_members > 1 and self.config.ensemble_loss == "members":
             watch_for_other_loss(logits, from_trainer="num_items_in_batch" in kwargs)
         return HydraClassifierOutput(
             loss=loss,
@@ -927,21 +842,20 @@ class HydraClassifierMixin:
         )
 
 
-def wants_every_token(config, kwargs: dict) -> bool:
-    """Whether the caller asked for hidden states or attentions, so that the last layer computes every token."""
-    names = ("output_hidden_states", "output_attentions")
-    return any(kwargs.get(name, getattr(config, name, False)) for name in names)
-
-
 def log_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
     """Log of the mean over members of softmax: (batch, members, classes) -> (batch, classes), at least float32."""
-    log_probabilities = nn.functional.log_softmax(at_least_float32(member_logits), dim=-1)
+    dtype = torch.promote_types(member_logits.dtype, torch.float32)
+    return log_mean_of_exponentials(nn.functional.log_softmax(member_logits, dim=-1, dtype=dtype))
+
+
+def log_mean_of_exponentials(logarithms: torch.Tensor) -> torch.Tensor:
+    """(batch, members, ...) -> (batch, ...)"""
     if is_exporting():
-        total = torch.logsumexp(log_probabilities, dim=1)  # which every format has
+        total = torch.logsumexp(logarithms, dim=1)  # every format has it
     else:
         # member by member: one kernel each, a third of what logsumexp launches
-        total = reduce(torch.logaddexp, log_probabilities.unbind(dim=1))
-    return total - math.log(member_logits.shape[1])
+        total = reduce(torch.logaddexp, logarithms.unbind(dim=1))
+    return total - math.log(logarithms.shape[1])
 
 
 def logit_of_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
@@ -953,7 +867,7 @@ def logit_of_mean_probability(member_logits: torch.Tensor) -> torch.Tensor:
 
 
 def ensemble_logits(member_logits: torch.Tensor, problem_type: str | None) -> torch.Tensor:
-    """What every consumer of logits then reads as the ensemble's answer: (batch, members, classes) -> (batch, classes).
+    """The ensemble's answer as every consumer of logits reads it: (batch, members, classes) -> (batch, classes).
 
     Softmax over several classes, sigmoid for multi-label problems and for a single output of unknown problem type (as
     the pipelines do), and the plain mean for regression.
@@ -977,11 +891,8 @@ def ensemble_loss(loss_function: Callable, labels: torch.Tensor, member_logits: 
 
 
 def mean_loss(loss_function: Callable, labels: torch.Tensor, answers: Sequence[torch.Tensor], config, **kwargs):
-    """The mean of the losses of several logits (batch, classes).
-
-    kwargs: with `num_items_in_batch`, losses are sums divided by it. Transformers' function sees to that for one label of
-        several only, and gives the mean of the batch otherwise
-    """
+    """The mean of the losses of several logits (batch, classes). With `num_items_in_batch`, losses are sums divided by it:
+    Transformers' function does that for one label of several only, and gives the mean of the batch otherwise."""
     loss = torch.stack([loss_function(labels, logits, config, **kwargs) for logits in answers]).mean()
     items = kwargs.get("num_items_in_batch")
     if items is None or config.problem_type == "single_label_classification":
@@ -1011,12 +922,12 @@ def watch_for_other_loss(
     wanted: str = "config.ensemble_loss is 'members', a loss for each member",
     otherwise: str = ", or set config.ensemble_loss to 'ensemble'",
 ) -> None:
-    """Tells, in the backward pass, of a loss that somebody computed from the ensemble's logits although the members' losses
-    are wanted. Trainer's label smoothing does that, and is stopped; other callers know what they do."""
+    """Notices in the backward pass a loss that was computed from the ensemble's logits although the members' losses are
+    configured. Trainer's label smoothing does that, and is stopped; other callers are warned."""
     if not logits.requires_grad or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return
 
-    def tell(gradient: torch.Tensor) -> None:
+    def check(gradient: torch.Tensor) -> None:
         if gradient is None or not gradient.any():
             return  # DDP passes nothing, or zeros, to outputs that no loss was computed from
         message = (
@@ -1028,7 +939,7 @@ def watch_for_other_loss(
             raise RuntimeError(message)
         logger.warning_once(message)
 
-    logits.register_hook(tell)
+    logits.register_hook(check)
 
 
 def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
@@ -1036,11 +947,8 @@ def at_least_float32(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class FixedDtype(nn.Module):
-    """Buffers keep their dtype under `.to()`: in 16 bits the frequencies of rotary positions would place the tokens of long texts
-    elsewhere, and a decision's distances and thresholds would be others.
-
-    Parameters that are loaded in 16 bits leave them in float32, too.
-    """
+    """Buffers keep their dtype under `.to()`: in 16 bits, rotary frequencies would move the tokens of long texts, and a
+    decision's thresholds would change."""
 
     def _apply(self, fn: Callable, recurse: bool = True) -> nn.Module:
         before = dict(self.named_buffers())

@@ -79,8 +79,5 @@ class HydraASTForAudioClassification(HydraAudioClassifierMixin, HydraASTPreTrain
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         return self.classifier.layernorm(features)
 
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.classifier(features)
-
 
 __all__ = ["HydraASTForAudioClassification", "HydraASTModel", "HydraASTPreTrainedModel"]

@@ -63,8 +63,8 @@ class HydraBertForSequenceClassification(HydraTypedTextClassifierMixin, HydraBer
         self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
         self.post_init()
 
-    def prepare(self, features: torch.Tensor) -> torch.Tensor:
-        return self.dropout(features)
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.dropout(features))
 
 
 __all__ = ["HydraBertForSequenceClassification", "HydraBertModel", "HydraBertPreTrainedModel"]

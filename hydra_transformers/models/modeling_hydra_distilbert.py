@@ -83,6 +83,9 @@ class HydraDistilBertForSequenceClassification(HydraTextClassifierMixin, HydraDi
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         return self.dropout(torch.relu(self.pre_classifier(features)))
 
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.prepare(features))
+
     def forward(
         self,
         input_ids: torch.Tensor | None = None,

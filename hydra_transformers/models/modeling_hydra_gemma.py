@@ -6,7 +6,7 @@ from transformers import GemmaForSequenceClassification, GemmaModel
 from transformers.models.gemma.modeling_gemma import GemmaPreTrainedModel
 
 from .configuration_hydra_gemma import HydraGemmaConfig
-from .decoders import DECODER_RULES, HydraDecoderClassifierMixin, HydraDecoderMixin
+from .decoders import DECODER_RULES, HydraDecoderClassifierMixin, HydraDecoderMixin, HydraOffsetRMSNorm
 from .pretrained import HydraModelMixin
 
 
@@ -34,6 +34,7 @@ class HydraGemmaModel(HydraDecoderMixin, HydraGemmaPreTrainedModel):
 
     backbone_classes = (GemmaModel,)
     embedding_class = HydraGemmaEmbedding
+    norm_class = HydraOffsetRMSNorm
 
 
 class HydraGemmaForSequenceClassification(HydraDecoderClassifierMixin, HydraGemmaPreTrainedModel):

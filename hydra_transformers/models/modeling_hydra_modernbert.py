@@ -166,6 +166,9 @@ class HydraModernBertForSequenceClassification(HydraTextClassifierMixin, HydraMo
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         return self.drop(self.head(features))
 
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.prepare(features))
+
 
 __all__ = [
     "HydraModernBertForSequenceClassification",

@@ -9,20 +9,12 @@ import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoFeatureExtractor, AutoImageProcessor, AutoTokenizer, PreTrainedModel, image_utils
-from transformers.pipelines import (
-    AudioClassificationPipeline,
-    ImageClassificationPipeline,
-    Pipeline,
-    TextClassificationPipeline,
-    ZeroShotImageClassificationPipeline,
-)
-from transformers.utils import ModelOutput
+from transformers.pipelines import ImageClassificationPipeline, Pipeline
 
 from .detection import answers_of, entropy_split
 
@@ -83,6 +75,10 @@ class AnswersMixin:
     """
 
     every_score: dict[str, Any] = {}  # how Transformers' own pipeline is asked for all of them
+
+    @staticmethod
+    def check_parameters(parameters: dict[str, Any]) -> None:
+        """Refuses parameters of `predict` that are missing, before anything is loaded."""
 
     def check_model_type(self, supported_models: Any) -> None:
         # Any classifier will do, also one that came with its repository.
@@ -185,79 +181,6 @@ class HydraImageClassificationPipeline(ImagesMixin, AnswersMixin, ImageClassific
     every_score = {"top_k": sys.maxsize}
 
 
-class _AudioScores(AudioClassificationPipeline):
-    def postprocess(self, model_outputs: dict, **parameters) -> Any:
-        return super().postprocess(ModelOutput(model_outputs), **parameters)  # it reads attributes
-
-
-class HydraAudioClassificationPipeline(AnswersMixin, _AudioScores):
-    @property
-    def every_score(self) -> dict[str, Any]:
-        return {"top_k": self.model.config.num_labels}
-
-    def _sanitize_parameters(self, top_k: int | str | None = "", function_to_apply: str | None = None, **parameters):
-        # Transformers' own fills in what was not asked for, over what the pipeline was made with.
-        *before, after = super()._sanitize_parameters(function_to_apply=function_to_apply, **parameters)
-        after = {} if function_to_apply is None else {"function_to_apply": after["function_to_apply"]}
-        return *before, after if top_k == "" else after | {"top_k": top_k}
-
-    def postprocess(self, model_outputs: dict, **parameters) -> dict[str, Any]:
-        if getattr(self.model.config, "problem_type", None) == "multi_label_classification":
-            parameters = {"function_to_apply": "sigmoid", **parameters}
-        return super().postprocess(model_outputs, **parameters)
-
-
-class HydraTextClassificationPipeline(AnswersMixin, TextClassificationPipeline):
-    every_score = {"top_k": None, "_legacy": False}
-
-    @cached_property
-    def most_tokens(self) -> int:
-        return min(self.tokenizer.model_max_length, most_tokens(self.model))
-
-    def preprocess(self, inputs: Any, **parameters) -> Any:
-        parameters = {"truncation": True, "max_length": self.most_tokens, **parameters}
-        found = super().preprocess(inputs, **parameters)
-        if found.encodings is not None:
-            is_cut = bool(found.encodings[0].overflowing)
-        else:  # of tokenizers in Python
-            whole = super().preprocess(inputs, **{**parameters, "truncation": False, "max_length": None})
-            is_cut = whole["input_ids"].shape[-1] > found["input_ids"].shape[-1]
-        is_empty = not any(map(has_content, texts_in(inputs)))
-        if found["input_ids"].shape[-1] == 0:  # the model fails on it, or reads the padding of its batch
-            is_empty, token = True, self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0
-            for name in found:
-                found[name] = torch.full((1, 1), {"input_ids": token, "attention_mask": 1}.get(name, 0))
-        found["notes"] = {"empty": "The text is empty." if is_empty else None, "truncated": is_cut}
-        return found
-
-    def __call__(self, inputs: Any, **parameters):
-        return Pipeline.__call__(self, inputs, **parameters)  # one dict for one text, no list of one
-
-
-class HydraZeroShotImageClassificationPipeline(ImagesMixin, AnswersMixin, ZeroShotImageClassificationPipeline):
-    def outputs(self, model_inputs: dict) -> dict[str, Any]:
-        labels, [texts, *_] = model_inputs.pop("candidate_labels"), model_inputs.pop("text_inputs")
-        texts = texts[0] if isinstance(texts, list) else texts  # a batch has them once per image
-        outputs = self.model(**texts, **model_inputs)
-        return {**outputs, "logits": outputs.logits_per_image, "candidate_labels": labels}
-
-
-def texts_in(inputs: Any) -> list[str]:
-    """The texts of one input: a text, or a pair as a dict or in lists."""
-    if isinstance(inputs, str):
-        return [inputs]
-    each = inputs.values() if isinstance(inputs, dict) else inputs or ()
-    return [text for part in each for text in texts_in(part)]
-
-
-def has_content(text: str) -> bool:
-    return any(character.isprintable() and not character.isspace() for character in text)
-
-
-PIPELINES_BY_INPUT = {
-    "pixel_values": HydraImageClassificationPipeline,
-    "input_values": HydraAudioClassificationPipeline,
-}
 READERS = {
     "tokenizer": AutoTokenizer,
     "image_processor": AutoImageProcessor,
@@ -266,11 +189,16 @@ READERS = {
 
 
 def predict(
-    model: nn.Module, inputs: Iterable[Any], processor: Any = None, batch_size: int = 1, **parameters: Any
+    model: nn.Module,
+    pipeline_class: type[Pipeline],
+    inputs: Iterable[Any],
+    processor: Any = None,
+    batch_size: int = 1,
+    **parameters: Any,
 ) -> list[dict[str, Any]]:
-    """Answers raw inputs as the pipelines do, with a dict each: see `AnswersMixin`.
+    """Answers raw inputs as a pipeline does, with a dict each: see `AnswersMixin`.
 
-    model: a Hydra, or any classifier or CLIP of Transformers; it runs in eval mode, on its device
+    model: runs in eval mode, on its device
     inputs: texts; PIL images, or paths or URLs of images; or audio: arrays at the sampling rate of the feature extractor,
         `{"array": ..., "sampling_rate": ...}`, or paths or URLs of files, which take ffmpeg
     processor: the tokenizer, image processor, feature extractor or several in one; by default those saved with the model
@@ -281,33 +209,15 @@ def predict(
             f"inputs is a {type(inputs).__name__}: pass a list of texts, images or sounds, [{type(inputs).__name__}]"
         )
     inputs = [os.fspath(each) if isinstance(each, os.PathLike) else each for each in inputs]
-    if hasattr(model, "get_image_features"):
-        found = HydraZeroShotImageClassificationPipeline
-        if not parameters.get("candidate_labels"):
-            raise ValueError("candidate_labels is missing: the model chooses among labels that you name")
-    elif model.main_input_name in PIPELINES_BY_INPUT:
-        found = PIPELINES_BY_INPUT[model.main_input_name]
-    else:
-        found = HydraTextClassificationPipeline
+    pipeline_class.check_parameters(parameters)
     readers = {
         name: processor_of(model, auto_class) if processor is None else getattr(processor, name, processor)
         for name, auto_class in READERS.items()
-        if getattr(found, f"_load_{name}")
+        if getattr(pipeline_class, f"_load_{name}")
     }
     with evaluation_mode(model):
-        answer = found(model=model, device=model.device, **readers)
+        answer = pipeline_class(model=model, device=model.device, **readers)
         return answer(inputs, batch_size=batch_size, **parameters) if inputs else []
-
-
-def most_tokens(model: nn.Module) -> int:
-    """How long a text may be: RoBERTa and MPNet count positions from the padding token's number on, which takes some of them."""
-    padding = (
-        getattr(module, "padding_idx", None)
-        for name, module in model.named_modules()
-        if name.rpartition(".")[2] == "position_embeddings"
-    )
-    taken = max((index + 1 for index in padding if index is not None), default=0)
-    return model.config.max_position_embeddings - taken
 
 
 # A thread's own, as two threads cannot use one tokenizer at a time: model -> (name, class) -> processor

@@ -26,11 +26,10 @@ SHARDS = "model-*-of-*.safetensors"
 
 @dataclass(frozen=True)
 class Rule:
-    """Where parameters of a one-member Hydra are found in a backbone.
+    """Where a backbone has parameters of a one-member Hydra.
 
-    ours, theirs: names with `*` for what both have in their places, the number of the layer for example. Of several of
-        theirs, `transform` makes one tensor
-    transform: from theirs to ours; by default they are the same
+    ours, theirs: names with `*` for what both have in common, such as the number of the layer
+    transform: makes one tensor of theirs; by default they are the same
     """
 
     ours: str
@@ -41,9 +40,9 @@ class Rule:
 def attention_rules(theirs: str, projections: Sequence[str], scale: str | None = None) -> tuple[Rule, ...]:
     """The rules for a layer's attention.
 
-    theirs: the name of one of its projections, with `*` for the number of the layer and `{}` for
-    projections: the four names of query, key, value and output; two, where the first three are one map
-    scale: the name of the factor on the attention's result, where a family has one: it becomes part of the output
+    theirs: the name of a projection, with `*` for the number of the layer and `{}` for
+    projections: the names of query, key, value and output; two, where the first three are one map
+    scale: the name of the factor on the attention's result, where a family has one: it is folded into the output
     """
     *joint, output = (theirs.format(projection) for projection in projections)
     factor = () if scale is None else (scale,)
@@ -62,20 +61,19 @@ def scaled(tensor: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Ten
 
 
 class HydraModelMixin:
-    """A model family sets
+    """Every Hydra. A family sets
 
     - `backbone_types`: the `model_type` of the Transformers models it is built from, and `backbone_classes` their classes,
     - `backbone_rules`: where parameters are found whose names or shapes differ from the backbone's; of several rules for
       one parameter, the first whose names the backbone has,
     - `architecture`: its name, as people call it,
     - `per_member_parameters`: bare parameters with one row per member,
-    - `backbone_config_key`: the name of the part of a backbone's config that it is made from, where that is not all of it,
-    - `own_fields`: fields of the config that are always so, whatever a backbone's says,
+    - `backbone_config_key`: the part of a backbone's config that it is made from, where that is not all of it,
+    - `own_fields`: config fields that are always so, whatever a backbone's says,
     - `unread`: how names of parameters begin, of a backbone or its own, that no answer depends on,
     - `is_base_model`: on the class without a head, which then takes what it needs from a model with one.
 
-    Each attention has the buffer `kept_heads_mask`, which goes into the checkpoint beside the weights: packed rows do not
-    tell whose they are, and a config.json that was changed would deal them out to other members.
+    Checkpoints hold `kept_heads_mask` of each attention: packed rows do not tell whose they are.
     """
 
     backbone_types: tuple[str, ...] = ()
@@ -93,12 +91,7 @@ class HydraModelMixin:
     def from_backbone(
         cls, model: PreTrainedModel, heads_to_prune: dict | None = None, check: bool = True
     ) -> PreTrainedModel:
-        """A one-member Hydra from a Transformers model, with `heads_to_prune` cut out.
-
-        model: the backbone, or a one-member Hydra to prune further; it is left as it is
-        heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
-        check: compare the Hydra with the backbone on a random batch, and refuse a backbone that answers otherwise
-        """
+        """A one-member Hydra of this class from a Transformers model: see `AutoHydra.from_backbone`."""
         return package("fusion").from_backbone(cls, model, heads_to_prune, check)
 
     @classmethod
@@ -110,17 +103,7 @@ class HydraModelMixin:
         allow_equal: bool = False,
         check: bool = True,
     ) -> PreTrainedModel:
-        """Fuses members into one Hydra.
-
-        members: one-member Hydras, Hydras (their members are taken apart), or Transformers models, whole or with
-            their q, k, v and output projections sliced; all from one backbone. They are left as they are
-        shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()`
-            nothing is merged and the Hydra is exactly the ensemble of the members
-        trunk_layers: how many leading layers become the mean over the members, attention too, and run once; by default as
-            many as are equal, which changes no answer. For CLIP of both towers, or `{"vision": 6, "text": 0}`
-        allow_equal: take members that are one and the same model (or a single one), to be trained apart for example
-        check: as for `from_backbone`; also warn of members that hardly differ
-        """
+        """Fuses members into one Hydra of this class: see `AutoHydra.from_pruned_members`."""
         return package("fusion").from_pruned_members(cls, members, shared, trunk_layers, allow_equal, check)
 
     def member(self, index: int) -> PreTrainedModel:
@@ -138,9 +121,7 @@ class HydraModelMixin:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether it was calibrated, and answers as what was calibrated: not while it trains, nor with other weights.
-
-        Weights are read only after they were loaded, trained, cast or moved: see `Decision.is_current`."""
+        """Whether a calibration is applied: not while it trains, nor with other weights (`Decision.is_current`)."""
         decision = self.decision
         return decision is not None and decision.is_on and not self.training and self._has_its_weights()
 
@@ -154,11 +135,11 @@ class HydraModelMixin:
         return package("uncertainty.calibration").calibrate(self, data, ood_data, **options)
 
     def predict(self, inputs, processor=None, batch_size: int = 1, **parameters) -> list[dict]:
-        """A dict for each of several texts, PIL images or paths of images, or sounds: label, score, how uncertain and why,
+        """A dict for each of several texts, images (of PIL, or their paths) or sounds: label, score, how uncertain and why,
         whether to abstain, and which classes it may be. See `pipeline_hydra.predict`."""
         from .pipeline_hydra import predict  # not above: that would import all pipelines with every model
 
-        return predict(self, inputs, processor, batch_size, **parameters)
+        return predict(self, self.pipeline_class(), inputs, processor, batch_size, **parameters)
 
     def uncalibrated(self):
         """`with hydra.uncalibrated():` it answers as before its calibration."""
@@ -218,7 +199,7 @@ class HydraModelMixin:
 
 
 def package(part: str) -> ModuleType:
-    """What builds and fits models, in the installed package: running a model does not need it, so it is not shipped."""
+    """The part of the installed package that builds and fits models; running them does not need it."""
     try:
         return importlib.import_module(f"hydra_transformers.{part}")
     except ModuleNotFoundError as error:

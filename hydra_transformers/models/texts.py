@@ -108,7 +108,14 @@ class HydraTypedTextEncoderMixin(HydraTextEncoderMixin):
         return self.encode(inputs, first_token_only, members_only, **kwargs)
 
 
-class HydraTypedTextClassifierMixin(HydraClassifierMixin):
+class HydraTextClassifierBase(HydraClassifierMixin):
+    def pipeline_class(self) -> type:
+        from .pipeline_hydra_text import HydraTextClassificationPipeline  # not above, as in `predict`
+
+        return HydraTextClassificationPipeline
+
+
+class HydraTypedTextClassifierMixin(HydraTextClassifierBase):
     """A classifier of texts that knows token types."""
 
     @can_return_tuple
@@ -137,7 +144,7 @@ class HydraTypedTextClassifierMixin(HydraClassifierMixin):
         return self.encode_and_classify(inputs, labels, **kwargs)
 
 
-class HydraTextClassifierMixin(HydraClassifierMixin):
+class HydraTextClassifierMixin(HydraTextClassifierBase):
     @can_return_tuple
     def forward(
         self,
@@ -187,6 +194,3 @@ class HydraTwoMapTextClassifierMixin(HydraTypedTextClassifierMixin):
 
     def prepare(self, features: torch.Tensor) -> torch.Tensor:
         return self.classifier.prepare(features)
-
-    def classify(self, features: torch.Tensor) -> torch.Tensor:
-        return self.classifier(features)

@@ -9,7 +9,7 @@ from transformers.utils import ModelOutput
 from transformers.utils.generic import can_return_tuple
 
 from .images import HydraImageClassifierMixin, HydraImageEncoderMixin
-from .modeling_hydra import GroupedLinear, HydraModelOutput, at_least_float32, mean_of_members, wants_every_token
+from .modeling_hydra import GroupedLinear, HydraModelOutput, at_least_float32, mean_of_members
 from .pretrained import Rule, attention_rules
 from .texts import HydraTextEncoderMixin
 
@@ -110,6 +110,11 @@ class HydraTwoTowersMixin:
     # Whether texts are pooled from their last token, be it padding: they have to be padded as in training, to full length.
     reads_padding = False
 
+    def pipeline_class(self) -> type:
+        from .pipeline_hydra_zero_shot import HydraZeroShotImageClassificationPipeline  # not above, as in `predict`
+
+        return HydraZeroShotImageClassificationPipeline
+
     def logits_of(self, cosine: torch.Tensor) -> torch.Tensor:
         """The members' logits: (members, images, texts) -> (members, images, texts)"""
         return cosine * self.logit_scale.exp().to(cosine.device)[:, None, None]
@@ -173,11 +178,10 @@ class HydraTwoTowersMixin:
         pixel_values: (images, channels, height, width)
         return_loss: whether to return the loss of pairs; text i then belongs to image i
         """
-        every_token = wants_every_token(self.config, kwargs) or wants_every_token(self.config.vision_config, kwargs)
         vision_outputs = self.get_image_features(
             pixel_values=pixel_values,
             interpolate_pos_encoding=interpolate_pos_encoding,
-            first_token_only=self.reads_first_token and not every_token,
+            first_token_only=self.reads_first_token,
             return_dict=True,
             **kwargs,
         )

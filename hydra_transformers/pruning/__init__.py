@@ -2,17 +2,17 @@
 
 from ..fusion import to_transformers
 from .circuits import Circuit
-from .diversity import head_divergence, layer_divergence, overlap
 from .extraction import extract_circuit
+from .gradient_scores import taylor_scores
 from .head_maps import HeadMap
-from .heads import prune_heads, prune_neurons
+from .heads import head_divergence, layer_divergence, overlap, prune_heads, prune_neurons
 from .masking import ablated
 from .member_plan import MemberPlan
 from .members import draw_members
 from .oba import oba_prune, oba_scores
 from .old_checkpoints import load_pruned
 from .scores import HEAD_SCORES, NEURON_SCORES, head_scores, lowest_heads, lowest_neurons, neuron_scores
-from .taylor import TaylorPruning, taylor_prune, taylor_scores
+from .taylor import TaylorPruning, taylor_prune
 
 
 __all__ = [

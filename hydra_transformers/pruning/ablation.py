@@ -1,9 +1,9 @@
 """The ablation engine: the logits of a network with one head turned off, for many heads at once.
 
-A head of layer l changes nothing before l. So for a batch the states entering layer l are computed once, and so are the
-outputs of its heads; every candidate head of the layer is then these outputs with its slice zeroed, and all candidates go
-through the rest of the network together, on the batch axis. It all runs through the model's own layers. The last
-layer is computed for the first token alone where the classifier reads no other. Heads that were removed for good are cut out of the engine's own copy of the model.
+A head of layer l changes nothing before l. So for each batch the states entering layer l, and the outputs of its heads, are
+computed once; a candidate is these outputs with its slice zeroed, and all candidates of the layer pass the rest of the network
+together, on the batch axis. Everything runs through the model's own layers; the last layer computes the first token alone where
+the classifier reads no other. Removed heads are cut out of the engine's own copy of the model.
 """
 
 import inspect
@@ -18,12 +18,13 @@ from ..fusion import heads_at, qkv_rows, tower_configs
 from ..fusion.structure import is_a
 from ..models.decoders import HydraDecoderMixin
 from ..models.modeling_hydra import HydraAttention, repeated_mask, run_layers
-from .heads import Head, chosen_towers, has_two_towers, heads_of, tower_and_place
+from .heads import Head, Prompts, Towers, chosen_towers, has_two_towers, heads_of, tower_and_place
 
 
-# From a batch's inputs to logits (candidates, batch, classes), part by part in the order of the candidates; at last those
-# of the network as it is, (1, batch, classes).
+# From a batch's inputs to logits (candidates, batch, classes), in parts and in the order of the candidates; the last part,
+# (1, batch, classes), is the network as it is.
 Ablate = Callable[[Mapping[str, Tensor]], Iterator[Tensor]]
+Candidates = Mapping[int, list[int]]  # heads to turn off, by layer
 
 PROMPTS_PER_PASS = 256
 GIB = 2**30
@@ -36,9 +37,8 @@ class Tower:
         self, encoder: PreTrainedModel, read: Callable[[Tensor, Tensor | None], Tensor], first_token_only: bool
     ):
         """
-        read: from the states that the encoder shows, (1, batch, tokens or 1, hidden), and what it pools from them to
-            (1, batch, features)
-        first_token_only: whether `read` and the encoder's own pooling read no other token of the last layer
+        read: from the encoder's last states (1, batch, tokens or 1, hidden) and its pooled output to (1, batch, features)
+        first_token_only: whether `read` and the pooling use only the first token of the last layer
         """
         self.encoder, self.read, self.first_token_only = encoder, read, first_token_only
         self.heads = [list(members[0]) for members in encoder.config.kept_heads]
@@ -53,14 +53,11 @@ class Tower:
         keep_heads(self.encoder.layers[layer].attention, self.heads[layer], left)
         self.heads[layer] = left
 
-    def sweep(
-        self, inputs: Mapping[str, Tensor], candidates: Mapping[int, list[int]], memory: int
-    ) -> Iterator[tuple[list[int], Tensor]]:
-        """Features with one head of a layer turned off: ([head, ...], (candidates, rows, features)), in order.
+    def sweep(self, inputs: Mapping[str, Tensor], candidates: Candidates, memory: int) -> Iterator[Tensor]:
+        """Features with one head turned off, (candidates, rows, features), in parts and in order; the last part, (1, rows,
+        features), is the tower as it is.
 
-        candidates: the heads to turn off, by layer
-        memory: bytes that the states of the candidates that run together may take
-        At last comes ([], (1, rows, features)) of the tower as it is.
+        memory: bytes for the states of the candidates that run together
         """
         states, mask, layer_kwargs = self.encoder.embed_inputs(**inputs)
         together = self._candidates_together(states, memory)
@@ -70,16 +67,16 @@ class Tower:
             heads = layer.attend(states, mask, only_first, **layer_kwargs)
             residual = states[:, :, :1] if only_first else states
             for part in _even_parts(candidates.get(index, []), together):
-                # (1, candidates, rows, tokens, width): what candidates have in common is not repeated
+                # (1, candidates, rows, tokens, width); what candidates have in common is not repeated
                 without = self._without(heads, index, part)
                 ablated = layer.project_and_feed(residual.unsqueeze(1), without).flatten(1, 2)
-                yield part, self._features(layers[index + 1 :], ablated, mask, layer_kwargs, len(part), inputs)
+                yield self._features(layers[index + 1 :], ablated, mask, layer_kwargs, len(part), inputs)
             states = layer.project_and_feed(residual, heads)
-        yield [], self._features([], states, mask, layer_kwargs, 1, inputs)
+        yield self._features([], states, mask, layer_kwargs, 1, inputs)
 
     def _without(self, heads: Tensor, layer: int, turned_off: Sequence[int]) -> Tensor:
-        """The heads' outputs with one slice zeroed, for each of `turned_off`: (1, rows, tokens, width) -> (1, candidates,
-        rows, tokens, width)"""
+        """Zeroes the slice of one head for each of `turned_off`: (1, rows, tokens, width) -> (1, candidates, rows, tokens,
+        width)"""
         head_dim = self.encoder.layers[layer].attention.head_dim
         keep = heads.new_ones(1, len(turned_off), 1, 1, len(self.heads[layer]), head_dim)
         for candidate, head in enumerate(turned_off):
@@ -91,11 +88,13 @@ class Tower:
         mask = repeated_mask(mask, candidates)
         if layers:
             states = run_layers(layers, states.contiguous(), mask, self.first_token_only, **layer_kwargs)
-        again = {name: repeated_mask(inputs[name], candidates) for name in self.names_to_pool if name in inputs}
-        return self.read(*self.encoder.norm_and_pool(states, **again))[0].unflatten(0, (candidates, -1))
+        if self.encoder.last_norm is not None:
+            states = getattr(self.encoder, self.encoder.last_norm)(states)
+        to_pool = {name: repeated_mask(inputs[name], candidates) for name in self.names_to_pool if name in inputs}
+        return self.read(states, self.encoder.pool(states, **to_pool))[0].unflatten(0, (candidates, -1))
 
     def _candidates_together(self, states: Tensor, memory: int) -> int:
-        """How many candidates fit in `memory`; a token holds its state a few times over and the MLP's inner layer twice."""
+        """How many candidates fit in `memory`: a token takes its state a few times over and the MLP's inner layer twice."""
         config = self.encoder.config
         if is_a(self.encoder, HydraDecoderMixin) and config.pad_token_id is None:
             return 1  # without a padding token it reads texts one by one
@@ -104,7 +103,7 @@ class Tower:
 
 
 def keep_heads(attention: HydraAttention, before: list[int], after: list[int]) -> None:
-    """Leaves a one-member attention of the heads `before` only those in `after`, in place."""
+    """Cuts a one-member attention with the heads `before` down to those in `after`, in place."""
     qkv, output = attention.qkv_proj, attention.o_proj
     places = [before.index(head) for head in after]
     output.weight = nn.Parameter(heads_at(output.weight, places, attention.head_dim), requires_grad=False)
@@ -122,23 +121,15 @@ def _even_parts(heads: list[int], most: int) -> list[list[int]]:
 
 
 class Ablation:
-    """Heads of a model's towers turned off one by one."""
+    """Heads of a model's towers turned off one by one.
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        chosen: Sequence[str] | None,
-        towers: Mapping[str, Tower],
-        classes: int,
-        memory: int,
-    ):
-        """
-        chosen: the towers whose heads are candidates; None for all
-        towers: by name, that which reads the data first
-        """
-        self.towers, self.num_classes, self.memory = towers, classes, memory
+    towers: by name; the first reads the data
+    heads: the candidates
+    """
+
+    def __init__(self, towers: Mapping[str, Tower], heads: list[Head], num_classes: int, memory: int):
+        self.towers, self.heads, self.num_classes, self.memory = towers, heads, num_classes, memory
         self.input_names = next(iter(towers.values())).input_names
-        self.heads = heads_of(model, chosen)
 
     def remove(self, head: Head) -> None:
         """Cuts a head out for good."""
@@ -153,8 +144,7 @@ class Ablation:
             by_tower[tower].setdefault(layer, []).append(head)
         return self._over(by_tower)
 
-    def _over(self, candidates: Mapping[str, Mapping[int, list[int]]]) -> Ablate:
-        """The same for candidates by tower and layer."""
+    def _over(self, candidates: Mapping[str, Candidates]) -> Ablate:
         raise NotImplementedError
 
 
@@ -162,15 +152,14 @@ class ClassifierAblation(Ablation):
     """Heads of a classifier turned off one by one."""
 
     def __init__(self, model: PreTrainedModel, memory: int):
-        towers = {"": Tower(model.base_model, model.select_features, model.reads_first_token)}
-        super().__init__(model, None, towers, model.config.num_labels, memory)
+        tower = Tower(model.base_model, model.select_features, model.reads_first_token)
+        super().__init__({"": tower}, heads_of(model), model.config.num_labels, memory)
         self.classify = model.classify
 
-    def _over(self, candidates: Mapping[str, Mapping[int, list[int]]]) -> Ablate:
+    def _over(self, candidates: Mapping[str, Candidates]) -> Ablate:
         def ablate(inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
-            for _, features in self.towers[""].sweep(inputs, candidates[""], self.memory):
-                logits = self.classify(features.flatten(0, 1).unsqueeze(0))
-                yield logits[0].unflatten(0, features.shape[:2])
+            for features in self.towers[""].sweep(inputs, candidates[""], self.memory):
+                yield self.classify(features.flatten(0, 1).unsqueeze(0))[0].unflatten(0, features.shape[:2])
 
         return ablate
 
@@ -178,13 +167,11 @@ class ClassifierAblation(Ablation):
 class ZeroShotAblation(Ablation):
     """Heads of two towers turned off one by one, in zero-shot classification with fixed class prompts.
 
-    Candidates of the vision tower share the prompts' features; those of the text tower, which need no image to be
-    computed, share the images'.
+    Candidates of the vision tower share the prompts' features. Those of the text tower share the images' features, and are
+    computed once for all batches.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, memory: int, class_prompts: Mapping[str, Tensor], chosen: Sequence[str] | None
-    ):
+    def __init__(self, model: PreTrainedModel, memory: int, class_prompts: Prompts, chosen: Towers | None):
         def features(projection: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
             return lambda _, pooled: nn.functional.normalize(projection(pooled), dim=-1)
 
@@ -192,33 +179,33 @@ class ZeroShotAblation(Ablation):
             "vision": Tower(model.vision_model, features(model.visual_projection), model.reads_first_token),
             "text": Tower(model.text_model, features(model.text_projection), first_token_only=False),
         }
-        super().__init__(model, chosen, towers, len(class_prompts["input_ids"]), memory)
+        super().__init__(towers, heads_of(model, chosen), len(class_prompts["input_ids"]), memory)
         self.model = model
         names = towers["text"].input_names
         self.prompts = {name: value.to(model.device) for name, value in class_prompts.items() if name in names}
 
-    def _over(self, candidates: Mapping[str, Mapping[int, list[int]]]) -> Ablate:
+    def _over(self, candidates: Mapping[str, Candidates]) -> Ablate:
         *ablated_prompts, prompts = self._text_features(candidates["text"])
 
         def ablate(inputs: Mapping[str, Tensor]) -> Iterator[Tensor]:
-            for heads, images in self.towers["vision"].sweep(inputs, candidates["vision"], self.memory):
-                if heads:
-                    yield self._logits(images, prompts)
+            *ablated_images, images = self.towers["vision"].sweep(inputs, candidates["vision"], self.memory)
+            for features in ablated_images:
+                yield self._logits(features, prompts)
             for texts in (*ablated_prompts, prompts):
                 yield self._logits(images, texts)
 
         return ablate
 
-    def _text_features(self, candidates: Mapping[int, list[int]]) -> Iterator[Tensor]:
-        """The features of `Tower.sweep`, with the prompts taken a part at a time: (candidates, classes, features)."""
+    def _text_features(self, candidates: Candidates) -> Iterator[Tensor]:
+        """The features of `Tower.sweep` for all prompts: (candidates, classes, features)."""
         parts = [
             {name: value[start : start + PROMPTS_PER_PASS] for name, value in self.prompts.items()}
             for start in range(0, self.num_classes, PROMPTS_PER_PASS)
         ]
-        # One candidate at a time where there are several parts, so that the parts agree on who runs together.
+        # With several parts one candidate at a time, so that all parts group the candidates alike.
         memory = self.memory if len(parts) == 1 else 0
-        for swept in zip(*(self.towers["text"].sweep(part, candidates, memory) for part in parts), strict=True):
-            yield torch.cat([features for _, features in swept], dim=1)
+        for features in zip(*(self.towers["text"].sweep(part, candidates, memory) for part in parts), strict=True):
+            yield torch.cat(features, dim=1)
 
     def _logits(self, images: Tensor, prompts: Tensor) -> Tensor:
         """(candidates or 1, batch, features), (candidates or 1, classes, features) -> (candidates, batch, classes)"""
@@ -226,21 +213,18 @@ class ZeroShotAblation(Ablation):
 
 
 def ablation_of(
-    model: PreTrainedModel,
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
-    memory: int = GIB,
+    model: PreTrainedModel, class_prompts: Prompts | None = None, towers: Towers | None = None, memory: int = GIB
 ) -> Ablation:
     """The engine for a one-member Hydra.
 
-    model: the engine's own copy, with the weights it runs on and with its attention backend
+    model: the engine changes it, so pass a copy
     class_prompts: the tokenizer's output with one row per class, for CLIP and SigLIP
     towers: the towers of CLIP whose heads are candidates
-    memory: bytes that the states of the candidates that run together may take
+    memory: bytes for the states of the candidates that run together
     """
     chosen_towers(model, towers)
     for config in tower_configs(model.config).values():
-        config._attn_implementation = "sdpa"  # the form in which the masks are made
+        config._attn_implementation = "sdpa"  # whose masks can be repeated
     if has_two_towers(model):
         check_class_prompts(class_prompts, model)
         return ZeroShotAblation(model, memory, class_prompts, towers)

@@ -1,4 +1,4 @@
-"""A circuit: the heads of a model in the order in which they can go."""
+"""A circuit: heads in the order in which they can be removed, and the model's score after each removal."""
 
 import json
 import math
@@ -10,28 +10,28 @@ from typing import Any
 
 from .._io.files import parse_json, write_atomically
 from .head_maps import HeadMap
-from .heads import Head, as_heads_to_prune, check_count, head_at
+from .heads import Head, as_heads_to_prune, check_count, heads_in
 from .objectives import METRIC, OBJECTIVES
 
 
 MODES = ("exact", "shortlist")
-LAST_DIGITS = 1e-12  # that a difference of scores may be off by: 0.8 - 0.7 is more than 0.1
+ROUNDING = 1e-12  # of differences of scores: 0.8 - 0.7 is more than 0.1
+AXIS_LABELS = {"acc": "accuracy", "ood": "AUROC of foreign data", "avg": "mean of accuracy and AUROC"}
 
 
 @dataclass
 class Circuit:
-    """Heads in the order in which they were removed, and what the model scored without them.
+    """Heads in the order of their removal, and the model's score without them.
 
     ranking: the heads, least useful first
     scores: the score after each removal
     dense_score: the score before the first
-    objective: "acc", "ood" or "avg", or "metric" for one of the user's own (`made_from["metric"]` is its name)
+    objective: "acc", "ood" or "avg", or "metric" for the user's own (`made_from["metric"]` is its name)
     mode: "exact", or "shortlist" where most choices were made among a short list of candidates
     made_from: the model, the data and the settings, with fingerprints
     checks: for "shortlist", (removal, whether the short list held the exact choice), where that was checked
     chance_from: the first removal (counted from 1) at which no candidate scored better than chance, or None
-    tied: how many candidates had the score of each removal, of which a margin chose one (`made_from["ties_by"]`); None for
-        circuits of earlier versions, which took the first in order
+    tied: how many candidates shared the score of each removal, where a margin chose (`made_from["ties_by"]`); None if unknown
     """
 
     ranking: list[Head]
@@ -62,61 +62,62 @@ class Circuit:
 
     @property
     def best_budget(self) -> int:
-        """After how many removals the score is best, the more of them the better where several are; 0 where the model
-        never does as well as with all its heads."""
+        """The number of removals with the best score, the largest of several; 0 if all heads together score best."""
         scores = [self.dense_score, *self.scores]
         return max(range(len(scores)), key=lambda removed: (scores[removed], removed))
 
     def largest_budget(self, tolerance: float = 0.0) -> int:
-        """After how many removals at most the score is within `tolerance` of the best; `best_budget` where it is 0."""
+        """The largest number of removals whose score is within `tolerance` of the best; `best_budget` for 0."""
         if not isinstance(tolerance, (int, float)) or not tolerance >= 0:
             raise ValueError(f"tolerance is {tolerance!r}: pass how much of the score may be lost, such as 0.01")
         scores = [self.dense_score, *self.scores]
-        best = max(scores)
-        return max(removed for removed, score in enumerate(scores) if best - score <= tolerance + LAST_DIGITS)
-
-    def plot(self, path: str | os.PathLike) -> Path:
-        """Draws the score after each removal, and where it is best, as a PNG file; returns its path."""
-        from .plots import draw_circuit
-
-        return draw_circuit(self, path)
-
-    def head_map(self) -> HeadMap:
-        """When each head goes, the darker the later; heads that are not ranked are darkest."""
-        last = len(self.ranking) + 1
-        removals = {head: removal for removal, head in enumerate(self.ranking, start=1)}
-        marks = {head: str(removal) for head, removal in removals.items()}
-        title = f"{self.objective}: order of {len(self.ranking)} removals"
-        everything = {head: removals.get(head, last) for head in [*self._heads(), *self.ranking]}
-        return HeadMap({title: everything}, low=0, high=last, marks={title: marks})
-
-    def _heads(self) -> list[Head]:
-        """Those of the model, where it is known."""
-        kept = self.made_from.get("kept_heads") or {}
-        towers = kept if isinstance(kept, dict) else {"": kept}
-        return [
-            head_at(tower, layer, head)
-            for tower, layers in towers.items()
-            for layer, members in enumerate(layers)
-            for head in members[0]
-        ]
-
-    def _repr_html_(self) -> str:
-        best = max([self.dense_score, *self.scores])
-        text = f"{self.dense_score:.3f} with all heads, {best:.3f} without the first {self.best_budget}"
-        return f"{self.head_map()._repr_html_()}<p>Score: {text}.</p>"
+        return max(removed for removed, score in enumerate(scores) if max(scores) - score <= tolerance + ROUNDING)
 
     @property
     def agreement(self) -> float | None:
         """Share of the checked removals at which the short list held the exact choice; None where none was checked."""
         return sum(agreed for _, agreed in self.checks) / len(self.checks) if self.checks else None
 
+    def plot(self, path: str | os.PathLike) -> Path:
+        """Draws the score after each removal, and where it is best, as a PNG file; returns its path."""
+        from .._io.pictures import COLOURS, Figure, write_png
+
+        figure = Figure(figsize=(6, 3.6), layout="constrained")
+        axes = figure.subplots()
+        scores, best = [self.dense_score, *self.scores], self.best_budget
+        axes.plot(range(len(scores)), scores, "-o", color=COLOURS[0], markersize=3)
+        axes.axhline(self.dense_score, color=COLOURS[7], linestyle=":", label=f"all heads: {self.dense_score:.3f}")
+        axes.plot(best, scores[best], "D", color=COLOURS[1], label=f"best: {scores[best]:.3f} without {best}")
+        if self.chance_from is not None:
+            axes.axvspan(self.chance_from, len(scores) - 1, color=COLOURS[7], alpha=0.2, label="no better than chance")
+        name = AXIS_LABELS.get(self.objective) or self.made_from.get("metric", self.objective)
+        axes.set(xlabel="heads removed", ylabel=name)
+        axes.grid(alpha=0.3)
+        axes.legend(frameon=False)
+        return write_png(figure, path)
+
+    def head_map(self) -> HeadMap:
+        """When each head goes, the darker the later; heads that are not ranked are darkest."""
+        last = len(self.ranking) + 1
+        removals = {head: removal for removal, head in enumerate(self.ranking, start=1)}
+        title = f"{self.objective}: order of {len(self.ranking)} removals"
+        values = {
+            head: removals.get(head, last)
+            for head in [*heads_in(self.made_from.get("kept_heads") or {}), *self.ranking]
+        }
+        return HeadMap({title: values}, low=0, high=last, marks={title: {h: str(n) for h, n in removals.items()}})
+
+    def _repr_html_(self) -> str:
+        best = max([self.dense_score, *self.scores])
+        text = f"{self.dense_score:.3f} with all heads, {best:.3f} without the first {self.best_budget}"
+        return f"{self.head_map()._repr_html_()}<p>Score: {text}.</p>"
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Circuit":
-        """What `to_dict` gave, as a circuit; a ValueError says what is wrong with anything else."""
+        """The way back from `to_dict`; a ValueError says what is wrong with anything else."""
         try:
             fields = {"checks": [], **fields}
             for name in ("ranking", "checks"):
@@ -130,7 +131,7 @@ class Circuit:
         return circuit
 
     def _flaw(self) -> str | None:
-        """The first field that is not what it says."""
+        """What is wrong with the first bad field."""
         heads = len(self.ranking)
         if not all(map(_is_head, self.ranking)) or len({len(head) for head in self.ranking}) > 1:
             return "its ranking has an entry that is no head"

@@ -1,9 +1,10 @@
-"""Circuit extraction (Algorithm 1): turn heads off one by one, always the one without which the model scores best."""
+"""Circuit extraction (Algorithm 1): remove heads one by one, always the one without which the model scores best."""
 
+import json
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from .._io.files import parse_json, write_atomically
+from .._io.processes import from_first_process, gather_batches, rank_and_world_size
+from .._io.progress import progress_bar
 from ..data.evaluation_data import EvaluationData, read_data
 from ..data.fingerprints import (
     fingerprint_of_config,
@@ -19,15 +23,29 @@ from ..data.fingerprints import (
     fingerprints_of_rows,
 )
 from ..data.prediction import check_chooses_one_class, classes_of
-from .ablation import GIB, ablation_of
-from .circuits import MODES, Circuit
-from .greedy import GreedySearch, end_of
-from .heads import check_count, chosen_towers, heads_of, prune_heads
-from .objectives import MARGINS, METRIC, OBJECTIVES, Metric, check_ood_score, name_of
+from ..models.modeling_hydra import at_least_float32
+from .ablation import GIB, Ablate, ablation_of
+from .circuits import MODES, ROUNDING, Circuit
+from .heads import Head, Prompts, Towers, check_count, chosen_towers, heads_of, prune_heads
+from .objectives import (
+    MARGINS,
+    METRIC,
+    OBJECTIVES,
+    Metric,
+    SampleValues,
+    Score,
+    chance_score,
+    check_ood_score,
+    metric_score,
+    name_of,
+    objective_scores,
+    sample_values,
+)
 
 
 ACCELERATOR_MEMORY_GIB = 4.0
 CPU_MEMORY_GIB = 0.25
+FINGERPRINTS = ("weights", "config", "kept_heads", "data", "ood_data", "class_prompts")  # too long for an error
 
 
 def extract_circuit(
@@ -38,8 +56,8 @@ def extract_circuit(
     *,
     budget: int,
     score: str = "msp",
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
+    class_prompts: Prompts | None = None,
+    towers: Towers | None = None,
     trunk_layers: int = 0,
     mode: str = "exact",
     shortlist: int | None = None,
@@ -53,68 +71,296 @@ def extract_circuit(
 ) -> Circuit:
     """Ranks `budget` heads by greedy removal: each time the head without which the score is highest.
 
-    The score is that of the model with the head's slice of the output projection zeroed. Heads of equal score are told apart
-    by a margin, how surely the score is reached: for "acc" the negative log-likelihood of the labels, for "ood" the mean
-    confidence (by the OOD score) on `data` minus that on `ood_data`, for "avg" the mean of the two (the means to four
-    digits). Where that is equal too, the first head in order goes: vision before text, then the lower layer, then the lower
-    head. `Circuit.tied` says how many heads shared each score. `model` is left as it is; the extraction runs where it lies.
-    Several objectives, or several backbones, are several calls.
+    A candidate is scored with its slice of the output projection zeroed. Heads of equal score are ordered by a margin, how
+    clearly the score is reached: for "acc" the negative log-likelihood of the labels, for "ood" the mean confidence (by the OOD
+    score) on `data` minus that on `ood_data`, for "avg" the mean of the two (the means to four digits). Then the first head in
+    order goes: vision before text, lower layer, lower head. `Circuit.tied` says how many heads shared each score. `model` stays
+    as it is; the extraction runs on its device.
 
     Args:
         model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
         data: in-distribution data with labels (which "ood" does not need): a DataLoader, a list of dict batches, or a
             Dataset or list of dict rows.
-        ood_data: out-of-distribution data for "ood" and "avg"; "acc" does not look at it.
+        ood_data: out-of-distribution data for "ood" and "avg"; "acc" ignores it.
         objective: "acc" (accuracy), "ood" (AUROC of an OOD score) or "avg" (the mean of both); or a metric of your own, a
             function of all logits (samples, classes) and labels, on the CPU, that returns a number, higher being better.
-            With one, labels may be of any kind and the model may solve any problem, regression for example; the logits of
+            With a metric, labels may be of any kind and the model may solve any problem, such as regression; the logits of
             all candidates are held in memory, and heads of equal value go in their order.
         budget: how many heads to rank; fewer than the model has.
         score: the OOD score of "ood" and "avg": "msp" (the paper's, the maximum softmax probability), "max_logit", "energy",
             "entropy" or "gen", best the one that the model will be used with. Scores that are fitted on features are
-            refused: they would have to be fitted anew on each candidate.
+            refused: every candidate would need a fit of its own.
         class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
         towers: for CLIP and SigLIP, the towers whose heads compete: both, or ("vision",) or ("text",).
-        trunk_layers: how many first layers keep all their heads (of each tower, where there are two): only heads behind them
-            compete. Members that have these layers in common run them once when they are fused.
-        mode: "exact" evaluates every head that is left at every removal. "shortlist" does so at every `check_every`-th
-            removal only; in between it evaluates the `shortlist` heads that cost the score least when last evaluated.
+        trunk_layers: how many first layers (of each tower) keep all their heads; only heads behind them compete. Members that
+            have these layers in common run them once when they are fused.
+        mode: "exact" evaluates every remaining head at every removal. "shortlist" does so at every `check_every`-th removal
+            only; in between it evaluates the `shortlist` heads that cost the score least when last evaluated.
             `Circuit.checks` says how often the short list held the exact choice.
         shortlist: by default a fifth of the heads, at least 8.
         check_every: 1 makes "shortlist" exact.
         batch_size: rows per batch where `data` and `ood_data` come in rows.
         dtype: the dtype to evaluate in, e.g. `torch.bfloat16`; by default the model's.
-        memory_gib: what the states of the candidates that run together may take; by default 4 on an accelerator and
-            0.25 on a CPU. One candidate always runs, so a smaller batch is the way to take less than it needs.
-        tolerance: end before the budget is spent, with the first removal that leaves the score more than this below the best
-            so far: 0.02 for two points of accuracy, say. By default the whole budget is spent.
-        checkpoint: a JSON file that is written after every removal, and from which a run that was stopped goes on.
+        memory_gib: a limit on the states of the candidates that run together; by default 4 on an accelerator and 0.25 on a
+            CPU. One candidate always runs; if that takes too much, use smaller batches.
+        tolerance: stop early, after the first removal that leaves the score more than this below the best so far, such as
+            0.02 for two points of accuracy. By default the whole budget is spent.
+        checkpoint: a JSON file, written after every removal, from which a stopped run resumes.
         progress: whether to show a progress bar.
     """
     if tolerance is not None and (not isinstance(tolerance, (int, float)) or not tolerance >= 0):
         raise ValueError(f"tolerance is {tolerance!r}: pass how far the score may fall, such as 0.02, or None")
     _check_can_be_written(checkpoint)
-    search = start_search(
-        model,
-        data,
-        ood_data,
-        objective,
-        budget=budget,
-        score=score,
-        class_prompts=class_prompts,
-        towers=towers,
-        trunk_layers=trunk_layers,
-        mode=mode,
-        shortlist=shortlist,
-        check_every=check_every,
-        batch_size=batch_size,
-        dtype=dtype,
-        memory_gib=memory_gib,
-    )
+    settings = {"score": score, "class_prompts": class_prompts, "towers": towers, "trunk_layers": trunk_layers}
+    settings |= {"mode": mode, "shortlist": shortlist, "check_every": check_every, "batch_size": batch_size}
+    settings |= {"dtype": dtype, "memory_gib": memory_gib}
+    search = GreedySearch(model, data, ood_data, objective, budget=budget, **settings)
     if checkpoint is not None:
         search.resume(checkpoint)
     search.run(budget, checkpoint, progress, tolerance)
     return search.circuit.first(end_of(search.circuit, budget, tolerance))
+
+
+class GreedySearch:
+    """The greedy loop: the circuit so far, and what is known of the remaining heads.
+
+    Checks its arguments (those of `extract_circuit`), copies the model and reads the data.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        data: Any,
+        ood_data: Any,
+        objective: str | Metric,
+        *,
+        budget: int,
+        score: str = "msp",
+        class_prompts: Prompts | None = None,
+        towers: Towers | None = None,
+        trunk_layers: int = 0,
+        mode: str = "exact",
+        shortlist: int | None = None,
+        check_every: int = 8,
+        batch_size: int = 32,
+        dtype: torch.dtype | None = None,
+        memory_gib: float | None = None,
+    ):
+        metric = objective if callable(objective) else None
+        if metric is None and objective not in OBJECTIVES:
+            raise ValueError(
+                f"objective is {objective!r}: pass one of {', '.join(map(repr, OBJECTIVES))}, or a function of logits and labels"
+            )
+        objective = METRIC if metric is not None else objective
+        has_ood_data = objective in ("ood", "avg")
+        if has_ood_data and ood_data is None:
+            raise ValueError(
+                f"objective {objective!r} needs ood_data: pass out-of-distribution data, or objective='acc'"
+            )
+        _check_mode(mode, shortlist, check_every)
+        check_ood_score(score)
+        if metric is None:
+            check_chooses_one_class(model, "model")
+        if not isinstance(dtype, torch.dtype | None):
+            raise TypeError(f"dtype is {dtype!r}: pass a torch.dtype such as torch.bfloat16")
+        if memory_gib is not None and not (isinstance(memory_gib, (int, float)) and 0 < memory_gib < math.inf):
+            raise ValueError(f"memory_gib is {memory_gib!r}: pass how many GiB candidates may take, such as 0.5")
+        hydra = prune_heads(model)
+        weights = fingerprint_of_weights(hydra)
+        hydra = hydra if dtype is None else hydra.to(dtype)
+        if memory_gib is None:
+            memory_gib = CPU_MEMORY_GIB if hydra.device.type == "cpu" else ACCELERATOR_MEMORY_GIB
+        engine = ablation_of(hydra, class_prompts, towers, int(memory_gib * GIB))
+        if metric is None and engine.num_classes < 2:
+            raise ValueError(
+                "model has a single output: pass a model that chooses one of several classes, or a metric"
+            )
+        engine.heads = heads_of(hydra, towers, trunk_layers)
+        num_heads = len(engine.heads)
+        check_count(budget, "budget", 1, num_heads - 1, f"{num_heads} heads compete")
+
+        def read(data: Any, name: str, num_classes: int | None) -> EvaluationData:
+            settings = (engine.input_names, batch_size, hydra.device, hydra.dtype, num_classes, metric is not None)
+            return read_data(data, name, *settings, classes_of(hydra))
+
+        id_set = read(data, "data", None if objective == "ood" else engine.num_classes)
+        ood_set = read(ood_data, "ood_data", None) if has_ood_data else None
+        _check_data(id_set, ood_set)
+        is_shortlist = mode == "shortlist"
+        made_from = {
+            "model": type(hydra).__name__,
+            "weights": weights,
+            "config": fingerprint_of_config(hydra.config),
+            "kept_heads": hydra.config.kept_heads,
+            "data": id_set.description(),
+            "ood_data": None if ood_set is None else ood_set.description(),
+            "class_prompts": None
+            if class_prompts is None
+            else fingerprint_of_rows(fingerprints_of_rows(engine.prompts)),
+            "towers": None if class_prompts is None else chosen_towers(hydra, towers),
+            "trunk_layers": trunk_layers or None,
+            "dtype": str(hydra.dtype).removeprefix("torch."),
+            "shortlist": (shortlist or max(8, num_heads // 5)) if is_shortlist else None,
+            "check_every": check_every if is_shortlist else None,
+            "score": score if has_ood_data else None,
+            "metric": None if metric is None else name_of(metric),
+            "ties_by": MARGINS[objective] if score == "msp" else MARGINS[objective].replace("confidence", score),
+        }
+        self.engine, self.id_set, self.ood_set, self.metric = engine, id_set, ood_set, metric
+        self.circuit = Circuit([], [], math.nan, objective, mode, made_from, tied=[])
+        # How each head's removal changed the score when it was last evaluated; the short list is made from it.
+        self.effects: dict[Head, Score] = {}
+
+    def run(
+        self, budget: int, checkpoint: str | os.PathLike | None, progress: bool, tolerance: float | None = None
+    ) -> None:
+        """Removes heads until there are `budget`, or the score has fallen by more than `tolerance`."""
+        is_first_process = rank_and_world_size()[0] == 0
+        done = min(len(self.circuit.ranking), budget)
+        name, is_shown = f"circuit ({self.circuit.objective})", progress and is_first_process
+        with progress_bar(budget, name, "head", is_shown, initial=done) as bar:
+            while len(self.circuit.ranking) < end_of(self.circuit, budget, tolerance):
+                self.remove_one()
+                if checkpoint is not None and is_first_process:
+                    state = {"circuit": self.circuit.to_dict(), "effects": list(self.effects.items())}
+                    write_atomically(checkpoint, json.dumps(state, indent=1))
+                bar.set_postfix(score=f"{self.circuit.scores[-1]:.4f}", refresh=False)
+                bar.update()
+
+    def remove_one(self) -> None:
+        """One removal: evaluate the candidates, take the best, cut it out."""
+        circuit, removal = self.circuit, len(self.circuit.ranking) + 1
+        is_shortlist = circuit.mode == "shortlist"
+        is_exact = not is_shortlist or (removal - 1) % circuit.made_from["check_every"] == 0
+        shortlist = self._shortlist()
+        candidates = self.engine.heads if is_exact else shortlist
+        scores, current = self.evaluate(candidates)
+        if removal == 1:
+            circuit.dense_score = current.value
+        best = max(candidates, key=scores.__getitem__)
+        if is_shortlist:
+            self.effects |= {head: score.over(current) for head, score in scores.items()}
+            if is_exact and removal > 1:
+                circuit.checks.append((removal, max(shortlist, key=scores.__getitem__) == best))
+        self._mark_chance(removal, scores[best].value)
+        circuit.ranking.append(best)
+        circuit.scores.append(scores[best].value)
+        circuit.tied.append(sum(score.value == scores[best].value for score in scores.values()))
+        self.engine.remove(best)
+        self.effects.pop(best, None)
+
+    def _shortlist(self) -> list[Head]:
+        """The heads whose removal cost least, in order; before anything was evaluated, all heads."""
+        if not self.effects:
+            return self.engine.heads
+        by_effect = sorted(self.engine.heads, key=self.effects.__getitem__, reverse=True)
+        chosen = set(by_effect[: self.circuit.made_from["shortlist"]])
+        return [head for head in self.engine.heads if head in chosen]
+
+    def _mark_chance(self, removal: int, best_score: float) -> None:
+        if self.circuit.objective == METRIC:
+            return  # nobody knows what guessing scores
+        chance = chance_score(self.circuit.objective, self.engine.num_classes)
+        if self.circuit.chance_from is not None or best_score > chance:
+            return
+        self.circuit.chance_from = removal
+        warnings.warn(
+            f"at removal {removal} no candidate scores better than chance ({best_score:.4f}, chance is {chance:.4f}): "
+            "the ranking from here on means little",
+            stacklevel=5,
+        )
+
+    @torch.inference_mode()
+    def evaluate(self, candidates: Sequence[Head]) -> tuple[dict[Head, Score], Score]:
+        """The score without each of `candidates`, and the score of the model as it is."""
+        ablate = self.engine.over(candidates)
+        if self.metric is not None:
+            [logits] = self._over_samples(ablate, self.id_set, lambda logits, _: [at_least_float32(logits)])
+            self._check_finite(logits.flatten(1), candidates, self.id_set.name)
+            labels = torch.cat(gather_batches([labels.cpu() for labels in self.id_set.labels]))
+            scores = [metric_score(self.metric, each, labels) for each in logits]
+        else:
+            id_values = self._sample_values(ablate, self.id_set, candidates)
+            ood_values = None if self.ood_set is None else self._sample_values(ablate, self.ood_set, candidates)
+            scores = objective_scores(self.circuit.objective, id_values, ood_values)
+        return dict(zip(candidates, scores[:-1], strict=True)), scores[-1]
+
+    def _sample_values(self, ablate: Ablate, data: EvaluationData, candidates: Sequence[Head]) -> SampleValues:
+        """The values of all samples, (candidates + 1, samples); the last row is the model as it is."""
+        score = self.circuit.made_from.get("score") or "msp"
+
+        def values_of(logits: Tensor, labels: Tensor | None) -> list[Tensor]:
+            return [value for value in sample_values(logits, labels, score) if value is not None]
+
+        values = SampleValues(*self._over_samples(ablate, data, values_of))
+        self._check_finite(values.confidence, candidates, data.name)
+        return values
+
+    def _over_samples(
+        self, ablate: Ablate, data: EvaluationData, values_of: Callable[[Tensor, Tensor | None], Sequence[Tensor]]
+    ) -> list[Tensor]:
+        """`values_of(logits, labels)` for the samples of all processes: (candidates + 1, samples, ...) each, on the CPU."""
+        found = []
+        for inputs, labels in zip(data.inputs, data.labels, strict=True):
+            parts = zip(*(values_of(logits, labels) for logits in ablate(inputs)), strict=True)
+            found.append([torch.cat(each).cpu() for each in parts])
+        return [torch.cat(each, dim=1) for each in zip(*gather_batches(found), strict=True)]
+
+    def _check_finite(self, values: Tensor, candidates: Sequence[Head], name: str) -> None:
+        is_nan = values.isnan().any(dim=1).tolist()
+        if is_nan[-1]:
+            removed = len(self.circuit.ranking)
+            raise ValueError(
+                f"the model's logits on {name} are NaN with {removed} heads removed: check its weights and dtype"
+            )
+        if any(is_nan):
+            head = candidates[is_nan.index(True)]
+            raise ValueError(
+                f"without head {head} the logits on {name} are NaN, so it has no score: try a wider dtype"
+            )
+
+    def resume(self, path: str | os.PathLike) -> None:
+        """Continues from the checkpoint at `path` if there is one; refuses one of another run."""
+        is_first_process = rank_and_world_size()[0] == 0
+        content = from_first_process(Path(path).read_bytes() if is_first_process and Path(path).exists() else None)
+        if content is None:
+            return
+        try:
+            state = parse_json(content)
+            circuit = Circuit.from_dict(state["circuit"])
+            effects = {tuple(head): Score(*effect) for head, effect in state["effects"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"checkpoint {path} cannot be read as that of an extraction: pass another path, or delete it if it is broken"
+            ) from error
+        another = f"checkpoint {path} belongs to another run, {{}}: delete it or pass another path"
+        ours = {"objective": self.circuit.objective, "mode": self.circuit.mode, **self.circuit.made_from}
+        theirs = {"objective": circuit.objective, "mode": circuit.mode, **circuit.made_from}
+        for name, value in json.loads(json.dumps(ours)).items():
+            if theirs.get(name) != value:
+                detail = "" if name in FINGERPRINTS else f" ({theirs.get(name)!r} there, {value!r} here)"
+                raise ValueError(another.format(f"with other {name}{detail}"))
+        self.circuit, self.effects = circuit, effects
+        for head in circuit.ranking:
+            self.engine.remove(head)
+        if self.metric is not None and circuit.ranking:
+            # Another metric may have the same name: its value would differ.
+            value, before = self.evaluate([])[1].value, circuit.scores[-1]
+            if not math.isclose(value, before, rel_tol=1e-3, abs_tol=1e-6):
+                raise ValueError(
+                    another.format(f"whose metric of this name gave {before:g} where this one gives {value:g}")
+                )
+
+
+def end_of(circuit: Circuit, budget: int, tolerance: float | None) -> int:
+    """The removals after which a run ends, as far as is known: `budget`, or the first that leaves the score more than
+    `tolerance` below the best before it."""
+    best = circuit.dense_score
+    for removal, score in enumerate(circuit.scores[:budget], start=1):
+        if tolerance is not None and best - score > tolerance + ROUNDING:
+            return removal
+        best = max(best, score)
+    return budget
 
 
 def _check_can_be_written(path: str | os.PathLike | None) -> None:
@@ -123,88 +369,12 @@ def _check_can_be_written(path: str | os.PathLike | None) -> None:
         return
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"checkpoint is {path!r}: pass the path of a JSON file")
-    there = next(each for each in Path(path).absolute().parents if each.exists())
-    if Path(path).is_dir() or not there.is_dir():
-        raise ValueError(
-            f"checkpoint is {path}, which can be no file ({there} is there): pass the path of a JSON file"
-        )
+    existing = next(each for each in Path(path).absolute().parents if each.exists())
+    if Path(path).is_dir() or not existing.is_dir():
+        raise ValueError(f"checkpoint is {path}, where no file can be written: pass the path of a JSON file")
 
 
-def start_search(
-    model: PreTrainedModel,
-    data: Any,
-    ood_data: Any,
-    objective: str | Metric,
-    *,
-    budget: int,
-    score: str = "msp",
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
-    trunk_layers: int = 0,
-    mode: str = "exact",
-    shortlist: int | None = None,
-    check_every: int = 8,
-    batch_size: int = 32,
-    dtype: torch.dtype | None = None,
-    memory_gib: float | None = None,
-) -> GreedySearch:
-    """Everything before the first removal: arguments checked, model copied, data read. Arguments of `extract_circuit`."""
-    metric = objective if callable(objective) else None
-    if metric is None and objective not in OBJECTIVES:
-        raise ValueError(
-            f"objective is {objective!r}: pass one of {', '.join(map(repr, OBJECTIVES))}, or a function of logits and labels"
-        )
-    objective = METRIC if metric is not None else objective
-    _check_settings(objective, mode, shortlist, check_every, ood_data)
-    check_ood_score(score)
-    if metric is None:
-        check_chooses_one_class(model, "model")
-    if not isinstance(dtype, torch.dtype | None):
-        raise TypeError(f"dtype is {dtype!r}: pass a torch.dtype such as torch.bfloat16")
-    hydra = prune_heads(model)
-    weights = fingerprint_of_weights(hydra)
-    hydra = hydra if dtype is None else hydra.to(dtype)
-    if memory_gib is not None and not (isinstance(memory_gib, (int, float)) and 0 < memory_gib < math.inf):
-        raise ValueError(f"memory_gib is {memory_gib!r}: pass how many GiB candidates may take, such as 0.5")
-    if memory_gib is None:
-        memory_gib = CPU_MEMORY_GIB if hydra.device.type == "cpu" else ACCELERATOR_MEMORY_GIB
-    engine = ablation_of(hydra, class_prompts, towers, int(memory_gib * GIB))
-    if metric is None and engine.num_classes < 2:
-        raise ValueError("model has a single output, and this is about choosing one of several classes")
-    engine.heads = heads_of(hydra, towers, trunk_layers)
-    num_heads = len(engine.heads)
-    check_count(budget, "budget", 1, num_heads - 1, f"{num_heads} heads compete")
-
-    def read(data: Any, name: str, num_classes: int | None) -> EvaluationData:
-        settings = (engine.input_names, batch_size, hydra.device, hydra.dtype, num_classes, metric is not None)
-        return read_data(data, name, *settings, classes_of(hydra))
-
-    id_set = read(data, "data", None if objective == "ood" else engine.num_classes)
-    ood_set = None if objective in ("acc", METRIC) else read(ood_data, "ood_data", None)
-    _check_data(id_set, ood_set)
-    is_shortlist = mode == "shortlist"
-    made_from = {
-        "model": type(hydra).__name__,
-        "weights": weights,
-        "config": fingerprint_of_config(hydra.config),
-        "kept_heads": hydra.config.kept_heads,
-        "data": id_set.description(),
-        "ood_data": None if ood_set is None else ood_set.description(),
-        "class_prompts": None if class_prompts is None else fingerprint_of_rows(fingerprints_of_rows(engine.prompts)),
-        "towers": None if class_prompts is None else chosen_towers(hydra, towers),
-        "trunk_layers": trunk_layers or None,
-        "dtype": str(hydra.dtype).removeprefix("torch."),
-        "shortlist": (shortlist or max(8, num_heads // 5)) if is_shortlist else None,
-        "check_every": check_every if is_shortlist else None,
-        "score": None if objective in ("acc", METRIC) else score,
-        "metric": None if metric is None else name_of(metric),
-        "ties_by": MARGINS[objective] if score == "msp" else MARGINS[objective].replace("confidence", score),
-    }
-    circuit = Circuit([], [], math.nan, objective, mode, made_from, tied=[])
-    return GreedySearch(engine, id_set, ood_set, circuit, metric)
-
-
-def _check_settings(objective: str, mode: str, shortlist: int | None, check_every: int, ood_data: Any) -> None:
+def _check_mode(mode: str, shortlist: int | None, check_every: int) -> None:
     if mode not in MODES:
         raise ValueError(f"mode is {mode!r}: pass one of {', '.join(map(repr, MODES))}")
     if mode == "exact" and shortlist is not None:
@@ -212,8 +382,6 @@ def _check_settings(objective: str, mode: str, shortlist: int | None, check_ever
     for name, count in (("shortlist", shortlist), ("check_every", check_every)):
         if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
             raise ValueError(f"{name} is {count!r}: pass a whole number, at least 1")
-    if objective in ("ood", "avg") and ood_data is None:
-        raise ValueError(f"objective {objective!r} needs ood_data: pass out-of-distribution data, or objective='acc'")
 
 
 def _check_data(id_set: EvaluationData, ood_set: EvaluationData | None) -> None:

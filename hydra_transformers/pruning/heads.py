@@ -1,13 +1,15 @@
-"""Heads and neurons by number, and cutting them out of a model.
+"""Attention heads by number: cutting them out of a model, writing sets of them, comparing two sets.
 
-A head is `(layer, head)`, for CLIP `(tower, layer, head)`, with the backbone's numbers, and a neuron of an MLP likewise. The order of heads, which also
-decides ties, is that of the towers ("vision" before "text"), then the layer, then the head.
+A head is `(layer, head)`, for CLIP `(tower, layer, head)`, numbered as in the backbone; a neuron of an MLP likewise. Heads are
+ordered by tower ("vision" before "text"), then layer, then head. Ties go to the first in this order.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..fusion import attention_names, encoder_config, tower_configs, without_neurons
@@ -15,10 +17,12 @@ from ..models.auto import AutoHydra, hydra_class
 
 
 Head = tuple[int, int] | tuple[str, int, int]
+Towers = Sequence[str]  # some of "vision" and "text"
+Prompts = Mapping[str, Tensor]  # the tokenizer's output with one row per class, for CLIP and SigLIP
 
 
 def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> PreTrainedModel:
-    """A one-member Hydra of `model` with `heads_to_prune` cut out; `model` is left as it is.
+    """A one-member Hydra of `model` without `heads_to_prune`; `model` stays as it is.
 
     model: a model of Transformers (`AutoHydra.supported()` lists them), or a one-member Hydra to prune further
     heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
@@ -27,55 +31,57 @@ def prune_heads(model: PreTrainedModel, heads_to_prune: dict | None = None) -> P
 
 
 def prune_neurons(model: PreTrainedModel, neurons_to_prune: dict) -> PreTrainedModel:
-    """A one-member Hydra of `model` with neurons of its MLPs cut out; `model` is left as it is.
+    """A one-member Hydra of `model` without some neurons of its MLPs; `model` stays as it is.
 
     model: as for `prune_heads`, which can come before or after
-    neurons_to_prune: `{layer: [neurons]}`, which leaves at least one in each layer; for CLIP `{"vision": {layer: [neurons]},
+    neurons_to_prune: `{layer: [neurons]}`, leaving at least one in each layer; for CLIP `{"vision": {layer: [neurons]},
         "text": {layer: [neurons]}}`
 
-    Fused by `from_pruned_members`, members that keep different neurons cannot share their MLPs: pass `shared` without "mlp".
+    Members that keep different neurons cannot share their MLPs: fuse them with a `shared` without "mlp".
     """
     return without_neurons(hydra_class(model), model, neurons_to_prune)
 
 
 def check_count(number: int, name: str, least: int, most: int, why: str) -> None:
-    """Refuses what is no whole number from `least` to `most`."""
+    """Accepts whole numbers from `least` to `most` only."""
     if isinstance(number, bool) or not isinstance(number, Integral):
         raise TypeError(f"{name} is {number!r}: pass a whole number, {least} to {most}")
     if not least <= number <= most:
         raise ValueError(f"{name} is {number}: {why}, so pass {least} to {most}")
 
 
-def heads_of(model: PreTrainedModel, towers: Sequence[str] | None = None, trunk_layers: int = 0) -> list[Head]:
-    """The heads that a one-member Hydra has, in order; of CLIP's towers only those in `towers`, and none of the first
-    `trunk_layers` layers."""
-    chosen = chosen_towers(model, towers)
-    layers = min(config.num_hidden_layers for tower, config in tower_configs(model.config).items() if tower in chosen)
+def heads_of(model: PreTrainedModel, towers: Towers | None = None, trunk_layers: int = 0) -> list[Head]:
+    """The heads of a one-member Hydra in order, without those of the first `trunk_layers` layers; for CLIP those of `towers`."""
+    configs = {tower: tower_configs(model.config)[tower] for tower in chosen_towers(model, towers)}
+    layers = min(config.num_hidden_layers for config in configs.values())
     check_count(
         trunk_layers, "trunk_layers", 0, layers - 1, f"there are {layers} layers, and heads behind it to prune"
     )
+    kept = {tower: config.kept_heads for tower, config in configs.items()}
+    return [head for head in heads_in(kept) if head[-2] >= trunk_layers]
+
+
+def heads_in(kept_heads: list | Mapping[str, list], member: int = 0) -> list[Head]:
+    """The heads of a member in a config's `kept_heads`, for CLIP by tower; a tower with a single member serves all."""
     return [
         head_at(tower, layer, head)
-        for tower, config in tower_configs(model.config).items()
-        if tower in chosen
-        for layer, members in enumerate(config.kept_heads)
-        if layer >= trunk_layers
-        for head in members[0]
+        for tower, layers in (kept_heads if isinstance(kept_heads, Mapping) else {"": kept_heads}).items()
+        for layer, members in enumerate(layers)
+        for head in members[min(member, len(members) - 1)]
     ]
 
 
 def has_two_towers(model: PreTrainedModel) -> bool:
-    """Whether images and texts have a tower each, for zero-shot classification."""
+    """Whether a model has a tower for images and one for texts, for zero-shot classification."""
     return len(tower_configs(encoder_config(model))) > 1
 
 
-def chosen_towers(model: PreTrainedModel, towers: Sequence[str] | None) -> list[str]:
-    """The names in `towers`, in order and checked; every tower where it is None. A model without towers has [""]."""
+def chosen_towers(model: PreTrainedModel, towers: Towers | None) -> list[str]:
+    """The names in `towers`, checked and in order; None stands for all. The name is "" in a model without towers."""
     existing = list(tower_configs(model.config))
     if towers is None:
         return existing
-    if isinstance(towers, str):
-        towers = [towers]
+    towers = [towers] if isinstance(towers, str) else towers
     if existing == [""]:
         raise ValueError(f"towers is {towers!r}: only CLIP and SigLIP have towers, leave the argument out")
     if not towers or not set(towers) <= set(existing):
@@ -84,12 +90,12 @@ def chosen_towers(model: PreTrainedModel, towers: Sequence[str] | None) -> list[
 
 
 def attention_of(model: PreTrainedModel, tower: str, layer: int) -> nn.Module:
-    """The fused attention of a Hydra's layer; `tower` is "" for a model without towers."""
+    """The fused attention of a Hydra's layer; `tower` is "" in a model without towers."""
     return model.get_submodule(attention_names(model)[tower][layer])
 
 
 def head_at(tower: str, layer: int, head: int) -> Head:
-    """A head by its name; `tower` is "" for a model without towers."""
+    """(layer, head), or (tower, layer, head) where `tower` is not ""."""
     return (layer, head) if tower == "" else (tower, layer, head)
 
 
@@ -99,7 +105,7 @@ def tower_and_place(head: Head) -> tuple[str, int, int]:
 
 
 def as_heads_to_prune(heads: Iterable[Head]) -> dict:
-    """Heads as `prune_heads` and `from_backbone` take them: `{layer: [heads]}`, for CLIP by tower."""
+    """Heads as `prune_heads` takes them: `{layer: [heads]}`, for CLIP by tower."""
     by_tower: dict[str, dict[int, list[int]]] = {}
     for tower, layer, head in sorted(map(tower_and_place, heads), key=lambda place: (place[0] == "text", place)):
         by_tower.setdefault(tower, {}).setdefault(layer, []).append(head)
@@ -107,11 +113,61 @@ def as_heads_to_prune(heads: Iterable[Head]) -> dict:
 
 
 def as_heads(heads_to_prune: dict) -> list[Head]:
-    """The heads that a `heads_to_prune` names."""
-    heads: list[Head] = []
-    for key, value in heads_to_prune.items():
-        if isinstance(value, dict):
-            heads += [(key, int(layer), head) for layer, of_layer in value.items() for head in of_layer]
-        else:
-            heads += [(int(key), head) for head in value]
-    return heads
+    """The heads in a `heads_to_prune`, one by one."""
+    by_tower = (
+        heads_to_prune if any(isinstance(each, dict) for each in heads_to_prune.values()) else {"": heads_to_prune}
+    )
+    return [
+        head_at(tower, int(layer), head)
+        for tower, layers in by_tower.items()
+        for layer, heads in layers.items()
+        for head in heads
+    ]
+
+
+def overlap(heads_a: dict, heads_b: dict) -> float:
+    """Heads in both sets as a share of the heads in either: |A ∩ B| / |A ∪ B|. Two empty sets overlap by 1.
+
+    heads_a, heads_b: `{layer: [heads]}`, for CLIP by tower
+
+    >>> overlap({0: [1, 2]}, {0: [2], 3: [0]})
+    0.3333333333333333
+    """
+    a, b = set(as_heads(heads_a)), set(as_heads(heads_b))
+    return len(a & b) / len(a | b) if a | b else 1.0
+
+
+def layer_divergence(heads_a: dict, heads_b: dict) -> float:
+    """Jensen–Shannon divergence, in nats, of how two head sets spread over the layers (of CLIP's two towers, different ones).
+
+    With p and q the shares of a set's heads per layer and m their mean: ½ KL(p ‖ m) + ½ KL(q ‖ m). It is 0 for equal numbers
+    of heads in each layer, whichever heads they are, and ln 2 = 0.693 for sets with no layer in common.
+
+    >>> layer_divergence({0: [1]}, {0: [3]}), round(layer_divergence({0: [1]}, {5: [1]}), 4)
+    (0.0, 0.6931)
+    """
+    return _divergence(heads_a, heads_b, lambda head: head[:-1])
+
+
+def head_divergence(heads_a: dict, heads_b: dict) -> float:
+    """Jensen–Shannon divergence, in nats, of two head sets in which every head has the same weight.
+
+    For sets of equal size with the share f in common it is (1 - f) ln 2, so it says the same as `overlap`; unlike for
+    `layer_divergence`, layers play no part.
+
+    >>> round(head_divergence({0: [1, 2]}, {0: [2], 3: [0]}), 4)
+    0.3466
+    """
+    return _divergence(heads_a, heads_b, lambda head: head)
+
+
+def _divergence(heads_a: dict, heads_b: dict, place_of: Callable[[Head], tuple]) -> float:
+    shares = []
+    for name, heads in (("heads_a", heads_a), ("heads_b", heads_b)):
+        counts = Counter(map(place_of, as_heads(heads)))
+        if not counts:
+            raise ValueError(f"{name} names no head: a set without heads has no spread")
+        shares.append({place: count / counts.total() for place, count in counts.items()})
+    p, q = shares
+    mean = {place: (p.get(place, 0.0) + q.get(place, 0.0)) / 2 for place in p | q}
+    return sum(share * math.log(share / mean[place]) / 2 for each in (p, q) for place, share in each.items())

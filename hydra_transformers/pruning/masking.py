@@ -1,23 +1,23 @@
-"""Heads turned off for a while, in the model as it is: what `head_mask` was in Transformers 4.
+"""Heads turned off temporarily, in the model itself: what `head_mask` was in Transformers 4.
 
-What a head does reaches the rest of the network through its slice of what the output projection reads. With that slice
-zeroed the model computes what it would with the head cut out, on every attention backend: the backends all end before it.
+A head reaches the rest of the network through its slice of the output projection's input. With that slice zeroed, the model
+computes what it would without the head, on every attention backend.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..fusion import attention_names, encoder_config, projection_names, remaining_heads, tower_configs
 from ..models.auto import HYDRA_CLASSES
 
 
-# What encoders without a Hydra call the map behind their heads, inside a layer.
+# Output projections inside a layer, in encoders that do not become Hydras.
 OTHER_OUTPUTS = (
     "attention.out_proj",
     "attn.out_proj",
@@ -27,98 +27,78 @@ OTHER_OUTPUTS = (
 )
 
 
-@dataclass(frozen=True)
-class HeadOutput:
-    """Where the heads of a layer meet.
-
-    projection: the output projection, whose input is (..., heads * head_dim) with the heads one after the other
-    heads: their numbers, in this order
-    """
+class HeadOutput(NamedTuple):
+    """An output projection, which reads (..., heads * head_dim), and the numbers of its heads in this order."""
 
     projection: nn.Module
     heads: list[int]
     head_dim: int
 
-    def mask_of(self, turned_off: list[int]) -> Tensor:
-        """True where the input belongs to a head of `turned_off`: (heads * head_dim,)"""
-        is_off = torch.tensor([head in turned_off for head in self.heads], dtype=torch.bool, device="cpu")
-        return is_off.repeat_interleave(self.head_dim)
-
 
 @contextmanager
 def ablated(model: PreTrainedModel, heads_to_prune: dict) -> Iterator[PreTrainedModel]:
-    """`with ablated(model, {0: [1, 3], 2: [0]}):` the model answers as if these heads were cut out.
+    """`with ablated(model, {0: [1, 3], 2: [0]}):` the model computes as if these heads were cut out.
 
     Forward and backward, in training or not, on every attention backend. Afterwards, also after an exception, the model is
-    as it was. Blocks can be nested: heads of the outer ones stay off in the inner. The model itself is changed meanwhile, so
-    other threads that use it see the same heads turned off; give each thread a copy if they must not.
+    as before. In nested blocks, the heads of the outer ones stay off. The model itself is changed meanwhile, for other threads
+    too: give each thread a copy if that must not be.
 
     Args:
         model: a model of Transformers or a one-member Hydra. Beyond the families that become Hydras, any encoder whose
-            layers have an output projection that is known by its name and has the shape that the config says; others are
-            refused.
+            layers have an output projection with a known name and the shape that the config says; others are refused.
         heads_to_prune: `{layer: [heads]}`; for CLIP `{"vision": {layer: [heads]}, "text": {layer: [heads]}}`
     """
     outputs = head_outputs(model)
-    kept = {tower: [each.heads for each in layers] for tower, layers in outputs.items()}
-    left = remaining_heads(kept, heads_to_prune)
-    handles = []
-    try:
+    left = remaining_heads(
+        {tower: [each.heads for each in layers] for tower, layers in outputs.items()}, heads_to_prune
+    )
+    with ExitStack() as hooks:
         for tower, layers in outputs.items():
-            for each, heads in zip(layers, left[tower], strict=True):
-                if heads != each.heads:
-                    turned_off = [head for head in each.heads if head not in heads]
-                    handles.append(_zero_inputs(each.projection, each.mask_of(turned_off)))
+            for output, heads in zip(layers, left[tower], strict=True):
+                if heads != output.heads:
+                    hooks.callback(_turn_off(output, set(output.heads) - set(heads)).remove)
         yield model
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
-def _zero_inputs(projection: nn.Module, mask: Tensor):
-    """A hook that zeroes what the projection reads where `mask` is True."""
-    # Filled and not multiplied: what is turned off may be infinite.
-    return projection.register_forward_pre_hook(
+def _turn_off(output: HeadOutput, heads: set[int]) -> torch.utils.hooks.RemovableHandle:
+    """Adds a hook that zeroes the projection's input from these heads."""
+    is_off = torch.tensor([head in heads for head in output.heads], dtype=torch.bool, device="cpu")
+    mask = is_off.repeat_interleave(output.head_dim)
+    # masked_fill, because infinity times zero is NaN
+    return output.projection.register_forward_pre_hook(
         lambda _, given: (given[0].masked_fill(mask.to(given[0].device), 0), *given[1:])
     )
 
 
 def head_outputs(model: PreTrainedModel) -> dict[str, list[HeadOutput]]:
-    """Where heads meet, layer by layer, by tower ("" where there are none); refuses a model where that is not known."""
+    """The output projections layer by layer, by tower ("" where there are none); refuses a model where they are unknown."""
     if not isinstance(model, PreTrainedModel):
         raise TypeError(
             f"model is a {type(model).__name__}: pass a model of Transformers, not compiled, wrapped or replicated"
         )
     if any(module._compiled_call_impl is not None for module in model.modules()):
         raise ValueError("model is compiled, and would not see that heads are turned off: pass it before compile()")
+    if getattr(model, "num_members", 1) > 1:
+        raise ValueError(f"model has {model.num_members} members, which keep different heads: pass model.member(i)")
     if hasattr(model, "num_members"):
-        return _of_hydra(model)
+        attentions = {tower: map(model.get_submodule, names) for tower, names in attention_names(model).items()}
+        return {
+            tower: [HeadOutput(each.o_proj, list(each.kept_heads[0]), each.head_dim) for each in layers]
+            for tower, layers in attentions.items()
+        }
     if getattr(model.config, "is_encoder_decoder", False):
         raise ValueError(
             f"{type(model).__name__} is an encoder and a decoder, which number their layers alike: pass model.get_encoder()"
         )
     towers = tower_configs(encoder_config(model))
-    if list(towers) == [""]:
-        return {"": _of_layers(model, model, towers[""])}
     return {
-        tower: _of_layers(model, getattr(model, f"{tower}_model", None), config) for tower, config in towers.items()
-    }
-
-
-def _of_hydra(model: PreTrainedModel) -> dict[str, list[HeadOutput]]:
-    if model.num_members > 1:
-        raise ValueError(f"model has {model.num_members} members, which keep different heads: pass model.member(i)")
-    return {
-        tower: [
-            HeadOutput(attention.o_proj, list(attention.kept_heads[0]), attention.head_dim)
-            for attention in map(model.get_submodule, names)
-        ]
-        for tower, names in attention_names(model).items()
+        tower: _of_layers(model, getattr(model, f"{tower}_model", None) if tower else model, config)
+        for tower, config in towers.items()
     }
 
 
 def _of_layers(model: PreTrainedModel, encoder: nn.Module | None, config: PreTrainedConfig) -> list[HeadOutput]:
-    """The same for a plain encoder of `model`."""
+    """The output projections of a plain encoder of `model`."""
     refusal = f"{type(model).__name__}: its heads cannot be told apart"
     count, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
     if encoder is None or not isinstance(count, int) or not isinstance(heads, int):
@@ -142,22 +122,19 @@ def _of_layers(model: PreTrainedModel, encoder: nn.Module | None, config: PreTra
 
 
 def _outputs_in(layers: nn.ModuleList) -> list[nn.Module] | None:
-    """The output projection of each layer; None where one has none that is known, or more than one."""
+    """The output projection of each layer; None where a layer has no known one, or more than one."""
     found = []
     for layer in layers:
-        parts = dict(layer.named_modules())
-        names = [name for name in known_outputs() if name in parts]
-        if len(names) != 1 or not _leads_plainly_to(parts, names[0]):
+        modules = dict(layer.named_modules())
+        names = [name for name in known_outputs() if name in modules]
+        if len(names) != 1:
             return None
-        found.append(parts[names[0]])
+        parents = [modules[names[0].rsplit(".", up)[0]] for up in range(1, names[0].count(".") + 1)]
+        # Weights beside the projection (paired heads, windows, sinks) or a fused attention that never calls it
+        if any(list(each.parameters(recurse=False)) or isinstance(each, nn.MultiheadAttention) for each in parents):
+            return None
+        found.append(modules[names[0]])
     return found
-
-
-def _leads_plainly_to(parts: dict[str, nn.Module], name: str) -> bool:
-    """Whether nothing on the way to a projection has weights of its own (heads in pairs, windows, sinks) or computes
-    without calling it."""
-    ways = [parts[name.rsplit(".", up)[0]] for up in range(1, name.count(".") + 1)]
-    return not any(list(way.parameters(recurse=False)) or isinstance(way, nn.MultiheadAttention) for way in ways)
 
 
 @cache

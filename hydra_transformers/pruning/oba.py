@@ -1,11 +1,11 @@
-"""OBA (Optimal Brain Apoptosis; Sun et al., 2025): pruning by the second-order term of the loss with whole rows of the Hessian.
+"""OBA (Optimal Brain Apoptosis; Sun et al., 2025): pruning by the second-order term of the loss.
 
-Taking a parameter away changes the loss, to second order and together with all others, by θ_i · (Hθ)_i: with H the Hessian
-of the mean loss and θ all the parameters that may go. Hθ takes no Hessian: it is the gradient of (gradient · θ).
+Removing parameters changes the loss, to second order, by θ_i · (Hθ)_i each, with H the Hessian of the mean loss and θ all the
+parameters that may go. Hθ needs no Hessian: it is the gradient of (gradient · θ).
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,10 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 
 from ..data.prediction import evaluation_mode
-from ..fusion import qkv_by_head
 from ..models.auto import check_has_no_adapters
-from .calibration import Calibration, only_gradients_of
-from .heads import Head, attention_of, tower_and_place
+from .gradient_scores import Calibration, only_gradients_of
+from .heads import Head, Prompts, Towers
 from .units import by_unit, head_layers, units_to_score
 
 
@@ -26,36 +25,31 @@ SCORES = ("plain", "reference")
 
 
 def oba_scores(
-    model: PreTrainedModel,
-    data: Any,
-    *,
-    class_prompts: Mapping[str, Tensor] | None = None,
-    towers: Sequence[str] | None = None,
+    model: PreTrainedModel, data: Any, *, class_prompts: Prompts | None = None, towers: Towers | None = None
 ) -> dict[Head, float]:
     """The OBA score of every head: |Σ θ · (Hθ)| over its rows of q, k and v with their biases and its part of the output
     projection, where θ is all of these of all heads.
 
-    The arguments and the answer are those of `taylor_scores`, beside which it stands; a backward through a backward per
-    batch takes the place of one backward, and about three times the memory. As a score of heads it is not the paper's, which
-    prunes single weights by it: `oba_prune`.
+    Arguments and result are those of `taylor_scores`. Each batch takes a backward pass through a backward pass, and about three
+    times the memory. The OBA paper scores single weights, not heads: see `oba_prune`.
     """
-    hydra, heads, _ = units_to_score(model, towers, head_layers)
+    hydra, heads, layers = units_to_score(model, towers, head_layers)
     calibration = Calibration(hydra, data, class_prompts)
-    attentions = {head[:-1]: attention_of(hydra, *tower_and_place(head)[:2]) for head in heads}
     parts = [
-        (layer, attention, parameter)
-        for layer, attention in attentions.items()
-        for parameter in (attention.qkv_proj.weight, attention.qkv_proj.bias, attention.o_proj.weight)
+        (place, reshape, parameter)
+        for place, layer in layers.items()
+        for reshape, parameter in (
+            (layer.rows, layer.before.weight),
+            (layer.rows, layer.before.bias),
+            (layer.columns, layer.behind.weight),
+        )
         if parameter is not None
     ]
-    changes = second_order_changes(hydra, calibration, [parameter for _, _, parameter in parts])
-    of_layers: dict[tuple, Tensor] = {}
-    for (layer, attention, parameter), change in zip(parts, changes, strict=True):
-        # (projections; heads; head_dim; columns) -> one sum per head
-        is_output = parameter is attention.o_proj.weight
-        by_head = change.unflatten(0, (1, -1, attention.head_dim)) if is_output else qkv_by_head(change, attention)
-        of_layers[layer] = of_layers.get(layer, 0) + by_head.flatten(2).sum(dim=(0, 2))
-    return by_unit(heads, {layer: sums.abs() for layer, sums in of_layers.items()})
+    changes = second_order_changes(hydra, calibration, [parameter for *_, parameter in parts])
+    sums: dict[tuple, Tensor] = {}
+    for (place, reshape, _), change in zip(parts, changes, strict=True):
+        sums[place] = sums.get(place, 0) + reshape(change).sum(dim=(0, 2))
+    return by_unit(heads, {place: total.abs() for place, total in sums.items()})
 
 
 @torch.no_grad()
@@ -66,23 +60,23 @@ def oba_prune(
     sparsity: float,
     score: str = "plain",
     steps: int = 1,
-    class_prompts: Mapping[str, Tensor] | None = None,
+    class_prompts: Prompts | None = None,
 ) -> PreTrainedModel:
-    """A copy of `model` in which the weights with the lowest OBA scores are zero: the paper's baseline. No head goes, and the
-    copy costs what the model does.
+    """A copy of `model` in which the weights with the lowest OBA scores are zero: the paper's baseline. It keeps all heads and
+    costs as much as the model.
 
     Args:
         model: a classifier or a CLIP model of Transformers, of any family.
         data: calibration data with labels, as `taylor_scores` takes it.
-        sparsity: the share of the weights that become zero, of those that are ranked: the weights of the encoder's linear and
-            convolutional layers, all layers together. Biases, LayerNorms, embeddings and the classification head stay.
+        sparsity: the share of weights that become zero, among the weights of all linear and convolutional layers of the
+            encoder. Biases, LayerNorms, embeddings and the classification head stay.
         score: "plain" ranks by |θ · Hθ|. "reference" ranks as the authors' code does: |θ · Hθ| over its maximum in the layer,
             plus |θ|; that is close to a ranking by magnitude.
-        steps: how many times scores are computed anew, with the share of weights that are left shrinking by the same factor
-            each time. The authors take about 50.
+        steps: how many times scores are computed; each step keeps the same share of the weights that are left. The authors
+            take about 50.
         class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
 
-    Zeros stay zeros in a training with the recipe's `keep_zeros=True`, or with `KeepZerosCallback`.
+    In training, zeros stay zero with the recipe's `keep_zeros=True`, or with `KeepZerosCallback`.
     """
     if not (isinstance(sparsity, (int, float)) and 0 <= sparsity < 1):
         raise ValueError(f"sparsity is {sparsity}: pass the share of weights that become zero, 0 or more and below 1")
@@ -100,7 +94,7 @@ def oba_prune(
     weights = ranked_weights(working)
     if not weights:
         raise TypeError(
-            f"the encoder of {type(model).__name__} has no nn.Linear and no convolution: there is nothing to rank"
+            f"the encoder of {type(model).__name__} has no nn.Linear and no convolution to rank: pass another"
         )
     total = sum(weight.numel() for weight in weights)
     for step in range(1, steps + 1):
@@ -108,7 +102,7 @@ def oba_prune(
         scores = torch.cat([_score(*each, score).flatten() for each in zip(weights, changes, strict=True)])
         if scores.isnan().any():
             raise ValueError("some OBA scores are NaN: check the model's weights and the data")
-        # Weights that went in an earlier step stay behind all others, whatever their score.
+        # Weights that became zero in an earlier step stay zero, whatever their score.
         scores[torch.cat([weight.flatten() for weight in weights]) == 0] = -1
         lowest = scores.topk(round(total * (1 - (1 - sparsity) ** (step / steps))), largest=False).indices
         gone = torch.zeros_like(scores, dtype=torch.bool)
@@ -121,8 +115,8 @@ def oba_prune(
 
 
 def ranked_weights(model: PreTrainedModel) -> list[nn.Parameter]:
-    """The weights of the linear and convolutional layers of a model's encoder (of CLIP, of both towers and projections)."""
-    # A classifier of one of two towers has no encoder of its own that it could be told apart from.
+    """The weights of the encoder's linear and convolutional layers; for CLIP those of both towers and projections."""
+    # The base model of a classifier on one of two towers is the whole model, its head included.
     head = set(model.classifier.modules()) if isinstance(getattr(model, "classifier", None), nn.Module) else set()
     modules = [module for module in model.base_model.modules() if module not in head]
     kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
@@ -140,7 +134,7 @@ def _score(weight: Tensor, change: Tensor, score: str) -> Tensor:
 def second_order_changes(
     model: PreTrainedModel, calibration: Calibration, parameters: Sequence[nn.Parameter]
 ) -> list[Tensor]:
-    """θ · (Hθ) for every entry of `parameters`, which are θ: with H the Hessian in them of the mean loss over all rows."""
+    """θ · (Hθ) for every entry of θ = `parameters`, with H the Hessian of the mean loss over all rows."""
     sums = [torch.zeros_like(parameter) for parameter in parameters]
     values = [parameter.detach().clone() for parameter in parameters]
     twice = _differentiable_twice(model)
@@ -156,8 +150,7 @@ def second_order_changes(
 
 @contextmanager
 def _differentiable_twice(model: PreTrainedModel) -> Iterator[None]:
-    """Fused attention kernels have no second derivative; plain products have, and in float64 keep all digits. A model that
-    knows no sdpa keeps its own attention."""
+    """Runs attention as plain products: fused kernels have no second derivative. A model without sdpa runs eagerly."""
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     before = [(config, config._attn_implementation) for config in configs.values()]
     for config, _ in before:

@@ -1,11 +1,8 @@
-"""The score of a circuit: accuracy, separability of out-of-distribution data, the mean of the two (D.1.2), or a metric of
-the user's own.
+"""The score of a circuit: accuracy, separability of out-of-distribution data, the mean of the two (D.1.2), or the user's metric.
 
-Separability is the AUROC of an OOD score, the paper's being the maximum softmax probability.
-
-Scores are ratios of whole numbers, so candidates that do equally well have exactly equal scores and ties are real ties. Of
-these there are many where a score cannot get better or the data is little, so a margin is carried beside each score: how
-surely the candidate reached it.
+Separability is the AUROC of an OOD score; the paper's is the maximum softmax probability. Scores are ratios of whole numbers, so
+equally good candidates have exactly equal scores. Ties are common where the score is perfect or the data is small, so each score
+comes with a margin: how clearly the candidate reached it.
 """
 
 import math
@@ -22,12 +19,12 @@ from ..models.modeling_hydra import at_least_float32
 
 
 OBJECTIVES = ("acc", "ood", "avg")
-METRIC = "metric"  # the objective of a circuit whose score is the user's own
+METRIC = "metric"  # the objective of a circuit for the user's own metric
 
 # (logits (samples, classes), labels (samples, ...)), both on the CPU -> a number, higher is better.
 Metric = Callable[[Tensor, Tensor], float]
 
-# What decides between candidates of equal score, by objective.
+# The margin that decides between candidates of equal score, by objective.
 MARGINS = {
     "acc": "negative log-likelihood",
     "ood": "gap of mean confidence",
@@ -35,8 +32,11 @@ MARGINS = {
     METRIC: "the order of heads",
 }
 
-# By which OOD samples may be told apart: a candidate is one model, and all that is known of it are its logits.
+# OOD scores of a single model's logits; candidates have nothing else.
 OOD_SCORES = tuple(name for name, method in DETECTORS.items() if not method.state and name not in COMPARE_MEMBERS)
+LARGEST_MEAN = (
+    1e30  # stands for the infinite -log probability of a label with logit -inf, so that margins can be subtracted
+)
 
 
 def check_ood_score(score: Any) -> None:
@@ -45,13 +45,10 @@ def check_ood_score(score: Any) -> None:
     if score in COMPARE_MEMBERS:
         why = "compares members, and a circuit is of one model"
     elif score in DETECTORS:
-        why = "is fitted on a model, which is another one with every head that goes"
+        why = "is fitted on a model, which changes with every removed head"
     else:
-        why = "is none that circuits know"
+        why = "circuits do not know"
     raise ValueError(f"score is {score!r}, which {why}: pass one of {', '.join(map(repr, OOD_SCORES))}")
-
-
-LARGEST_MEAN = 1e30  # the -log probability of a label with the logit -inf: differences of margins stay numbers
 
 
 class Score(NamedTuple):
@@ -66,9 +63,9 @@ class Score(NamedTuple):
 
 
 class SampleValues(NamedTuple):
-    """What the scores are made of, (candidates, samples) each; the last two only where there are labels.
+    """What scores are computed from, (candidates, samples) each; the last two need labels.
 
-    confidence: the maximum softmax probability, or another OOD score with its sign turned
+    confidence: the maximum softmax probability, or minus another OOD score
     """
 
     confidence: Tensor
@@ -77,10 +74,7 @@ class SampleValues(NamedTuple):
 
 
 def sample_values(logits: Tensor, labels: Tensor | None, score: str = "msp") -> SampleValues:
-    """Confidence by an OOD score, whether the prediction is right, and -log of the label's probability.
-
-    (candidates, batch, classes) -> (candidates, batch) each
-    """
+    """(candidates, batch, classes) -> (candidates, batch) each"""
     logits = at_least_float32(logits)
     if score == "msp":
         confidence = nn.functional.softmax(logits, dim=-1).amax(dim=-1)
@@ -90,7 +84,7 @@ def sample_values(logits: Tensor, labels: Tensor | None, score: str = "msp") -> 
         return SampleValues(confidence)
     of_label = labels.expand(logits.shape[:-1]).unsqueeze(-1)
     others = logits.scatter(-1, of_label, -torch.inf).logsumexp(dim=-1)
-    # log(1 + exp(others - own)): exact also for a sure answer, where log_softmax is a difference of equal numbers.
+    # log(1 + exp(others - own)) stays exact for confident answers, where log_softmax subtracts nearly equal numbers.
     nll = nn.functional.softplus(others - logits.gather(-1, of_label).squeeze(-1))
     return SampleValues(confidence, logits.argmax(dim=-1) == labels, nll.clamp(max=LARGEST_MEAN))
 
@@ -115,12 +109,8 @@ def objective_scores(objective: str, id_values: SampleValues, ood_values: Sample
     return [_mean_score(of_candidate) for of_candidate in zip(*parts, strict=True)]
 
 
-def metric_scores(metric: Metric, logits: Tensor, labels: Tensor) -> list[Score]:
-    """What the user's metric says of each candidate's logits (candidates, samples, classes)."""
-    return [Score(metric_value(metric, of_candidate, labels), 0.0) for of_candidate in logits]
-
-
-def metric_value(metric: Metric, logits: Tensor, labels: Tensor) -> float:
+def metric_score(metric: Metric, logits: Tensor, labels: Tensor) -> Score:
+    """The user's metric of one candidate's logits (samples, classes)."""
     value = metric(logits, labels)
     try:
         number = float(value)
@@ -130,14 +120,14 @@ def metric_value(metric: Metric, logits: Tensor, labels: Tensor) -> float:
         ) from error
     if not math.isfinite(number):
         raise ValueError(f"the metric {name_of(metric)} returned {number}: it has to be a finite number")
-    return number
+    return Score(number, 0.0)
 
 
 def name_of(metric: Metric) -> str:
     return getattr(metric, "__qualname__", type(metric).__qualname__)
 
 
-# A score before it is a float: sums and differences of floats would tell ties apart by their last digits.
+# A score before it becomes a float: rounding in sums of floats would break ties.
 Exact = tuple[Fraction, Decimal]
 
 
@@ -149,23 +139,20 @@ def _mean_score(scores: Sequence[Exact]) -> Score:
 def _accuracy(id_values: SampleValues) -> list[Exact]:
     samples = id_values.correct.shape[-1]
     counts, nlls = id_values.correct.sum(dim=-1).tolist(), _means(id_values.nll)
-    return [(Fraction(count, samples), -_rounded(nll)) for count, nll in zip(counts, nlls, strict=True)]
+    return [(Fraction(count, samples), -nll) for count, nll in zip(counts, nlls, strict=True)]
 
 
 def _separability(id_values: SampleValues, ood_values: SampleValues) -> list[Exact]:
     aurocs = auroc_of_confidence(id_values.confidence, ood_values.confidence)
     known, unknown = _means(id_values.confidence), _means(ood_values.confidence)
-    return [(auroc, _rounded(k) - _rounded(u)) for auroc, k, u in zip(aurocs, known, unknown, strict=True)]
+    return [(auroc, k - u) for auroc, k, u in zip(aurocs, known, unknown, strict=True)]
 
 
-def _means(values: Tensor) -> list[float]:
-    """(candidates, samples) -> one mean per candidate, in float64."""
-    return values.cpu().double().mean(dim=-1).tolist()
-
-
-def _rounded(mean: float) -> Decimal:
-    """To four digits: how batches are made up changes the last digits of logits, and heads without effect must stay equal."""
-    return Decimal(f"{min(max(mean, -LARGEST_MEAN), LARGEST_MEAN):.3e}")
+def _means(values: Tensor) -> list[Decimal]:
+    """(candidates, samples) -> the mean of each candidate to four digits: batching changes the last digits of logits, and heads
+    without effect must stay equal."""
+    means = values.cpu().double().mean(dim=-1).clamp(-LARGEST_MEAN, LARGEST_MEAN)
+    return [Decimal(f"{mean:.3e}") for mean in means.tolist()]
 
 
 def chance_score(objective: str, num_classes: int) -> float:

@@ -1,7 +1,7 @@
 """Models that Transformers 4 pruned and saved: `config.pruned_heads` names the heads, and the weights have lost them.
 
-Transformers 5 does not read the field, builds the whole model, and stops at weights of other shapes. Here the model is built
-with the shapes that the field asks for and then loaded by Transformers itself, which knows the old names of weights.
+Transformers 5 ignores the field, builds the whole model, and stops at weights of other shapes. Here the model is built with the
+smaller shapes, then Transformers itself loads the weights, because it knows their old names.
 """
 
 import os
@@ -34,26 +34,32 @@ def load_pruned(name: str | os.PathLike) -> PreTrainedModel:
         raise ValueError(f"{name} is a Hydra, which from_pretrained loads: pass a model that Transformers 4 pruned")
     plain_class = _class_of(config, name)
     kept = _heads_left(config_in_backbone(HYDRA_CLASSES[plain_class], config), name)
-    _check_has_safetensors(name)
+    if Path(name).is_dir() and not list(Path(name).glob("*.safetensors")):
+        raise ValueError(
+            f"{name} has no weights in safetensors, and pickled ones are not read here: convert them, "
+            "safetensors.torch.save_file(torch.load('pytorch_model.bin', weights_only=True), 'model.safetensors', "
+            "{'format': 'pt'})"
+        )
+    why = None
     if any(query == key for query, key, *_ in projection_names(HYDRA_CLASSES[plain_class])):
+        why = "whose queries, keys and values are one map"
+    elif hasattr(config, "num_key_value_heads"):
+        why = "a causal language model"
+    if why is not None:
         raise ValueError(
-            f"{name} is a {plain_class.__name__}, whose queries, keys and values are one map, which Transformers 4 pruned no "
-            "heads of: load it with its own class, and prune it with prune_heads"
+            f"{name} is a {plain_class.__name__}, {why}, which Transformers 4 pruned no heads of: load it with its own class, "
+            "and prune it with prune_heads"
         )
-    if hasattr(config, "num_key_value_heads"):
-        raise ValueError(
-            f"{name} is a {plain_class.__name__}, a causal language model, which Transformers 4 pruned no heads of: load it with "
-            "its own class, and prune it with prune_heads"
-        )
-    model_class = sliced_class(plain_class, kept)
     try:
-        model, found = model_class.from_pretrained(name, config=config, use_safetensors=True, output_loading_info=True)
+        model, found = sliced_class(plain_class, kept).from_pretrained(
+            name, config=config, use_safetensors=True, output_loading_info=True
+        )
     except RuntimeError as error:
         if "size mismatch" not in str(error) and "ignore_mismatched_sizes" not in str(error):
             raise
         raise ValueError(
-            f"{name}: the weights have not the shapes that config.pruned_heads asks for: check that config.json was saved with "
-            "them"
+            f"{name}: the shapes of the weights are not those that config.pruned_heads asks for: check that config.json was "
+            "saved with them"
         ) from error
     missing = sorted(found["missing_keys"])
     if missing:
@@ -62,7 +68,7 @@ def load_pruned(name: str | os.PathLike) -> PreTrainedModel:
 
 
 def _heads_left(config: PreTrainedConfig, name: str | os.PathLike) -> dict[str, list[list[int]]]:
-    """The heads that are left by tower and layer; refuses a config that names none as pruned."""
+    """The heads that are left by tower and layer; refuses a config without pruned heads."""
     towers = tower_configs(config)
     whole = {
         tower: [list(range(each.num_attention_heads)) for _ in range(each.num_hidden_layers)]
@@ -74,18 +80,9 @@ def _heads_left(config: PreTrainedConfig, name: str | os.PathLike) -> dict[str, 
             f"{name} names no pruned heads (pruned_heads in config.json): load it with its own class of Transformers"
         )
     try:
-        return remaining_heads(whole, pruned[""] if list(pruned) == [""] else pruned)
+        return remaining_heads(whole, pruned.get("", pruned))
     except (TypeError, ValueError) as error:
         raise ValueError(f"pruned_heads in the config.json of {name} is broken ({error})") from error
-
-
-def _check_has_safetensors(name: str | os.PathLike) -> None:
-    if Path(name).is_dir() and not list(Path(name).glob("*.safetensors")):
-        raise ValueError(
-            f"{name} has no weights in safetensors, and pickled ones are not read here: convert them, "
-            "safetensors.torch.save_file(torch.load('pytorch_model.bin', weights_only=True), 'model.safetensors', "
-            "{'format': 'pt'})"
-        )
 
 
 def _class_of(config: PreTrainedConfig, name: str | os.PathLike) -> type[PreTrainedModel]:
@@ -101,19 +98,19 @@ def _class_of(config: PreTrainedConfig, name: str | os.PathLike) -> type[PreTrai
 
 
 def sliced_class(model_class: type[PreTrainedModel], kept: dict[str, list[list[int]]]) -> type[PreTrainedModel]:
-    """A class of this name and place that makes models with fewer heads."""
+    """A class whose models have only the heads in `kept`."""
 
     def make(self, config: PreTrainedConfig, *given, **options):
         model_class.__init__(self, config, *given, **options)
-        slice_projections(self, kept)
+        _slice_projections(self, kept)
 
-    # Conversions of old weights go by the class's name and the module it is from.
+    # Transformers finds the conversions of old weights by the name and module of the class.
     members = {"__init__": make, "__module__": model_class.__module__, "__qualname__": model_class.__qualname__}
     return type(model_class.__name__, (model_class,), members)
 
 
-def slice_projections(model: PreTrainedModel, kept: dict[str, list[list[int]]]) -> None:
-    """Gives a plain model's q, k, v and output projections the sizes for the heads in `kept`, with empty weights."""
+def _slice_projections(model: PreTrainedModel, kept: dict[str, list[list[int]]]) -> None:
+    """Gives a plain model's q, k, v and output projections empty weights of the sizes for the heads in `kept`."""
     hydra = hydra_class_of(model)
     theirs, dense = backbone_names(hydra, model), dense_outline(hydra, model)
     for tower, names in attention_names(dense).items():

@@ -1,8 +1,8 @@
-"""Data under shift: images and texts corrupted by name in five severities, and the standard corrupted sets."""
+"""Shifted data: images and texts corrupted by name in five severities, and the standard corrupted sets."""
 
 from ..reports import evaluation
+from .corrupted_data import corrupted, corrupted_sets
 from .corruptions import CORRUPTIONS, GROUPS, SEVERITIES, Corruption, corrupt, corruption_table
-from .data import corrupted, corrupted_sets
 from .standard_sets import STANDARD_SETS, load_standard_set
 
 

@@ -1,4 +1,4 @@
-"""The corruptions by name, how strong each is at its five severities, and `corrupt`."""
+"""The corruptions by name, their strengths at five severities, and `corrupt`."""
 
 import math
 import random
@@ -12,27 +12,28 @@ from torch import Tensor
 
 from ..models.pipeline_hydra import read_image
 from ..reports.table import Cell, Table
-from . import images, texts
-from .jpeg import as_jpeg
+from . import image_corruptions as on_images
+from . import text_corruptions as on_texts
+from .jpeg import jpeg_compression
 from .pixel_scale import PixelScale
 from .random_numbers import key_of, row_keys
 
 
 SEVERITIES = (1, 2, 3, 4, 5)
 """From hardly visible to hardly readable."""
-VALUES_AT_A_TIME = 2**24  # of a tensor of images: bounds the memory for random numbers
+VALUES_AT_A_TIME = 2**24  # of a tensor of images, to limit the memory for random numbers
 
 
 @dataclass(frozen=True)
 class Corruption:
-    """A way to spoil images or texts, in five strengths; `CORRUPTIONS` has all of them.
+    """A way to corrupt images or texts, in five strengths; `CORRUPTIONS` has all of them.
 
-    name: as ImageNet-C has it, where it has it
+    name: that of ImageNet-C, where it has it
     kind: "image" or "text"
-    group: corruptions that are alike, which can be named together
-    measure: what the strengths are
+    group: similar corruptions, which can be named together
+    measure: the meaning of the strengths
     strengths: one for each severity from 1 to 5
-    change: of images (rows, channels, height, width) in [0, 1], strength and keys, see `images`; or of a text, see `texts`
+    change: the function, see `image_corruptions` and `text_corruptions`
     """
 
     name: str
@@ -43,41 +44,38 @@ class Corruption:
     change: Callable
 
 
-def _jpeg_compression(given: Tensor, quality: float, keys: Tensor) -> Tensor:
-    return as_jpeg(given, int(quality))
-
-
-# Noise, zoom, brightness, contrast, pixelate and JPEG have ImageNet-C's strengths; its blurs are given in pixels of images 224
-# wide, and it saturates in both directions.
+# Noise, zoom, brightness, contrast, pixelate and JPEG have ImageNet-C's strengths. Its blurs are in pixels of images 224 wide,
+# and it also desaturates.
 # fmt: off
-_ROWS = (  # group, name, strengths, what these are, and the function
-    ("noise", "gaussian_noise", (0.08, 0.12, 0.18, 0.26, 0.38), "standard deviation of the noise", images.gaussian_noise),
-    ("noise", "shot_noise", (60, 25, 12, 5, 3), "photons of a white pixel", images.shot_noise),
-    ("noise", "impulse_noise", (0.03, 0.06, 0.09, 0.17, 0.27), "share of values made black or white", images.impulse_noise),
-    ("noise", "speckle_noise", (0.15, 0.2, 0.35, 0.45, 0.6), "standard deviation, times the value", images.speckle_noise),
-    ("blur", "gaussian_blur", (0.01, 0.015, 0.02, 0.025, 0.032), "standard deviation, of the shorter side", images.gaussian_blur),
-    ("blur", "defocus_blur", (0.012, 0.018, 0.025, 0.033, 0.042), "radius, of the shorter side", images.defocus_blur),
-    ("blur", "motion_blur", (0.04, 0.06, 0.08, 0.1, 0.13), "length, of the shorter side", images.motion_blur),
-    ("blur", "zoom_blur", (0.11, 0.16, 0.21, 0.26, 0.31), "zoom beyond 1", images.zoom_blur),
-    ("colour", "brightness", (0.1, 0.2, 0.3, 0.4, 0.5), "added to the value (HSV)", images.brightness),
-    ("colour", "contrast", (0.4, 0.3, 0.2, 0.1, 0.05), "share that is left", images.contrast),
-    ("colour", "saturate", (1.5, 2, 3, 5, 20), "factor on saturation (HSV)", images.saturate),
-    ("digital", "pixelate", (0.6, 0.5, 0.4, 0.3, 0.25), "share of the sides", images.pixelate),
-    ("digital", "jpeg_compression", (25, 18, 15, 10, 7), "quality", _jpeg_compression),
-    ("characters", "typos", (0.02, 0.05, 0.1, 0.15, 0.25), "share of letters mistyped", texts.typos),
-    ("characters", "character_swaps", (0.05, 0.1, 0.2, 0.3, 0.5), "share of letters moved", texts.character_swaps),
-    ("characters", "character_drops", (0.02, 0.05, 0.1, 0.15, 0.25), "share of letters dropped", texts.character_drops),
-    ("words", "word_swaps", (0.1, 0.2, 0.4, 0.6, 0.9), "share of words moved", texts.word_swaps),
-    ("words", "word_drops", (0.05, 0.1, 0.2, 0.3, 0.5), "share of words dropped", texts.word_drops),
+_ROWS = (  # group, strengths, what they are, function
+    ("noise", (0.08, 0.12, 0.18, 0.26, 0.38), "standard deviation of the noise", on_images.gaussian_noise),
+    ("noise", (60, 25, 12, 5, 3), "photons of a white pixel", on_images.shot_noise),
+    ("noise", (0.03, 0.06, 0.09, 0.17, 0.27), "share of values made black or white", on_images.impulse_noise),
+    ("noise", (0.15, 0.2, 0.35, 0.45, 0.6), "standard deviation, times the value", on_images.speckle_noise),
+    ("blur", (0.01, 0.015, 0.02, 0.025, 0.032), "standard deviation, of the shorter side", on_images.gaussian_blur),
+    ("blur", (0.012, 0.018, 0.025, 0.033, 0.042), "radius, of the shorter side", on_images.defocus_blur),
+    ("blur", (0.04, 0.06, 0.08, 0.1, 0.13), "length, of the shorter side", on_images.motion_blur),
+    ("blur", (0.11, 0.16, 0.21, 0.26, 0.31), "zoom beyond 1", on_images.zoom_blur),
+    ("colour", (0.1, 0.2, 0.3, 0.4, 0.5), "added to the value (HSV)", on_images.brightness),
+    ("colour", (0.4, 0.3, 0.2, 0.1, 0.05), "share that is left", on_images.contrast),
+    ("colour", (1.5, 2, 3, 5, 20), "factor on saturation (HSV)", on_images.saturate),
+    ("digital", (0.6, 0.5, 0.4, 0.3, 0.25), "share of the sides", on_images.pixelate),
+    ("digital", (25, 18, 15, 10, 7), "quality", jpeg_compression),
+    ("characters", (0.02, 0.05, 0.1, 0.15, 0.25), "share of letters mistyped", on_texts.typos),
+    ("characters", (0.05, 0.1, 0.2, 0.3, 0.5), "share of letters moved", on_texts.character_swaps),
+    ("characters", (0.02, 0.05, 0.1, 0.15, 0.25), "share of letters dropped", on_texts.character_drops),
+    ("words", (0.1, 0.2, 0.4, 0.6, 0.9), "share of words moved", on_texts.word_swaps),
+    ("words", (0.05, 0.1, 0.2, 0.3, 0.5), "share of words dropped", on_texts.word_drops),
 )
 # fmt: on
+GROUPS = tuple(dict.fromkeys(group for group, *_ in _ROWS))
+"""Groups of similar corruptions; the name of a group stands for all in it."""
+KINDS = {group: "text" if group in ("characters", "words") else "image" for group in GROUPS}
 CORRUPTIONS = {
-    name: Corruption(name, "text" if group in ("characters", "words") else "image", group, measure, strengths, change)
-    for group, name, strengths, measure, change in _ROWS
+    change.__name__: Corruption(change.__name__, KINDS[group], group, measure, strengths, change)
+    for group, strengths, measure, change in _ROWS
 }
 """All corruptions, by name."""
-GROUPS = tuple(dict.fromkeys(corruption.group for corruption in CORRUPTIONS.values()))
-"""Groups of corruptions that are alike; a group can be named for all that are in it."""
 
 
 def corrupt(
@@ -90,23 +88,23 @@ def corrupt(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
 ) -> Any:
-    """Images or texts, corrupted; what is given stays as it is.
+    """Corrupted images or texts; `data` stays as it is.
 
     Args:
         data: a tensor of images, (rows, channels, height, width) or (channels, height, width), with 1 or 3 channels: uint8,
-            floats in [0, 1], or what `processor`, or `mean` and `std`, made of such; an image of PIL; a text; or a list of
-            texts or of PIL's images.
+            floats in [0, 1], or such images scaled by `processor`, or by `mean` and `std`; a PIL image; a text; or a list of
+            texts or PIL images.
         name: one of `CORRUPTIONS`.
         severity: 1 to 5.
-        seed: of what is random. It and an image or text alone decide what becomes of that, in any batch, order and place; the
-            severities of a corruption use the same random numbers.
-        processor, mean, std: how the images were scaled. They are scaled back, corrupted, cut to [0, 1] and scaled again.
+        seed: the result depends on it and on the image or text alone, not on its batch or place; all severities use the same
+            random numbers.
+        processor, mean, std: how the images were scaled. They are scaled back, corrupted, clamped to [0, 1] and scaled again.
 
-    Returns the kind that was given, on the same device, in the same dtype.
+    Returns the same type, device and dtype as `data`.
     """
     corruption = corruption_named(name)
     strength = corruption.strengths[SEVERITIES.index(checked_severity(severity))]
-    scale = PixelScale.chosen(processor, mean, std)
+    scale = PixelScale.of(processor, mean, std)
     if isinstance(data, (list, tuple)):
         return [_corrupted(each, corruption, strength, seed, scale) for each in data]
     return _corrupted(data, corruption, strength, seed, scale)
@@ -114,20 +112,20 @@ def corrupt(
 
 def _corrupted(data: Any, corruption: Corruption, strength: float, seed: int, scale: PixelScale) -> Any:
     is_picture = hasattr(data, "convert") and hasattr(data, "size")
-    if isinstance(data, str) if corruption.kind == "image" else isinstance(data, Tensor) or is_picture:
-        other = ", ".join(each.name for each in CORRUPTIONS.values() if each.kind != corruption.kind)
-        given = "a text" if isinstance(data, str) else "an image"
-        raise TypeError(f"{corruption.name} is for {corruption.kind}s, and data is {given}: pass one of {other}")
+    if not isinstance(data, (str, Tensor)) and not is_picture:
+        raise TypeError(
+            f"data is a {type(data).__name__}: pass a tensor of images, a PIL image, a text, or a list of texts or PIL images; "
+            "for data sets there is corrupted(data, ...)"
+        )
+    kind = "text" if isinstance(data, str) else "image"
+    if kind != corruption.kind:
+        other = ", ".join(each.name for each in CORRUPTIONS.values() if each.kind == kind)
+        raise TypeError(f"{corruption.name} is for {corruption.kind}s, and data is a {kind}: pass one of {other}")
     if isinstance(data, str):
         return corruption.change(data, strength, random.Random(key_of(corruption.name, seed, data)))
     if isinstance(data, Tensor):
         return _corrupted_tensor(data, corruption, strength, seed, scale)
-    if is_picture:
-        return _corrupted_picture(data, corruption, strength, seed)
-    raise TypeError(
-        f"data is a {type(data).__name__}: pass a tensor of images, an image of PIL, a text, or a list of texts or PIL's "
-        "images; for data sets there is corrupted(data, ...)"
-    )
+    return _corrupted_picture(data, corruption, strength, seed)
 
 
 def _corrupted_tensor(data: Tensor, corruption: Corruption, strength: float, seed: int, scale: PixelScale) -> Tensor:
@@ -150,29 +148,26 @@ def _changed(batch: Tensor, corruption: Corruption, strength: float, seed: int, 
         return batch
     is_uint8 = batch.dtype == torch.uint8
     unit = (batch.float() / 255 if is_uint8 else scale.unscaled(batch)).contiguous()
-    keys = row_keys(unit, corruption.name, seed)
-    changed = corruption.change(unit, strength, keys).clamp(0, 1)
+    changed = corruption.change(unit, strength, row_keys(unit, corruption.name, seed)).clamp(0, 1)
     return (changed * 255).round().to(torch.uint8) if is_uint8 else scale.scaled(changed, batch.dtype)
 
 
 def _corrupted_picture(picture: Any, corruption: Corruption, strength: float, seed: int) -> Any:
-    """An image of PIL; one that is neither grey nor RGB comes back as RGB."""
+    """A PIL image; any mode but grey becomes RGB."""
     import numpy as np
     from PIL import Image
 
     picture = read_image(picture, mode="L" if picture.mode == "L" else "RGB")
     pixels = torch.from_numpy(np.array(picture)).view(picture.height, picture.width, -1).permute(2, 0, 1)
-    changed = _corrupted_tensor(pixels, corruption, strength, seed, PixelScale())
-    array = changed.permute(1, 2, 0).numpy()
+    array = _corrupted_tensor(pixels, corruption, strength, seed, PixelScale()).permute(1, 2, 0).numpy()
     return Image.fromarray(array if array.shape[2] == 3 else array[..., 0])
 
 
 def corruption_named(name: str) -> Corruption:
     if isinstance(name, str) and name in CORRUPTIONS:
         return CORRUPTIONS[name]
-    near = [known for known in CORRUPTIONS if known.startswith(str(name))] or get_close_matches(
-        str(name), CORRUPTIONS, 1
-    )
+    near = [known for known in CORRUPTIONS if known.startswith(str(name))]
+    near = near or get_close_matches(str(name), CORRUPTIONS, 1)
     hint = f"did you mean {near[0]}? There are" if near else "there are"
     raise ValueError(f"no corruption is called {name!r}: {hint} {', '.join(CORRUPTIONS)}")
 
@@ -194,9 +189,9 @@ def checked_severities(severities: Sequence[int]) -> list[int]:
 
 def names_of(chosen: str | Sequence[str], kind: str) -> list[str]:
     """Corruptions of a kind ("image", "text") by name, by group, or "all" of them; each once, in the order given."""
-    names: list[str] = []
     if not isinstance(chosen, Iterable):
         raise TypeError(f'corruptions is {chosen!r}: pass a name, several, or "all"')
+    names: list[str] = []
     for each in [chosen] if isinstance(chosen, str) else chosen:
         if each == "all":
             found = [name for name, corruption in CORRUPTIONS.items() if corruption.kind == kind]
@@ -204,11 +199,9 @@ def names_of(chosen: str | Sequence[str], kind: str) -> list[str]:
             found = [name for name, corruption in CORRUPTIONS.items() if corruption.group == each]
         else:
             found = [corruption_named(each).name]
-        other = next((name for name in found if CORRUPTIONS[name].kind != kind), None)
-        if other is not None:
-            raise ValueError(
-                f"{other} is for {CORRUPTIONS[other].kind}s, and the data are {kind}s: choose others, or all"
-            )
+        other = CORRUPTIONS[found[0]].kind
+        if other != kind:
+            raise ValueError(f"{found[0]} is for {other}s, and the data are {kind}s: choose others, or all")
         names += found
     if not names:
         raise ValueError('corruptions is empty: name at least one, a group of them, or "all"')
@@ -216,15 +209,9 @@ def names_of(chosen: str | Sequence[str], kind: str) -> list[str]:
 
 
 def corruption_table() -> str:
-    """All corruptions with what they do at each severity, in markdown."""
+    """All corruptions with their strengths at each severity, in markdown."""
     rows = [
-        [
-            Cell(each.name, "code"),
-            f"{each.kind}s",
-            each.group,
-            each.measure,
-            *(f"{strength:g}" for strength in each.strengths),
-        ]
+        [Cell(each.name, "code"), f"{each.kind}s", each.group, each.measure, *map("{:g}".format, each.strengths)]
         for each in CORRUPTIONS.values()
     ]
     header = ["name", "for", "group", "strength", *map(str, SEVERITIES)]

@@ -1,7 +1,7 @@
-"""JPEG compression of images in torch: colours halved, blocks of 8 x 8 transformed, rounded to a quality's steps, and back.
+"""JPEG compression in torch: colours at half size, 8 x 8 blocks transformed, rounded to the quality's steps, and back.
 
-No file is written: it runs where the images are. Against a file of Pillow's, with the same quality, most pixels are equal;
-the others differ because its arithmetic in whole numbers rounds some coefficients to another step.
+It runs on the images' device. Most pixels equal those of a file that Pillow writes with the same quality; the others differ
+because its integer arithmetic rounds some coefficients to another step.
 """
 
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, interpolate, pad
 
 
-# The steps at quality 50, of the standard's annex K: rows from low to high vertical frequency.
+# The steps at quality 50 (annex K of the standard), rows from low to high vertical frequency.
 LUMINANCE = (
     (16, 11, 10, 16, 24, 40, 51, 61),
     (12, 12, 14, 19, 26, 58, 60, 55),
@@ -31,24 +31,20 @@ CHROMINANCE = (
 )
 
 
-def as_jpeg(images: Tensor, quality: int) -> Tensor:
-    """Images (rows, 1 or 3, height, width) in [0, 1] as a JPEG file of that quality would give them back."""
+def jpeg_compression(images: Tensor, quality: float, keys: Tensor | None = None) -> Tensor:
+    """Images (rows, 1 or 3, height, width) in [0, 1] as a JPEG file of that quality would return them; `keys` are not used."""
     levels = (images * 255).round()
     if images.shape[1] == 1:
         return _coded(levels, LUMINANCE, quality) / 255
     red, green, blue = levels.split(1, dim=1)
     luma = (0.299 * red + 0.587 * green + 0.114 * blue).round()
     colours = torch.cat(
-        [
-            -0.168736 * red - 0.331264 * green + 0.5 * blue + 128,
-            0.5 * red - 0.418688 * green - 0.081312 * blue + 128,
-        ],
+        [-0.168736 * red - 0.331264 * green + 0.5 * blue + 128, 0.5 * red - 0.418688 * green - 0.081312 * blue + 128],
         dim=1,
     ).round()
     luma = _coded(luma, LUMINANCE, quality)
     height, width = images.shape[2:]
-    halved = avg_pool2d(_filled_up(colours, 2), 2).round()
-    halved = _coded(halved, CHROMINANCE, quality)
+    halved = _coded(avg_pool2d(_filled_up(colours, 2), 2).round(), CHROMINANCE, quality)
     colours = interpolate(halved, scale_factor=2, mode="bilinear").round()[..., :height, :width]
     blueness, redness = (colours - 128).split(1, dim=1)
     rgb = torch.cat(
@@ -57,20 +53,16 @@ def as_jpeg(images: Tensor, quality: int) -> Tensor:
     return rgb.round().clamp(0, 255) / 255
 
 
-def steps_of(table: tuple[tuple[int, ...], ...], quality: int) -> list[list[int]]:
-    """The steps that coefficients are rounded to, (8, 8)."""
+def _coded(planes: Tensor, table: tuple[tuple[int, ...], ...], quality: float) -> Tensor:
+    """Transforms planes (rows, planes, height, width) of levels from 0 to 255, rounds the coefficients, and transforms back."""
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
-    return [[min(max((step * scale + 50) // 100, 1), 255) for step in row] for row in table]
-
-
-def _coded(planes: Tensor, table: tuple[tuple[int, ...], ...], quality: int) -> Tensor:
-    """Planes (rows, planes, height, width) of levels from 0 to 255, through the transform and its rounding."""
+    steps = [[min(max((step * scale + 50) // 100, 1), 255) for step in row] for row in table]
+    steps = torch.tensor(steps, dtype=planes.dtype, device=planes.device)
     rows, count, height, width = planes.shape
     filled = _filled_up(planes, 8) - 128
     down, across = filled.shape[2] // 8, filled.shape[3] // 8
     blocks = filled.view(rows, count, down, 8, across, 8).transpose(3, 4)  # (..., down, across, 8, 8)
     cosines = _cosines(planes.device)
-    steps = torch.tensor(steps_of(table, quality), dtype=planes.dtype, device=planes.device)
     coefficients = _transformed(_transformed(blocks, cosines).mT, cosines).mT
     coefficients = coefficients.sign() * (coefficients.abs() / steps + 0.5).floor() * steps  # halves away from zero
     blocks = _transformed(_transformed(coefficients, cosines.T).mT, cosines.T).mT
@@ -79,13 +71,13 @@ def _coded(planes: Tensor, table: tuple[tuple[int, ...], ...], quality: int) -> 
 
 
 def _filled_up(planes: Tensor, multiple: int) -> Tensor:
-    """To a multiple of pixels a side, by repeating the last row and column."""
+    """Repeats the last row and column up to a multiple of pixels per side."""
     height, width = planes.shape[2:]
     return pad(planes, (0, -width % multiple, 0, -height % multiple), mode="replicate")
 
 
 def _cosines(device: torch.device) -> Tensor:
-    """The discrete cosine transform of 8 values, orthonormal: (8 frequencies, 8 places)."""
+    """The orthonormal discrete cosine transform, (8 frequencies, 8 places)."""
     rows = [
         [math.sqrt((1 if k == 0 else 2) / 8) * math.cos((2 * n + 1) * k * math.pi / 16) for n in range(8)]
         for k in range(8)
@@ -94,7 +86,7 @@ def _cosines(device: torch.device) -> Tensor:
 
 
 def _transformed(values: Tensor, matrix: Tensor) -> Tensor:
-    """The matrix times the last dimension, as eight sums: a matrix product may round by the size of its batch."""
+    """The matrix times the last dimension, as eight sums: the rounding of a matrix product may depend on the batch size."""
     total = values[..., :1] * matrix[:, 0]
     for place in range(1, 8):
         total = total + values[..., place : place + 1] * matrix[:, place]

@@ -1,4 +1,4 @@
-"""Pixel values as an image processor scales them, and the way back to [0, 1]."""
+"""The scale of an image processor's pixel values, and the way back to [0, 1]."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,35 +14,28 @@ TOLERANCE = 0.05  # resizing overshoots a little at edges
 
 @dataclass(frozen=True)
 class PixelScale:
-    """pixel_values = (images in [0, 1] - mean) / std, one number per channel or one for all."""
+    """pixel_values = (images in [0, 1] - mean) / std, with one number per channel or one for all."""
 
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
 
     @classmethod
-    def chosen(
+    def of(
         cls,
         processor: Any = None,
         mean: float | Sequence[float] | None = None,
         std: float | Sequence[float] | None = None,
     ) -> "PixelScale":
-        """That of an image processor, or of a mean and a standard deviation; of none of these, [0, 1] as it is."""
+        """The scale of an image processor (also inside CLIP's processor), or of a mean and a standard deviation; else [0, 1]."""
         if (mean is None) != (std is None):
             raise ValueError(f"mean is {mean} and std is {std}: pass both, or the image processor that has them")
-        if processor is not None and mean is not None:
+        if processor is None:
+            scale = cls() if mean is None else cls(_numbers(mean), _numbers(std))
+            if any(value <= 0 for value in scale.std):
+                raise ValueError(f"std is {std}: pass numbers above 0")
+            return scale
+        if mean is not None:
             raise ValueError("both a processor and mean and std were passed: pass one of them")
-        if processor is not None:
-            return cls.of(processor)
-        if mean is None:
-            return cls()
-        scale = cls(_numbers(mean), _numbers(std))
-        if any(value <= 0 for value in scale.std):
-            raise ValueError(f"std is {std}: pass numbers above 0")
-        return scale
-
-    @classmethod
-    def of(cls, processor: Any) -> "PixelScale":
-        """What an image processor does to pixels after resizing, be it that of CLIP's processor of images and texts."""
         processor = getattr(processor, "image_processor", processor)
         if not hasattr(processor, "do_normalize"):
             raise TypeError(f"processor is a {type(processor).__name__}: pass the model's image processor")
@@ -55,9 +48,9 @@ class PixelScale:
         return cls(*(tuple(value / rescaled for value in _numbers(each)) for each in (mean, std)))
 
     def unscaled(self, pixel_values: Tensor) -> Tensor:
-        """(rows, channels, height, width) -> float32 images in [0, 1]; refuses what is none."""
+        """(rows, channels, height, width) -> float32 images in [0, 1]; refuses other values."""
         mean, std = self._constants(pixel_values)
-        # Two steps, each rounded by itself: a device that fuses them would get other last digits.
+        # Two statements, each rounded by itself: fused on a device, they would have other last digits.
         images = pixel_values.float() * std
         images = images + mean
         low, high = images.amin().item(), images.amax().item()
@@ -82,5 +75,4 @@ class PixelScale:
 
 
 def _numbers(value: float | Sequence[float] | Tensor) -> tuple[float, ...]:
-    """Be it one, a list, an array or a tensor."""
     return tuple(np.asarray(value, dtype=float).reshape(-1).tolist())

@@ -1,7 +1,6 @@
-"""Random numbers that belong to an image: its content and a seed decide them, not the batch it comes in.
+"""Random numbers that depend on an image's content and a seed, but not on its batch or device.
 
-Whole numbers of 64 bits are mixed by shifts and products (splitmix64), which are exact on every device: an image gets the
-same numbers alone or in a batch, first or last, on a CPU or a GPU.
+64-bit integers are mixed by shifts and products (splitmix64), which are exact on every device.
 """
 
 import hashlib
@@ -11,31 +10,31 @@ import torch
 from torch import Tensor
 
 
-GOLDEN = -7046029254386353131  # 2^64 divided by the golden ratio, as a signed number
+GOLDEN = -7046029254386353131  # 2^64 divided by the golden ratio, as a signed integer
 
 
 def key_of(*parts: object) -> int:
-    """64 bits, signed, that texts and numbers decide."""
+    """A signed 64-bit hash of texts and numbers."""
     digest = hashlib.blake2b("\0".join(map(str, parts)).encode(errors="surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
 def row_keys(images: Tensor, *parts: object) -> Tensor:
-    """A key per image: images (rows, channels, height, width) in [0, 1], by their levels of 8 bits -> (rows,) int64"""
+    """A key per image from its 8-bit levels: images (rows, channels, height, width) in [0, 1] -> (rows,) int64"""
     levels = (images * 255).round().long().flatten(1)
     content = (levels * _mixed(_counter(levels.shape[1], images.device))).sum(dim=1)
     return _mixed(content ^ key_of(*parts))
 
 
 def uniform(keys: Tensor, *shape: int, stream: int = 0) -> Tensor:
-    """Numbers between 0 and 1, without both, (rows, *shape); another `stream` has others."""
+    """Numbers above 0 and below 1, (rows, *shape); each `stream` has its own."""
     numbers = _mixed(keys + stream * GOLDEN).unsqueeze(1) + _counter(math.prod(shape), keys.device)
-    # 23 bits and a half: every value is exact in float32, and its distance to 0.5 is, too
+    # 23 bits plus one half: each value, and its distance to 0.5, is exact in float32
     return ((_shifted(_mixed(numbers), 41).float() + 0.5) / 2**23).view(len(keys), *shape)
 
 
 def normal(keys: Tensor, *shape: int, stream: int = 0) -> Tensor:
-    """Numbers of a normal distribution with mean 0 and variance 1, (rows, *shape)."""
+    """Standard normal numbers, (rows, *shape)."""
     return math.sqrt(2) * torch.erfinv(2 * uniform(keys, *shape, stream=stream) - 1)
 
 
@@ -44,7 +43,7 @@ def _counter(count: int, device: torch.device) -> Tensor:
 
 
 def _shifted(numbers: Tensor, bits: int) -> Tensor:
-    """To the right, with zeros from the left: torch's own shift repeats the sign."""
+    """Shifts right and fills with zeros; torch's own shift repeats the sign."""
     return (numbers >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -1,8 +1,8 @@
-"""The standard corrupted sets by their names on the Hub. Nothing is downloaded before a set is loaded."""
+"""The standard corrupted sets by name, downloaded from the Hub when they are loaded."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 from .corruptions import SEVERITIES, checked_severities
 
@@ -17,13 +17,11 @@ FIFTEEN = (
 NINETEEN = (*FIFTEEN, "speckle_noise", "gaussian_blur", "spatter", "saturate")
 
 
-@dataclass(frozen=True)
-class StandardSet:
-    """
-    repository: on the Hub; with {corruption} and {severity} in its name where every one has its own, else rows name theirs in
-        the columns corruption_name and corruption_level
-    split: the one that all rows are in
-    corruptions: those it has; images are in the column `image`, class indices in `label`
+class StandardSet(NamedTuple):
+    """A corrupted test set on the Hub, with images in the column `image` and class indices in `label`.
+
+    repository: its name; with {corruption} and {severity} in it, one for each, otherwise one whose columns corruption_name and
+        corruption_level tell the rows apart
     """
 
     repository: str
@@ -36,7 +34,7 @@ STANDARD_SETS = {
     "cifar100-c": StandardSet("robro/cifar100-c-parquet", "train", NINETEEN),
     "imagenet-c": StandardSet("Tsomaros/ImageNet-C-{corruption}-severity_{severity}", "validation", FIFTEEN),
 }
-"""Corrupted test sets on the Hub that `load_standard_set` knows."""
+"""The sets that `load_standard_set` knows."""
 
 
 def load_standard_set(
@@ -49,9 +47,9 @@ def load_standard_set(
 
     Args:
         name: one of `STANDARD_SETS`.
-        corruptions: which of those it has; by default all. ImageNet-C is 75 downloads of 2 GB each.
-        severities: which of 1 to 5.
-        limit: at most this many rows of each, drawn at random with the seed 0; they are downloaded all the same.
+        corruptions: some of the set's, by default all. ImageNet-C is 75 downloads of 2 GB each.
+        severities: some of 1 to 5.
+        limit: at most this many rows of each, drawn at random with the seed 0; all are downloaded nevertheless.
 
     `load_data` makes them ready for a model:
 
@@ -69,31 +67,26 @@ def load_standard_set(
             raise ValueError(f"{name} has no {corruption!r}: it has {', '.join(chosen.corruptions)}")
     severities = checked_severities(severities)
     read = _from_own_repositories if "{" in chosen.repository else _from_columns
-    return {
-        corruption: {severity: _limited(rows, limit) for severity, rows in sweep.items()}
-        for corruption, sweep in read(chosen, corruptions, severities).items()
-    }
+    sets: dict[str, dict[int, Any]] = {corruption: {} for corruption in corruptions}
+    for (corruption, severity), rows in read(chosen, list(product(corruptions, severities))).items():
+        is_short = limit is None or limit >= len(rows)
+        sets[corruption][severity] = rows if is_short else rows.shuffle(seed=0).select(range(limit))
+    return sets
 
 
-def _from_own_repositories(chosen: StandardSet, corruptions: Sequence[str], severities: Sequence[int]) -> dict:
+def _from_own_repositories(chosen: StandardSet, pairs: list[tuple[str, int]]) -> dict[tuple[str, int], Any]:
     from datasets import load_dataset
 
-    def rows(corruption: str, severity: int) -> Any:
-        return load_dataset(chosen.repository.format(corruption=corruption, severity=severity), split=chosen.split)
-
-    return {
-        corruption: {severity: rows(corruption, severity) for severity in severities} for corruption in corruptions
-    }
+    names = {pair: chosen.repository.format(corruption=pair[0], severity=pair[1]) for pair in pairs}
+    return {pair: load_dataset(name, split=chosen.split) for pair, name in names.items()}
 
 
-def _from_columns(chosen: StandardSet, corruptions: Sequence[str], severities: Sequence[int]) -> dict:
-    """The places of every set's rows, in one pass over the two columns: no image is opened."""
+def _from_columns(chosen: StandardSet, pairs: list[tuple[str, int]]) -> dict[tuple[str, int], Any]:
+    """Finds the rows of each set in one pass over the two columns, without opening an image."""
     from datasets import load_dataset
 
     rows = load_dataset(chosen.repository, split=chosen.split)
-    places: dict[tuple[str, int], list[int]] = {
-        (name, severity): [] for name in corruptions for severity in severities
-    }
+    places: dict[tuple[str, int], list[int]] = {pair: [] for pair in pairs}
     for place, (name, severity) in enumerate(zip(rows["corruption_name"], rows["corruption_level"], strict=True)):
         if (name, int(severity)) in places:
             places[name, int(severity)].append(place)
@@ -102,8 +95,4 @@ def _from_columns(chosen: StandardSet, corruptions: Sequence[str], severities: S
             raise ValueError(
                 f"{chosen.repository} has no rows of {name!r} at severity {severity}: its columns have changed"
             )
-    return {name: {severity: rows.select(places[name, severity]) for severity in severities} for name in corruptions}
-
-
-def _limited(rows: Any, limit: int | None) -> Any:
-    return rows if limit is None or limit >= len(rows) else rows.shuffle(seed=0).select(range(limit))
+    return {pair: rows.select(found) for pair, found in places.items()}

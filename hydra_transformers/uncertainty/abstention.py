@@ -1,6 +1,7 @@
 """When not to answer: a threshold on an uncertainty score, fitted on held-out data for a target."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction
@@ -231,14 +232,10 @@ def _threshold_of_share(scores: Tensor, share: float, confidence: float | None, 
             f"{name}={share:g} cannot be guaranteed with {_percent(confidence)} confidence on {rows} rows, which guarantee "
             f"{_percent(math.floor(1000 * reachable) / 1000)} at best: pass at least {needed} rows, or ask for less"
         )
-    low, high = 1, rows  # the least k with P(Bin(rows, share) < k) >= confidence
-    while low < high:
-        middle = (low + high) // 2
-        if binomial_cdf(middle - 1, rows, share) >= confidence:
-            high = middle
-        else:
-            low = middle + 1
-    return float(ordered[low - 1])
+    # The k-th smallest score, with the least k for which P(Bin(rows, share) < k) >= confidence.
+    counts = range(1, rows + 1)
+    least = bisect_left(counts, True, key=lambda k: binomial_cdf(k - 1, rows, share) >= confidence)
+    return float(ordered[least])
 
 
 def _threshold_of_risk(scores: Tensor, correct: Tensor, risk: float, confidence: float | None) -> float:

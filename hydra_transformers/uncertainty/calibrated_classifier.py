@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from ..data.prediction import answer_of, device_of, zero_shot_in
-from ..models.decision import Decision, check_settings
+from ..models.decision import Decision
 from ..models.modeling_hydra import HydraClassifierOutput
+from .decision_settings import check_settings
 from .features import AnswerReader
 from .saving import find_saved, load_tensors, save_tensors, saved_in
 
@@ -28,7 +29,7 @@ class OtherClassesError(ValueError):
         if classes is not None:
             named = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
         super().__init__(
-            f"the decision is about other classes ({named}): pass a model with these, or calibrate it anew"
+            f"the decision is about other classes ({named}): pass a model with these, or calibrate it again"
         )
 
 

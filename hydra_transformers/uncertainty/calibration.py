@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..data.batches import check_is_data
 from ..data.loading import load_if_named
 from ..data.prediction import check_chooses_one_class, config_of, device_of, zero_shot_in
-from ..models.decision import Decision, uncalibrated
+from ..models.decision import Decision, digest_of, dtype_of, uncalibrated
 from .abstention import Abstention, check_share, check_target
 from .calibrated_classifier import CalibratedClassifier, num_parameters, prompts_of
 from .conformal import ConformalSets, check_method
@@ -140,7 +140,7 @@ def calibrate(
         decision.settings["sets"] = {name: conformal.to_dict()[name] for name in SETTINGS_OF_SETS}
         decision.settings["alpha"] = conformal.alpha
     # Nothing fails from here on, so the model has its earlier decision or the new one.
-    decision.remember(inner)
+    remember_weights(decision, inner)
     decision.to(device_of(inner))
     result = hydra or CalibratedClassifier(inner, decision)
     calibration = Calibration(result, value, chosen, abstention, conformal, (len(first), len(second)))
@@ -148,6 +148,15 @@ def calibrate(
     if hydra is not None:
         hydra.decision, hydra.config.decision = decision, decision.settings
     return calibration
+
+
+def remember_weights(decision: Decision, model: nn.Module) -> None:
+    """Takes the model's weights for those that were calibrated: as they are, and cast to a coarser dtype."""
+    weights = list(model.parameters())
+    digests = {digest_of(weights, dtype) for dtype in (None, torch.float32, torch.bfloat16, torch.float16)}
+    decision.settings["dtype"] = dtype_of(weights)
+    decision.settings["digests"] = {"weights": sorted(digests), "state": decision.state_digest()}
+    decision.seen = None
 
 
 def _check_model(model: nn.Module, detector: Detector, sets: str | None) -> None:
@@ -160,7 +169,7 @@ def _check_model(model: nn.Module, detector: Detector, sets: str | None) -> None
             "ZeroShotClassifier of it"
         )
     if detector.multi_label:
-        raise ValueError("detector is made for multi-label models, this is about one class: leave out multi_label")
+        raise ValueError("detector is made for multi-label models: leave out multi_label, the model chooses one class")
     if sets is not None:
         check_method(sets, getattr(config, "num_labels", None) if zero_shot is None else len(zero_shot.text_features))
 
@@ -185,7 +194,7 @@ def _check_fit(
             )
     for name, value in {"confidence": confidence, "ood_data": data_sets["ood_data"]}.items():
         if target is None and value is not None:
-            raise ValueError(f"{name} is about when to abstain: pass a target, too, such as {{'risk': 0.05}}")
+            raise ValueError(f"{name} has no effect without a target: pass one, such as {{'risk': 0.05}}")
     for name, value in {"confidence": confidence, "alpha": alpha}.items():
         if value is not None:
             check_share(value, name)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..data.batches import split_labels
 from ..data.prediction import classes_of, problem_type_of
-from ..models.detection import DETECTORS, answers_of, check_detector, score
+from ..models.detection import DETECTORS, Method, answers_of, is_number, score
 from .detector_fits import FITS
 from .features import AnswerReader, Head
 from .inputs import as_labels, as_member_logits, as_tensor, wide_log_sigmoid, wide_log_softmax, widened
@@ -95,6 +95,41 @@ def detector_by_name(name: str, *, by: str | None = None, multi_label: bool = Fa
         tensor([-8.0000, -0.9700], dtype=torch.float64)
     """
     return Detector(name, by, multi_label, settings)
+
+
+def check_detector(name: str, by: str | None, multi_label: bool, settings: Mapping[str, Any]) -> Method:
+    """Refuses a detector that does not exist, or not in this form; its method otherwise."""
+    if not isinstance(name, str) or name not in DETECTORS:
+        raise ValueError(f"unknown detector {name!r}: choose one of {', '.join(DETECTORS)}")
+    method = DETECTORS[name]
+    if by not in (None, *method.by):
+        ways = " or ".join(map(repr, method.by))
+        raise ValueError(f"by is {by!r}, which {name} has no form for: pass {ways}, or leave it out")
+    if multi_label and method.multi_label is None:
+        able = ", ".join(other for other, each in DETECTORS.items() if each.multi_label is not None)
+        raise ValueError(f"{name} is about one class of several, and has no multi-label form: choose one of {able}")
+    usual = {**method.settings, **method.fit_settings}
+    for setting, value in settings.items():
+        if setting not in usual:
+            choices = f"choose from {', '.join(usual)}" if usual else "it has none"
+            raise ValueError(f"{name} has no setting {setting!r}: {choices}")
+        _check_setting(setting, value)
+    return method
+
+
+def _check_setting(name: str, value: Any) -> None:
+    is_finite = is_number(value) and math.isfinite(value)
+    is_count = is_finite and isinstance(value, int) and value >= (0 if name == "seed" else 1)
+    if name == "shrinkage":
+        fits, wanted = value is None or (is_finite and 0 <= value <= 1), "a number from 0 to 1, or None"
+    elif name == "gamma":
+        fits, wanted = is_finite and value > 0, "a positive number"
+    elif name == "principal_dim":
+        fits, wanted = value is None or is_count, "a positive whole number, or None"
+    else:
+        fits, wanted = is_count, "a positive whole number"
+    if not fits:
+        raise ValueError(f"{name} is {value!r}: pass {wanted}")
 
 
 class Detector:
@@ -258,7 +293,8 @@ class Detector:
             logits = widened(member_logits[part])
             logits = logits if logits.device == device else logits.float().to(device)
             of_part = None if features is None else features[part]
-            values = score(self.name, logits, of_part, self.state, self.by, self.multi_label, **self.score_settings)
+            answers = answers_of(logits, of_part, self.state, multi_label=self.multi_label)
+            values = score(self.name, answers, self.by, self.multi_label, **self.score_settings)
             scores.append(widened(values))
         return torch.cat(scores)
 
@@ -291,7 +327,7 @@ class Detector:
     def _check_problem(self, model: nn.Module) -> None:
         problem = problem_type_of(model)
         if problem == "regression":
-            raise ValueError("model is made for regression (problem_type in its config): detectors are about classes")
+            raise ValueError("model is made for regression (problem_type in its config): detectors need classes")
         other = "single_label_classification" if self.multi_label else "multi_label_classification"
         if problem == other:
             raise ValueError(

@@ -8,6 +8,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..data.prediction import accepted_inputs, device_of, zero_shot_in
+from ..models.auto import pipeline_class
 from ..models.pipeline_hydra import predict
 
 
@@ -25,7 +26,12 @@ def predict_decisions(
         parameters: `top_k`, the number of scores (5; None for all), and for CLIP `candidate_labels`.
     """
     model = model if isinstance(model, PreTrainedModel) else _PipelineModel(model)
-    return predict(model, inputs, processor, batch_size, **parameters)
+    if hasattr(model, "get_image_features"):
+        kind = "ZeroShotImage"
+    else:
+        kind = {"pixel_values": "Image", "input_values": "Audio"}.get(model.main_input_name, "Sequence")
+    found = pipeline_class(f"AutoModelFor{kind}Classification")
+    return predict(model, found, inputs, processor, batch_size, **parameters)
 
 
 class _PipelineModel(nn.Module):

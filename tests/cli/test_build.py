@@ -26,7 +26,7 @@ from hydra_transformers.data.image_changes import RandomCropAndFlip, random_chan
 from hydra_transformers.data.loading import classes_in
 from hydra_transformers.data.rows import DataSource, load_rows
 from hydra_transformers.pruning import Circuit
-from hydra_transformers.pruning.greedy import GreedySearch
+from hydra_transformers.pruning.extraction import GreedySearch
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.training import recipe
 from tests.command_line import options_of
@@ -452,7 +452,7 @@ def test_build_uses_the_splits_of_an_image_folder_and_says_that_few_rows_judge(w
     printed = capsys.readouterr().out
     for sentence in ("36 rows of the split train\n", "36 rows to train, 9 held out", "12 rows of the split test\n"):
         assert sentence in printed
-    assert "only 12 rows judge" in printed
+    assert "only 12 rows to evaluate on" in printed
 
 
 def test_build_tests_on_rows_that_nothing_was_trained_or_chosen_by(workplace, tmp_path):

@@ -111,7 +111,7 @@ def test_a_pruned_member_is_the_backbone_without_its_heads(workplace, pruned):
 
 
 def test_prune_goes_on_from_its_checkpoint_and_ends_the_same(workplace, pruned, tmp_path, monkeypatch, capsys):
-    from hydra_transformers.pruning.greedy import GreedySearch
+    from hydra_transformers.pruning.extraction import GreedySearch
 
     removals, remove_one = [], GreedySearch.remove_one
 

@@ -409,8 +409,10 @@ def test_parts_are_the_splits_that_exist(vit, tmp_path):
         "12 rows of the split validation",
         "120 rows of the split test",
     ]
-    few = "only 12 rows judge: differences of a few points between models may be chance"
-    assert few in notes["validation"] and not any("rows judge" in note for note in notes["training"] + notes["test"])
+    few = "only 12 rows to evaluate on: differences of a few points between models may be chance"
+    assert few in notes["validation"] and not any(
+        "rows to evaluate on" in note for note in notes["training"] + notes["test"]
+    )
 
 
 def test_a_part_without_a_split_is_cut_out_of_the_first(vit, tmp_path):

@@ -173,7 +173,12 @@ REFUSALS = {
     "a batch": ({"text": ["a"]}, None, {}, "data is a dict: pass a Dataset or a list of dict rows"),
     "no dicts": (["a"], None, {}, "a row of data is a str: each row must be a dict of columns"),
     "no processor": (TWO, 3, {}, "model is a int: pass the model, its name or folder, or its tokenizer"),
-    "nothing": (TWO, torch.nn.Identity(), {}, "a Identity says nothing of what reads its inputs: pass processor="),
+    "nothing": (
+        TWO,
+        torch.nn.Identity(),
+        {},
+        "a Identity has no config, so its processor cannot be found: pass processor=",
+    ),
     "no folder": (
         TWO,
         BertConfig(),

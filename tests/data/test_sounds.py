@@ -129,6 +129,7 @@ def test_columns_that_do_not_fit_are_told_of(tmp_path):
         load_data(rows, BertTokenizer(vocab={"[UNK]": 0}), audio="sound")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:12 samples are fewer")
 def test_what_works_on_images_and_texts_works_on_sounds():
     members = [AST.backbone(seed, num_labels=2).float() for seed in range(2)]
@@ -144,12 +145,14 @@ def test_what_works_on_images_and_texts_works_on_sounds():
         MIMO(members[0])
 
 
+@pytest.mark.slow
 def test_the_card_says_that_it_classifies_audio():
     card = str(create_model_card(AST.fused().float(), repo_id="someone/hydra-ast"))
     assert "pipeline_tag: audio-classification" in card and "AutoModelForAudioClassification" in card
     assert "Multiply-adds per sound of 10 frames" in card
 
 
+@pytest.mark.slow
 def test_it_is_published_without_a_handler_that_could_not_read_sounds(tmp_path):
     publishing._stage(tmp_path, AST.fused().float(), extractor(), None, None)
     found = {path.name for path in tmp_path.iterdir()}
@@ -159,30 +162,14 @@ def test_it_is_published_without_a_handler_that_could_not_read_sounds(tmp_path):
 # The command line
 
 
+@pytest.mark.slow
 def test_prune_fuse_info_and_predict(tmp_path, capsys):
     save_ast(tmp_path / "ast")
     tone_rows(24).save_to_disk(tmp_path / "tones")
     (tmp_path / "tone.wav").write_bytes(wav(tone(1.0)))
     (tmp_path / "broken.wav").write_bytes(b"no sound")
-    assert (
-        main(
-            [
-                "prune",
-                str(tmp_path / "ast"),
-                "--data",
-                str(tmp_path / "tones"),
-                "--objectives",
-                "acc",
-                "--budget",
-                "2",
-                "--members",
-                "2",
-                "--output",
-                str(tmp_path / "members"),
-            ]
-        )
-        == 0
-    )
+    prune = ["prune", str(tmp_path / "ast"), "--data", str(tmp_path / "tones"), "--output", str(tmp_path / "members")]
+    assert main([*prune, "--objectives", "acc", "--budget", "2", "--members", "2"]) == 0
     assert "sounds: column 'audio'" in capsys.readouterr().out
     assert main(["fuse", str(tmp_path / "members"), "--output", str(tmp_path / "hydra")]) == 0
     assert main(["info", str(tmp_path / "hydra")]) == 0

@@ -66,8 +66,13 @@ READERS = {
 }
 
 
+SLOW = ("draw_members", "extract_circuit")
+
+
 @pytest.mark.filterwarnings("ignore")  # tiny models know little
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(each, marks=pytest.mark.slow) if each in SLOW else each for each in READERS]
+)
 def test_rows_and_loaders_are_read_as_batches_filled_up_by_hand(name, bert, forms):
     expected, rows, loader = (READERS[name](bert[0], data) for data in forms.values())
     assert_alike(rows, expected)

@@ -10,7 +10,6 @@ from transformers import ASTFeatureExtractor, AutoModelForAudioClassification, p
 
 from hydra_transformers import AutoHydra, HydraASTForAudioClassification, export
 from hydra_transformers.models.modeling_hydra import PerMember
-from hydra_transformers.models.pipeline_hydra import predict
 from tests.families import AST, spectrograms
 
 
@@ -100,7 +99,7 @@ def test_the_pipeline_that_says_how_sure_it_is_and_predict_answer_alike(saved):
     assert "hydra-audio-classification" in json.loads((folder / "config.json").read_text())["custom_pipelines"]
     answer = pipeline("hydra-audio-classification", model=str(folder), device="cpu")
     first, second = answer([NOISE.copy(), copy.deepcopy(SOUNDS[1])])
-    assert [first, second] == predict(hydra, SOUNDS, extractor()) == predict_loaded(folder)
+    assert [first, second] == hydra.predict(SOUNDS, extractor()) == predict_loaded(folder)
     assert first["epistemic"] > 0 and len(first["scores"]) == 5 and first["label"] == first["scores"][0]["label"]
     assert len(answer(NOISE.copy(), top_k=2)["scores"]) == 2
 
@@ -112,7 +111,7 @@ def predict_loaded(folder) -> list[dict]:
 def test_scores_of_several_labels_are_their_probabilities():
     members = [AST.backbone(seed, problem_type="multi_label_classification").float() for seed in range(2)]
     hydra = AutoHydra.from_pruned_members(members, shared=())
-    [answer] = predict(hydra, [NOISE], extractor(), top_k=None)
+    [answer] = hydra.predict([NOISE], extractor(), top_k=None)
     inputs = extractor()(NOISE, sampling_rate=16_000, return_tensors="pt")
     with torch.no_grad():
         expected = hydra(**inputs).member_logits.sigmoid().mean(1)[0]

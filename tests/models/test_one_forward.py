@@ -33,4 +33,4 @@ def test_a_forward_passes_through_few_functions_in_few_files(is_installed, monke
         sys.setprofile(None)
     functions = "\n".join(f"{path}:{line} {name}" for path, line, name in sorted(seen))
     assert len({path for path, *_ in seen}) <= 5, functions
-    assert len(seen) <= (51 if is_installed else 32), functions
+    assert len(seen) <= (40 if is_installed else 26), functions

@@ -20,7 +20,7 @@ from transformers import (
 )
 
 from hydra_transformers.pruning import oba_prune, oba_scores, prune_heads
-from hydra_transformers.pruning.calibration import Calibration
+from hydra_transformers.pruning.gradient_scores import Calibration
 from hydra_transformers.pruning.oba import _differentiable_twice, ranked_weights, second_order_changes
 from hydra_transformers.training import KeepZerosCallback, recipe
 from tests.families import CLIP_CLASSIFIER

@@ -100,22 +100,14 @@ def test_the_metric_reads_every_sample_at_once_on_the_cpu(regression):
     assert circuit.ranking == [(0, 0)] and circuit.tied == [12], "of equal heads the first in order goes"
 
 
-@pytest.mark.parametrize(
-    ("metric", "problem"),
-    [
-        (lambda logits, labels: logits, "returned a Tensor: it has to return one number"),
-        (lambda logits, labels: float("nan"), "returned nan: it has to be a finite number"),
-        ("metric", "objective is 'metric': pass one of 'acc', 'ood', 'avg', or a function of logits and labels"),
-    ],
-)
-def test_what_is_no_metric_is_refused(regression, metric, problem):
-    model, batches = regression
-    with pytest.raises((TypeError, ValueError), match=problem):
-        extract_circuit(model, batches, objective=metric, budget=1, progress=False)
-
-
-def test_labels_are_needed_one_for_each_row(regression):
+def test_wrong_metrics_and_missing_labels_are_refused(regression):
     model, batches = regression
     without = [{name: value for name, value in batch.items() if name != "labels"} for batch in batches]
-    with pytest.raises(ValueError, match="data has no labels: give every batch what the metric compares with"):
-        extract_circuit(model, without, objective=negative_error, budget=1, progress=False)
+    for metric, data, problem in (
+        (lambda logits, labels: logits, batches, "returned a Tensor: it has to return one number"),
+        (lambda logits, labels: float("nan"), batches, "returned nan: it has to be a finite number"),
+        ("metric", batches, "objective is 'metric': pass one of 'acc', 'ood', 'avg', or a function of logits and lab"),
+        (negative_error, without, "data has no labels: give every batch what the metric compares with"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=problem):
+            extract_circuit(model, data, objective=metric, budget=1, progress=False)

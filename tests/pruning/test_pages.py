@@ -1,28 +1,48 @@
-"""What people read and run: the page, the docstrings' examples, the benchmark."""
+"""The pages and docstrings about pruning are true, and the benchmark runs."""
 
 import doctest
 import json
+import re
 import runpy
 import sys
 import warnings
 
 import pytest
 
-from hydra_transformers.pruning import diversity
+from hydra_transformers import pruning
+from hydra_transformers.pruning import HEAD_SCORES, head_scores, heads
+from tests.families import VIT
 from tests.pages import ROOT, run_python_blocks
 
 
 @pytest.mark.slow
-def test_the_python_blocks_of_the_page_run_in_order(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("page", "at_least"), [("docs/pruning.md", 7), ("docs/head-pruning.md", 8)])
+def test_the_python_blocks_of_the_page_run_in_order(page, at_least, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # random models score at chance
-        run_python_blocks("docs/pruning.md", at_least=7)
+        run_python_blocks(page, at_least)
 
 
 def test_docstring_examples_are_true():
-    results = doctest.testmod(diversity)
+    results = doctest.testmod(heads)
     assert results.attempted == 3 and results.failed == 0
+
+
+def test_the_table_of_scores_names_every_method_there_is():
+    named = re.findall(r'^\| `"(\w+)"` \|', (ROOT / "docs/head-pruning.md").read_text(), flags=re.MULTILINE)
+    assert named == list(HEAD_SCORES)
+
+
+def test_what_the_pages_import_is_public():
+    for page in ("docs/head-pruning.md", "README.md"):
+        for names in re.findall(r"from hydra_transformers\.pruning import (.+)", (ROOT / page).read_text()):
+            assert set(names.split(", ")) <= set(pruning.__all__), page
+
+
+def test_a_score_of_ones_own_is_a_method_like_the_others(monkeypatch):
+    monkeypatch.setitem(HEAD_SCORES, "mine", lambda model, data: {(0, head): len(data) for head in range(4)})
+    assert head_scores(VIT.backbone(), [{}, {}], "mine") == {(0, head): 2 for head in range(4)}
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ from tqdm.auto import tqdm
 
 from hydra_transformers import HydraViTModel
 from hydra_transformers._io import progress
-from hydra_transformers.pruning import Circuit, extract_circuit
+from hydra_transformers.pruning import Circuit, extract_circuit, taylor_prune
 from hydra_transformers.pruning.ablation import Tower
-from hydra_transformers.pruning.greedy import GreedySearch
+from hydra_transformers.pruning.extraction import GreedySearch
 from tests.processes import exit_code, start
 from tests.pruning import worker
 from tests.pruning.backbones import CLASSES, class_prompts, family, images, vit
@@ -42,8 +42,9 @@ def stop_at_evaluation(monkeypatch, number: int) -> None:
     monkeypatch.setattr(GreedySearch, "evaluate", stopping)
 
 
-@pytest.mark.parametrize("mode", [{}, {"mode": "shortlist", "shortlist": 3, "check_every": 3}])
-@pytest.mark.parametrize("stopped_at", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("mode", "stopped_at"), [({}, 1), ({}, 4), ({"mode": "shortlist", "shortlist": 3, "check_every": 3}, 4)]
+)
 def test_a_stopped_run_resumes_and_ends_with_the_same_circuit(tmp_path, monkeypatch, mode, stopped_at):
     model, id_batches, ood_batches, _ = family("vit")
     expected = extract(model, id_batches, ood_batches, **mode)
@@ -102,51 +103,46 @@ def test_a_finished_checkpoint_gives_shorter_and_longer_circuits(tmp_path):
     assert six == extract(model, id_batches, ood_batches, budget=6)
 
 
-@pytest.mark.parametrize(
-    ("change", "difference"),
-    [
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    model, id_batches, ood_batches, _ = family("vit")
+    arguments = {"model": model, "id_batches": id_batches, "ood_batches": ood_batches, "budget": 1}
+    path = tmp_path / "run.json"
+    extract(**arguments, checkpoint=path)
+    config = copy.deepcopy(model.config)
+    config.hidden_act = "relu"
+    with_relu = type(model)(config).to(model.dtype).eval()
+    with_relu.load_state_dict(model.state_dict())
+    for change, difference in (
         ({"objective": "ood"}, "other objective .'avg' there, 'ood' here"),
         ({"score": "energy"}, "other score .'msp' there, 'energy' here"),
         ({"dtype": torch.float32}, "other dtype .'float64' there, 'float32' here"),
         ({"mode": "shortlist"}, "other mode"),
         ({"model": vit(seed=7)}, "other weights"),
-        ({"model": "relu"}, "other config"),
-        ({"id_batches": "first"}, "other data"),
-        ({"ood_batches": "first"}, "other ood_data"),
-    ],
-)
-def test_a_checkpoint_of_something_else_is_refused(tmp_path, change, difference):
-    model, id_batches, ood_batches, _ = family("vit")
-    arguments = {"model": model, "id_batches": id_batches, "ood_batches": ood_batches, "budget": 1}
-    extract(**arguments, checkpoint=tmp_path / "run.json")
-    for name, value in change.items():
-        if value == "relu":
-            config = copy.deepcopy(model.config)
-            config.hidden_act = "relu"
-            arguments[name] = type(model)(config).to(model.dtype).eval()
-            arguments[name].load_state_dict(model.state_dict())
-        else:
-            arguments[name] = arguments[name][:1] if value == "first" else value
-    with pytest.raises(ValueError, match=difference):
-        extract(**arguments, checkpoint=tmp_path / "run.json")
-
-
-def test_a_checkpoint_of_another_way_with_ties_is_refused(tmp_path):
-    model, id_batches, ood_batches, _ = family("vit")
-    extract(model, id_batches, ood_batches, budget=1, checkpoint=tmp_path / "run.json")
-    state = json.loads((tmp_path / "run.json").read_text())
+        ({"model": with_relu}, "other config"),
+        ({"id_batches": id_batches[:1]}, "other data"),
+        ({"ood_batches": ood_batches[:1]}, "other ood_data"),
+    ):
+        with pytest.raises(ValueError, match=difference):
+            extract(**arguments | change, checkpoint=path)
+    state = json.loads(path.read_text())
     del state["circuit"]["made_from"]["ties_by"], state["circuit"]["tied"]
-    (tmp_path / "run.json").write_text(json.dumps(state))
+    path.write_text(json.dumps(state))
     with pytest.raises(ValueError, match=r"with other ties_by \(None there, 'gap of mean confidence minus"):
-        extract(model, id_batches, ood_batches, checkpoint=tmp_path / "run.json")
+        extract(**arguments, checkpoint=path)
 
 
-@pytest.mark.parametrize("content", [b'{"circuit"', b"\x80\xff\x00", b"[" * 100_000])
-def test_a_broken_checkpoint_is_refused(tmp_path, content):
+def test_a_file_that_is_no_checkpoint_is_refused(tmp_path):
     model, id_batches, ood_batches, _ = family("vit")
-    (tmp_path / "run.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"checkpoint .* cannot be read"):
-        extract(model, id_batches, ood_batches, checkpoint=tmp_path / "run.json")
+    path = tmp_path / "run.json"
+    for content in (b'{"circuit"', b"\x80\xff\x00", b"[" * 100_000):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"checkpoint .* cannot be read"):
+            extract(model, id_batches, ood_batches, checkpoint=path)
+    extract(model, id_batches, ood_batches, budget=1).save(path)
+    with pytest.raises(
+        ValueError, match=r"run\.json cannot be read as that of an extraction: pass another path, or delete"
+    ):
+        extract(model, id_batches, ood_batches, checkpoint=path)
 
 
 def test_the_shortlist_evaluates_few_heads_and_says_how_often_it_agreed(monkeypatch):
@@ -191,7 +187,7 @@ def extract_alone(model, id_batches, ood_batches, head) -> tuple[float, float]:
     return score
 
 
-def test_a_nan_score_names_the_head(monkeypatch):
+def test_nan_is_refused_with_the_head_that_causes_it(monkeypatch):
     model, id_batches, ood_batches, _ = family("vit")
     without = Tower._without
 
@@ -202,10 +198,6 @@ def test_a_nan_score_names_the_head(monkeypatch):
     monkeypatch.setattr(Tower, "_without", overflowing)
     with pytest.raises(ValueError, match=r"without head \(0, 1\) the logits on data are NaN"):
         extract(model, id_batches, ood_batches, budget=1)
-
-
-def test_a_model_that_gives_nan_is_refused():
-    model, id_batches, ood_batches, _ = family("vit")
     with torch.no_grad():
         model.classifier.bias[0] = float("nan")
     with pytest.raises(ValueError, match="logits on data are NaN with 0 heads removed"):
@@ -237,56 +229,40 @@ def test_labels_that_are_missing_or_no_class_indices_are_named():
         extract(model, id_batches, ood_batches, "acc")
 
 
-@pytest.mark.parametrize("budget", [0, 9, 20])
-def test_a_budget_of_no_head_or_of_all_is_refused(budget):
-    model, id_batches, ood_batches, _ = family("vit")
-    with pytest.raises(ValueError, match=f"budget is {budget}: 9 heads compete, so pass 1 to 8"):
-        extract(model, id_batches, ood_batches, budget=budget)
-
-
-@pytest.mark.parametrize("budget", [2.5, "3", True])
-def test_a_budget_that_is_no_whole_number_is_refused(budget):
-    model, id_batches, ood_batches, _ = family("vit")
-    with pytest.raises(TypeError, match=f"budget is {budget!r}: pass a whole number, 1 to 8"):
-        extract(model, id_batches, ood_batches, budget=budget)
-
-
-def test_a_dtype_by_name_is_refused():
-    model, id_batches, ood_batches, _ = family("vit")
-    with pytest.raises(TypeError, match=r"dtype is 'bfloat16': pass a torch\.dtype such as torch\.bfloat16"):
-        extract(model, id_batches, ood_batches, dtype="bfloat16")
-
-
-def test_a_saved_circuit_is_no_checkpoint(tmp_path):
-    model, id_batches, ood_batches, _ = family("vit")
-    path = tmp_path / "circuit.json"
-    extract(model, id_batches, ood_batches, budget=1).save(path)
-    with pytest.raises(
-        ValueError, match=r"circuit\.json cannot be read as that of an extraction: pass another path, or delete"
-    ):
-        extract(model, id_batches, ood_batches, checkpoint=path)
-
-
-def test_data_that_says_nothing_is_refused_or_told_of():
+def test_data_that_says_nothing_is_refused_or_causes_a_warning():
     model, id_batches, ood_batches, _ = family("vit")
     one_image = [{"pixel_values": images(1, seed=0)}]
-    with pytest.raises(ValueError, match="ood_data has 1 sample"):
-        extract(model, id_batches, one_image)
-    with pytest.raises(ValueError, match="data has 1 sample"):
-        extract(model, [{"pixel_values": images(1, seed=0), "labels": torch.tensor([1])}], None, "acc", budget=1)
+    labelled = [{"pixel_values": images(1, seed=0), "labels": torch.tensor([1])}]
+    for arguments, problem in (
+        ((id_batches, one_image), "ood_data has 1 sample"),
+        ((labelled, None, "acc"), "data has 1 sample"),
+        (([], ood_batches), "data has no samples"),
+        ((id_batches, None, "ood"), "objective 'ood' needs ood_data"),
+        (([{"pixels": images(2, 0)}], ood_batches), "data has no pixel_values"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            extract(model, *arguments)
     with pytest.warns(UserWarning, match="every sample of ood_data is in data too"):
         extract(model, id_batches, [{"pixel_values": batch["pixel_values"]} for batch in id_batches[::-1]], budget=1)
-    with pytest.raises(ValueError, match="data has no samples"):
-        extract(model, [], ood_batches)
-    with pytest.raises(ValueError, match="objective 'ood' needs ood_data"):
-        extract(model, id_batches, None, "ood")
-    with pytest.raises(ValueError, match="data has no pixel_values"):
-        extract(model, [{"pixels": images(2, 0)}], ood_batches)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
+def test_labels_without_a_class_are_refused():
+    model, batches, _, _ = family("vit")
+    for label in (CLASSES, -100):
+        batches[0]["labels"][2] = label
+        with pytest.raises(ValueError, match=f"data has the label {label}: the model's classes are 0 to 4"):
+            extract(model, batches, None, "acc")
+        with pytest.raises(ValueError, match=f"data has the label {label}: the model's classes are 0 to 4"):
+            taylor_prune(model, batches, heads_per_layer=2)
+
+
+def test_bad_arguments_get_one_sentence():
+    model, id_batches, ood_batches, _ = family("vit")
+    for arguments, sentence in (
+        *(({"budget": budget}, f"budget is {budget}: 9 heads compete, so pass 1 to 8") for budget in (0, 9, 20)),
+        *(({"budget": budget}, f"budget is {budget!r}: pass a whole number, 1 to 8") for budget in (2.5, "3", True)),
+        ({"dtype": "bfloat16"}, r"dtype is 'bfloat16': pass a torch\.dtype such as torch\.bfloat16"),
+        ({"tolerance": -0.1}, r"tolerance is -0\.1: pass how far the score may fall"),
         ({"objective": "auroc"}, "objective is 'auroc': pass one of 'acc', 'ood', 'avg'"),
         ({"mode": "fast"}, "mode is 'fast'"),
         ({"shortlist": 3}, "shortlist is for mode='shortlist'"),
@@ -294,30 +270,19 @@ def test_data_that_says_nothing_is_refused_or_told_of():
         ({"mode": "shortlist", "check_every": 0}, "check_every is 0"),
         ({"mode": "shortlist", "shortlist": 2.5}, "shortlist is 2.5: pass a whole number"),
         ({"memory_gib": -1}, "memory_gib is -1: pass how many GiB"),
-        ({"checkpoint": __file__ + "/run.json"}, "can be no file"),
-        ({"checkpoint": "."}, "can be no file"),
+        ({"checkpoint": __file__ + "/run.json"}, "where no file can be written"),
+        ({"checkpoint": "."}, "where no file can be written"),
         ({"towers": ("vision",)}, "only CLIP and SigLIP have towers"),
         ({"class_prompts": class_prompts()}, "class_prompts is for CLIP and SigLIP"),
-    ],
-)
-def test_bad_arguments_get_one_sentence(arguments, sentence):
-    model, id_batches, ood_batches, _ = family("vit")
-    with pytest.raises(ValueError, match=sentence):
-        extract(model, id_batches, ood_batches, **arguments)
-
-
-def test_clip_needs_tokenized_prompts_and_existing_towers():
-    model, id_batches, ood_batches, prompts = family("clip")
+        ({"model": HydraViTModel.from_backbone(model)}, "HydraViTModel has no classifier"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=sentence):
+            extract(**{"model": model, "id_batches": id_batches, "ood_batches": ood_batches} | arguments)
+    clip, id_batches, ood_batches, prompts = family("clip")
     with pytest.raises(ValueError, match="class_prompts has no input_ids"):
-        extract(model, id_batches, ood_batches)
+        extract(clip, id_batches, ood_batches)
     with pytest.raises(ValueError, match='pass some of "vision" and "text"'):
-        extract(model, id_batches, ood_batches, class_prompts=prompts, towers=("audio",))
-
-
-def test_a_model_without_a_head_is_refused():
-    model, id_batches, ood_batches, _ = family("vit")
-    with pytest.raises(TypeError, match="HydraViTModel has no classifier"):
-        extract(HydraViTModel.from_backbone(model), id_batches, ood_batches)
+        extract(clip, id_batches, ood_batches, class_prompts=prompts, towers=("audio",))
 
 
 def test_a_data_set_of_rows_and_a_loader_give_the_same_circuit():
@@ -358,5 +323,3 @@ def test_a_run_ends_once_the_score_has_fallen_too_far(tmp_path):
         ended = extract_circuit(model, id_batches, ood_batches, tolerance=tolerance, checkpoint=checkpoint, **settings)
         assert ended.ranking == whole.ranking[:first] and ended.scores == whole.scores[:first]
     assert len(extract_circuit(model, id_batches, ood_batches, tolerance=1.0, **settings).ranking) == 8
-    with pytest.raises(ValueError, match=r"tolerance is -0\.1: pass how far the score may fall"):
-        extract_circuit(model, id_batches, ood_batches, tolerance=-0.1, **settings)

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import AutoModel, AutoModelForImageClassification
 
 from hydra_transformers import HydraBertModel, HydraViTModel
@@ -9,7 +11,8 @@ from hydra_transformers.pruning import head_scores, lowest_heads, prune_heads, t
 from tests.families import BERT, CLIP, DEIT, DINOV2, DINOV2_GATED, FAMILIES, VIT, Family
 
 
-HAS_HEAD_DIM = [VIT, DEIT, DINOV2, DINOV2_GATED]
+# DINOv2's config has it from Transformers 5.18 on.
+HAS_HEAD_DIM = [VIT, DEIT] + [DINOV2, DINOV2_GATED] * (Version(transformers.__version__) >= Version("5.18"))
 UNIFORM = {0: [1, 3], 1: [0, 2], 2: [2, 3]}
 RAGGED = {0: [1], 1: [0, 1, 2, 3], 2: [0, 3]}
 

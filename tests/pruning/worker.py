@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, DistributedSampler, SubsetRandomSampler
 from hydra_transformers._io import progress
 from hydra_transformers.analysis import head_separation, pruning_under_noise
 from hydra_transformers.pruning import extract_circuit
-from hydra_transformers.pruning.greedy import GreedySearch
+from hydra_transformers.pruning.extraction import GreedySearch
 from tests.pruning.backbones import family
 
 

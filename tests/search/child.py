@@ -7,7 +7,7 @@ import sys
 import torch
 
 from hydra_transformers import hydrate
-from hydra_transformers.pruning.greedy import GreedySearch
+from hydra_transformers.pruning.extraction import GreedySearch
 from tests.search.tiny import everything
 
 

@@ -13,10 +13,10 @@ from transformers import CLIPImageProcessorPil, ViTImageProcessorPil
 
 from hydra_transformers.shift import CORRUPTIONS, SEVERITIES, corrupt, corruption_table
 from hydra_transformers.shift.corruptions import VALUES_AT_A_TIME, names_of
-from hydra_transformers.shift.jpeg import as_jpeg
+from hydra_transformers.shift.jpeg import jpeg_compression
 from hydra_transformers.shift.pixel_scale import PixelScale
 from hydra_transformers.shift.random_numbers import normal, row_keys, uniform
-from hydra_transformers.shift.texts import KEYBOARD, NEIGHBOURS
+from hydra_transformers.shift.text_corruptions import KEYBOARD, NEIGHBOURS
 from tests.pages import ROOT
 
 
@@ -44,19 +44,13 @@ IMAGES = photos().float() / 255
 
 
 @pytest.mark.parametrize("name", ON_IMAGES)
-def test_images_are_the_farther_from_the_clean_ones_the_higher_the_severity(name):
+def test_images_change_more_with_the_severity_and_alike_in_any_batch_and_order(name):
     changed = [corrupt(IMAGES, name, severity) for severity in SEVERITIES]
     distances = [0.0] + [(each - IMAGES).square().mean().item() for each in changed]
     assert distances == sorted(set(distances))
     assert all(each.shape == IMAGES.shape and each.min() >= 0 and each.max() <= 1 for each in changed)
-
-
-@pytest.mark.parametrize("name", ON_IMAGES)
-def test_an_image_is_corrupted_alike_in_any_batch_and_order(name):
-    together = corrupt(IMAGES, name, 3)
-    alone = torch.stack([corrupt(image, name, 3) for image in IMAGES])
-    order = torch.tensor([3, 1, 5])
-    assert torch.equal(together, alone)
+    together, order = changed[2], torch.tensor([3, 1, 5])
+    assert torch.equal(together, torch.stack([corrupt(image, name, 3) for image in IMAGES]))
     assert torch.equal(corrupt(IMAGES[order], name, 3), together[order])
 
 
@@ -87,10 +81,7 @@ def test_tensors_bytes_pictures_and_pixel_values_are_corrupted_alike(name):
     assert torch.equal(as_bytes, of_pictures)
     assert ((as_floats * 255).round() - as_bytes.float()).abs().max() == 0
     assert torch.allclose(normalised * std + mean, as_floats, atol=2e-5)
-
-
-@pytest.mark.parametrize("name", ON_IMAGES)
-def test_grey_images_of_any_size_are_images_too(name):
+    # Grey images of any size, too
     grey = photos(rows=1, side=40)[:, :1, :23, :]
     assert corrupt(grey, name, 5).shape == grey.shape
     picture = Image.fromarray(grey[0, 0].numpy())
@@ -120,10 +111,10 @@ def test_noise_is_what_it_is_called():
     assert torch.equal(corrupt(torch.zeros_like(grey), "speckle_noise", 5), torch.zeros_like(grey))
 
 
-@pytest.mark.parametrize("name", ["gaussian_blur", "defocus_blur", "motion_blur", "zoom_blur", "contrast", "pixelate"])
-def test_blurs_leave_a_plain_image_as_it_is(name):
+def test_blurs_leave_a_plain_image_as_it_is():
     plain = torch.tensor([0.2, 0.5, 0.7]).view(1, 3, 1, 1).expand(1, 3, 24, 24)
-    assert torch.allclose(corrupt(plain, name, 5), plain, atol=1e-5)
+    for name in ("gaussian_blur", "defocus_blur", "motion_blur", "zoom_blur", "contrast", "pixelate"):
+        assert torch.allclose(corrupt(plain, name, 5), plain, atol=1e-5), name
 
 
 def test_brightness_and_saturation_are_those_of_hsv():
@@ -136,17 +127,17 @@ def test_brightness_and_saturation_are_those_of_hsv():
     assert torch.allclose(colourful, torch.tensor(colorsys.hsv_to_rgb(hue, min(1, 2 * saturation), value)), atol=1e-6)
 
 
-@pytest.mark.parametrize("quality", CORRUPTIONS["jpeg_compression"].strengths)
 @pytest.mark.parametrize("channels", [1, 3])
-def test_jpeg_is_that_of_a_file(quality, channels):
+def test_jpeg_is_that_of_a_file(channels):
     given = photos(rows=1, side=48)[0, :channels, :45, :37]
-    file = io.BytesIO()
     array = given.permute(1, 2, 0).numpy()
-    Image.fromarray(array if channels == 3 else array[..., 0]).save(file, "JPEG", quality=quality)
-    decoded = torch.from_numpy(np.array(Image.open(file))).view(45, 37, channels).permute(2, 0, 1).float()
-    ours = as_jpeg(given[None].float() / 255, quality)[0] * 255
-    assert (ours - decoded).abs().mean() < 0.1 * (given - decoded).abs().mean()
-    assert (ours.round() == decoded).float().mean() > 0.6
+    for quality in CORRUPTIONS["jpeg_compression"].strengths:
+        file = io.BytesIO()
+        Image.fromarray(array if channels == 3 else array[..., 0]).save(file, "JPEG", quality=quality)
+        decoded = torch.from_numpy(np.array(Image.open(file))).view(45, 37, channels).permute(2, 0, 1).float()
+        ours = jpeg_compression(given[None].float() / 255, quality)[0] * 255
+        assert (ours - decoded).abs().mean() < 0.1 * (given - decoded).abs().mean()
+        assert (ours.round() == decoded).float().mean() > 0.6
 
 
 def test_random_numbers_are_uniform_normal_and_of_their_own_row():
@@ -162,35 +153,23 @@ def test_random_numbers_are_uniform_normal_and_of_their_own_row():
     assert abs(bell.mean()) < 0.01 and abs(bell.std() - 1) < 0.01 and abs((bell > 1.645).float().mean() - 0.05) < 0.004
 
 
-@pytest.mark.parametrize(
-    ("processor", "value"),
-    [
-        (
-            ViTImageProcessorPil(
-                size={"height": 8, "width": 8}, image_mean=[0.1, 0.2, 0.3], image_std=[0.5, 0.6, 0.7]
-            ),
-            96,
-        ),
-        (ViTImageProcessorPil(size={"height": 8, "width": 8}, do_normalize=False), 96),
-        (
-            ViTImageProcessorPil(
-                size={"height": 8, "width": 8}, do_rescale=False, image_mean=[99] * 3, image_std=[5] * 3
-            ),
-            96,
-        ),
-        (CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}), 96),
-    ],
-)
-def test_a_processors_scale_is_undone(processor, value):
-    picture = Image.fromarray(np.full((8, 8, 3), value, dtype=np.uint8))
-    pixel_values = processor(picture, return_tensors="pt")["pixel_values"]
-    scale = PixelScale.of(processor)
-    assert torch.allclose(scale.unscaled(pixel_values), torch.full((1, 3, 8, 8), value / 255), atol=1e-5)
-    assert torch.allclose(scale.scaled(scale.unscaled(pixel_values), torch.float32), pixel_values, atol=1e-4)
-    assert torch.equal(
-        corrupt(pixel_values, "jpeg_compression", 1, processor=processor),
-        corrupt(pixel_values, "jpeg_compression", 1, mean=scale.mean, std=scale.std),
-    )
+def test_a_processors_scale_is_undone():
+    size = {"size": {"height": 8, "width": 8}}
+    picture = Image.fromarray(np.full((8, 8, 3), 96, dtype=np.uint8))
+    for processor in (
+        ViTImageProcessorPil(**size, image_mean=[0.1, 0.2, 0.3], image_std=[0.5, 0.6, 0.7]),
+        ViTImageProcessorPil(**size, do_normalize=False),
+        ViTImageProcessorPil(**size, do_rescale=False, image_mean=[99] * 3, image_std=[5] * 3),
+        CLIPImageProcessorPil(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8}),
+    ):
+        pixel_values = processor(picture, return_tensors="pt")["pixel_values"]
+        scale = PixelScale.of(processor)
+        assert torch.allclose(scale.unscaled(pixel_values), torch.full((1, 3, 8, 8), 96 / 255), atol=1e-5)
+        assert torch.allclose(scale.scaled(scale.unscaled(pixel_values), torch.float32), pixel_values, atol=1e-4)
+        assert torch.equal(
+            corrupt(pixel_values, "jpeg_compression", 1, processor=processor),
+            corrupt(pixel_values, "jpeg_compression", 1, mean=scale.mean, std=scale.std),
+        )
 
 
 def test_a_processor_that_does_not_rescale_reads_images_between_0_and_1():
@@ -206,7 +185,7 @@ def test_a_processor_that_does_not_rescale_reads_images_between_0_and_1():
 
 
 @pytest.mark.parametrize("name", ON_TEXTS)
-def test_texts_are_the_less_like_the_clean_ones_the_higher_the_severity(name):
+def test_texts_change_more_with_the_severity_and_alike_alone_and_among_others(name):
     def likeness(severity):
         changed = [corrupt(text, name, severity, seed=seed) for text in TEXTS for seed in range(3)]
         clean = [text for text in TEXTS for _ in range(3)]
@@ -216,10 +195,6 @@ def test_texts_are_the_less_like_the_clean_ones_the_higher_the_severity(name):
 
     found = [likeness(severity) for severity in SEVERITIES]
     assert found == sorted(found, reverse=True) and found[-1] < found[0] <= 1
-
-
-@pytest.mark.parametrize("name", ON_TEXTS)
-def test_a_text_is_corrupted_alike_alone_and_among_others(name):
     together = corrupt(TEXTS, name, 4, seed=1)
     assert together == [corrupt(text, name, 4, seed=1) for text in TEXTS]
     assert together != corrupt(TEXTS, name, 4, seed=2)
@@ -251,9 +226,8 @@ def test_names_groups_and_all_of_a_kind():
     assert all(name in corruption_table() for name in CORRUPTIONS)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "said"),
-    [
+def test_what_cannot_be_corrupted_is_refused_with_a_sentence():
+    for call, error, sentence in (
         (lambda: corrupt(IMAGES, "jpeg", 1), ValueError, "did you mean jpeg_compression"),
         (lambda: corrupt(IMAGES, "contrast", 6), ValueError, "from 1 to 5"),
         (lambda: corrupt(IMAGES, "contrast", True), ValueError, "from 1 to 5"),
@@ -273,11 +247,9 @@ def test_names_groups_and_all_of_a_kind():
         (lambda: corrupt(IMAGES, ["contrast"], 1), ValueError, "no corruption is called"),
         (lambda: corrupt(Image.new("I;16", (4, 4)), "contrast", 1), ValueError, "mode I;16, of more than 256 levels"),
         (lambda: corrupt(Image.new("F", (4, 4)), "contrast", 1), ValueError, "mode F, of more than 256 levels"),
-    ],
-)
-def test_what_cannot_be_corrupted_is_refused_with_a_sentence(call, error, said):
-    with pytest.raises(error, match=said):
-        call()
+    ):
+        with pytest.raises(error, match=sentence):
+            call()
 
 
 def test_the_page_has_the_table_of_corruptions():

@@ -15,7 +15,8 @@ EXPECTED = {
         embeddings_project.weight embeddings_project.bias position_embeddings.weight token_type_embeddings.weight embeddings.LayerNorm.weight embeddings.LayerNorm.bias
         token_embedding.weight position_embedding.weight class_embedding patch_embedding.weight patch_embedding.bias
         tok_embeddings.weight embeddings.norm.weight embed_tokens.weight relative_attention_bias.weight""",
-    "attention": """qkv_proj.weight qkv_proj.bias layer_scale1.lambda1 q_lin.weight q_lin.bias k_lin.weight
+    "attention": """attention.query.weight attention.query.bias attention.key.weight attention.key.bias
+        attention.value.weight attention.value.bias qkv_proj.weight qkv_proj.bias layer_scale1.lambda1 q_lin.weight q_lin.bias k_lin.weight
         k_lin.bias v_lin.weight v_lin.bias out_lin.weight out_lin.bias q_proj.weight q_proj.bias k_proj.weight k_proj.bias v_proj.weight v_proj.bias o_proj.weight
         o_proj.bias out_proj.weight out_proj.bias self.query.weight self.query.bias self.key.weight self.key.bias
         self.value.weight self.value.bias attn.q.weight attn.q.bias attn.k.weight attn.k.bias attn.v.weight attn.v.bias

@@ -227,9 +227,9 @@ def test_regression_and_unknown_problems_are_refused_with_a_sentence():
 @pytest.mark.parametrize("hydra", [True, False])
 def test_a_model_that_chooses_no_class_is_not_judged_as_if_it_did(problem_type, hydra):
     model = bert_of(problem_type, hydra=hydra)
-    with pytest.raises(ValueError, match=r"model is made for .* and this is about choosing one of several classes"):
+    with pytest.raises(ValueError, match=r"model is made for .*: pass a model that chooses one of several classes"):
         evaluate_uncertainty({"model": model}, TEXTS)
-    with pytest.raises(ValueError, match=r"model is made for .* and this is about choosing one of several classes"):
+    with pytest.raises(ValueError, match=r"model is made for .*: pass a model that chooses one of several classes"):
         extract_circuit(model if not hydra else model.member(0), TEXTS, TEXTS, "ood", budget=1, progress=False)
 
 

@@ -180,9 +180,9 @@ def test_by_the_mean_the_score_is_that_of_the_ensemble_as_one_model(name):
         )
 
 
-@pytest.mark.parametrize("name", OOD_SCORES)
-def test_scores_of_logits_are_those_of_ood_score(name):
-    torch.testing.assert_close(detector_by_name(name)(TEST[0]), ood_score(TEST[0], name), rtol=0, atol=0)
+def test_scores_of_logits_are_those_of_ood_score():
+    for name in OOD_SCORES:
+        assert torch.equal(detector_by_name(name)(TEST[0]), ood_score(TEST[0], name)), name
 
 
 def test_msp_and_entropy_by_members():
@@ -220,7 +220,7 @@ def in_batches(size):
     return [tuple(each[start : start + size] for each in TRAIN) for start in range(0, len(TRAIN[0]), size)]
 
 
-@pytest.mark.parametrize("size", [1, 7, 240])
+@pytest.mark.parametrize("size", [1, 7])
 @pytest.mark.parametrize("name", FITTED)
 def test_how_the_rows_are_batched_leaves_no_trace(name, size, monkeypatch):
     monkeypatch.setattr("hydra_transformers.uncertainty.detectors.ROWS_PER_PASS", size)
@@ -392,10 +392,10 @@ def test_multi_label_scores_are_those_of_the_literature():
     assert detector_by_name("energy", multi_label=True)(torch.zeros(2, 1, 1)).shape == (2,)  # a single label
 
 
-@pytest.mark.parametrize("name", [name for name, method in DETECTORS.items() if method.multi_label is None])
-def test_scores_about_one_class_of_several_have_no_multi_label_form(name):
-    with pytest.raises(ValueError, match=f"{name} is about one class of several, and has no multi-label form: choose"):
-        detector_by_name(name, multi_label=True)
+def test_scores_about_one_class_of_several_have_no_multi_label_form():
+    for name in [name for name, method in DETECTORS.items() if method.multi_label is None]:
+        with pytest.raises(ValueError, match=f"{name} is about one class of several, and has no multi-label form"):
+            detector_by_name(name, multi_label=True)
 
 
 def test_the_config_says_which_form_a_model_needs():
@@ -680,35 +680,35 @@ def broken(tmp_path, change):
     """A saved detector with something changed: its tensors and its description."""
     fitted("mahalanobis").save(tmp_path)
     tensors = load_file(tmp_path / "detector.safetensors")
-    made_of = {
+    saved = {
         "name": "mahalanobis",
         "by": "members",
         "multi_label": False,
         "settings": {"shrinkage": None},
         "fitted_on": {"members": MEMBERS, "classes": CLASSES, "dim": DIM, "rows": 240, "head": None},
     }
-    change(tensors, made_of)
-    save_file(tensors, tmp_path / "detector.safetensors", metadata={"format": "pt", "detector": json.dumps(made_of)})
+    change(tensors, saved)
+    save_file(tensors, tmp_path / "detector.safetensors", metadata={"format": "pt", "detector": json.dumps(saved)})
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda tensors, made_of: tensors.pop("center"), "its tensors are class_means, whitening"),
-        (lambda tensors, made_of: tensors.update(center=tensors["center"][:2]), "not those of 3 members, 4 classes"),
-        (lambda tensors, made_of: tensors.update(center=tensors["center"][:, :2].clone()), "features of 6 dimensions"),
-        (lambda tensors, made_of: tensors["center"].fill_(torch.nan), "its center is not made of finite numbers"),
-        (lambda tensors, made_of: made_of.update(name="odin"), "unknown detector 'odin'"),
-        (lambda tensors, made_of: made_of.update(by="both"), "by is 'both'"),
-        (lambda tensors, made_of: made_of.pop("fitted_on"), "fitted_on"),
-        (lambda tensors, made_of: made_of["fitted_on"].update(dim=7), "features of 7 dimensions"),
-        (lambda tensors, made_of: made_of["fitted_on"].update(head={"dtype": 3}), "digest"),
+        (lambda tensors, saved: tensors.pop("center"), "its tensors are class_means, whitening"),
+        (lambda tensors, saved: tensors.update(center=tensors["center"][:2]), "not those of 3 members, 4 classes"),
+        (lambda tensors, saved: tensors.update(center=tensors["center"][:, :2].clone()), "features of 6 dimensions"),
+        (lambda tensors, saved: tensors["center"].fill_(torch.nan), "its center is not made of finite numbers"),
+        (lambda tensors, saved: saved.update(name="odin"), "unknown detector 'odin'"),
+        (lambda tensors, saved: saved.update(by="both"), "by is 'both'"),
+        (lambda tensors, saved: saved.pop("fitted_on"), "fitted_on"),
+        (lambda tensors, saved: saved["fitted_on"].update(dim=7), "features of 7 dimensions"),
+        (lambda tensors, saved: saved["fitted_on"].update(head={"dtype": 3}), "digest"),
         (
-            lambda tensors, made_of: made_of["fitted_on"].update(head={"dtype": 3, "digest": 4}),
+            lambda tensors, saved: saved["fitted_on"].update(head={"dtype": 3, "digest": 4}),
             "fingerprint of a head",
         ),
-        (lambda tensors, made_of: made_of["fitted_on"].update(members="many"), "many|size"),
-        (lambda tensors, made_of: made_of.update(settings={"gamma": 3}), "mahalanobis has no setting 'gamma'"),
+        (lambda tensors, saved: saved["fitted_on"].update(members="many"), "many|size"),
+        (lambda tensors, saved: saved.update(settings={"gamma": 3}), "mahalanobis has no setting 'gamma'"),
     ],
 )
 def test_a_broken_file_is_refused(tmp_path, change, message):
@@ -717,20 +717,15 @@ def test_a_broken_file_is_refused(tmp_path, change, message):
         Detector.load(tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00" * 40, b"{}", b"\xff" * 100])
-def test_a_file_of_something_else_is_refused(tmp_path, content):
-    (tmp_path / "detector.safetensors").write_bytes(content)
-    with pytest.raises(ValueError, match="is no detector"):
-        Detector.load(tmp_path)
-
-
-def test_safetensors_of_a_model_are_no_detector(tmp_path):
-    save_file({"weight": torch.zeros(2)}, tmp_path / "detector.safetensors")
-    with pytest.raises(ValueError, match="is no detector"):
-        Detector.load(tmp_path)
-    (tmp_path / "detector.safetensors").unlink()
+def test_a_file_of_something_else_is_no_detector(tmp_path):
+    path = tmp_path / "detector.safetensors"
     with pytest.raises(FileNotFoundError, match=r"has no detector.safetensors: save a Detector there first"):
         Detector.load(tmp_path)
+    save_file({"weight": torch.zeros(2)}, path)
+    for content in (path.read_bytes(), b"", b"\x00" * 40, b"{}", b"\xff" * 100):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="is no detector"):
+            Detector.load(tmp_path)
 
 
 def test_another_model_is_refused(tmp_path):

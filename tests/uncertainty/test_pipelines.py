@@ -15,8 +15,9 @@ from hydra_transformers import AutoHydra
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.models.auto import load_trained
-from hydra_transformers.models.pipeline_hydra import HydraTextClassificationPipeline
+from hydra_transformers.models.pipeline_hydra_text import HydraTextClassificationPipeline
 from hydra_transformers.uncertainty import calibrate, decompose, predict_decisions
+from hydra_transformers.uncertainty.calibration import remember_weights
 from tests.tiny_data import CLASSES, picture_rows, pictures, save_bert, save_clip, save_vit
 
 
@@ -269,7 +270,7 @@ def test_answers_that_are_no_numbers_abstain(kind, folders):
     with torch.no_grad():
         hydra.classifier.weight.fill_(torch.nan)
     if kind == "calibrated":
-        hydra.decision.remember(hydra)
+        remember_weights(hydra.decision, hydra)
     [answer] = hydra.predict(IMAGES[:1], processor_for(folders / kind))
     assert answer["abstain"] is True and answer["reason"] == "The answer is not a number."
     if kind == "calibrated":
@@ -312,11 +313,12 @@ def test_a_saved_model_names_its_pipeline_and_takes_it_along(folders, tmp_path):
 
 WITHOUT_THE_PACKAGE = """
 import sys
-from concurrent.futures import ThreadPoolExecutor
 sys.modules["hydra_transformers"] = None
 import json
+from unittest import mock
 from PIL import Image
-from transformers import AutoModelForImageClassification, AutoProcessor, ViTImageProcessorPil, pipeline
+from transformers import AutoModelForImageClassification, AutoModelForSequenceClassification, AutoProcessor, AutoTokenizer
+from transformers import ViTImageProcessorPil, pipeline
 folder = sys.argv[1]
 image = Image.open(f"{folder}/image.png")
 pixels = ViTImageProcessorPil.from_pretrained(f"{folder}/calibrated")
@@ -334,7 +336,11 @@ answers += [pipeline(task, model=f"{folder}/again", **of_images)(image)]
 text = pipeline("hydra-text-classification", model=f"{folder}/texts", trust_remote_code=True)
 zero_shot = pipeline("hydra-zero-shot-image-classification", model=f"{folder}/zero-shot", **of_both)
 others = [text("a bad film"), zero_shot(image, candidate_labels=["red", "green", "blue"])]
-print(json.dumps([answers, others]))
+model = AutoModelForSequenceClassification.from_pretrained(f"{folder}/texts", trust_remote_code=True)
+loads = AutoTokenizer.from_pretrained
+with mock.patch.object(AutoTokenizer, "from_pretrained", side_effect=loads) as loading:
+    labels = [model.predict(["a bad film"])[0]["label"] for _ in range(3)]
+print(json.dumps([answers, others, labels, loading.call_count]))
 """
 
 
@@ -343,10 +349,12 @@ def test_a_process_without_the_package_answers_alike(folders, tmp_path):
     IMAGES[0].save(folders / "image.png")
     environment = {"PATH": "", "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", WITHOUT_THE_PACKAGE, str(folders)]
-    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    streams = {"capture_output": True, "text": True, "input": "n\n" * 9}
+    result = subprocess.run(command, env=environment, cwd=tmp_path, check=False, **streams)
     assert result.returncode == 0, result.stderr
     assert "is not supported for" not in result.stderr  # as check_model_type would say
-    answers, others = json.loads(result.stdout.splitlines()[-1])
+    assert "[y/N]" not in result.stdout + result.stderr  # trust is asked for once
+    answers, others, labels, times_loaded = json.loads(result.stdout.splitlines()[-1])
     with Image.open(folders / "image.png") as image:
         assert_same(
             answers, load_trained(folders / "calibrated").predict([image], processor_for(folders / "calibrated")) * 3
@@ -356,32 +364,7 @@ def test_a_process_without_the_package_answers_alike(folders, tmp_path):
             [image], processor_for(folders / "zero-shot"), candidate_labels=LABELS
         )
     assert_same(others, expected)
-
-
-WITHOUT_A_PROCESSOR = """
-import sys
-sys.modules["hydra_transformers"] = None
-from unittest import mock
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
-model = AutoModelForSequenceClassification.from_pretrained(sys.argv[1], trust_remote_code=True)
-loads = AutoTokenizer.from_pretrained
-with mock.patch.object(AutoTokenizer, "from_pretrained", side_effect=loads) as loading:
-    answers = [model.predict(["a bad film"])[0]["label"] for _ in range(3)]
-print(loading.call_count, answers)
-"""
-
-
-@pytest.mark.slow
-def test_the_processor_of_a_model_by_remote_code_is_loaded_once_and_nobody_is_asked(folders, tmp_path):
-    environment = {"PATH": "", "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    command = [sys.executable, "-c", WITHOUT_A_PROCESSOR, str(folders / "texts")]
-    result = subprocess.run(
-        command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, input="n\n" * 9
-    )
-    assert result.returncode == 0, result.stderr
-    assert "[y/N]" not in result.stdout + result.stderr
-    label = load_trained(folders / "texts").predict(["a bad film"])[0]["label"]
-    assert result.stdout.splitlines()[-1] == f"1 {[label] * 3}"
+    assert labels == [expected[0]["label"]] * 3 and times_loaded == 1  # the processor is kept
 
 
 # Any classifier

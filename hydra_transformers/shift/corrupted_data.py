@@ -1,7 +1,7 @@
-"""Data sets whose rows are corrupted when they are read."""
+"""Data sets that are corrupted when they are read."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,26 +23,27 @@ def corrupted(
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
 ) -> Any:
-    """A data set, corrupted by `corrupt` when it is read; everything that takes the data set takes this.
+    """A data set that `corrupt` changes when it is read; it can be used wherever `data` can.
 
     Args:
-        data: images as `batches` takes them, with `pixel_values`; or texts (or images) that `load_data` made ready, or a Subset
+        data: images in any form that `batches` takes, with `pixel_values`; or texts (or images) from `load_data`, or a Subset
             of these.
         name, severity, seed: as in `corrupt`.
-        processor, mean, std: how `pixel_values` were scaled. By default by the image processor that the data set has, as what
-            `load_data` makes has one, also in a DataLoader or Subset; else they are taken to lie in [0, 1].
+        processor, mean, std: how `pixel_values` were scaled. By default the image processor of the data set is used, also in a
+            DataLoader or Subset (`load_data` keeps it there); without one, images are taken to lie in [0, 1].
 
-    Images are corrupted in batches on the device they are read to, at the size that the model reads them in, as ImageNet-C's
-    are. Texts are corrupted before they are tokenized.
+    Images are corrupted in batches, on the device they are read to, at the size the model reads, as in ImageNet-C. Texts are
+    corrupted before they are tokenized.
     """
     kind = kind_of(data)
     names_of([corruption_named(name).name], kind)
+    settings = {"name": name, "severity": checked_severity(severity), "seed": seed}
     if kind == "text":
-        return _with_changed_texts(data, partial(corrupt, name=name, severity=checked_severity(severity), seed=seed))
+        return _with_changed_texts(data, partial(corrupt, **settings))
     if processor is None and mean is None and std is None:
         processor = _processor_of(data)
-    scale = PixelScale.chosen(processor, mean, std)
-    return ChangedBatches(data, CorruptPixels(name, checked_severity(severity), seed, scale))
+    scale = PixelScale.of(processor, mean, std)
+    return ChangedBatches(data, partial(_corrupt_pixels, **settings, mean=scale.mean, std=scale.std))
 
 
 def corrupted_sets(
@@ -52,13 +53,13 @@ def corrupted_sets(
     seed: int = 0,
     **scale: Any,
 ) -> dict[str, dict[int, Any]]:
-    """`{corruption: {severity: data}}`, which `evaluate_uncertainty(corruptions=...)` takes.
+    """`{corruption: {severity: data}}`, as `evaluate_uncertainty(corruptions=...)` takes it.
 
     Args:
         data, seed, scale: as in `corrupted`.
-        corruptions: one name or several, of `CORRUPTIONS` or of groups ("noise", "blur", "colour", "digital", "characters",
-            "words"), or "all" that there are for such data.
-        severities: which of 1 to 5.
+        corruptions: one or several names of `CORRUPTIONS` or of groups ("noise", "blur", "colour", "digital", "characters",
+            "words"), or "all" for this kind of data.
+        severities: some of 1 to 5.
     """
     severities = checked_severities(severities)
     return {
@@ -67,28 +68,18 @@ def corrupted_sets(
     }
 
 
-@dataclass(frozen=True)
-class CorruptPixels:
-    """Corrupts the `pixel_values` of a batch."""
-
-    name: str
-    severity: int
-    seed: int
-    scale: PixelScale
-
-    def __call__(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        _check_has_pixels(batch)
-        scale = {"mean": self.scale.mean, "std": self.scale.std}
-        changed = corrupt(batch["pixel_values"], self.name, self.severity, self.seed, **scale)
-        return {**batch, "pixel_values": changed}
+def _corrupt_pixels(batch: dict[str, Tensor], **settings: Any) -> dict[str, Tensor]:
+    _check_has_pixels(batch)
+    return {**batch, "pixel_values": corrupt(batch["pixel_values"], **settings)}
 
 
 def kind_of(data: Any) -> str:
-    """Whether a data set holds images ("image") or texts ("text"); refuses texts that are tokens already."""
+    """Whether a data set holds images ("image") or texts ("text"); refuses tokenized texts."""
     if getattr(data, "kind", None) == "text" or (isinstance(data, Subset) and kind_of(data.dataset) == "text"):
         return "text"
     check_is_data(data)
-    first = _first(getattr(data, "dataset", data))
+    rows = getattr(data, "dataset", data)
+    first = rows[0] if hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and len(rows) else None
     if isinstance(first, str):
         raise TypeError("data is a list of texts: pass load_data(rows, model), or corrupt them by corrupt(texts, ...)")
     if isinstance(first, Mapping):
@@ -113,13 +104,8 @@ def _with_changed_texts(data: Any, change: Callable[[str], str]) -> Any:
     return replace(data, change=change)
 
 
-def _first(data: Any) -> Any:
-    """The first row or batch of what can be indexed."""
-    return data[0] if hasattr(data, "__getitem__") and hasattr(data, "__len__") and len(data) else None
-
-
 def _processor_of(data: Any) -> Any:
-    """The image processor of a data set, be it in a DataLoader, a Subset or both, or corrupted already."""
+    """The image processor of a data set, also of one in a DataLoader or Subset, or of one that is corrupted already."""
     while data is not None and getattr(data, "processor", None) is None:
         data = data.data if isinstance(data, ChangedBatches) else getattr(data, "dataset", None)
     return None if data is None else data.processor

@@ -1,7 +1,7 @@
-"""Text corruptions on strings: characters and words that are mistyped, change places or go missing.
+"""Text corruptions: characters and words that are mistyped, swapped or dropped.
 
-Each takes a text, the share of its characters or words to touch, and a random generator. What is touched at a low share is
-touched at every higher one, too.
+Each takes a text, the share of its characters or words to change, and a random generator. A change at a low share is also made at
+every higher one.
 """
 
 import random
@@ -12,7 +12,7 @@ KEYBOARD = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 
 
 def _neighbours() -> dict[str, str]:
-    """Letter -> those beside, above and below it; a row is half a key to the right of the one above it."""
+    """Letter -> the letters around it; each row of keys is half a key to the right of the one above."""
     keys = {(row, place): letter for row, letters in enumerate(KEYBOARD) for place, letter in enumerate(letters)}
     around = ((0, -1), (0, 1), (-1, 0), (-1, 1), (1, -1), (1, 0))
     return {
@@ -27,7 +27,7 @@ NEIGHBOURS = _neighbours()
 
 
 def typos(text: str, share: float, generator: random.Random) -> str:
-    """Letters become others that are beside them on a keyboard (QWERTY); letters that it lacks stay."""
+    """Replaces letters by their neighbours on a QWERTY keyboard; letters that it lacks stay."""
     places = [place for place, character in enumerate(text) if character.lower() in NEIGHBOURS]
     chosen = _chosen(places, share, generator)
     wrong = [generator.choice(NEIGHBOURS[text[place].lower()]) for place in places]
@@ -39,47 +39,46 @@ def typos(text: str, share: float, generator: random.Random) -> str:
 
 
 def character_swaps(text: str, share: float, generator: random.Random) -> str:
-    """Neighbouring letters of a word change places."""
-    pairs = [
-        match.start() for match in re.finditer(r"(?=\w\w)", text) if text[match.start()] != text[match.start() + 1]
-    ]
+    """Swaps neighbouring letters of a word."""
+    places = [match.start() for match in re.finditer(r"(?=\w\w)", text)]
+    pairs = [place for place in places if text[place] != text[place + 1]]
     return "".join(_swapped(list(text), pairs, share * sum(map(str.isalnum, text)), generator))
 
 
 def character_drops(text: str, share: float, generator: random.Random) -> str:
-    """Letters and digits go missing."""
+    """Drops letters and digits."""
     places = [place for place, character in enumerate(text) if character.isalnum()]
     dropped = _chosen(places, share, generator)
     return "".join(character for place, character in enumerate(text) if place not in dropped)
 
 
 def word_swaps(text: str, share: float, generator: random.Random) -> str:
-    """Neighbouring words change places."""
+    """Swaps neighbouring words."""
     words = text.split()
     pairs = [place for place in range(len(words) - 1) if words[place] != words[place + 1]]
     return " ".join(_swapped(words, pairs, share * len(words), generator))
 
 
 def word_drops(text: str, share: float, generator: random.Random) -> str:
-    """Words go missing, though never all."""
+    """Drops words, never all."""
     words = text.split()
     dropped = _chosen(list(range(len(words))), share, generator)
     return " ".join(word for place, word in enumerate(words) if place not in dropped)
 
 
 def _count(expected: float, generator: random.Random) -> int:
-    """A whole number that is `expected` on average, and larger where that is."""
+    """`expected` rounded up or down at random, so that it is right on average."""
     return int(expected + generator.random())
 
 
 def _chosen(places: list[int], share: float, generator: random.Random) -> set[int]:
-    """A share of the places, never all of them: the first ones of an order that the share does not change."""
+    """A share of the places, never all: the first ones of an order that does not depend on the share."""
     count = min(_count(share * len(places), generator), len(places) - 1)
     return set(generator.sample(places, len(places))[: max(0, count)])
 
 
 def _swapped(parts: list[str], pairs: list[int], touched: float, generator: random.Random) -> list[str]:
-    """Half as many pairs as parts are to be touched, none twice; `pairs` are the places of their first parts."""
+    """Swaps `touched` / 2 pairs that do not overlap; `pairs` are the places of their first parts."""
     count, moved = _count(touched / 2, generator), set()
     for place in generator.sample(pairs, len(pairs)):
         if count > 0 and not moved & {place, place + 1}:

@@ -1,8 +1,8 @@
-"""Image corruptions on tensors, where the tensors are.
+"""Image corruptions on tensors, on their device.
 
 Each takes images (rows, channels, height, width) in [0, 1], a strength, and a key per row (`random_numbers`), and returns
-images of the same shape; what leaves [0, 1] is cut off by the caller. Lengths are shares of the shorter side, so that small
-and large images suffer alike. Sums run tap by tap: a row's result does not depend on the batch it is in.
+images of the same shape, which the caller clamps to [0, 1]. Lengths are shares of the shorter side, so that small and large
+images are corrupted alike. Sums run pixel by pixel, so that a row's result does not depend on its batch.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch.nn.functional import affine_grid, grid_sample, pad
 from .random_numbers import normal, uniform
 
 
-DIRECTIONS = 8  # of motion, an eighth of half a turn apart
+DIRECTIONS = 8  # of motion blur, over half a turn
 
 
 # Noise
@@ -27,16 +27,16 @@ def gaussian_noise(images: Tensor, strength: float, keys: Tensor) -> Tensor:
 
 
 def shot_noise(images: Tensor, photons: float, keys: Tensor) -> Tensor:
-    """Counts of Poisson distributions whose means are the values times `photons`, of images with 256 levels."""
+    """Poisson counts with the values times `photons` as means; values are rounded to 256 levels."""
     levels = (images * 255).round().long()
     most = math.ceil(photons + 8 * math.sqrt(photons) + 8)
     means = torch.arange(256, device="cpu", dtype=torch.float64).unsqueeze(1) / 255 * photons
     counts = torch.arange(most, device="cpu", dtype=torch.float64)
     log_shares = torch.special.xlogy(counts, means) - means - torch.lgamma(counts + 1)
-    # One sorted list for all levels: the distribution of level n lies between n and n + 1.
+    # One sorted list for all levels: level n has its cumulative distribution between n and n + 1.
     limits = log_shares.exp().cumsum(dim=1).clamp(max=1) + torch.arange(256, device="cpu").unsqueeze(1)
-    wanted = levels.double() + uniform(keys, *images.shape[1:]).double()
-    found = torch.searchsorted(limits.flatten().to(images.device), wanted) - levels * most
+    drawn = levels.double() + uniform(keys, *images.shape[1:]).double()
+    found = torch.searchsorted(limits.flatten().to(images.device), drawn) - levels * most
     return found.clamp(max=most).float() / photons
 
 
@@ -62,7 +62,7 @@ def gaussian_blur(images: Tensor, share: float, keys: Tensor) -> Tensor:
 
 
 def defocus_blur(images: Tensor, share: float, keys: Tensor) -> Tensor:
-    """Every point becomes a disk; the edge of the disk is soft, over one pixel."""
+    """Every point becomes a disk with a soft edge, one pixel wide."""
     radius = share * min(images.shape[2:])
     reach = math.ceil(radius)
     places = range(-reach, reach + 1)
@@ -71,7 +71,7 @@ def defocus_blur(images: Tensor, share: float, keys: Tensor) -> Tensor:
 
 
 def motion_blur(images: Tensor, share: float, keys: Tensor) -> Tensor:
-    """Every point becomes a line, each image in one of eight directions."""
+    """Every point becomes a line, in one of eight directions for each image."""
     length = share * min(images.shape[2:])
     directions = (uniform(keys, 1)[:, 0] * DIRECTIONS).long()
     blurred = images.clone()
@@ -82,8 +82,8 @@ def motion_blur(images: Tensor, share: float, keys: Tensor) -> Tensor:
 
 
 def zoom_blur(images: Tensor, zoom: float, keys: Tensor) -> Tensor:
-    """The mean of ever larger views of the middle, up to 1 + `zoom` times."""
-    steps = 2 + math.ceil(zoom * max(images.shape[2:]) / 2)  # so that the rim moves a pixel at a time
+    """The mean of views of the middle, enlarged up to 1 + `zoom` times."""
+    steps = 2 + math.ceil(zoom * max(images.shape[2:]) / 2)  # so that the border moves a pixel at a time
     total = images
     for step in range(1, steps):
         scale = 1 / (1 + zoom * step / (steps - 1))
@@ -97,20 +97,20 @@ def zoom_blur(images: Tensor, zoom: float, keys: Tensor) -> Tensor:
 
 
 def brightness(images: Tensor, amount: float, keys: Tensor) -> Tensor:
-    """The largest channel rises by `amount`, to 1 at most, and the others with it: hue and saturation stay."""
+    """Raises the largest channel by `amount`, to 1 at most, and the others in proportion: hue and saturation stay."""
     value = images.amax(dim=1, keepdim=True)
     raised = (value + amount).clamp(max=1)
     return torch.where(value > 0, images * (raised / value.clamp(min=1e-6)), raised)
 
 
 def contrast(images: Tensor, share: float, keys: Tensor) -> Tensor:
-    """Of the distance to each channel's mean, a share is left."""
+    """Scales the distance to each channel's mean by `share`."""
     mean = images.flatten(2).mean(dim=2)[..., None, None]
     return mean + share * (images - mean)
 
 
 def saturate(images: Tensor, factor: float, keys: Tensor) -> Tensor:
-    """Saturation times `factor`, as far as it goes; grey stays grey."""
+    """Multiplies the saturation by `factor`, up to 1; grey stays grey."""
     value = images.amax(dim=1, keepdim=True)
     saturation = 1 - images.amin(dim=1, keepdim=True) / value.clamp(min=1e-6)
     gain = (factor * saturation).clamp(max=1) / saturation.clamp(min=1e-6)
@@ -121,7 +121,7 @@ def saturate(images: Tensor, factor: float, keys: Tensor) -> Tensor:
 
 
 def pixelate(images: Tensor, share: float, keys: Tensor) -> Tensor:
-    """Rectangles of one colour, their mean, as many a side as this share of its pixels."""
+    """Replaces rectangles by their mean colour; a side has `share` times as many rectangles as pixels."""
     for dim in (2, 3):
         side = images.shape[dim]
         count = max(1, round(share * side))
@@ -133,7 +133,7 @@ def pixelate(images: Tensor, share: float, keys: Tensor) -> Tensor:
 
 
 def _weighted(images: Tensor, weights: Mapping[tuple[int, int], float]) -> Tensor:
-    """The mean of shifted images, by {(down, right): weight}; beyond the rim, the rim goes on."""
+    """The weighted mean of shifted images, {(down, right): weight}; the border is repeated outwards."""
     reach = max(max(abs(down), abs(right)) for down, right in weights)
     padded = pad(images, (reach,) * 4, mode="replicate")
     height, width = images.shape[2:]
@@ -146,7 +146,7 @@ def _weighted(images: Tensor, weights: Mapping[tuple[int, int], float]) -> Tenso
 
 
 def _line(length: float, angle: float) -> dict[tuple[int, int], float]:
-    """Weights of a line through the middle, each of its points shared out between the four pixels around it."""
+    """Weights of a line through the middle, each of its points split between the four pixels around it."""
     points = 2 * math.ceil(4 * length) + 1
     weights: dict[tuple[int, int], float] = defaultdict(float)
     for point in range(points):

@@ -1,0 +1,60 @@
+"""The pipeline for texts that says how sure it is."""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.pipelines import Pipeline, TextClassificationPipeline
+
+from .pipeline_hydra import AnswersMixin
+
+
+class HydraTextClassificationPipeline(AnswersMixin, TextClassificationPipeline):
+    every_score = {"top_k": None, "_legacy": False}
+
+    @cached_property
+    def most_tokens(self) -> int:
+        return min(self.tokenizer.model_max_length, most_tokens(self.model))
+
+    def preprocess(self, inputs: Any, **parameters) -> Any:
+        parameters = {"truncation": True, "max_length": self.most_tokens, **parameters}
+        found = super().preprocess(inputs, **parameters)
+        if found.encodings is not None:
+            is_cut = bool(found.encodings[0].overflowing)
+        else:  # of tokenizers in Python
+            whole = super().preprocess(inputs, **{**parameters, "truncation": False, "max_length": None})
+            is_cut = whole["input_ids"].shape[-1] > found["input_ids"].shape[-1]
+        is_empty = not any(map(has_content, texts_in(inputs)))
+        if found["input_ids"].shape[-1] == 0:  # the model fails on it, or reads the padding of its batch
+            is_empty, token = True, self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0
+            for name in found:
+                found[name] = torch.full((1, 1), {"input_ids": token, "attention_mask": 1}.get(name, 0))
+        found["notes"] = {"empty": "The text is empty." if is_empty else None, "truncated": is_cut}
+        return found
+
+    def __call__(self, inputs: Any, **parameters):
+        return Pipeline.__call__(self, inputs, **parameters)  # one dict for one text, no list of one
+
+
+def texts_in(inputs: Any) -> list[str]:
+    """The texts of one input: a text, or a pair as a dict or in lists."""
+    if isinstance(inputs, str):
+        return [inputs]
+    each = inputs.values() if isinstance(inputs, dict) else inputs or ()
+    return [text for part in each for text in texts_in(part)]
+
+
+def has_content(text: str) -> bool:
+    return any(character.isprintable() and not character.isspace() for character in text)
+
+
+def most_tokens(model: nn.Module) -> int:
+    """How long a text may be: RoBERTa and MPNet count positions from the padding token's number on, which takes some of them."""
+    padding = (
+        getattr(module, "padding_idx", None)
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] == "position_embeddings"
+    )
+    taken = max((index + 1 for index in padding if index is not None), default=0)
+    return model.config.max_position_embeddings - taken

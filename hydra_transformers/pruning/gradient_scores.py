@@ -1,0 +1,217 @@
+"""Scores from gradients of the calibration loss: Taylor (D.1.1) and Michel et al. (2019)."""
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ..data.batches import batches, split_labels
+from ..data.evaluation_data import check_label_range
+from ..data.prediction import accepted_inputs, check_class_prompts, classes_of, logits_of_cosines
+from .heads import Prompts, Towers, has_two_towers
+from .units import Layer, Unit, UnitLayer, UnitsOf, by_unit, head_layers, units_to_score
+
+
+def taylor_scores(
+    model: PreTrainedModel,
+    data: Any,
+    *,
+    class_prompts: Prompts | None = None,
+    towers: Towers | None = None,
+    units_of: UnitsOf = head_layers,
+) -> dict[Unit, float]:
+    """The Taylor score of every head: the mean of |W · G| over its rows of q, k and v, averaged over the three.
+    (Of a neuron: over its rows of the MLP's first map.) Keys and values that several heads read count for each of them.
+
+    G is the gradient of the mean loss over all of `data`, whatever the batch size. The loss is the model's own; for CLIP, the
+    cross-entropy of zero-shot classification. `model` stays as it is.
+
+    Args:
+        model: a classifier or a CLIP model of Transformers, or a one-member Hydra of one.
+        data: calibration data with labels: a DataLoader, a list of dict batches, or a Dataset or list of dict rows.
+        class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
+        towers: for CLIP, the towers to score; by default the vision tower only, because scores of the two towers are not
+            on one scale.
+
+    Returns `{(layer, head): score}`, for CLIP `{(tower, layer, head): score}`.
+    """
+    hydra, units, layers = units_to_score(model, towers, units_of)
+    return by_unit(units, weight_times_gradient(hydra, Calibration(hydra, data, class_prompts), layers))
+
+
+def michel_scores(
+    model: PreTrainedModel,
+    data: Any,
+    *,
+    class_prompts: Prompts | None = None,
+    towers: Towers | None = None,
+    units_of: UnitsOf = head_layers,
+) -> dict[Unit, float]:
+    """The mean over the samples of |∂L(x) / ∂ξ|, where ξ = 1 multiplies the output of the head, or of the neuron.
+
+    Each sample has its own gradient, so the batch size does not matter (`run_bertology.py` took the gradient of a batch).
+    Arguments as for `taylor_scores`.
+    """
+    hydra, units, layers = units_to_score(model, towers, units_of)
+    return by_unit(units, mean_gate_gradients(hydra, Calibration(hydra, data, class_prompts), layers))
+
+
+class Calibration:
+    """The calibration set, read once, and the mean loss over all of it."""
+
+    def __init__(self, model: PreTrainedModel, data: Any, class_prompts: Prompts | None):
+        self.batches = []
+        for batch in batches(data, device=model.device, classes=classes_of(model)):
+            inputs, labels = split_labels(batch)
+            if labels is None:
+                raise ValueError("data has no labels: scores need the loss, give every batch its 'labels'")
+            self.batches.append((accepted_inputs(model, inputs), labels))
+        if not self.batches:
+            raise ValueError("data has no samples: pass at least one batch")
+        self.rows = sum(len(labels) for _, labels in self.batches)
+        self.prompts = None
+        if has_two_towers(model):
+            check_class_prompts(class_prompts, model)
+            prompts = {name: value.to(model.device) for name, value in class_prompts.items()}
+            self.prompts = accepted_inputs(model.text_model, prompts)
+        elif class_prompts is not None:
+            raise ValueError(f"class_prompts is for CLIP and SigLIP, model is a {type(model).__name__}: leave it out")
+        elif "labels" not in inspect.signature(model.forward).parameters:
+            raise TypeError(f"{type(model).__name__} has no classifier: pass the model with its classification head")
+        num_classes = model.config.num_labels if self.prompts is None else len(self.prompts["input_ids"])
+        for _, labels in self.batches:
+            # Float labels are multi-label or regression targets; so are labels of a single "class".
+            if num_classes > 1 and not labels.is_floating_point():
+                check_label_range(labels, "data", num_classes)
+
+    def losses(self, model: PreTrainedModel) -> Iterator[Tensor]:
+        """The mean loss in parts, one per batch, each with its own graph; they add up to the mean over all rows."""
+        for inputs, labels in self.batches:
+            if self.prompts is None:
+                # Weighted by rows, so that a short last batch has its share only.
+                yield model(**inputs, labels=labels).loss * (len(labels) / self.rows)
+            else:
+                logits = zero_shot_logits(model, inputs, self.text_features(model))
+                yield nn.functional.cross_entropy(logits, labels, reduction="sum") / self.rows
+
+    def text_features(self, model: PreTrainedModel) -> Tensor:
+        """Unit features of the class prompts, (classes, features)."""
+        return nn.functional.normalize(model.get_text_features(**self.prompts).pooler_output, dim=-1)
+
+    def gradients(self, model: PreTrainedModel, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The gradient of the mean loss in each of `parameters`."""
+        with only_gradients_of(model, parameters), torch.enable_grad():
+            if self.prompts is None:
+                for loss in self.losses(model):
+                    loss.backward()
+            else:
+                # The prompts pass the text tower once: their gradient is summed over the batches and passed on at the end.
+                texts = self.text_features(model)
+                summed = texts.detach().requires_grad_()
+                for inputs, labels in self.batches:
+                    logits = zero_shot_logits(model, inputs, summed)
+                    (nn.functional.cross_entropy(logits, labels, reduction="sum") / self.rows).backward()
+                if texts.requires_grad:
+                    texts.backward(summed.grad)
+            return [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
+
+
+def zero_shot_logits(model: PreTrainedModel, inputs: Mapping[str, Tensor], texts: Tensor) -> Tensor:
+    """The logits (rows, classes) of images, for unit features `texts` (classes, features), or (rows, classes, features)."""
+    images = model.get_image_features(pixel_values=inputs["pixel_values"]).pooler_output
+    images = nn.functional.normalize(images, dim=-1)
+    cosines = images @ texts.t() if texts.dim() == 2 else (images.unsqueeze(1) @ texts.transpose(1, 2)).squeeze(1)
+    return logits_of_cosines(model, cosines)
+
+
+@contextmanager
+def only_gradients_of(model: nn.Module, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Fresh gradients for `parameters` alone; no graph is built for the others."""
+    chosen = {id(parameter) for parameter in parameters}
+    for parameter in model.parameters():
+        parameter.requires_grad_(id(parameter) in chosen)
+        parameter.grad = None
+    yield
+    for parameter in model.parameters():
+        parameter.grad = None
+
+
+def weight_times_gradient(
+    hydra: PreTrainedModel, calibration: Calibration, layers: Mapping[Layer, UnitLayer]
+) -> dict[Layer, Tensor]:
+    """By layer, the mean |W · G| of each unit, (units,)."""
+    weights = {place: layer.before.weight for place, layer in layers.items()}
+    gradients = calibration.gradients(hydra, list(weights.values()))
+    return {
+        place: layers[place].rows((weight.detach() * gradient).abs()).mean(dim=(0, 2))
+        for (place, weight), gradient in zip(weights.items(), gradients, strict=True)
+    }
+
+
+def mean_gate_gradients(
+    hydra: PreTrainedModel, calibration: Calibration, layers: Mapping[Layer, UnitLayer]
+) -> dict[Layer, Tensor]:
+    """By layer, the mean over the samples of the absolute gradient in each unit's gate, (units,)."""
+    gradients = _zero_shot_gradients if calibration.prompts is not None else _classifier_gradients
+    sums: dict[Layer, Tensor] = {}
+    with only_gradients_of(hydra, []), torch.enable_grad():
+        for of_batch in gradients(hydra, calibration, layers):
+            for layer, gradient in of_batch.items():
+                sums[layer] = sums.get(layer, 0) + gradient.abs().sum(dim=0)
+    return {layer: total / calibration.rows for layer, total in sums.items()}
+
+
+def _classifier_gradients(
+    hydra: PreTrainedModel, calibration: Calibration, layers: Mapping[Layer, UnitLayer]
+) -> Iterator[dict[Layer, Tensor]]:
+    """By layer, the gradient (rows, units) of each sample's loss in its own gates, batch by batch."""
+    for inputs, labels in calibration.batches:
+        with gates_on(layers) as gates:
+            loss = hydra(**inputs, labels=labels).loss
+        # A sample's loss depends on its own row of the gates only, so the gradient of the sum has them all.
+        yield dict(zip(gates, torch.autograd.grad(loss * len(labels), list(gates.values())), strict=True))
+
+
+def _zero_shot_gradients(
+    hydra: PreTrainedModel, calibration: Calibration, layers: Mapping[Layer, UnitLayer]
+) -> Iterator[dict[Layer, Tensor]]:
+    """The same for zero-shot classification. All samples read the same prompts, so a gate of the text tower is one for all:
+    the prompts pass the tower once, and each sample's gradient in their features is passed back through it."""
+    with gates_on({place: layers[place] for place in layers if place[0] == "text"}, is_common=True) as text_gates:
+        texts = calibration.text_features(hydra)
+    for inputs, labels in calibration.batches:
+        own_texts = texts.detach().repeat(len(labels), 1, 1).requires_grad_()  # (rows, classes, features)
+        with gates_on({place: layers[place] for place in layers if place[0] == "vision"}) as gates:
+            logits = zero_shot_logits(hydra, inputs, own_texts)
+        loss = nn.functional.cross_entropy(logits, labels, reduction="sum")
+        in_texts, *in_gates = torch.autograd.grad(loss, [own_texts, *gates.values()])
+        found = dict(zip(gates, in_gates, strict=True))
+        if text_gates:
+            rows = [torch.autograd.grad(texts, list(text_gates.values()), row, retain_graph=True) for row in in_texts]
+            found |= {place: torch.cat(parts) for place, *parts in zip(text_gates, *rows, strict=True)}
+        yield found
+
+
+@contextmanager
+def gates_on(layers: Mapping[Layer, UnitLayer], is_common: bool = False) -> Iterator[dict[Layer, Tensor]]:
+    """By layer, gates of 1, created by the forward pass inside: (rows, units), or (1, units) where all rows share them."""
+    gates: dict[Layer, Tensor] = {}
+
+    def multiply_by_gates(place: Layer, width: int):
+        def multiply(_, given: tuple[Tensor]) -> Tensor:
+            units = given[0].unflatten(-1, (-1, width))  # (..., rows, tokens, units, width)
+            rows = 1 if is_common else units.shape[-4]
+            gates[place] = units.new_ones(rows, units.shape[-2], requires_grad=True)
+            return (units * gates[place][:, None, :, None]).flatten(-2)
+
+        return multiply
+
+    with ExitStack() as hooks:
+        for place, layer in layers.items():
+            handle = layer.behind.register_forward_pre_hook(multiply_by_gates(place, layer.width))
+            hooks.callback(handle.remove)
+        yield gates
