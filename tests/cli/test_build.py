@@ -106,15 +106,15 @@ def test_a_pre_trained_model_becomes_several_fine_tunings(workplace, finetuned):
 def test_a_fine_tuning_that_was_cut_off_goes_on(workplace, finetuned, tmp_path, monkeypatch, capsys):
     from hydra_transformers.training import finetune
 
-    train = finetune._train
+    train = finetune._FineTuning._trained
 
-    def stopped(member, settings, folder, *rest):
+    def stopped(self, member, folder, *rest):
         if folder.parent.name == "member-1":
             raise KeyboardInterrupt
-        return train(member, settings, folder, *rest)
+        return train(self, member, folder, *rest)
 
     command = finetune_words(workplace, tmp_path / "out")
-    monkeypatch.setattr(finetune, "_train", stopped)
+    monkeypatch.setattr(finetune._FineTuning, "_trained", stopped)
     assert main(command) == 1
     capsys.readouterr()
     fuse = words("fuse", tmp_path / "out", "--output", tmp_path / "hydra")
@@ -123,7 +123,7 @@ def test_a_fine_tuning_that_was_cut_off_goes_on(workplace, finetuned, tmp_path, 
     (tmp_path / "out" / "finetune.json").unlink()  # as finetune_members alone leaves it
     assert main(fuse) == 2
     assert "member-1 is not finished" in capsys.readouterr().err
-    monkeypatch.setattr(finetune, "_train", train)
+    monkeypatch.setattr(finetune._FineTuning, "_trained", train)
     run(*command)
     for index in range(3):
         one, other = (

@@ -67,7 +67,7 @@ def no_work(monkeypatch):
     """Fails a test in which a training, an extraction or a search begins."""
     for module, names in (
         (member_plan, ("extract_circuit", "draw_members")),
-        (finetune, ("_train",)),
+        (finetune._FineTuning, ("_trained",)),
         (build, ("run_step",)),
         (card, ("load_model",)),
         (hydration, ("finetune_from_pretrained",)),
