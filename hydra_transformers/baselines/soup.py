@@ -8,8 +8,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..fusion import check_can_be_fused, tower_configs
-from ..fusion.agreement import LITTLE_IN_COMMON
 from ..fusion.blending import cosines
+from ..fusion.checks import LITTLE_IN_COMMON
 from ..models.auto import HYDRA_CLASSES, check_has_no_adapters
 from ..uncertainty.inputs import widened
 

@@ -10,28 +10,17 @@ from .._io.files import written_whole
 from ..data.loading import check_has_variety
 from ..data.processors import class_prompts, load_processor
 from ..data.rows import is_same_source
+from . import flags
 from .folders import check_is_new, load_config, load_model
-from .options import (
-    DATA,
-    BatchSize,
-    Device,
-    Mode,
-    PartOptions,
-    argument,
-    check_named_once,
-    device_named,
-    duration,
-    named,
-    option,
-)
+from .options import argument, check_named_once, device_named, duration, named, option
 
 
 ROWS = 2_000  # fewer than elsewhere, because an analysis runs thousands of times over them
 
 
 @dataclass(kw_only=True)
-class FewRows(PartOptions):
-    limit: option(int, "read at most N rows of each set, drawn at random", "N", DATA, min=1) = ROWS
+class FewRows(flags.PartOptions):
+    limit: option(int, "read at most N rows of each set, drawn at random", "N", flags.DATA, min=1) = ROWS
 
 
 def analyse(
@@ -51,10 +40,10 @@ def analyse(
     budgets: option(
         list[int] | None, "numbers of heads to remove in turn (default: up to half)", "N...", min=1
     ) = None,
-    mode: Mode = "exact",
+    mode: flags.Mode = "exact",
     seconds: option(float, "to time each pruned model (0: not at all)", parser=duration) = 0.0,
-    batch_size: BatchSize = 32,
-    device: Device = None,
+    batch_size: flags.BatchSize = 32,
+    device: flags.Device = None,
 ) -> None:
     """Find out which heads detect what, which are pruned and how many can go: a folder with a report and pictures."""
     from ..analysis import analyse_heads

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from .options import Device, ModelArgument, Processor, megabytes, option
+from . import flags
+from .options import megabytes, option
 from .serve import predictor_of
 
 
@@ -10,7 +11,7 @@ LIMITS = "Access and limits"
 
 
 def app(
-    model: ModelArgument,
+    model: flags.ModelArgument,
     single: option(str | None, "another model, whose answers stand beside, for example one backbone", "MODEL") = None,
     examples: option(
         Path | None,
@@ -20,12 +21,12 @@ def app(
     labels: option(
         list[str] | None, "for CLIP and SigLIP: the first classes; users may name others", "LABEL..."
     ) = None,
-    processor: Processor = None,
+    processor: flags.Processor = None,
     host: option(str, "0.0.0.0 lets other machines in; 127.0.0.1 this one only", panel=LIMITS) = "127.0.0.1",
     port: option(int | None, "default: the first free one from 7860 on", "N", LIMITS, min=1, max=2**16 - 1) = None,
     max_megabytes: option(float, "per image file", "N", LIMITS, parser=megabytes) = 10.0,
     max_characters: option(int, "per text", "N", LIMITS, min=1) = 10_000,
-    device: Device = None,
+    device: flags.Device = None,
 ) -> None:
     """Open a page in the browser to try a model on: its answer, its members', its uncertainty."""
     from ..serving.page import launch_page

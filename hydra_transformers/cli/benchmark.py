@@ -8,15 +8,16 @@ from torch import nn
 from .._io.files import write_atomically
 from ..cost import compare_costs, inputs_for, unpruned_backbone
 from ..reports import cost_table
+from . import flags
 from .folders import check_is_hydra, check_takes_files, load_config, load_model
-from .options import Device, argument, check_named_once, device_named, duration, option
+from .options import argument, check_named_once, device_named, duration, option
 
 
 def benchmark(
     model: argument(str, "MODEL", "a Hydra: the output of `fuse`, a member, or a Hub name"),
     batch_sizes: option(list[int], "batch sizes to measure", "N...", min=1) = (1, 8),
     seconds: option(float, "to measure per batch size", parser=duration) = 5.0,
-    device: Device = None,
+    device: flags.Device = None,
     output: option(Path | None, "write the table to this file, too", "FILE") = None,
 ) -> None:
     """Compare parameters, multiply-adds and time with one model and a Deep Ensemble."""

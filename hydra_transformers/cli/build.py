@@ -15,6 +15,7 @@ from ..fusion.probe import TEXT_TOKENS
 from ..pruning import MemberPlan
 from ..pruning.objectives import OBJECTIVES
 from ..training.recipes import recipe_for
+from . import flags
 from .finetune import RecipeName, change_by, check_trainable, check_training, check_trunk, name_classes
 from .folders import (
     FUSE_SETTINGS,
@@ -25,27 +26,7 @@ from .folders import (
     models_named,
     read_settings,
 )
-from .options import (
-    BatchSize,
-    DataOptions,
-    Device,
-    Epochs,
-    FarData,
-    MaxSteps,
-    Mode,
-    NearData,
-    OodSplit,
-    ReportTo,
-    Seed,
-    argument,
-    check_named_once,
-    choice,
-    count_or_best,
-    device_named,
-    minutes,
-    option,
-    switch,
-)
+from .options import argument, check_named_once, choice, count_or_best, device_named, minutes, option, switch
 
 
 BUILD_SETTINGS = "build.json"
@@ -70,7 +51,7 @@ def parse_target(text: str) -> str | dict[str, float]:
 
 
 @dataclass(kw_only=True)
-class BuildOptions(DataOptions):
+class BuildOptions(flags.DataOptions):
     """How a Hydra is built."""
 
     output: option(
@@ -95,9 +76,9 @@ class BuildOptions(DataOptions):
         parser=minutes,
     ) = None
     recipe: RecipeName = None
-    epochs: Epochs = None
-    max_steps: MaxSteps = None
-    report_to: ReportTo = "none"
+    epochs: flags.Epochs = None
+    max_steps: flags.MaxSteps = None
+    report_to: flags.ReportTo = "none"
     budget: option(
         Any,
         "heads each member loses, 0 for none (default: a sixth of the candidates); best: as many as its circuit scores best "
@@ -107,13 +88,13 @@ class BuildOptions(DataOptions):
         parser=count_or_best,
     ) = None
     ood_data: option(str | None, "out-of-distribution data to choose heads by", "NAME_OR_FOLDER", PRUNING) = None
-    ood_split: OodSplit = None
+    ood_split: flags.OodSplit = None
     objective: option(
         choice(OBJECTIVES) | None,
         "of the circuits (default: avg with --ood-data; without, nothing is pruned)",
         panel=PRUNING,
     ) = None
-    mode: Mode = "exact"
+    mode: flags.Mode = "exact"
     circuit_rows: option(int, "rows of each set to extract circuits with", "N", PRUNING, min=1) = 1_000
     tune: switch("--tune", "fine-tune again after pruning", PRUNING) = False
     trunk_layers: option(
@@ -124,11 +105,11 @@ class BuildOptions(DataOptions):
     ) = False
     test_data: option(str | None, "default: a tenth of the data, not trained on", "NAME_OR_FOLDER", TESTS) = None
     test_split: option(str | None, "a split of --test-data, or of --data", panel=TESTS) = None
-    near: NearData = None
-    far: FarData = None
-    seed: Seed = 0
-    batch_size: BatchSize = 32
-    device: Device = None
+    near: flags.NearData = None
+    far: flags.FarData = None
+    seed: flags.Seed = 0
+    batch_size: flags.BatchSize = 32
+    device: flags.Device = None
 
     @property
     def steps_folder(self) -> Path:
@@ -140,7 +121,7 @@ class BuildOptions(DataOptions):
         """None where nothing is pruned."""
         return None if self.budget == 0 else self.objective or ("avg" if self.ood_data else None)
 
-    def flags(self, *names: str) -> list:
+    def given(self, *names: str) -> list:
         """The flags of these names with their values, if they are set."""
         found = [(f"--{name.replace('_', '-')}", getattr(self, name)) for name in names]
         return [word for flag, value in found if value is not None for word in (flag, value)]
@@ -191,32 +172,32 @@ def run_step(words: list[str]) -> None:
 
 def steps_of(pretrained: str, options: BuildOptions) -> list[list[str]]:
     """The commands, as one would type them."""
-    folder, flags = options.steps_folder, options.flags
-    data = ["--data", options.data, *flags("split", *FOR_ALL_STEPS)]
-    common, trunk = ["--batch-size", options.batch_size], flags("trunk_layers")
-    training = [*flags("limit", "max_steps"), "--seed", options.seed, *common]
+    folder, given = options.steps_folder, options.given
+    data = ["--data", options.data, *given("split", *FOR_ALL_STEPS)]
+    common, trunk = ["--batch-size", options.batch_size], given("trunk_layers")
+    training = [*given("limit", "max_steps"), "--seed", options.seed, *common]
     training += ["--report-to", options.report_to] if options.report_to != "none" else []
     training += trunk if options.freeze_trunk else []
     members = folder / "finetuned"
     steps = [["finetune", pretrained, "--members", options.members, *data, "--part", "training"]]
-    steps[-1] += [*flags("recipe", "epochs"), *training, "--output", members]
+    steps[-1] += [*given("recipe", "epochs"), *training, "--output", members]
     if options.circuit_objective is not None:
         steps.append(["prune", members, *data, "--part", "validation", "--objectives", options.circuit_objective])
-        steps[-1] += [*flags("ood_data", "ood_split", "budget", "mode"), *trunk, "--limit", options.circuit_rows]
+        steps[-1] += [*given("ood_data", "ood_split", "budget", "mode"), *trunk, "--limit", options.circuit_rows]
         members = folder / "pruned"
-        steps[-1] += ["--seed", options.seed, *common, *flags("device"), "--output", members]
+        steps[-1] += ["--seed", options.seed, *common, *given("device"), "--output", members]
     if options.tune:
         steps.append(["finetune", members, *data, "--part", "training", *training, "--output", folder / "tuned"])
         members = folder / "tuned"
     steps.append(["fuse", members, *trunk, "--output", options.output])
     test = [*data, "--part", "test"]
     if options.test_data is not None or options.test_split is not None:
-        test = ["--data", options.test_data or options.data, *flags(*FOR_ALL_STEPS)]
+        test = ["--data", options.test_data or options.data, *given(*FOR_ALL_STEPS)]
         test += [] if options.test_split is None else ["--split", options.test_split]
     for group in ("near", "far"):
         test += [word for name, each in getattr(options, group) or [] for word in (f"--{group}", f"{name}={each}")]
     single = ["--compare", f"single={folder / 'finetuned' / 'member-0'}"]
-    steps.append(["evaluate", options.output, *test, *flags("limit"), *single, *common, *flags("device")])
+    steps.append(["evaluate", options.output, *test, *given("limit"), *single, *common, *given("device")])
     return [[str(word) for word in words] for words in steps]
 
 
@@ -229,26 +210,27 @@ def _is_done(output: Path, command: str) -> bool:
 
 
 def _check(pretrained: str, options: BuildOptions) -> None:
-    is_pruned = options.circuit_objective is not None
-    problems = {
-        "--members is 1, which is not an ensemble: pass at least 2": options.members < 2,
-        "--time-limit is for --target: pass that, too": options.time_limit is not None,
-        "--budget 0 prunes nothing, so --ood-data and --objective have no effect: leave them out": options.budget == 0
-        and (options.ood_data or options.objective),
-        "--budget is for pruning: pass --ood-data, to choose heads by, or --objective acc": not is_pruned
-        and options.budget,
-        "--tune is for pruned members, and nothing is pruned: pass --ood-data or --objective acc": not is_pruned
-        and options.tune,
-        "--freeze-trunk is for a trunk, and there is none: pass --trunk-layers, too": options.freeze_trunk
-        and not options.trunk_layers,
-        "--output is called single, as is one fine-tuning in the evaluation: choose another name": (
-            options.output.resolve().name == "single"
+    is_pruned, ood_data = options.circuit_objective is not None, options.ood_data
+    is_own_ood = ood_data and is_same_source(options.data, ood_data) and not options.ood_split
+    has_no_trunk = not options.trunk_layers
+    to_prune = "pass --ood-data, to choose heads by, or --objective acc"
+    problems = [
+        (options.members < 2, "--members is 1, which is not an ensemble: pass at least 2"),
+        (options.time_limit is not None, "--time-limit is for --target: pass that, too"),
+        (
+            options.budget == 0 and (ood_data or options.objective),
+            "--budget 0 prunes nothing, so --ood-data and --objective have no effect: leave them out",
         ),
-        f"--ood-data {options.ood_data} is the data itself: pass other data, or an --ood-split of it": options.ood_data
-        and is_same_source(options.data, options.ood_data)
-        and not options.ood_split,
-    }
-    for sentence, is_met in problems.items():
+        (not is_pruned and options.budget, f"--budget is for pruning: {to_prune}"),
+        (not is_pruned and options.tune, f"--tune is for pruned members, and nothing is pruned: {to_prune}"),
+        (
+            options.freeze_trunk and has_no_trunk,
+            "--freeze-trunk is for a trunk, and there is none: pass --trunk-layers",
+        ),
+        (options.output.resolve().name == "single", "--output is single, a name of the evaluation: choose another"),
+        (is_own_ood, f"--ood-data {ood_data} is the data itself: pass other data, or an --ood-split of it"),
+    ]
+    for is_met, sentence in problems:
         if is_met:
             raise ValueError(sentence)
     config = load_config(pretrained)
@@ -362,10 +344,12 @@ def _data_to_finetune(name: str, options: BuildOptions, config: PreTrainedConfig
 
 def _data_to_choose_by(name: str, options: BuildOptions, config: PreTrainedConfig, processor: Any) -> dict[str, Any]:
     """For fine-tuned models, which are not trained."""
-    for word in options.flags("recipe", "epochs", "max_steps") + (
-        ["--report-to"] if options.report_to != "none" else []
-    ):
-        raise ValueError(f"{word} is for training, and {name} is fine-tuned already: leave it out")
+    unused = [
+        *options.given("recipe", "epochs", "max_steps"),
+        *(["--report-to"] if options.report_to != "none" else []),
+    ]
+    if unused:
+        raise ValueError(f"{unused[0]} is for training, and {name} is fine-tuned already: leave it out")
     return {"data": options.read(config, processor, split=options.split)}
 
 

@@ -13,9 +13,10 @@ from ..hub.member_heads import copy_circuits, load_circuits
 from ..models.detection import DETECTORS
 from ..uncertainty import CalibratedClassifier, detector_by_name
 from ..uncertainty import calibrate as fit
+from . import flags
 from .evaluate import with_progress
 from .folders import FUSE_SETTINGS, check_is_new, load_config, load_model
-from .options import BatchSize, Device, ModelArgument, PartOptions, choice, device_named, option, share
+from .options import choice, device_named, option, share
 
 
 ABSTAIN, SETS = "When to abstain (default: never)", "Prediction sets"
@@ -23,8 +24,8 @@ DECIDING_DETECTORS = tuple(name for name in DETECTORS if name != "vim")
 
 
 def calibrate(
-    model: ModelArgument,
-    data: PartOptions,
+    model: flags.ModelArgument,
+    data: flags.PartOptions,
     output: option(Path, "gets the calibrated model with its code, processor and circuits", "DIR"),
     risk: option(
         float | None, "at most this share of the answers is wrong: 0.05", "SHARE", ABSTAIN, parser=share
@@ -43,8 +44,8 @@ def calibrate(
     ) = None,
     alpha: option(float, "how many sets may miss the right class", "SHARE", SETS, parser=share) = 0.1,
     sets: option(choice(("lac", "aps", "raps", "none")), "the kind of sets", panel=SETS) = "lac",
-    batch_size: BatchSize = 32,
-    device: Device = None,
+    batch_size: flags.BatchSize = 32,
+    device: flags.Device = None,
 ) -> None:
     """Fit when a model says that it does not know, and which classes it may be; saved with the model."""
     target = {"risk": risk, "coverage": coverage, "tpr": tpr}

@@ -24,20 +24,9 @@ from ..reports.report import UncertaintyReport
 from ..shift import SEVERITIES, corrupted_sets
 from ..uncertainty import CalibratedClassifier, Detector, detector_by_name
 from ..uncertainty.calibrated_classifier import OtherClassesError
+from . import flags
 from .folders import check_takes_files, load_config, load_model
-from .options import (
-    BatchSize,
-    Device,
-    FarData,
-    ModelArgument,
-    NearData,
-    PartOptions,
-    check_named_once,
-    choice,
-    device_named,
-    named,
-    option,
-)
+from .options import check_named_once, choice, device_named, named, option
 
 
 def severities_in(text: str) -> list[int]:
@@ -48,16 +37,16 @@ def severities_in(text: str) -> list[int]:
 
 
 def evaluate(
-    model: ModelArgument,
-    data: PartOptions,
+    model: flags.ModelArgument,
+    data: flags.PartOptions,
     compare: option(
         list[tuple] | None,
         "another model to evaluate, with its own processor; may be repeated",
         "NAME=MODEL",
         parser=named,
     ) = None,
-    near: NearData = None,
-    far: FarData = None,
+    near: flags.NearData = None,
+    far: flags.FarData = None,
     score: option(choice(DETECTORS), "OOD score; those that need a fit are fitted first") = "msp",
     fit_data: option(str | None, "data to fit the score on (default: --data)", "NAME_OR_FOLDER") = None,
     fit_split: option(str | None, "default: train") = None,
@@ -70,8 +59,8 @@ def evaluate(
     severities: option(
         list | None, "of the corruptions, from 1 to 5 (default: 1,2,3,4,5)", "N,N", parser=severities_in
     ) = None,
-    batch_size: BatchSize = 32,
-    device: Device = None,
+    batch_size: flags.BatchSize = 32,
+    device: flags.Device = None,
     output: option(
         Path | None, "gets report.md, report.html, report.json and plots (default: MODEL/evaluation)", "DIR"
     ) = None,

@@ -7,8 +7,9 @@ from ..data.processors import load_processor
 from ..export import FILES
 from ..export import export as write
 from ..uncertainty import CalibratedClassifier
+from . import flags
 from .folders import check_is_hydra, check_is_new, load_config, load_model
-from .options import Processor, argument, check_named_once, one_of, option
+from .options import argument, check_named_once, one_of, option
 
 
 def export(
@@ -20,7 +21,7 @@ def export(
         "FORMAT...",
         parser=one_of(FILES),
     ) = ("onnx",),
-    processor: Processor = None,
+    processor: flags.Processor = None,
 ) -> None:
     """Write the model as ONNX, or as PyTorch's archive of a graph, to run without this package."""
     check_named_once(to, "--to")

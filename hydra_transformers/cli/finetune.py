@@ -19,22 +19,10 @@ from ..hub.member_heads import copy_circuits
 from ..models.auto import CLASSIFIERS, is_zero_shot
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
 from ..training.recipes import base_recipe, recipe_for
+from . import flags
 from .errors import access_to
 from .folders import are_fine_tunings, claim_for_training, load_config, load_model, members_in
-from .options import (
-    BatchSize,
-    DataOptions,
-    Epochs,
-    MaxSteps,
-    PartOptions,
-    ReportTo,
-    Seed,
-    argument,
-    check_named_once,
-    choice,
-    learning_rate,
-    option,
-)
+from .options import argument, check_named_once, choice, learning_rate, option
 
 
 VALIDATES_ON_FIRST_ROWS = {"sst2"}
@@ -52,7 +40,7 @@ def finetune(
         "the output of `prune`; or a pre-trained model, by folder or Hub name, which is fine-tuned several times, each time "
         "with a new classifier for the classes of the data",
     ),
-    data: PartOptions,
+    data: flags.PartOptions,
     output: option(Path, "gets the trained members; run again to continue after a stop", "DIR"),
     recipe: RecipeName = None,
     members: option(int | None, "fine-tunings of a pre-trained model (default: 3)", "M", min=1) = None,
@@ -64,14 +52,14 @@ def finetune(
     learning_rates: option(
         list[Any] | None, 'to choose from by validation, or "grid" for the recipe\'s', "LR...", parser=learning_rate
     ) = None,
-    epochs: Epochs = None,
-    max_steps: MaxSteps = None,
-    report_to: ReportTo = "none",
+    epochs: flags.Epochs = None,
+    max_steps: flags.MaxSteps = None,
+    report_to: flags.ReportTo = "none",
     trunk_layers: option(
         int, "do not train the first N layers and the embeddings, which fused members then share", "N", min=0
     ) = 0,
-    seed: Seed = 0,
-    batch_size: BatchSize = 32,
+    seed: flags.Seed = 0,
+    batch_size: flags.BatchSize = 32,
 ) -> None:
     """Fine-tune a pre-trained model several times, or pruned members one by one."""
     check_training(epochs, max_steps, report_to)
@@ -160,7 +148,7 @@ def check_trunk(trunk_layers: int | None, name: str, config: PreTrainedConfig) -
 # Data
 
 
-def name_classes(config: PreTrainedConfig, data: DataOptions, part: str | None = None) -> list[str]:
+def name_classes(config: PreTrainedConfig, data: flags.DataOptions, part: str | None = None) -> list[str]:
     """Puts the data's classes into the config of a pre-trained model, and returns them."""
     with access_to(data.data, "data set"):
         classes = classes_in(data.source(split=data.split or (SPLITS_TO_CUT if part is None else None), part=part))
@@ -169,7 +157,7 @@ def name_classes(config: PreTrainedConfig, data: DataOptions, part: str | None =
 
 
 def _train_and_validation(
-    data: PartOptions,
+    data: flags.PartOptions,
     validation_split: str | None,
     seed: int,
     config: PreTrainedConfig,

@@ -11,8 +11,9 @@ from ..data.sounds import waveform
 from ..models.auto import auto_class_of
 from ..models.pipeline_hydra import image_mode, read_image
 from ..uncertainty import CalibratedClassifier, predict_decisions
+from . import flags
 from .folders import load_config, load_with_decision
-from .options import BatchSize, Device, ModelArgument, Processor, argument, option, switch
+from .options import argument, option, switch
 
 
 ZERO_SHOT = "AutoModelForZeroShotImageClassification"
@@ -20,7 +21,7 @@ AUDIO = "AutoModelForAudioClassification"
 
 
 def predict(
-    model: ModelArgument,
+    model: flags.ModelArgument,
     inputs: argument(
         list[str], "INPUT", "texts, image files or URLs, or audio files; - reads them from stdin, one per line"
     ),
@@ -31,9 +32,9 @@ def predict(
         "LABEL...",
     ) = None,
     top_k: option(int, "scores per input", "N", min=1) = 5,
-    processor: Processor = None,
-    batch_size: BatchSize = 8,
-    device: Device = None,
+    processor: flags.Processor = None,
+    batch_size: flags.BatchSize = 8,
+    device: flags.Device = None,
 ) -> None:
     """Answer texts, images or sounds, with the uncertainty of each answer."""
     config = load_config(model)

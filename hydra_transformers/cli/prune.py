@@ -10,22 +10,9 @@ from ..data.rows import SPLITS_TO_CUT, is_same_source
 from ..fusion import check_can_be_fused
 from ..pruning.member_plan import CIRCUITS, METHODS, MemberPlan, num_heads
 from ..pruning.objectives import OBJECTIVES, OOD_SCORES
+from . import flags
 from .folders import PRUNE_SETTINGS, claim, load_config, load_model, models_named
-from .options import (
-    BatchSize,
-    Device,
-    Mode,
-    OodSplit,
-    PartOptions,
-    Seed,
-    argument,
-    choice,
-    device_named,
-    one_of,
-    option,
-    positive_or_best,
-    switch,
-)
+from .options import argument, choice, device_named, one_of, option, positive_or_best, switch
 
 
 def prune(
@@ -35,7 +22,7 @@ def prune(
         "a classifier or a CLIP or SigLIP model, by Hub name or folder; or several fine-tunings of one pre-trained model, or "
         "the folder of `finetune` with them: then each makes one member, by its own circuit",
     ),
-    data: PartOptions,
+    data: flags.PartOptions,
     output: option(Path, "gets member-0, member-1, ... and the circuits; run again to continue after a stop", "DIR"),
     method: option(choice(METHODS), "how heads are chosen") = "circuits",
     members: option(int | None, "how many members (default: 3)", "M", min=1) = None,
@@ -63,16 +50,16 @@ def prune(
     trunk_layers: option(
         int, "keep all heads of the first N layers, which fused members can then share", "N", min=0
     ) = 0,
-    mode: Mode = "exact",
+    mode: flags.Mode = "exact",
     ood_data: option(str | None, "out-of-distribution data for ood and avg", "NAME_OR_FOLDER") = None,
-    ood_split: OodSplit = None,
+    ood_split: flags.OodSplit = None,
     score: option(
         choice(OOD_SCORES), "circuits for ood and avg: the OOD score, best the one that will be used"
     ) = "msp",
-    seed: Seed = 0,
+    seed: flags.Seed = 0,
     allow_equal: switch("--allow-equal", "allow members that lose the same heads, to be trained apart") = False,
-    batch_size: BatchSize = 32,
-    device: Device = None,
+    batch_size: flags.BatchSize = 32,
+    device: flags.Device = None,
 ) -> None:
     """Cut heads out of several fine-tunings, each by its own circuit, or different heads out of copies of one model."""
     names = models_named(models)

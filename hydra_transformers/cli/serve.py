@@ -4,12 +4,13 @@ import sys
 from pathlib import Path
 
 from ..serving.predictor import Predictor, kind_of
+from . import flags
 from .folders import load_config, load_with_decision
-from .options import Device, ModelArgument, Processor, duration, option, switch
+from .options import duration, option, switch
 
 
 def serve(
-    model: ModelArgument,
+    model: flags.ModelArgument,
     host: option(str, "127.0.0.1 lets only this machine in") = "127.0.0.1",
     port: option(int, "0 takes a free one", "N", min=0, max=2**16 - 1) = 8000,
     max_batch: option(int, "inputs per pass of the model, and per request", "N", min=1) = 16,
@@ -19,8 +20,8 @@ def serve(
     no_docs: switch(
         "--no-docs", "without /docs, a page about the API whose scripts come from a public server"
     ) = False,
-    processor: Processor = None,
-    device: Device = None,
+    processor: flags.Processor = None,
+    device: flags.Device = None,
 ) -> None:
     """Answer over HTTP, with uncertainty and abstention."""
     try:

@@ -8,15 +8,17 @@ from collections.abc import Sequence
 from torch import nn
 from transformers import PreTrainedModel
 
+from ..models.auto import check_classes, hydra_class
 from ..models.configuration_hydra import TrunkLayers, check_shared
-from .agreement import check_agrees, check_can_be_fused, check_differ, check_finite, warn_of_strangers
 from .building import build, prune_heads, prune_neurons, remaining_heads
+from .checks import check_agrees, check_differ, check_finite, warn_of_strangers
 from .linear_per_member import with_linear_layers
 from .packed_heads import heads_at, qkv_by_head, qkv_rows
 from .plain_models import to_transformers
 from .probe import check_answers_alike, example_inputs, warn_of_close_members
-from .reading import Member, backbone_names, dense_outline, projection_names, read_members
+from .reading import backbone_names, dense_outline, projection_names, read_members
 from .structure import (
+    Member,
     attention_names,
     config_in_backbone,
     encoder_config,
@@ -79,6 +81,21 @@ def from_pruned_members(
     if check and not allow_equal:
         warn_of_close_members(hydra, [member.name for member in read])
     return hydra
+
+
+def check_can_be_fused(models: Sequence[PreTrainedModel], name: str, allow_equal: bool = True) -> None:
+    """Refuses models that cannot be fused: of different architectures, classes or dtypes.
+
+    name: what errors call the list
+    allow_equal: whether some of them may be the same model
+    """
+    found = hydra_class(models[0], f"{name}[0]")
+    check_classes(models, found, name)
+    members = [read_members(found, model, f"{name}[{place}]")[0] for place, model in enumerate(models)]
+    for member in members:
+        check_agrees(member, members[0])
+    if not allow_equal:
+        check_differ(members)
 
 
 def member(model: PreTrainedModel, index: int) -> PreTrainedModel:

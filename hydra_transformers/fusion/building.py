@@ -9,8 +9,17 @@ from transformers.initialization import no_init_weights
 
 from ..models.configuration_hydra import SHARED_PARTS, mask_of_neurons, neurons_in
 from .packed_heads import heads_at, qkv_rows
-from .reading import Member, have_equal_tensors
-from .structure import Slot, attention_names, hydra_config, member_fields, outline, slots, tower_configs
+from .structure import (
+    Member,
+    Slot,
+    attention_names,
+    have_equal_tensors,
+    hydra_config,
+    member_fields,
+    outline,
+    slots,
+    tower_configs,
+)
 
 
 def prune_heads(cls: type, member: Member, heads_to_prune: dict | None) -> Member:

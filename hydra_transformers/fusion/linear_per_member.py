@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from ..models.auto import check_has_no_adapters
 from ..models.modeling_hydra import Grouped, GroupedOutput, bias_as
-from .reading import check_is_in_memory, check_is_not_quantised, is_plain
+from .checks import check_is_in_memory, check_is_not_quantised, is_plain
 from .structure import is_a
 
 

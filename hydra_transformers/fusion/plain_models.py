@@ -13,8 +13,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..models.modeling_hydra import readers_of
 from .building import kept_neurons, move_neurons, weights_to_come
 from .packed_heads import heads_at, keys_of
-from .reading import Member, backbone_source, read_members
-from .structure import attention_names, outline, plain_config, tower_configs
+from .reading import backbone_source, read_members
+from .structure import Member, attention_names, outline, plain_config, tower_configs
 
 
 Units = list[list[int | None]]  # by layer, the numbers of heads or neurons before pruning; None for one of zeros

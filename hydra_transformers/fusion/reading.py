@@ -1,18 +1,22 @@
 """Reads members out of backbones and Hydras."""
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator
 
-import torch
-from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from ..models.auto import check_has_no_adapters
 from ..models.pretrained import Rule
-from .backbone_checks import check_computes_as_its_class, check_is_all_read
+from .checks import (
+    check_computes_as_its_class,
+    check_is_all_read,
+    check_is_in_memory,
+    check_is_not_quantised,
+    check_shapes_and_dtypes,
+)
 from .structure import (
+    Member,
     attention_names,
     config_in_backbone,
     hydra_config,
@@ -25,21 +29,6 @@ from .structure import (
 
 # Below Transformers' own logger, so that `transformers.logging.set_verbosity_error()` counts here too.
 logger = logging.get_logger(f"transformers.{__name__}")
-
-
-@dataclass(frozen=True)
-class Member:
-    """The config and the tensors of a one-member Hydra. The tensors are views of the model it was read from."""
-
-    name: str
-    config: PreTrainedConfig
-    tensors: dict[str, torch.Tensor]
-
-
-def have_equal_tensors(members: Sequence[Member], names: Iterable[str]) -> bool:
-    """Whether the tensors of these names are bit for bit the same in all members."""
-    first, *others = (member.tensors for member in members)
-    return all(torch.equal(other[name].to(first[name].device), first[name]) for name in names for other in others)
 
 
 def read_members(cls: type, model: PreTrainedModel, name: str) -> list[Member]:
@@ -63,36 +52,9 @@ def read_members(cls: type, model: PreTrainedModel, name: str) -> list[Member]:
     is_hydra = model_type == cls.config_class.model_type
     members = _read_hydra(cls, model, name) if is_hydra else [_read_backbone(cls, model, name)]
     for member in members:
-        _check_shapes_and_dtypes(cls, member)
+        check_shapes_and_dtypes(cls, member)
     check_computes_as_its_class(cls, model, name)
     return members
-
-
-def check_is_in_memory(model: PreTrainedModel, name: str) -> None:
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise ValueError(
-            f"{name} has weights that are not in memory (offloaded, or on the meta device): load it whole"
-        )
-
-
-def check_is_not_quantised(model: PreTrainedModel, name: str) -> None:
-    """Refuses weights that are codes for numbers, or shards of them: they would be read as the numbers themselves."""
-    encoded = next((key for key, tensor in model.named_parameters() if not is_plain(tensor)), None)
-    if encoded is not None or getattr(model, "is_quantized", False):
-        where = ""
-        if encoded is not None:
-            weight = model.get_parameter(encoded)
-            kind = type(weight.data)
-            where = f": {encoded} is {weight.dtype if kind is torch.Tensor else f'a {kind.__name__}'}"
-        raise ValueError(
-            f"{name} ({type(model).__name__}) is quantised or sharded{where}: load it without, or pass "
-            "model.dequantize()"
-        )
-
-
-def is_plain(parameter: nn.Parameter) -> bool:
-    """Whether a parameter is a plain tensor of floating-point numbers of at least 16 bits."""
-    return parameter.is_floating_point() and parameter.element_size() > 1 and type(parameter.data) is torch.Tensor
 
 
 def _read_hydra(cls: type, model: PreTrainedModel, name: str) -> list[Member]:
@@ -167,28 +129,6 @@ def _pooler_field(cls: type, model: PreTrainedModel) -> dict[str, bool]:
     if not cls.is_base_model or not hasattr(cls.config_class, "add_pooling_layer"):
         return {}
     return {"add_pooling_layer": getattr(model, "pooler", None) is not None}
-
-
-def _check_shapes_and_dtypes(cls: type, member: Member) -> None:
-    """Refuses tensors of other shapes than the config asks for, and of several dtypes: a Hydra has one."""
-    for name, parameter in outline(cls, member.config).named_parameters():
-        if name not in member.tensors:
-            raise ValueError(
-                f"{member.name} has no parameter {name!r}: it was changed after it was made (quantised, or a part "
-                "replaced), pass it as it was before"
-            )
-        if member.tensors[name].shape != parameter.shape:
-            raise ValueError(
-                f"{member.name}: {name} has the shape {tuple(member.tensors[name].shape)}, its config asks for "
-                f"{tuple(parameter.shape)}"
-            )
-    first, expected = next((name, tensor.dtype) for name, tensor in member.tensors.items())
-    for name, tensor in member.tensors.items():
-        if tensor.dtype != expected:
-            raise ValueError(
-                f"{member.name} has weights of several dtypes ({first} is {expected}, {name} is {tensor.dtype}): "
-                f"convert it to one, with model.to({expected})"
-            )
 
 
 # Names of backbones

@@ -1,7 +1,7 @@
 """The parts of a Hydra: its towers, their attentions, and which rows of its parameters belong to which member."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -190,3 +190,21 @@ def outline(model_class: type, config: PreTrainedConfig, **options) -> PreTraine
             _outlines.clear()
         found = _outlines[key] = without_weights(model_class, config, **options)
     return found
+
+
+# Members
+
+
+@dataclass(frozen=True)
+class Member:
+    """The config and the tensors of a one-member Hydra. The tensors are views of the model it was read from."""
+
+    name: str
+    config: PreTrainedConfig
+    tensors: dict[str, torch.Tensor]
+
+
+def have_equal_tensors(members: Sequence[Member], names: Iterable[str]) -> bool:
+    """Whether the tensors of these names are bit for bit the same in all members."""
+    first, *others = (member.tensors for member in members)
+    return all(torch.equal(other[name].to(first[name].device), first[name]) for name in names for other in others)

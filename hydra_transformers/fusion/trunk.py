@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ..models.configuration_hydra import SHARED_PARTS, TrunkLayers
-from .reading import Member, have_equal_tensors
-from .structure import attention_names, outline, tower_configs
+from .structure import Member, attention_names, have_equal_tensors, outline, tower_configs
 
 
 def resolve_trunk(

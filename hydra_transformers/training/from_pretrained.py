@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..fusion.checks import check_is_in_memory
 from ..models.auto import CLASSIFIERS, HYDRA_CLASSES, config_of
 from .finetune import finetune_members
 from .parameter_groups import places
@@ -64,9 +65,9 @@ def with_new_classifiers(
     encoder = f"{_encoder_of(model)}."
     is_new = untrained | {name for name, _ in model.named_parameters() if not name.startswith(encoder)}
     where = places(model)
-    strange = sorted(name for name in is_new if where[name].part != "classifier")
-    if strange:
-        raise ValueError(f"{called} has no {strange[0]} of the right shape: pass a model that is pre-trained")
+    missing = min((name for name in is_new if where[name].part != "classifier"), default=None)
+    if missing is not None:
+        raise ValueError(f"{called} has no {missing} of the right shape: pass a model that is pre-trained")
     return [_with_classifier_of(model, is_new, seed + place) for place in range(num_members)]
 
 
@@ -98,8 +99,7 @@ def _with_head(
         )
         names = [*found["missing_keys"], *(entry[0] for entry in found["mismatched_keys"])]
         return model, {name for name in names if name in dict(model.named_parameters())}
-    if any(parameter.is_meta for parameter in pretrained.parameters()):
-        raise ValueError(f"{called} has weights that are not in memory: load it whole")
+    check_is_in_memory(pretrained, called)
     model = head(config).to(pretrained.device)
     for parameter in model.parameters():  # not the buffers: rotary positions stay in float32, as after loading
         parameter.data = parameter.data.to(pretrained.dtype)

@@ -223,6 +223,5 @@ def _load_baseline(member: nn.Module, folder: Path) -> nn.Module:
 
 
 def _check_nothing_is_missing(folder: Path, names: set[str]) -> None:
-    """Refuses a file without some weights: they would be random, or those from before."""
-    if names:
+    if names:  # these weights would be random, or those from before
         raise ValueError(f"{folder} has no weights for {min(names)}: remove that folder and train again")

@@ -191,7 +191,7 @@ REFUSED = {
         ("--freeze-trunk", "--freeze-trunk is for a trunk, and there is none"),
         ("--time-limit 5", "--time-limit is for --target"),
         ("--output full", "full exists already"),
-        ("--output single", "--output is called single"),
+        ("--output single", "--output is single, a name of the evaluation"),
         ("--device nowhere", NOWHERE),
     ],
     "target": [
