@@ -136,7 +136,7 @@ def main() -> None:
     if args.smallest:
         args.batches, args.rounds = [2], 2
     if args.cpu_time and args.device != "cpu":
-        parser.error("--cpu-time is for --device cpu: a GPU's time is none of the processor's")
+        parser.error("--cpu-time is for --device cpu: a GPU does not use the processor's time")
     clock = "processor time, on a machine that ran other work" if args.cpu_time else "elapsed time"
     machine = where_it_ran(args.device) | {"measured": f"{clock}, {args.rounds} rounds"}
     rows: list[Row] = []

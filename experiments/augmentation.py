@@ -1,4 +1,4 @@
-"""Random changes to a batch of images, on whatever device it lies: (batch, channels, height, width) in [0, 1]."""
+"""Random changes to a batch of images on its device: (batch, channels, height, width) in [0, 1]."""
 
 import math
 

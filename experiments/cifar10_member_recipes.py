@@ -1,4 +1,4 @@
-"""How to fine-tune pruned ViTs on CIFAR-10: recipes compared on validation images, none of which methods are judged on.
+"""How to fine-tune pruned ViTs on CIFAR-10: recipes compared on validation images, which no method is evaluated on.
 
     python -m experiments.cifar10_member_recipes --data DIR --runs RUNS --workers 12
     python -m experiments.cifar10_member_recipes --smallest                          # does it run? made-up data, seconds

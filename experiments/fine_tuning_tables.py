@@ -1,4 +1,4 @@
-"""The results of fine-tunings of pre-trained models as markdown tables, and the choice that is made on validation rows."""
+"""The results of fine-tunings of pre-trained models as markdown tables, and the choice made on validation rows."""
 
 import re
 from collections.abc import Callable, Mapping

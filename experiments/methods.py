@@ -1,6 +1,6 @@
-"""Every method of the comparison, as units of work that lead from a setting's data to metrics in JSON files.
+"""Every method of the comparison, from a setting's data to metrics in JSON files.
 
-A unit writes into its own folder or file below the setting's; one that was cut off goes on where it was.
+A unit of work writes into its own folder or file below the setting's, and resumes if it was cut off.
 """
 
 import json
@@ -86,7 +86,7 @@ class Comparison:
     made: dict[tuple, Any] = field(default_factory=dict)
 
     def once(self, make: Callable, *arguments) -> Any:
-        """What `make` gives for these arguments, made once in this process."""
+        """`make(*arguments)`, computed once in this process."""
         key = (make.__name__, *arguments)
         if key not in self.made:
             self.made[key] = make(*arguments)
@@ -116,7 +116,7 @@ class Comparison:
     # Training
 
     def trained_backbones(self, indices: Sequence[int]) -> list[PreTrainedModel]:
-        """The backbones with these numbers, which are their seeds: new weights (a new classifier at least), new order."""
+        """The backbones with these numbers, which are their seeds: for new weights (at least of the classifier) and the order of rows."""
         models = []
         for index in indices:
             torch.manual_seed(index)
@@ -129,7 +129,7 @@ class Comparison:
         return model
 
     def frozen(self, index: int) -> PreTrainedModel:
-        """A fine-tuning of what backbones start from, with a classifier of its own, whose first half of the layers stays."""
+        """A fine-tuning of the backbones' start, with a new classifier, whose first half of the layers is frozen."""
         setting = self.setting
         [model] = with_new_classifiers(self.once(self.start), 1, seed=index)
         recipe = replace(setting.frozen_recipe, trunk_layers=half_of(model))
@@ -157,7 +157,7 @@ class Comparison:
                 time.sleep(0.5)  # another worker is loading what lies there
 
     def training_options(self, batch: int, order: int) -> dict[str, Any]:
-        """What `finetune_members` is told besides the models, the recipe, the folder and the seed."""
+        """The options of `finetune_members` besides the models, the recipe, the folder and the seed."""
         train = self.splits.train
         if self.setting.groups_by_length:
             train, batch = LengthBatches(train, batch, order), 1
@@ -178,8 +178,8 @@ class Comparison:
         }
 
     def member(self, unit: Unit) -> PreTrainedModel:
-        """A member after pruning and fine-tuning. Those of different circuits have different seeds; those sampled from
-        one circuit have one, which the unit's order and noise shift."""
+        """A member after pruning and fine-tuning. Members of different circuits have different seeds; those sampled from one
+        circuit share a seed, which the unit's order and noise shift."""
         groups = (CIRC, TAYLOR, ALTERED, BEHIND_TRUNK, *(with_budget(CIRC, each) for each in self.setting.budgets))
         place = next((group.index(unit.name) for group in groups if unit.name in group), 2)
         seed = 100 * unit.index + place
@@ -257,8 +257,8 @@ class Comparison:
         return self.batches(self.splits.circuit_id), self.batches(out_of_distribution)
 
     def circuit(self, seed: int, name: str) -> Circuit:
-        """A ranking of the heads; the average's is long enough to sample members from, one behind a trunk as short as can
-        be."""
+        """A ranking of the heads; the average's is long enough to sample members from, one behind a trunk as short as
+        possible."""
         setting, (kind, _, objective) = self.setting, name.rpartition("-")
         model = self.once(self.frozen if kind == "frozen" else self.backbone, seed)
         budget = setting.heads_to_rank if name == "avg" else max(setting.heads_to_prune, *setting.budgets)
@@ -344,7 +344,7 @@ class Comparison:
         return ensemble(seed, self.seeds, self.backbones, members)
 
     def tuned(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-        """The same for those that are fine-tuned."""
+        """The same for methods that fine-tune."""
 
         def tuned(name: str) -> PreTrainedModel:
             return self.once(self.member, Unit("member", seed, name))
@@ -383,7 +383,7 @@ class Comparison:
             )
 
     def sources(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-        """The same for ensembles from one circuit whose members differ in this or that (tables 8 and 9)."""
+        """The same for ensembles from one circuit whose members differ in one thing or several (tables 8 and 9)."""
         for sources in SOURCES:
             members = varied_members(seed, sources)
             yield (
@@ -392,7 +392,7 @@ class Comparison:
             )
 
     def baselines(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-        """The same for those that are no Hydras and are trained."""
+        """The same for trained methods other than Hydras."""
         for name in baselines_of(self.setting):
             yield name, lambda name=name: self.baseline(seed, name)
         yield "lora-single", lambda: self.lora_single(seed)
@@ -474,7 +474,7 @@ class Comparison:
         return [self.once(self.member, Unit("member", index, name)) for index in self.ensemble(seed, count)]
 
     def sharing(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module]]]:
-        """The same, of which this or that part is shared."""
+        """The same, with one or two parts shared."""
         for parts in PARTS_SHARED:
             yield (
                 f"tunings-share-{'-'.join(parts)}",
@@ -488,7 +488,7 @@ class Comparison:
             )
 
     def why(self, seed: int) -> None:
-        """Writes a report on what fusing does to three fine-tunings."""
+        """Writes a fusion report of three fine-tunings."""
         path = self.folder / "fusion" / f"{seed}.json"
         if path.exists():
             return
@@ -501,13 +501,13 @@ class Comparison:
         write_atomically(path, json.dumps(report.to_dict(), indent=1) + "\n")
 
     def start(self) -> PreTrainedModel:
-        """What backbones start from."""
+        """The model that backbones start from."""
         torch.manual_seed(0)
         return self.setting.new_backbone(self.setting.start).to(self.device).eval()
 
     def judge(self, seed: int, method: str, make: Callable[[], nn.Module]) -> None:
-        """Writes metrics in and out of distribution for each score and under shift, the members and the costs; and the same
-        with a temperature that is fitted on the validation rows."""
+        """Writes metrics in and out of distribution for each score and under shift, the number of members and the costs; and
+        the same with a temperature fitted on the validation rows."""
         paths = [self.folder / "results" / str(seed) / f"{name}.json" for name in (method, with_temperature(method))]
         if all(self.is_judged(path) for path in paths):
             return
@@ -588,7 +588,7 @@ def metrics_of(
 
 
 def detection_of(ood: Mapping[str, Mapping[str, dict[str, float]]]) -> dict[str, dict[str, dict[str, float]]]:
-    """What differs from score to score."""
+    """The metrics that depend on the score."""
     return {
         group: {name: {metric: of_set[metric] for metric in DETECTION} for name, of_set in sets.items()}
         for group, sets in ood.items()
@@ -600,7 +600,6 @@ def with_temperature(method: str) -> str:
 
 
 def half_of(model: PreTrainedModel) -> int:
-    """How many layers are common where half of them are."""
     return model.config.num_hidden_layers // 2
 
 

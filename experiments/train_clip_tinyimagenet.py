@@ -133,7 +133,7 @@ def train_clip(model: CLIPModel, captions: Captions, rows: TensorRows, schedule:
     """Trains in place, on the device where the model and the rows lie; on a GPU under bfloat16 autocast."""
     torch.manual_seed(seed)
     device = model.device
-    # The embeddings are tiny numbers by construction: steps of Adam would be none of theirs.
+    # The embeddings are tiny by construction: Adam's steps would be far too large for them.
     frozen = (model.vision_model.embeddings, model.vision_model.pre_layrnorm)
     for module in frozen:
         module.requires_grad_(False)

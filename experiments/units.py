@@ -99,7 +99,7 @@ def with_budget(members: Sequence[str], budget: int) -> list[str]:
 
 
 def circuit_of(member: str) -> str | None:
-    """The name of the circuit by which a member is pruned."""
+    """The name of the circuit that prunes a member; None without one."""
     if member in SAMPLED:
         return "avg"
     found = CIRCUIT_MEMBER.fullmatch(member)
@@ -212,7 +212,7 @@ def ensemble(seed: int, seeds: int, backbones: int, members: int = 3) -> list[in
 
 
 def missing_packages(unit: Unit) -> list[str]:
-    """What a unit needs besides Transformers and is not installed: the Trainer wants accelerate, LoRA wants peft."""
+    """The packages that a unit needs and that are not installed: accelerate for Trainer, peft for LoRA."""
     packages = []
     is_judged_untrained = unit.kind == "judge" and unit.name in ("untuned", "fine-tunings", "trunk", "why")
     is_of_frozen = unit.kind == "circuit" and unit.name.startswith("frozen-")
@@ -238,7 +238,7 @@ class Queue:
         for unit, needs in units.items():
             strange = [each for each in needs if each not in units]
             if strange:
-                raise ValueError(f"{unit} needs {strange[0]}, which is none of the units: it would wait for ever")
+                raise ValueError(f"{unit} needs {strange[0]}, which is not among the units: it would wait for ever")
 
     def is_marked(self, unit: Unit, mark: str) -> bool:
         return (self.folder / f"{unit}.{mark}").exists()
@@ -252,7 +252,7 @@ class Queue:
         return True
 
     def left(self) -> list[Unit]:
-        """What is not done yet and can be."""
+        """The units that are not done yet and can be done."""
         left: list[Unit] = []
         lost = set()
         for unit in self.units:  # in an order in which needs come first
@@ -270,8 +270,8 @@ class Queue:
         return None
 
     def start_again(self) -> None:
-        """Gives back what workers of an earlier start had taken and not done, and all judging: what is judged stays, but
-        there may be more methods now."""
+        """Gives back units that an earlier start left unfinished, and all evaluations: finished ones are not repeated, but there
+        may be new methods."""
         for mark in ("*.taken", "*.failed", "judge-*.done"):
             for path in self.folder.glob(mark):
                 path.unlink()

@@ -1,10 +1,19 @@
-"""Reads a command line as the command would, without running it."""
+"""Runs command lines in this process, or only reads them."""
 
 from dataclasses import fields
 from typing import Any
 
-from hydra_transformers.cli import runner
+from hydra_transformers.cli import main, runner
 from hydra_transformers.cli.options import repeat_flags
+
+
+def call(*words) -> int:
+    """The exit code of a command."""
+    return main([str(word) for word in words])
+
+
+def run(*words) -> None:
+    assert call(*words) == 0
 
 
 def parsed(words: list[str]) -> dict[str, Any]:

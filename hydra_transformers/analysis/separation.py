@@ -262,7 +262,7 @@ def check_are_enough_rows(head_dim: int, known: int, foreign: Mapping[str, int])
         raise ValueError(f"data has {known} rows, and heads have {head_dim} dimensions: pass {least} rows or more")
     for name, rows in foreign.items():
         if rows < 4:
-            raise ValueError(f"ood_data ({name}) has {rows} rows: pass at least 4, to fit and to judge on")
+            raise ValueError(f"ood_data ({name}) has {rows} rows: pass at least 4, to fit and to test on")
 
 
 def head_dim_of(hydra: PreTrainedModel) -> int:

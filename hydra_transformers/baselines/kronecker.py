@@ -41,7 +41,7 @@ class Factors:
 
 
 def second_derivatives_of_softmax(logits: Tensor) -> Tensor:
-    """Σ diag(p) − p pᵀ over (rows, classes): the cross-entropy's in its logits, whatever the labels."""
+    """Σ diag(p) − p pᵀ over (rows, classes): those of the cross-entropy in its logits, for any labels."""
     probabilities = logits.double().softmax(dim=-1)
     return probabilities.sum(dim=0).diag() - probabilities.t() @ probabilities
 

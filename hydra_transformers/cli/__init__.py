@@ -39,17 +39,11 @@ NAME = "hydra-transformers"
 INTERRUPTED = 130  # typer returns it for a KeyboardInterrupt
 # The commands by panel of the help, each with an example.
 COMMANDS = {
-    "Try it": [
-        (demo.demo, ""),
-        (page.app, "my-calibrated-hydra --single finetuned/member-0 --examples pictures"),
-    ],
+    "Try it": [(demo.demo, ""), (page.app, "my-calibrated-hydra --single finetuned/member-0 --examples pictures")],
     "Make a Hydra": [
         (build.build, "facebook/dinov2-small --data cifar100 --ood-data svhn:cropped_digits --output my-hydra"),
         (finetune.finetune, "facebook/dinov2-small --members 3 --data cifar100 --part training --output finetuned"),
-        (
-            prune.prune,
-            "finetuned --data cifar100 --part validation --ood-data svhn:cropped_digits --output pruned",
-        ),
+        (prune.prune, "finetuned --data cifar100 --part validation --ood-data svhn:cropped_digits --output pruned"),
         (fuse.fuse, "pruned --output my-hydra"),
         (
             calibrate.calibrate,
@@ -88,9 +82,7 @@ app = typer.Typer(
 for panel, commands in COMMANDS.items():
     for function, example in commands:
         app.command(
-            function.__name__,
-            rich_help_panel=panel,
-            epilog=f"Example: {NAME} {function.__name__} {example}".rstrip(),
+            function.__name__, rich_help_panel=panel, epilog=f"Example: {NAME} {function.__name__} {example}".rstrip()
         )(command(function))
 
 

@@ -114,19 +114,8 @@ class ConformalSets:
         if len(labels) == 0:
             raise ValueError("labels is empty: pass at least one calibration row")
         k_reg, penalty = _settings(method, num_classes, randomised, k_reg, penalty)
-        unfitted = cls(
-            method,
-            float(alpha),
-            (),
-            num_classes,
-            len(labels),
-            bool(by_class),
-            bool(randomised),
-            int(seed),
-            k_reg,
-            penalty,
-            bool(allow_empty),
-        )
+        options = (bool(by_class), bool(randomised), int(seed), k_reg, penalty, bool(allow_empty))
+        unfitted = cls(method, float(alpha), (), num_classes, len(labels), *options)
         parts = []
         for logits, targets in zip(member_logits.split(ROWS_PER_PASS), labels.split(ROWS_PER_PASS), strict=True):
             scores = unfitted._scores(logits)

@@ -14,7 +14,7 @@ from ..data.prediction import classes_of, problem_type_of
 from ..models.detection import DETECTORS, Method, answers_of, is_number, score
 from .detector_fits import FITS
 from .features import AnswerReader, Head
-from .inputs import as_labels, as_member_logits, as_tensor, wide_log_sigmoid, wide_log_softmax, widened
+from .inputs import as_labels, as_member_logits, as_tensor, check_predictions, widened
 from .saving import load_tensors, save_tensors, saved_in
 
 
@@ -338,8 +338,8 @@ class Detector:
     def _checked(self, member_logits: Any, member_features: Any) -> tuple[Tensor, Tensor | None]:
         """The answers as tensors, without features where none are read."""
         member_logits = as_member_logits(member_logits, least_classes=1 if self.multi_label else 2)
-        if self.reads_logits:  # refuses NaN
-            (wide_log_sigmoid if self.multi_label else wide_log_softmax)(member_logits)
+        if self.reads_logits:
+            check_predictions(member_logits, self.multi_label)
         if not self.reads_features:
             return member_logits, None
         if member_features is None:

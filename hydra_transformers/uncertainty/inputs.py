@@ -75,29 +75,28 @@ def widened(tensor: Tensor) -> Tensor:
     return (tensor.cpu() if tensor.device.type == "mps" else tensor).double()
 
 
-def wide_log_softmax(member_logits: Tensor) -> Tensor:
-    """Each member's log-probabilities in float64; refuses NaN, +inf, and rows with every class at -inf."""
-    log_probabilities = torch.log_softmax(widened(member_logits), dim=-1)
-    bad = log_probabilities.isnan().any(dim=-1)
+def check_predictions(member_logits: Tensor, multi_label: bool = False) -> None:
+    """Refuses NaN, and unless `multi_label` +inf and rows with every class at -inf, which have no softmax."""
+    bad = member_logits.isnan().any(dim=-1) if multi_label else ~member_logits.amax(dim=-1).isfinite()
     if bad.any():
         row, member = bad.nonzero()[0].tolist()
+        found = "has NaN" if multi_label else "is not a prediction (NaN, +inf, or every class at -inf)"
         raise ValueError(
-            f"member_logits[{row}, {member}] is not a prediction (NaN, +inf, or every class at -inf): "
-            "check the model's weights and input, or compute in a wider dtype"
+            f"member_logits[{row}, {member}] {found}: check the model's weights and input, or compute in a wider dtype"
         )
-    return log_probabilities
+
+
+def wide_log_softmax(member_logits: Tensor) -> Tensor:
+    """Each member's log-probabilities in float64, checked."""
+    check_predictions(member_logits)
+    return torch.log_softmax(widened(member_logits), dim=-1)
 
 
 def wide_log_sigmoid(member_logits: Tensor) -> Tensor:
-    """Each member's log-probabilities of no and yes, label by label, in float64; refuses NaN.
+    """Each member's log-probabilities of no and yes, label by label, in float64, checked.
 
     (batch, members, labels) -> (batch, members, labels, 2)
     """
-    bad = member_logits.isnan().any(dim=-1)
-    if bad.any():
-        row, member = bad.nonzero()[0].tolist()
-        raise ValueError(
-            f"member_logits[{row}, {member}] has NaN: check the model's weights and input, or compute in a wider dtype"
-        )
+    check_predictions(member_logits, multi_label=True)
     wide = widened(member_logits)
     return torch.nn.functional.logsigmoid(torch.stack([-wide, wide], dim=-1))

@@ -15,7 +15,7 @@ from .._io.files import parse_json, write_atomically
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..models.detection import log_mean
 from ..models.modeling_hydra import HydraClassifierOutput
-from .inputs import as_labels, as_member_logits, wide_log_softmax, widened
+from .inputs import as_labels, as_member_logits, check_predictions, wide_log_softmax, widened
 from .saving import saved_in
 
 
@@ -61,7 +61,7 @@ class TemperatureScaling:
         labels = as_labels(labels, len(member_logits), member_logits.shape[-1]).to(member_logits.device)
         if len(labels) == 0:
             raise ValueError("labels is empty: pass at least one validation sample")
-        wide_log_softmax(member_logits)  # refuses NaN before the search
+        check_predictions(member_logits)
         groups = member_logits.split(1, dim=1) if per_member else (member_logits,)
         return cls([_best_temperature(group, labels) for group in groups])
 

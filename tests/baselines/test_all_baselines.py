@@ -26,10 +26,8 @@ def lora_ensemble(backbone) -> LoRAEnsemble:
     return LoRAEnsemble(model)
 
 
-@pytest.fixture(params=[VIT, BERT], ids=lambda family: family.name)
-def judged(request):
-    """All baselines of a family, the single model first, and labelled data for them."""
-    family = request.param
+@pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
+def test_each_is_evaluated_with_its_members_and_its_cost(family):
     backbone = family.backbone().float()
     inputs = {name: value.float() if value.is_floating_point() else value for name, value in family.inputs().items()}
     data = [inputs | {"labels": torch.tensor([0, 1, 2, 0])}]
@@ -41,11 +39,6 @@ def judged(request):
         "Temperature": temperature_scaled(backbone, data),
         "Temperature of an ensemble": temperature_scaled(DeepEnsemble([backbone, family.backbone(1).float()]), data),
     }
-    return models, data
-
-
-def test_each_is_evaluated_with_its_number_of_members(judged):
-    models, data = judged
     report = evaluate_uncertainty(models, data, ood_data={"far": {"same": data}})
     assert [result.num_members for result in report.models.values()] == [1, 2, 3, 2, 1, 2]
     single, lora = report.models["Single"].id, report.models["LoRA Ensemble"].id
@@ -54,16 +47,8 @@ def test_each_is_evaluated_with_its_number_of_members(judged):
     assert report.models["Temperature"].id["nll"] <= single["nll"] + 1e-6
     for name in ("Deep Ensemble", "MC Dropout"):
         assert report.models[name].id["mutual_information"] > 1e-3
-
-
-def test_each_says_how_uncertain_it_is(judged):
-    models, data = judged
     for model in models.values():
         assert predict_uncertainty(model, data).total.shape == (4,)
-
-
-def test_each_has_its_cost(judged):
-    models, _ = judged
     costs = compare_costs(models, batch_sizes=[2], seconds=0)
     single = costs["Single"].multiply_adds
     ratios = {name: cost.multiply_adds / single for name, cost in costs.items()}
@@ -72,9 +57,5 @@ def test_each_has_its_cost(judged):
     assert costs["Temperature"].parameters == costs["MC Dropout"].parameters == costs["Single"].parameters
     assert all(cost.milliseconds[2] > 0 for cost in costs.values())
     assert len(cost_table(costs).markdown().splitlines()) == 2 + len(models)
-
-
-def test_costs_can_be_compared_whatever_comes_first(judged):
-    models, _ = judged
     for name, model in models.items():
         assert compare_costs({name: model})[name].multiply_adds > 0

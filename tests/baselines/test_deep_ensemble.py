@@ -6,7 +6,7 @@ import torch
 from hydra_transformers.baselines import DeepEnsemble
 from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import ZeroShotClassifier, predict
-from tests.families import BERT, FAMILIES, VIT, bert_backbone, clip_backbone, images, padded_texts, vit_backbone
+from tests.families import BERT, CLIP, LLAMA, VIT, bert_backbone, clip_backbone, images, padded_texts, vit_backbone
 
 
 @pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
@@ -29,8 +29,9 @@ def test_the_members_of_hydras_join_those_of_plain_models():
     assert torch.equal(member_logits, expected)
 
 
-def test_the_cost_is_the_sum():
-    models = [vit_backbone(seed).float() for seed in range(3)]
+@pytest.mark.parametrize("family", [VIT, BERT, CLIP, LLAMA], ids=lambda family: family.name)
+def test_the_cost_is_the_sum(family):
+    models = [family.backbone(seed) for seed in range(3)]
     assert count_parameters(DeepEnsemble(models)) == 3 * count_parameters(models[0])
     assert count_multiply_adds(DeepEnsemble(models)) == 3 * count_multiply_adds(models[0])
 
@@ -60,20 +61,19 @@ def test_the_answer_is_that_of_a_hydra_of_the_same_models(problem_type, num_labe
             torch.testing.assert_close(ensemble(**BERT.inputs()).logits, expected)
 
 
-@pytest.mark.parametrize("models", [[], None], ids=["empty", "none"])
-def test_an_ensemble_needs_a_list_of_models(models):
-    with pytest.raises(ValueError, match="models has no models: pass a list"):
+@pytest.mark.parametrize(
+    ("models", "error", "message"),
+    [
+        ([], ValueError, "models has no models: pass a list"),
+        (None, ValueError, "models has no models: pass a list"),
+        (vit_backbone(), TypeError, "models is a ViTForImageClassification: pass a list"),
+        ([vit_backbone(), "google/vit"], TypeError, r"models\[1\] is a str: pass classifiers that are loaded"),
+    ],
+    ids=["empty", "none", "one", "name"],
+)
+def test_what_is_no_list_of_models_is_refused(models, error, message):
+    with pytest.raises(error, match=message):
         DeepEnsemble(models)
-
-
-def test_a_single_model_is_no_list():
-    with pytest.raises(TypeError, match="models is a ViTForImageClassification: pass a list"):
-        DeepEnsemble(vit_backbone())
-
-
-def test_what_is_no_model_is_named():
-    with pytest.raises(TypeError, match=r"models\[1\] is a str: pass classifiers that are loaded"):
-        DeepEnsemble([vit_backbone(), "google/vit"])
 
 
 def test_models_that_order_their_classes_otherwise_do_not_join():
@@ -92,10 +92,3 @@ def test_models_of_other_classes_do_not_join():
     ensemble = DeepEnsemble([vit_backbone(), vit_backbone(num_labels=7)])
     with pytest.raises(ValueError, match=r"models\[1\] has 7 classes, models\[0\] has 5"):
         ensemble(**VIT.inputs())
-
-
-@pytest.mark.slow
-def test_every_family_is_timed_and_counted_in_turn():
-    for family in FAMILIES:
-        model = family.backbone()
-        assert count_multiply_adds(DeepEnsemble([model, model])) == 2 * count_multiply_adds(model)

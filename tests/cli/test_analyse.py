@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hydra_transformers._io.files import write_atomically
-from hydra_transformers.analysis import plots
+from hydra_transformers.analysis import head_plots
 from hydra_transformers.cli import main
 from hydra_transformers.pruning import Circuit
 from tests.tiny_data import grey_rows, picture_rows, save_clip, save_vit
@@ -28,7 +28,7 @@ def words(workplace, output, *more, model="vit"):
 
 @pytest.mark.slow
 def test_it_writes_a_report_results_circuits_and_pictures(workplace, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(plots, "write_png", lambda figure, path: write_atomically(path, b""))  # drawn elsewhere
+    monkeypatch.setattr(head_plots, "write_png", lambda figure, path: write_atomically(path, b""))  # drawn elsewhere
     assert main(words(workplace, tmp_path / "heads", "--budget", 2, "--budgets", 2, 4, model="clip")) == 0
     assert "### Accuracy (%)" in capsys.readouterr().out
     report = (tmp_path / "heads" / "report.md").read_text()

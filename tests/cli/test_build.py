@@ -29,17 +29,8 @@ from hydra_transformers.pruning import Circuit
 from hydra_transformers.pruning.extraction import GreedySearch
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.training import recipe
-from tests.command_line import options_of
-from tests.tiny_data import (
-    CLASSES,
-    WORDS,
-    grey_rows,
-    picture_rows,
-    pictures,
-    review_rows,
-    save_bert,
-    save_vit,
-)
+from tests.command_line import options_of, run
+from tests.tiny_data import CLASSES, WORDS, grey_rows, picture_rows, pictures, review_rows, save_bert, save_vit
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +53,6 @@ pytestmark = pytest.mark.usefixtures("no_plots")
 
 def words(*parts) -> list[str]:
     return [str(part) for part in parts]
-
-
-def run(*parts) -> None:
-    assert main(words(*parts)) == 0
 
 
 def finetune_words(workplace, output, *more):

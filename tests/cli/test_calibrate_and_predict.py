@@ -15,14 +15,11 @@ from hydra_transformers.data.prediction import ZeroShotClassifier
 from hydra_transformers.models.auto import load_trained
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.uncertainty import CalibratedClassifier, predict_decisions
+from tests.command_line import run
 from tests.tiny_data import CLASSES, grey_rows, picture_rows, pictures, review_rows, save_bert, save_clip, save_vit
 
 
 pytestmark = pytest.mark.usefixtures("no_plots")
-
-
-def run(*words) -> None:
-    assert main([str(word) for word in words]) == 0
 
 
 @pytest.fixture(scope="module")

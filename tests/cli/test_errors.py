@@ -13,6 +13,7 @@ from transformers import AutoConfig
 
 from hydra_transformers.cli import info, main
 from hydra_transformers.models import auto
+from tests.command_line import run
 from tests.tiny_data import grey_rows, picture_rows, save_bert, save_vit
 
 
@@ -32,7 +33,7 @@ def workplace(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pruned(workplace):
     words = prune(workplace, workplace, "--budget", 2, "--output", workplace / "pruned")
-    assert main([str(word) for word in words]) == 0
+    run(*words)
     return workplace / "pruned"
 
 
@@ -77,11 +78,7 @@ def no_route() -> Exception:
             "",
             "the Hub has no model meta/secret that you can see: check the name",
         ),
-        (
-            no_route(),
-            "",
-            "the Hub could not be reached for the model meta/secret: check the network",
-        ),
+        (no_route(), "", "the Hub could not be reached for the model meta/secret: check the network"),
         (ConnectionError("no route"), "1", "HF_HUB_OFFLINE forbids the download"),
     ],
     ids=["gated", "wrong name", "no network", "offline"],
@@ -165,7 +162,7 @@ def test_a_processor_may_be_named_and_another_split_of_the_data_be_out_of_distri
     datasets.DatasetDict(splits).save_to_disk(tmp_path / "both")
     words = ["--data", tmp_path / "both", "--ood-data", tmp_path / "both", "--ood-split", "unknown", "--budget", 1]
     words += ["--processor", workplace / "vit", "--allow-equal"]  # so few pictures tell few heads apart
-    assert main([str(word) for word in prune(tmp_path, tmp_path, *words)]) == 0
+    run(*prune(tmp_path, tmp_path, *words))
 
 
 def finetune(workplace, pruned, tmp_path, *words):
@@ -217,7 +214,7 @@ def test_push_names_no_argument_that_is_no_flag(fails, hydra, monkeypatch):
 def test_a_folder_takes_the_right_call_after_a_refusal_and_no_other_pruning_after_that(fails, tmp_path, workplace):
     assert "gives 1 row" in fails(*prune(workplace, tmp_path, "--limit", 1))
     assert "no column 'x'" in fails(*prune(workplace, tmp_path, "--label-column", "x"))
-    assert main([str(word) for word in prune(workplace, tmp_path, "--budget", 1)]) == 0
+    run(*prune(workplace, tmp_path, "--budget", 1))
     assert "was made with budget 1, which now is 2" in fails(*prune(workplace, tmp_path, "--budget", 2))
 
 
@@ -226,7 +223,7 @@ def test_a_folder_takes_the_right_fine_tuning_after_a_refusal_and_no_other_after
 ):
     command = finetune(workplace, pruned, tmp_path)
     assert "gives 1 row" in fails(*command, "--limit", 1)
-    assert main([str(word) for word in command]) == 0
+    run(*command)
     fewer = shutil.copytree(pruned, tmp_path / "fewer")
     (fewer / "prune.json").unlink()
     shutil.rmtree(fewer / "member-2")

@@ -15,7 +15,7 @@ from hydra_transformers.data.batches import batches
 from hydra_transformers.pruning import Circuit
 from hydra_transformers.training import RECIPES
 from hydra_transformers.training.recipes import epochs_for, recipe_for
-from tests.command_line import options_of
+from tests.command_line import call, options_of
 from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_vit
 
 
@@ -57,7 +57,7 @@ def trained_with(workplace, monkeypatch, tmp_path, *more) -> dict:
 
     monkeypatch.setattr(finetune, "finetune_from_pretrained", record)
     data = ["--data", workplace / "pairs", "--text-column", "premise,hypothesis"]
-    assert main(words("finetune", workplace / "pretrained", *data, "--output", tmp_path / "out", *more)) == 0
+    assert call("finetune", workplace / "pretrained", *data, "--output", tmp_path / "out", *more) == 0
     return given
 
 
@@ -80,11 +80,7 @@ def test_epochs_reports_and_the_length_of_texts_are_passed_on(workplace, monkeyp
 
 @pytest.mark.parametrize(
     ("length", "expected"),
-    [
-        ({}, (10_000, None, 500)),
-        ({"epochs": 3}, (None, 3, 0.05)),
-        ({"max_steps": 40}, (40, None, 0.05)),
-    ],
+    [({}, (10_000, None, 500)), ({"epochs": 3}, (None, 3, 0.05)), ({"max_steps": 40}, (40, None, 0.05))],
 )
 def test_another_length_of_a_named_recipe_keeps_the_share_of_the_warm_up(length, expected):
     found = recipe_for("cifar100", BertConfig(), [], True, **length)

@@ -21,6 +21,7 @@ from hydra_transformers.cli import finetune, fuse, main, prune
 from hydra_transformers.pruning import Circuit, draw_members
 from hydra_transformers.reports.report import UncertaintyReport
 from hydra_transformers.uncertainty import Detector
+from tests.command_line import call, run
 from tests.processes import exit_code, start
 from tests.tiny_data import grey_rows, picture_rows, review_rows, save_bert, save_clip, save_vit
 
@@ -40,10 +41,6 @@ def workplace(tmp_path_factory):
     grey_rows(10).save_to_disk(folder / "grey")
     review_rows(16).save_to_disk(folder / "reviews")
     return folder
-
-
-def run(*words) -> None:
-    assert main([str(word) for word in words]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -197,7 +194,7 @@ def test_members_of_a_prune_that_was_killed_are_no_ensemble(workplace, tmp_path,
     assert list(out.glob(".member-1.*.tmp"))
     data = ["--data", workplace / "pictures"]
     for command in (["fuse", out], ["finetune", out, "--recipe", "cifar100", *data]):
-        assert main([str(word) for word in [*command, "--output", tmp_path / "next"]]) == 2
+        assert call(*command, "--output", tmp_path / "next") == 2
         said = capsys.readouterr().err
         assert "lacks a member, it has member-0 of 3: run `hydra-transformers prune` again" in said
         assert not (tmp_path / "next").exists()
@@ -274,7 +271,7 @@ def test_a_folder_that_takes_no_files_is_refused_before_the_work(
         ["prune", workplace / "vit", *data],
         ["finetune", finetuned, "--recipe", "cifar100", *data],
     ):
-        assert main([str(word) for word in [*command, "--output", tmp_path / "file" / "out"]]) == 2
+        assert call(*command, "--output", tmp_path / "file" / "out") == 2
         assert "file/out cannot be written into (Not a directory: " in capsys.readouterr().err
 
 
@@ -351,7 +348,7 @@ def test_clip_is_judged_by_the_features_of_its_images(workplace, tmp_path, capsy
     assert UncertaintyReport.from_json(tmp_path / "report" / "report.json").score == "mahalanobis"
     assert Detector.load(tmp_path / "report").fitted_on["dim"] == 8
     # the classes of the prompts are those of the data, in its order
-    assert main([str(word) for word in [*words, "--fit-data", workplace / "pictures"]]) == 2
+    assert call(*words, "--fit-data", workplace / "pictures") == 2
     assert "has other classes than" in capsys.readouterr().err
 
 
@@ -541,7 +538,7 @@ def test_clip_is_pruned_and_fused_without_training(workplace, tmp_path, capsys):
     few = ["--limit", 9, "--budget", 4, "--members", 2]
     run("prune", workplace / "clip", *pictures, *few, "--output", tmp_path / "pruned")
     finetune = ["finetune", tmp_path / "pruned", "--recipe", "cifar100", *pictures, "--output", tmp_path / "members"]
-    assert main([str(word) for word in finetune]) == 2
+    assert call(*finetune) == 2
     assert "continue with `fuse`" in capsys.readouterr().err
     run("fuse", tmp_path / "pruned", "--output", tmp_path / "hydra")
     run("evaluate", tmp_path / "hydra", *pictures, "--near", f"grey={workplace / 'grey'}")

@@ -1,4 +1,4 @@
-"""Data are known again by their rows, cheaply, and whatever is drawn at random when they are read."""
+"""Fingerprints identify data by a sample of its rows, also if reading a row draws random numbers."""
 
 import random
 
@@ -37,12 +37,12 @@ def image(shade: int) -> Image.Image:
         (Dataset.from_list([{"labels": 1}]), Dataset.from_list([{"labels": 2}])),
     ],
 )
-def test_data_are_told_apart_by_what_they_hold(data, other):
+def test_other_content_gives_another_fingerprint(data, other):
     assert fingerprint_of_data(data) == fingerprint_of_data(data)
     assert fingerprint_of_data(data) != fingerprint_of_data(other)
 
 
-def test_streams_are_known_by_their_first_rows():
+def test_the_fingerprint_of_a_stream_is_that_of_its_first_rows():
     def stream(first: int) -> IterableDataset:
         return IterableDataset.from_generator(lambda: ({"labels": first + n} for n in range(1_000)))
 
@@ -65,7 +65,7 @@ class Counted:
         return {"labels": index}
 
 
-def test_of_many_rows_a_few_are_read_and_always_the_same():
+def test_the_same_few_of_many_rows_are_read():
     data, again = Counted(10**6), Counted(10**6)
     assert fingerprint_of_data(data) == fingerprint_of_data(again)
     assert data.read == again.read and len(data.read) == 2 * ROWS_IN_SAMPLE
@@ -73,7 +73,7 @@ def test_of_many_rows_a_few_are_read_and_always_the_same():
 
 
 class Noisy(list):
-    """Noise from the generators that everybody uses, or from one of its own."""
+    """Adds noise from the global generators, or from its own."""
 
     def __init__(self, data, own: bool):
         super().__init__(data)
@@ -87,16 +87,16 @@ class Noisy(list):
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("in_worker", [False, True])
-def test_what_is_drawn_at_random_does_not_make_other_data(own, in_worker):
+def test_random_noise_does_not_change_the_fingerprint(own, in_worker):
     first = fingerprint_of_data(Noisy(rows(), own), in_worker)
     assert fingerprint_of_data(Noisy(rows(), own)) == first
     relabelled = [{**row, "labels": 1} for row in rows()]
     assert fingerprint_of_data(Noisy(relabelled, own)) != first
-    # Noise that always comes out anew hides the values below it; noise that can be drawn again does not.
+    # Noise that cannot be repeated hides the values below it; noise that can be does not.
     assert (fingerprint_of_data(Noisy(rows(first=1.0), own)) == first) == own
 
 
-def test_random_numbers_go_on_as_if_nothing_had_been():
+def test_random_states_are_restored():
     def draw():
         return random.random(), np.random.rand(), torch.rand(1).item()
 

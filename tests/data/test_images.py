@@ -1,4 +1,4 @@
-"""Every door reads an image the same way: raw rows, saved data sets, `predict`, the endpoint handler, the page, the command line."""
+"""Images are read alike everywhere: raw rows, saved data sets, `predict`, the endpoint handler, the page, the command line."""
 
 import base64
 import io

@@ -210,7 +210,7 @@ def test_other_data_needs_no_labels_and_may_call_its_images_otherwise(vit, tmp_p
         prepared(tmp_path, vit)
 
 
-def test_an_image_that_is_missing_is_told_before_the_first_is_read(vit, tmp_path):
+def test_a_missing_image_is_refused_before_any_is_read(vit, tmp_path):
     features = picture_rows(1).features
     rows = {"image": [*pictures([0, 1]), None], "label": [0, 1, 2]}
     datasets.Dataset.from_dict(rows, features=features).save_to_disk(tmp_path)
@@ -308,7 +308,7 @@ def test_whole_numbers_that_came_as_floats_are_classes(tokenizer, tmp_path):
         ("ragged.csv", "text,label\na,film,0\nbad,film,1\n", "have more cells than its first line"),
     ],
 )
-def test_a_file_that_cannot_be_right_is_told_in_a_sentence(name, content, sentence, tokenizer, tmp_path, caplog):
+def test_a_broken_file_is_refused_in_one_sentence(name, content, sentence, tokenizer, tmp_path, caplog):
     with pytest.raises(ValueError, match=sentence) as raised:
         prepared_file(name, content, tokenizer, tmp_path)
     assert "\n" not in str(raised.value)

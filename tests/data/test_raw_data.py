@@ -1,4 +1,4 @@
-"""Raw data sets, by their columns, wherever data are taken; texts of different lengths are filled up exactly."""
+"""Raw data sets in every function that takes data; padding texts changes no answer."""
 
 import copy
 

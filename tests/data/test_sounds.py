@@ -115,7 +115,7 @@ def test_rows_of_files_are_prepared_without_torchcodec():
     assert batch["input_values"].shape == (2, 10, 7) and batch["labels"].tolist() == [0, 1]
 
 
-def test_columns_that_do_not_fit_are_told_of(tmp_path):
+def test_wrong_columns_are_refused(tmp_path):
     rows = [{"sound": {"array": tone(1.0), "sampling_rate": RATE}, "other": tone(0.1), "label": 0}]
     assert load_data(rows, extractor())[0]["input_values"].shape == (10, 7)
     assert load_data(rows, extractor(), audio="other")[0]["input_values"].shape == (10, 7)

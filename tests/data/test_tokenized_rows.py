@@ -1,4 +1,4 @@
-"""`dataset.map(tokenize)` goes wherever data go: as it is, or in a DataLoader with `DataCollatorWithPadding`."""
+"""Every function takes the rows of `dataset.map(tokenize)`, as they are or in a DataLoader with `DataCollatorWithPadding`."""
 
 import pytest
 import torch

@@ -68,7 +68,7 @@ def rows_for(name: str, seed: int = 0, labelled: bool = True, count: int = ROWS)
 
 
 @pytest.fixture
-def told(caplog):
+def warned(caplog):
     logger = logging.getLogger("transformers")
     logger.addHandler(caplog.handler)
     transformers_logging.get_logger("transformers").warning_once.cache_clear()
@@ -146,7 +146,7 @@ def test_saved_is_loaded_with_features_of_every_head(family, tmp_path):
     torch.testing.assert_close(ours.detector_score.double(), detector(logits, features), rtol=1e-4, atol=1e-4)
 
 
-def test_half_precision_keeps_what_was_fitted(tmp_path, told):
+def test_half_precision_keeps_what_was_fitted(tmp_path, warned):
     hydra = hydra_of("vit")
     hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}, detector="relative_mahalanobis")
     hydra.save_pretrained(tmp_path)
@@ -154,7 +154,7 @@ def test_half_precision_keeps_what_was_fitted(tmp_path, told):
     for cast in (loaded, copy.deepcopy(hydra).to(torch.bfloat16)):
         assert cast.dtype == torch.bfloat16 and cast.decision.center.dtype == torch.float32
         assert torch.equal(cast.decision.center, hydra.decision.center) and cast.is_calibrated
-    assert "calibrated in float32 and runs in bfloat16" in told.text
+    assert "calibrated in float32 and runs in bfloat16" in warned.text
     assert not cast.float().is_calibrated  # its weights are not what they were
 
 
@@ -168,7 +168,7 @@ def test_what_is_refused_of_equal_scores_is_refused_by_the_model_too():
     assert refused.double().mean().item() == calibration.abstention.tpr >= 0.5
 
 
-def test_other_weights_are_told_and_nothing_is_decided(tmp_path, caplog):
+def test_other_weights_decide_nothing(tmp_path, caplog):
     hydra = hydra_of("vit")
     hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
     [batch] = rows_for("vit", seed=1, labelled=False)
@@ -201,7 +201,7 @@ def test_threads_that_share_a_classifier_get_their_own_answers():
 @pytest.mark.parametrize(
     "written", ["by an operation", "as another parameter", "by load_state_dict", "by a merged adapter"]
 )
-def test_weights_that_change_in_a_running_process_are_told(written):
+def test_weight_changes_in_a_running_process_are_noticed(written):
     hydra = hydra_of("vit")
     hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
     assert hydra.is_calibrated
@@ -316,7 +316,7 @@ def test_a_replica_of_data_parallel_decides():
     assert not replicas[hydra].is_calibrated
 
 
-def test_a_model_without_weights_decides_nothing_and_offloaded_ones_are_told_of(tmp_path, caplog):
+def test_a_model_without_weights_decides_nothing_and_offloading_is_warned_of(tmp_path, caplog):
     hydra = hydra_of("vit")
     hydra.calibrate(rows_for("vit"), target={"coverage": 0.5})
     [batch] = rows_for("vit", seed=1, labelled=False)
@@ -536,7 +536,7 @@ def test_sets_are_those_of_the_package(method, by_class, allow_empty):
         (rows_for("vit"), {"target": {"tpr": 0.9}, "ood_data": []}, "ood_data has no batches"),
     ],
 )
-def test_what_cannot_be_calibrated_is_told(data, options, message):
+def test_data_that_cannot_calibrate_is_refused(data, options, message):
     with pytest.raises(ValueError, match=message):
         calibrate(hydra_of("vit"), data, **options)
 

@@ -134,7 +134,7 @@ def test_unfit_logits_are_refused_with_a_sentence(logits, message):
         decompose(logits)
 
 
-def test_an_output_is_told_to_pass_its_member_logits():
+def test_an_output_in_place_of_member_logits_is_refused():
     output = HydraClassifierOutput(logits=torch.zeros(2, 3), member_logits=torch.zeros(2, 2, 3))
     with pytest.raises(TypeError, match=r"is a HydraClassifierOutput: pass outputs\.member_logits"):
         decompose(output)
@@ -225,7 +225,7 @@ def test_regression_and_unknown_problems_are_refused_with_a_sentence():
 
 @pytest.mark.parametrize("problem_type", ["multi_label_classification", "regression"])
 @pytest.mark.parametrize("hydra", [True, False])
-def test_a_model_that_chooses_no_class_is_not_judged_as_if_it_did(problem_type, hydra):
+def test_reports_and_circuits_refuse_models_that_do_not_choose_one_class(problem_type, hydra):
     model = bert_of(problem_type, hydra=hydra)
     with pytest.raises(ValueError, match=r"model is made for .*: pass a model that chooses one of several classes"):
         evaluate_uncertainty({"model": model}, TEXTS)

@@ -584,7 +584,7 @@ def test_a_detector_fits_and_scores_data_of_any_model(name):
     torch.testing.assert_close(scores, detector(*collect_answers(hydra, test)[:2]))
 
 
-def test_what_is_needed_is_said_beforehand():
+def test_detectors_say_what_they_need():
     said = {name: detector_by_name(name) for name in DETECTORS}
     assert {name for name, each in said.items() if each.needs_labels} == {"she", "mahalanobis", "relative_mahalanobis"}
     assert {name for name, each in said.items() if each.reads_features} == set(FITTED) - {"kl_matching"}
@@ -602,7 +602,7 @@ def test_inputs_are_left_as_they_were():
 # Reports
 
 
-def test_a_report_is_judged_by_a_fitted_detector(tmp_path):
+def test_a_report_scores_by_a_fitted_detector(tmp_path):
     backbone, hydra = VIT.backbone(), VIT.hydra.from_pruned_members(VIT.members(), shared=())
     train, test, far = labelled_images(60), labelled_images(30, seed=1), labelled_images(20, seed=2, spread=5.0)
     detectors = {
@@ -817,7 +817,7 @@ def test_another_model_is_refused(tmp_path):
         (lambda: detector_by_name("she").fit(VIT.backbone(), [VIT.inputs()]), "data has no labels, and she learns"),
     ],
 )
-def test_what_does_not_go_is_refused_with_a_sentence(call, message):
+def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 

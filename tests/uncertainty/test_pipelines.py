@@ -401,7 +401,7 @@ def test_what_has_no_names_for_its_classes_is_refused(folders):
 # What goes wrong
 
 
-def test_what_cannot_be_answered_is_told(folders):
+def test_refusals(folders):
     images, clip = load_trained(folders / "images"), load_trained(folders / "zero-shot")
     with pytest.raises(TypeError, match="inputs is a str: pass a list of texts, images or sounds"):
         images.predict("one.png")

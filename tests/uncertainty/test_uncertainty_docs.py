@@ -1,4 +1,4 @@
-"""The examples people read must run."""
+"""The examples of docstrings and pages run."""
 
 import doctest
 import importlib
