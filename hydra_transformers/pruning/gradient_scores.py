@@ -212,6 +212,6 @@ def gates_on(layers: Mapping[Layer, UnitLayer], is_common: bool = False) -> Iter
 
     with ExitStack() as hooks:
         for place, layer in layers.items():
-            handle = layer.behind.register_forward_pre_hook(multiply_by_gates(place, layer.width))
+            handle = layer.after.register_forward_pre_hook(multiply_by_gates(place, layer.width))
             hooks.callback(handle.remove)
         yield gates

@@ -55,7 +55,7 @@ def heads_of(model: PreTrainedModel, towers: Towers | None = None, trunk_layers:
     configs = {tower: tower_configs(model.config)[tower] for tower in chosen_towers(model, towers)}
     layers = min(config.num_hidden_layers for config in configs.values())
     check_count(
-        trunk_layers, "trunk_layers", 0, layers - 1, f"there are {layers} layers, and heads behind it to prune"
+        trunk_layers, "trunk_layers", 0, layers - 1, f"there are {layers} layers, and some must be left to prune"
     )
     kept = {tower: config.kept_heads for tower, config in configs.items()}
     return [head for head in heads_in(kept) if head[-2] >= trunk_layers]

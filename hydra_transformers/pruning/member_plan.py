@@ -202,7 +202,7 @@ class MemberPlan:
         return self.heads_per_layer or max(1, round(self._most_heads_in_a_layer(config) * 2 / 3))
 
     def _most_heads_in_a_layer(self, config: PreTrainedConfig) -> int:
-        """Behind the trunk; of two towers in the vision tower, which Taylor pruning prunes."""
+        """After the trunk; of two towers in the vision tower, which Taylor pruning prunes."""
         tower = next(iter(saved_tower_configs(config).values()))
         if hasattr(tower, "kept_heads"):
             return max(len(layer[0]) for layer in tower.kept_heads[self.trunk_layers :])
@@ -225,7 +225,7 @@ class MemberPlan:
 
 
 def num_heads(config: PreTrainedConfig, trunk_layers: int = 0) -> int:
-    """How many heads a backbone or a member has, in all layers of all towers behind the first `trunk_layers`."""
+    """How many heads a backbone or a member has, in all towers, without the first `trunk_layers` layers."""
     towers = saved_tower_configs(config).values()
     if all(hasattr(config, "kept_heads") for config in towers):
         return sum(len(layer[0]) for config in towers for layer in config.kept_heads[trunk_layers:])

@@ -41,7 +41,7 @@ def oba_scores(
         for reshape, parameter in (
             (layer.rows, layer.before.weight),
             (layer.rows, layer.before.bias),
-            (layer.columns, layer.behind.weight),
+            (layer.columns, layer.after.weight),
         )
         if parameter is not None
     ]

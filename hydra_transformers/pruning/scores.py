@@ -34,11 +34,11 @@ def magnitude_scores(
     model: PreTrainedModel, *, towers: Towers | None = None, units_of: UnitsOf = head_layers
 ) -> dict[Unit, float]:
     """The Euclidean norm of a unit's weights. A head: its rows of q, k and v and its part of the output projection (with the
-    scale behind it, where a family has one). A neuron: its rows of the MLP's first map and its column of the second."""
+    scale after it, where a family has one). A neuron: its rows of the MLP's first map and its column of the second."""
     _, units, layers = units_to_score(model, towers, units_of)
     squares = {
         place: layer.rows(layer.before.weight.detach().square()).sum(dim=(0, 2))
-        + layer.columns(layer.behind.weight.detach().square()).sum(dim=(0, 2))
+        + layer.columns(layer.after.weight.detach().square()).sum(dim=(0, 2))
         for place, layer in layers.items()
     }
     return by_unit(units, {place: each.sqrt() for place, each in squares.items()})

@@ -30,12 +30,12 @@ Layer = tuple  # (layer,), or (tower, layer)
 class UnitLayer(NamedTuple):
     """The heads, or the neurons, of one layer.
 
-    before, behind: the linear maps before and behind them; `behind` reads (..., units * width)
-    rows, columns: reshape a tensor like `before.weight`, or like `behind.weight`, to (parts, units, numbers)
+    before, after: the linear maps before and after them; `after` reads (..., units * width)
+    rows, columns: reshape a tensor like `before.weight`, or like `after.weight`, to (parts, units, numbers)
     """
 
     before: nn.Module
-    behind: nn.Module
+    after: nn.Module
     width: int
     rows: Callable[[Tensor], Tensor]
     columns: Callable[[Tensor], Tensor]

@@ -91,7 +91,7 @@ def _check_has_pixels(row: Mapping[str, Any]) -> None:
     if "pixel_values" in row:
         return
     if "input_values" in row:
-        raise ValueError("the data are sounds, for which there is no corruption: pass noisy sounds of your own")
+        raise ValueError("the data are sounds, and there are no corruptions for them: pass noisy sounds of your own")
     raise ValueError(
         f"the data has no pixel_values to corrupt, it has {', '.join(row) or 'nothing'}: pass load_data(rows, model); "
         "texts are corrupted before they are tokenized, so pass these, not a DataLoader"

@@ -171,7 +171,7 @@ def swin() -> SwinModel:
         (lambda: torch.nn.Linear(2, 2), "model is a Linear: pass a model of Transformers"),
     ],
 )
-def test_what_cannot_be_ablated_is_refused(model, problem):
+def test_other_models_are_refused(model, problem):
     with (
         pytest.raises((TypeError, ValueError), match=problem.replace("(", r"\(").replace(")", r"\)")),
         ablated(model(), {0: [0]}),
@@ -192,7 +192,7 @@ def test_a_model_that_was_sliced_by_hand_is_refused():
     attention.o_proj.weight = torch.nn.Parameter(attention.o_proj.weight[:, :24])
     attention.o_proj.in_features = 24
     with (
-        pytest.raises(ValueError, match="layer 0 reads 24 numbers and the config speaks of 4 heads of 8"),
+        pytest.raises(ValueError, match="layer 0 reads 24 numbers and the config names 4 heads of 8"),
         ablated(model, {0: [0]}),
     ):
         pass

@@ -42,9 +42,9 @@ def test_objectives_and_members_by_default(settings, objectives, members):
 
 
 def test_several_models_are_pruned_by_their_circuits_for_the_score_that_is_named(tmp_path):
-    several, told = models(2), []
+    several, sentences = models(2), []
     plan = MemberPlan(num_models=2, has_ood_data=True, budget=2, score="energy")
-    members = plan.make_members(several, ROWS, FOREIGN, folder=tmp_path, tell=told.append)
+    members = plan.make_members(several, ROWS, FOREIGN, folder=tmp_path, tell=sentences.append)
     settings = {"budget": 2, "score": "energy", "progress": False}
     circuits = [extract_circuit(each, ROWS, FOREIGN, "avg", **settings) for each in several]
     expected = draw_members(several, circuits=circuits, budget=2)
@@ -52,7 +52,7 @@ def test_several_models_are_pruned_by_their_circuits_for_the_score_that_is_named
     found = [Circuit.load(tmp_path / "circuits" / f"member-{index}.json") for index in range(2)]
     assert [each.ranking for each in found] == [each.ranking for each in circuits]
     assert [each.made_from["score"] for each in found] == ["energy"] * 2
-    assert [sentence.split(":")[0] for sentence in told] == [
+    assert [sentence.split(":")[0] for sentence in sentences] == [
         f"circuit of member {index} for avg" for index in range(2)
     ]
 

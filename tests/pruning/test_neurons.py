@@ -81,7 +81,7 @@ def test_heads_and_neurons_go_in_any_order_and_keep_their_numbers():
         prune_neurons(both, {0: [5]})
 
 
-def test_what_is_saved_is_what_is_loaded(tmp_path):
+def test_a_saved_model_loads_as_it_was(tmp_path):
     pruned = prune_neurons(VIT.backbone(), NEURONS)
     pruned.save_pretrained(tmp_path)
     loaded = type(pruned).from_pretrained(tmp_path)

@@ -116,7 +116,7 @@ def test_the_score_of_the_authors_and_several_steps_choose_other_weights():
 
 
 @pytest.mark.parametrize("name", ["bert", "clip"])
-def test_the_batch_size_leaves_no_trace_and_the_model_stays_as_it_was(name):
+def test_the_batch_size_does_not_matter_and_the_model_stays_as_it_was(name):
     model, batches, _, prompts = family(name)
     rows = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
     towers = ("vision", "text") if name == "clip" else None

@@ -82,7 +82,7 @@ def test_an_encoder_without_a_head_loads_too(tmp_path):
     assert isinstance(model, BertModel)
 
 
-def test_what_is_no_old_pruned_checkpoint_is_refused(tmp_path):
+def test_other_checkpoints_are_refused(tmp_path):
     VIT.backbone().save_pretrained(tmp_path / "whole")
     with pytest.raises(ValueError, match="names no pruned heads"):
         load_pruned(tmp_path / "whole")

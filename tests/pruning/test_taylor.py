@@ -103,7 +103,7 @@ def test_layers_are_pruned_one_after_the_other_with_fresh_scores():
     assert pruning.scores == pytest.approx(scores, rel=1e-9)
     dense = taylor_scores(model, batches)
     assert pruning.scores[(0, 0)] == pytest.approx(dense[(0, 0)], rel=1e-9)
-    assert pruning.scores[(2, 0)] != pytest.approx(dense[(2, 0)], rel=1e-6), "scores were not computed anew"
+    assert pruning.scores[(2, 0)] != pytest.approx(dense[(2, 0)], rel=1e-6), "the scores are the old ones"
 
 
 def test_the_global_scope_prunes_the_lowest_scores_of_the_whole_model():

@@ -67,7 +67,7 @@ def test_zeros_fill_up_to_the_largest_layer_alone():
     assert plain.vit.layers[1].attention.q_proj.weight[16:].abs().max() == 0
 
 
-def test_what_goes_is_chosen_so_that_it_can_be_exported():
+def test_equal_layers_can_be_chosen_by_their_scores():
     scores = head_scores(VIT.backbone(), method="magnitude")
     member = prune_heads(VIT.backbone(), lowest_heads(scores, heads_per_layer=3))
     assert to_transformers(member).config.num_attention_heads == 3
@@ -113,6 +113,6 @@ def test_a_plain_model_becomes_a_hydra_again():
         (lambda: VIT.backbone(), "model is a ViTForImageClassification: pass a one-member Hydra"),
     ],
 )
-def test_what_a_plain_model_cannot_be_is_refused(model, problem):
+def test_models_that_cannot_become_plain_are_refused(model, problem):
     with pytest.raises((TypeError, ValueError), match=problem):
         to_transformers(model())

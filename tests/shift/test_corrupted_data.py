@@ -26,20 +26,30 @@ from tests.tiny_data import CLASSES, picture_rows, pictures, review_rows, save_b
 
 
 @pytest.fixture(scope="module")
-def vit(tmp_path_factory):
-    folder = save_vit(tmp_path_factory.mktemp("vit"))
+def workplace(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("workplace")
+    save_vit(folder / "vit")
+    save_bert(folder / "bert")
+    picture_rows(18).save_to_disk(folder / "pictures")
+    review_rows(16).save_to_disk(folder / "reviews")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def vit(workplace):
+    folder = workplace / "vit"
     return ViTForImageClassification.from_pretrained(folder).eval(), ViTImageProcessorPil.from_pretrained(folder)
 
 
 @pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    folder = save_bert(tmp_path_factory.mktemp("bert"))
+def bert(workplace):
+    folder = workplace / "bert"
     return AutoModelForSequenceClassification.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 @pytest.fixture
 def figures(monkeypatch):
-    """Figures by the name of their file, as they are before pixels are made of them, which takes seconds."""
+    """Figures by the name of their file, without drawing pixels, which takes seconds."""
     found = {}
 
     def write_png(figure, path):
@@ -183,16 +193,6 @@ def test_data_that_cannot_be_corrupted_are_refused_before_anything_is_judged(vit
 
 
 # The command line
-
-
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("workplace")
-    save_vit(folder / "vit")
-    save_bert(folder / "bert")
-    picture_rows(18).save_to_disk(folder / "pictures")
-    review_rows(16).save_to_disk(folder / "reviews")
-    return folder
 
 
 @pytest.mark.slow

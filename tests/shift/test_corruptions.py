@@ -226,7 +226,7 @@ def test_names_groups_and_all_of_a_kind():
     assert all(name in corruption_table() for name in CORRUPTIONS)
 
 
-def test_what_cannot_be_corrupted_is_refused_with_a_sentence():
+def test_wrong_data_names_and_scales_are_refused():
     for call, error, sentence in (
         (lambda: corrupt(IMAGES, "jpeg", 1), ValueError, "did you mean jpeg_compression"),
         (lambda: corrupt(IMAGES, "contrast", 6), ValueError, "from 1 to 5"),
