@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,6 +66,19 @@ def written_whole(folder: str | os.PathLike) -> Iterator[Path]:
             _replace_folder(folder, unfinished)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def check_takes_files(folder: str | os.PathLike) -> None:
+    """Refuses, before any work, a folder that could not be made or written into."""
+    place = Path(os.path.realpath(folder))
+    existing = next(path for path in (place, *place.parents) if path.exists())
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{folder} cannot be written into ({error.strerror}: {existing}): pass another --output"
+        ) from error
 
 
 def remove_leftovers(folder: str | os.PathLike, name: str | None = None) -> None:

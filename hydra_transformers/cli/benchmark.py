@@ -5,11 +5,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from .._io.files import write_atomically
+from .._io.files import check_takes_files, write_atomically
 from ..cost import compare_costs, inputs_for, unpruned_backbone
 from ..reports import cost_table
 from . import flags
-from .folders import check_is_hydra, check_takes_files, load_config, load_model
+from .folders import check_is_hydra, load_config, load_model
 from .options import argument, check_named_once, device_named, duration, option
 
 

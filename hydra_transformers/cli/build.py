@@ -8,6 +8,7 @@ from typing import Any
 import typer
 from transformers import PreTrainedConfig
 
+from .._io.files import check_takes_files
 from ..data.loading import check_has_variety, remember_max_length
 from ..data.processors import check_same_processors, load_processor
 from ..data.rows import SPLITS_TO_CUT, is_same_source, overlap
@@ -17,7 +18,7 @@ from ..pruning.objectives import OBJECTIVES
 from ..training.recipes import recipe_for
 from . import flags
 from .finetune import RecipeName, change_by, check_trainable, check_training, check_trunk, name_classes
-from .folders import FUSE_SETTINGS, check_takes_files, claim, digest_of_names, load_config, models_named, read_settings
+from .folders import FUSE_SETTINGS, claim, digest_of_names, load_config, models_named, read_settings
 from .options import argument, check_named_once, choice, count_or_best, device_named, minutes, option, switch
 
 

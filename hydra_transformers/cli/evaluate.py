@@ -11,7 +11,7 @@ import typer
 from torch import nn
 from transformers import PreTrainedConfig
 
-from .._io.files import write_atomically
+from .._io.files import check_takes_files, write_atomically
 from .._io.progress import progress_bar
 from ..data.batches import ChangedBatches, collate
 from ..data.loading import PreparedData, check_has_variety
@@ -25,7 +25,7 @@ from ..shift import SEVERITIES, corrupted_sets
 from ..uncertainty import CalibratedClassifier, Detector, detector_by_name
 from ..uncertainty.calibrated_classifier import OtherClassesError
 from . import flags
-from .folders import check_takes_files, load_config, load_model
+from .folders import load_config, load_model
 from .options import check_named_once, choice, device_named, named, option
 
 

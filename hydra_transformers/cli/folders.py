@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 import re
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
-from .._io.files import remove_leftovers, write_atomically
+from .._io.files import check_takes_files, remove_leftovers, write_atomically
 from ..baselines import Baseline
 from ..baselines.baseline import MODEL_FOLDER
 from ..data.prediction import ZeroShotClassifier
@@ -158,18 +156,6 @@ def check_is_new(folder: Path) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists already: pass another --output, or remove it")
     check_takes_files(folder)
-
-
-def check_takes_files(folder: Path) -> None:
-    place = Path(os.path.realpath(folder))
-    existing = next(path for path in (place, *place.parents) if path.exists())
-    try:
-        with tempfile.TemporaryFile(dir=existing):
-            pass
-    except OSError as error:
-        raise ValueError(
-            f"{folder} cannot be written into ({error.strerror}: {existing}): pass another --output"
-        ) from error
 
 
 def claim(folder: Path, file: str, settings: dict[str, Any]) -> None:

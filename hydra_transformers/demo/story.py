@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import nn
 from transformers import PreTrainedModel
 
-from .._io.files import written_whole
+from .._io.files import check_takes_files, written_whole
 from ..baselines import DeepEnsemble
 from ..cost import Cost, compare_costs
 from ..hub import create_model_card, kept_heads_map
@@ -168,9 +168,7 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
 def check_output(output: Path) -> None:
     if output.exists() and not (output / MARKER).exists() and (not output.is_dir() or any(output.iterdir())):
         raise ValueError(f"{output} holds something other than a demo: pass another --output, or remove it")
-    existing = next(path for path in (output.absolute(), *output.absolute().parents) if path.exists())
-    if not existing.is_dir() or not os.access(existing, os.W_OK):
-        raise ValueError(f"{output} cannot be made, {existing} takes no files: pass another --output")
+    check_takes_files(output)
 
 
 def finetuned(
