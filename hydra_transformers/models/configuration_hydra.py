@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 
-# What a Hydra gives beside logits; Trainer does not gather it.
+# What a Hydra gives beside logits.
 OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_set")
 # What members may share: the mean over the members stands in for each of them.
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
@@ -104,7 +104,7 @@ class ShippedPipelines:
 @dataclass(kw_only=True, init=False, repr=False, eq=False)
 class HydraConfigMixin(ShippedPipelines):
     r"""
-    The fields of every Hydra config, to which a family's adds `auto_classes` and `layer_spec`:
+    The fields of every Hydra config. A family adds `auto_classes` and `layer_spec`.
 
     Args:
         kept_heads (`list[list[list[int]]]`, *optional*):
@@ -125,6 +125,8 @@ class HydraConfigMixin(ShippedPipelines):
         fast_inference (`bool`, *optional*, defaults to `True`):
             Whether layers may run without module calls where that gives the same result.
     """
+
+    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)  # Trainer gathers logits alone
 
     kept_heads: list | None = None  # KeptHeads; the checks say better than a type what is wrong
     kept_neurons: list | None = None

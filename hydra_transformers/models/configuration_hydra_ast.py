@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import ASTConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 from .configuration_hydra_vit import vit_layer_spec
 
 
@@ -15,7 +15,6 @@ class HydraASTConfig(HydraConfigMixin, ASTConfig):
     """
 
     model_type = "hydra_ast"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     auto_classes = {
         "AutoConfig": "configuration_hydra_ast.HydraASTConfig",

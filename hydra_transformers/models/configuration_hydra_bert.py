@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import BertConfig, ElectraConfig, MPNetConfig, RobertaConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 
 
 def bert_layer_spec(config: BertConfig | ElectraConfig | MPNetConfig | RobertaConfig) -> LayerSpec:
@@ -22,8 +22,7 @@ def bert_layer_spec(config: BertConfig | ElectraConfig | MPNetConfig | RobertaCo
 @strict
 class HydraBertConfig(HydraConfigMixin, BertConfig):
     r"""
-    A [`BertConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
+    A [`BertConfig`] with the fields of [`HydraConfigMixin`].
 
     Args:
         add_pooling_layer (`bool`, *optional*, defaults to `True`):
@@ -31,7 +30,6 @@ class HydraBertConfig(HydraConfigMixin, BertConfig):
     """
 
     model_type = "hydra_bert"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     add_pooling_layer: bool = True
 

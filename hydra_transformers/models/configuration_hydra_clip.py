@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import CLIPConfig, CLIPTextConfig, CLIPVisionConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 from .configuration_hydra_towers import HydraTowersConfigMixin, tower_layer_spec
 
 
@@ -28,12 +28,10 @@ class HydraCLIPTextConfig(HydraConfigMixin, CLIPTextConfig):
 @strict
 class HydraCLIPVisionConfig(HydraConfigMixin, CLIPVisionConfig):
     r"""
-    A [`CLIPVisionConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`,
-    `ensemble_loss`, `fast_inference`): of a vision tower, and of the image classifier that is one with a head.
+    A [`CLIPVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of the image classifier that is one with a head.
     """
 
     model_type = "hydra_clip_vision_model"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
     auto_classes = {
         "AutoConfig": "configuration_hydra_clip.HydraCLIPVisionConfig",
         "AutoModel": "modeling_hydra_clip.HydraCLIPVisionModel",

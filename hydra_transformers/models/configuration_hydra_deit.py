@@ -3,15 +3,14 @@
 from huggingface_hub.dataclasses import strict
 from transformers import DeiTConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 from .configuration_hydra_vit import vit_layer_spec
 
 
 @strict
 class HydraDeiTConfig(HydraConfigMixin, DeiTConfig):
     r"""
-    A [`DeiTConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
+    A [`DeiTConfig`] with the fields of [`HydraConfigMixin`].
 
     Args:
         add_pooling_layer (`bool`, *optional*, defaults to `True`):
@@ -19,7 +18,6 @@ class HydraDeiTConfig(HydraConfigMixin, DeiTConfig):
     """
 
     model_type = "hydra_deit"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     add_pooling_layer: bool = True
 

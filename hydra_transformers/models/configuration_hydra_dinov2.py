@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import Dinov2Config, Dinov2WithRegistersConfig, __version__
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 
 
 def dinov2_layer_spec(config: Dinov2Config | Dinov2WithRegistersConfig) -> LayerSpec:
@@ -27,13 +27,9 @@ def dinov2_layer_spec(config: Dinov2Config | Dinov2WithRegistersConfig) -> Layer
 
 @strict
 class HydraDinov2Config(HydraConfigMixin, Dinov2Config):
-    r"""
-    A [`Dinov2Config`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
-    """
+    r"""A [`Dinov2Config`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_dinov2"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     auto_classes = {
         "AutoConfig": "configuration_hydra_dinov2.HydraDinov2Config",

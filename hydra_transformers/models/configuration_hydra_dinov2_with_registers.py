@@ -3,19 +3,15 @@
 from huggingface_hub.dataclasses import strict
 from transformers import Dinov2WithRegistersConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 from .configuration_hydra_dinov2 import dinov2_layer_spec
 
 
 @strict
 class HydraDinov2WithRegistersConfig(HydraConfigMixin, Dinov2WithRegistersConfig):
-    r"""
-    A [`Dinov2WithRegistersConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
-    """
+    r"""A [`Dinov2WithRegistersConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_dinov2_with_registers"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     auto_classes = {
         "AutoConfig": "configuration_hydra_dinov2_with_registers.HydraDinov2WithRegistersConfig",

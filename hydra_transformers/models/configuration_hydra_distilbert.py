@@ -3,18 +3,14 @@
 from huggingface_hub.dataclasses import strict
 from transformers import DistilBertConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 
 
 @strict
 class HydraDistilBertConfig(HydraConfigMixin, DistilBertConfig):
-    r"""
-    A [`DistilBertConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
-    """
+    r"""A [`DistilBertConfig`] with the fields of [`HydraConfigMixin`]."""
 
     model_type = "hydra_distilbert"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     auto_classes = {
         "AutoConfig": "configuration_hydra_distilbert.HydraDistilBertConfig",

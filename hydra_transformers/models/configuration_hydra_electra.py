@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import ElectraConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 from .configuration_hydra_bert import bert_layer_spec
 
 
@@ -15,7 +15,6 @@ class HydraElectraConfig(HydraConfigMixin, ElectraConfig):
     """
 
     model_type = "hydra_electra"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     auto_classes = {
         "AutoConfig": "configuration_hydra_electra.HydraElectraConfig",

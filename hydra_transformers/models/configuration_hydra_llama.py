@@ -3,13 +3,12 @@
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, PreTrainedConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 
 
 class HydraDecoderConfigMixin(HydraConfigMixin):
     """To which a family's adds `auto_classes`, and to its layer_spec what differs from Llama's."""
 
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
     # The backbone's plans name modules that a Hydra does not have.
     base_model_tp_plan = None
     base_model_pp_plan = None
@@ -47,10 +46,7 @@ def decoder_layer_spec(
 
 @strict
 class HydraLlamaConfig(HydraDecoderConfigMixin, LlamaConfig):
-    r"""
-    A [`LlamaConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`). Heads are query heads.
-    """
+    r"""A [`LlamaConfig`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
 
     model_type = "hydra_llama"
 

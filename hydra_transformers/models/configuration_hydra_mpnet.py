@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import MPNetConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 from .configuration_hydra_bert import bert_layer_spec
 
 
@@ -19,7 +19,6 @@ class HydraMPNetConfig(HydraConfigMixin, MPNetConfig):
     """
 
     model_type = "hydra_mpnet"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     add_pooling_layer: bool = True
 

@@ -9,10 +9,7 @@ from .configuration_hydra_llama import HydraDecoderConfigMixin, decoder_layer_sp
 
 @strict
 class HydraQwen2Config(HydraDecoderConfigMixin, Qwen2Config):
-    r"""
-    A [`Qwen2Config`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`). Heads are query heads.
-    """
+    r"""A [`Qwen2Config`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
 
     model_type = "hydra_qwen2"
 

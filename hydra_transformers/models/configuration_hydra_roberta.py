@@ -3,15 +3,14 @@
 from huggingface_hub.dataclasses import strict
 from transformers import RobertaConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 from .configuration_hydra_bert import bert_layer_spec
 
 
 @strict
 class HydraRobertaConfig(HydraConfigMixin, RobertaConfig):
     r"""
-    A [`RobertaConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
+    A [`RobertaConfig`] with the fields of [`HydraConfigMixin`].
 
     Args:
         add_pooling_layer (`bool`, *optional*, defaults to `True`):
@@ -19,7 +18,6 @@ class HydraRobertaConfig(HydraConfigMixin, RobertaConfig):
     """
 
     model_type = "hydra_roberta"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     add_pooling_layer: bool = True
 

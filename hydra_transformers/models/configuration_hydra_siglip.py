@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import SiglipConfig, SiglipTextConfig, SiglipVisionConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 from .configuration_hydra_towers import HydraTowersConfigMixin, tower_layer_spec
 
 
@@ -28,8 +28,7 @@ class HydraSiglipTextConfig(HydraConfigMixin, SiglipTextConfig):
 @strict
 class HydraSiglipVisionConfig(HydraConfigMixin, SiglipVisionConfig):
     r"""
-    A [`SiglipVisionConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`,
-    `ensemble_loss`, `fast_inference`): of a vision tower, and of the image classifier that is one with a head.
+    A [`SiglipVisionConfig`] with the fields of [`HydraConfigMixin`]: of a vision tower, and of the image classifier that is one with a head.
 
     Args:
         vision_use_head (`bool`, *optional*, defaults to `True`):
@@ -37,7 +36,6 @@ class HydraSiglipVisionConfig(HydraConfigMixin, SiglipVisionConfig):
     """
 
     model_type = "hydra_siglip_vision_model"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
     auto_classes = {
         "AutoConfig": "configuration_hydra_siglip.HydraSiglipVisionConfig",
         "AutoModel": "modeling_hydra_siglip.HydraSiglipVisionModel",

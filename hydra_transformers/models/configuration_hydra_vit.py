@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import ASTConfig, DeiTConfig, ViTConfig
 
-from .configuration_hydra import OUTPUTS_OF_HYDRAS, HydraConfigMixin, LayerSpec
+from .configuration_hydra import HydraConfigMixin, LayerSpec
 
 
 def vit_layer_spec(config: ASTConfig | DeiTConfig | ViTConfig) -> LayerSpec:
@@ -22,8 +22,7 @@ def vit_layer_spec(config: ASTConfig | DeiTConfig | ViTConfig) -> LayerSpec:
 @strict
 class HydraViTConfig(HydraConfigMixin, ViTConfig):
     r"""
-    A [`ViTConfig`] with the fields of every Hydra config ([`HydraConfigMixin`]: `kept_heads`, `shared`, `ensemble_loss`,
-    `fast_inference`).
+    A [`ViTConfig`] with the fields of [`HydraConfigMixin`].
 
     Args:
         add_pooling_layer (`bool`, *optional*, defaults to `True`):
@@ -42,7 +41,6 @@ class HydraViTConfig(HydraConfigMixin, ViTConfig):
     """
 
     model_type = "hydra_vit"
-    keys_to_ignore_at_inference = list(OUTPUTS_OF_HYDRAS)
 
     add_pooling_layer: bool = True
 

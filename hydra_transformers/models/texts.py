@@ -63,11 +63,7 @@ class HydraTextEncoderMixin(HydraEncoderMixin):
         members_only: bool = False,
         **kwargs,
     ) -> HydraModelOutput:
-        """
-        input_ids, attention_mask, position_ids: (batch, tokens)
-        inputs_embeds: (batch, tokens, hidden), in place of input_ids
-        first_token_only, members_only: compute no more than a classifier reads, see `encode`
-        """
+        """input_ids, attention_mask, position_ids: (batch, tokens); inputs_embeds: (batch, tokens, hidden); others: `encode`"""
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -93,11 +89,7 @@ class HydraTypedTextEncoderMixin(HydraTextEncoderMixin):
         members_only: bool = False,
         **kwargs,
     ) -> HydraModelOutput:
-        """
-        input_ids, attention_mask, token_type_ids, position_ids: (batch, tokens)
-        inputs_embeds: (batch, tokens, hidden), in place of input_ids
-        first_token_only, members_only: compute no more than a classifier reads, see `encode`
-        """
+        """As `HydraTextEncoderMixin.forward`; token_type_ids: (batch, tokens)"""
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -129,11 +121,7 @@ class HydraTypedTextClassifierMixin(HydraTextClassifierBase):
         labels: torch.Tensor | None = None,
         **kwargs,
     ) -> HydraClassifierOutput:
-        """
-        input_ids, attention_mask, token_type_ids, position_ids: (batch, tokens)
-        inputs_embeds: (batch, tokens, hidden), in place of input_ids
-        labels: (batch,) class indices, or what the config's `problem_type` asks for
-        """
+        """As `HydraTextClassifierMixin.forward`; token_type_ids: (batch, tokens)"""
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
@@ -155,9 +143,7 @@ class HydraTextClassifierMixin(HydraTextClassifierBase):
         labels: torch.Tensor | None = None,
         **kwargs,
     ) -> HydraClassifierOutput:
-        """
-        input_ids, attention_mask, position_ids: (batch, tokens)
-        inputs_embeds: (batch, tokens, hidden), in place of input_ids
+        """input_ids, attention_mask, position_ids: (batch, tokens); inputs_embeds: (batch, tokens, hidden)
         labels: (batch,) class indices, or what the config's `problem_type` asks for
         """
         inputs = {

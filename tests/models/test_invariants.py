@@ -7,10 +7,20 @@ import torch
 
 from hydra_transformers.fusion import slots
 from hydra_transformers.models.modeling_hydra import PerMember
-from tests.families import BERT, CLIP, FEW, VIT, Family, for_families, randomise
+from tests.families import BERT, CLIP, FAMILIES, FEW, VIT, Family, for_families, randomise
 
 
-SHARED_CHOICES = [(), ("mlp",), ("layernorm",), ("embeddings",), ("embeddings", "layernorm", "mlp")]
+ALL_SHARED = ("embeddings", "layernorm", "mlp")
+
+
+def one_or_all(names: str, cases: list[tuple]) -> pytest.MarkDecorator:
+    """The first of these cases for every family, all of them for the few."""
+    rows = [
+        pytest.param(family, *case, id=f"{family.name}-{case}")
+        for family in FAMILIES
+        for case in (cases if family in FEW else cases[:1])
+    ]
+    return pytest.mark.parametrize(f"family, {names}", rows)
 
 
 def mean_probability(family: Family, models, inputs) -> torch.Tensor:
@@ -22,8 +32,8 @@ def ablated_backbones(family: Family):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@one_or_all("dtype, tolerance", [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_fused_probabilities_are_the_mean_of_the_members(family, backend, dtype, tolerance):
     inputs = {key: value.to(dtype) if value.is_floating_point() else value for key, value in family.inputs().items()}
     references = [model.to(dtype) for model in ablated_backbones(family)]
@@ -108,7 +118,7 @@ def with_scales_in_the_maps(model: torch.nn.Module) -> torch.nn.Module:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("shared", SHARED_CHOICES[1:], ids="+".join)
+@one_or_all("shared", [(ALL_SHARED,), (("mlp",),), (("layernorm",),), (("embeddings",),)])
 def test_sharing_equals_the_ensemble_of_members_with_averaged_parts(family, shared):
     inputs = family.inputs()
     backbones = with_shared_parts_averaged(family, [family.backbone(seed) for seed in range(3)], shared)
@@ -120,8 +130,7 @@ def test_sharing_equals_the_ensemble_of_members_with_averaged_parts(family, shar
     torch.testing.assert_close(probabilities, mean_probability(family, references, inputs), atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("shared", [(), ("embeddings", "layernorm", "mlp")], ids=["nothing shared", "all shared"])
-@pytest.mark.parametrize("heads", ["ragged", "uniform"])
+@one_or_all("shared, heads", [(ALL_SHARED, "ragged"), ((), "ragged"), (ALL_SHARED, "uniform"), ((), "uniform")])
 def test_members_never_mix(family, shared, heads):
     hydra = family.fused(heads, shared=shared)
     member_logits = hydra(**family.inputs()).member_logits

@@ -13,10 +13,8 @@ from hydra_transformers.models.modeling_hydra import GroupedLinear, GroupedOutpu
 from tests.families import (
     BERT,
     CLIP,
-    FAMILIES,
     FEW,
     OWN_LAYERS,
-    VARIANTS,
     VIT,
     for_families,
     images,
@@ -26,8 +24,7 @@ from tests.families import (
 
 
 # How many heads members keep is decided in the attention, which all families share.
-COMPILED = [(family, "ragged") for family in FAMILIES if family not in VARIANTS]
-COMPILED += [(family, "all") for family in (VIT, BERT, CLIP)]
+COMPILED = [(family, "ragged") for family in OWN_LAYERS] + [(family, "all") for family in (VIT, BERT, CLIP)]
 
 
 @pytest.mark.slow
