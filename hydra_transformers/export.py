@@ -106,7 +106,6 @@ class Exportable(nn.Module):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         input_values: Tensor | None = None,
-        input_features: Tensor | None = None,
     ) -> dict[str, Tensor]:
         given = {
             "pixel_values": pixel_values,
@@ -114,7 +113,6 @@ class Exportable(nn.Module):
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
             "input_values": input_values,
-            "input_features": input_features,
         }
         outputs = self.model(**{name: given[name] for name in self.names})
         logits = outputs["logits" if "logits" in outputs else "logits_per_image"]
@@ -125,6 +123,7 @@ class Exportable(nn.Module):
         return hasattr(self.model.config, "vision_config")
 
     def example(self, batch: int, length: float) -> dict[str, Tensor]:
+        """Inputs for `forward`; `length` is the share of the longest text."""
         return inputs_of(self.model, self.processor, batch, length)
 
     def program(self) -> ExportedProgram:

@@ -64,7 +64,7 @@ epistemic = total - aleatoric
 
 
 UNUSUAL = (
-    "- Uncertainty is relative to the data the model was trained and judged on. An unusual input can still get a confident "
+    "- Uncertainty is relative to the data the model was trained and evaluated on. An unusual input can still get a confident "
     "answer."
 )
 CALIBRATED = "- Confidence is calibrated only as far as the evaluation shows. For new data, fit a temperature on a validation set."
@@ -131,7 +131,7 @@ TEXTS = Task(
 SOUNDS = Task(
     pipeline_tag="audio-classification",
     subject="Audio classification over the classes in `config.id2label`",
-    limit="It always answers with one of its classes, also where none of them is to be heard.",
+    limit="It always answers with one of its classes, also where none of them can be heard.",
     model_class="AutoModelForAudioClassification",
     processor_class="AutoFeatureExtractor",
     processor="extractor",
@@ -158,8 +158,8 @@ inputs = processor(text=prompts, images=Image.open("photo.jpg").convert("RGB"), 
 # A model that says for each pair of an image and a text by itself whether they belong together.
 PAIRS = replace(
     ZERO_SHOT,
-    limit="Each text is judged by itself: the probabilities of several need not add up to 1. They, and the uncertainty, depend "
-    "on the prompts, which are to be padded to full length as in training.",
+    limit="Each text is scored by itself: the probabilities of several need not add up to 1. They, and the uncertainty, depend "
+    "on the prompts, which must be padded to full length as in training.",
     inputs=ZERO_SHOT.inputs.replace("padding=True", 'padding="max_length", max_length=64'),
     logits_are="the logit of the members' mean probability that image and text belong together",
     decomposed='decompose(outputs.member_logits, "multi_label_classification")',

@@ -218,16 +218,13 @@ IMAGENET1K = Recipe(
     ),
 )
 
-CIFAR100 = Recipe(
+CIFAR100 = replace(
+    IMAGENET1K,
     name="cifar100",
-    optimizer="sgd",
-    momentum=0.9,
-    learning_rate=0.01,
     learning_rate_grid=(0.001, 0.003, 0.01, 0.03),
     warmup_steps=500,
     max_steps=10_000,
-    floor=1e-5,
-    label_smoothing=0.1,
+    dropout=None,
     last_n_layers=5,
     reset_classifier=True,
     train_transforms=(*CROP_AND_FLIP, IMAGENET_NORMALIZATION),
@@ -264,17 +261,14 @@ FINETUNE_IMAGES = Recipe(
 )
 TUNE_IMAGES = replace(FINETUNE_IMAGES, name="tune-images", learning_rate=5e-5, classifier_learning_rate=5e-4, epochs=3)
 
-FINETUNE_TEXTS = Recipe(
+FINETUNE_TEXTS = replace(
+    FINETUNE_IMAGES,
     name="finetune-texts",
-    optimizer="adamw",
     learning_rate=5e-5,
     classifier_learning_rate=5e-4,
     weight_decay=0.01,
-    max_grad_norm=1.0,
     schedule="linear",
-    warmup_steps=0.1,
     epochs=2,
-    trainable=PARTS,
     train_transforms=(TOKENIZE,),
 )
 TUNE_TEXTS = replace(FINETUNE_TEXTS, name="tune-texts", learning_rate=3e-5, classifier_learning_rate=3e-4, epochs=1)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from huggingface_hub.errors import RemoteEntryNotFoundError
 from transformers import ViTImageProcessorPil
 
 from hydra_transformers.hub import publishing
@@ -68,33 +67,14 @@ def test_it_needs_nothing_but_the_files_beside_it(folder, tmp_path):
     assert [each["epistemic"] for each in found] == pytest.approx([each["epistemic"] for each in expected], abs=1e-6)
 
 
-class NotFound:
-    """What the errors of huggingface_hub read of a response."""
-
-    status_code, headers, request = 404, {}, None
-
-
-class Hub:
-    """A repository with a handler.py, or without, of which nothing else is asked."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def hf_hub_download(self, repo_id, filename, force_download):
-        if not self.path.exists():
-            raise RemoteEntryNotFoundError("no handler.py", response=NotFound)
-        return self.path
-
-
 @pytest.mark.parametrize(
     "content, is_replaced",
     [(b"# mine\n", False), (publishing.HANDLER.read_bytes() + b"# older\n", True), (None, True)],
 )
-def test_a_handler_of_the_owners_own_is_not_replaced(content, is_replaced, tmp_path):
+def test_a_handler_of_the_owners_own_is_not_replaced(content, is_replaced, hub, tmp_path):
     (tmp_path / "handler.py").write_bytes(publishing.HANDLER.read_bytes())
-    if content is not None:
-        (tmp_path / "there.py").write_bytes(content)
-    publishing._leave_own_handler(Hub(tmp_path / "there.py"), "me/tiny", tmp_path)
+    hub.files = {} if content is None else {"handler.py": content}
+    publishing._leave_own_handler(hub, "me/tiny", tmp_path)
     assert (tmp_path / "handler.py").exists() is is_replaced
 
 

@@ -149,7 +149,7 @@ def test_plots_and_names_of_folders(finished, two, tmp_path):
 def test_nothing_is_done_twice_and_another_target_chooses_among_the_candidates(finished, two, tmp_path, monkeypatch):
     folder = copied(finished, tmp_path)
     monkeypatch.setattr(Search, "_evaluated", lambda *_: pytest.fail("evaluated again"))
-    monkeypatch.setattr(finetune, "_train", lambda *_: pytest.fail("trained again"))
+    monkeypatch.setattr(finetune._FineTuning, "_trained", lambda *_: pytest.fail("trained again"))
     monkeypatch.setattr(model_builder, "extract_circuit", known_circuits(model_builder.extract_circuit))
     again = hydrate(two, output_dir=folder, **everything())
     assert again.table == finished.table and again.choice == finished.choice

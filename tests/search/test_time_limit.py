@@ -85,7 +85,7 @@ def test_fine_tunings_are_shortened_to_half_of_the_limit_and_stay_so(tmp_path, m
             patched.setattr(Search, "plan", "", raising=False)
             hydrate(encoder, time_limit=limit, **given | {"progress": True})
         assert "each of the 2 fine-tunings takes 3 steps in place of 50" in capsys.readouterr().out
-        monkeypatch.setattr(finetune, "_train", lambda *_: pytest.fail("trained again"))
+        monkeypatch.setattr(finetune._FineTuning, "_trained", lambda *_: pytest.fail("trained again"))
     runs = list((tmp_path / "hydra-steps" / "finetuned").glob("member-*/run.json"))
     assert [json.loads(path.read_text())["arguments"]["max_steps"] for path in runs] == [3, 3]
 

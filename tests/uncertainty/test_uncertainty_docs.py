@@ -18,7 +18,7 @@ MODULES = (
     "uncertainty.paired",
     "uncertainty.streaming",
     "uncertainty.temperature",
-    "reports.fusion_report",
+    "reports.table",
 )
 
 
