@@ -1,8 +1,8 @@
-"""What a calibrated model decides: its settings and their checks, how they are applied, and whether the weights are still those."""
+"""The decision of a calibrated model: how it is applied, and whether the weights are still those that were calibrated."""
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter, is_
@@ -12,16 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers.utils import logging
 
+from .decision_settings import ROUNDING, check_settings
 from .detection import DETECTORS, answers_of, score
 from .modeling_hydra import FixedDtype, at_least_float32, is_exporting, log_mean_probability
 
 
 logger = logging.get_logger(f"transformers.{__name__}")
-
-ROUNDING = 1e-6  # of scores and sums of probabilities; in doubt a class is in the set
-
-# The installed package refuses here settings that `calibrate` cannot have written; a repository's own code trusts its files.
-check_settings: Callable[[Mapping[str, Any], float], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -58,8 +54,7 @@ class Decision(FixedDtype):
 
     def __init__(self, settings: Mapping[str, Any], num_parameters: int):
         super().__init__()
-        if check_settings is not None:
-            check_settings(settings, num_parameters)
+        check_settings(settings, num_parameters)
         self.settings = dict(settings)
         for name, shape in settings["state"].items():
             self.register_buffer(name, torch.full(shape, math.nan))

@@ -120,7 +120,7 @@ def _corrupted(data: Any, corruption: Corruption, strength: float, seed: int, sc
     kind = "text" if isinstance(data, str) else "image"
     if kind != corruption.kind:
         other = ", ".join(each.name for each in CORRUPTIONS.values() if each.kind == kind)
-        raise TypeError(f"{corruption.name} is for {corruption.kind}s, and data is a {kind}: pass one of {other}")
+        raise TypeError(f"{corruption.name} is for {corruption.kind}s, and data holds {kind}s: pass one of {other}")
     if isinstance(data, str):
         return corruption.change(data, strength, random.Random(key_of(corruption.name, seed, data)))
     if isinstance(data, Tensor):

@@ -12,8 +12,8 @@ from torch import nn
 
 from ..data.prediction import answer_of, device_of, zero_shot_in
 from ..models.decision import Decision
+from ..models.decision_settings import check_settings
 from ..models.modeling_hydra import HydraClassifierOutput
-from .decision_settings import check_settings
 from .features import AnswerReader
 from .saving import find_saved, load_tensors, save_tensors, saved_in
 

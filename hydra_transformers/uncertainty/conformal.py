@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..models.decision_settings import check_sets
 from ..models.detection import log_mean
 from .abstention import check_share, exact
-from .decision_settings import check_sets
 from .inputs import as_labels, as_member_logits, as_tensor, wide_log_softmax, widened
 
 

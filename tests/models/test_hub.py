@@ -41,6 +41,7 @@ from tests.families import (
 CODE_FILES = {
     "configuration_hydra.py",
     "decision.py",
+    "decision_settings.py",
     "detection.py",
     "modeling_hydra.py",
     "pipeline_hydra.py",
@@ -154,7 +155,7 @@ def test_what_a_vision_transformer_ships_can_be_read_in_one_sitting(tmp_path):
     VIT.hydra.from_backbone(VIT.backbone()).save_pretrained(tmp_path)
     lines = {path.name: len(path.read_text().splitlines()) for path in tmp_path.glob("*.py")}
     assert len(lines) <= 10, lines
-    assert sum(lines.values()) <= 2_570, lines
+    assert sum(lines.values()) <= 2_690, lines
 
 
 @for_families(FEW)

@@ -483,6 +483,12 @@ def test_the_code_that_ships_with_a_model_decides_alike(tmp_path, monkeypatch):
     for name in ("detector_score", "abstain", "prediction_set"):
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-4)
 
+    config = json.loads((tmp_path / "hydra" / "config.json").read_text())
+    config["decision"]["temperature"] = -1
+    (tmp_path / "hydra" / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"decision\.temperature"):  # by the shipped code, without the package
+        shipped.from_pretrained(tmp_path / "hydra")
+
 
 @pytest.mark.parametrize("detector", ["msp", "energy", "gen", "knn", "kl_matching"])
 def test_any_classifier_can_decide(detector, tmp_path):

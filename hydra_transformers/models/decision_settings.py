@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ..models import decision
-from ..models.detection import DETECTORS, is_number
+from .detection import DETECTORS, is_number
 
 
+ROUNDING = 1e-6  # of scores and sums of probabilities; in doubt a class is in the set
 SET_METHODS = ("lac", "aps", "raps")
 
 
@@ -89,7 +89,7 @@ def _is_positive(value: Any) -> bool:
 def _is_threshold(value: Any, low: float, high: float) -> bool:
     """JSON has no infinity: it is written as text."""
     value = float(value) if value in ("inf", "-inf") else value
-    return is_number(value) and low - decision.ROUNDING <= value <= high + decision.ROUNDING
+    return is_number(value) and low - ROUNDING <= value <= high + ROUNDING
 
 
 def _are_texts(value: Any) -> bool:
@@ -107,6 +107,3 @@ def _check_fields(name: str, value: Any, fields: Iterable[str], optional: Iterab
     for field in set(fields) ^ (set(value) - set(optional)):
         found = "is missing" if field in fields else "is unknown"
         raise ValueError(f"{name}.{field} {found}: calibrate the model again")
-
-
-decision.check_settings = check_settings
