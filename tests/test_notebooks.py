@@ -22,6 +22,7 @@ CHECKPOINTS = {
     "analysis": "google/vit-base-patch16-224",
     "dont_know": "google/vit-base-patch16-224",
     "heads": "google/vit-base-patch16-224",
+    "texts": "sentence-transformers/all-MiniLM-L6-v2",
     "three_fine_tunings": "google/vit-base-patch16-224",
     "zero_shot": "laion/CLIP-ViT-B-32-laion2B-s34B-b79K",
 }
@@ -55,6 +56,28 @@ OTHER = {
     "dont_know": OTHER_RUN,
     "heads": f"from hydra_transformers.data.batches import batches\nmodel = {OTHER_VIT}\n"
     "to_score, to_judge = list(batches(rows(30))), list(batches(rows(40)))",
+    "texts": """
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+words = ["[PAD]", "[UNK]", *class_names, *"is it the where".split()]
+backend = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
+backend.pre_tokenizer = pre_tokenizers.Whitespace()
+tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="[PAD]", unk_token="[UNK]", model_max_length=8)
+sizes = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32, max_position_embeddings=8)
+config = BertConfig(vocab_size=len(words), id2label=dict(enumerate(class_names)), **sizes)
+pretrained = BertForSequenceClassification(config).eval()
+
+
+def texts(count, are_known=True):
+    rows = [{"text": f"it is the {names[i % 5] if are_known else 'it'}", "label": names[i % 5]} for i in range(count)]
+    return load_data(rows, config, processor=tokenizer, text="text", labelled=are_known)
+
+
+train, choosing, calibration, test = (texts(count) for count in (60, 30, 60, 50))
+foreign, questions, batch_size, trunk_layers = texts(40, False), ["where is it", "the bee is"], 20, 1
+settings, target = replace(recipe("finetune-texts"), epochs=None, max_steps=3), {"coverage": 0.8}
+""",
     "three_fine_tunings": OTHER_RUN,
     "zero_shot": f"""
 vision, text = dict(image_size=12, patch_size=4, {OTHER_SIZES}), dict(vocab_size=9, max_position_embeddings=6, {OTHER_SIZES})
@@ -135,6 +158,8 @@ def test_the_kept_stories_are_those_that_are_told():
     assert "Fuse: the ensemble's NLL is" in printed["three_fine_tunings"]
     assert "answers as before: True" in printed["three_fine_tunings"]
     assert "decides as before: True" in printed["dont_know"]
+    assert "decides as before: True" in printed["texts"]
+    assert "My tomatoes have brown spots on the leaves.\n    I don't know: " in printed["texts"]
 
 
 def printed_in(notebook) -> list[str]:
