@@ -73,7 +73,6 @@ SWITCHED_OFF: dict[str, Patches] = {
         (fast_inference, "_project_add_norm", added_behind_the_product),
         (fast_inference, "_add_mlp", mlp_added_behind_the_product),
     ],
-    "MLP in pieces": [(modeling_hydra, "ROWS_IN_AN_MLP", 2**40)],
     "Triton norms": [
         (fast_inference, "is_worth_a_kernel", lambda *_: False),
         (fast_kernels, "is_worth_a_kernel", lambda *_: False),

@@ -19,7 +19,7 @@ except ImportError:
 
 # Below this many elements the launch of a Triton kernel takes longer than it saves. Products of float32 take long enough
 # to launch kernels meanwhile.
-ELEMENTS_WORTH_A_KERNEL = {torch.float16: 2**25, torch.bfloat16: 2**25, torch.float32: 2**20}
+ELEMENTS_WORTH_A_KERNEL = {torch.float16: 3 * 2**22, torch.bfloat16: 3 * 2**22, torch.float32: 2**20}
 # A row of states must fit one program.
 MOST_COLUMNS = 4096
 

@@ -417,18 +417,15 @@ def _one_member_after_the_other(heads: list[torch.Tensor | None], weights: Seque
 def _add_mlp(layer: FastLayer, total: torch.Tensor, states: torch.Tensor, is_launch_bound: bool) -> torch.Tensor:
     """`total + MLP(states)` but for the last bias, written over `total`: (members, rows, hidden) each."""
     hidden = total.shape[2]
-    pieces = -(-total.shape[0] * total.shape[1] // modeling_hydra.ROWS_IN_AN_MLP)
-    parts = zip(total.view(-1, hidden).chunk(pieces), states.view(-1, hidden).chunk(pieces), strict=True)
-    for own_total, own_states in parts:
-        inner = linear(own_states, *layer.fc1)  # (rows, inner)
-        if layer.has_gate:
-            gate, inner = inner.chunk(2, dim=-1)
-            inner = layer.activation.forward(gate) * inner
-        elif is_launch_bound:
-            inner = layer.activation.forward(inner)
-        else:
-            inner = activate(layer.activation, inner)
-        own_total.addmm_(inner, layer.fc2[0].t())
+    inner = linear(states.view(-1, hidden), *layer.fc1)  # (rows, inner)
+    if layer.has_gate:
+        gate, inner = inner.chunk(2, dim=-1)
+        inner = layer.activation.forward(gate) * inner
+    elif is_launch_bound:
+        inner = layer.activation.forward(inner)
+    else:
+        inner = activate(layer.activation, inner)
+    total.view(-1, hidden).addmm_(inner, layer.fc2[0].t())
     return total
 
 

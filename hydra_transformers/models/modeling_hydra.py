@@ -26,7 +26,6 @@ from .configuration_hydra import LayerSpec, set_problem_type
 logger = logging.get_logger(f"transformers.{__name__}")
 
 ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 2048  # per member; below, one batched product is faster
-ROWS_IN_AN_MLP = 2**16  # at once in inference: inner states take more memory than all the rest
 BACKENDS_WITH_BIAS = ("eager", "sdpa")  # they add a mask of numbers, which may differ between heads
 
 # cos and sin of the rotary angles, (batch or 1, tokens, head_dim) each
@@ -522,10 +521,6 @@ class HydraMLP(nn.Module):
         shape = hidden_states.shape
         # What stands in for a linear layer (8-bit ones, for instance) may know three axes at most.
         hidden_states = hidden_states.flatten(0, -3) if len(shape) > 3 else hidden_states
-        is_recording = torch.compiler.is_compiling() or is_exporting()
-        if not torch.is_grad_enabled() and not is_recording and hidden_states.numel() > ROWS_IN_AN_MLP * shape[-1]:
-            pieces = hidden_states.reshape(-1, shape[-1]).split(ROWS_IN_AN_MLP)
-            return torch.cat([self.forward(piece) for piece in pieces]).reshape(shape)
         inner = self.fc1(hidden_states)
         if self.has_gate:
             gate, inner = inner.chunk(2, dim=-1)

@@ -77,7 +77,6 @@ def plain(hydra, inputs) -> torch.Tensor:
 @pytest.mark.parametrize("rows", ["few", "many"])
 def test_fast_layers_give_the_logits_of_the_modules(family, hydra, fast, rows, cheapest, monkeypatch):
     monkeypatch.setattr(modeling_hydra, "ROWS_FOR_ONE_PRODUCT_PER_MEMBER", 10**9 if rows == "few" else 0)
-    monkeypatch.setattr(modeling_hydra, "ROWS_IN_AN_MLP", 10**9 if rows == "few" else 5)
     inputs = family.inputs()
     expected = plain(hydra, inputs)
     assert not fast
