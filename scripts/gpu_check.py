@@ -172,7 +172,8 @@ def benchmark_parts(device: str) -> Iterator[Part]:
     modules = [f"-m experiments.{script.stem}" for script in (ROOT / "experiments").glob("*.py") if is_run(script)]
     for what in ["-m experiments", *sorted(scripts), *sorted(modules)]:
         name = f"{what} --smallest"
-        yield Part(name, [*name.split(), "--device", device], benchmark_lines)
+        is_for_cpus = what in scripts and '"--device"' not in (ROOT / what).read_text()
+        yield Part(name, [*name.split(), *([] if is_for_cpus else ["--device", device])], benchmark_lines)
     if device == "cpu":
         return
     name = "benchmarks/inference_cost.py --smallest --modes compiled --families vit"

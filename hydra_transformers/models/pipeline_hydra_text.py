@@ -20,13 +20,12 @@ class HydraTextClassificationPipeline(AnswersMixin, TextClassificationPipeline):
     def preprocess(self, inputs: Any, **parameters) -> Any:
         parameters = {"truncation": True, "max_length": self.most_tokens, **parameters}
         found = super().preprocess(inputs, **parameters)
-        if found.encodings is not None:
-            is_cut = bool(found.encodings[0].overflowing)
-        else:  # of tokenizers in Python
-            whole = super().preprocess(inputs, **{**parameters, "truncation": False, "max_length": None})
-            is_cut = whole["input_ids"].shape[-1] > found["input_ids"].shape[-1]
+        length, is_cut = found["input_ids"].shape[-1], False
+        if length >= (parameters["max_length"] or self.most_tokens):
+            whole = {**parameters, "truncation": False, "max_length": None, "padding": False, "verbose": False}
+            is_cut = super().preprocess(inputs, **whole)["input_ids"].shape[-1] > length
         is_empty = not any(map(has_content, texts_in(inputs)))
-        if found["input_ids"].shape[-1] == 0:  # the model fails on it, or reads the padding of its batch
+        if length == 0:  # the model fails on it, or reads the padding of its batch
             is_empty, token = True, self.tokenizer.pad_token_id or self.tokenizer.eos_token_id or 0
             for name in found:
                 found[name] = torch.full((1, 1), {"input_ids": token, "attention_mask": 1}.get(name, 0))
