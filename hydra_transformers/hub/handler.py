@@ -11,6 +11,7 @@ import binascii
 import copy
 import io
 import json
+import math
 import re
 import threading
 from pathlib import Path
@@ -71,7 +72,7 @@ class Answerer:
             prediction_set and scores
         """
         inputs, parameters = self.read(data)
-        answers = self.answer(inputs, parameters)
+        answers = as_json(self.answer(inputs, parameters))
         return answers if isinstance(data["inputs"], list) else answers[0]
 
     def read(self, data: Any) -> tuple[list[Any], dict[str, Any]]:
@@ -151,6 +152,15 @@ class EndpointHandler(Answerer):
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = getattr(transformers, task).from_pretrained(path, trust_remote_code=True).to(device).eval()
         super().__init__(model, getattr(transformers, PROCESSORS[task]).from_pretrained(path), KINDS[task])
+
+
+def as_json(value: Any) -> Any:
+    """The same with None for NaN and infinity, which JSON does not have: an answer that is not a number abstains."""
+    if isinstance(value, dict):
+        return {name: as_json(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [as_json(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def is_text(value: Any) -> bool:

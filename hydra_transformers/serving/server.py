@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from .._io.files import parse_json
-from ..hub.handler import Answerer, RequestError
+from ..hub.handler import Answerer, RequestError, as_json
 from .batcher import Batcher
 
 
@@ -104,8 +104,8 @@ def create_app(
         try:
             body = await _body_of(request, max_body)
             inputs, parameters, is_list = await asyncio.to_thread(_read, answerer, body)
-            answers = await batcher.submit(inputs, parameters)
-            return JSONResponse(answers if is_list else answers[0])  # refuses NaN, which JSON does not have
+            answers = as_json(await batcher.submit(inputs, parameters))
+            return JSONResponse(answers if is_list else answers[0])
         except HTTPException:
             raise
         except Exception as error:
