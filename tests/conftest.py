@@ -1,6 +1,7 @@
 """Fixtures and marks of all tests: the families, and what the short run leaves out."""
 
 import gc
+import sys
 
 import pytest
 
@@ -31,3 +32,14 @@ def pytest_collection_finish() -> None:
     spend half a second on torch, Transformers and scikit-learn."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def remote_code(tmp_path, monkeypatch) -> None:
+    """Code of repositories is copied to a folder of the test's own, and imported from there."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(folder))
+    monkeypatch.syspath_prepend(str(folder))
+    for name in [name for name in sys.modules if name.split(".")[0] == "transformers_modules"]:
+        monkeypatch.delitem(sys.modules, name)

@@ -16,13 +16,8 @@ from tests.families import FEW, VIT, for_families, images
 
 
 @pytest.fixture
-def foreign(family, tmp_path, monkeypatch):
+def foreign(family, tmp_path, remote_code):
     """Two members, each loaded with the code of a repository of its own, and the same members by the package's."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
-    (tmp_path / "modules").mkdir()
-    for name in [name for name in sys.modules if name.split(".")[0] == "transformers_modules"]:
-        monkeypatch.delitem(sys.modules, name)
     members, loaded = family.members()[:2], []
     for index, member in enumerate(members):
         folder = tmp_path / f"{family.name}-{index}"

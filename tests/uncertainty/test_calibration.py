@@ -469,9 +469,7 @@ def test_answers_that_are_no_numbers_abstain_without_a_threshold_too():
     assert out.abstain.tolist() == [False, True, False] and out.prediction_set[1].all()
 
 
-def test_the_code_that_ships_with_a_model_decides_alike(tmp_path, monkeypatch):
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+def test_the_code_that_ships_with_a_model_decides_alike(tmp_path, remote_code):
     hydra = hydra_of("vit")
     hydra.calibrate(rows_for("vit"), target={"coverage": 0.5}, detector="mahalanobis")
     hydra.save_pretrained(tmp_path / "hydra")
