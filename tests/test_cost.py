@@ -75,6 +75,7 @@ def test_the_unpruned_backbone_of_a_hydra_is_the_model_it_was_made_from(hydra_cl
     assert count_multiply_adds(rebuilt) == counter.get_total_flops() // 2
 
 
+@pytest.mark.slow
 def test_towers_cost_the_same_whatever_their_dtype():
     """Made from their configs, they are of that dtype, and what lies between them is of the default one."""
     hydra = CLIP.fused("uniform")

@@ -107,6 +107,7 @@ def test_a_step_that_fails_fails_what_needs_it_and_nothing_else(monkeypatch, cap
     assert "on two devices" in lines["fuse"]["error"] and "an earlier step made no hydra" in lines["save"]["error"]
 
 
+@pytest.mark.slow
 def test_a_wrong_answer_fails(monkeypatch, capsys):
     class Wrong(device_checks.Checks):
         def _logits(self, model):

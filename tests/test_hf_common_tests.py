@@ -25,11 +25,13 @@ def script():
     del sys.modules[spec.name]
 
 
+@pytest.mark.slow
 def test_every_model_class_is_tested(script):
     classes = {name for name in models.__all__ if not name.endswith("Config")} - {"AutoHydra"}
     assert {subject.name for subject in script.subjects()} == classes
 
 
+@pytest.mark.slow
 def test_the_models_are_ragged_and_read_their_inputs(script):
     for layer in script.KEPT_HEADS:
         assert len({len(member) for member in layer}) == len(layer)
@@ -43,6 +45,7 @@ def test_the_models_are_ragged_and_read_their_inputs(script):
             assert outputs.last_hidden_state.shape[1] == subject.seq_length
 
 
+@pytest.mark.slow
 def test_what_is_by_design_has_a_reason_and_a_class(script):
     names = [subject.name for subject in script.subjects()]
     for classes, test, reason in script.BY_DESIGN:
@@ -96,6 +99,7 @@ class CommonTests:
         pass
 
 
+@pytest.mark.slow
 def test_outcomes_of_tests(script):
     subject = script.subjects()[-1]
     checkout = SimpleNamespace(ModelTesterMixin=CommonTests)

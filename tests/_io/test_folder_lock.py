@@ -93,6 +93,7 @@ def test_another_thread_is_kept_out_too(tmp_path):
     assert len(refused) == 1
 
 
+@pytest.mark.slow
 def test_of_many_that_come_at_once_one_is_inside(tmp_path):
     """Coming and going removes the file again and again, which must let nobody in beside another."""
     inside, most = 0, 0

@@ -27,6 +27,7 @@ def without_rendering(monkeypatch):
     monkeypatch.setattr(head_plots, "write_png", lambda figure, path: write_atomically(path, b""))
 
 
+@pytest.mark.slow
 def test_one_call_answers_all_questions_and_says_so_in_a_folder(tmp_path):
     model, id_data, ood_data, _ = family("vit", torch.float32)
     steps = []

@@ -29,6 +29,7 @@ def found(tiny):
     return sweep_budgets(model, id_data, {"other": ood_data}, orders=orders, budgets=[6, 3])
 
 
+@pytest.mark.slow
 def test_a_point_is_what_the_pruned_network_reaches(tiny, found):
     model, id_data, ood_data, _ = tiny
     pruned = prune_heads(model, {1: [0], 2: [2], 0: [1]})
@@ -58,6 +59,7 @@ def test_scores_take_the_lowest_heads_first(tiny, found):
     assert found.values("Taylor", "nll")[3] == [expected.id["nll"]]
 
 
+@pytest.mark.slow
 def test_fine_tuned_networks_are_judged_beside_the_pruned_ones(tiny, tmp_path):
     model, id_data, _, _ = tiny
     names = []

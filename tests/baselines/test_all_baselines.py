@@ -26,6 +26,7 @@ def lora_ensemble(backbone) -> LoRAEnsemble:
     return LoRAEnsemble(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
 def test_each_is_evaluated_with_its_members_and_its_cost(family):
     backbone = family.backbone().float()

@@ -192,6 +192,7 @@ def test_compiled_it_answers_the_same():
         torch.testing.assert_close(compiled(**BERT.inputs()).member_logits, ensemble(**BERT.inputs()).member_logits)
 
 
+@pytest.mark.slow
 def test_it_costs_a_forward_per_member_from_the_first_layer_that_is_theirs():
     """Beside that, two factors and a bias per member and linear layer, of which multiply-adds know nothing."""
     model = vit_backbone()
@@ -284,6 +285,7 @@ def test_a_classifier_of_one_tower_is_described_and_has_layers():
     assert "| Multiply-adds per image |" in create_model_card(ensemble, repo_id="me/tiny").text
 
 
+@pytest.mark.slow
 def test_a_model_of_images_of_any_size_has_members_and_a_cost():
     """Its config names no size."""
     sizes = {"hidden_sizes": [8] * 4, "depths": [1] * 4, "num_attention_heads": [1] * 4, "mlp_ratios": [1] * 4}

@@ -160,6 +160,7 @@ def test_saved_and_loaded_it_answers_the_same(tmp_path, fitted):
     assert torch.equal(loaded(**CLIP.inputs()).logits, fitted(**CLIP.inputs()).logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [BayesVLM, ViLU], ids=["bayesvlm", "vilu"])
 def test_cards_show_code_that_runs(make, tmp_path, monkeypatch):
     card = str(create_model_card(make(CLIP.backbone().float())))

@@ -29,6 +29,7 @@ def test_the_members_of_hydras_join_those_of_plain_models():
     assert torch.equal(member_logits, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [VIT, BERT, CLIP, LLAMA], ids=lambda family: family.name)
 def test_the_cost_is_the_sum(family):
     models = [family.backbone(seed) for seed in range(3)]

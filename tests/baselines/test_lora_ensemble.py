@@ -63,6 +63,7 @@ def assert_same(before: dict, after: dict) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+@pytest.mark.slow
 @FAMILIES
 def test_each_member_answers_like_its_adapter_alone_and_like_the_merged_model(family, tmp_path):
     backbone = family.backbone()
@@ -210,6 +211,7 @@ def unfinished_members_are_no_ensemble(backbone, ensemble, output_dir, begun):
         ensemble.save_pretrained(output_dir)
 
 
+@pytest.mark.slow
 def test_the_best_epoch_is_kept_and_the_classifier_may_start_from_zero(tmp_path):
     """What a recipe asks for beside the parts that train: here sst2's early stopping, and a reset classifier."""
     rows = tiny_dataset("bert")
@@ -223,6 +225,7 @@ def test_the_best_epoch_is_kept_and_the_classifier_may_start_from_zero(tmp_path)
     assert predict(ensemble, {"input_ids": torch.stack([row["input_ids"] for row in rows])}).shape == (12, 1, 3)
 
 
+@pytest.mark.slow
 def test_the_papers_rank_and_scale_are_the_default(tmp_path):
     rows = tiny_dataset("bert", 4)
     settings = dataclasses.replace(SHORT, max_steps=2)

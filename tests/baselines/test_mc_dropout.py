@@ -249,6 +249,7 @@ def test_threads_without_a_seed_sample_and_leave_the_model_alone():
     assert not any(module.training for module in model.modules())
 
 
+@pytest.mark.slow
 def test_a_model_in_train_mode_answers_threads_in_eval_mode_and_goes_back():
     model = vit_backbone(**WITH_DROPOUT).eval()
     expected = predict(model, VIT.inputs())

@@ -162,6 +162,7 @@ def test_in_training_members_become_independent():
     assert max(end.others) < 1 / 3 and mimo.training
 
 
+@pytest.mark.slow
 def test_it_costs_about_one_forward():
     """Of all places the projection, and a head each."""
     model = vit_backbone()

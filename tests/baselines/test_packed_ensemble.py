@@ -54,6 +54,7 @@ def test_with_alpha_of_all_members_it_is_a_deep_ensemble_of_full_size_models():
     assert count_parameters(packed) == 3 * count_parameters(model)
 
 
+@pytest.mark.slow
 def test_the_encoder_costs_alpha_squared_over_m():
     """The matrices of the layers, that is: attention's own products and what reads the image go with alpha."""
     model = vit_backbone(image_size=32)

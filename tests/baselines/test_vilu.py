@@ -71,6 +71,7 @@ def rows_of(family, count: int = 96) -> list[dict]:
     return data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [VIT, CLIP], ids=lambda family: family.name)
 def test_trained_it_tells_failures_better_than_the_probability_and_leaves_the_answers_alone(family):
     model, data = backbone(family), rows_of(family)

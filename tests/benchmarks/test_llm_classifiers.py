@@ -8,6 +8,7 @@ import pytest
 import torch
 
 
+@pytest.mark.slow
 def test_every_method_is_counted_and_timed(tmp_path, monkeypatch):
     monkeypatch.setattr(
         sys, "argv", ["llm_classifiers.py", "--smallest", "--device", "cpu", "--output", str(tmp_path)]

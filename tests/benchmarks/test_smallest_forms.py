@@ -40,6 +40,7 @@ def test_the_cost_of_every_method_and_family_is_measured(tmp_path, monkeypatch):
     assert all(f"{key}: {report['machine'][key]}" in page for key in ("machine", "versions", "date", "commit"))
 
 
+@pytest.mark.slow
 def test_whatever_is_measured_was_loaded(tmp_path):
     family = inference_cost.FAMILIES["vit"]
     saved = inference_cost.SavedModels(family, family.smallest, tmp_path)

@@ -278,6 +278,7 @@ def test_the_overview_draws_a_method_unless_it_is_far_behind_or_far_more_expensi
     assert overview.far_off(run(0.99), single, lambda run: 10.0)
 
 
+@pytest.mark.slow
 def test_the_picture_is_drawn_from_the_results(tmp_path):
     found = tables.pretrained_only(read_results(RESULTS), SETTINGS)
     assert overview.draw(found, SETTINGS, tmp_path).read_bytes().startswith(b"\x89PNG")
@@ -313,6 +314,7 @@ def test_a_page_gets_its_tables_and_keeps_its_words():
         tables.with_tables(page, {"c": ""})
 
 
+@pytest.mark.slow
 def test_the_pages_show_the_results_files():
     rendered = tables.render(read_results(RESULTS))
     for page in PAGES:

@@ -453,6 +453,7 @@ def test_tied_layers_see_every_token_but_in_the_last_place():
         torch.testing.assert_close(hydra(**inputs).member_logits, every_token, atol=1e-12, rtol=1e-10)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_layer_that_is_compiled_by_itself_is_called():
     hydra, graphs = vit_hydra(), []
@@ -462,6 +463,7 @@ def test_a_layer_that_is_compiled_by_itself_is_called():
     assert graphs
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_run_on_fake_tensors_leaves_nothing_behind():
     hydra, inputs = vit_hydra(), VIT.inputs()
@@ -490,6 +492,7 @@ def test_ragged_members_can_be_mapped_and_traced():
     torch.testing.assert_close(traced(pixel_values), expected, atol=1e-12, rtol=1e-10)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_compiled_layer_projects_q_k_and_v_at_once():
     hydra = VIT.fused("all")

@@ -91,6 +91,7 @@ def test_members_with_other_heads_have_no_mean_attention():
     assert not has_equal_heads(AutoHydra.from_pruned_members(as_many, shared=()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [VIT, BERT], ids=lambda family: family.name)
 def test_cosines_are_those_of_the_flattened_weights(family):
     start, *members = (family.backbone(seed) for seed in range(3))

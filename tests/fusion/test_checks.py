@@ -316,6 +316,7 @@ def test_parts_that_a_hydra_has_no_use_for_are_accepted():
 # Members that are one model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", [VIT, CLIP], ids=["vit", "clip"])
 def test_equal_members_are_refused_unless_asked_for(family):
     backbone, equal = family.backbone(), copy.deepcopy(family.backbone())

@@ -124,6 +124,7 @@ def test_what_is_not_known_is_marked_and_what_is_known_is_not(hydra, report):
     assert "Not at all." in full
 
 
+@pytest.mark.slow
 def test_the_card_tells_how_circuits_chose_the_heads():
     backbone = VIT.backbone().float()
     pixel_values = torch.randn(12, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -150,6 +151,7 @@ def summary_of(card: ModelCard) -> str:
     return " ".join(card.text.split())
 
 
+@pytest.mark.slow
 def test_the_card_of_several_fine_tunings_says_so():
     backbones = [VIT.backbone(seed).float() for seed in range(2)]
     pixel_values = torch.randn(12, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -172,6 +174,7 @@ def test_the_card_of_several_fine_tunings_says_so():
     assert "None was cut out" not in copies.text
 
 
+@pytest.mark.slow
 def test_the_card_of_a_calibrated_model_tells_what_it_decides(hydra):
     calibrated = hydra_of(VIT).eval()
     rows = [{"pixel_values": torch.randn(40, 3, 8, 8), "labels": torch.arange(40) % 5}]
@@ -187,6 +190,7 @@ def test_the_card_of_a_calibrated_model_tells_what_it_decides(hydra):
     assert "### Decision" not in renewed(str(card), plain).text
 
 
+@pytest.mark.slow
 def test_the_card_tells_of_a_trunk():
     backbone = VIT.backbone().float()
     members = [VIT.hydra.from_backbone(backbone, {2: [head]}) for head in (0, 1)]
@@ -325,6 +329,7 @@ def clip_hydra(processor):
     return CLIP.hydra.from_pruned_members(backbones, shared=())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "family, processor_of",
     [(VIT, vit_processor), (BERT, bert_tokenizer), (CLIP, clip_processor)],
@@ -360,6 +365,7 @@ def test_generated_parts_are_renewed_and_other_text_stays(hydra, report):
     assert all(part["seal"] for part in PART.finditer(card.text))
 
 
+@pytest.mark.slow
 def test_a_part_that_knows_nothing_leaves_the_old_one(hydra, report):
     full = str(create_model_card(hydra, report, dataset="d", report_model="Hydra", license="mit"))
     card = renewed(full, create_model_card(hydra))

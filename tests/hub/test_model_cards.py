@@ -57,6 +57,7 @@ def run(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*point elsewhere", "ignore:members")
 def test_a_run_becomes_a_folder_that_is_ready_to_push(run, tmp_path):
     output = tmp_path / IMAGES
@@ -71,6 +72,7 @@ def test_a_run_becomes_a_folder_that_is_ready_to_push(run, tmp_path):
     assert f"{report.models[script.HYDRA].id['accuracy']:.2%}"[:-1] in card and TO_FILL_IN not in card
 
 
+@pytest.mark.slow
 def test_what_is_no_such_run_is_refused(run, tmp_path):
     with pytest.raises(
         SystemExit, match="pass the folder of a setting that has a card, tinyimagenet-dinov2, sst2-gte"

@@ -19,6 +19,7 @@ from tests.hub.fake_hub import FakeResponse, commits
 from tests.pages import run_python_blocks
 
 
+@pytest.mark.slow
 def test_model_code_processor_card_and_results_go_in_one_commit_and_pushing_again_changes_nothing(hydra, report, hub):
     before = {name: tensor.clone() for name, tensor in hydra.state_dict().items()}
     for message in ("First", "Second"):
@@ -66,6 +67,7 @@ def test_an_edited_card_survives_a_push(hydra, report, hub, without_matplotlib):
     assert b"Mine." in hub.files["README.md"] and b"In-distribution data: d." in hub.files["README.md"]
 
 
+@pytest.mark.slow
 def test_a_foreign_card_is_refused_unless_it_shall_be_overwritten(hydra, hub):
     hub.files["README.md"] = b"# My own card\n"
     with pytest.raises(ValueError, match=r"me/tiny: the card on the Hub was not made .* pass overwrite_card=True"):
@@ -162,6 +164,7 @@ def test_other_errors_are_not_hidden(hydra, hub):
         push_hydra_to_hub(hydra, "me/tiny")
 
 
+@pytest.mark.slow
 def test_the_page_on_publishing_runs(hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_python_blocks("docs/publishing.md", at_least=3)

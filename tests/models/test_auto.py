@@ -42,6 +42,7 @@ def test_three_plain_checkpoints_become_one_model(family):
     torch.testing.assert_close(hydra(**inputs).member_logits, expected, atol=1e-12, rtol=1e-10)
 
 
+@pytest.mark.slow
 @for_families(FEW)
 @torch.no_grad()
 def test_folders_are_members_as_good_as_the_models_in_them(family, tmp_path):
@@ -143,6 +144,7 @@ def test_members_that_call_their_classes_differently_are_refused():
         AutoHydra.from_pruned_members([red, cat])
 
 
+@pytest.mark.slow
 def test_models_without_a_head_become_encoders():
     for family in FAMILIES:
         if family.has_towers:

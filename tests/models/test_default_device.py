@@ -47,6 +47,7 @@ def test_inference(family):
         assert torch.equal(hydra(**inputs).member_logits, expected)
 
 
+@pytest.mark.slow
 @for_families([VIT, BERT])
 def test_pruning(family):
     model, data = family.backbone(), calibration(family)

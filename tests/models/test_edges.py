@@ -104,6 +104,7 @@ def test_word_embeddings_of_their_own_are_not_resized_in_the_fused_model():
     assert shared.get_input_embeddings().weight.shape[0] == 50
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_clip_towers_stand_alone(tmp_path):
     hydra = CLIP.fused()

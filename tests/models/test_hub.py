@@ -284,6 +284,7 @@ def clip_processor() -> CLIPProcessor:
     )
 
 
+@pytest.mark.slow
 def test_the_zero_shot_pipeline_returns_mean_probabilities(tmp_path):
     processor = clip_processor()
     eos = processor.tokenizer.eos_token_id

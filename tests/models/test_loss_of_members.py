@@ -62,6 +62,7 @@ def test_trainers_own_label_smoothing_is_stopped_before_the_first_step(tmp_path)
     assert all(torch.equal(hydra.state_dict()[name], tensor) for name, tensor in before.items())
 
 
+@pytest.mark.slow
 def test_a_recipe_that_smooths_labels_is_stopped_without_its_loss(tmp_path):
     arguments = recipe("cifar100").training_arguments(
         tmp_path, max_steps=1, warmup_steps=0, eval_strategy="no", save_strategy="no", report_to="none", use_cpu=True

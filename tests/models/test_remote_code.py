@@ -28,6 +28,7 @@ def foreign(family, tmp_path, remote_code):
     return loaded, members
 
 
+@pytest.mark.slow
 @for_families(FEW)
 @torch.no_grad()
 def test_members_of_several_repositories_are_fused(family, foreign):
@@ -45,6 +46,7 @@ def test_members_of_several_repositories_are_fused(family, foreign):
     torch.testing.assert_close(again(**inputs).member_logits, expected)
 
 
+@pytest.mark.slow
 @for_families([VIT])
 def test_the_package_works_on_them_as_on_its_own(family, foreign):
     loaded, members = foreign

@@ -153,6 +153,7 @@ def test_gradients_of_states_are_those_of_all_members_together(family):
                 torch.testing.assert_close(mine, theirs, atol=family.gradient_tolerance, rtol=0)
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @for_families([VIT, BERT, CLIP])
 def test_every_backend_masks_the_trunk_too(family):

@@ -166,6 +166,7 @@ def test_random_scores_differ_by_seed_alone():
     assert first.keys() == other.keys()
 
 
+@pytest.mark.slow
 def test_every_method_has_a_score_for_every_head_and_changes_nothing():
     model, batches, _, prompts = family("clip")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -41,6 +41,7 @@ def test_objectives_and_members_by_default(settings, objectives, members):
     assert plan.chosen_objectives == objectives and plan.members == members
 
 
+@pytest.mark.slow
 def test_several_models_are_pruned_by_their_circuits_for_the_score_that_is_named(tmp_path):
     several, sentences = models(2), []
     plan = MemberPlan(num_models=2, has_ood_data=True, budget=2, score="energy")

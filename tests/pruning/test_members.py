@@ -91,6 +91,7 @@ def test_samples_of_one_ranking_come_from_its_first_part_with_a_seed_each():
     assert pruned_heads(alone[0]) == drawn[2], "member m is drawn with the seed seed + m"
 
 
+@pytest.mark.slow
 def test_taylor_members_are_pruned_on_different_halves_of_the_data():
     model, batches, _, _ = family("vit")
     members = draw_members(model, data=iter(batches), heads_per_layer=2, num_members=2, seed=4, allow_equal=True)
@@ -113,6 +114,7 @@ def test_clip_members_differ_in_the_vision_tower_alone():
     assert all(sum(len(layer[0]) for layer in member.config.kept_heads["vision"]) == 2 for member in members)
 
 
+@pytest.mark.slow
 def test_members_behind_a_trunk_are_fused_with_it():
     behind = [head for head in RANKING if head[0] == 2]
     circuits = [circuit_of(behind), circuit_of(behind[::-1])]
@@ -169,6 +171,7 @@ def test_several_backbones_without_anything_else_are_members_as_they_are():
             torch.testing.assert_close(member(inputs).member_logits[:, 0], backbone(inputs).logits)
 
 
+@pytest.mark.slow
 def test_several_backbones_are_pruned_by_taylor_scores_of_their_own():
     _, batches, _, _ = family("vit")
     backbones = fine_tunings(2)
@@ -184,6 +187,7 @@ def test_a_batch_with_fewer_labels_than_rows_is_no_calibration():
         half_of_each([{"pixel_values": torch.zeros(3, 1), "labels": torch.zeros(2)}], 0)
 
 
+@pytest.mark.slow
 def test_members_with_equal_heads_are_refused_only_with_equal_weights():
     backbones, same = fine_tunings(2), [circuit_of(RANKING), circuit_of(RANKING)]
     members = draw_members(backbones, circuits=same, budget=2)
@@ -198,6 +202,7 @@ def test_members_with_equal_heads_are_refused_only_with_equal_weights():
     assert len(draw_members([vit(), vit()], circuits=other, budget=2)) == 2
 
 
+@pytest.mark.slow
 def test_bad_arguments_get_one_sentence():
     one, ones = circuit_of(RANKING), [circuit_of(RANKING)]
     several = fine_tunings()

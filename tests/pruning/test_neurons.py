@@ -94,6 +94,7 @@ def member_logits(family: Family, hydra, members: range) -> torch.Tensor:
         return hydra(**family.inputs()).member_logits[:, list(members)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "fast"), [(VIT, True), (VIT, False), (CLIP, True)])
 def test_members_that_differ_in_neurons_are_fused_and_taken_apart(family, fast, tmp_path):
     last = {layer: list(range(7)) for layer in range(3)}

@@ -49,6 +49,7 @@ def regression() -> tuple[BertForSequenceClassification, list[dict]]:
     return model, [{name: value[part] for name, value in rows.items()} for part in (slice(5), slice(5, 9))]
 
 
+@pytest.mark.slow
 def test_the_circuit_of_a_classifier_is_that_of_the_plain_loop():
     model, batches, _, _ = family("bert")
     circuit = extract_circuit(model, batches, objective=f1_of_class_1, budget=2, progress=False)
@@ -57,6 +58,7 @@ def test_the_circuit_of_a_classifier_is_that_of_the_plain_loop():
     assert circuit.scores == pytest.approx(scores, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_model_for_regression_has_circuits(regression, tmp_path):
     model, batches = regression
     circuit = extract_circuit(model, batches, objective=negative_error, budget=3, progress=False)

@@ -88,6 +88,7 @@ def noise(rows, seed):
     return {"pixel_values": 3 * torch.randn(rows, 3, 8, 8, generator=generator, dtype=torch.float64)}
 
 
+@pytest.mark.slow
 def test_members_may_be_folders_without_a_processor(tmp_path):
     members, inputs = [VIT.backbone(seed) for seed in range(2)], VIT.inputs()
     folders = [tmp_path / f"seed-{place}" for place in range(2)]
@@ -102,6 +103,7 @@ def test_members_may_be_folders_without_a_processor(tmp_path):
 # Figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "pruned"), [(VIT, False), (BERT, True)], ids=["whole", "ragged"])
 def test_the_figures_are_those_of_the_models_themselves(family, pruned):
     members = family.members() if pruned else [family.backbone(seed) for seed in range(3)]
@@ -141,6 +143,7 @@ def test_the_figures_are_those_of_the_models_themselves(family, pruned):
     assert report.guessing == {"accuracy": 0.5, "nll": pytest.approx(1.5 * np.log(2))}
 
 
+@pytest.mark.slow
 def test_on_the_way_to_the_mean_plain_models_give_the_same():
     members = [VIT.backbone(seed) for seed in range(3)]
     batch = {**VIT.inputs(), "labels": torch.tensor([0, 2, 1, 2])}
@@ -230,6 +233,7 @@ def with_fused(report, **changes):
     return replace(report, fused=replace(report.fused, **changes))
 
 
+@pytest.mark.slow
 def test_the_rule_of_the_nll(report):
     sound = {group: Change(0.0, -0.01, 0.01) for group in report.fused.auroc}
     tolerated = max(0.05 * report.not_fused.nll, 0.01)
@@ -316,6 +320,7 @@ def test_the_part_to_leave_out_is_that_of_the_lowest_nll_and_must_keep_everythin
 # The report
 
 
+@pytest.mark.slow
 def test_the_report_can_be_read_saved_and_drawn(report, tmp_path):
     text = report.to_markdown()
     assert text.startswith(f"# Fusing 3 members: {report.verdict}\n\n{report.sentence}\n")
@@ -344,6 +349,7 @@ def test_ood_sets_come_in_groups_by_name_or_alone(report):
     assert alone.num_ood_rows == {"OOD": {"ood_data": 4}}
 
 
+@pytest.mark.slow
 def test_members_are_left_as_they_were_and_data_may_come_in_rows():
     members = [VIT.backbone(0).train(), VIT.hydra.from_backbone(VIT.backbone(1), RAGGED[0])]
     before = [fingerprint_of_weights(member) for member in members]

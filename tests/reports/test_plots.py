@@ -34,6 +34,7 @@ def assert_drawn(path):
     assert border.mean() < 0.01, path  # nothing is cut off at the edge
 
 
+@pytest.mark.slow
 def test_every_plot_is_drawn_and_not_blank_and_a_loaded_report_draws_the_same(tmp_path):
     import matplotlib.pyplot as plt
 
@@ -66,16 +67,19 @@ def test_risk_is_drawn_where_enough_rows_are_answered(threshold, left):
     assert dots == ([] if rule is None else [(told["coverage"], told["risk"])])
 
 
+@pytest.mark.slow
 def test_without_ood_data_its_plots_are_left_out(tmp_path):
     assert sorted(path.stem for path in report(ood=False).plot(tmp_path)) == ALWAYS
 
 
+@pytest.mark.slow
 def test_equal_scores_everywhere_are_still_drawn(tmp_path):
     same = [{"member_logits": torch.zeros(20, 2, 3), "labels": torch.zeros(20, dtype=torch.long)}]
     for path in evaluate_uncertainty(SavedLogits(), same, {"far": {"same": same}}).plot(tmp_path):
         assert_drawn(path)
 
 
+@pytest.mark.slow
 def test_names_that_mean_something_to_matplotlib_or_markdown_are_drawn_and_listed_as_they_are(tmp_path):
     names = [r"$\bad$", "_hidden\nname"]
     models = dict(zip(names, (SavedLogits(), SavedLogits()), strict=True))

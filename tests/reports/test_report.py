@@ -278,6 +278,7 @@ def test_prediction_sets_are_judged_on_other_rows_after_the_temperature(tmp_path
         evaluate_uncertainty(SavedLogits(), ID, conformal=few)
 
 
+@pytest.mark.slow
 def test_a_threshold_that_answers_nothing_or_everything_is_told_and_kept(tmp_path):
     nothing = Abstention.fit([-2.0, -1.0], coverage=0.9)
     everything = Abstention.fit([0.0, math.inf], coverage=0.9)

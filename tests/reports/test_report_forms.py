@@ -121,6 +121,7 @@ class Page(HTMLParser):
 EVIL = '<script>alert("1")</script>&'
 
 
+@pytest.mark.slow
 def test_a_page_needs_no_other_file_and_takes_no_name_as_code(tmp_path):
     report = evaluate_uncertainty({EVIL: OneMember(), "Hydra": SavedLogits()}, saved(60, 2.5, 0))
     costs = {EVIL: Cost(100, 1000, {8: 2.0}), "Hydra": Cost(200, 2000, {8: 3.0})}

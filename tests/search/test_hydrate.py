@@ -146,6 +146,7 @@ def test_plots_and_names_of_folders(finished, two, tmp_path):
 # Going on
 
 
+@pytest.mark.slow
 def test_nothing_is_done_twice_and_another_target_chooses_among_the_candidates(finished, two, tmp_path, monkeypatch):
     folder = copied(finished, tmp_path)
     monkeypatch.setattr(Search, "_evaluated", lambda *_: pytest.fail("evaluated again"))
@@ -284,6 +285,7 @@ def test_a_broken_record_of_steps_is_named(tmp_path):
             StepsFolder(tmp_path, {"seed": 0})
 
 
+@pytest.mark.slow
 def test_times_of_another_machine_are_measured_again(finished, two, tmp_path, monkeypatch):
     folder = copied(finished, tmp_path)
     monkeypatch.setattr(strategy, "machine_of", lambda model: "elsewhere")
@@ -309,6 +311,7 @@ def test_a_cost_target_extracts_no_circuits_for_what_would_be_too_slow(finished,
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_copies_that_taylor_scores_make_equal_are_sampled_from_a_circuit(tmp_path, monkeypatch):
     [model] = fine_tunings("vit", 1)
     evaluate = Search.evaluate
@@ -325,6 +328,7 @@ def test_copies_that_taylor_scores_make_equal_are_sampled_from_a_circuit(tmp_pat
     assert sum("two members would lose the same heads" in note for note in found.notes) == 1
 
 
+@pytest.mark.slow
 def test_without_a_trunk_nothing_is_pruned_where_a_trunk_loses_nothing(finished, two, tmp_path, monkeypatch):
     folder = copied(finished, tmp_path)
     shutil.rmtree(tmp_path / "hydra-steps" / "circuits" / "trunk-0")

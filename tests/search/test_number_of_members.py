@@ -32,6 +32,7 @@ def found(tmp_path_factory):
         return hydrate(names, **data, target={"cost": 100}, output_dir=folder / "hydra", device=DEVICE, **FAST)
 
 
+@pytest.mark.slow
 def test_the_best_are_tried_with_the_first_two_of_their_three_members(found):
     hydras = [each for each in found.table if each.is_hydra]
     three, two = ([each.design for each in hydras if each.design.members == count] for count in (3, 2))
@@ -56,6 +57,7 @@ def test_fewer_members_are_the_first_ones_and_evaluated_as_if_there_were_no_othe
     assert row.parameters == pytest.approx(two.num_parameters() / fine_tunings("vit", 1)[0].num_parameters())
 
 
+@pytest.mark.slow
 def test_everything_is_on_the_device_and_costs_are_measured_there(found):
     assert found.hydra.device.type == DEVICE
     assert all(each.milliseconds > 0 and each.megabytes > 0 and each.time > 0 for each in found.table)
@@ -75,6 +77,7 @@ def test_circuits_belong_to_the_members_that_are_there(found):
     assert of_three.circuits_of(replace(design, members=2)) == ["one 1", "two 1"]
 
 
+@pytest.mark.slow
 def test_copies_of_one_model_are_tried_in_smaller_numbers_and_one_of_each_is_tuned(tmp_path, monkeypatch):
     """Of four samples of a circuit the first two and three; tuned is no design twice."""
     [model] = fine_tunings("vit", 1)

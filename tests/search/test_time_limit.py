@@ -25,6 +25,7 @@ def small(monkeypatch):
     monkeypatch.setattr(strategy, "budgets_of", lambda config, trunk_layers: [2])
 
 
+@pytest.mark.slow
 def test_out_of_time_the_best_so_far_is_chosen_and_the_same_call_goes_on(tmp_path, monkeypatch, capsys):
     two, settings = fine_tunings("vit", 2), {**DATA, "output_dir": tmp_path / "hydra", **FAST}
     first = hydrate(two, time_limit=AT_ONCE, **settings | {"progress": True})
@@ -61,6 +62,7 @@ def test_out_of_time_the_best_so_far_is_chosen_and_the_same_call_goes_on(tmp_pat
     assert not any("time limit" in note.lower() for note in last.notes)
 
 
+@pytest.mark.slow
 def test_copies_of_one_model_are_pruned_by_taylor_scores_before_any_circuit(tmp_path, monkeypatch):
     [model] = fine_tunings("vit", 1)
     monkeypatch.setattr(model_builder, "extract_circuit", lambda *_, **__: pytest.fail("extracted"))
@@ -74,6 +76,7 @@ def test_a_training_ends_after_the_step_in_which_the_limit_came():
         Deadline(AT_ONCE).on_step_end(None, None, None)
 
 
+@pytest.mark.slow
 def test_fine_tunings_are_shortened_to_half_of_the_limit_and_stay_so(tmp_path, monkeypatch, capsys):
     encoder = fine_tunings("vit", 1)[0].base_model
     given = {"train_data": tiny_dataset("vit", 40), "data": id_rows("vit"), "output_dir": tmp_path / "hydra"}

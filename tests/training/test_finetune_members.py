@@ -86,6 +86,7 @@ def assert_same_weights(first, second):
         assert torch.equal(expected, found), name
 
 
+@pytest.mark.slow
 def test_members_are_trained_and_those_passed_in_stay(members, data, tmp_path):
     before = [copy_of_weights(member) for member in members]
     modes = [member.training for member in members]
@@ -102,11 +103,13 @@ def test_members_are_trained_and_those_passed_in_stay(members, data, tmp_path):
     HydraViTForImageClassification.from_pruned_members(tuned)
 
 
+@pytest.mark.slow
 def test_a_member_can_be_loaded_from_its_folder(unbroken, finished):
     assert_same_weights(HydraViTForImageClassification.from_pretrained(finished / "member-0"), unbroken[0])
     assert not list(finished.rglob("checkpoint-*"))
 
 
+@pytest.mark.slow
 def test_each_member_has_its_own_order_of_the_data(members, data, tmp_path):
     """The same member twice comes out differently, and the same again with the same seed."""
     twins = [members[0], members[0]]
@@ -116,6 +119,7 @@ def test_each_member_has_its_own_order_of_the_data(members, data, tmp_path):
     assert_same_weights(first[1], alone[0])
 
 
+@pytest.mark.slow
 def test_the_order_of_the_data_can_have_a_seed_apart(members, data, tmp_path):
     """Without dropout the order is all that is random: the same data_seed gives the same weights, another seed or not."""
 
@@ -180,6 +184,7 @@ def test_an_interrupted_run_goes_on_to_the_weights_of_an_unbroken_one(
         assert_same_weights(expected, found)
 
 
+@pytest.mark.slow
 def test_a_run_that_broke_off_after_its_last_step_takes_no_step_more(members, data, tmp_path, monkeypatch):
     settings = dataclasses.replace(SHORT, max_steps=5)  # in the middle of an epoch
     unbroken = finetune_members(members[:1], settings, *data, output_dir=tmp_path / "unbroken", **ARGUMENTS)
@@ -218,6 +223,7 @@ def test_a_checkpoint_that_was_cut_off_is_not_resumed_from(unbroken, members, da
     assert_same_weights(unbroken[0], resumed[0])
 
 
+@pytest.mark.slow
 def test_early_stopping_counts_on_where_a_run_broke_off(data, tmp_path):
     """Accuracies 0.5, 0.4, 0.3 stop sst2 after three epochs, also when it breaks off in the third."""
     rows = tiny_dataset("bert")
@@ -237,6 +243,7 @@ def test_early_stopping_counts_on_where_a_run_broke_off(data, tmp_path):
     assert len(evaluations) == 4  # the third epoch, and the chosen one at the end
 
 
+@pytest.mark.slow
 def test_plain_backbones_and_clip_train_too(tmp_path):
     backbone = tiny_model("vit", "backbone")
     rows = tiny_dataset("vit")
@@ -407,6 +414,7 @@ def test_other_data_of_the_same_length_is_refused_where_a_fine_tuning_has_finish
     finetune_members(members, SHORT, copy.deepcopy(data[0]), copy.deepcopy(data[1]), **same)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_set_that_draws_anew_each_time_is_known_again(workers, members, data, tmp_path):
     same = {"output_dir": tmp_path, "dataloader_num_workers": workers, **ARGUMENTS}
@@ -440,6 +448,7 @@ def test_members_may_join_and_not_leave(finished, members, data):
         finetune_members(members[:1], SHORT, *data, **same)
 
 
+@pytest.mark.slow
 def test_an_unfinished_run_does_not_go_on_with_other_batches(members, data, tmp_path, monkeypatch):
     """Twice the processes make batches of twice the rows."""
     same = {"output_dir": tmp_path, **ARGUMENTS}
@@ -477,6 +486,7 @@ def test_weights_that_a_folder_lacks_are_not_drawn_at_random(finished, members, 
         finetune_members(members, SHORT, *data, output_dir=finished, **ARGUMENTS)
 
 
+@pytest.mark.slow
 def test_a_learning_rate_of_its_own_resumes_and_changes_the_classifier(members, data, tmp_path):
     def train(factor: float, folder: str, train_data) -> torch.Tensor:
         own = dataclasses.replace(SHORT, classifier_learning_rate=factor * SHORT.learning_rate)

@@ -60,6 +60,7 @@ def test_drawing_classifiers_leaves_no_trace_in_the_random_numbers():
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.slow
 def test_fine_tunings_with_a_trunk_are_fused_with_it(data, tmp_path):
     pretrained, frozen = tiny_model("vit", "backbone"), dataclasses.replace(SHORT, epochs=1, trunk_layers=2)
     tuned = finetune_from_pretrained(pretrained, 2, frozen, *data, output_dir=tmp_path, class_names=NAMES, **ARGUMENTS)
@@ -120,6 +121,7 @@ def test_a_run_that_was_cut_off_goes_on(data, tmp_path):
 
 
 # Trainer knows of no family: one for each form that a head has, since a head is what is new in a checkpoint.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["vit", "dinov2", "bert", "roberta", "distilbert", "modernbert", "llama", "ast", "siglip-classifier"]
 )
@@ -143,6 +145,7 @@ def test_plain_models_go_on_from_a_checkpoint_with_its_weights_and_return_to_the
         assert_same_weights(unbroken, best)
 
 
+@pytest.mark.slow
 def test_members_of_different_backbones_are_fine_tuned_each_from_its_own_weights(data, tmp_path):
     members = [tiny_members(FAMILIES["vit"], seed=seed)[0] for seed in range(2)]
     still = dataclasses.replace(recipe("imagenet1k"), max_steps=1, warmup_steps=0, dropout=None)

@@ -197,6 +197,7 @@ def test_the_classifier_has_a_learning_rate_of_its_own(name, family, form, tmp_p
     assert ratios == {10}
 
 
+@pytest.mark.slow
 def test_a_trainer_that_would_give_the_classifier_the_rate_of_the_rest_is_stopped(tmp_path):
     settings = recipe("finetune-images")
     arguments = settings.training_arguments(tmp_path, **QUIET)

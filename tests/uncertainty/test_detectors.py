@@ -602,6 +602,7 @@ def test_inputs_are_left_as_they_were():
 # Reports
 
 
+@pytest.mark.slow
 def test_a_report_scores_by_a_fitted_detector(tmp_path):
     backbone, hydra = VIT.backbone(), VIT.hydra.from_pruned_members(VIT.members(), shared=())
     train, test, far = labelled_images(60), labelled_images(30, seed=1), labelled_images(20, seed=2, spread=5.0)

@@ -64,6 +64,7 @@ def test_without_labels_only_the_diversity_is_computed():
     assert set(accumulator.values()) == {"confidence", "total", "aleatoric", "epistemic", "disagreement", "score"}
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_members_and_classes():
     generator = torch.Generator().manual_seed(0)
     accumulator = UncertaintyAccumulator()
