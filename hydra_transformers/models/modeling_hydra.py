@@ -668,9 +668,8 @@ class HydraEncoderMixin:
 
     is_base_model = True
     last_norm: str | None = None
-    last_hidden_state_is_normed = (
-        False  # whether the last of `hidden_states` has passed that norm, as in language models
-    )
+    # Whether the last of `hidden_states` has passed that norm, as in language models.
+    last_hidden_state_is_normed = False
     one_token_stands_for_all = True  # the first, or where texts are read in one direction the last
 
     def encode(

@@ -375,7 +375,7 @@ def test_threads_get_the_answers_that_one_alone_gets(kind, adapters):
 
     def work(thread: int) -> None:
         together.wait()
-        for number in range(8):
+        for number in range(20):
             answers.append((number % 4, predict(ensembles[thread % 2], batches[number % 4])))
 
     threads = [threading.Thread(target=work, args=(thread,)) for thread in range(8)]
@@ -383,6 +383,6 @@ def test_threads_get_the_answers_that_one_alone_gets(kind, adapters):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(answers) == 64
+    assert len(answers) == 160
     assert all(torch.equal(answer, expected[number]) for number, answer in answers)
     assert not any(module.training for ensemble in ensembles for module in ensemble.model.modules())
