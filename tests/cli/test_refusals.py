@@ -167,6 +167,7 @@ REFUSED = {
         ("vit encoder", "has no classifier.bias: pass a model that is trained"),
         ("vit grey-vit", "grey-vit prepares its inputs differently from vit .image_mean differs"),
         ("vit two --trunk-layers 3", "--trunk-layers is 3, vit has 2 layers"),
+        ("vit two --trunk-layers 1.0", "1.0 is neither a number of layers nor a share of them below 1, such as 0.75"),
         ("vit two --shared --trunk-layers 1", "members enter a trunk as one, so shared has to name 'embeddings'"),
         ("vit two --output vit", "vit exists already: pass another --output"),
         ("vit two --output file/out", "file/out cannot be written into .Not a directory: "),
