@@ -13,6 +13,7 @@ from .decomposition import Decomposition, decompose, predict_uncertainty
 from .detectors import OOD_SCORES, Detector, detector_by_name, ood_score
 from .features import AnswerReader, collect_answers
 from .metrics import classification_metrics, diversity_metrics, ood_metrics
+from .multi_label import LabelSets, multi_label_metrics
 from .raw_inputs import predict_decisions
 from .regression import NumberPrediction, regression_metrics
 from .streaming import StreamingComputeMetrics, UncertaintyAccumulator, compute_metrics
@@ -29,6 +30,7 @@ __all__ = [
     "ConformalSets",
     "Decomposition",
     "Detector",
+    "LabelSets",
     "NumberPrediction",
     "StreamingComputeMetrics",
     "TaskCalibration",
@@ -41,6 +43,7 @@ __all__ = [
     "decompose",
     "detector_by_name",
     "diversity_metrics",
+    "multi_label_metrics",
     "ood_metrics",
     "ood_score",
     "predict_decisions",
