@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 # What a Hydra gives beside logits.
-OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_set")
+OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_set", "interval")
 # What members may share: the mean over the members stands in for each of them.
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
