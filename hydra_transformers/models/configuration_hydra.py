@@ -4,14 +4,16 @@ from dataclasses import dataclass
 
 
 # What a Hydra gives beside logits.
-OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_set")
+OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_set", "interval")
 # What members may share: the mean over the members stands in for each of them.
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
 
 KeptHeads = list[list[list[int]]]
 KeptNeurons = list[list[str]]  # of each member a hexadecimal number, whose bit n says whether neuron n is kept
-TrunkLayers = int | dict[str, int] | None  # of all towers, or by tower
+TrunkLayers = (
+    int | float | dict[str, int | float] | None
+)  # a count or a share of the layers: of all towers, or by tower
 
 # More layers, members or heads than any model has; a config that asks for them is broken, or means harm.
 MOST = 1_000

@@ -848,8 +848,8 @@ class HydraClassifierOutput(ModelOutput):
     member_logits: (batch, members, classes)
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
     attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
-    detector_score, abstain, prediction_set: what a calibrated model decides, see `decision.Decided`; its logits are
-        divided by its temperature
+    detector_score, abstain, prediction_set, interval: what a calibrated model decides, see `decision.Decided`; the
+        logits of a calibrated classifier are divided by its temperature
     """
 
     loss: torch.FloatTensor | None = None
@@ -860,6 +860,7 @@ class HydraClassifierOutput(ModelOutput):
     detector_score: torch.FloatTensor | None = None
     abstain: torch.BoolTensor | None = None
     prediction_set: torch.BoolTensor | None = None
+    interval: torch.FloatTensor | None = None
 
 
 class HydraClassifierMixin:
@@ -898,7 +899,7 @@ class HydraClassifierMixin:
             prepared = self.prepare(features).transpose(0, 1) if self.decision.reads_features else None
             decision = self.decision(member_logits, prepared)
             member_logits = decision.member_logits
-            decided = {name: getattr(decision, name) for name in ("detector_score", "abstain", "prediction_set")}
+            decided = decision.outputs()
         logits = ensemble_logits(member_logits, self.config.problem_type)
         if loss is None and self.training and self.num_members > 1 and self.config.ensemble_loss == "members":
             watch_for_other_loss(logits, from_trainer="num_items_in_batch" in kwargs)
