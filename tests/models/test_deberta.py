@@ -171,6 +171,8 @@ def test_what_does_not_work_is_refused():
 
 
 def test_the_fields_of_deberta_survive_the_config():
-    config = HydraDebertaV2Config(**DebertaV2Config(position_buckets=256, share_att_key=True).to_dict() | {"model_type": "x"})
+    config = HydraDebertaV2Config(
+        **DebertaV2Config(position_buckets=256, share_att_key=True).to_dict() | {"model_type": "x"}
+    )
     assert (config.position_buckets, config.share_att_key) == (256, True)
     assert config.distances_to_each_side == 256
