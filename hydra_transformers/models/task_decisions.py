@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from .decision import Decided, Decision
-from .decision_settings import ROUNDING, check_common, check_field, check_fields, check_threshold, is_positive, is_share
+from .decision_settings import (
+    ROUNDING,
+    check_common,
+    check_field,
+    check_fields,
+    check_threshold,
+    is_positive,
+    is_share,
+)
 from .detection import answers_of, is_number, score
 from .modeling_hydra import at_least_float32, logit_of_mean_probability
 

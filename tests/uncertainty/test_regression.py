@@ -21,8 +21,8 @@ ROWS = 400
 
 
 @cache
-def _built(outputs: int, members: int) -> torch.nn.Module:
-    models = [bert_backbone(seed, num_labels=outputs, problem_type="regression").float() for seed in range(members)]
+def _built(outputs: int) -> torch.nn.Module:
+    models = [bert_backbone(seed, num_labels=outputs, problem_type="regression").float() for seed in range(3)]
     return AutoHydra.from_pruned_members(models, shared=()).eval()
 
 
@@ -31,7 +31,8 @@ class SavedNumbers(torch.nn.Module):
 
     def __init__(self, outputs: int = 1):
         super().__init__()
-        self.config = PreTrainedConfig(num_labels=outputs, problem_type="regression")
+        self.config, self.head = PreTrainedConfig(num_labels=outputs, problem_type="regression"), torch.nn.Linear(1, 1)
+        self.eval()
 
     def forward(self, numbers: torch.Tensor) -> HydraClassifierOutput:
         return HydraClassifierOutput(logits=numbers.mean(1), member_logits=numbers)
@@ -48,8 +49,8 @@ def numbers_for(seed: int, count: int = ROWS, outputs: int = 1, noise: torch.Ten
     return [{"numbers": torch.stack([mean - spread, mean + spread], dim=1), "labels": mean + scattered}]
 
 
-def hydra_of(outputs: int = 1, members: int = 3) -> torch.nn.Module:
-    return copy.deepcopy(_built(outputs, members))
+def hydra_of(outputs: int = 1) -> torch.nn.Module:
+    return copy.deepcopy(_built(outputs))
 
 
 def rows_for(model: torch.nn.Module, seed: int = 0, count: int = ROWS, noise: float = 1.0) -> list[dict]:
@@ -63,17 +64,18 @@ def rows_for(model: torch.nn.Module, seed: int = 0, count: int = ROWS, noise: fl
     return [{"input_ids": tokens, "labels": labels}]
 
 
-@pytest.mark.parametrize("outputs", [1, 2])
-def test_intervals_hold_what_was_promised(outputs):
-    calibration = calibrate(SavedNumbers(outputs), numbers_for(0, 2000, outputs), alpha=0.2)
-    [new] = numbers_for(1, 2000, outputs)
-    found = calibration.model(numbers=new["numbers"])
-    assert found.interval.shape == (2000, outputs, 2)
-    low, high = found.interval.unbind(-1)
-    inside = ((low <= new["labels"]) & (new["labels"] <= high)).float().mean(dim=0)
-    assert ((inside - 0.8).abs() < 0.03).all()
+def test_intervals_hold_what_was_promised():
+    """On average over calibration sets, for each output by itself."""
+    [new], inside = numbers_for(99, 2000, 2), []
+    for seed in range(8):
+        calibration = calibrate(SavedNumbers(2), numbers_for(seed, ROWS, 2), alpha=0.2)
+        found = calibration.model(numbers=new["numbers"])
+        low, high = found.interval.unbind(-1)
+        inside.append(((low <= new["labels"]) & (new["labels"] <= high)).float().mean(dim=0))
+    assert found.interval.shape == (2000, 2, 2)
+    assert ((torch.stack(inside).mean(dim=0) - 0.8).abs() < 0.025).all()
     assert torch.allclose((low + high) / 2, found.logits, atol=1e-5)
-    assert not found.abstain.any() and "With probability 0.8 or more" in str(calibration)
+    assert not found.abstain.any() and "With probability 0.8 or more each number" in str(calibration)
 
 
 def test_the_factor_is_the_conformal_quantile():
@@ -97,7 +99,7 @@ def test_intervals_follow_a_spread_that_tells_errors_and_ignore_one_that_does_no
     told, untold = (
         calibrate(SavedNumbers(), numbers_for(0, 2000, noise=noise)).settings["floors"][0] for noise in (None, 1.0)
     )
-    assert told < 0.5 and untold > 50
+    assert told < 0.5 and untold > 10
 
 
 def test_a_coverage_and_a_risk_are_kept_on_the_fitting_rows():
@@ -205,6 +207,6 @@ def test_what_cannot_be_fitted_is_refused_with_a_sentence(data, options, message
 
 
 def test_one_member_has_no_width_to_abstain_by():
-    model = hydra_of(members=1)
+    model = hydra_of().member(0)
     with pytest.raises(ValueError, match="model has one member"):
         calibrate(model, rows_for(model, count=40, noise=0), target={"coverage": 0.9})
