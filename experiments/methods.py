@@ -292,7 +292,7 @@ class Comparison:
                 fused(members, trunk_layers=int(depth)),
                 self.joint_recipe(source),
                 output_dir=self.folder / str(Unit("joint", seed, name)),
-                teacher=None if source == "labels" else fused(members),
+                teacher=None if source == "labels" else fused(members, trunk_layers=0),
                 seed=100 * seed,
                 **self.training_options(setting.member_batch, 100 * seed),
             )
@@ -605,7 +605,11 @@ class Comparison:
         members = self.members_of(seed, source)
         one, student, teacher = (
             count_multiply_adds(each)
-            for each in (self.once(self.start), fused(members, trunk_layers=int(depth)), fused(members))
+            for each in (
+                self.once(self.start),
+                fused(members, trunk_layers=int(depth)),
+                fused(members, trunk_layers=0),
+            )
         )
         work = (student + (0 if source == "labels" else teacher / 3)) / one
         before = RUNS.get(source, 6 if source == "six" else 3)

@@ -218,9 +218,11 @@ def judged_units(group: str, seed: int, setting: Setting, seeds: int, backbones:
 
 
 def joint_names(setting: Setting, *members: str) -> list[str]:
-    """Joint tunings of these members: of three fine-tunings with every deep trunk, of others with the least and the deepest."""
-    few = dict.fromkeys((setting.deep_trunks[0], setting.deep_trunks[-1]))
-    return [f"{each}-{depth}" for each in members for depth in (setting.deep_trunks if each == "three" else few)]
+    """Joint tunings of these members: of three fine-tunings with every deep trunk, of six with the least and the deepest, of
+    one run with the deepest."""
+    depths = setting.deep_trunks
+    chosen = {"three": depths, "six": dict.fromkeys((depths[0], depths[-1]))}
+    return [f"{each}-{depth}" for each in members for depth in chosen.get(each, depths[-1:])]
 
 
 def baselines_of(setting: Setting) -> list[str]:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from experiments.deep_trunk_tables import deep_trunk_table
 from experiments.methods import Comparison
 from experiments.pretrained import SST2_GTE, TINYIMAGENET_DINOV2
 from experiments.results import gather
@@ -36,6 +37,11 @@ def test_every_method_is_judged_with_its_trainings_and_its_trunk(tmp_path):
     one, own, teacher = (methods[name]["multiply_adds"] for name in ("three-single", "three-trunk-1", "three-trunk-0"))
     assert trainings["joint-three-trunk-1"] == pytest.approx(3 + (own + teacher / 3) / one, rel=1e-5)
     assert trainings["joint-labels-trunk-1"] == pytest.approx(3 + own / one, rel=1e-5)
+    text = deep_trunk_table({"0": methods}, SETTING)
+    assert len(text.splitlines()) == 2 + len(made), "a row for every method"
+    assert (
+        "| one fine-tuning | 1.00 | 1.00 |" in text and "| one run, three restarts, 1 layers merged | 1.50 |" in text
+    )
     start, restarts = comparison.once(comparison.start), comparison.once(comparison.restarts, 0, "restarts")
     weights = [model.vit.layers[0].mlp.fc1.weight for model in (start, *restarts)]
     assert all(not torch.equal(weights[0], each) for each in weights[1:])
@@ -50,7 +56,7 @@ def test_what_the_groups_add_to_the_trainings():
         assert {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)} == {
             "run": 6,
             "backbone": 18,
-            "joint": 3 * (3 + 2 + 1 + 2 + 2),
+            "joint": 3 * (3 + 2 + 1 + 2),
             "judge": 3 * len(chosen),
         } | ({"restart": 6, "changed": 6} if images else {})
         done = set()
@@ -62,6 +68,6 @@ def test_what_the_groups_add_to_the_trainings():
 
 def test_no_two_seeds_share_one_of_their_six_fine_tunings():
     found = [six(seed, 3, 18) for seed in range(3)]
-    assert sorted(sum(found, [])) == list(range(18))
+    assert sorted(index for each in found for index in each) == list(range(18))
     assert all(each[:3] == ensemble(seed, 3, 9) for seed, each in enumerate(found)), "the same three as with nine"
     assert six(0, 1, 3) == [0, 1, 2, 0, 1, 2]
