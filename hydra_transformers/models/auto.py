@@ -120,8 +120,9 @@ class AutoHydra:
             loaded. All of one architecture, for the same classes
         shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()` nothing
             is merged and the Hydra is exactly the ensemble of the members
-        trunk_layers: how many leading layers become the mean over the members, attention too, and run once; by default as
-            many as are equal, which changes no answer. For CLIP of both towers, or `{"vision": 6, "text": 0}`
+        trunk_layers: how many leading layers become the mean over the members, attention too, and run once: a count, or
+            a share below 1, rounded down (0.75 of 12 layers are 9). By default as many as are equal, which changes no
+            answer. For CLIP of both towers, or `{"vision": 6, "text": 0}`
         allow_equal: take members that are one and the same model (or a single one), to be trained apart for example
         check: as for `from_backbone`; also warn of members that hardly differ
         """

@@ -11,7 +11,9 @@ PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "r
 
 KeptHeads = list[list[list[int]]]
 KeptNeurons = list[list[str]]  # of each member a hexadecimal number, whose bit n says whether neuron n is kept
-TrunkLayers = int | dict[str, int] | None  # of all towers, or by tower
+TrunkLayers = (
+    int | float | dict[str, int | float] | None
+)  # a count or a share of the layers: of all towers, or by tower
 
 # More layers, members or heads than any model has; a config that asks for them is broken, or means harm.
 MOST = 1_000
