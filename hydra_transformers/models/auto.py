@@ -21,6 +21,7 @@ from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers, task_of
 from .configuration_hydra_ast import HydraASTConfig
 from .configuration_hydra_bert import HydraBertConfig
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
+from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
 from .configuration_hydra_deit import HydraDeiTConfig
 from .configuration_hydra_dinov2 import HydraDinov2Config
 from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
@@ -44,6 +45,7 @@ from .modeling_hydra_clip import (
     HydraCLIPTextModel,
     HydraCLIPVisionModel,
 )
+from .modeling_hydra_deberta_v2 import HydraDebertaV2ForSequenceClassification, HydraDebertaV2Model
 from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
 from .modeling_hydra_dinov2 import HydraDinov2ForImageClassification, HydraDinov2Model
 from .modeling_hydra_dinov2_with_registers import (
@@ -338,6 +340,9 @@ __all__ = [
     "HydraCLIPTextModel",
     "HydraCLIPVisionConfig",
     "HydraCLIPVisionModel",
+    "HydraDebertaV2Config",
+    "HydraDebertaV2ForSequenceClassification",
+    "HydraDebertaV2Model",
     "HydraDeiTConfig",
     "HydraDeiTForImageClassification",
     "HydraDeiTModel",
