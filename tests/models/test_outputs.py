@@ -8,9 +8,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 
 from tests.families import (
     BERT,
-    GEMMA3,
     CLIP,
     FEW,
+    GEMMA3,
     OWN_LAYERS,
     VIT,
     bert_backbone,
