@@ -21,16 +21,19 @@ from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers, task_of
 from .configuration_hydra_ast import HydraASTConfig
 from .configuration_hydra_bert import HydraBertConfig
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
+from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
 from .configuration_hydra_deit import HydraDeiTConfig
 from .configuration_hydra_dinov2 import HydraDinov2Config
 from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
 from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .configuration_hydra_electra import HydraElectraConfig
 from .configuration_hydra_gemma import HydraGemmaConfig
+from .configuration_hydra_gemma3_text import HydraGemma3TextConfig
 from .configuration_hydra_llama import HydraLlamaConfig
 from .configuration_hydra_modernbert import HydraModernBertConfig
 from .configuration_hydra_mpnet import HydraMPNetConfig
 from .configuration_hydra_qwen2 import HydraQwen2Config
+from .configuration_hydra_qwen3 import HydraQwen3Config
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig, HydraSiglipVisionConfig
 from .configuration_hydra_vit import HydraViTConfig
@@ -42,6 +45,7 @@ from .modeling_hydra_clip import (
     HydraCLIPTextModel,
     HydraCLIPVisionModel,
 )
+from .modeling_hydra_deberta_v2 import HydraDebertaV2ForSequenceClassification, HydraDebertaV2Model
 from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
 from .modeling_hydra_dinov2 import HydraDinov2ForImageClassification, HydraDinov2Model
 from .modeling_hydra_dinov2_with_registers import (
@@ -51,10 +55,12 @@ from .modeling_hydra_dinov2_with_registers import (
 from .modeling_hydra_distilbert import HydraDistilBertForSequenceClassification, HydraDistilBertModel
 from .modeling_hydra_electra import HydraElectraForSequenceClassification, HydraElectraModel
 from .modeling_hydra_gemma import HydraGemmaForSequenceClassification, HydraGemmaModel
+from .modeling_hydra_gemma3_text import HydraGemma3TextForSequenceClassification, HydraGemma3TextModel
 from .modeling_hydra_llama import HydraLlamaForSequenceClassification, HydraLlamaModel
 from .modeling_hydra_modernbert import HydraModernBertForSequenceClassification, HydraModernBertModel
 from .modeling_hydra_mpnet import HydraMPNetForSequenceClassification, HydraMPNetModel
 from .modeling_hydra_qwen2 import HydraQwen2ForSequenceClassification, HydraQwen2Model
+from .modeling_hydra_qwen3 import HydraQwen3ForSequenceClassification, HydraQwen3Model
 from .modeling_hydra_roberta import HydraRobertaForSequenceClassification, HydraRobertaModel
 from .modeling_hydra_siglip import (
     HydraSiglipForImageClassification,
@@ -116,8 +122,9 @@ class AutoHydra:
             loaded. All of one architecture, for the same classes
         shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()` nothing
             is merged and the Hydra is exactly the ensemble of the members
-        trunk_layers: how many leading layers become the mean over the members, attention too, and run once; by default as
-            many as are equal, which changes no answer. For CLIP of both towers, or `{"vision": 6, "text": 0}`
+        trunk_layers: how many leading layers become the mean over the members, attention too, and run once: a count, or
+            a share below 1, rounded down (0.75 of 12 layers are 9). By default as many as are equal, which changes no
+            answer. For CLIP of both towers, or `{"vision": 6, "text": 0}`
         allow_equal: take members that are one and the same model (or a single one), to be trained apart for example
         check: as for `from_backbone`; also warn of members that hardly differ
         """
@@ -333,6 +340,9 @@ __all__ = [
     "HydraCLIPTextModel",
     "HydraCLIPVisionConfig",
     "HydraCLIPVisionModel",
+    "HydraDebertaV2Config",
+    "HydraDebertaV2ForSequenceClassification",
+    "HydraDebertaV2Model",
     "HydraDeiTConfig",
     "HydraDeiTForImageClassification",
     "HydraDeiTModel",
@@ -348,6 +358,9 @@ __all__ = [
     "HydraElectraConfig",
     "HydraElectraForSequenceClassification",
     "HydraElectraModel",
+    "HydraGemma3TextConfig",
+    "HydraGemma3TextForSequenceClassification",
+    "HydraGemma3TextModel",
     "HydraGemmaConfig",
     "HydraGemmaForSequenceClassification",
     "HydraGemmaModel",
@@ -363,6 +376,9 @@ __all__ = [
     "HydraQwen2Config",
     "HydraQwen2ForSequenceClassification",
     "HydraQwen2Model",
+    "HydraQwen3Config",
+    "HydraQwen3ForSequenceClassification",
+    "HydraQwen3Model",
     "HydraRobertaConfig",
     "HydraRobertaForSequenceClassification",
     "HydraRobertaModel",
