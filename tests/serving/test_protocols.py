@@ -232,6 +232,7 @@ def test_nemo_guardrails_asks_a_hydra_by_configuration(folders, tmp_path):
     import uvicorn
     from nemoguardrails import RailsConfig
     from nemoguardrails.library.hf_classifier.actions import _classify_and_check
+
     from tests.pages import ROOT
 
     with socket.socket() as free:
