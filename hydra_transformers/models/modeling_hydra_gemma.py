@@ -2,12 +2,14 @@
 
 import torch
 from torch import nn
-from transformers import GemmaForSequenceClassification, GemmaModel
+from transformers import GemmaForSequenceClassification, GemmaForTokenClassification, GemmaModel
 from transformers.models.gemma.modeling_gemma import GemmaPreTrainedModel
 
 from .configuration_hydra_gemma import HydraGemmaConfig
 from .decoders import DECODER_RULES, HydraDecoderClassifierMixin, HydraDecoderMixin, HydraOffsetRMSNorm
 from .pretrained import HydraModelMixin
+from .texts import HydraTextClassifierMixin
+from .tokens import HydraTokenClassifierMixin
 
 
 class HydraGemmaPreTrainedModel(HydraModelMixin, GemmaPreTrainedModel):
@@ -44,4 +46,16 @@ class HydraGemmaForSequenceClassification(HydraDecoderClassifierMixin, HydraGemm
     encoder_class = HydraGemmaModel
 
 
-__all__ = ["HydraGemmaForSequenceClassification", "HydraGemmaModel", "HydraGemmaPreTrainedModel"]
+class HydraGemmaForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraGemmaPreTrainedModel):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (GemmaForTokenClassification,)
+    encoder_class = HydraGemmaModel
+
+
+__all__ = [
+    "HydraGemmaForSequenceClassification",
+    "HydraGemmaForTokenClassification",
+    "HydraGemmaModel",
+    "HydraGemmaPreTrainedModel",
+]
