@@ -68,7 +68,6 @@ def mlp_added_behind_the_product(layer, total, states, is_launch_bound=False):
 
 
 SWITCHED_OFF: dict[str, Patches] = {
-    "inference mode": [(torch, "is_inference_mode_enabled", lambda: True)],
     "sums inside of products": [
         (fast_inference, "_project_add_norm", added_behind_the_product),
         (fast_inference, "_add_mlp", mlp_added_behind_the_product),

@@ -3,21 +3,26 @@
     python benchmarks/inference_cost.py                                     # everything, eager
     python benchmarks/inference_cost.py --families vit --batches 4 256 --modes eager compiled
     python benchmarks/inference_cost.py --device cpu --families vit --batches 8 --dtypes float32
+    python benchmarks/inference_cost.py --families vit bert --dtypes bfloat16 --batches 4 256 1 32 --modes eager compiled \
+        reduce-overhead --methods single "Hydra 3, three quarters merged" --seconds 1 --compile-ahead --limit 215
+                                                                            # under four minutes on an H200
     python benchmarks/inference_cost.py --smallest                          # does it run? tiny models, seconds
 
 Compared, with random weights: the Transformers model with sdpa (= 1); that model pruned to 8 heads per layer (a
 one-member Hydra); three Transformers models one after the other; `torch.func.vmap` over three models; a Hydra of
 3 members x 8 heads, one of 5 x 8, and one of 3 members that keep as many heads in all but not in each layer, as circuits
-do; and the first and the last of these three with a trunk, the first half of the layers, which keep all heads and run once for
-all members. Each is saved once and loaded by `from_pretrained`, as its users get it. All run in one process, in turns, on inputs
+do; the first and the last of these three with a trunk, the first half of the layers, which keep all heads and run once for all
+members; and a Hydra of 3 that keep all heads, with nothing merged and with the first three quarters of the layers. Each is saved once and loaded by `from_pretrained`, as its users get it. All run in one process, in turns, on inputs
 they have not seen.
 """
 
 import argparse
 import copy
 import json
+import os
 import random
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -49,8 +54,12 @@ SINGLE = "single"
 IN_SEQUENCE = "3 models in sequence"
 VMAP = "vmap over 3 models"
 HALF_TRUNK = ", half trunk"
+WHOLE = "Hydra 3, nothing merged"  # nor pruned
+THREE_QUARTERS = "Hydra 3, three quarters merged"
 METHODS = [SINGLE, "pruned to 8 heads", IN_SEQUENCE, VMAP, "Hydra 3 x 8", "Hydra 3, ragged", "Hydra 5 x 8"]
-METHODS += [f"Hydra 3 x 8{HALF_TRUNK}", f"Hydra 3, ragged{HALF_TRUNK}"]
+METHODS += [f"Hydra 3 x 8{HALF_TRUNK}", f"Hydra 3, ragged{HALF_TRUNK}", WHOLE, THREE_QUARTERS]
+# As --modes names them, and as torch.compile does.
+COMPILE_MODES = {"compiled": "default", "reduce-overhead": "reduce-overhead"}
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -213,6 +222,9 @@ class SavedModels:
         backbone = self._load("backbone-0", torch.float32, "cpu")
         if name == "pruned to 8 heads":
             return pruned(self.family, backbone, 0)
+        if name in (WHOLE, THREE_QUARTERS):
+            members, trunk_layers = [backbone] * 3, 0.75 if name == THREE_QUARTERS else 0
+            return self.family.hydra.from_pruned_members(members, trunk_layers=trunk_layers, allow_equal=True)
         count, ragged, trunk_layers = 5 if name == "Hydra 5 x 8" else 3, "ragged" in name, 0
         if name.endswith(HALF_TRUNK):
             trunk_layers = getattr(self.config, "vision_config", self.config).num_hidden_layers // 2
@@ -301,14 +313,16 @@ def measure(
 
     models, runs, costs, peaks, broken = {}, {}, {}, {}, []
     for method in args.methods:
-        if method == VMAP and mode == "compiled":
+        if method == VMAP and mode in COMPILE_MODES:
             continue
         try:
             model = saved.load(method, dtype, device)
             one = {key: value[:1] for key, value in pool[0].items()}
             same_work = {VMAP: IN_SEQUENCE}.get(method, method)
             costs[method] = costs.get(same_work) or count_multiply_adds(model, one)
-            run = torch.compile(model, mode=args.compile_mode) if mode == "compiled" else model
+            run = model
+            if mode in COMPILE_MODES:
+                run = torch.compile(model, mode=args.compile_mode or COMPILE_MODES[mode], dynamic=False)
             run(**pool[0])
         except Exception as error:
             if method == SINGLE:  # there is nothing to compare with
@@ -369,9 +383,15 @@ def main() -> None:
     parser.add_argument("--families", nargs="+", default=list(FAMILIES), choices=list(FAMILIES))
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 4, 32, 256])
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), help="bfloat16 and float32, if none is given")
-    parser.add_argument("--modes", nargs="+", default=["eager"], choices=["eager", "compiled"])
+    parser.add_argument("--modes", nargs="+", default=["eager"], choices=["eager", *COMPILE_MODES])
     parser.add_argument("--methods", nargs="+", default=METHODS, choices=METHODS)
-    parser.add_argument("--compile-mode", default="default", help="mode of torch.compile, e.g. reduce-overhead")
+    parser.add_argument("--compile-mode", help="another mode of torch.compile for what is compiled")
+    parser.add_argument(
+        "--compile-ahead",
+        action="store_true",
+        help="first compile every group in a process of its own, all at once: what is measured finds it in torch's cache",
+    )
+    parser.add_argument("--limit", type=float, help="seconds after which no further group is begun")
     parser.add_argument(
         "--no-masks",
         action="store_true",
@@ -405,23 +425,52 @@ def main() -> None:
 
 def measure_all(args: argparse.Namespace, folder: Path) -> list[str]:
     """Prints and writes the rows group by group; returns a line on each method that does not run."""
-    machine, rows, broken = where_it_ran(args.device), [], []
+    started, machine, rows, broken = time.perf_counter(), where_it_ran(args.device), [], []
+    saved = {}
     for name in args.families:
         family = FAMILIES[name]
         config = family.smallest if args.smallest else family.config
-        saved = SavedModels(family, config, folder / (f"smallest-{name}" if args.smallest else name))
-        for dtype, batch, mode in product(args.dtypes, args.batches, args.modes):
-            measured, not_run = measure(args, saved, name, dtype, batch, mode)
-            rows += measured
-            broken += not_run
-            torch.compiler.reset()
-            print(to_markdown(measured, machine).split("|---|\n")[-1], flush=True)
-            if args.output:
-                args.output.mkdir(parents=True, exist_ok=True)
-                (args.output / "inference_cost.md").write_text(to_markdown(rows, machine))
-                report = {"machine": machine, "rows": [asdict(row) for row in rows]}
-                (args.output / "inference_cost.json").write_text(json.dumps(report, indent=1))
+        saved[name] = SavedModels(family, config, folder / (f"smallest-{name}" if args.smallest else name))
+    # What is compiled comes last, and of every family the first batch sizes first: a limit cuts off the least.
+    modes = sorted(args.modes, key=lambda mode: mode in COMPILE_MODES)
+    for mode, dtype, batch, name in product(modes, args.dtypes, args.batches, args.families):
+        if args.limit and time.perf_counter() - started > args.limit:
+            print(f"{args.limit:g} seconds are over: {name} {dtype} batch {batch} {mode} is left out", flush=True)
+            continue
+        if args.compile_ahead and mode in COMPILE_MODES:
+            args.compile_ahead = False
+            for each, method in product(saved.values(), args.methods):
+                each.load(method, torch.bfloat16, "cpu")  # saved before the processes look for it
+            compile_ahead(args, folder)
+            print(f"compiled ahead after {time.perf_counter() - started:.0f} seconds", flush=True)
+        measured, not_run = measure(args, saved[name], name, dtype, batch, mode)
+        rows += measured
+        broken += not_run
+        torch.compiler.reset()
+        print(to_markdown(measured, machine).split("|---|\n")[-1], flush=True)
+        if args.output:
+            args.output.mkdir(parents=True, exist_ok=True)
+            (args.output / "inference_cost.md").write_text(to_markdown(rows, machine))
+            report = {"machine": machine, "rows": [asdict(row) for row in rows]}
+            (args.output / "inference_cost.json").write_text(json.dumps(report, indent=1))
     return broken
+
+
+def compile_ahead(args: argparse.Namespace, folder: Path) -> None:
+    """Runs this script once for every compiled group, all at the same time, and leaves torch's cache of compiled code."""
+    groups = product(args.families, args.dtypes, args.batches, [mode for mode in args.modes if mode in COMPILE_MODES])
+    common = ["--methods", *args.methods, "--device", args.device, "--models", str(folder), "--seconds", "0"]
+    common += ["--smallest"] if args.smallest else []
+    common += ["--no-masks"] if args.no_masks else []
+    common += ["--compile-mode", args.compile_mode] if args.compile_mode else []
+    running = []
+    for family, dtype, batch, mode in groups:
+        group = ["--families", family, "--dtypes", dtype, "--batches", str(batch), "--modes", mode]
+        command = [sys.executable, __file__, *group, *common]
+        threads = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        running.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=threads))
+    for process in running:  # one that fails is compiled, or fails, where it is measured
+        process.wait()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from transformers import (
     CLIPConfig,
     CLIPForImageClassification,
     CLIPModel,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
     DeiTConfig,
     DeiTForImageClassification,
     Dinov2Config,
@@ -372,6 +374,32 @@ MPNET = Family(
     {"": "mpnet.encoder.layer.{}.attention.attn.o"},
     7,
 )
+# As in DeBERTa-v3, with fewer buckets than distances.
+DEBERTA = Family(
+    "deberta",
+    backbone(
+        DebertaV2ForSequenceClassification,
+        DebertaV2Config,
+        {**SIZES, **TEXT_SIZES, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
+        | {"position_buckets": 4, "norm_rel_ebd": "layer_norm", "position_biased_input": False},
+    ),
+    padded_texts,
+    {"": "deberta.encoder.layer.{}.attention.output.dense"},
+    7,
+)
+# As in DeBERTa-v2, with maps of their own for positions and smaller embeddings.
+DEBERTA_V2 = Family(
+    "deberta-v2",
+    backbone(
+        DebertaV2ForSequenceClassification,
+        DebertaV2Config,
+        {**SIZES, **TEXT_SIZES, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "embedding_size": 24}
+        | {"type_vocab_size": 2},
+    ),
+    padded_texts,
+    DEBERTA.outputs,
+    7,
+)
 AST = Family(
     "ast",
     backbone(ASTForAudioClassification, ASTConfig, {**SIZES, **AUDIO_SIZES}),
@@ -467,6 +495,8 @@ FAMILIES = [
     DISTILBERT,
     ELECTRA,
     MPNET,
+    DEBERTA,
+    DEBERTA_V2,
     AST,
     CLIP_CLASSIFIER,
     SIGLIP,
@@ -479,10 +509,10 @@ FAMILIES = [
 # Four that cover every kind: images, texts, two towers, a causal language model. The short run has no others.
 FEW = [VIT, BERT, CLIP, LLAMA]
 # Rows whose layers differ from those of every other row here.
-OWN_LAYERS = [VIT, BERT, CLIP, DINOV2, MPNET, MODERNBERT, LLAMA]
+OWN_LAYERS = [VIT, BERT, CLIP, DINOV2, MPNET, DEBERTA, MODERNBERT, LLAMA]
 DECODERS = [LLAMA, QWEN2, GEMMA]
 # Rows that differ from another in a few parts: a gated MLP, biases, the backbone's name, one tower of two.
-VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT, QWEN2, GEMMA, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]
+VARIANTS = [DINOV2_GATED, DEBERTA_V2, XLM_ROBERTA, CAMEMBERT, QWEN2, GEMMA, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]
 
 
 def for_families(rows: list[Family]) -> pytest.MarkDecorator:

@@ -19,7 +19,17 @@ from ..training.recipes import recipe_for
 from . import flags
 from .finetune import RecipeName, change_by, check_trainable, check_training, check_trunk, name_classes
 from .folders import FUSE_SETTINGS, claim, digest_of_names, load_config, models_named, read_settings
-from .options import argument, check_named_once, choice, count_or_best, device_named, minutes, option, switch
+from .options import (
+    argument,
+    check_named_once,
+    choice,
+    count_or_best,
+    device_named,
+    layers_or_share,
+    minutes,
+    option,
+    switch,
+)
 
 
 BUILD_SETTINGS = "build.json"
@@ -91,7 +101,11 @@ class BuildOptions(flags.DataOptions):
     circuit_rows: option(int, "rows of each set to extract circuits with", "N", PRUNING, min=1) = 1_000
     tune: switch("--tune", "fine-tune again after pruning", PRUNING) = False
     trunk_layers: option(
-        int | None, "merge the first N layers whole and prune none: they run once for all", "N", PRUNING, min=0
+        Any,
+        "merge the first N layers whole, or a share such as 0.75, and prune none of them: they run once for all",
+        "N",
+        PRUNING,
+        parser=layers_or_share,
     ) = None
     freeze_trunk: switch(
         "--freeze-trunk", "do not train the trunk and the embeddings, so that merging changes nothing", PRUNING

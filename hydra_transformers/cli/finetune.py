@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import Subset
 from transformers import PreTrainedConfig
 
+from .._io.access import access_to
 from ..data.image_changes import random_changes
 from ..data.loading import PreparedData, check_has_variety, classes_in, remember_max_length
 from ..data.processors import load_processor
@@ -20,9 +21,8 @@ from ..models.auto import CLASSIFIERS, is_zero_shot
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
 from ..training.recipes import base_recipe, recipe_for
 from . import flags
-from .errors import access_to
 from .folders import are_fine_tunings, claim_for_training, load_config, load_model, members_in
-from .options import argument, check_named_once, choice, learning_rate, option
+from .options import argument, check_named_once, choice, layers_or_share, learning_rate, option
 
 
 VALIDATES_ON_FIRST_ROWS = {"sst2"}
@@ -56,7 +56,10 @@ def finetune(
     max_steps: flags.MaxSteps = None,
     report_to: flags.ReportTo = "none",
     trunk_layers: option(
-        int, "do not train the first N layers and the embeddings, which fused members then share", "N", min=0
+        Any,
+        "do not train the first N layers, or a share such as 0.75, nor the embeddings, which fused members then share",
+        "N",
+        parser=layers_or_share,
     ) = 0,
     seed: flags.Seed = 0,
     batch_size: flags.BatchSize = 32,
@@ -139,7 +142,7 @@ def check_trainable(name: str, config: PreTrainedConfig, is_pretrained: bool = T
         raise ValueError(f"{name} is a single Hydra: pass a pre-trained model of Transformers, or a folder of members")
 
 
-def check_trunk(trunk_layers: int | None, name: str, config: PreTrainedConfig) -> None:
+def check_trunk(trunk_layers: int | float | None, name: str, config: PreTrainedConfig) -> None:
     layers = min(each.num_hidden_layers for each in saved_tower_configs(config).values())
     if trunk_layers is not None and trunk_layers > layers:
         raise ValueError(f"--trunk-layers is {trunk_layers}, {name} has {layers} layers: pass 0 to {layers}")

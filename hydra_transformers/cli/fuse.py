@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from .._io.files import write_atomically, written_whole
 from ..data.processors import check_same_processors, find_processor, load_processor
@@ -19,7 +20,7 @@ from .folders import (
     load_model,
     members_in,
 )
-from .options import argument, one_of, option, switch
+from .options import argument, layers_or_share, one_of, option, switch
 
 
 def fuse(
@@ -39,11 +40,11 @@ def fuse(
         show_default=False,
     ) = SHARED_PARTS,
     trunk_layers: option(
-        int | None,
-        "merge the first N layers whole, attention too, so that they run once for all members; 0 for none (default: those "
-        "that are equal in all members, which changes no answer)",
+        Any,
+        "merge the first N layers whole, attention too, so that they run once for all members: a number, or a share such as "
+        "0.75; 0 for none (default: those that are equal in all members, which changes no answer)",
         "N",
-        min=0,
+        parser=layers_or_share,
     ) = None,
     allow_equal: switch("--allow-equal", "fuse members although they are the same model") = False,
     processor: option(str | None, "default: the one saved with the first member", "NAME_OR_FOLDER") = None,

@@ -19,7 +19,7 @@ SEVERAL_VALUES = {"--batch-sizes", "--budgets", "--labels", "--learning-rates", 
 
 
 def number(
-    fits: Callable[[Any], bool], problem: str, kind: type = float, word: str | None = None
+    fits: Callable[[Any], bool], problem: str, kind: Callable[[str], Any] = float, word: str | None = None
 ) -> Callable[[str], Any]:
     """A parser of finite numbers that fit. problem: why another value is refused; word: is accepted as well"""
 
@@ -42,6 +42,11 @@ count_or_best = number(lambda value: value >= 0, "neither a number of heads nor 
 duration = number(lambda value: value >= 0, "not a time: pass 0 or more")
 minutes = number(lambda value: value > 0, "not a time: pass more than 0 minutes")
 megabytes = number(lambda value: value > 0, "not a size: pass a positive number")
+layers_or_share = number(
+    lambda value: value >= 0 and (isinstance(value, int) or value < 1),
+    "neither a number of layers nor a share of them below 1, such as 0.75",
+    lambda text: int(text) if str(text).strip("+-").isdigit() else float(text),  # a default is no text
+)
 share = number(lambda value: 0 < value < 1, "not a share between 0 and 1: pass 0.05 for 5 %")
 learning_rate = number(lambda value: value > 0, "not a learning rate: pass positive numbers, or grid", word="grid")
 

@@ -12,7 +12,7 @@ from ..pruning.member_plan import CIRCUITS, METHODS, MemberPlan, num_heads
 from ..pruning.objectives import OBJECTIVES, OOD_SCORES
 from . import flags
 from .folders import PRUNE_SETTINGS, claim, load_config, load_model, models_named
-from .options import argument, choice, device_named, one_of, option, positive_or_best, switch
+from .options import argument, choice, device_named, layers_or_share, one_of, option, positive_or_best, switch
 
 
 def prune(
@@ -48,7 +48,10 @@ def prune(
         min=1,
     ) = None,
     trunk_layers: option(
-        int, "keep all heads of the first N layers, which fused members can then share", "N", min=0
+        Any,
+        "keep all heads of the first N layers, or of a share such as 0.75, which fused members can then share",
+        "N",
+        parser=layers_or_share,
     ) = 0,
     mode: flags.Mode = "exact",
     ood_data: option(str | None, "out-of-distribution data for ood and avg", "NAME_OR_FOLDER") = None,

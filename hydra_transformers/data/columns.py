@@ -11,13 +11,20 @@ from .sounds import is_sound
 # The usual names, first choice first.
 TEXT_NAMES = ("text", "sentence", "content", "review", "question")
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "class")
-PLURALS = {"image": "images", "text": "texts", "audio": "sounds", "class": "class indices"}
+PLURALS = {
+    "image": "images",
+    "text": "texts",
+    "audio": "sounds",
+    "class": "class indices",
+    "classes": "lists of classes",
+}
 SCALARS = ("bool", "float", "int", "uint", "text", "class", "image", "audio")
 KINDS_OF_FEATURES = {"Image": "image", "ClassLabel": "class", "Audio": "audio"}
 
 
 def column_kinds(rows: Any) -> dict[str, str]:
-    """Column -> "image", "text", "audio", "class", or the name of another type. Plain rows are read by the first one."""
+    """Column -> "image", "text", "audio", "class", "classes" (a list of them), or the name of another type. Plain rows are
+    read by the first one."""
     features = getattr(rows, "features", None)
     if features:
         return {name: _kind_of_feature(feature) for name, feature in features.items()}
@@ -30,6 +37,8 @@ def _kind_of_feature(feature: Any) -> str:
     name = type(feature).__name__
     if name == "Value":
         return "text" if feature.dtype in ("string", "large_string") else feature.dtype
+    if type(getattr(feature, "feature", None)).__name__ == "ClassLabel":
+        return "classes"
     return KINDS_OF_FEATURES.get(name, name)
 
 
@@ -63,16 +72,22 @@ def find_columns(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
 
 
 def find_label_column(rows: Any, source: DataSource, num_labels: int | None) -> str:
-    """The column of classes; of several (coarse and fine labels) the one with as many classes as the model."""
+    """The column of classes, or of lists of them; of several (coarse and fine labels) the one with as many classes as the
+    model."""
     kinds = column_kinds(rows)
     if source.label is not None:
         _check_exists(source.label, kinds, source)
         return source.label
     classes = [name for name in kinds if kinds[name] == "class"]
-    fitting = [name for name in classes if rows.features[name].num_classes == num_labels]
+    classes = classes or [name for name in kinds if kinds[name] == "classes"]
+    fitting = [name for name in classes if _num_classes(rows.features[name]) == num_labels]
     usual = [name for name in LABEL_NAMES if name in kinds]
     found = fitting if len(fitting) == 1 else classes if len(classes) == 1 else usual[:1] or classes
     return _one_of(found, "label", kinds, source)
+
+
+def _num_classes(feature: Any) -> int:
+    return getattr(feature, "feature", feature).num_classes
 
 
 def _check_exists(column: str, kinds: Mapping[str, str], source: DataSource) -> None:

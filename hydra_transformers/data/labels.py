@@ -68,7 +68,7 @@ class Labels:
                     "names can be taken in order only if all are there, make the column class indices"
                 )
             note = "class names taken in order" if self.are_texts else note
-        elif names is not None and not self.are_texts and _are_generic(classes):
+        elif names is not None and not self.are_texts and are_generic(classes):
             if len(names) != len(classes):
                 raise ValueError(f"{source.name} has {len(names)} classes, the model {len(classes)}: they do not fit")
             note = f"{len(names)} classes taken in order (the model has no names for them)"
@@ -99,7 +99,7 @@ class Labels:
 def match_names(names: list[str], classes: list[str], present: set[int], data_name: str) -> dict[int, int]:
     """Maps each present index of `names` to its place among the model's classes; refuses ambiguous names."""
     candidates = _candidates(names, classes)
-    if _are_generic(classes) and not all(candidates[label] for label in present):
+    if are_generic(classes) and not all(candidates[label] for label in present):
         raise ValueError(
             f"the labels of {data_name} are names, and the model has no names for its {len(classes)} classes: set id2label in "
             "its config, or make the labels class indices"
@@ -128,7 +128,7 @@ def match_names(names: list[str], classes: list[str], present: set[int], data_na
     return {label: candidates[label][0] for label in sorted(present)}
 
 
-def _are_generic(classes: Sequence[str]) -> bool:
+def are_generic(classes: Sequence[str]) -> bool:
     return all(map(GENERIC_NAME.fullmatch, classes))
 
 

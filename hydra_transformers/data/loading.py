@@ -15,6 +15,7 @@ from ..models.pipeline_hydra import image_mode, read_image
 from ..models.pipeline_hydra_text import most_tokens
 from .columns import PLURALS, check_none_is_missing, find_columns, find_label_column, without_missing_columns
 from .labels import Labels, match_names, model_classes
+from .multi_hot import LabelLists
 from .prediction import config_of
 from .processors import load_processor
 from .rows import FEW_ROWS, DataSource, load_rows
@@ -30,7 +31,8 @@ class PreparedData(torch.utils.data.Dataset):
     kind: "image", "text" or "audio"
     columns: the one that is read, or two of text pairs
     label: the column of labels; None without labels
-    labels: of all rows, as the model's class indices; None where they are read row by row
+    labels: of all rows, as the model's class indices, or for a model of several labels a 0. or 1. for each; None where they
+        are read row by row
     class_names: the data's own classes, in order; None where they have no names
     split: the one that was read; None without splits
     notes: sentences about what was found and chosen
@@ -179,7 +181,7 @@ def check_has_variety(data: PreparedData, name: str, purpose: str, by_classes: b
     """Refuses a single row, and with `by_classes` rows of one class. purpose: such as "to learn" """
     if len(data) < 2:
         raise ValueError(f"{name} gives 1 row, too few {purpose}: read more of it")
-    if by_classes and len(set(data.labels)) < 2:
+    if by_classes and len(set(map(str, data.labels))) < 2:
         raise ValueError(
             f"all {len(data):,} rows of {name} have the same label, so there is nothing {purpose}: where the rows are "
             "sorted by class, read all of them, or draw some with limit= (--limit)"
@@ -283,7 +285,8 @@ def _add_labels(found: PreparedData, source: DataSource, config: PreTrainedConfi
         if is_required or source.label is not None:
             raise
         return
-    labels = Labels(found.rows, column, source)
+    has_lists = getattr(config, "problem_type", None) == "multi_label_classification"
+    labels = (LabelLists if has_lists else Labels)(found.rows, column, source)
     found.label, found.class_names = column, labels.names
     is_zero_shot = config is not None and config.model_type in auto.HEADS and auto.is_zero_shot(config)
     found.model_classes = None if config is None or is_zero_shot else model_classes(config)
@@ -294,6 +297,8 @@ def _add_labels(found: PreparedData, source: DataSource, config: PreTrainedConfi
             raise ValueError(f"column {column!r} of {source.name} has no class names, which the prompts are made of")
         found.labels = labels.checked(labels.indices(), len(labels.names))
         note = f"{len(labels.names)} classes named by the data"
+    elif has_lists:
+        found.labels, note = labels.multi_hot(found.model_classes)
     elif config is None or num_labels == 1 or config.problem_type not in (None, "single_label_classification"):
         if labels.are_texts:
             found._class_index(next(filter(None, labels.values)), 0)  # refuses names without a model

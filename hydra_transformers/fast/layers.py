@@ -4,7 +4,6 @@ At small batches calling modules and launching kernels takes longer than computi
 The fast way
 
 - adds each branch onto the residual sum inside of its last product;
-- where launches decide, runs in inference mode, which takes a tenth off every call, and copies only the result out of it;
 - runs members with different numbers of heads side by side: on a GPU, unless rows are many, heads of zeros fill up those
   that keep fewer. Otherwise one member runs after the other, which copies nothing between them;
 - takes norms of large batches in one pass (`kernels`).
@@ -17,7 +16,6 @@ States are (members or 1, rows, hidden) here; a row is a token of the batch.
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -228,24 +226,20 @@ def fast_layers(
     is_causal = kwargs.get("is_causal") or False
     batch = Batch(size, tokens, attention_mask, is_causal, few, few and launches_take_longest(states))
     parts = [fast_layer(layer) for layer in layers]
-    # A layer that is called may keep what it is given: that has to be of the caller's mode.
-    in_inference_mode = batch.is_launch_bound and None not in parts and not torch.is_inference_mode_enabled()
-    with torch.inference_mode() if in_inference_mode else nullcontext():
-        if zeros_cost_little(states):
-            parts = FilledUp(parts, LAYERS_TO_FILL_UP if batch.is_launch_bound else 1)
-        for index, layer in enumerate(layers):
-            part, only_first = parts[index], first_token_only and index == len(layers) - 1
-            if part is None:
-                states = states.view(-1, batch.size, batch.tokens, hidden)
-                states = layer(states, attention_mask, only_first, **kwargs)
-                batch = batch._replace(size=states.shape[1], tokens=states.shape[2])
-                states = states.flatten(1, 2)
-                continue
-            is_large = is_worth_a_kernel(states, len(part.widths) * states.shape[1] * hidden)
-            if (is_large, only_first) != (batch.is_large, batch.first_token_only):
-                batch = batch._replace(is_large=is_large, first_token_only=only_first)
-            states = (norm_first_layer if layer.norm_first else norm_last_layer)(part, states, batch)
-    states = states.clone() if in_inference_mode else states
+    if zeros_cost_little(states):
+        parts = FilledUp(parts, LAYERS_TO_FILL_UP if batch.is_launch_bound else 1)
+    for index, layer in enumerate(layers):
+        part, only_first = parts[index], first_token_only and index == len(layers) - 1
+        if part is None:
+            states = states.view(-1, batch.size, batch.tokens, hidden)
+            states = layer(states, attention_mask, only_first, **kwargs)
+            batch = batch._replace(size=states.shape[1], tokens=states.shape[2])
+            states = states.flatten(1, 2)
+            continue
+        is_large = is_worth_a_kernel(states, len(part.widths) * states.shape[1] * hidden)
+        if (is_large, only_first) != (batch.is_large, batch.first_token_only):
+            batch = batch._replace(is_large=is_large, first_token_only=only_first)
+        states = (norm_first_layer if layer.norm_first else norm_last_layer)(part, states, batch)
     return states.view(states.shape[0], batch.size, -1, hidden)
 
 

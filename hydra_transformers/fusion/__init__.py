@@ -30,7 +30,7 @@ from .structure import (
     tower_configs,
     without_weights,
 )
-from .trunk import resolve_trunk
+from .trunk import check_trunk_layers, resolve_trunk, trunk_depth
 
 
 def from_backbone(
@@ -126,6 +126,7 @@ __all__ = [
     "attention_names",
     "backbone_names",
     "check_can_be_fused",
+    "check_trunk_layers",
     "config_in_backbone",
     "dense_outline",
     "encoder_config",
@@ -145,6 +146,7 @@ __all__ = [
     "slots",
     "to_transformers",
     "tower_configs",
+    "trunk_depth",
     "with_linear_layers",
     "without_neurons",
     "without_weights",

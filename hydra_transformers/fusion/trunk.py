@@ -1,9 +1,36 @@
 """The trunk: leading layers that all members share, attention included, and that run once."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 
 from ..models.configuration_hydra import SHARED_PARTS, TrunkLayers
 from .structure import Member, attention_names, have_equal_tensors, outline, tower_configs
+
+
+def trunk_depth(trunk_layers: int | float, layers: int) -> int:
+    """How many of `layers` layers a trunk has: a count is taken as it is, a share is rounded down.
+
+    Rounded down, a share never merges all layers, and members always have something of their own.
+
+    >>> trunk_depth(0.75, 12), trunk_depth(0.75, 6), trunk_depth(9, 12)
+    (9, 4, 9)
+    """
+    check_trunk_layers(trunk_layers)
+    if isinstance(trunk_layers, float):
+        return int(round(trunk_layers * layers, 6))  # 0.29 * 100 is 28.999999999999996
+    return int(trunk_layers)
+
+
+def check_trunk_layers(trunk_layers: int | float) -> None:
+    """Refuses all but whole numbers and shares."""
+    if isinstance(trunk_layers, float) and not 0 <= trunk_layers < 1:
+        raise ValueError(
+            f"trunk_layers is {trunk_layers}: pass a share of the layers below 1, such as 0.75, or a whole number of layers"
+        )
+    if isinstance(trunk_layers, bool) or not isinstance(trunk_layers, (Integral, float)):
+        raise TypeError(
+            f"trunk_layers is {trunk_layers!r}: pass a whole number of layers, or a share of them such as 0.75"
+        )
 
 
 def resolve_trunk(
@@ -11,15 +38,15 @@ def resolve_trunk(
 ) -> dict[str, int]:
     """By tower, how many leading layers members share: what `trunk_layers` says, or where it is None as many as are equal."""
     towers = list(tower_configs(members[0].config))
-    given = trunk_layers if isinstance(trunk_layers, Mapping) else dict.fromkeys(towers, trunk_layers)
-    for tower, count in given.items():
+    given = dict(trunk_layers) if isinstance(trunk_layers, Mapping) else dict.fromkeys(towers, trunk_layers)
+    for tower, number in given.items():
         if tower not in towers:
             by_tower = f", or {{{towers[0]!r}: ..., {towers[1]!r}: ...}}" if len(towers) > 1 else ""
             raise ValueError(f"trunk_layers names {tower!r}: pass a number{by_tower}")
-        if count is not None and type(count) is not int:
-            raise TypeError(f"trunk_layers is {trunk_layers!r}: pass a number of layers, or None to find equal ones")
-        if count:
-            _check_same_heads(members, tower, count)
+        if number is not None:
+            given[tower] = trunk_depth(number, tower_configs(members[0].config)[tower].num_hidden_layers)
+        if given[tower]:
+            _check_same_heads(members, tower, given[tower])
     depths = dict.fromkeys(towers, 0)
     if len(members) > 1 and set(SHARED_PARTS) <= set(shared) and any(given.get(tower) is None for tower in towers):
         depths = equal_layers(cls, members)

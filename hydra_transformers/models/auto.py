@@ -21,6 +21,7 @@ from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers, task_of
 from .configuration_hydra_ast import HydraASTConfig
 from .configuration_hydra_bert import HydraBertConfig
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
+from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
 from .configuration_hydra_deit import HydraDeiTConfig
 from .configuration_hydra_dinov2 import HydraDinov2Config
 from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
@@ -42,6 +43,7 @@ from .modeling_hydra_clip import (
     HydraCLIPTextModel,
     HydraCLIPVisionModel,
 )
+from .modeling_hydra_deberta_v2 import HydraDebertaV2ForSequenceClassification, HydraDebertaV2Model
 from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
 from .modeling_hydra_dinov2 import HydraDinov2ForImageClassification, HydraDinov2Model
 from .modeling_hydra_dinov2_with_registers import (
@@ -148,8 +150,9 @@ class AutoHydra:
             loaded. All of one architecture, for the same classes
         shared: the parts that become the mean over the members, of "embeddings", "layernorm" and "mlp"; with `()` nothing
             is merged and the Hydra is exactly the ensemble of the members
-        trunk_layers: how many leading layers become the mean over the members, attention too, and run once; by default as
-            many as are equal, which changes no answer. For CLIP of both towers, or `{"vision": 6, "text": 0}`
+        trunk_layers: how many leading layers become the mean over the members, attention too, and run once: a count, or
+            a share below 1, rounded down (0.75 of 12 layers are 9). By default as many as are equal, which changes no
+            answer. For CLIP of both towers, or `{"vision": 6, "text": 0}`
         allow_equal: take members that are one and the same model (or a single one), to be trained apart for example
         check: as for `from_backbone`; also warn of members that hardly differ
         """
@@ -366,6 +369,9 @@ __all__ = [
     "HydraCLIPTextModel",
     "HydraCLIPVisionConfig",
     "HydraCLIPVisionModel",
+    "HydraDebertaV2Config",
+    "HydraDebertaV2ForSequenceClassification",
+    "HydraDebertaV2Model",
     "HydraDeiTConfig",
     "HydraDeiTForImageClassification",
     "HydraDeiTModel",

@@ -58,7 +58,7 @@ def extract_circuit(
     score: str = "msp",
     class_prompts: Prompts | None = None,
     towers: Towers | None = None,
-    trunk_layers: int = 0,
+    trunk_layers: int | float = 0,
     mode: str = "exact",
     shortlist: int | None = None,
     check_every: int = 8,
@@ -92,8 +92,8 @@ def extract_circuit(
             refused: every candidate would need a fit of its own.
         class_prompts: for CLIP and SigLIP, the tokenizer's output with one row per class.
         towers: for CLIP and SigLIP, the towers whose heads compete: both, or ("vision",) or ("text",).
-        trunk_layers: how many first layers (of each tower) keep all their heads; only heads of later layers compete. Members that
-            have these layers in common run them once when they are fused.
+        trunk_layers: how many first layers (of each tower) keep all their heads, or which share of the layers; only heads of
+            later layers compete. Members that have these layers in common run them once when they are fused.
         mode: "exact" evaluates every remaining head at every removal. "shortlist" does so at every `check_every`-th removal
             only; in between it evaluates the `shortlist` heads that cost the score least when last evaluated.
             `Circuit.checks` says how often the short list held the exact choice.
@@ -138,7 +138,7 @@ class GreedySearch:
         score: str = "msp",
         class_prompts: Prompts | None = None,
         towers: Towers | None = None,
-        trunk_layers: int = 0,
+        trunk_layers: int | float = 0,
         mode: str = "exact",
         shortlist: int | None = None,
         check_every: int = 8,

@@ -12,7 +12,7 @@ from numbers import Integral
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..fusion import attention_names, encoder_config, tower_configs, without_neurons
+from ..fusion import attention_names, encoder_config, tower_configs, trunk_depth, without_neurons
 from ..models.auto import AutoHydra, hydra_class
 
 
@@ -50,15 +50,16 @@ def check_count(number: int, name: str, least: int, most: int, why: str) -> None
         raise ValueError(f"{name} is {number}: {why}, so pass {least} to {most}")
 
 
-def heads_of(model: PreTrainedModel, towers: Towers | None = None, trunk_layers: int = 0) -> list[Head]:
-    """The heads of a one-member Hydra in order, without those of the first `trunk_layers` layers; for CLIP those of `towers`."""
+def heads_of(model: PreTrainedModel, towers: Towers | None = None, trunk_layers: int | float = 0) -> list[Head]:
+    """The heads of a one-member Hydra in order, without those of the trunk; for CLIP those of `towers`."""
     configs = {tower: tower_configs(model.config)[tower] for tower in chosen_towers(model, towers)}
     layers = min(config.num_hidden_layers for config in configs.values())
-    check_count(
-        trunk_layers, "trunk_layers", 0, layers - 1, f"there are {layers} layers, and some must be left to prune"
-    )
+    depths = {tower: trunk_depth(trunk_layers, config.num_hidden_layers) for tower, config in configs.items()}
+    if not isinstance(trunk_layers, float):
+        why = f"there are {layers} layers, and some must be left to prune"
+        check_count(trunk_layers, "trunk_layers", 0, layers - 1, why)
     kept = {tower: config.kept_heads for tower, config in configs.items()}
-    return [head for head in heads_in(kept) if head[-2] >= trunk_layers]
+    return [head for head in heads_in(kept) if head[-2] >= depths[tower_and_place(head)[0]]]
 
 
 def heads_in(kept_heads: list | Mapping[str, list], member: int = 0) -> list[Head]:

@@ -12,7 +12,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..data.batches import collate
-from ..fusion import saved_tower_configs
+from ..fusion import saved_tower_configs, trunk_depth
 from .extraction import extract_circuit
 from .heads import Prompts
 from .members import draw_members
@@ -39,7 +39,7 @@ class MemberPlan:
         objectives: of circuits, one member each; with a single one, members are sampled from its ranking. By default all three
             with out-of-distribution data ("avg" for several models), otherwise "acc".
         out_of: with a single objective and model, how many heads of the ranking to sample from; by default twice the budget.
-        trunk_layers: how many first layers keep all heads.
+        trunk_layers: how many first layers keep all heads, or which share of the layers.
         mode, score: as for `extract_circuit`.
         seed, allow_equal: as for `draw_members`.
     """
@@ -52,7 +52,7 @@ class MemberPlan:
     heads_per_layer: int | None = None
     objectives: Sequence[str] | None = None
     out_of: int | None = None
-    trunk_layers: int = 0
+    trunk_layers: int | float = 0
     mode: str = "exact"
     score: str = "msp"
     seed: int = 0
@@ -121,7 +121,7 @@ class MemberPlan:
         if getattr(config, "num_members", 1) > 1:
             raise ValueError(f"{name} is a Hydra of {config.num_members} members: pass the backbone, or one member")
         layers = min(each.num_hidden_layers for each in saved_tower_configs(config).values())
-        if self.trunk_layers >= layers:
+        if trunk_depth(self.trunk_layers, layers) >= layers:
             raise ValueError(
                 f"trunk_layers is {self.trunk_layers}, {name} has {layers} layers: pass 0 to {layers - 1}, or there is nothing to prune"
             )
@@ -205,7 +205,8 @@ class MemberPlan:
         """After the trunk; of two towers in the vision tower, which Taylor pruning prunes."""
         tower = next(iter(saved_tower_configs(config).values()))
         if hasattr(tower, "kept_heads"):
-            return max(len(layer[0]) for layer in tower.kept_heads[self.trunk_layers :])
+            depth = trunk_depth(self.trunk_layers, tower.num_hidden_layers)
+            return max(len(layer[0]) for layer in tower.kept_heads[depth:])
         return tower.num_attention_heads
 
     def _most_lost(self, config: PreTrainedConfig) -> int:
@@ -224,9 +225,13 @@ class MemberPlan:
         return self.out_of or max(budget, min(enough, num_heads(config, self.trunk_layers) - 1))
 
 
-def num_heads(config: PreTrainedConfig, trunk_layers: int = 0) -> int:
-    """How many heads a backbone or a member has, in all towers, without the first `trunk_layers` layers."""
-    towers = saved_tower_configs(config).values()
-    if all(hasattr(config, "kept_heads") for config in towers):
-        return sum(len(layer[0]) for config in towers for layer in config.kept_heads[trunk_layers:])
-    return sum((config.num_hidden_layers - trunk_layers) * config.num_attention_heads for config in towers)
+def num_heads(config: PreTrainedConfig, trunk_layers: int | float = 0) -> int:
+    """How many heads a backbone or a member has, in all towers, without those of the trunk."""
+    total = 0
+    for tower in saved_tower_configs(config).values():
+        depth = trunk_depth(trunk_layers, tower.num_hidden_layers)
+        if hasattr(tower, "kept_heads"):
+            total += sum(len(layer[0]) for layer in tower.kept_heads[depth:])
+        else:
+            total += (tower.num_hidden_layers - depth) * tower.num_attention_heads
+    return total

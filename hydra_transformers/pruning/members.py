@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from ..data.batches import batches
 from ..data.fingerprints import fingerprint_of_weights
 from ..data.prediction import classes_of
-from ..fusion import check_can_be_fused
+from ..fusion import check_can_be_fused, tower_configs, trunk_depth
 from .circuits import Circuit
 from .heads import Prompts, as_heads_to_prune, check_count, prune_heads, tower_and_place
 from .taylor import taylor_prune
@@ -41,7 +41,7 @@ def draw_members(
     num_members: int | None = None,
     seed: int = 0,
     class_prompts: Prompts | None = None,
-    trunk_layers: int = 0,
+    trunk_layers: int | float = 0,
     allow_equal: bool = False,
 ) -> list[PreTrainedModel]:
     """Different one-member Hydras, ready for `from_pruned_members` or for fine-tuning one by one.
@@ -59,8 +59,8 @@ def draw_members(
       random half of every calibration batch. CLIP also needs `class_prompts`; its vision tower is pruned.
     - several backbones and nothing else: each as it is, nothing pruned.
 
-    The first `trunk_layers` layers keep all their heads, so that fused members can run them once; extract circuits with the
-    same `trunk_layers`.
+    The first `trunk_layers` layers (a count, or a share such as 0.75) keep all their heads, so that fused members can run them
+    once; extract circuits with the same `trunk_layers`.
 
     Of one backbone, three members are drawn unless `num_members` says otherwise, member m with the seed `seed + m`. The
     backbones stay as they are. Members with equal heads and weights are refused, as an ensemble of them is one model: try
@@ -93,12 +93,12 @@ def draw_members(
             _check_circuit(f"circuits[{place}]", each, weights[place])
             own_budget = each.largest_budget(tolerance or 0.0) if budget == "best" else budget
             head_sets.append(each.heads_to_prune(own_budget))
-            _check_trunk(f"circuits[{place}]", each, own_budget, trunk_layers)
+            _check_trunk(f"circuits[{place}]", each, own_budget, trunk_layers, whole[0])
     elif source == "circuit":
         _check_circuit("circuit", circuit, fingerprint_of_weights(whole[0]))
         for place in range(len(backbones)):
             head_sets.append(sample_heads(circuit, budget, out_of, seed + place, taken=head_sets))
-        _check_trunk("circuit", circuit, out_of, trunk_layers)
+        _check_trunk("circuit", circuit, out_of, trunk_layers, whole[0])
     elif source == "data":
         calibration = list(batches(data, classes=classes_of(backbones[0])))
         settings = {"heads_per_layer": heads_per_layer, "class_prompts": class_prompts, "trunk_layers": trunk_layers}
@@ -203,11 +203,18 @@ def _check_circuit(name: str, circuit: Any, weights: str) -> None:
         )
 
 
-def _check_trunk(name: str, circuit: Circuit, first: int | None, trunk_layers: int) -> None:
-    """Refuses a circuit whose `first` heads (None: all) are partly in the trunk."""
-    lost = next((head for head in circuit.ranking[:first] if tower_and_place(head)[1] < trunk_layers), None)
+def _check_trunk(
+    name: str, circuit: Circuit, first: int | None, trunk_layers: int | float, hydra: PreTrainedModel
+) -> None:
+    """Refuses a circuit of `hydra` whose `first` heads (None: all) are partly in the trunk."""
+    depths = {
+        tower: trunk_depth(trunk_layers, config.num_hidden_layers)
+        for tower, config in tower_configs(hydra.config).items()
+    }
+    places = [(head, *tower_and_place(head)) for head in circuit.ranking[:first]]
+    lost = next(((head, depths[tower]) for head, tower, layer, _ in places if layer < depths.get(tower, 0)), None)
     if lost is not None:
         raise ValueError(
-            f"{name} ranks head {lost}, which is in the first {trunk_layers} layers (trunk_layers): extract it with "
+            f"{name} ranks head {lost[0]}, which is in the first {lost[1]} layers (trunk_layers): extract it with "
             f"extract_circuit(..., trunk_layers={trunk_layers})"
         )

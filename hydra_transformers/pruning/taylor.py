@@ -61,7 +61,7 @@ def taylor_prune(
     scope: str = "layer",
     class_prompts: Prompts | None = None,
     towers: Towers | None = None,
-    trunk_layers: int = 0,
+    trunk_layers: int | float = 0,
 ) -> TaylorPruning:
     """Chooses the heads with the lowest Taylor scores; `prune_heads(model, pruning.heads_to_prune)` cuts them out.
 
@@ -71,7 +71,7 @@ def taylor_prune(
         scope: "layer" prunes one layer after the other, with new scores for each. "global" ranks the heads of all layers
             together, once, and prunes as many as "layer" would; layers then keep `heads_per_layer` heads on average, and one
             may lose all of its heads.
-        trunk_layers: how many first layers keep all their heads, for members that have them in common.
+        trunk_layers: how many first layers keep all their heads, for members that have them in common; or which share.
 
     Ties go to the lower layer and head. A layer with `heads_per_layer` heads or fewer loses none.
     """

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..fusion import encoder_config
+from ..fusion import encoder_config, trunk_depth
 from ..models.auto import AutoHydra
 from ..models.configuration_hydra import SHARED_PARTS
 
@@ -160,7 +160,7 @@ def near_front(candidate: Candidate, candidates: Sequence[Candidate], points: fl
 
 def trunk_depths(layers: int, equal: int = 0) -> list[int]:
     """How many first layers to merge: as many as are equal already, and a quarter, a half and three quarters."""
-    return sorted({equal, *(depth for share in TRUNKS if (depth := int(share * layers)) > equal)})
+    return sorted({equal, *(depth for share in TRUNKS if (depth := trunk_depth(share, layers)) > equal)})
 
 
 def heads_behind(config: PreTrainedConfig, trunk_layers: int) -> int:

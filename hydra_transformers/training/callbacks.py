@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 from transformers.utils import logging
 
 from .._io.progress import progress_bar
-from ..fusion import encoder_config, tower_configs
+from ..fusion import check_trunk_layers, encoder_config, tower_configs, trunk_depth
 from ..fusion.structure import is_a
 from ..models.modeling_hydra import Grouped
 from .parameter_groups import PARTS, Place, ids_of_classifier, is_baseline, layer_dropouts, places, without_effect
@@ -36,8 +36,8 @@ class PostPruningCallback(TrainerCallback):
             that follows the encoder (the classifier, BERT's pooler, CLIP's projections and logit scale).
         last_n_layers: of attention, MLPs and LayerNorms, train those of the last n layers only (of each tower); LayerNorms
             behind the last layer count as part of it.
-        trunk_layers: do not train the first n layers (of each tower), nor anything before them. Members of one model then
-            share them, and run them once when they are fused.
+        trunk_layers: do not train the first n layers (of each tower), or this share of them, nor anything before them.
+            Members of one model then share them, and run them once when they are fused.
         reset_classifier: set the classifier's weight and bias to zero before training; the pooler stays.
         dropout: the probability of the dropouts inside each layer, on the outputs of attention and MLP, in this
             training; the config, and with it a saved model, keeps its own.
@@ -55,7 +55,7 @@ class PostPruningCallback(TrainerCallback):
         reset_classifier: bool = False,
         dropout: float | None = None,
         classifier_factor: float = 1.0,
-        trunk_layers: int = 0,
+        trunk_layers: int | float = 0,
     ):
         trainable = (trainable,) if isinstance(trainable, str) else tuple(trainable)
         unknown = [part for part in trainable if part not in PARTS]
@@ -63,6 +63,7 @@ class PostPruningCallback(TrainerCallback):
             raise ValueError(f"trainable has {unknown or 'no part'}: choose from {', '.join(PARTS)}")
         if last_n_layers is not None and last_n_layers < 1:
             raise ValueError(f"last_n_layers is {last_n_layers}: pass at least 1, or None for all layers")
+        check_trunk_layers(trunk_layers)
         if trunk_layers < 0:
             raise ValueError(f"trunk_layers is {trunk_layers}: pass 0 or more")
         if dropout is not None and not 0 <= dropout < 1:
@@ -78,11 +79,12 @@ class PostPruningCallback(TrainerCallback):
         idle = without_effect(model)
         if is_baseline(model):  # what it freezes stays frozen
             idle |= {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-        return {name: name not in idle and self._trains_at(place) for name, place in places(model).items()}
+        trunk = trunk_depth(self.trunk_layers, _fewest_layers(model)) if self.trunk_layers else 0
+        return {name: name not in idle and self._trains_at(place, trunk) for name, place in places(model).items()}
 
-    def _trains_at(self, place: Place) -> bool:
+    def _trains_at(self, place: Place, trunk: int) -> bool:
         is_deep_enough = place.part not in PARTS_OF_LAYERS or place.layers_to_end <= (self.last_n_layers or math.inf)
-        is_behind_trunk = place.layers_before >= (self.trunk_layers or -math.inf)
+        is_behind_trunk = place.layers_before >= (trunk or -math.inf)
         return place.part in self.trainable and is_deep_enough and is_behind_trunk
 
     def on_init_end(self, args, state, control, model: nn.Module | None = None, **kwargs):
@@ -103,7 +105,7 @@ class PostPruningCallback(TrainerCallback):
                 f"trunk_layers is {self.trunk_layers}, but which layers of a model with adapters train is PEFT's choice: pass "
                 "0, or members without adapters"
             )
-        layers = min(config.num_hidden_layers for config in tower_configs(encoder_config(model)).values())
+        layers = _fewest_layers(model)
         if self.trunk_layers > layers:
             raise ValueError(f"trunk_layers is {self.trunk_layers}: {type(model).__name__} has {layers} layers")
 
@@ -159,6 +161,10 @@ def describe_trained(model: nn.Module) -> str:
     total = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     return f"training {trained:,} of {total:,} parameters"
+
+
+def _fewest_layers(model: nn.Module) -> int:
+    return min(config.num_hidden_layers for config in tower_configs(encoder_config(model)).values())
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from ..models.auto import HYDRA_CLASSES, AutoHydra
 # By the names of a Hydra's parameters; the first pattern that matches decides. BERT's LayerNorm of the embeddings is part of
 # them, the LayerNorms of a head are part of the classifier, and so is everything else outside the layers.
 PART_PATTERNS = {
-    "embeddings": r"(^|\.)(embeddings|relative_attention_bias)\.",
+    "embeddings": r"(^|\.)(embeddings|distance_embeddings|relative_attention_bias)\.",
     "attention": r"(^|\.)layers\.\d+\.attention\.",
     "mlp": r"(^|\.)layers\.\d+\.mlp\.",
     "layernorm": r"^(?!classifier\.|(.*\.)?head\.).*norm(\.|$)",

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import EarlyStoppingCallback, PreTrainedConfig, TrainerCallback, TrainingArguments
 
+from ..fusion import check_trunk_layers
 from ..models.auto import AUTO_CLASSES, CLASSIFIERS, auto_class_of
 from .callbacks import KeepZerosCallback, PostPruningCallback
 from .losses import EnsembleLoss
@@ -70,8 +71,9 @@ class Recipe:
         "the parts that train", default=("attention", "mlp", "layernorm", "classifier")
     )
     last_n_layers: int | None = _setting("train the last n layers only; None for all", default=None)
-    trunk_layers: int = _setting(
-        "leading layers that do not train, nor anything before them: fused members run them once", default=0
+    trunk_layers: int | float = _setting(
+        "leading layers, or the share of them, that do not train, nor anything before them: fused members run them once",
+        default=0,
     )
     reset_classifier: bool = _setting("start from a classifier of zeros", default=False)
     keep_zeros: bool = _setting("keep weights at zero that are zero at the start, as after `oba_prune`", default=False)
@@ -99,7 +101,8 @@ class Recipe:
                 "keep_zeros would keep the zeros that reset_classifier starts from, and the classifier would never train: pass "
                 "one of them"
             )
-        if type(self.trunk_layers) is not int or self.trunk_layers < 0:
+        check_trunk_layers(self.trunk_layers)
+        if self.trunk_layers < 0:
             raise ValueError(f"trunk_layers is {self.trunk_layers}: pass a number of layers, 0 or more")
         for name in NOT_NEGATIVE:
             value = getattr(self, name)

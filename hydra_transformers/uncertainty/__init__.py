@@ -13,8 +13,11 @@ from .decomposition import Decomposition, decompose, predict_uncertainty
 from .detectors import OOD_SCORES, Detector, detector_by_name, ood_score
 from .features import AnswerReader, collect_answers
 from .metrics import classification_metrics, diversity_metrics, ood_metrics
+from .multi_label import LabelSets, multi_label_metrics
 from .raw_inputs import predict_decisions
+from .regression import NumberPrediction, regression_metrics
 from .streaming import StreamingComputeMetrics, UncertaintyAccumulator, compute_metrics
+from .task_calibration import TaskCalibration
 from .temperature import TemperatureScaling
 
 
@@ -27,7 +30,10 @@ __all__ = [
     "ConformalSets",
     "Decomposition",
     "Detector",
+    "LabelSets",
+    "NumberPrediction",
     "StreamingComputeMetrics",
+    "TaskCalibration",
     "TemperatureScaling",
     "UncertaintyAccumulator",
     "calibrate",
@@ -37,14 +43,16 @@ __all__ = [
     "decompose",
     "detector_by_name",
     "diversity_metrics",
+    "multi_label_metrics",
     "ood_metrics",
     "ood_score",
     "predict_decisions",
     "predict_uncertainty",
+    "regression_metrics",
 ]
 
 # Public names of this package that are defined in `reports`, one floor up.
-_REPORTS = ("FusionReport", "ModelResult", "UncertaintyReport", "evaluate_uncertainty", "fusion_report")
+_REPORTS = ("FusionReport", "ModelResult", "TaskReport", "UncertaintyReport", "evaluate_uncertainty", "fusion_report")
 
 
 def __getattr__(name: str) -> Any:

@@ -57,6 +57,28 @@ def as_labels(labels: Any, rows: int, classes: int) -> Tensor:
     return labels.long()
 
 
+def as_multi_hot(labels: Any, rows: int, num_labels: int) -> Tensor:
+    """Labels (batch, labels), 1 where a row has the label and 0 where not, as booleans."""
+    labels = as_tensor(labels)
+    if labels.dim() != 2:
+        raise ValueError(
+            f"labels has shape {tuple(labels.shape)}: a model of several labels takes a 0 or 1 for each of its {num_labels} "
+            "labels, shape (batch, labels), not one class index per row"
+        )
+    if tuple(labels.shape) != (rows, num_labels):
+        raise ValueError(
+            f"labels has shape {tuple(labels.shape)}, the logits are of {rows} rows and {num_labels} labels: pass a 0 or 1 for "
+            "each"
+        )
+    odd = (labels != 0) & (labels != 1)
+    if odd.any():
+        row, label = odd.nonzero()[0].tolist()
+        raise ValueError(
+            f"labels[{row}, {label}] is {labels[row, label].item()}: pass 1 where a row has the label, else 0"
+        )
+    return labels.bool()
+
+
 def as_scores(scores: Any, name: str) -> Tensor:
     """Per-sample scores (samples,) as float64 on the CPU; not empty and free of NaN."""
     scores = as_tensor(scores).detach().cpu().double()
@@ -100,3 +122,9 @@ def wide_log_sigmoid(member_logits: Tensor) -> Tensor:
     check_predictions(member_logits, multi_label=True)
     wide = widened(member_logits)
     return torch.nn.functional.logsigmoid(torch.stack([-wide, wide], dim=-1))
+
+
+def as_two_classes(member_logits: Tensor) -> Tensor:
+    """Each label of each row as a row with the classes no and yes: (batch, members, labels) -> (batch * labels, members, 2)"""
+    yes = member_logits.transpose(1, 2).flatten(0, 1)
+    return torch.stack([torch.zeros_like(yes), yes], dim=-1)

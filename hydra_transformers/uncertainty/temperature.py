@@ -15,7 +15,16 @@ from .._io.files import parse_json, write_atomically
 from ..data.prediction import accepted_inputs, answer_of, device_of, member_logits_of
 from ..models.detection import log_mean
 from ..models.modeling_hydra import HydraClassifierOutput
-from .inputs import as_labels, as_member_logits, check_predictions, wide_log_softmax, widened
+from .inputs import (
+    as_labels,
+    as_member_logits,
+    as_multi_hot,
+    as_tensor,
+    as_two_classes,
+    check_predictions,
+    wide_log_softmax,
+    widened,
+)
 from .saving import saved_in
 
 
@@ -51,12 +60,16 @@ class TemperatureScaling:
 
         Args:
             member_logits: validation logits, (samples, members, classes).
-            labels: (samples,).
+            labels: (samples,); of a model of several labels (samples, labels), 0 or 1, and each is a choice of yes or no.
             per_member: `False` finds one temperature T for the ensemble, minimising `-log 1/M Σ_m softmax(z_m / T)`;
                 `True` finds one per member, each minimising that member's own `-log softmax(z_m / T_m)`.
 
         The search is deterministic and in float64: a grid over log T from 0.01 to 100, then a golden section.
         """
+        if as_tensor(labels).dim() == 2:
+            member_logits = as_member_logits(member_logits, least_classes=1)
+            labels = as_multi_hot(labels, len(member_logits), member_logits.shape[-1]).long().flatten()
+            member_logits = as_two_classes(member_logits)
         member_logits = as_member_logits(member_logits).detach()
         labels = as_labels(labels, len(member_logits), member_logits.shape[-1]).to(member_logits.device)
         if len(labels) == 0:

@@ -57,6 +57,27 @@ def test_whatever_is_measured_was_loaded(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_merged_trunk_is_measured_compiled_too_and_a_limit_ends_it(tmp_path, monkeypatch, capsys):
+    compiled, ahead = [], []
+    monkeypatch.setattr(torch, "compile", lambda model, mode, **_: compiled.append(mode) or model)
+    monkeypatch.setattr(
+        inference_cost, "compile_ahead", lambda args, folder: ahead.append(len(list(folder.glob("*/*"))))
+    )
+    modes = ["--families", "vit", "--modes", "reduce-overhead", "eager", "compiled", "--compile-ahead"]
+    methods = ["--methods", inference_cost.THREE_QUARTERS, "--limit", "600", "--output", str(tmp_path)]
+    call(inference_cost, monkeypatch, *modes, *methods)
+    rows = json.loads((tmp_path / "inference_cost.json").read_text())["rows"]
+    assert [row["mode"] for row in rows[::2]] == ["eager", "reduce-overhead", "compiled"]
+    assert {row["method"] for row in rows[1::2]} == {inference_cost.THREE_QUARTERS}
+    assert compiled == ["reduce-overhead"] * 2 + ["default"] * 2
+    assert ahead == [2], "once, when both models lie there"
+    assert rows[0]["multiply_adds"] < rows[1]["multiply_adds"] < 2 * rows[0]["multiply_adds"]
+    monkeypatch.setattr(inference_cost.time, "perf_counter", iter(range(0, 10_000, 700)).__next__)
+    call(inference_cost, monkeypatch, *modes, *methods)
+    assert "600 seconds are over: vit float32 batch 2 eager is left out" in capsys.readouterr().out
+
+
+@pytest.mark.slow
 def test_a_method_that_does_not_run_is_told_of_after_all_others_ran(tmp_path, monkeypatch):
     load = inference_cost.SavedModels.load
 

@@ -373,7 +373,7 @@ def test_build_goes_all_the_way(workplace, tmp_path, capsys):
 @pytest.mark.parametrize("freeze", [False, True], ids=["merged", "frozen"])
 def test_build_with_a_trunk(freeze, workplace, tmp_path, capsys):
     """Frozen, its layers are equal before they are fused; merged, they are not."""
-    trunk = ["--trunk-layers", 1, *(["--freeze-trunk"] if freeze else [])]
+    trunk = ["--trunk-layers", 0.75, *(["--freeze-trunk"] if freeze else [])]
     run(*build_words(workplace, tmp_path / "hydra", "--members", 2, "--objective", "acc", "--budget", 1, *trunk))
     hydra = AutoModelForImageClassification.from_pretrained(tmp_path / "hydra")
     assert hydra.config.trunk_layers == 1 and hydra.config.kept_heads[0] == [[0, 1, 2, 3]] * 2

@@ -111,25 +111,6 @@ def test_where_launches_take_longest_a_layer_attends_once_whatever_its_members_k
 
 
 @torch.no_grad()
-@ONE_FAMILY
-def test_inference_mode_stays_inside_of_the_layers(family, launch_bound, monkeypatch):
-    hydra, modes, norm = family.fused("uniform"), [], fast_inference._norm
-    monkeypatch.setattr(
-        fast_inference, "_norm", lambda *args: modes.append(torch.is_inference_mode_enabled()) or norm(*args)
-    )
-    outputs, run = [], modeling_hydra.run_layers
-    monkeypatch.setattr(
-        modeling_hydra, "run_layers", lambda *args, **kwargs: outputs.append(run(*args, **kwargs)) or outputs[-1]
-    )
-    hydra(**family.inputs())
-    assert modes and all(modes)
-    assert outputs and not any(states.is_inference() for states in outputs)
-    with torch.enable_grad():  # what came out may go into a graph
-        weight = torch.ones((), dtype=outputs[0].dtype, requires_grad=True)
-        (outputs[0] * weight).sum().backward()
-
-
-@torch.no_grad()
 def test_forward_mode_derivatives_go_through_the_modules(fast, launch_bound):
     hydra, inputs = VIT.fused("uniform"), VIT.inputs()
     pixels = inputs["pixel_values"]

@@ -75,7 +75,7 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
 
     def part(name: str) -> str | None:
         lowered = name.lower()
-        if "relative_attention_bias" in lowered:
+        if "relative_attention_bias" in lowered or "encoder.layernorm." in lowered:
             return "embeddings"
         if ".head." in lowered:
             return None  # which each member has for itself

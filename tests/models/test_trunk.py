@@ -12,7 +12,7 @@ from torch import nn
 
 from hydra_transformers import AutoHydra, HydraCLIPConfig, HydraViTConfig
 from hydra_transformers.cost import count_multiply_adds, count_parameters, multiply_adds_of
-from hydra_transformers.fusion import attention_names, slots, tower_configs, without_weights
+from hydra_transformers.fusion import attention_names, slots, tower_configs, trunk_depth, without_weights
 from hydra_transformers.fusion.reading import read_members
 from hydra_transformers.fusion.trunk import equal_layers
 from hydra_transformers.training import lora_config
@@ -199,7 +199,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(family):
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
             if hasattr(module, "attention_dropout"):
-                module.attention_dropout = 0.0
+                module.attention_dropout = module.position_dropout = 0.0
         hydra(**family.inputs()).member_logits.square().sum().backward()
         gradients.append([parameter.grad for parameter in hydra.parameters()])
     assert_close(*gradients)
@@ -289,6 +289,20 @@ def test_merged_layers_are_the_mean_of_the_members(family, shared):
         assert_close(hydra.member(index)(**family.inputs()).member_logits, expected)
 
 
+@torch.no_grad()
+def test_a_share_of_the_layers_is_rounded_down_and_saved_as_a_count(tmp_path):
+    members = [VIT.backbone(seed) for seed in range(2)]
+    found, expected = (AutoHydra.from_pruned_members(members, trunk_layers=each) for each in (0.75, 2))
+    assert torch.equal(found(**VIT.inputs()).member_logits, expected(**VIT.inputs()).member_logits)
+    found.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["trunk_layers"] == 2
+    towers = AutoHydra.from_pruned_members(
+        [CLIP.backbone(seed) for seed in range(2)], trunk_layers={"vision": 0.5, "text": 0.0}
+    ).config
+    assert (towers.vision_config.trunk_layers, towers.text_config.trunk_layers) == (1, 0)
+    assert trunk_depth(0.29, 100) == 29, "not 28, although 0.29 * 100 is below 29"
+
+
 def test_what_cannot_be_one_is_refused():
     members = members_with_trunk(VIT)
     with pytest.raises(
@@ -301,8 +315,14 @@ def test_what_cannot_be_one_is_refused():
     for shared in ((), ("mlp", "layernorm")):
         with pytest.raises(ValueError, match="members enter a trunk as one, so shared has to name 'embeddings'"):
             AutoHydra.from_pruned_members(members, shared=shared, trunk_layers=1)
-    with pytest.raises(TypeError, match=r"trunk_layers is 1\.5: pass a number of layers"):
-        VIT.hydra.from_pruned_members(members, trunk_layers=1.5)
+    for wrong in (1.0, 1.5, -0.5, float("nan")):
+        with pytest.raises(
+            ValueError, match=rf"trunk_layers is {wrong}: pass a share of the layers below 1, such as 0.75"
+        ):
+            VIT.hydra.from_pruned_members(members, trunk_layers=wrong)
+    for wrong in (True, "2"):
+        with pytest.raises(TypeError, match=rf"trunk_layers is {wrong!r}: pass a whole number of layers, or a share"):
+            VIT.hydra.from_pruned_members(members, trunk_layers=wrong)
     with pytest.raises(ValueError, match="trunk_layers names 'vision': pass a number"):
         VIT.hydra.from_pruned_members(members, trunk_layers={"vision": 1})
     with pytest.raises(ValueError, match="in layer 2 of the vision tower"):

@@ -115,8 +115,9 @@ def test_a_trunk_leaves_heads_to_rank(tmp_path):
     model, id_batches, _, _ = family("vit")
     with pytest.raises(ValueError, match=r"trunk_layers is 3: there are 3 layers, .*, so pass 0 to 2"):
         extract(model, id_batches, objective="acc", trunk_layers=3)
-    with pytest.raises(ValueError, match="budget is 3: 3 heads compete, so pass 1 to 2"):
-        extract(model, id_batches, objective="acc", trunk_layers=2)
+    for two_layers in (2, 0.75):
+        with pytest.raises(ValueError, match="budget is 3: 3 heads compete, so pass 1 to 2"):
+            extract(model, id_batches, objective="acc", trunk_layers=two_layers)
     settings = {"objective": "acc", "budget": 1, "checkpoint": tmp_path / "checkpoint.json"}
     extract(model, id_batches, trunk_layers=2, **settings)
     with pytest.raises(ValueError, match=r"with other trunk_layers \(2 there, None here\)"):

@@ -121,14 +121,14 @@ def test_members_behind_a_trunk_are_fused_with_it():
     rows = [{"pixel_values": images(8, 0), "labels": torch.arange(8) % 5}]
     for members in (
         draw_members(vit(), circuits=circuits, budget=1, trunk_layers=2),
-        draw_members(vit(), circuit=circuits[0], budget=1, num_members=3, trunk_layers=2),
+        draw_members(vit(), circuit=circuits[0], budget=1, num_members=3, trunk_layers=0.75),
         draw_members(vit(), data=rows, heads_per_layer=1, trunk_layers=2, allow_equal=True),
     ):
         assert {layer for member in members for layer, _ in pruned_heads(member)} == {2}
         assert HydraViTForImageClassification.from_pruned_members(members, allow_equal=True).config.trunk_layers >= 2
     for arguments in ({"circuits": [circuits[0], circuit_of(RANKING)]}, {"circuit": circuit_of(RANKING)}):
         with pytest.raises(ValueError, match=r"ranks head \(0, 0\), which is in the first 2 layers"):
-            draw_members(vit(), **arguments, budget=1, trunk_layers=2)
+            draw_members(vit(), **arguments, budget=1, trunk_layers=0.75)
 
 
 def test_members_with_the_same_heads_are_refused_unless_asked_for():

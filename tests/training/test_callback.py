@@ -99,6 +99,8 @@ def test_a_trunk_does_not_train_nor_what_comes_before_it(family, form):
     assert frozen == {name for name in found if everything[name] and where[name].layers_to_end > 1}
     assert any("embeddings" in name for name in frozen) and len({name for name in found if found[name]}) > 5
     assert PostPruningCallback(PARTS, trunk_layers=0).trains(model) == everything
+    assert PostPruningCallback(PARTS, trunk_layers=0.3).trains(model) == everything  # of three layers none
+    assert PostPruningCallback(PARTS, trunk_layers=0.75).trains(model) == found
 
 
 def test_the_number_of_trained_parameters_is_logged(tmp_path, caplog, monkeypatch):
@@ -201,6 +203,7 @@ def test_an_optimizer_with_other_parameters_raises(tmp_path):
         ({"trainable": ()}, "trainable has no part"),
         ({"last_n_layers": 0}, "last_n_layers is 0: pass at least 1"),
         ({"trunk_layers": -1}, "trunk_layers is -1: pass 0 or more"),
+        ({"trunk_layers": 1.0}, "trunk_layers is 1.0: pass a share of the layers below 1"),
         ({"dropout": 1.0}, "dropout is 1.0: pass a probability"),
     ],
 )

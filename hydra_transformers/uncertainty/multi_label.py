@@ -1,0 +1,325 @@
+"""Several labels per row: metrics, a threshold per label, and sets that miss at most a promised share of the labels.
+
+Every label is a yes or no of its own. The ensemble's answer is the mean of the members' sigmoids, held as log-odds.
+"""
+
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..models.modeling_hydra import logit_of_mean_probability
+from .abstention import SHIFT, check_share, exact
+from .inputs import as_member_logits, as_multi_hot, check_predictions, widened
+from .metrics import NUM_BINS, exact_mean, expected_calibration_error
+
+
+ROUNDING = 1e-9  # of log-odds
+
+
+def log_odds(member_logits: Any) -> Tensor:
+    """The log-odds of the members' mean probability of each label, (batch, labels) in float64."""
+    member_logits = as_member_logits(member_logits, least_classes=1).detach()
+    check_predictions(member_logits, multi_label=True)
+    return logit_of_mean_probability(widened(member_logits))
+
+
+# Metrics
+
+
+def multi_label_metrics(
+    member_logits: Any, labels: Any, thresholds: Any = None, num_bins: int = NUM_BINS
+) -> dict[str, float]:
+    r"""Ranking, decisions and calibration of the members' mean probability `p̄` of each label.
+
+    With the decisions `ŷ_l = [p̄_l >= t_l]` over n rows and L labels:
+
+        map          mean over the labels of their average precision, Σ_k (recall_k - recall_{k-1}) precision_k over the
+                     distinct p̄_l, highest first; not interpolated
+        f1_micro     2 TP / (2 TP + FP + FN), counted over all labels together
+        f1_macro     mean over the labels of their own F1
+        accuracy     share of the n · L decisions that are right
+        exact_match  share of the rows of which all decisions are right
+        missed       mean over the rows of the share of their labels with ŷ_l = 0; 0 for a row without labels
+        ece          mean over the labels of Σ_b n_b/n |frequency_b - p̄_b| over `num_bins` equal-width bins of p̄_l
+        nll, brier   mean of the binary cross entropy, and of (p̄_l - y_l)², over all n · L decisions
+
+    A label that no row has tells nothing about ranking: `map` and `f1_macro` leave it out, and are NaN where every label is
+    one of these.
+
+    Args:
+        member_logits: (samples, members, labels).
+        labels: (samples, labels), 0 or 1.
+        thresholds: the least p̄_l of a yes, one number or one per label; 0.5 by default.
+        num_bins: bins of the calibration error.
+
+    Example:
+        >>> metrics = multi_label_metrics([[[2.0, -1.0]], [[1.0, 3.0]], [[-2.0, 0.5]]], [[1, 0], [0, 1], [0, 0]])
+        >>> round(metrics["map"], 3), round(metrics["f1_micro"], 3), round(metrics["exact_match"], 3)
+        (1.0, 0.667, 0.333)
+    """
+    logits = log_odds(member_logits)
+    labels = as_multi_hot(labels, *logits.shape).to(logits.device)
+    if len(labels) == 0:
+        raise ValueError("there are no samples: pass at least one")
+    cuts = log_odds_of(thresholds, logits.shape[1])
+    by_label = _metrics_of_labels(logits, labels, cuts, num_bins)
+    known = labels.any(dim=0).cpu()
+    chosen, probabilities = logits >= cuts.to(logits), logits.sigmoid()
+    right, hits = chosen == labels, int((chosen & labels).sum())
+    named = int(chosen.sum()) + int(labels.sum())
+    losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
+    return {
+        "map": exact_mean(by_label["average_precision"][known]) if known.any() else math.nan,
+        "f1_micro": 2 * hits / named if named else math.nan,
+        "f1_macro": exact_mean(by_label["f1"][known]) if known.any() else math.nan,
+        "accuracy": int(right.sum()) / right.numel(),
+        "exact_match": int(right.all(dim=1).sum()) / len(right),
+        "missed": exact_mean(missed_shares(chosen, labels)),
+        "ece": exact_mean(by_label["ece"]),
+        "nll": exact_mean(losses.flatten()),
+        "brier": exact_mean((probabilities - labels.to(logits)).square().flatten()),
+    }
+
+
+def metrics_by_label(
+    member_logits: Any, labels: Any, thresholds: Any = None, num_bins: int = NUM_BINS
+) -> dict[str, Tensor]:
+    """`average_precision`, `f1`, `ece` and `rows` (how many have it) of every label, (labels,) each; see
+    `multi_label_metrics`. Of a label that no row has, average precision and F1 are NaN.
+
+    Example:
+        >>> metrics_by_label([[[2.0, -1.0]], [[1.0, 3.0]]], [[1, 0], [1, 1]])["f1"]
+        tensor([1., 1.], dtype=torch.float64)
+    """
+    logits = log_odds(member_logits)
+    labels = as_multi_hot(labels, *logits.shape).to(logits.device)
+    return _metrics_of_labels(logits, labels, log_odds_of(thresholds, logits.shape[1]), num_bins)
+
+
+def _metrics_of_labels(logits: Tensor, labels: Tensor, cuts: Tensor, num_bins: int) -> dict[str, Tensor]:
+    found: dict[str, list[float]] = {"average_precision": [], "f1": [], "ece": [], "rows": []}
+    for label, (scores, truth) in enumerate(zip(logits.T.cpu(), labels.T.cpu(), strict=True)):
+        positives, chosen = int(truth.sum()), scores >= cuts[label]
+        counts = _counts_from_the_top(scores, truth)
+        found["average_precision"].append(_average_precision(*counts) if positives else math.nan)
+        hits, named = int((chosen & truth).sum()), int(chosen.sum())
+        found["f1"].append(2 * hits / (named + positives) if positives else math.nan)
+        found["ece"].append(expected_calibration_error(scores.sigmoid(), truth.double(), num_bins))
+        found["rows"].append(positives)
+    return {name: torch.tensor(values, dtype=torch.float64, device="cpu") for name, values in found.items()}
+
+
+def _counts_from_the_top(scores: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """How many rows, and how many of these have the label, at or above each distinct score, highest first."""
+    distinct, place = scores.unique(return_inverse=True)
+    rows = place.bincount(minlength=len(distinct)).flip(0).cumsum(0)
+    return rows, place[truth].bincount(minlength=len(distinct)).flip(0).cumsum(0)
+
+
+def _average_precision(rows: Tensor, hits: Tensor) -> float:
+    new_hits = hits.diff(prepend=hits.new_zeros(1))
+    return math.fsum((new_hits * hits.double() / rows).tolist()) / int(hits[-1])
+
+
+def missed_shares(chosen: Tensor, labels: Tensor) -> Tensor:
+    """The share of each row's labels that is not chosen (the false negative rate), (batch,); 0 for a row without labels."""
+    count = labels.sum(dim=1)
+    return (labels & ~chosen).sum(dim=1).double() / count.clamp(min=1)
+
+
+# Thresholds
+
+
+def log_odds_of(thresholds: Any, num_labels: int) -> Tensor:
+    """Probabilities, one or one per label, as log-odds (labels,) in float64 on the CPU; 0.5 where None."""
+    if thresholds is None:
+        return torch.zeros(num_labels, dtype=torch.float64, device="cpu")
+    values = torch.as_tensor(thresholds, dtype=torch.float64, device="cpu").reshape(-1)
+    if len(values) not in (1, num_labels) or not ((values >= 0) & (values <= 1)).all():
+        raise ValueError(
+            f"thresholds is {thresholds}: pass a probability from 0 to 1, or one for each of {num_labels} labels"
+        )
+    return values.logit().expand(num_labels)
+
+
+def best_thresholds(member_logits: Any, labels: Any) -> Tensor:
+    """The probability from which on each label is answered with yes, for the highest F1 on these rows: (labels,).
+
+    It lies midway, in log-odds, between two neighbouring rows; of equally good ones the highest is taken. A label that no row
+    has keeps 0.5, and so does one whose every row has it.
+
+    Example:
+        >>> logits = torch.tensor([-3.0, -2.0, -1.0, 4.0]).view(4, 1, 1)
+        >>> best_thresholds(logits, [[0], [1], [1], [1]]).logit()
+        tensor([-2.5000], dtype=torch.float64)
+    """
+    logits = log_odds(member_logits)
+    labels = as_multi_hot(labels, *logits.shape).to(logits.device)
+    return torch.stack([_best_cut(*each) for each in zip(logits.T.cpu(), labels.T.cpu(), strict=True)]).sigmoid()
+
+
+def _best_cut(scores: Tensor, truth: Tensor) -> Tensor:
+    middle = torch.zeros((), dtype=torch.float64, device="cpu")
+    if truth.all() or not truth.any():
+        return middle
+    rows, hits = _counts_from_the_top(scores, truth)
+    best = int((2 * hits / (rows + int(truth.sum()))).argmax())
+    descending = scores.unique().flip(0)
+    if best + 1 == len(descending):
+        return descending[best]
+    return (descending[best] + descending[best + 1]) / 2
+
+
+# Sets that miss few labels
+
+
+@dataclass(frozen=True)
+class LabelSets:
+    """For each row the labels that it may have, such that on average at most a share `alpha` of a row's labels is missed. Made
+    by `fit`: conformal risk control (Angelopoulos et al., 2022, arXiv 2208.02814).
+
+    Attributes:
+        alpha: the share of a new row's labels that may be missed, on average over rows.
+        log_odds: the least log-odds of each label with which it is in the set; -inf where the rows were too few, and every
+            label is in every set, and inf where even empty sets keep the promise.
+        rows: how many rows it was fitted on.
+        missed: the mean share of missed labels on these rows.
+        mean_size: labels per set on these rows.
+    """
+
+    alpha: float
+    log_odds: tuple[float, ...]
+    rows: int
+    missed: float
+    mean_size: float
+
+    @classmethod
+    def fit(cls, member_logits: Any, labels: Any, alpha: float = 0.1, thresholds: Any = None) -> "LabelSets":
+        r"""Find the smallest sets that keep the promise, on rows that neither the model nor `thresholds` was fitted on.
+
+        With the ensemble's log-odds `z_l`, the log-odds `t_l` of `thresholds` and one shift λ for all labels,
+
+            set       C_λ(x) = {l : z_l >= t_l - λ}            larger λ, larger sets
+            loss      L_i(λ) = share of row i's labels that C_λ misses, 0 for a row without labels; never above B = 1
+            choice    the smallest λ with  n/(n+1) · 1/n Σ_i L_i(λ) + B/(n+1) <= alpha
+
+        If a new row is exchangeable with these n, the expected share of its labels that is missed is at most alpha, on average
+        over calibration sets and rows: not for every label, and not under distribution shift.
+
+        Args:
+            member_logits: (samples, members, labels), scaled by the temperature that will be used.
+            labels: (samples, labels), 0 or 1.
+            alpha: the share of labels that may be missed.
+            thresholds: the probability where each label's own sets begin, one or one per label, such as those of
+                `best_thresholds` on other rows; 0.5 by default.
+
+        Example:
+            >>> logits = torch.linspace(-3, 3, 39).view(39, 1, 1)
+            >>> sets = LabelSets.fit(logits, torch.ones(39, 1), alpha=0.1)
+            >>> sets.missed <= 0.1, round(sets.thresholds[0], 3)
+            (True, 0.074)
+        """
+        check_share(alpha, "alpha")
+        logits = log_odds(member_logits)
+        labels = as_multi_hot(labels, *logits.shape).to(logits.device)
+        if len(labels) == 0:
+            raise ValueError("labels is empty: pass at least one calibration row")
+        cuts = log_odds_of(thresholds, logits.shape[1])
+        lowered = cuts - _least_shift(cuts.to(logits) - logits, labels, alpha)
+        chosen = _at_least(logits, lowered)
+        missed, size = exact_mean(missed_shares(chosen, labels)), int(chosen.sum()) / len(labels)
+        fitted = cls(float(alpha), tuple(lowered.tolist()), len(labels), missed, size)
+        if fitted._shortage:
+            warnings.warn(fitted._shortage, stacklevel=2)
+        return fitted
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """`log_odds` as probabilities."""
+        return tuple(torch.tensor(self.log_odds, dtype=torch.float64, device="cpu").sigmoid().tolist())
+
+    def sets(self, member_logits: Any) -> Tensor:
+        """Which labels are in each row's set: bool, (batch, labels)."""
+        logits = log_odds(member_logits)
+        if logits.shape[1] != len(self.log_odds):
+            raise ValueError(
+                f"member_logits has {logits.shape[1]} labels, the sets were fitted for {len(self.log_odds)}: pass the logits of "
+                "the same model"
+            )
+        return _at_least(logits, torch.tensor(self.log_odds, dtype=torch.float64, device="cpu"))
+
+    def measure(self, member_logits: Any, labels: Any) -> dict[str, float]:
+        """`missed` (mean share of a row's labels outside of its set) and `mean_size` on other rows."""
+        chosen = self.sets(member_logits)
+        labels = as_multi_hot(labels, *chosen.shape).to(chosen.device)
+        return {"missed": exact_mean(missed_shares(chosen, labels)), "mean_size": int(chosen.sum()) / len(chosen)}
+
+    @property
+    def guarantee(self) -> str:
+        """What is promised for new rows, and under which conditions."""
+        return (
+            f"On average at most {100 * self.alpha:.6g} % of a row's labels are missing from its set, over calibration sets and "
+            f"rows, if new rows are exchangeable with the {self.rows} calibration rows. {SHIFT}"
+        )
+
+    @property
+    def sentence(self) -> str:
+        """The guarantee, the size of the sets, and a note if there were too few rows for it."""
+        size = f"On the fitting rows sets hold {self.mean_size:.3g} of {len(self.log_odds)} labels."
+        return " ".join(filter(None, [self.guarantee, size, self._shortage]))
+
+    @property
+    def _shortage(self) -> str:
+        if self.log_odds[0] != -math.inf:
+            return ""
+        least = math.ceil(1 / exact(self.alpha)) - 1
+        return f"alpha={self.alpha:g} takes at least {least} calibration rows, there are {self.rows}: every set holds every label."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers and lists, for JSON; infinite log-odds are written as text."""
+        return asdict(self) | {"log_odds": [each if math.isfinite(each) else str(each) for each in self.log_odds]}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> "LabelSets":
+        """The inverse of `to_dict`."""
+        try:
+            read = cls(**{**content, "log_odds": tuple(map(float, content["log_odds"]))})
+            if not read.log_odds or any(map(math.isnan, read.log_odds)):
+                raise ValueError(f"log_odds is {read.log_odds}")
+        except (TypeError, ValueError, KeyError) as error:
+            raise ValueError("these are no label sets: pass what to_dict gave") from error
+        return read
+
+
+def _at_least(logits: Tensor, lowest: Tensor) -> Tensor:
+    """Whether log-odds reach the lowest of their label; differences were rounded, and in doubt they do."""
+    return logits >= lowest.to(logits) - ROUNDING
+
+
+def _least_shift(needed: Tensor, labels: Tensor, alpha: float) -> float:
+    """The smallest λ with (Σ_i L_i(λ) + 1) / (n + 1) <= alpha.
+
+    needed: (batch, labels), the λ from which on each label is in its row's set
+    """
+    rows, counts = len(labels), labels.sum(dim=1)
+    place = labels.nonzero()
+    shifts, order = needed[labels].sort(stable=True)
+    weights = (1 / counts[place[:, 0]].double())[order]  # what a label's absence adds to the sum of losses
+    allowed = float(exact(alpha) * (rows + 1) - Fraction(1))
+    if allowed < 0:
+        return math.inf
+    if len(shifts) == 0:
+        return -math.inf
+    # Losses left over once the labels up to each place are in their sets; ties enter together.
+    left = weights.flip(0).cumsum(0).flip(0) - weights
+    is_last = torch.cat([shifts[1:] > shifts[:-1], torch.ones(1, dtype=torch.bool, device=shifts.device)])
+    tolerance = 1e-12 * (rows + 1)  # sums of thirds are rounded
+    if float(weights.sum()) <= allowed + tolerance:
+        return -math.inf
+    return float(shifts[is_last & (left <= allowed + tolerance)][0])

@@ -1,0 +1,183 @@
+"""The mathematics of several labels, against scikit-learn and brute force."""
+
+import json
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sklearn_metrics
+
+from hydra_transformers.uncertainty import LabelSets, TemperatureScaling, multi_label_metrics
+from hydra_transformers.uncertainty.inputs import as_two_classes
+from hydra_transformers.uncertainty.multi_label import (
+    best_thresholds,
+    log_odds,
+    metrics_by_label,
+    missed_shares,
+)
+
+
+def random_answers(rows=200, members=3, labels=5, seed=0, ties=True):
+    """Logits that know something of random labels; ties, and rows without labels."""
+    generator = torch.Generator().manual_seed(seed)
+    truth = torch.rand(rows, labels, generator=generator) < torch.linspace(0.05, 0.5, labels)
+    noise = torch.randn(rows, members, labels, generator=generator)
+    logits = 1.5 * truth.unsqueeze(1) - 1 + noise
+    if ties:
+        logits[rows // 2 :] = logits[: rows - rows // 2].clone()
+    return logits.double(), truth
+
+
+def test_the_answer_is_the_mean_of_the_sigmoids():
+    logits, _ = random_answers()
+    torch.testing.assert_close(log_odds(logits).sigmoid(), logits.sigmoid().mean(dim=1), rtol=0, atol=1e-12)
+
+
+def test_metrics_are_those_of_scikit_learn():
+    logits, truth = random_answers()
+    found, by_label = multi_label_metrics(logits, truth), metrics_by_label(logits, truth)
+    probabilities, decisions = logits.sigmoid().mean(dim=1).numpy(), (log_odds(logits) >= 0).numpy()
+    expected = {
+        "map": sklearn_metrics.average_precision_score(truth, probabilities, average="macro"),
+        "f1_micro": sklearn_metrics.f1_score(truth, decisions, average="micro"),
+        "f1_macro": sklearn_metrics.f1_score(truth, decisions, average="macro"),
+        "accuracy": 1 - sklearn_metrics.hamming_loss(truth, decisions),
+        "exact_match": sklearn_metrics.accuracy_score(truth, decisions),
+        "nll": np.mean([sklearn_metrics.log_loss(t, p) for t, p in zip(truth.T, probabilities.T, strict=True)]),
+        "brier": np.mean((probabilities - truth.numpy()) ** 2),
+    }
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, abs=1e-12), name
+    each = sklearn_metrics.average_precision_score(truth, probabilities, average=None)
+    np.testing.assert_allclose(by_label["average_precision"], each, atol=1e-12)
+    np.testing.assert_allclose(by_label["f1"], sklearn_metrics.f1_score(truth, decisions, average=None), atol=1e-12)
+    assert by_label["rows"].tolist() == truth.sum(dim=0).tolist()
+
+
+def test_the_calibration_error_compares_frequency_and_probability_bin_by_bin():
+    logits, truth = random_answers()
+    probabilities = logits.sigmoid().mean(dim=1)
+    expected = []
+    for p, y in zip(probabilities.T, truth.T, strict=True):
+        bins = [(p >= low) & (p < high) for low, high in pairwise(np.linspace(0, 1, 16))]
+        expected.append(sum(abs(float((y[each].double() - p[each]).sum())) for each in bins) / len(p))
+    torch.testing.assert_close(metrics_by_label(logits, truth)["ece"], torch.tensor(expected, dtype=torch.float64))
+    assert multi_label_metrics(logits, truth)["ece"] == pytest.approx(np.mean(expected), abs=1e-12)
+
+
+def test_a_label_that_no_row_has_is_left_out_of_the_means():
+    logits, truth = random_answers(labels=3)
+    without = multi_label_metrics(logits, truth)
+    absent = torch.zeros(len(truth), 1, dtype=torch.bool)
+    with_absent = multi_label_metrics(
+        torch.cat([logits, torch.full_like(logits[..., :1], 2.0)], dim=-1), torch.cat([truth, absent], dim=-1)
+    )
+    assert with_absent["map"] == without["map"] and with_absent["f1_macro"] == without["f1_macro"]
+    assert with_absent["f1_micro"] < without["f1_micro"]  # its false alarms count there
+    assert math.isnan(multi_label_metrics(logits, torch.zeros_like(truth))["map"])
+
+
+def test_the_thresholds_have_the_best_f1_of_all():
+    logits, truth = random_answers()
+    thresholds, answer = best_thresholds(logits, truth), log_odds(logits)
+    found = metrics_by_label(logits, truth, thresholds)["f1"]
+    for label in range(truth.shape[1]):
+        cuts = answer[:, label].unique()
+        best = max(
+            sklearn_metrics.f1_score(truth[:, label], (answer[:, label] >= cut).numpy()) for cut in cuts.tolist()
+        )
+        assert float(found[label]) == pytest.approx(best, abs=1e-12)
+    assert best_thresholds(logits, torch.zeros_like(truth)).tolist() == [0.5] * 5
+
+
+def brute_force_log_odds(answer, truth, alpha):
+    """The highest common threshold among all that tell sets apart, tried one by one."""
+    rows = len(truth)
+    tried = [-math.inf, *answer.flatten().unique().tolist(), math.inf]
+    holds = [
+        each
+        for each in tried
+        if rows / (rows + 1) * float(missed_shares(answer >= each, truth).mean()) + 1 / (rows + 1) <= alpha + 1e-12
+    ]
+    return max(holds) if holds else -math.inf
+
+
+@pytest.mark.parametrize("alpha", [0.02, 0.1, 0.37, 0.9])
+def test_sets_are_the_smallest_that_keep_the_bound(alpha):
+    for seed in range(3):
+        logits, truth = random_answers(rows=60, seed=seed)
+        sets = LabelSets.fit(logits, truth, alpha)
+        answer = log_odds(logits)
+        lowest = brute_force_log_odds(answer, truth, alpha)
+        assert torch.equal(sets.sets(logits), answer >= lowest - 1e-9)
+        assert sets.measure(logits, truth) == {"missed": sets.missed, "mean_size": sets.mean_size}
+
+
+def test_a_threshold_per_label_moves_the_sets_of_that_label():
+    logits, truth = random_answers()
+    thresholds = torch.tensor([0.05, 0.1, 0.2, 0.4, 0.5], dtype=torch.float64)
+    sets = LabelSets.fit(logits, truth, 0.1, thresholds)
+    shifts = thresholds.logit() - torch.tensor(sets.log_odds, dtype=torch.float64)
+    torch.testing.assert_close(shifts, shifts[:1].expand(5))
+    moved = logits - thresholds.logit()  # of one member, thresholds are a shift of its log-odds
+    alone = LabelSets.fit(moved[:, :1], truth, 0.1)
+    assert torch.equal(
+        LabelSets.fit(logits[:, :1], truth, 0.1, thresholds).sets(logits[:, :1]), alone.sets(moved[:, :1])
+    )
+
+
+def test_the_promised_share_of_missed_labels_holds_on_average_over_calibration_sets():
+    alpha, found = 0.1, []
+    for seed in range(150):
+        logits, truth = random_answers(rows=300, members=1, labels=4, seed=seed, ties=False)
+        sets = LabelSets.fit(logits[:40], truth[:40], alpha)
+        found.append(sets.measure(logits[40:], truth[40:])["missed"])
+    error = np.std(found) / math.sqrt(len(found))
+    assert np.mean(found) <= alpha + 3 * error
+    assert np.mean(found) >= alpha - 1 / 41 - 3 * error  # and it is not met by sets of all labels
+
+
+def test_too_few_rows_put_every_label_into_every_set():
+    logits, truth = random_answers(rows=8)
+    with pytest.warns(UserWarning, match="alpha=0.1 takes at least 9 calibration rows, there are 8"):
+        sets = LabelSets.fit(logits, truth, 0.1)
+    assert sets.sets(logits).all() and "every set holds every label" in sets.sentence
+    assert LabelSets.from_dict(json.loads(json.dumps(sets.to_dict()))) == sets
+    with pytest.raises(ValueError, match="these are no label sets"):
+        LabelSets.from_dict({"alpha": 0.1})
+
+
+def test_a_temperature_is_fitted_on_every_label_as_a_choice_of_two():
+    logits, truth = random_answers(ties=False)
+    two = as_two_classes(logits)
+    torch.testing.assert_close(two.softmax(-1)[..., 1].view(200, 5, 3).transpose(1, 2), logits.sigmoid())
+    [found] = TemperatureScaling.fit(logits, truth).temperature
+    [expected] = TemperatureScaling.fit(two, truth.flatten().long()).temperature
+    assert found == expected
+
+    def nll(temperature):
+        return multi_label_metrics(logits / temperature, truth)["nll"]
+
+    assert nll(found) <= min(nll(found * 1.01), nll(found / 1.01))
+
+
+@pytest.mark.parametrize(
+    "labels, message",
+    [
+        (torch.zeros(4, dtype=torch.long), "takes a 0 or 1 for each of its 3 labels, .* not one class index per row"),
+        (torch.zeros(4, 2), r"labels has shape \(4, 2\), the logits are of 4 rows and 3 labels"),
+        (torch.full((4, 3), 2), r"labels\[0, 0\] is 2: pass 1 where a row has the label, else 0"),
+        (torch.full((4, 3), math.nan), r"labels\[0, 0\] is nan: pass 1"),
+    ],
+)
+def test_labels_of_another_kind_are_refused(labels, message):
+    for function in (multi_label_metrics, LabelSets.fit):
+        with pytest.raises(ValueError, match=message):
+            function(torch.zeros(4, 2, 3), labels)
+
+
+def test_logits_that_are_not_numbers_are_refused():
+    with pytest.raises(ValueError, match=r"member_logits\[0, 0\] has NaN"):
+        LabelSets.fit(torch.full((4, 2, 3), math.nan), torch.zeros(4, 3))
