@@ -43,7 +43,11 @@ from .modeling_hydra_clip import (
     HydraCLIPTextModel,
     HydraCLIPVisionModel,
 )
-from .modeling_hydra_deberta_v2 import HydraDebertaV2ForSequenceClassification, HydraDebertaV2Model
+from .modeling_hydra_deberta_v2 import (
+    HydraDebertaV2ForSequenceClassification,
+    HydraDebertaV2ForTokenClassification,
+    HydraDebertaV2Model,
+)
 from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
 from .modeling_hydra_dinov2 import HydraDinov2ForImageClassification, HydraDinov2Model
 from .modeling_hydra_dinov2_with_registers import (
@@ -371,6 +375,7 @@ __all__ = [
     "HydraCLIPVisionModel",
     "HydraDebertaV2Config",
     "HydraDebertaV2ForSequenceClassification",
+    "HydraDebertaV2ForTokenClassification",
     "HydraDebertaV2Model",
     "HydraDeiTConfig",
     "HydraDeiTForImageClassification",

@@ -14,6 +14,7 @@ from hydra_transformers.fusion import slots, to_transformers
 from tests.families import (
     BERT,
     CAMEMBERT,
+    DEBERTA,
     DISTILBERT,
     ELECTRA,
     GEMMA,
@@ -39,7 +40,7 @@ def with_token_head(family: Family) -> Family:
 
 
 BERT_TOKENS = with_token_head(BERT)
-OTHERS = (ROBERTA, XLM_ROBERTA, CAMEMBERT, DISTILBERT, ELECTRA, MPNET, MODERNBERT, LLAMA, QWEN2, GEMMA)
+OTHERS = (ROBERTA, XLM_ROBERTA, CAMEMBERT, DEBERTA, DISTILBERT, ELECTRA, MPNET, MODERNBERT, LLAMA, QWEN2, GEMMA)
 every_family = pytest.mark.parametrize(
     "family",
     [
