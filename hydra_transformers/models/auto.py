@@ -28,10 +28,12 @@ from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersC
 from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .configuration_hydra_electra import HydraElectraConfig
 from .configuration_hydra_gemma import HydraGemmaConfig
+from .configuration_hydra_gemma3_text import HydraGemma3TextConfig
 from .configuration_hydra_llama import HydraLlamaConfig
 from .configuration_hydra_modernbert import HydraModernBertConfig
 from .configuration_hydra_mpnet import HydraMPNetConfig
 from .configuration_hydra_qwen2 import HydraQwen2Config
+from .configuration_hydra_qwen3 import HydraQwen3Config
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig, HydraSiglipVisionConfig
 from .configuration_hydra_vit import HydraViTConfig
@@ -69,6 +71,7 @@ from .modeling_hydra_gemma import (
     HydraGemmaForTokenClassification,
     HydraGemmaModel,
 )
+from .modeling_hydra_gemma3_text import HydraGemma3TextForSequenceClassification, HydraGemma3TextModel
 from .modeling_hydra_llama import (
     HydraLlamaForSequenceClassification,
     HydraLlamaForTokenClassification,
@@ -88,6 +91,11 @@ from .modeling_hydra_qwen2 import (
     HydraQwen2ForSequenceClassification,
     HydraQwen2ForTokenClassification,
     HydraQwen2Model,
+)
+from .modeling_hydra_qwen3 import (
+    HydraQwen3ForSequenceClassification,
+    HydraQwen3ForTokenClassification,
+    HydraQwen3Model,
 )
 from .modeling_hydra_roberta import (
     HydraRobertaForSequenceClassification,
@@ -394,6 +402,9 @@ __all__ = [
     "HydraElectraForSequenceClassification",
     "HydraElectraForTokenClassification",
     "HydraElectraModel",
+    "HydraGemma3TextConfig",
+    "HydraGemma3TextForSequenceClassification",
+    "HydraGemma3TextModel",
     "HydraGemmaConfig",
     "HydraGemmaForSequenceClassification",
     "HydraGemmaForTokenClassification",
@@ -414,6 +425,10 @@ __all__ = [
     "HydraQwen2ForSequenceClassification",
     "HydraQwen2ForTokenClassification",
     "HydraQwen2Model",
+    "HydraQwen3Config",
+    "HydraQwen3ForSequenceClassification",
+    "HydraQwen3ForTokenClassification",
+    "HydraQwen3Model",
     "HydraRobertaConfig",
     "HydraRobertaForSequenceClassification",
     "HydraRobertaForTokenClassification",

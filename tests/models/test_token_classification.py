@@ -22,6 +22,7 @@ from tests.families import (
     MODERNBERT,
     MPNET,
     QWEN2,
+    QWEN3,
     ROBERTA,
     XLM_ROBERTA,
     Family,
@@ -40,7 +41,7 @@ def with_token_head(family: Family) -> Family:
 
 
 BERT_TOKENS = with_token_head(BERT)
-OTHERS = (ROBERTA, XLM_ROBERTA, CAMEMBERT, DEBERTA, DISTILBERT, ELECTRA, MPNET, MODERNBERT, LLAMA, QWEN2, GEMMA)
+OTHERS = (ROBERTA, XLM_ROBERTA, CAMEMBERT, DEBERTA, DISTILBERT, ELECTRA, MPNET, MODERNBERT, LLAMA, QWEN2, QWEN3, GEMMA)
 every_family = pytest.mark.parametrize(
     "family",
     [
