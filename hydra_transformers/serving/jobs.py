@@ -91,7 +91,7 @@ def predict_data(
         raise ValueError(f"workers is {workers}, which is for engine='ray' (--engine ray): leave it out")
     source = DataSource(data, split=split, image=image, audio=audio, text=text)
     device = "cpu" if engine == "ray" else settings.get("device")
-    part_reader = PartReader(os.fspath(model), source, settings | {"device": device})
+    part_reader = PartReader(os.fspath(model), source, settings | {"device": device}, ROWS_PER_PART)
     writer = PartWriter(output, part_reader)
     folder = writer.folder
     with only_writer(folder):
@@ -148,7 +148,7 @@ def _answered(
         return
     from .ray_engine import answered_by_workers
 
-    arguments = {"model": reader.model, "source": source, "settings": settings}
+    arguments = {"model": reader.model, "source": source, "settings": settings, "rows_per_part": reader.rows_per_part}
     yield from answered_by_workers(arguments, {part: len(reader.places(part)) for part in parts}, workers)
 
 
@@ -156,10 +156,11 @@ class PartReader:
     """Reads parts of a data set and answers them: what each process of a job does.
 
     model, settings: of `HydraPredictor`
+    rows_per_part: equal in all processes
     """
 
-    def __init__(self, model: str, source: DataSource, settings: Mapping[str, Any]):
-        self.model = model
+    def __init__(self, model: str, source: DataSource, settings: Mapping[str, Any], rows_per_part: int):
+        self.model, self.rows_per_part = model, rows_per_part
         self.predictor = HydraPredictor(model, **{**settings, "strict": False})
         with access_to(source.name, "data set"):
             rows, _, self.note = load_rows(source)
@@ -182,7 +183,7 @@ class PartReader:
 
     def places(self, part: int) -> range:
         """The rows of a part."""
-        return range(part * ROWS_PER_PART, min((part + 1) * ROWS_PER_PART, len(self.rows)))
+        return range(part * self.rows_per_part, min((part + 1) * self.rows_per_part, len(self.rows)))
 
     def answered(self, part: int) -> Any:
         """An Arrow table of the answers to a part: row, input, the answers' columns, and error."""
@@ -239,6 +240,7 @@ def identity_of(reader: PartReader) -> dict[str, Any]:
         "model": _digest([digest_of(tensors), *described]),
         "data": _digest(_stamps(reader)),
         "rows": len(reader.rows),
+        "rows_per_part": reader.rows_per_part,
         "columns": list(reader.columns),
         "settings": predictor.parameters,
     }
