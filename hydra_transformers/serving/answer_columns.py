@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..data.tasks import ONE_CLASS, REGRESSION, SEVERAL_LABELS
 
-# Of every answer; the types are Arrow's. "double" is a number, "scores" a list of labels with their scores.
-COLUMNS = {
+
+# The types are Arrow's, and besides "strings" and "scores": lists of texts, and of labels with their scores.
+CLASS_COLUMNS = {
     "label": "string",
     "score": "double",
     "uncertainty": "double",
@@ -19,13 +21,14 @@ COLUMNS = {
     "prediction_set": "strings",
     "scores": "scores",
 }
-# Of models of texts only.
-TEXT_COLUMNS = {"truncated": "bool"}
+# A task whose answers have other fields has an entry of its own.
+COLUMNS = {ONE_CLASS: CLASS_COLUMNS, SEVERAL_LABELS: CLASS_COLUMNS, REGRESSION: CLASS_COLUMNS}
+TEXT_COLUMNS = {"truncated": "bool"}  # of models of texts besides
 
 
-def columns_of(kind: str) -> dict[str, str]:
+def columns_of(task: str, kind: str) -> dict[str, str]:
     """The names of a model's columns, in order, and their types. kind: "text", "image", "zero-shot" or "audio" """
-    return COLUMNS | (TEXT_COLUMNS if kind == "text" else {})
+    return COLUMNS[task] | (TEXT_COLUMNS if kind == "text" else {})
 
 
 def to_columns(answers: Sequence[Mapping[str, Any] | None], columns: Mapping[str, str]) -> dict[str, list[Any]]:

@@ -89,6 +89,8 @@ def predict_data(
         raise ValueError(f"engine is {engine!r}: pass one of {', '.join(ENGINES)}")
     if workers is not None and engine != "ray":
         raise ValueError(f"workers is {workers}, which is for engine='ray' (--engine ray): leave it out")
+    if engine == "ray":
+        from . import ray_engine  # noqa: F401  # refuses before anything is loaded if Ray is not installed
     source = DataSource(data, split=split, image=image, audio=audio, text=text)
     device = "cpu" if engine == "ray" else settings.get("device")
     part_reader = PartReader(os.fspath(model), source, settings | {"device": device}, ROWS_PER_PART)
@@ -189,17 +191,25 @@ class PartReader:
         """An Arrow table of the answers to a part: row, input, the answers' columns, and error."""
         import pyarrow
 
-        places = self.places(part)
+        places, size = self.places(part), self.predictor.batch_size
+        # By batches: the images of a whole part may be large.
+        return pyarrow.concat_tables(
+            [self._batch(places[start : start + size]) for start in range(0, len(places), size)]
+        )
+
+    def _batch(self, places: range) -> Any:
+        import pyarrow
+
         batch = self.rows[places.start : places.stop]
         values = [batch[column] for column in self.columns]
         if self.holds_paths:
             values = [[self._path_of(each) for each in values[0]]]
-        first = values[0]
+        inputs = values[0]
         if len(values) == 2:
-            first = [{"text": one, "text_pair": other} for one, other in zip(*values, strict=True)]
-        answers = self.predictor.answer_columns(first)
+            inputs = [{"text": one, "text_pair": other} for one, other in zip(*values, strict=True)]
         shown = [list(places), *([_shown(each) for each in column] for column in values)]
-        return pyarrow.table({**dict(zip(self.names, shown, strict=True)), **answers}, schema=self.schema)
+        columns = dict(zip(self.names, shown, strict=True)) | self.predictor.answer_columns(inputs)
+        return pyarrow.table(columns, schema=self.schema)
 
     def _path_of(self, value: str | None) -> str | None:
         """A path in a table, as it is or beside the table."""

@@ -19,6 +19,7 @@ from .._version import __version__
 from ..data.prediction import ZeroShotClassifier, accepted_inputs, config_of, member_logits_of, zero_shot_in
 from ..data.processors import class_prompts
 from ..data.sounds import waveform
+from ..data.tasks import task_of_model
 from ..hub.handler import KINDS, Answerer
 from ..models.auto import auto_class_of
 from ..models.pipeline_hydra import image_mode, read_image
@@ -125,7 +126,7 @@ class HydraPredictor(Answerer):
         if len(named) > (2 if kind == "text" else 1):
             raise ValueError(f"columns is {named}: name one column, or two of pairs of texts")
         self.input_columns, self.batch_size, self.strict = named, batch_size, strict
-        self.columns = columns_of(self.kind) | ({} if strict else {"error": "string"})
+        self.columns = columns_of(task_of_model(model), self.kind) | ({} if strict else {"error": "string"})
         self._of_classes: dict[tuple[str, ...], ZeroShotClassifier] = {}
         # Two threads cannot use one tokenizer at once, and a pass already takes all cores.
         self._one_at_a_time = threading.Lock()
@@ -180,13 +181,12 @@ class HydraPredictor(Answerer):
         """The answer to each input; a `BadRow` for one that cannot be read."""
         if self.needs_classes and "candidate_labels" not in self.parameters:
             raise ValueError(f"candidate_labels is missing: {self.name} chooses among classes that you name")
-        found: list[Any] = [self._read(value) for value in values]
-        readable = [place for place, each in enumerate(found) if not isinstance(each, BadRow)]
-        for start in range(0, len(readable), self.batch_size):
-            places = readable[start : start + self.batch_size]
-            answered = self._answers_of_batch([found[place] for place in places])
-            for place, answer in zip(places, answered, strict=True):
-                found[place] = answer
+        found: list[Any] = []
+        for start in range(0, len(values), self.batch_size):  # one batch of images at a time is in memory
+            batch = [self._read(value) for value in values[start : start + self.batch_size]]
+            readable = [each for each in batch if not isinstance(each, BadRow)]
+            answered = iter(self._answers_of_batch(readable) if readable else [])
+            found += [each if isinstance(each, BadRow) else next(answered) for each in batch]
         return found
 
     def _answers_of_batch(self, inputs: list[Any]) -> list[dict[str, Any] | BadRow]:
