@@ -606,7 +606,8 @@ class HydraLayer(GradientCheckpointingLayer):
     def __init__(self, config: PreTrainedConfig, layer: int, norm: Callable[[], nn.Module]):
         super().__init__()
         spec = config.layer_spec
-        self.norm_first, self.drop_path = spec.norm_first, spec.drop_path
+        self.norm_first = spec.norm_first
+        self.drop_path = spec.drop_path[layer] if isinstance(spec.drop_path, tuple) else spec.drop_path
         sizes = iter(config.mlp_sizes(layer))  # members are built in their order
         has_norm = layer > 0 or spec.first_attention_norm
         self.attention_norm = shared_or_per_member(config, "layernorm", norm, layer) if has_norm else nn.Identity()
