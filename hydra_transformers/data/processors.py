@@ -17,6 +17,7 @@ PROCESSORS = {
     "AutoModelForAudioClassification": "AutoFeatureExtractor",
     "AutoModelForImageClassification": "AutoImageProcessor",
     "AutoModelForSequenceClassification": "AutoTokenizer",
+    "AutoModelForTokenClassification": "AutoTokenizer",
     "AutoModelForZeroShotImageClassification": "AutoProcessor",
 }
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")

@@ -1,4 +1,4 @@
-"""Trainer callbacks: freezing after pruning, weights that stay zero, and a progress bar."""
+"""Trainer callbacks: freezing after pruning, weights that stay zero, an early end, and a progress bar."""
 
 import math
 import re
@@ -13,7 +13,7 @@ from transformers.utils import logging
 from .._io.progress import progress_bar
 from ..fusion import check_trunk_layers, encoder_config, tower_configs, trunk_depth
 from ..fusion.structure import is_a
-from ..models.modeling_hydra import Grouped
+from ..models.modeling_hydra import GroupedLinear, GroupedOutput
 from .parameter_groups import PARTS, Place, ids_of_classifier, is_baseline, layer_dropouts, places, without_effect
 
 
@@ -21,6 +21,19 @@ logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosi
 
 # `last_n_layers` counts for these.
 PARTS_OF_LAYERS = ("attention", "mlp", "layernorm")
+
+
+class EndAfter(TrainerCallback):
+    """Ends a training after a share of its steps, with the learning rate that it has there: others may go on from it."""
+
+    def __init__(self, share: float):
+        if not 0 < share <= 1:
+            raise ValueError(f"share is {share}: pass more than 0 and at most 1")
+        self.share = share
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step >= self.share * state.max_steps:
+            control.should_training_stop = True
 
 
 class PostPruningCallback(TrainerCallback):
@@ -203,7 +216,11 @@ class KeepZerosCallback(TrainerCallback):
                 "KeepZerosCallback needs whole weights on every process: train without FSDP and DeepSpeed"
             )
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
-        weights = [module.weight for module in model.modules() if isinstance(module, kinds) or is_a(module, Grouped)]
+        weights = [
+            module.weight
+            for module in model.modules()
+            if isinstance(module, kinds) or is_a(module, GroupedLinear) or is_a(module, GroupedOutput)
+        ]
         self._zeros = [(weight, weight.detach() == 0) for weight in weights if weight.requires_grad]
 
     @torch.no_grad()
