@@ -142,7 +142,10 @@ def _exists(cls: type, member: Member, layout: Layout) -> bool:
     except (StrictDataclassError, ValueError, ZeroDivisionError):
         return False
     for name, tensor in _rearranged(cls, member, layout).items():
-        if any(part in name for part in (".attention.qkv_proj.", ".attention.o_proj.", ".mlp.fc", "relative_attention_bias.")):
+        if any(
+            part in name
+            for part in (".attention.qkv_proj.", ".attention.o_proj.", ".mlp.fc", "relative_attention_bias.")
+        ):
             theirs, transform = backbone_source(cls, name, plain)
             if transform(*(plain[each] for each in theirs)).shape != tensor.shape:
                 return False

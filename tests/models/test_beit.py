@@ -37,9 +37,7 @@ def test_every_kind_of_beit_is_itself(name):
         torch.testing.assert_close(found.member_logits[:, 0], expected.logits, atol=1e-10, rtol=0)
         for ours, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
             torch.testing.assert_close(ours[:, 0], theirs, atol=1e-10, rtol=0)
-        torch.testing.assert_close(
-            pruned(images()).member_logits[:, 0], ablated(images()).logits, atol=1e-10, rtol=0
-        )
+        torch.testing.assert_close(pruned(images()).member_logits[:, 0], ablated(images()).logits, atol=1e-10, rtol=0)
     encoder = HydraBeitModel.from_backbone(backbone)
     outputs, expected = encoder(images()), backbone.beit(images())
     torch.testing.assert_close(outputs.last_hidden_state, expected.last_hidden_state, atol=1e-10, rtol=0)
