@@ -85,7 +85,7 @@ def test_one_table_for_all_layers_counts_as_embeddings(shared, is_one):
 
 def test_what_does_not_work_is_refused():
     hydra = BEIT.fused()
-    with pytest.raises(ValueError, match="pixel_values are 12 x 8: .* pass images of size 8"):
+    with pytest.raises(ValueError, match=r"pixel_values are 12 x 8: .* pass images of size 8"):
         hydra(torch.zeros(1, 3, 12, 8, dtype=torch.float64))
     with pytest.raises(ValueError, match=r"image_size is \[8, 4\]: a HydraBeit reads square images"):
         HydraBeitModel.config_class(image_size=[8, 4], patch_size=4)
