@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..data.batches import check_is_data
 from ..data.loading import load_if_named
 from ..data.prediction import config_of, device_of, zero_shot_in
-from ..data.tasks import ONE_CLASS, REGRESSION, WORDS, check_task
+from ..data.tasks import ONE_CLASS, REGRESSION, REWARDS, WORDS, check_task
 from ..models.decision import Decision, digest_of, dtype_of, uncalibrated
 from ..models.task_decisions import decision_of
 from .abstention import Abstention, check_share, check_target
@@ -24,6 +24,7 @@ from .decomposition import decompose
 from .detectors import Detector, detector_by_name
 from .features import AnswerReader, collect_answers
 from .regression import check_number_target, fit_intervals
+from .rewards import fit_relevance
 from .task_calibration import HeldOutRows, Rows, TaskCalibration, TaskFit
 from .temperature import LOG_RANGE, TemperatureScaling
 
@@ -163,7 +164,10 @@ def calibrate(
 
 
 # Tasks that do not choose one class.
-FITS: dict[str, TaskFit] = {REGRESSION: TaskFit(fit_intervals, check_number_target)}
+FITS: dict[str, TaskFit] = {
+    REGRESSION: TaskFit(fit_intervals, check_number_target),
+    REWARDS: TaskFit(fit_relevance),
+}
 
 
 def _calibrate_task(
@@ -187,7 +191,7 @@ def _calibrate_task(
         answers, labels = fit.collect(model, data, batch_size)
         first, second = (Rows(answers[half], labels[half]) for half in _halves(labels, seed))
         ood = None if ood_data is None else fit.collect(model, ood_data, batch_size)[0]
-    held_out = HeldOutRows(task, first, second, ood, target, confidence, alpha)
+    held_out = HeldOutRows(task, first, second, ood, target, confidence, alpha, model)
     fitted = fit.fit(held_out)
     decision = decision_of(held_out.complete(fitted.settings), num_parameters(model))
     remember_weights(decision, model)
