@@ -23,8 +23,8 @@ Units = list[list[int | None]]  # by layer, the numbers of heads or neurons befo
 def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrainedModel:
     """A plain model of Transformers that answers as `model` does; `model` is left as it is.
 
-    Its config has one number of heads for all layers, and in some families (ViT, DeiT, AST, DINOv2, Llama, Qwen2, Gemma) their
-    width. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)` leaves them, and
+    Its config has one number of heads for all layers, and in some families (ViT, DeiT, AST, DINOv2, causal language models)
+    their width. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)` leaves them, and
     equally many for each key and value head that several heads read. In the other families (BERT, RoBERTa, ELECTRA, MPNet,
     DeBERTa, DistilBERT, ModernBERT, CLIP, SigLIP) the heads together are always as wide as the hidden size, so none may be missing.
     Neurons of MLPs have to be equally many in each layer, and the config needs an `intermediate_size` (all but DINOv2 and

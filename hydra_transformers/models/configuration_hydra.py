@@ -27,6 +27,8 @@ class LayerSpec:
     inner_size: of the MLP, between its two maps
     head_dim: how wide a head is; by default all heads together are as wide as the hidden size
     scaling: the factor on the scores; by default one over the root of `head_dim`
+    head_norms: whether each head norms its queries and keys, before positions turn them
+    branch_norms: whether a branch is normed before it is added to the residual stream
     norm_first: whether a branch normalises what it reads, or the sum is normalised after it
     first_attention_norm: whether the attention of the first layer has a norm as the others have
     gated_mlp: whether one half of the MLP's inner layer gates the other
@@ -51,6 +53,8 @@ class LayerSpec:
     norm_eps: float
     head_dim: int | None = None
     scaling: float | None = None
+    head_norms: bool = False
+    branch_norms: bool = False
     norm_first: bool = True
     first_attention_norm: bool = True
     norm_bias: bool = True

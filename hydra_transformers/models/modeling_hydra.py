@@ -33,6 +33,8 @@ POSITION_MAPS = {"c2p": "position_key_proj", "p2c": "position_query_proj"}
 # cos and sin of the rotary angles, (batch or 1, tokens, head_dim) each
 RotaryTables = tuple[torch.Tensor, torch.Tensor]
 
+Norm = Callable[[int], nn.Module]  # makes the norm of states that are so wide
+
 
 # Linear maps of several members
 
@@ -260,7 +262,7 @@ class HydraAttention(nn.Module):
       repeated, where positions have a bias, and for the eager backend, which returns its weights in this shape.
     """
 
-    def __init__(self, config: PreTrainedConfig, layer: int):
+    def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm | None = None):
         super().__init__()
         spec, kept_heads = config.layer_spec, config.kept_heads[layer][: config.members_in(layer)]
         self.config, self.layer = config, layer
@@ -280,6 +282,12 @@ class HydraAttention(nn.Module):
         qkv_widths = [self.head_dim * (sum(each) + 2 * len(each)) for each in self.readers]
         self.qkv_proj = GroupedLinear(config.hidden_size, qkv_widths, spec.qkv_bias)
         self.o_proj = GroupedOutput(self.widths, config.hidden_size, spec.output_bias)
+        self.query_norm = self.key_norm = None
+        if spec.head_norms:
+            # Part of the attention, which members never share.
+            self.query_norm, self.key_norm = (
+                shared_or_per_member(config, "attention", partial(norm, self.head_dim), layer) for _ in range(2)
+            )
         self.position_terms, self.position_dropout = spec.position_terms, spec.position_dropout
         if spec.own_position_maps:
             for term in spec.position_terms:
@@ -358,6 +366,9 @@ class HydraAttention(nn.Module):
                 attention_mask, has_bias, batch, first_token_only, on_batch_axis
             )
         query, key, value = self._project(hidden_states, first_token_only, on_batch_axis)
+        if self.query_norm is not None:
+            query = self._normed(self.query_norm, query, [len(heads) for heads in self.kept_heads], on_batch_axis)
+            key = self._normed(self.key_norm, key, [len(each) for each in self.readers], on_batch_axis)
         if position_embeddings is not None:
             tables = self._of_layer_type(position_embeddings)
             query, key = (rotated(states, *tables, self.float32_rotary) for states in (query, key))
@@ -457,6 +468,16 @@ class HydraAttention(nn.Module):
         if attention_mask.dtype == torch.bool:
             return torch.where(attention_mask, bias, torch.finfo(bias.dtype).min)
         return attention_mask + bias
+
+    def _normed(self, norm: nn.Module, states: torch.Tensor, heads: list[int], on_batch_axis: bool) -> torch.Tensor:
+        """Queries or keys through the norm of their member, of which each has so many heads: (rows, heads, tokens, head_dim)"""
+        if not isinstance(norm, PerMember):
+            return norm(states)
+        if on_batch_axis:
+            return norm(states.unflatten(0, (self.num_members, -1))).flatten(0, 1)
+        norms = [own for own, count in zip(norm, heads, strict=True) if count]
+        parts = states.split(list(filter(None, heads)), dim=1)
+        return torch.cat([own(part) for own, part in zip(norms, parts, strict=True)], dim=1)
 
     def _of_layer_type(self, given):
         """This layer's entry where there is one for each type of layers, `{type: ...}`."""
@@ -603,16 +624,19 @@ class HydraMLP(nn.Module):
 class HydraLayer(GradientCheckpointingLayer):
     """One Transformer layer of all members, or of one in the trunk: `attend`, then `project_and_feed`."""
 
-    def __init__(self, config: PreTrainedConfig, layer: int, norm: Callable[[], nn.Module]):
+    def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm):
         super().__init__()
         spec = config.layer_spec
+        layer_norm = partial(shared_or_per_member, config, "layernorm", partial(norm, config.hidden_size), layer)
         self.norm_first, self.drop_path = spec.norm_first, spec.drop_path
         sizes = iter(config.mlp_sizes(layer))  # members are built in their order
         has_norm = layer > 0 or spec.first_attention_norm
-        self.attention_norm = shared_or_per_member(config, "layernorm", norm, layer) if has_norm else nn.Identity()
-        self.attention = HydraAttention(config, layer)
-        self.mlp_norm = shared_or_per_member(config, "layernorm", norm, layer)
+        self.attention_norm = layer_norm() if has_norm else nn.Identity()
+        self.attention = HydraAttention(config, layer, norm)
+        self.mlp_norm = layer_norm()
         self.mlp = shared_or_per_member(config, "mlp", lambda: HydraMLP(config.hidden_size, next(sizes), spec), layer)
+        self.attention_branch_norm = layer_norm() if spec.branch_norms else None
+        self.mlp_branch_norm = layer_norm() if spec.branch_norms else None
         self.output_dropout = None if spec.output_dropout is None else nn.Dropout(spec.output_dropout)
         self.mlp_dropout = None if spec.mlp_dropout is None else nn.Dropout(spec.mlp_dropout)
 
@@ -647,12 +671,16 @@ class HydraLayer(GradientCheckpointingLayer):
         Returns (members, ..., query tokens, hidden).
         """
         branch = self.attention.o_proj(heads)
+        if self.attention_branch_norm is not None:
+            branch = self.attention_branch_norm(branch)
         if self.output_dropout is not None and self.output_dropout.training:
             branch = self.output_dropout(branch)
         hidden_states = hidden_states + (self._drop_path(branch) if self.drop_path else branch)
         if not self.norm_first:
             hidden_states = self.attention_norm(hidden_states)
         branch = self.mlp(self.mlp_norm(hidden_states) if self.norm_first else hidden_states)
+        if self.mlp_branch_norm is not None:
+            branch = self.mlp_branch_norm(branch)
         if self.mlp_dropout is not None and self.mlp_dropout.training:
             branch = self.mlp_dropout(branch)
         hidden_states = hidden_states + (self._drop_path(branch) if self.drop_path else branch)
@@ -667,10 +695,10 @@ class HydraLayer(GradientCheckpointingLayer):
         return branch * (mask / keep)
 
 
-def hydra_layers(config: PreTrainedConfig, norm: Callable[[], nn.Module] | None = None) -> nn.ModuleList:
+def hydra_layers(config: PreTrainedConfig, norm: Norm | None = None) -> nn.ModuleList:
     """norm: makes the norms; LayerNorms by default"""
     spec = config.layer_spec
-    norm = norm or partial(nn.LayerNorm, config.hidden_size, eps=spec.norm_eps, bias=spec.norm_bias)
+    norm = norm or partial(nn.LayerNorm, eps=spec.norm_eps, bias=spec.norm_bias)
     return nn.ModuleList(HydraLayer(config, layer, norm) for layer in range(config.num_hidden_layers))
 
 

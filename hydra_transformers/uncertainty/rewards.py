@@ -145,7 +145,7 @@ def fit_relevance(rows: HeldOutRows) -> Fitted:
         raise ValueError(
             f"all {len(labels)} labels are {int(relevant[0])}: pass rows that are relevant, and rows that are not"
         )
-    aggregate = aggregate_of(rows.model)
+    aggregate = rows.aggregate
     low = -aggregated(answers, aggregate).squeeze(1)
     ood = None if rows.ood is None else -aggregated(rows.ood, aggregate).squeeze(1)
     fitted_on, correct = (low, relevant) if "risk" in rows.target else (low[relevant], None)

@@ -22,7 +22,8 @@ EXPECTED = {
         k_lin.bias v_lin.weight v_lin.bias out_lin.weight out_lin.bias q_proj.weight q_proj.bias k_proj.weight k_proj.bias v_proj.weight v_proj.bias o_proj.weight
         o_proj.bias out_proj.weight out_proj.bias self.query.weight self.query.bias self.key.weight self.key.bias
         self.value.weight self.value.bias attn.q.weight attn.q.bias attn.k.weight attn.k.bias attn.v.weight attn.v.bias
-        attn.o.weight attn.o.bias attention.output.dense.weight attention.output.dense.bias attn.Wqkv.weight attn.Wo.weight
+        attn.o.weight attn.o.bias q_norm.weight k_norm.weight query_norm.weight key_norm.weight
+        attention.output.dense.weight attention.output.dense.bias attn.Wqkv.weight attn.Wo.weight
         query_proj.weight query_proj.bias key_proj.weight key_proj.bias value_proj.weight value_proj.bias pos_key_proj.weight
         pos_key_proj.bias pos_query_proj.weight pos_query_proj.bias position_key_proj.weight position_key_proj.bias
         position_query_proj.weight position_query_proj.bias""",
@@ -37,7 +38,8 @@ EXPECTED = {
         attention.LayerNorm.weight attention.LayerNorm.bias layer_norm1.weight layer_norm1.bias
         layer_norm2.weight layer_norm2.bias pre_layrnorm.weight pre_layrnorm.bias pre_layernorm.weight
         pre_layernorm.bias post_layernorm.weight post_layernorm.bias final_layer_norm.weight final_layer_norm.bias
-        attn_norm.weight final_norm.weight input_layernorm.weight post_attention_layernorm.weight norm.weight""",
+        attn_norm.weight final_norm.weight input_layernorm.weight post_attention_layernorm.weight norm.weight
+        pre_feedforward_layernorm.weight post_feedforward_layernorm.weight attention_branch_norm.weight mlp_branch_norm.weight""",
     "classifier": """classifier.weight classifier.bias pooler.dense.weight pooler.dense.bias logit_scale
         visual_projection.weight text_projection.weight classifier.dense.weight classifier.dense.bias
         classifier.out_proj.weight classifier.out_proj.bias classifier.layernorm.weight classifier.layernorm.bias
