@@ -83,8 +83,8 @@ def finetune_members(
         data_seed: another seed for the order of the data, `data_seed + i`.
         learning_rates: peak learning rates to choose from by validation, "grid" for the recipe's; by default the
             recipe's single `learning_rate`.
-        compute_metrics: as in `Trainer`; must return the recipe's metric. By default `compute_accuracy`; for models that do
-            not choose one class, such as regression, the validation loss decides in its place.
+        compute_metrics: as in `Trainer`; must return the recipe's metric. By default `compute_accuracy`, and the
+            loss for models that do not choose one class.
         data_collator, processing_class: as in `Trainer`; without them rows are stacked, and tokens padded to the longest row
             of their batch.
         callbacks: further ones of `Trainer`, beside the recipe's.
@@ -107,16 +107,17 @@ def finetune_members(
         for member in members:
             teacher.check_teaches(member)
     recipe = recipe_for(recipe, described(members[0]), train_data)
-    if compute_metrics is None and recipe.metric == "accuracy" and task_of_model(members[0]) != ONE_CLASS:
-        recipe = replace(recipe, metric="loss", label_smoothing=0.0)  # both are about one class of several
+    if compute_metrics is None and recipe.metric == "accuracy":
+        if task_of_model(members[0]) == ONE_CLASS:
+            compute_metrics = compute_accuracy
+        else:
+            recipe = replace(recipe, metric="loss", label_smoothing=0.0)  # both are about one class of several
     rates = _learning_rates(recipe, learning_rates)
     # Without this, Transformers' verbosity would decide whether there is a bar.
     training_arguments = {"disable_tqdm": not progress} | training_arguments
     process = recipe.training_arguments(output_dir, **training_arguments)
     if data_collator is None and processing_class is None:
         data_collator = partial(collate, padding=padding_of(members[0]) or 0, classes=classes_of(members[0]))
-    if compute_metrics is None and recipe.metric == "accuracy":
-        compute_metrics = compute_accuracy
     options = {
         "train_dataset": train_data,
         "eval_dataset": validation_data,
