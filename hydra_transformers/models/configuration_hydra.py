@@ -45,6 +45,7 @@ class LayerSpec:
     output_dropout, mlp_dropout: behind the output projection and the MLP, None where the backbone has none
     inner_dropout: before the MLP's second map
     drop_path: how often a branch is left out in training
+    layer_drop: how often a whole layer is left out in training, for all members at once
     """
 
     inner_size: int
@@ -74,6 +75,7 @@ class LayerSpec:
     mlp_dropout: float | None = None
     inner_dropout: float | None = None
     drop_path: float = 0.0
+    layer_drop: float = 0.0
 
 
 # The pipelines that say how sure they are: by the Auto class that they run, the class; its task is this name with dashes.
