@@ -83,6 +83,7 @@ PIPELINES = {
     "AutoModelForAudioClassification": "pipeline_hydra_audio.HydraAudioClassificationPipeline",
     "AutoModelForImageClassification": "pipeline_hydra.HydraImageClassificationPipeline",
     "AutoModelForSequenceClassification": "pipeline_hydra_text.HydraTextClassificationPipeline",
+    "AutoModelForTokenClassification": "pipeline_hydra_token.HydraTokenClassificationPipeline",
     "AutoModelForZeroShotImageClassification": "pipeline_hydra_zero_shot.HydraZeroShotImageClassificationPipeline",
 }
 

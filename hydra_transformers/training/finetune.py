@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from .._io.files import write_atomically
 from ..data.batches import collate
 from ..data.fingerprints import fingerprint_of_data
 from ..data.prediction import classes_of, padding_of
+from ..data.tasks import ONE_CLASS, task_of_model
 from ..models.auto import described
-from .callbacks import describe_trained
+from .callbacks import EndAfter, describe_trained
 from .lora import is_peft_model
+from .losses import Teacher, TeacherLoss
 from .parameter_groups import is_baseline
 from .recipes import Recipe, check_learning_rate, recipe_for
 from .run_folders import (
@@ -65,6 +67,7 @@ def finetune_members(
     processing_class: Any = None,
     callbacks: Sequence[TrainerCallback] = (),
     progress: bool = True,
+    teacher: nn.Module | Teacher | None = None,
     **training_arguments,
 ) -> list[PreTrainedModel]:
     """Fine-tunes each member by itself (paper, 4.3) and returns the fine-tuned members; those passed in stay as they are.
@@ -80,11 +83,14 @@ def finetune_members(
         data_seed: another seed for the order of the data, `data_seed + i`.
         learning_rates: peak learning rates to choose from by validation, "grid" for the recipe's; by default the
             recipe's single `learning_rate`.
-        compute_metrics: as in `Trainer`; must return the recipe's metric. By default `compute_accuracy`.
+        compute_metrics: as in `Trainer`; must return the recipe's metric. By default `compute_accuracy`, and the
+            loss for models that do not choose one class.
         data_collator, processing_class: as in `Trainer`; without them rows are stacked, and tokens padded to the longest row
             of their batch.
         callbacks: further ones of `Trainer`, beside the recipe's.
         progress: print a line for each validation and, on a terminal, show a bar for each training.
+        teacher: a model from whose answers members learn beside the labels, or a `Teacher` with a temperature and a share of the
+            labels of its own.
         training_arguments: arguments of `TrainingArguments` that override the recipe's.
 
     Call it again with the same arguments to resume: finished members are loaded, an interrupted one goes on from its last
@@ -96,15 +102,22 @@ def finetune_members(
     and nothing is marked as finished.
     """
     _check_inputs(members, recipe, train_data, validation_data, output_dir, training_arguments)
+    if teacher is not None:
+        teacher = teacher if isinstance(teacher, Teacher) else Teacher(teacher)
+        for member in members:
+            teacher.check_teaches(member)
     recipe = recipe_for(recipe, described(members[0]), train_data)
+    if compute_metrics is None and recipe.metric == "accuracy":
+        if task_of_model(members[0]) == ONE_CLASS:
+            compute_metrics = compute_accuracy
+        else:
+            recipe = replace(recipe, metric="loss")  # which every task has
     rates = _learning_rates(recipe, learning_rates)
     # Without this, Transformers' verbosity would decide whether there is a bar.
     training_arguments = {"disable_tqdm": not progress} | training_arguments
     process = recipe.training_arguments(output_dir, **training_arguments)
     if data_collator is None and processing_class is None:
         data_collator = partial(collate, padding=padding_of(members[0]) or 0, classes=classes_of(members[0]))
-    if compute_metrics is None and recipe.metric == "accuracy":
-        compute_metrics = compute_accuracy
     options = {
         "train_dataset": train_data,
         "eval_dataset": validation_data,
@@ -113,12 +126,17 @@ def finetune_members(
         "compute_metrics": compute_metrics,
         "compute_loss_func": recipe.loss() if recipe.label_smoothing else None,
     }
+    if teacher is not None:
+        options["compute_loss_func"] = TeacherLoss(teacher, recipe.label_smoothing)
     fine_tuning = _FineTuning(recipe, rates, options, list(callbacks), progress and process.should_save)
 
     def fingerprints() -> dict[str, Any]:
         in_worker = process.dataloader_num_workers > 0
         sets = {"train_data": train_data, "validation_data": validation_data}
-        return {name: fingerprint_of_data(each, in_worker) for name, each in sets.items()}
+        found = {name: fingerprint_of_data(each, in_worker) for name, each in sets.items()}
+        found["teacher"] = None if teacher is None else teacher.identity()
+        found["ends_after"] = next((each.share for each in callbacks if isinstance(each, EndAfter)), None)
+        return found
 
     finished, output_dir = [], Path(output_dir)
     with only_one_run(output_dir, process):
@@ -156,7 +174,7 @@ class _FineTuning:
     def finetune(self, member: PreTrainedModel, folder: Path, arguments: dict, data: dict | None) -> None:
         """Trains with every learning rate and leaves the best model in `folder`.
 
-        data: fingerprints of the data, in processes that write
+        data: fingerprints of the data and of all else that the run depends on, in processes that write
         """
         recipe = self.recipe
         process = recipe.training_arguments(folder, **arguments)
