@@ -124,7 +124,8 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
         inputs["input_values"] = torch.zeros(batch_size, config.max_length, config.num_mel_bins, device=device)
     if hasattr(config, "inputs_to_logits_ratio"):
         inputs["input_values"] = torch.zeros(batch_size, FRAMES * config.inputs_to_logits_ratio, device=device)
-    elif hasattr(text, "vocab_size"):
+    # The words of BEiT and of Wav2Vec2 are those of their pre-training.
+    if hasattr(text, "vocab_size") and (text is not config or not inputs):
         most = getattr(text, "max_position_embeddings", 0)  # models with relative positions have none, or -1
         tokens = min(TEXT_TOKENS, most) if most > 0 else TEXT_TOKENS
         inputs["input_ids"] = torch.ones(batch_size, tokens, dtype=torch.long, device=device)

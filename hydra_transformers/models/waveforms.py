@@ -4,7 +4,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig
 from transformers import initialization as init
-from transformers.models.wav2vec2.modeling_wav2vec2 import Wav2Vec2Model
 
 from .audio import HydraAudioClassifierMixin, HydraAudioEncoderMixin
 from .modeling_hydra import GroupedLinear, embed, encoder_mask, hydra_layers, shared_or_per_member
@@ -31,11 +30,12 @@ class HydraWaveformEmbeddings(nn.Module):
     """From samples to the states that enter the first layer.
 
     parts: the backbone's classes of the convolutions, of the map behind them, and of the positions
+    backbone: its class
     """
 
-    def __init__(self, config: PreTrainedConfig, parts: tuple[type[nn.Module], ...]):
+    def __init__(self, config: PreTrainedConfig, parts: tuple[type[nn.Module], ...], backbone: type[nn.Module]):
         super().__init__()
-        self.config = config
+        self.config, self.backbone = config, backbone
         self.feature_extractor, self.feature_projection, self.pos_conv_embed = (part(config) for part in parts)
         if config.mask_time_prob > 0 or config.mask_feature_prob > 0:
             self.masked_spec_embed = nn.Parameter(torch.rand(config.hidden_size))
@@ -44,9 +44,6 @@ class HydraWaveformEmbeddings(nn.Module):
             self.layer_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    # SpecAugment: in training, frames and features are left out at random.
-    _mask_hidden_states = Wav2Vec2Model._mask_hidden_states
-
     def forward(self, input_values: torch.Tensor, frame_mask: torch.Tensor | None = None) -> torch.Tensor:
         """(batch, samples) -> (batch, frames, hidden), in training with dropout per member a leading axis of members
 
@@ -54,7 +51,8 @@ class HydraWaveformEmbeddings(nn.Module):
         """
         states = self.feature_projection(self.feature_extractor(input_values).transpose(1, 2))
         states = states[0] if isinstance(states, tuple) else states
-        states = self._mask_hidden_states(states, attention_mask=frame_mask)
+        # SpecAugment: in training, frames and features are left out at random.
+        states = self.backbone._mask_hidden_states(self, states, attention_mask=frame_mask)
         if frame_mask is not None:
             states = states.masked_fill(~frame_mask.unsqueeze(-1), 0)
         states = states + self.pos_conv_embed(states)
@@ -95,7 +93,7 @@ class HydraWaveformEncoderMixin(HydraAudioEncoderMixin):
     def __init__(self, config: PreTrainedConfig):
         super().__init__(config)
         self.embeddings = shared_or_per_member(
-            config, "embeddings", lambda: HydraWaveformEmbeddings(config, self.parts)
+            config, "embeddings", lambda: HydraWaveformEmbeddings(config, self.parts, self.backbone_classes[0])
         )
         self.layers = hydra_layers(config)
         if config.do_stable_layer_norm:
