@@ -15,7 +15,7 @@ from ..models.pipeline_hydra import image_mode, read_image
 from ..models.pipeline_hydra_text import most_tokens
 from .columns import PLURALS, check_none_is_missing, find_columns, find_label_column, without_missing_columns
 from .labels import Labels, match_names, model_classes
-from .multi_hot import LabelLists
+from .multi_hot import LabelLists, has_lists
 from .prediction import config_of
 from .processors import load_processor
 from .rows import FEW_ROWS, DataSource, load_rows
@@ -340,12 +340,15 @@ def _add_labels(found: PreparedData, source: DataSource, config: PreTrainedConfi
     found.notes.append(f"labels: column {column!r}, {note}")
 
 
-def classes_in(source: DataSource) -> list[str]:
-    """The data's own class names in the order of their indices; LABEL_0, LABEL_1, ... where they have none."""
+def classes_in(source: DataSource) -> tuple[list[str], str | None]:
+    """The data's own class names in the order of their indices; LABEL_0, LABEL_1, ... where they have none. And the problem type
+    of their model, "multi_label_classification" where rows have lists of labels, else None."""
     rows, _, _ = load_rows(source)
     column = find_label_column(rows, source, None)
+    if has_lists(rows, column):
+        return LabelLists(rows, column, source).classes(), "multi_label_classification"
     labels = Labels(rows, column, source)
     names = labels.names or [f"LABEL_{index}" for index in range(max(labels.indices()) + 1)]
     if len(names) < 2:
         raise ValueError(f"column {column!r} of {source.name} has {len(names)} class, so there is nothing to learn")
-    return names
+    return names, None
