@@ -15,7 +15,7 @@ from .labels import match_names
 
 
 LABEL_NAMES = ("labels", "label")
-PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "special_tokens_mask")
+PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "special_tokens_mask", "word_starts")
 # A row has one label, one text, one image or one sound; a batch has several.
 DIMS_OF_A_ROW = {"labels": 0, "label": 0, "input_ids": 1, "pixel_values": 3, "input_values": 2}
 SOUND = "input_values"
