@@ -369,7 +369,8 @@ def _cost(model: PreTrainedModel | Baseline) -> dict[str, int]:
     if "pixel_values" in inputs:
         unit, inputs = "image", {"pixel_values": inputs["pixel_values"]}
     elif "input_values" in inputs:
-        unit = f"sound of {inputs['input_values'].shape[1]} frames"
+        sound = inputs["input_values"]
+        unit = f"sound of {sound.shape[1]:,} {'samples' if sound.dim() == 2 else 'frames'}"
     else:
         unit, inputs = f"text of {inputs['input_ids'].shape[1]} tokens", {"input_ids": inputs["input_ids"]}
     return parameters | {f"Multiply-adds per {unit}": multiply_adds_of(model, **inputs)}

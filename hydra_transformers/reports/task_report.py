@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from .._io.files import parse_json, write_atomically
 from ..data.loading import ood_groups
+from ..data.prediction import classes_of
 from ..uncertainty.features import without_decision
 from ..uncertainty.metrics import ood_metrics
 from ..uncertainty.rewards import aggregate_of, preference_metrics
@@ -35,15 +37,17 @@ class Evaluation:
     task: its name, for the title
     columns: metric -> (its title, "high" or "low" for what is better, "" for neither), in the order of the table
     measure: answers, labels and decision of all rows -> metrics; without labels (None) what can be said without them
+    needs_classes: whether `measure` is told the names of the model's classes, too
     scores: answers -> (rows,), higher is less sure, by which rows from elsewhere are told apart
     collect: reads all answers and labels of a data set, see `TaskFit`
     """
 
     task: str
     columns: Mapping[str, tuple[str, str]]
-    measure: Callable[[Any, Any, Any], Metrics] | None
+    measure: Callable[..., Metrics] | None
     scores: Callable[[Any], Tensor] | None
     collect: Callable[[nn.Module, Any, int], tuple[Any, Any]] = collect_rows
+    needs_classes: bool = False
 
     def result(self, model: nn.Module, data: Any, ood_data: Any, batch_size: int) -> "TaskResult":
         """The results of one model. What its calibration decides is measured, too."""
@@ -51,12 +55,13 @@ class Evaluation:
         answers, labels = self.collect(model, data, batch_size)
         if labels is None:
             raise ValueError("data has no labels: add a column labels")
-        known = self.measure(answers, labels, None if decision is None else decision(answers))
+        measure = partial(self.measure, classes=classes_of(model)) if self.needs_classes else self.measure
+        known = measure(answers, labels, None if decision is None else decision(answers))
         scores, ood = self.scores(answers), {}
         for group, sets in ood_groups(ood_data).items():
             for name, each in sets.items():
                 foreign, foreign_labels = self.collect(model, each, batch_size)
-                found = self.measure(foreign, foreign_labels, None if decision is None else decision(foreign))
+                found = measure(foreign, foreign_labels, None if decision is None else decision(foreign))
                 title = name if group == "OOD" else f"{name} ({group})"
                 ood[title] = found | {"auroc": ood_metrics(scores, self.scores(foreign))["auroc"]}
         return TaskResult(len(answers), answers[:1].shape[1], known, ood)
