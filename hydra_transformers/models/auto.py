@@ -19,6 +19,7 @@ from transformers.pipelines import PIPELINE_REGISTRY, Pipeline
 
 from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers, task_of
 from .configuration_hydra_ast import HydraASTConfig
+from .configuration_hydra_beit import HydraBeitConfig
 from .configuration_hydra_bert import HydraBertConfig
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
 from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
@@ -29,6 +30,7 @@ from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .configuration_hydra_electra import HydraElectraConfig
 from .configuration_hydra_gemma import HydraGemmaConfig
 from .configuration_hydra_gemma3_text import HydraGemma3TextConfig
+from .configuration_hydra_hubert import HydraHubertConfig
 from .configuration_hydra_llama import HydraLlamaConfig
 from .configuration_hydra_modernbert import HydraModernBertConfig
 from .configuration_hydra_mpnet import HydraMPNetConfig
@@ -37,7 +39,9 @@ from .configuration_hydra_qwen3 import HydraQwen3Config
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig, HydraSiglipVisionConfig
 from .configuration_hydra_vit import HydraViTConfig
+from .configuration_hydra_wav2vec2 import HydraWav2Vec2Config
 from .modeling_hydra_ast import HydraASTForAudioClassification, HydraASTModel
+from .modeling_hydra_beit import HydraBeitForImageClassification, HydraBeitModel
 from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertForTokenClassification, HydraBertModel
 from .modeling_hydra_clip import (
     HydraCLIPForImageClassification,
@@ -72,6 +76,7 @@ from .modeling_hydra_gemma import (
     HydraGemmaModel,
 )
 from .modeling_hydra_gemma3_text import HydraGemma3TextForSequenceClassification, HydraGemma3TextModel
+from .modeling_hydra_hubert import HydraHubertForSequenceClassification, HydraHubertModel
 from .modeling_hydra_llama import (
     HydraLlamaForSequenceClassification,
     HydraLlamaForTokenClassification,
@@ -109,6 +114,7 @@ from .modeling_hydra_siglip import (
     HydraSiglipVisionModel,
 )
 from .modeling_hydra_vit import HydraViTForImageClassification, HydraViTModel
+from .modeling_hydra_wav2vec2 import HydraWav2Vec2ForSequenceClassification, HydraWav2Vec2Model
 
 
 # Arguments of from_pretrained by which a config is found.
@@ -370,6 +376,9 @@ __all__ = [
     "HydraASTConfig",
     "HydraASTForAudioClassification",
     "HydraASTModel",
+    "HydraBeitConfig",
+    "HydraBeitForImageClassification",
+    "HydraBeitModel",
     "HydraBertConfig",
     "HydraBertForSequenceClassification",
     "HydraBertForTokenClassification",
@@ -409,6 +418,9 @@ __all__ = [
     "HydraGemmaForSequenceClassification",
     "HydraGemmaForTokenClassification",
     "HydraGemmaModel",
+    "HydraHubertConfig",
+    "HydraHubertForSequenceClassification",
+    "HydraHubertModel",
     "HydraLlamaConfig",
     "HydraLlamaForSequenceClassification",
     "HydraLlamaForTokenClassification",
@@ -443,4 +455,7 @@ __all__ = [
     "HydraViTConfig",
     "HydraViTForImageClassification",
     "HydraViTModel",
+    "HydraWav2Vec2Config",
+    "HydraWav2Vec2ForSequenceClassification",
+    "HydraWav2Vec2Model",
 ]

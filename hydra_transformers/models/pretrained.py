@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
 
-from .configuration_hydra import SHARED_PARTS, TrunkLayers, set_problem_type
+from .configuration_hydra import SHARED_PARTS, TrunkLayers, check_aggregate, set_problem_type
 from .decision import Decision, uncalibrated
 from .modeling_hydra import Grouped, HydraAttention, mask_of
 from .task_decisions import decision_of
@@ -47,11 +47,23 @@ def attention_rules(theirs: str, projections: Sequence[str], scale: str | None =
     """
     *joint, output = (theirs.format(projection) for projection in projections)
     factor = () if scale is None else (scale,)
+    qkv = tuple(f"{each}.*" for each in joint)
+    # Of several rules the first whose names exist: this one where keys have no bias.
+    without_key_bias = Rule(
+        "layers.*.attention.qkv_proj.bias", (f"{joint[0]}.bias", f"{joint[-1]}.bias"), with_key_bias_of_zeros
+    )
     return (
-        Rule("layers.*.attention.qkv_proj.*", tuple(f"{each}.*" for each in joint), lambda *qkv: torch.cat(qkv)),
+        Rule("layers.*.attention.qkv_proj.*", qkv, lambda *qkv: torch.cat(qkv)),
+        *([without_key_bias] if len(joint) == 3 else []),
         Rule("layers.*.attention.o_proj.weight", (f"{output}.weight", *factor), lambda *weight: scaled(*weight).t()),
         Rule("layers.*.attention.o_proj.bias", (f"{output}.bias", *factor), lambda *bias: scaled(*bias).unsqueeze(0)),
     )
+
+
+def with_key_bias_of_zeros(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The biases of queries, keys and values where keys have none. One of any size changes no answer: it adds the same number
+    to all scores of a query."""
+    return torch.cat([query, torch.zeros_like(query), value])
 
 
 def scaled(tensor: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
@@ -170,6 +182,7 @@ class HydraModelMixin:
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         if model.config.problem_type is not None:
             set_problem_type(model.config)  # again: arguments of this call change the config after it was checked
+            check_aggregate(model.config)
         for module in model.modules():
             if hasattr(module, "kept_heads_mask"):
                 module.check_same_heads(module.kept_heads_mask)

@@ -3,11 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..data.tasks import ONE_CLASS, REGRESSION, SEVERAL_LABELS
 
-
-# The types are Arrow's, and besides "strings" and "scores": lists of texts, and of labels with their scores.
-CLASS_COLUMNS = {
+# The types are Arrow's, and besides "strings", "scores" and "intervals": lists of texts, of labels with scores, of pairs of numbers.
+COLUMNS = {
     "label": "string",
     "score": "double",
     "uncertainty": "double",
@@ -21,14 +19,14 @@ CLASS_COLUMNS = {
     "prediction_set": "strings",
     "scores": "scores",
 }
-# A task whose answers have other fields has an entry of its own.
-COLUMNS = {ONE_CLASS: CLASS_COLUMNS, SEVERAL_LABELS: CLASS_COLUMNS, REGRESSION: CLASS_COLUMNS}
+# What the answers of a problem type of the config have besides: a task adds its own fields here.
+COLUMNS_OF_PROBLEMS = {"regression": {"interval": "intervals"}}
 TEXT_COLUMNS = {"truncated": "bool"}  # of models of texts besides
 
 
-def columns_of(task: str, kind: str) -> dict[str, str]:
+def columns_of(kind: str, problem_type: str | None = None) -> dict[str, str]:
     """The names of a model's columns, in order, and their types. kind: "text", "image", "zero-shot" or "audio" """
-    return COLUMNS[task] | (TEXT_COLUMNS if kind == "text" else {})
+    return COLUMNS | COLUMNS_OF_PROBLEMS.get(problem_type, {}) | (TEXT_COLUMNS if kind == "text" else {})
 
 
 def to_columns(answers: Sequence[Mapping[str, Any] | None], columns: Mapping[str, str]) -> dict[str, list[Any]]:
@@ -48,6 +46,7 @@ def arrow_schema(columns: Mapping[str, str]) -> Any:
     import pyarrow
 
     score = pyarrow.struct([("label", pyarrow.string()), ("score", pyarrow.float64())])
-    types = {"strings": pyarrow.list_(pyarrow.string()), "scores": pyarrow.list_(score)}
+    intervals = pyarrow.list_(pyarrow.list_(pyarrow.float64()))
+    types = {"strings": pyarrow.list_(pyarrow.string()), "scores": pyarrow.list_(score), "intervals": intervals}
     found = {name: types[kind] if kind in types else pyarrow.type_for_alias(kind) for name, kind in columns.items()}
     return pyarrow.schema(list(found.items()))

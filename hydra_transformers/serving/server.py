@@ -40,7 +40,9 @@ REQUEST = {
     },
     "example": {"inputs": "a text, or an image in base64", "parameters": {"top_k": 3}},
 }
-FIELDS = "label, score, uncertainty and its parts, abstain and why, prediction_set, scores; for a list a list"
+FIELDS = (
+    "label, score, uncertainty and its parts, abstain and why, prediction_set or interval, scores; for a list a list"
+)
 RESPONSES = {
     200: {"description": FIELDS},
     422: {"description": "The request cannot be answered: `error` has one sentence, as for every status above 399"},
@@ -173,7 +175,7 @@ def _add_protocols(
     for protocol in protocols_of(answerer, name):
         for path in protocol.paths:
             app.add_api_route(path, route(protocol), methods=["POST"], summary=protocol.summary, responses=RESPONSES)
-    forms = Forms(name, getattr(answerer, "class_names", None), answerer.kind)
+    forms = Forms.of(answerer, name)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:

@@ -10,7 +10,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_po
 from hydra_transformers import HydraDebertaV2Config, HydraDebertaV2ForSequenceClassification
 from hydra_transformers.fusion import to_transformers
 from hydra_transformers.models.modeling_hydra import PerMember
-from hydra_transformers.models.modeling_hydra_deberta_v2 import numbers_of_distances
+from hydra_transformers.models.modeling_hydra_deberta_v2 import numbers_of_distances, rows_of_distances
 from tests.families import DEBERTA, DEBERTA_V2, padded_texts
 
 
@@ -72,15 +72,29 @@ def test_distances_have_the_numbers_that_they_have_in_deberta(buckets, longest, 
     assert torch.equal(found, (expected + reach).clamp(0, 2 * reach - 1))
 
 
+@pytest.mark.parametrize(("buckets", "longest"), [(256, 512), (256, -1), (4, 16), (32, 100), (-1, 16)])
+def test_the_rows_that_a_text_reads_are_those_that_are_computed(buckets, longest):
+    config = HydraDebertaV2Config(
+        position_buckets=buckets, max_relative_positions=longest, max_position_embeddings=512
+    )
+    for tokens in (1, 2, 3, 17, 33, 129, 130, 200, 511, 512, 600):
+        rows = rows_of_distances(tokens, config)
+        numbers = numbers_of_distances(tokens, config, torch.device("cpu")) - rows.start
+        computed = len(range(2 * config.distances_to_each_side)[rows])
+        assert 0 <= numbers.min() <= 1 and computed - 3 <= numbers.max() < computed
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_padding_makes_no_nan_in_16_bits(implementation, dtype):
-    hydra = DEBERTA.fused().to(dtype)
+@pytest.mark.parametrize("is_autocast", [False, True])
+def test_padding_makes_no_nan_in_16_bits(implementation, dtype, is_autocast):
+    hydra = DEBERTA.fused().to(torch.float32 if is_autocast else dtype)
     hydra.set_attn_implementation(implementation)
     texts = padded_left()
     texts["attention_mask"][1] = 0  # a text of padding alone
-    outputs = hydra(**texts, output_hidden_states=True)
+    with torch.autocast("cpu", dtype, enabled=is_autocast):
+        outputs = hydra(**texts, output_hidden_states=True)
     assert all(states.isfinite().all() for states in (*outputs.hidden_states, outputs.logits))
 
 

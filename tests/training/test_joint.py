@@ -79,6 +79,7 @@ def test_a_teacher_answers_with_the_mean_of_its_members_whatever_it_is(hydra_and
     torch.testing.assert_close(Teacher(plain).probabilities(batch), (predict(plain, batch)[:, 0] / 2).softmax(-1))
 
 
+@pytest.mark.slow
 def test_a_hydra_comes_closer_to_its_teacher_and_both_given_stay_as_they_were(hydra_and_teacher, data, tmp_path):
     hydra, teacher = hydra_and_teacher
     before = [copy.deepcopy(model.state_dict()) for model in (hydra, teacher)]
@@ -94,6 +95,15 @@ def test_a_hydra_comes_closer_to_its_teacher_and_both_given_stay_as_they_were(hy
     assert distance(tuned) < distance(hydra)
     for model, state in zip((hydra, teacher), before, strict=True):
         torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_the_teacher_answers_in_the_precision_of_the_training(hydra_and_teacher, data, tmp_path):
+    hydra, teacher = hydra_and_teacher
+    found = set()
+    teacher.classifier.register_forward_hook(lambda module, inputs, output: found.add(output.dtype))
+    tune_jointly(hydra, replace(TUNE, epochs=1), *data, output_dir=tmp_path, teacher=teacher, bf16=True, **ARGUMENTS)
+    assert found == {torch.bfloat16}
 
 
 @pytest.mark.slow
