@@ -14,6 +14,7 @@ from .._io.files import parse_json, write_atomically
 from ..data.loading import ood_groups
 from ..uncertainty.features import without_decision
 from ..uncertainty.metrics import ood_metrics
+from ..uncertainty.rewards import aggregate_of, preference_metrics
 from ..uncertainty.task_calibration import collect_rows
 from .gains import map_leaves
 from .table import NO_VALUE, Cell, Part, Table, Title, html_page, to_html, to_markdown, to_text
@@ -38,8 +39,8 @@ class Evaluation:
 
     task: str
     columns: Mapping[str, tuple[str, str]]
-    measure: Callable[[Any, Any, Any], Metrics]
-    scores: Callable[[Any], Tensor]
+    measure: Callable[[Any, Any, Any], Metrics] | None
+    scores: Callable[[Any], Tensor] | None
     collect: Callable[[nn.Module, Any, int], tuple[Any, Any]] = collect_rows
 
     def result(self, model: nn.Module, data: Any, ood_data: Any, batch_size: int) -> "TaskResult":
@@ -57,6 +58,20 @@ class Evaluation:
                 title = name if group == "OOD" else f"{name} ({group})"
                 ood[title] = found | {"auroc": ood_metrics(scores, self.scores(foreign))["auroc"]}
         return TaskResult(len(answers), answers[:1].shape[1], known, ood)
+
+
+class PairEvaluation(Evaluation):
+    """How reward models are judged: by pairs, of which one was preferred."""
+
+    def result(self, model: nn.Module, data: Any, ood_data: Any, batch_size: int) -> "TaskResult":
+        if ood_data is not None:
+            raise ValueError("ood_data has no preferences that a reward model could be judged by: leave it out")
+        model, decision = without_decision(model)
+        answers, _ = self.collect(model, data, batch_size)
+        found = preference_metrics(*answers.unbind(dim=-1), aggregate_of(model))
+        if decision is not None:
+            found["answered"] = float((~decision(answers[..., :1]).abstain).double().mean())
+        return TaskResult(len(answers), answers.shape[1], found)
 
 
 @dataclass(frozen=True)
