@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .._io.files import write_atomically, written_whole
+from ..baselines import average_members
 from ..data.processors import check_same_processors, find_processor, load_processor
 from ..hub.member_heads import copy_circuits, load_circuits
 from ..models.auto import AutoHydra
@@ -46,6 +47,9 @@ def fuse(
         "N",
         parser=layers_or_share,
     ) = None,
+    average_into: option(
+        int | None, "average more fine-tunings into M members first, such as six into three, two into each", "M", min=2
+    ) = None,
     allow_equal: switch("--allow-equal", "fuse members although they are the same model") = False,
     processor: option(str | None, "default: the one saved with the first member", "NAME_OR_FOLDER") = None,
 ) -> None:
@@ -63,6 +67,8 @@ def fuse(
         check_same_processors(names, configs, reader)
     check_trunk(trunk_layers, names[0], configs[0])
     models = [load_model(name) for name in names]
+    if average_into is not None:
+        models = average_members(models, average_into)
     with written_whole(output) as unfinished:
         hydra = AutoHydra.from_pruned_members(models, [part for part in shared if part], trunk_layers, allow_equal)
         hydra.save_pretrained(unfinished)
@@ -71,6 +77,8 @@ def fuse(
         is_plain = not any(hasattr(config, "kept_heads") for config in configs)
         steps = [folder] if folder is not None else [Path(name).parent for name in names]
         record = {"made_of": digest_of_names(names), "fine_tunings": is_plain or any(map(are_fine_tunings, steps))}
+        if average_into is not None:
+            record["averaged"] = len(names) // average_into
         write_atomically(unfinished / FUSE_SETTINGS, json.dumps(record, indent=1) + "\n")
         if folder is not None:
             copy_circuits(folder, unfinished)

@@ -19,6 +19,7 @@ from transformers.pipelines import PIPELINE_REGISTRY, Pipeline
 
 from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers, task_of
 from .configuration_hydra_ast import HydraASTConfig
+from .configuration_hydra_beit import HydraBeitConfig
 from .configuration_hydra_bert import HydraBertConfig
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
 from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
@@ -38,6 +39,7 @@ from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig, HydraSiglipVisionConfig
 from .configuration_hydra_vit import HydraViTConfig
 from .modeling_hydra_ast import HydraASTForAudioClassification, HydraASTModel
+from .modeling_hydra_beit import HydraBeitForImageClassification, HydraBeitModel
 from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertForTokenClassification, HydraBertModel
 from .modeling_hydra_clip import (
     HydraCLIPForImageClassification,
@@ -370,6 +372,9 @@ __all__ = [
     "HydraASTConfig",
     "HydraASTForAudioClassification",
     "HydraASTModel",
+    "HydraBeitConfig",
+    "HydraBeitForImageClassification",
+    "HydraBeitModel",
     "HydraBertConfig",
     "HydraBertForSequenceClassification",
     "HydraBertForTokenClassification",

@@ -627,8 +627,9 @@ class HydraLayer(GradientCheckpointingLayer):
     def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm):
         super().__init__()
         spec = config.layer_spec
+        self.norm_first = spec.norm_first
+        self.drop_path = spec.drop_path[layer] if isinstance(spec.drop_path, tuple) else spec.drop_path
         layer_norm = partial(shared_or_per_member, config, "layernorm", partial(norm, config.hidden_size), layer)
-        self.norm_first, self.drop_path = spec.norm_first, spec.drop_path
         sizes = iter(config.mlp_sizes(layer))  # members are built in their order
         has_norm = layer > 0 or spec.first_attention_norm
         self.attention_norm = layer_norm() if has_norm else nn.Identity()

@@ -106,8 +106,10 @@ class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedMo
             return None
         is_text = attention_mask.bool()
         is_seen = (is_text[:, None, :] & is_text[:, :, None]).unsqueeze(1)
+        device = hidden_states.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
         # Half of the smallest number: the sum with a score is no infinity, which would make rows of padding NaN.
-        hidden = torch.finfo(hidden_states.dtype).min / 2
+        hidden = torch.finfo(dtype).min / 2
         mask = torch.zeros_like(is_seen, dtype=hidden_states.dtype).masked_fill(~is_seen, hidden)
         return members_mask(mask, hidden_states.shape[1], self.config.num_members)
 

@@ -17,12 +17,12 @@ FLAGS = {
     "app": "--single --examples --labels --processor --host --port --max-megabytes --max-characters --device",
     "build": f"{DATA} --target --time-limit --members --recipe --epochs --max-steps --report-to --budget --ood-data --ood-split "
     "--objective --mode --circuit-rows --tune --trunk-layers --freeze-trunk --test-data --test-split --near --far --seed "
-    "--batch-size --device --output",
+    "--batch-size --device --fine-tunings --trainings --output",
     "finetune": f"{PART} --recipe --members --validation-split --learning-rates --epochs --max-steps --report-to --trunk-layers "
-    "--seed --batch-size --output",
+    "--trainings --teacher --seed --batch-size --output",
     "prune": f"{PART} --method --members --budget --heads-per-layer --objectives --out-of --trunk-layers --mode --ood-data "
     "--ood-split --score --seed --allow-equal --batch-size --device --output",
-    "fuse": "--shared --trunk-layers --allow-equal --processor --output",
+    "fuse": "--shared --trunk-layers --average-into --allow-equal --processor --output",
     "calibrate": f"{PART} --risk --coverage --tpr --confidence --ood-data --detector --training-data --alpha --sets --batch-size "
     "--device --output",
     "evaluate": f"{PART} --compare --near --far --score --fit-data --fit-split --corruptions --severities --batch-size --device "

@@ -229,6 +229,7 @@ def steps_of(folder) -> int:
     return json.loads((folder / "lr-0.0001" / "trainer_state.json").read_text())["global_step"]
 
 
+@pytest.mark.slow
 def test_members_of_one_run_go_on_from_its_half_and_take_what_is_left_of_the_trainings(data, tmp_path, capsys):
     """12 rows in batches of 2: 6 steps an epoch, 48 in a training; half of it, and a third for each of three restarts."""
     pretrained, eight = tiny_model("vit", "backbone"), recipe("finetune-images")
