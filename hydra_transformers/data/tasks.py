@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from torch import nn
 
-from .prediction import config_of, models_inside, problem_type_of
+from .prediction import classifies_tokens, config_of, problem_type_of
 
 
 ONE_CLASS, SEVERAL_LABELS, REGRESSION, TOKENS = "one class", "several labels", "regression", "tokens"
@@ -20,7 +20,7 @@ WORDS = {
 
 def task_of_model(model: nn.Module) -> str:
     """The task by its name above, from the model's class and config."""
-    if any("ForTokenClassification" in type(each).__name__ for each in models_inside(model)):
+    if classifies_tokens(model):
         return TOKENS
     problem_type, config = problem_type_of(model), config_of(model)
     if problem_type is None and getattr(config, "num_labels", None) == 1:

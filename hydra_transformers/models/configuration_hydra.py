@@ -46,6 +46,7 @@ class LayerSpec:
     output_dropout, mlp_dropout: behind the output projection and the MLP, None where the backbone has none
     inner_dropout: before the MLP's second map
     drop_path: how often a branch is left out in training, in all layers or layer by layer
+    layer_drop: how often a whole layer is left out in training, for all members at once
     """
 
     inner_size: int
@@ -75,6 +76,7 @@ class LayerSpec:
     mlp_dropout: float | None = None
     inner_dropout: float | None = None
     drop_path: float | tuple[float, ...] = 0.0
+    layer_drop: float = 0.0
 
 
 # The pipelines that say how sure they are: by the Auto class that they run, the class; its task is this name with dashes.

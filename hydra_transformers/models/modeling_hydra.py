@@ -627,7 +627,7 @@ class HydraLayer(GradientCheckpointingLayer):
     def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm):
         super().__init__()
         spec = config.layer_spec
-        self.norm_first = spec.norm_first
+        self.norm_first, self.layer_drop = spec.norm_first, spec.layer_drop
         self.drop_path = spec.drop_path[layer] if isinstance(spec.drop_path, tuple) else spec.drop_path
         layer_norm = partial(shared_or_per_member, config, "layernorm", partial(norm, config.hidden_size), layer)
         sizes = iter(config.mlp_sizes(layer))  # members are built in their order
@@ -651,6 +651,9 @@ class HydraLayer(GradientCheckpointingLayer):
         **kwargs,
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
+        if self.layer_drop and self.training and torch.rand([]) < self.layer_drop:
+            kept = hidden_states[:, :, :1] if first_token_only else hidden_states
+            return kept.expand(self.attention.num_members, *kept.shape[1:])
         heads = self.attend(
             hidden_states, attention_mask, first_token_only, position_bias, distance_embeddings, **kwargs
         )
@@ -897,6 +900,14 @@ class HydraClassifierMixin:
 
     # Whether the head reads the first token's state alone, so that the last layer need not compute the others.
     reads_first_token = True
+    # Whether the head reads the embeddings and every layer, by the softmax of `layer_weights`, (members, layers + 1).
+    reads_all_layers = False
+
+    def weighted_sum(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
+        """What heads read in place of the last layer's states: one (members or 1, batch, tokens, hidden) for the embeddings and
+        for each layer -> (members, batch, tokens, hidden)"""
+        weights = self.layer_weights.softmax(dim=-1).unbind(dim=1)  # (members,) each
+        return sum(states * weight.view(-1, 1, 1, 1) for states, weight in zip(hidden_states, weights, strict=True))
 
     def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
         """What the head reads: (members, batch, tokens or 1, hidden) and (members, batch, pooled) -> (members, batch,
@@ -921,12 +932,18 @@ class HydraClassifierMixin:
 
     def encode_and_classify(self, inputs: dict, labels: torch.Tensor | None, **kwargs) -> HydraClassifierOutput:
         """The forward of every classifier: the encoder, the members' heads, the loss, and the ensemble's answer."""
-        inputs = inputs | {"first_token_only": self.reads_first_token, "members_only": True, "return_dict": True}
-        outputs: HydraModelOutput = self.base_model(**inputs, **kwargs)
+        options = {"first_token_only": self.reads_first_token, "members_only": True, "return_dict": True} | kwargs
+        if self.reads_all_layers:
+            options["output_hidden_states"] = True
+        outputs: HydraModelOutput = self.base_model(**inputs, **options)
         hidden_states, pooled = outputs.member_last_hidden_state, outputs.member_pooler_output
-        features = self.select_features(
-            hidden_states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1)
-        )
+        hidden_states, pooled = hidden_states.transpose(0, 1), None if pooled is None else pooled.transpose(0, 1)
+        if self.reads_all_layers:
+            hidden_states = self.weighted_sum([states.transpose(0, 1) for states in outputs.hidden_states])
+            pooled = self.base_model.pool(hidden_states, **inputs)
+            if not kwargs.get("output_hidden_states", self.config.output_hidden_states):
+                outputs.hidden_states = None
+        features = self.select_features(hidden_states, pooled)
         member_logits, loss, decided = self.classify(features).transpose(0, 1), None, {}
         check_aggregate(self.config)  # it may be set on a loaded model
         if labels is not None or self.config.problem_type is None:

@@ -15,7 +15,8 @@ from .._io.processes import check_can_be_shared, gather, rank_and_world_size
 from ..data.batches import ChangedBatches, batches, split_labels
 from ..data.loading import load_if_named, ood_groups
 from ..data.prediction import ZeroShotClassifier, classes_of
-from ..data.tasks import ONE_CLASS, REGRESSION, REWARDS, SEVERAL_LABELS, WORDS, check_task
+from ..data.tags import collect_words
+from ..data.tasks import ONE_CLASS, REGRESSION, REWARDS, SEVERAL_LABELS, TOKENS, WORDS, check_task
 from ..models.decision import Decision
 from ..uncertainty.abstention import Abstention
 from ..uncertainty.conformal import ConformalSets, count_sets, summarize_sets
@@ -27,6 +28,7 @@ from ..uncertainty.metrics import exact_mean, ood_metrics
 from ..uncertainty.regression import NUMBER_COLUMNS, measure_numbers, number_scores
 from ..uncertainty.rewards import PAIR_COLUMNS, collect_pairs
 from ..uncertainty.streaming import UncertaintyAccumulator
+from ..uncertainty.tagging import TAG_COLUMNS, measure_tags, text_scores
 from ..uncertainty.temperature import TemperatureScaling
 from .curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
 from .gains import packed_rows
@@ -146,6 +148,7 @@ EVALUATIONS = {
     REGRESSION: Evaluation(REGRESSION, NUMBER_COLUMNS, measure_numbers, number_scores),
     REWARDS: PairEvaluation(REWARDS, PAIR_COLUMNS, None, None, collect_pairs),
     SEVERAL_LABELS: Evaluation(SEVERAL_LABELS, LABEL_COLUMNS, measure_labels, label_scores),
+    TOKENS: Evaluation(TOKENS, TAG_COLUMNS, measure_tags, text_scores, collect_words, needs_classes=True),
 }
 
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ..data.batches import check_is_data
 from ..data.loading import load_if_named
 from ..data.prediction import classes_of, config_of, device_of, zero_shot_in
-from ..data.tasks import ONE_CLASS, REGRESSION, REWARDS, SEVERAL_LABELS, WORDS, check_task
+from ..data.tags import collect_words
+from ..data.tasks import ONE_CLASS, REGRESSION, REWARDS, SEVERAL_LABELS, TOKENS, WORDS, check_task
 from ..models.decision import Decision, digest_of, dtype_of, uncalibrated
 from ..models.task_decisions import decision_of
 from .abstention import Abstention, check_share, check_target
@@ -24,6 +25,7 @@ from .features import AnswerReader, collect_answers
 from .label_decisions import check_label_target, fit_labels
 from .regression import check_number_target, fit_intervals
 from .rewards import fit_relevance
+from .tagging import fit_entities
 from .task_calibration import HeldOutRows, Rows, TaskCalibration, TaskFit
 from .temperature import TemperatureScaling, fit_temperature
 
@@ -167,6 +169,7 @@ FITS: dict[str, TaskFit] = {
     REGRESSION: TaskFit(fit_intervals, check_number_target),
     REWARDS: TaskFit(fit_relevance),
     SEVERAL_LABELS: TaskFit(fit_labels, check_label_target),
+    TOKENS: TaskFit(fit_entities, collect=collect_words),
 }
 
 
