@@ -117,14 +117,18 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
             f"Right on {', '.join(f'{accuracy(each, *known):.1%}' for each in fine_tunings)} of the images to choose by."
         )
 
-        begin("Before fusing", "May they be fused? Asked on images to choose by.")
+        begin("Before fusing", "May they be fused, and how many layers merged? Asked on images to choose by.")
         say(str(may_be_fused(fine_tunings, data, pace)))
 
-        begin("Fusing", "Three fine-tunings in, one model out: own attention side by side, the mean of all else.")
-        hydra = AutoHydra.from_pruned_members(fine_tunings)
-        say("hydra = AutoHydra.from_pruned_members(fine_tunings)")
+        begin(
+            "Fusing",
+            "Three fine-tunings in, one model out: three quarters of the layers merged, own attention side by side behind them.",
+        )
+        hydra = AutoHydra.from_pruned_members(fine_tunings, trunk_layers=0.75)
+        careful = AutoHydra.from_pruned_members(fine_tunings)
+        say("hydra = AutoHydra.from_pruned_members(fine_tunings, trunk_layers=0.75)")
         apart = sum(each.num_parameters() for each in fine_tunings)
-        say(f"{hydra.num_parameters():,} parameters instead of {apart:,}.")
+        say(f"{hydra.num_parameters():,} parameters instead of {apart:,}; {careful.num_parameters():,} with no layer merged.")
 
         begin("Pruning", f"Or each first loses {pace.budget} of its 32 heads, by its own circuit.")
         pruned = AutoHydra.from_pruned_members(pruned_members(fine_tunings, data, pace, folder / "circuits"))
@@ -132,7 +136,8 @@ def tell(output: Path, pace: Pace = FULL, train: bool = False) -> None:
 
         begin("Testing", "Faster than three, better than one? On digits and photos that no step above has seen.")
         ensemble = DeepEnsemble(fine_tunings)
-        models = {"Single": fine_tunings[0], "Deep Ensemble": ensemble, "Hydra": hydra, "Hydra, pruned": pruned}
+        models = {"Single": fine_tunings[0], "Deep Ensemble": ensemble, "Hydra": hydra}
+        models |= {"Hydra, nothing merged": careful, "Hydra, pruned": pruned}
         report, costs = evaluate(models, data), compare_costs(models, (BATCH_SIZE,), pace.seconds)
         table = comparison_table(report, costs, BATCH_SIZE)
         print(table.text())
