@@ -92,7 +92,7 @@ def save_models(config: ViTConfig, folder: Path) -> None:
 
 def serve(what: str, folder: Path, port: int) -> None:
     """Runs in a process of its own."""
-    from hydra_transformers.serving import Predictor, create_app, run
+    from hydra_transformers.serving import HydraPredictor, create_app, run
 
     torch.set_num_threads(1)
     if what == HYDRA:
@@ -102,7 +102,7 @@ def serve(what: str, folder: Path, port: int) -> None:
     else:
         model = DeepEnsemble([load_trained(folder / str(number)) for number in range(3)]).eval()
     processor = ViTImageProcessorPil.from_pretrained(folder)
-    run(create_app(Predictor(what, model, processor), max_body=1_000_000), port=port)
+    run(create_app(HydraPredictor(model, processor, name=what), max_body=1_000_000), port=port)
 
 
 class Server:

@@ -210,9 +210,8 @@ def main() -> None:
         parser.error(f"--data is missing: {unread[0]} reads the files of a folder")
     if args.tables and not args.results.exists():
         parser.error(f"--results: there is no {args.results}, run the comparison first")
-    missing = sorted(
-        {package for unit in units_of(SETTINGS[args.settings[0]], 1, 3) for package in missing_packages(unit)}
-    )
+    units = units_to_do(chosen_setting(args.settings[0], args), args)
+    missing = sorted({package for unit in units for package in missing_packages(unit)})
     if missing and not args.tables:
         parser.error(f"fine-tuning needs {' and '.join(missing)}: pip install {' '.join(missing)}")
     if not args.tables:

@@ -6,6 +6,7 @@ from statistics import mean
 from typing import Any
 
 from . import shift_tables
+from .deep_trunk_tables import deep_trunk_table
 from .setting import Setting
 from .table import Column, Run, Seeds, cell, set_columns, table
 
@@ -332,6 +333,7 @@ def render(name: str, content: dict[str, Any], setting: Setting, above_single: f
         "members": table(seeds, member_rows(setting), (*QUALITY, MULTIPLY_ADDS)),
         "sharing": table(seeds, sharing_rows(), QUALITY),
         "trunk": table(seeds, trunk_rows(seeds, setting), (*QUALITY, MULTIPLY_ADDS)),
+        "deep-trunks": deep_trunk_table(seeds, setting),
         "trunk-ways": table(seeds, trunk_way_rows(setting), (*QUALITY, MULTIPLY_ADDS)),
         "scores": table(seeds, quality_rows(setting), scores_columns()),
         "sets": table(seeds, quality_rows(setting), set_columns(seeds)),

@@ -26,6 +26,7 @@ from hydra_transformers.baselines import (
     MCDropout,
     MIMOCollator,
     PackedEnsemble,
+    average_members,
     finetune_lora_ensemble,
     soup,
 )
@@ -33,14 +34,21 @@ from hydra_transformers.cost import count_multiply_adds, count_parameters
 from hydra_transformers.data.prediction import SavedLogits, collect_member_logits
 from hydra_transformers.models.auto import AutoHydra
 from hydra_transformers.models.configuration_hydra import SHARED_PARTS
+from hydra_transformers.models.modeling_hydra import log_mean_probability
 from hydra_transformers.pruning import Circuit, draw_members, extract_circuit, oba_prune, prune_heads
 from hydra_transformers.pruning.members import sample_heads
 from hydra_transformers.pruning.oba import ranked_weights
 from hydra_transformers.reports import fusion_report
 from hydra_transformers.reports.evaluation import evaluate_uncertainty
-from hydra_transformers.training import Recipe, finetune_members
-from hydra_transformers.training.from_pretrained import with_new_classifiers
-from hydra_transformers.uncertainty import TemperatureScaling
+from hydra_transformers.training import Recipe, finetune_from_pretrained, finetune_members, tune_jointly
+from hydra_transformers.training.from_pretrained import (
+    BEFORE_RESTARTS,
+    START,
+    shortened,
+    with_new_classifiers,
+)
+from hydra_transformers.training.run_folders import load_member
+from hydra_transformers.uncertainty import TemperatureScaling, classification_metrics
 
 from .initial_weights import mimic_trained_attention
 from .rows import LengthBatches, TensorRows
@@ -50,17 +58,22 @@ from .splits import Splits
 from .units import (
     ALTERED,
     BEHIND_TRUNK,
+    CHANGES,
     CIRC,
     OF_FROZEN,
+    RUNS,
     SAMPLED,
     SOURCES,
     TAYLOR,
+    WHOLE_RUN,
     Unit,
     baselines_of,
     budget_of,
     circuit_of,
     ensemble,
     further_members,
+    joint_names,
+    six,
     varied_members,
     with_budget,
 )
@@ -107,11 +120,19 @@ class Comparison:
             self.lora_ensemble(unit.index)
         elif unit.kind == "baseline":
             self.baseline(unit.index, unit.name)
+        elif unit.kind == "run":
+            self.restarts(unit.index, unit.name)
+        elif unit.kind == "joint":
+            self.tuned_jointly(unit.index, unit.name)
+        elif unit.kind == "changed":
+            self.changed(unit.index, unit.name)
+        elif unit.kind == "restart":
+            self.changed_restart(unit.index, unit.name)
         elif unit.name == "why":
             self.why(unit.index)
         else:
-            for method, make in getattr(self, unit.name.replace("-", "_"))(unit.index):
-                self.judge(unit.index, method, make)
+            for method, make, *trainings in getattr(self, unit.name.replace("-", "_"))(unit.index):
+                self.judge(unit.index, method, make, *trainings)
 
     # Training
 
@@ -147,10 +168,16 @@ class Comparison:
     ) -> nn.Module:
         order = seed if data_seed is None else data_seed
         options = self.training_options(batch, order) | others
+        [tuned] = self.alone(
+            lambda: finetune_members([model], recipe, output_dir=folder, seed=seed, data_seed=order, **options)
+        )
+        return tuned
+
+    def alone(self, train: Callable[[], Any]) -> Any:
+        """`train()`, once no other worker is at the same folder."""
         while True:
             try:
-                [tuned] = finetune_members([model], recipe, output_dir=folder, seed=seed, data_seed=order, **options)
-                return tuned
+                return train()
             except Exception as error:
                 if not isinstance(error.__cause__, BlockingIOError):
                     raise
@@ -205,6 +232,70 @@ class Comparison:
             seed=100 * seed,
             learning_rates=[self.setting.lora_learning_rate],
             **self.training_options(self.setting.member_batch, 100 * seed),
+        )
+
+    # One run, and Hydras as a whole
+
+    def restarts(self, seed: int, run: str) -> list[PreTrainedModel]:
+        """Three restarts of one fine-tuning."""
+        setting = self.setting
+        return self.alone(
+            lambda: finetune_from_pretrained(
+                self.once(self.start),
+                3,
+                setting.frozen_recipe,
+                output_dir=self.folder / str(Unit("run", seed, run)),
+                seed=1_000 * (seed + 1),
+                trainings=RUNS[run],
+                **self.training_options(setting.member_batch, seed),
+            )
+        )
+
+    def changed(self, seed: int, change: str) -> PreTrainedModel:
+        """A fine-tuning on differently changed images."""
+        setting, rows = self.setting, self.splits.train_changed[change]
+        own = 1_000 * (seed + 1) + 10 * CHANGES.index(change)
+        [model] = with_new_classifiers(self.once(self.start), 1, seed=own)
+        folder = self.folder / str(Unit("changed", seed, change))
+        return self.finetune(model, folder, setting.frozen_recipe, setting.member_batch, own, train_data=rows)
+
+    def changed_restart(self, seed: int, change: str) -> PreTrainedModel:
+        """A restart of the seed's one run on differently changed images."""
+        setting, rows = self.setting, self.splits.train_changed[change]
+        start = load_member(
+            self.once(self.start), self.folder / str(Unit("run", seed, WHOLE_RUN)) / START / "member-0", self.device
+        )
+        recipe = shortened(setting.frozen_recipe, (RUNS[WHOLE_RUN] - BEFORE_RESTARTS) / 3)
+        own, folder = 1_000 * (seed + 1) + 10 * CHANGES.index(change), self.folder / str(Unit("restart", seed, change))
+        return self.finetune(start, folder, recipe, setting.member_batch, own, train_data=rows)
+
+    def members_of(self, seed: int, name: str) -> list[PreTrainedModel]:
+        """Three members by the name of where they come from."""
+        if name in RUNS:
+            return [prune_heads(model) for model in self.once(self.restarts, seed, name)]
+        if name == "six":
+            indices = six(seed, self.seeds, self.backbones)
+            return average_members([self.once(self.pruned_member, index, "single") for index in indices], into=3)
+        return [self.once(self.pruned_member, index, "single") for index in self.ensemble(seed)]
+
+    def joint_recipe(self, name: str) -> Recipe:
+        """As members are trained after pruning; short runs get what is left of their trainings."""
+        recipe = self.setting.member_recipe
+        return replace(recipe, epochs=self.setting.frozen_recipe.epochs / 4) if name == "short" else recipe
+
+    def tuned_jointly(self, seed: int, name: str) -> PreTrainedModel:
+        """A Hydra with a deep trunk after a joint tuning, taught by the same members without one."""
+        setting, (source, _, depth) = self.setting, name.rpartition("-")
+        members = self.members_of(seed, source)
+        return self.alone(
+            lambda: tune_jointly(
+                fused(members, trunk_layers=int(depth)),
+                self.joint_recipe(source),
+                output_dir=self.folder / str(Unit("joint", seed, name)),
+                teacher=None if source == "labels" else fused(members, trunk_layers=0),
+                seed=100 * seed,
+                **self.training_options(setting.member_batch, 100 * seed),
+            )
         )
 
     # Baselines
@@ -487,6 +578,64 @@ class Comparison:
                 ),
             )
 
+    def soups(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module], float]]:
+        """The same for three fine-tunings with deep trunks, for six that are averaged into three members, and what they are
+        compared with; all of the same run, with the number of trainings."""
+        yield "three-single", lambda: self.once(self.backbone, seed), 1
+        yield "three-deep-ensembles", lambda: self.deep_ensemble(seed, 3), 3
+        yield "three-soup", lambda: soup(self.members_of(seed, "three")), 3
+        for name, trainings in (("three", 3), ("six", 6)):
+            yield from self.with_trunks(name, lambda name=name: self.members_of(seed, name), trainings)
+
+    def with_trunks(
+        self, name: str, members: Callable[[], list[PreTrainedModel]], trainings: float
+    ) -> Iterator[tuple[str, Callable[[], nn.Module], float]]:
+        """Members fused with nothing merged, and with every deep trunk."""
+        for depth in (0, *self.setting.deep_trunks):
+            yield f"{name}-trunk-{depth}", lambda depth=depth: fused(members(), trunk_layers=depth), trainings
+
+    def joint_tuning(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module], float]]:
+        """The same after a joint tuning."""
+        names = [*joint_names(self.setting, "three", "six"), f"labels-{self.setting.deep_trunks[-1]}"]
+        yield from (self.jointly(seed, name) for name in names)
+
+    def jointly(self, seed: int, name: str) -> tuple[str, Callable[[], nn.Module], float]:
+        """A step of a joint tuning counts by its multiply-adds; the teacher runs forward only, a third of a step."""
+        source, _, depth = name.rpartition("-")
+        members = self.members_of(seed, source)
+        one, student, teacher = (
+            count_multiply_adds(each)
+            for each in (
+                self.once(self.start),
+                fused(members, trunk_layers=int(depth)),
+                fused(members, trunk_layers=0),
+            )
+        )
+        work = (student + (0 if source == "labels" else teacher / 3)) / one
+        before = RUNS.get(source, 6 if source == "six" else 3)
+        trainings = before + self.joint_recipe(source).epochs / self.setting.frozen_recipe.epochs * work
+        return f"joint-{source}-trunk-{depth}", lambda: self.tuned_jointly(seed, name), trainings
+
+    def one_run(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module], float]]:
+        """The same for restarts of one fine-tuning."""
+        for run, trainings in RUNS.items():
+            yield from self.with_trunks(run, lambda run=run: self.members_of(seed, run), trainings)
+        yield from (self.jointly(seed, name) for name in joint_names(self.setting, *RUNS))
+
+    def augmentations(self, seed: int) -> Iterator[tuple[str, Callable[[], nn.Module], float]]:
+        """The same for members that were shown differently changed images: the first as always."""
+
+        def whole() -> list[PreTrainedModel]:
+            others = [prune_heads(self.once(self.changed, seed, change)) for change in CHANGES]
+            return [self.once(self.pruned_member, seed, "single"), *others]
+
+        def restarted() -> list[PreTrainedModel]:
+            others = [prune_heads(self.once(self.changed_restart, seed, change)) for change in CHANGES]
+            return [self.members_of(seed, WHOLE_RUN)[0], *others]
+
+        yield from self.with_trunks("changed-restarts", restarted, RUNS[WHOLE_RUN])
+        yield from self.with_trunks("changed", whole, 3)
+
     def why(self, seed: int) -> None:
         """Writes a fusion report of three fine-tunings."""
         path = self.folder / "fusion" / f"{seed}.json"
@@ -505,11 +654,14 @@ class Comparison:
         torch.manual_seed(0)
         return self.setting.new_backbone(self.setting.start).to(self.device).eval()
 
-    def judge(self, seed: int, method: str, make: Callable[[], nn.Module]) -> None:
+    def judge(self, seed: int, method: str, make: Callable[[], nn.Module], trainings: float | None = None) -> None:
         """Writes metrics in and out of distribution for each score and under shift, the number of members and the costs; and
-        the same with a temperature fitted on the validation rows."""
+        the same with a temperature fitted on the validation rows, on each member's logits and on the members' mean.
+
+        trainings: how much training went into it; such a method is not judged under shift
+        """
         paths = [self.folder / "results" / str(seed) / f"{name}.json" for name in (method, with_temperature(method))]
-        if all(self.is_judged(path) for path in paths):
+        if all(self.is_judged(path, with_shift=trainings is None) for path in paths):
             return
         model = make()
         splits = self.splits
@@ -520,7 +672,7 @@ class Comparison:
         }
         shifted = {
             name: {severity: self.answers(model, rows) for severity, rows in sweep.items()}
-            for name, sweep in self.once(self.shifted).items()
+            for name, sweep in (self.once(self.shifted) if trainings is None else {}).items()
         }
         held_out = {} if splits.validation_ood is None else {"": {"": self.answers(model, splits.validation_ood)}}
         costs = {"parameters": count_parameters(model), "multiply_adds": count_multiply_adds(model)}
@@ -528,6 +680,8 @@ class Comparison:
         for path, scaling in zip(paths, (TemperatureScaling(1.0), fitted), strict=True):
             results = metrics_of(test, ood, scaling, shifted)
             content = costs | {"temperature": scaling.temperature[0]} | results
+            content |= {} if trainings is None else {"trainings": trainings}
+            content |= {"pooled": pooled_metrics(test, validation)} if scaling is fitted else {}
             if held_out:
                 content["validation"] = metrics_of(validation, held_out, scaling)
             write_atomically(path, json.dumps(content, indent=1) + "\n")
@@ -543,9 +697,10 @@ class Comparison:
         """The test rows under shift, by corruption and severity; none where the setting has no such rows."""
         return {} if self.splits.shift is None else self.splits.shift(self.splits.test)
 
-    def is_judged(self, path: Path) -> bool:
+    def is_judged(self, path: Path, with_shift: bool) -> bool:
         """Whether a results file is there, with what is under shift if the setting has that."""
-        return path.exists() and (self.splits.shift is None or "shift" in json.loads(path.read_text()))
+        needs_shift = with_shift and self.splits.shift is not None
+        return path.exists() and (not needs_shift or "shift" in json.loads(path.read_text()))
 
     def answers(self, model: nn.Module, rows: Any) -> dict[str, torch.Tensor]:
         """A model's logits (rows, members, classes), and the labels where there are any."""
@@ -585,6 +740,13 @@ def metrics_of(
             score: result.ood if score == "msp" else detection_of(result.ood) for score, result in results.items()
         },
     }
+
+
+def pooled_metrics(test: dict[str, torch.Tensor], validation: dict[str, torch.Tensor]) -> dict[str, float]:
+    """Metrics where members are averaged first, and one temperature is fitted for their mean."""
+    pooled, own = (log_mean_probability(each["member_logits"]).unsqueeze(1) for each in (test, validation))
+    scaling = TemperatureScaling.fit(own, validation["labels"])
+    return {"temperature": scaling.temperature[0], **classification_metrics(scaling(pooled), test["labels"])}
 
 
 def detection_of(ood: Mapping[str, Mapping[str, dict[str, float]]]) -> dict[str, dict[str, dict[str, float]]]:

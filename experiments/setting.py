@@ -45,6 +45,7 @@ class Setting:
     backbone_recipe: how backbones are fine-tuned, where they start from a pre-trained model; baselines that start there, too,
         train by it, the others as members do
     packed_alpha: the width of a Packed-Ensemble; None where new weights would learn nothing that is worth comparing
+    deep_trunks: how many layers are merged where most of them are
     above_single: of a setting with several fine-tunings, by how much their Hydra was to detect better than a single model
     """
 
@@ -75,6 +76,7 @@ class Setting:
     packed_alpha: float | None = None
     above_single: float | None = None
     frozen_recipe: Recipe | None = None
+    deep_trunks: tuple[int, ...] = (9, 10, 11)
 
     @property
     def heads_behind_trunk(self) -> int:

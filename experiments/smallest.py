@@ -15,7 +15,7 @@ from .setting import ALL_PARTS
 from .settings import CIFAR10_MEMBER, SETTINGS
 from .shifted_sets import shifted_images
 from .splits import LIKE_CIRCUITS, Splits
-from .units import GROUPS
+from .units import CHANGES, GROUPS
 
 
 SCHEDULE = Schedule(epochs=2, batch_size=16)
@@ -42,6 +42,7 @@ def splits() -> Splits:
         circuit_altered=altered_images(images(32, 3, labelled=False), seed=0),
         validation_ood=images(32, 7, labelled=False),
         shift=partial(shifted_images, corruptions=("contrast",), severities=(5,)),
+        train_changed={change: images(64, 8 + place) for place, change in enumerate(CHANGES)},
     )
 
 
@@ -80,4 +81,5 @@ SMALLEST = replace(
     packed_alpha=1.5,  # 2 of 4 heads for each of three members
     groups=tuple(GROUPS),
     frozen_recipe=replace(CIFAR10_MEMBER, epochs=1, trainable=ALL_PARTS),
+    deep_trunks=(1,),
 )

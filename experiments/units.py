@@ -33,6 +33,13 @@ SOURCES = (
 )
 
 
+# One fine-tuning with restarts, and how many trainings both take together; the shorter leaves time for a joint tuning.
+WHOLE_RUN = "restarts"
+RUNS = {WHOLE_RUN: 1.5, "short": 1.0}
+# Changes of training images beside the usual ones, see `augmentation.py`.
+CHANGES = ("colours", "look")
+
+
 # What is compared, and judged at a time; a setting names those it takes part in.
 GROUPS = {
     "untuned": "methods on one backbone that train nothing more, and Deep Ensembles",
@@ -47,6 +54,10 @@ GROUPS = {
     "altered": "circuits against an altered set",
     "sources": "what makes members of one circuit differ (tables 8 and 9)",
     "budgets": "members of one backbone that lose other numbers of heads",
+    "soups": "three fine-tunings, and six averaged two by two into three members, with deep trunks",
+    "joint-tuning": "the same, tuned as a whole with the unmerged Hydra as teacher",
+    "one-run": "members that are restarts of one fine-tuning, and these tuned as a whole",
+    "augmentations": "members that were shown differently changed images",
     "baselines": "BatchEnsemble, MIMO, classifiers on one backbone, a Packed-Ensemble of new weights, a single LoRA adapter",
 }
 
@@ -56,9 +67,10 @@ class Unit:
     """What one process does at a time.
 
     kind: "backbone", "backbones" (all of them, side by side), "frozen" (a fine-tuning whose first half did not train),
-        "circuit", "lora", "member", "baseline" or "judge"
-    index: of the backbone; of what is judged, of LoRA ensembles and of baselines, the seed
-    name: the circuit (its objective, after "altered-" if extracted against the altered set, "trunk-" if behind the first half
+        "circuit", "lora", "member", "baseline", "run" (one fine-tuning and its restarts), "joint" (a Hydra tuned as a whole),
+        "changed" and "restart" (a fine-tuning, or a restart, on differently changed images) or "judge"
+    index: of the backbone; of what is judged, of LoRA ensembles, baselines, runs and all that comes of these, the seed
+    name: of a run one of `RUNS`, of a joint tuning its members and the trunk's layers; the kind of changes; the circuit (its objective, after "altered-" if extracted against the altered set, "trunk-" if behind the first half
         of the layers, "frozen-" if so of a frozen fine-tuning), the member, the baseline, or one of `GROUPS`
     order, noise: of a member, shifts of the seeds of the batches' order and of all else that is random in training
     """
@@ -88,7 +100,7 @@ def units_of(setting: Setting, seeds: int, backbones: int) -> dict[Unit, list[Un
             judged = Unit("judge", seed, group)
             units += [unit for unit in needs(judged, setting, seeds, backbones) if unit not in units]
         units += [Unit("judge", seed, group) for seed in range(seeds)]
-    first = (*BACKBONES, "lora", "baseline")
+    first = ("run", *BACKBONES, "lora", "baseline")
     units.sort(key=lambda unit: first.index(unit.kind) if unit.kind in first else len(first))
     return {unit: needs(unit, setting, seeds, backbones) for unit in units}
 
@@ -132,8 +144,16 @@ def needs(unit: Unit, setting: Setting, seeds: int, backbones: int) -> list[Unit
     def backbone(index: int) -> Unit:
         return ALL_BACKBONES if setting.backbones_together else Unit("backbone", index)
 
-    if unit.kind in (*BACKBONES, "frozen"):
+    if unit.kind in (*BACKBONES, "frozen", "run", "changed"):
         return []
+    if unit.kind == "restart":
+        return [Unit("run", unit.index, WHOLE_RUN)]
+    if unit.kind == "joint":
+        members = unit.name.rpartition("-")[0]
+        if members in RUNS:
+            return [Unit("run", unit.index, members)]
+        indices = six(unit.index, seeds, backbones) if members == "six" else ensemble(unit.index, seeds, backbones)
+        return list(dict.fromkeys(map(backbone, indices)))
     if unit.kind == "circuit" and unit.name.startswith("frozen-"):
         return [Unit("frozen", unit.index)]
     if unit.kind == "lora" and setting.lora_from_start:
@@ -145,6 +165,7 @@ def needs(unit: Unit, setting: Setting, seeds: int, backbones: int) -> list[Unit
         return [backbone(unit.index)] + ([] if circuit is None else [Unit("circuit", unit.index, circuit)])
     direct = list(judged_units(unit.name, unit.index, setting, seeds, backbones))
     direct += [backbone(index) for index in ensemble(unit.index, seeds, backbones, members_of(unit.name, backbones))]
+    direct += [backbone(index) for index in six(unit.index, seeds, backbones) if unit.name == "soups"]
     found: list[Unit] = []
     for each in direct:
         for one in (*needs(each, setting, seeds, backbones), each):
@@ -186,6 +207,22 @@ def judged_units(group: str, seed: int, setting: Setting, seeds: int, backbones:
         yield Unit("lora", seed)
     elif group == "sharing":
         yield from (Unit("member", index, "circ-avg") for index in all_indices)
+    elif group == "joint-tuning":
+        yield from (Unit("joint", seed, name) for name in joint_names(setting, "three", "six"))
+        yield Unit("joint", seed, f"labels-{setting.deep_trunks[-1]}")
+    elif group == "one-run":
+        yield from (Unit("run", seed, name) for name in RUNS)
+        yield from (Unit("joint", seed, name) for name in joint_names(setting, *RUNS))
+    elif group == "augmentations":
+        yield from (Unit(kind, seed, change) for kind in ("restart", "changed") for change in CHANGES)
+
+
+def joint_names(setting: Setting, *members: str) -> list[str]:
+    """Joint tunings of these members: of three fine-tunings with every deep trunk, of six with the least and the deepest, of
+    one run with the deepest."""
+    depths = setting.deep_trunks
+    chosen = {"three": depths, "six": dict.fromkeys((depths[0], depths[-1]))}
+    return [f"{each}-{depth}" for each in members for depth in chosen.get(each, depths[-1:])]
 
 
 def baselines_of(setting: Setting) -> list[str]:
@@ -209,6 +246,14 @@ def ensemble(seed: int, seeds: int, backbones: int, members: int = 3) -> list[in
     else:
         own, others = [], [(seed + step) % backbones for step in range(backbones)]
     return list(dict.fromkeys(own + others))[:members]
+
+
+def six(seed: int, seeds: int, backbones: int) -> list[int]:
+    """The fine-tunings that are averaged two by two into a seed's members: no two seeds share one if there are six for each."""
+    three = ensemble(seed, seeds, backbones)
+    if backbones >= 6 * seeds:
+        return three + [3 * (seeds + seed) + step for step in range(3)]
+    return [(seed + step) % backbones for step in range(6)]
 
 
 def missing_packages(unit: Unit) -> list[str]:

@@ -23,7 +23,7 @@ from hydra_transformers.demo.pretraining import load_shipped_model
 from hydra_transformers.demo.story import BATCH_SIZE, FULL, calibrate, finetuned, pruned_members
 from hydra_transformers.serving.page import launch_page
 from hydra_transformers.serving.page_inputs import read_examples
-from hydra_transformers.serving.predictor import Predictor
+from hydra_transformers.serving.predictor import HydraPredictor
 
 
 OUTPUT = Path(__file__).parents[1] / "docs" / "images" / "app.png"
@@ -50,7 +50,7 @@ def main() -> None:
     print(f"the picture is in {arguments.output}")
 
 
-def models(data: DemoData, folder: Path) -> list[Predictor]:
+def models(data: DemoData, folder: Path) -> list[HydraPredictor]:
     """The Hydra, and the first of the fine-tunings that it was made of."""
     fine_tunings = finetuned(load_shipped_model(), data, FULL, folder / "fine-tuning")
     hydra = AutoHydra.from_pruned_members(pruned_members(fine_tunings, data, FULL, folder / "circuits"))
@@ -58,8 +58,8 @@ def models(data: DemoData, folder: Path) -> list[Predictor]:
     return [_predictor("hydra-vit-digits", hydra), _predictor("one fine-tuning", fine_tunings[0])]
 
 
-def _predictor(name: str, model: nn.Module) -> Predictor:
-    return Predictor(name, model, ViTImageProcessorPil(size={"height": 8, "width": 8}))
+def _predictor(name: str, model: nn.Module) -> HydraPredictor:
+    return HydraPredictor(model, ViTImageProcessorPil(size={"height": 8, "width": 8}), name=name)
 
 
 def write_examples(data: DemoData, folder: Path) -> Path:

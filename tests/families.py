@@ -20,6 +20,8 @@ from transformers import (
     CLIPConfig,
     CLIPForImageClassification,
     CLIPModel,
+    DebertaV2Config,
+    DebertaV2ForSequenceClassification,
     DeiTConfig,
     DeiTForImageClassification,
     Dinov2Config,
@@ -30,6 +32,8 @@ from transformers import (
     DistilBertForSequenceClassification,
     ElectraConfig,
     ElectraForSequenceClassification,
+    Gemma3TextConfig,
+    Gemma3TextForSequenceClassification,
     GemmaConfig,
     GemmaForSequenceClassification,
     LlamaConfig,
@@ -42,6 +46,8 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForSequenceClassification,
+    Qwen3Config,
+    Qwen3ForSequenceClassification,
     RobertaConfig,
     RobertaForSequenceClassification,
     SiglipConfig,
@@ -372,6 +378,32 @@ MPNET = Family(
     {"": "mpnet.encoder.layer.{}.attention.attn.o"},
     7,
 )
+# As in DeBERTa-v3, with fewer buckets than distances.
+DEBERTA = Family(
+    "deberta",
+    backbone(
+        DebertaV2ForSequenceClassification,
+        DebertaV2Config,
+        {**SIZES, **TEXT_SIZES, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "share_att_key": True}
+        | {"position_buckets": 4, "norm_rel_ebd": "layer_norm", "position_biased_input": False},
+    ),
+    padded_texts,
+    {"": "deberta.encoder.layer.{}.attention.output.dense"},
+    7,
+)
+# As in DeBERTa-v2, with maps of their own for positions and smaller embeddings.
+DEBERTA_V2 = Family(
+    "deberta-v2",
+    backbone(
+        DebertaV2ForSequenceClassification,
+        DebertaV2Config,
+        {**SIZES, **TEXT_SIZES, "relative_attention": True, "pos_att_type": ["p2c", "c2p"], "embedding_size": 24}
+        | {"type_vocab_size": 2},
+    ),
+    padded_texts,
+    DEBERTA.outputs,
+    7,
+)
 AST = Family(
     "ast",
     backbone(ASTForAudioClassification, ASTConfig, {**SIZES, **AUDIO_SIZES}),
@@ -453,6 +485,35 @@ GEMMA = Family(
     dropout=LLAMA.dropout,
     gradient_tolerance=1e-5,
 )
+QWEN3 = Family(
+    "qwen3",
+    backbone(Qwen3ForSequenceClassification, Qwen3Config, {**DECODER_SIZES, "head_dim": HEAD_DIM}),
+    padded_texts,
+    DECODER_OUTPUTS,
+    7,
+    dropout=LLAMA.dropout,
+    gradient_tolerance=1e-5,
+)
+GEMMA3 = Family(
+    "gemma3",
+    backbone(
+        Gemma3TextForSequenceClassification,
+        Gemma3TextConfig,
+        {**DECODER_SIZES, "hidden_size": 16, "head_dim": HEAD_DIM, "sliding_window": 4, "query_pre_attn_scalar": 20}
+        | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+        | {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0},
+            }
+        },
+    ),
+    padded_texts,
+    DECODER_OUTPUTS,
+    7,
+    dropout=LLAMA.dropout,
+    gradient_tolerance=1e-5,
+)
 FAMILIES = [
     VIT,
     BERT,
@@ -467,6 +528,8 @@ FAMILIES = [
     DISTILBERT,
     ELECTRA,
     MPNET,
+    DEBERTA,
+    DEBERTA_V2,
     AST,
     CLIP_CLASSIFIER,
     SIGLIP,
@@ -475,14 +538,16 @@ FAMILIES = [
     LLAMA,
     QWEN2,
     GEMMA,
+    QWEN3,
+    GEMMA3,
 ]
 # Four that cover every kind: images, texts, two towers, a causal language model. The short run has no others.
 FEW = [VIT, BERT, CLIP, LLAMA]
 # Rows whose layers differ from those of every other row here.
-OWN_LAYERS = [VIT, BERT, CLIP, DINOV2, MPNET, MODERNBERT, LLAMA]
-DECODERS = [LLAMA, QWEN2, GEMMA]
+OWN_LAYERS = [VIT, BERT, CLIP, DINOV2, MPNET, DEBERTA, MODERNBERT, LLAMA, GEMMA3]
+DECODERS = [LLAMA, QWEN2, GEMMA, QWEN3, GEMMA3]
 # Rows that differ from another in a few parts: a gated MLP, biases, the backbone's name, one tower of two.
-VARIANTS = [DINOV2_GATED, XLM_ROBERTA, CAMEMBERT, QWEN2, GEMMA, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]
+VARIANTS = [DINOV2_GATED, DEBERTA_V2, XLM_ROBERTA, CAMEMBERT, QWEN2, QWEN3, GEMMA, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]
 
 
 def for_families(rows: list[Family]) -> pytest.MarkDecorator:

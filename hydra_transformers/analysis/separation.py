@@ -208,7 +208,7 @@ def head_separation(
 ) -> HeadSeparation:
     """How well the outputs of each single head tell foreign data from known data.
 
-    A head's output is read before the output projection: at the first token, for decoders (Llama, Qwen2, Gemma) at the last
+    A head's output is read before the output projection: at the first token, for causal language models at the last
     one, and for SigLIP's images, which have no such token, as the mean over patches. All outputs are kept in memory.
 
     Args:

@@ -10,7 +10,7 @@ from .lora_ensemble import LoRAEnsemble, finetune_lora_ensemble
 from .mc_dropout import MCDropout
 from .mimo import MIMO, Independence, MIMOCollator
 from .packed_ensemble import PackedEnsemble
-from .soup import soup
+from .soup import average_members, soup
 from .temperature_scaled import temperature_scaled, temperature_scaled_clip
 from .vilu import ViLU, collect_confidences, failure_metrics
 
@@ -29,6 +29,7 @@ __all__ = [
     "MIMOCollator",
     "PackedEnsemble",
     "ViLU",
+    "average_members",
     "collect_confidences",
     "failure_metrics",
     "finetune_lora_ensemble",

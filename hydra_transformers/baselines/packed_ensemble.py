@@ -12,7 +12,14 @@ from .baseline import check_is_classifier, check_is_count, is_number
 from .seeding import seeded
 
 
-WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "hidden_dim", "embedding_size")
+WIDTHS = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "hidden_dim",
+    "embedding_size",
+    "pooler_hidden_size",
+)
 
 
 class PackedEnsemble:

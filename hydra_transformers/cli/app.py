@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+from ..serving.predictor import check_served
 from . import flags
+from .folders import load_config
 from .options import megabytes, option
 from .serve import predictor_of
 
@@ -33,6 +35,8 @@ def app(
     from ..serving.page_inputs import Limits, read_examples
 
     limits = Limits(megabytes=max_megabytes, characters=max_characters)
+    for name in filter(None, (model, single)):
+        check_served(load_config(name), name)
     predictor = predictor_of(model, processor, device)
     if labels and not predictor.needs_classes:
         raise ValueError(f"--labels is for CLIP and SigLIP, {model} has its own classes: leave it out")

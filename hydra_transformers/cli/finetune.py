@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import Subset
 from transformers import PreTrainedConfig
 
+from .._io.access import access_to
 from ..data.image_changes import random_changes
 from ..data.loading import PreparedData, check_has_variety, classes_in, remember_max_length
 from ..data.processors import load_processor
@@ -20,7 +21,6 @@ from ..models.auto import CLASSIFIERS, is_zero_shot
 from ..training import RECIPES, Recipe, finetune_from_pretrained, finetune_members
 from ..training.recipes import base_recipe, recipe_for
 from . import flags
-from .errors import access_to
 from .folders import are_fine_tunings, claim_for_training, load_config, load_model, members_in
 from .options import argument, check_named_once, choice, layers_or_share, learning_rate, option
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .._io.access import access_to
 from ..data.loading import PreparedData, load_data
 from ..data.rows import PREFERRED_SPLITS, DataSource
 from ..fusion.probe import TEXT_TOKENS
-from .errors import access_to
 from .options import argument, choice, named, option, switch
 
 

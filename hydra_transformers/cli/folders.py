@@ -2,81 +2,24 @@
 
 import hashlib
 import json
-import re
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig
 
 from .._io.files import check_takes_files, remove_leftovers, write_atomically
-from ..baselines import Baseline
-from ..baselines.baseline import MODEL_FOLDER
-from ..data.prediction import ZeroShotClassifier
-from ..data.processors import class_prompts, load_processor
-from ..models.auto import HEADS, check_model_exists, load_trained
+from ..serving.saved_models import is_baseline, load_config, load_model, member_folders, member_number
 from ..training.run_folders import FINISHED, RUN
-from ..uncertainty import CalibratedClassifier
-from .errors import access_to
-from .options import device_named
 
+
+__all__ = ["load_config", "load_model"]  # commands import them from here
 
 # The settings of a step, in its output folder: among others the number of "members".
 PRUNE_SETTINGS, FINETUNE_SETTINGS, FUSE_SETTINGS = "prune.json", "finetune.json", "fuse.json"
 
 
 # Models
-
-
-def load_config(name: str) -> PreTrainedConfig:
-    """The config of a supported model by Hub name or folder; for a baseline, of the model inside."""
-    path = Path(name)
-    inside = {"subfolder": MODEL_FOLDER} if is_baseline(name) else {}
-    if path.is_dir() and not inside and not (path / "config.json").exists():
-        if member_folders(path):
-            raise ValueError(
-                f"{name} holds members, not a model: fuse them first with `hydra-transformers fuse {name}`"
-            )
-        raise ValueError(f"the folder {name} holds no model: it has no config.json")
-    with access_to(name, "model"):
-        try:
-            config = AutoConfig.from_pretrained(name, **inside)
-        except ValueError as error:
-            raise ValueError(f"Transformers does not know the model {name}: {str(error).splitlines()[0]}") from error
-    if config.model_type not in HEADS:
-        raise ValueError(f"{name} is a {config.model_type}: pass a {', '.join(HEADS)} model")
-    return config
-
-
-def load_model(name: str, device: str = "cpu") -> PreTrainedModel | Baseline:
-    """A trained classifier, CLIP or SigLIP model or baseline by Hub name or folder, ready to predict."""
-    load_config(name)  # its errors are clearer
-    with access_to(name, "model"):
-        return (Baseline.from_pretrained(name) if is_baseline(name) else load_trained(name)).to(device)
-
-
-def load_with_decision(name: str, processor: str | None, device: str | None) -> tuple[nn.Module, Any]:
-    """The model with its decision, and its processor; two towers become a classifier if they were calibrated as one."""
-    device = device_named(device)
-    config = load_config(name)
-    reader = load_processor(processor or name, config)
-    model = load_model(name, device)
-    if CalibratedClassifier.is_saved_in(name):
-        classes = CalibratedClassifier.classes_saved_in(name)
-        if classes is not None:
-            model = ZeroShotClassifier(model, class_prompts(config, reader, classes), classes)
-        model = CalibratedClassifier.load(model, name).eval()
-    elif getattr(config, "decision", None) is None:
-        print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
-    return model, reader
-
-
-def is_baseline(name: str) -> bool:
-    check_model_exists(name)
-    with access_to(name, "model"):
-        return Baseline.is_saved_in(name)
 
 
 def check_is_hydra(config: PreTrainedConfig, name: str, or_baseline: bool = False) -> None:
@@ -87,16 +30,6 @@ def check_is_hydra(config: PreTrainedConfig, name: str, or_baseline: bool = Fals
 
 
 # Members
-
-
-def member_folders(folder: Path) -> list[Path]:
-    """`member-0`, `member-1`, ... of a folder, in order."""
-    found = [path for path in folder.glob("member-*") if re.fullmatch(r"member-\d+", path.name)]
-    return sorted((path for path in found if (path / "config.json").exists()), key=_member_number)
-
-
-def _member_number(path: Path) -> int:
-    return int(path.name.removeprefix("member-"))
 
 
 def models_named(names: Sequence[str]) -> list[str]:
@@ -118,7 +51,7 @@ def members_in(folder: Path) -> list[Path]:
     expected = None if step is None else read_settings(folder / step).get("members")
     if step is None and not members:
         raise ValueError(f"{folder} holds no members: pass the output of `hydra-transformers prune` or `finetune`")
-    if [_member_number(path) for path in members] != list(range(len(members) if expected is None else expected)):
+    if [member_number(path) for path in members] != list(range(len(members) if expected is None else expected)):
         there = ", ".join(path.name for path in members) or "none"
         of_all = "" if expected is None else f" of {expected}"
         again = "its step" if step is None else f"`hydra-transformers {step.removesuffix('.json')}`"

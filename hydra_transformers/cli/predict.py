@@ -1,29 +1,35 @@
 """`predict`: answers to texts, images or sounds, with their uncertainty."""
 
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from ..data.sounds import waveform
+from ..data.rows import FILE_FORMATS
+from ..hub.handler import as_json as without_nan
 from ..models.auto import auto_class_of
-from ..models.pipeline_hydra import image_mode, read_image
-from ..uncertainty import CalibratedClassifier, predict_decisions
+from ..serving.jobs import ENGINES, FORMATS, predict_data
+from ..serving.predictor import NAMED, BadRow
+from ..uncertainty import CalibratedClassifier
 from . import flags
-from .folders import load_config, load_with_decision
-from .options import argument, option, switch
+from .folders import load_config
+from .options import argument, choice, device_named, option, switch
+from .serve import predictor_of
 
 
 ZERO_SHOT = "AutoModelForZeroShotImageClassification"
-AUDIO = "AutoModelForAudioClassification"
+DATA = "A data set"
 
 
 def predict(
     model: flags.ModelArgument,
     inputs: argument(
-        list[str], "INPUT", "texts, image files or URLs, or audio files; - reads them from stdin, one per line"
+        list[str],
+        "INPUT",
+        "texts, image files or URLs, or audio files; - reads them from stdin, one per line. With --output one data set: a "
+        "folder, a csv, jsonl or parquet file, or a Hub name",
     ),
     as_json: switch("--json", "one line of JSON per input instead of a table") = False,
     labels: option(
@@ -32,31 +38,84 @@ def predict(
         "LABEL...",
     ) = None,
     top_k: option(int, "scores per input", "N", min=1) = 5,
+    output: option(
+        Path | None,
+        f"answer a whole data set into this file ({', '.join(FORMATS)}); run again to continue after a stop",
+        "FILE",
+        DATA,
+    ) = None,
+    split: option(str | None, "default: the first of validation, test and train", panel=DATA) = None,
+    image_column: option(str | None, "default: the only column of images; may be one of paths", "NAME", DATA) = None,
+    audio_column: option(str | None, "default: the only column of sounds; may be one of paths", "NAME", DATA) = None,
+    text_column: option(
+        str | None, 'default: "text", "sentence", ... or the only one; "FIRST,SECOND" for pairs', "NAME", DATA
+    ) = None,
+    strict: switch("--strict", "stop at a row that cannot be answered, instead of naming it in a file", DATA) = False,
+    engine: option(choice(ENGINES), "ray spreads the rows over a Ray cluster, or over processes here", panel=DATA) = (
+        "local"
+    ),
+    workers: option(int | None, "processes of Ray (default: one per GPU)", "N", DATA, min=1) = None,
     processor: flags.Processor = None,
     batch_size: flags.BatchSize = 8,
     device: flags.Device = None,
 ) -> None:
-    """Answer texts, images or sounds, with the uncertainty of each answer."""
+    """Answer texts, images or sounds, or all rows of a data set, with the uncertainty of each answer."""
     config = load_config(model)
-    task = auto_class_of(config)
-    parameters = {"top_k": top_k, **_candidate_labels(model, labels or None, task)}
-    loaded, reader = load_with_decision(model, processor, device)
+    settings = {"top_k": top_k, **_candidate_labels(model, labels or None, auto_class_of(config))}
+    settings |= {"processor": processor, "batch_size": batch_size}
+    if output is not None:
+        if len(inputs) != 1:
+            raise ValueError(f"--output is for one data set, and there are {len(inputs)} inputs: pass one")
+        columns = {"image": image_column, "audio": audio_column, "text": text_column}
+        # Workers of a cluster may have other devices than this machine.
+        settings["device"] = device_named(device) if engine == "local" else device
+        _predict_data(model, inputs[0], output, split, columns, strict, engine, workers, settings)
+        return
+    given = {"--split": split, "--image-column": image_column, "--audio-column": audio_column}
+    given |= {"--text-column": text_column, "--strict": strict or None, "--workers": workers}
+    given["--engine"] = None if engine == "local" else engine
+    only = [flag for flag, value in given.items() if value is not None]
+    if only:
+        raise ValueError(f"{only[0]} is for a data set: name the file of its answers with --output")
+    for each in inputs:
+        if Path(each).is_dir() or (Path(each).suffix in FILE_FORMATS and Path(each).is_file()):
+            raise ValueError(f"{each} is a data set: name the file of its answers with --output")
+    predictor = predictor_of(model, device=device, **settings)
     if not as_json:
         print(_row("input", "answer", "score", "total", "epistemic", "may be", "why"))
     unread = count = 0
     names = _names(inputs)
     while group := list(islice(names, batch_size)):
-        read = _read(group, task, reader, image_mode(config))
-        count, unread = count + len(group), unread + len(group) - len(read)
-        answers = predict_decisions(loaded, list(read.values()), reader, batch_size, **parameters)
-        for place, answer in zip(read, answers, strict=True):
-            print(_json({"input": group[place], **answer}) if as_json else _line(group[place], answer), flush=True)
+        count += len(group)
+        for name, answer in zip(group, predictor.answers(group), strict=True):
+            if isinstance(answer, BadRow):
+                unread += 1
+                print(f"{name} cannot be read as {NAMED[predictor.kind]}: {answer.reason}", file=sys.stderr)
+            else:
+                print(_json({"input": name, **answer}) if as_json else _line(name, answer), flush=True)
     if unread:
-        raise ValueError(
-            f"{unread} of {count} {'sounds' if task == AUDIO else 'images'} could not be read, the others are answered"
-        )
+        raise ValueError(f"{unread} of {count} {predictor.reads} could not be read, the others are answered")
     if count == 0:
         raise ValueError("stdin has no lines: pass a text, or an image or audio file, on each")
+
+
+def _predict_data(
+    model: str,
+    data: str,
+    output: Path,
+    split: str | None,
+    columns: dict[str, str | None],
+    strict: bool,
+    engine: str,
+    workers: int | None,
+    settings: dict[str, Any],
+) -> None:
+    finished = predict_data(
+        model, data, output, split=split, strict=strict, engine=engine, workers=workers, **columns, **settings
+    )
+    named = "" if finished.bad_rows_file is None else f"; why not the others is in {finished.bad_rows_file}"
+    answered = finished.rows - finished.bad_rows
+    print(f"{output}: answers to {answered:,} of {finished.rows:,} rows{named}.")
 
 
 def _candidate_labels(model: str, labels: list[str] | None, task: str) -> dict[str, list[str]]:
@@ -86,35 +145,12 @@ def _names(inputs: Sequence[str]) -> Iterator[str]:
         yield from (line.rstrip("\r\n") for line in sys.stdin if line.strip()) if each == "-" else [each]
 
 
-def _read(names: Sequence[str], task: str, processor: Any, mode: str) -> dict[int, Any]:
-    """Texts, or the files that can be read, by their place; prints why others cannot."""
-    if task == "AutoModelForSequenceClassification":
-        return dict(enumerate(names))
-    is_audio, found = task == AUDIO, {}
-    for place, name in enumerate(names):
-        try:
-            found[place] = waveform(name, processor.sampling_rate) if is_audio else read_image(name, "it", mode)
-        except Exception as error:  # decoders raise anything for a broken file
-            kind = "a sound" if is_audio else "an image"
-            reason = "there is no such file" if isinstance(error, FileNotFoundError) else " ".join(str(error).split())
-            print(f"{name} cannot be read as {kind}: {reason or type(error).__name__}", file=sys.stderr)
-    return found
-
-
 # Answers
 
 
 def _json(answer: dict[str, Any]) -> str:
     """A line of JSON, with null for NaN and infinities."""
-
-    def finite(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: finite(each) for name, each in value.items()}
-        if isinstance(value, list):
-            return [finite(each) for each in value]
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
-    return json.dumps(finite(answer), allow_nan=False)
+    return json.dumps(without_nan(answer), allow_nan=False)
 
 
 def _line(name: str, answer: dict[str, Any]) -> str:

@@ -1,12 +1,12 @@
 """`serve`: answers over HTTP."""
 
 import sys
-from pathlib import Path
+from typing import Any
 
-from ..serving.predictor import Predictor, kind_of
+from ..serving.predictor import HydraPredictor, check_served
 from . import flags
-from .folders import load_config, load_with_decision
-from .options import duration, option, switch
+from .folders import load_config
+from .options import device_named, duration, option, switch
 
 
 def serve(
@@ -28,6 +28,7 @@ def serve(
         from ..serving import create_app, run
     except ImportError as error:
         raise ImportError(f"serve needs {error.name}: pip install fastapi uvicorn pillow") from error
+    check_served(load_config(model), model)
     predictor = predictor_of(model, processor, device)
     limits = {"max_batch": max_batch, "max_wait_ms": max_wait_ms, "max_queue": max_queue}
     app = create_app(predictor, **limits, max_body=max_body_mb * 1_000_000, docs=not no_docs)
@@ -37,7 +38,11 @@ def serve(
     run(app, host, port)
 
 
-def predictor_of(name: str, processor: str | None = None, device: str | None = None) -> Predictor:
-    kind_of(load_config(name), name)  # refuses before anything large is loaded
-    path = Path(name)
-    return Predictor(path.resolve().name if path.exists() else name, *load_with_decision(name, processor, device))
+def predictor_of(
+    name: str, processor: str | None = None, device: str | None = None, **settings: Any
+) -> HydraPredictor:
+    """The predictor of a model; notes on stderr if it was not calibrated."""
+    predictor = HydraPredictor(name, processor, device_named(device), **settings)
+    if not predictor.is_calibrated:
+        print("note: this model was not calibrated, so it never abstains and has no sets", file=sys.stderr)
+    return predictor

@@ -90,10 +90,10 @@ def joined_labels(labels: Sequence[Tensor | None]) -> Tensor | None:
 
 def config_of(model: nn.Module | None) -> Any:
     """The config of a model, or of the model inside it; None where there is none."""
-    return next((each.config for each in _models_inside(model) if hasattr(each, "config")), None)
+    return next((each.config for each in models_inside(model) if hasattr(each, "config")), None)
 
 
-def _models_inside(model: nn.Module | None) -> Iterator[nn.Module]:
+def models_inside(model: nn.Module | None) -> Iterator[nn.Module]:
     """The model and those it wraps, from the outside in; of several the first."""
     while model is not None:
         yield model
@@ -124,7 +124,7 @@ def problem_type_of(model: nn.Module | None) -> str | None:
 
 def problem_type_of_answers(model: nn.Module) -> str | None:
     """The problem type of the model's own logits. SigLIP says yes or no to each text, unless in a `ZeroShotClassifier`."""
-    inside = list(_models_inside(model))
+    inside = list(models_inside(model))
     has_bias = any(hasattr(each, "logit_bias") for each in inside)
     chooses_one = any(isinstance(each, ZeroShotClassifier) for each in inside)
     return "multi_label_classification" if has_bias and not chooses_one else problem_type_of(model)

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from transformers.initialization import no_init_weights
 
 from ..models.configuration_hydra import SHARED_PARTS, mask_of_neurons, neurons_in
+from ..models.modeling_hydra import HydraAttention
 from .packed_heads import heads_at, qkv_rows
 from .structure import (
     Member,
@@ -23,7 +24,7 @@ from .structure import (
 
 
 def prune_heads(cls: type, member: Member, heads_to_prune: dict | None) -> Member:
-    """The member with heads cut out: q, k, v and o lose the heads' rows, the config their numbers."""
+    """The member with heads cut out: q, k, v, o and tables of positions lose the heads' rows, the config their numbers."""
     tensors, fields, empty = dict(member.tensors), member_fields(member.config), outline(cls, member.config)
     kept = {tower: [heads for [heads] in each["kept_heads"]] for tower, each in fields.items()}
     remaining = remaining_heads(kept, heads_to_prune)
@@ -36,8 +37,21 @@ def prune_heads(cls: type, member: Member, heads_to_prune: dict | None) -> Membe
             for parameter in (f"{name}.qkv_proj.weight", f"{name}.qkv_proj.bias"):
                 if parameter in tensors:
                     tensors[parameter] = qkv_rows(tensors[parameter], before, after, attention)
-            tensors[output] = heads_at(tensors[output], [before.index(head) for head in after], attention.head_dim)
+            places = [before.index(head) for head in after]
+            tensors[output] = heads_at(tensors[output], places, attention.head_dim)
+            move_rows_of_heads(tensors, name, places, attention)
     return Member(member.name, hydra_config(cls.config_class, member.config, fields), tensors)
+
+
+def move_rows_of_heads(
+    tensors: dict[str, torch.Tensor], name: str, positions: list[int | None], attention: HydraAttention
+) -> None:
+    """Gives the parts beside q, k, v and o of the attention with this name the heads at `positions`, in place; None is a head
+    of zeros."""
+    for part, rows in attention.rows_per_head().items():
+        for parameter in (f"{name}.{part}.weight", f"{name}.{part}.bias"):
+            if parameter in tensors:
+                tensors[parameter] = heads_at(tensors[parameter], positions, rows)
 
 
 def prune_neurons(cls: type, member: Member, neurons_to_prune: dict) -> Member:

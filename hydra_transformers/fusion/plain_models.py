@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..models.modeling_hydra import readers_of
-from .building import kept_neurons, move_neurons, weights_to_come
+from .building import kept_neurons, move_neurons, move_rows_of_heads, weights_to_come
 from .packed_heads import heads_at, keys_of
 from .reading import backbone_source, read_members
 from .structure import Member, attention_names, outline, plain_config, tower_configs
@@ -23,10 +23,10 @@ Units = list[list[int | None]]  # by layer, the numbers of heads or neurons befo
 def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrainedModel:
     """A plain model of Transformers that answers as `model` does; `model` is left as it is.
 
-    Its config has one number of heads for all layers, and in some families (ViT, DeiT, AST, DINOv2, Llama, Qwen2, Gemma) their
-    width. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)` leaves them, and
+    Its config has one number of heads for all layers, and in some families (ViT, DeiT, AST, DINOv2, causal language models)
+    their width. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)` leaves them, and
     equally many for each key and value head that several heads read. In the other families (BERT, RoBERTa, ELECTRA, MPNet,
-    DistilBERT, ModernBERT, CLIP, SigLIP) the heads together are always as wide as the hidden size, so none may be missing.
+    DeBERTa, DistilBERT, ModernBERT, CLIP, SigLIP) the heads together are always as wide as the hidden size, so none may be missing.
     Neurons of MLPs have to be equally many in each layer, and the config needs an `intermediate_size` (all but DINOv2 and
     DistilBERT). Other models are refused, or filled up.
 
@@ -184,6 +184,7 @@ def _rearranged(cls: type, member: Member, layout: Layout) -> dict[str, Tensor]:
                         [heads_at(query, heads, head_dim), heads_at(rest, keys, head_dim, 2)]
                     )
             tensors[f"{name}.o_proj.weight"] = heads_at(tensors[f"{name}.o_proj.weight"], heads, head_dim)
+            move_rows_of_heads(tensors, name, heads, attention)
             places = _positions(neurons[tower][layer], layout[tower].neurons[layer])
             move_neurons(tensors, mlp, places, empty.get_submodule(mlp).has_gate)
     return tensors

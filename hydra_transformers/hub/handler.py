@@ -63,18 +63,6 @@ class Answerer:
         self.reader = copy.deepcopy(processor.tokenizer) if kind == "zero-shot" else None
         self.one_reads = threading.Lock()
 
-    def __call__(self, data: dict[str, Any]) -> dict[str, Any] | list[dict[str, Any]]:
-        """
-        data: {"inputs": one or a list, "parameters": {"top_k": 5}}. An input is a text, or an image in base64 (or a PIL
-            image or bytes, as Endpoints pass on image/jpeg and the like). For CLIP, parameters must have
-            "candidate_labels" and may have "hypothesis_template"
-        returns: a dict, or for a list a list of dicts: label, score, uncertainty, aleatoric, epistemic, abstain,
-            prediction_set and scores
-        """
-        inputs, parameters = self.read(data)
-        answers = as_json(self.answer(inputs, parameters))
-        return answers if isinstance(data["inputs"], list) else answers[0]
-
     def read(self, data: Any) -> tuple[list[Any], dict[str, Any]]:
         """Checks a request; returns its texts or images, and its parameters."""
         if not isinstance(data, dict) or "inputs" not in data:
@@ -152,6 +140,18 @@ class EndpointHandler(Answerer):
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = getattr(transformers, task).from_pretrained(path, trust_remote_code=True).to(device).eval()
         super().__init__(model, getattr(transformers, PROCESSORS[task]).from_pretrained(path), KINDS[task])
+
+    def __call__(self, data: dict[str, Any]) -> dict[str, Any] | list[dict[str, Any]]:
+        """
+        data: {"inputs": one or a list, "parameters": {"top_k": 5}}. An input is a text, or an image in base64 (or a PIL
+            image or bytes, as Endpoints pass on image/jpeg and the like). For CLIP, parameters must have
+            "candidate_labels" and may have "hypothesis_template"
+        returns: a dict, or for a list a list of dicts: label, score, uncertainty, aleatoric, epistemic, abstain,
+            prediction_set and scores
+        """
+        inputs, parameters = self.read(data)
+        answers = as_json(self.answer(inputs, parameters))
+        return answers if isinstance(data["inputs"], list) else answers[0]
 
 
 def as_json(value: Any) -> Any:

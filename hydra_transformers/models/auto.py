@@ -21,16 +21,19 @@ from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers, task_of
 from .configuration_hydra_ast import HydraASTConfig
 from .configuration_hydra_bert import HydraBertConfig
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
+from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
 from .configuration_hydra_deit import HydraDeiTConfig
 from .configuration_hydra_dinov2 import HydraDinov2Config
 from .configuration_hydra_dinov2_with_registers import HydraDinov2WithRegistersConfig
 from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .configuration_hydra_electra import HydraElectraConfig
 from .configuration_hydra_gemma import HydraGemmaConfig
+from .configuration_hydra_gemma3_text import HydraGemma3TextConfig
 from .configuration_hydra_llama import HydraLlamaConfig
 from .configuration_hydra_modernbert import HydraModernBertConfig
 from .configuration_hydra_mpnet import HydraMPNetConfig
 from .configuration_hydra_qwen2 import HydraQwen2Config
+from .configuration_hydra_qwen3 import HydraQwen3Config
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig, HydraSiglipVisionConfig
 from .configuration_hydra_vit import HydraViTConfig
@@ -42,6 +45,7 @@ from .modeling_hydra_clip import (
     HydraCLIPTextModel,
     HydraCLIPVisionModel,
 )
+from .modeling_hydra_deberta_v2 import HydraDebertaV2ForSequenceClassification, HydraDebertaV2Model
 from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
 from .modeling_hydra_dinov2 import HydraDinov2ForImageClassification, HydraDinov2Model
 from .modeling_hydra_dinov2_with_registers import (
@@ -51,10 +55,12 @@ from .modeling_hydra_dinov2_with_registers import (
 from .modeling_hydra_distilbert import HydraDistilBertForSequenceClassification, HydraDistilBertModel
 from .modeling_hydra_electra import HydraElectraForSequenceClassification, HydraElectraModel
 from .modeling_hydra_gemma import HydraGemmaForSequenceClassification, HydraGemmaModel
+from .modeling_hydra_gemma3_text import HydraGemma3TextForSequenceClassification, HydraGemma3TextModel
 from .modeling_hydra_llama import HydraLlamaForSequenceClassification, HydraLlamaModel
 from .modeling_hydra_modernbert import HydraModernBertForSequenceClassification, HydraModernBertModel
 from .modeling_hydra_mpnet import HydraMPNetForSequenceClassification, HydraMPNetModel
 from .modeling_hydra_qwen2 import HydraQwen2ForSequenceClassification, HydraQwen2Model
+from .modeling_hydra_qwen3 import HydraQwen3ForSequenceClassification, HydraQwen3Model
 from .modeling_hydra_roberta import HydraRobertaForSequenceClassification, HydraRobertaModel
 from .modeling_hydra_siglip import (
     HydraSiglipForImageClassification,
@@ -334,6 +340,9 @@ __all__ = [
     "HydraCLIPTextModel",
     "HydraCLIPVisionConfig",
     "HydraCLIPVisionModel",
+    "HydraDebertaV2Config",
+    "HydraDebertaV2ForSequenceClassification",
+    "HydraDebertaV2Model",
     "HydraDeiTConfig",
     "HydraDeiTForImageClassification",
     "HydraDeiTModel",
@@ -349,6 +358,9 @@ __all__ = [
     "HydraElectraConfig",
     "HydraElectraForSequenceClassification",
     "HydraElectraModel",
+    "HydraGemma3TextConfig",
+    "HydraGemma3TextForSequenceClassification",
+    "HydraGemma3TextModel",
     "HydraGemmaConfig",
     "HydraGemmaForSequenceClassification",
     "HydraGemmaModel",
@@ -364,6 +376,9 @@ __all__ = [
     "HydraQwen2Config",
     "HydraQwen2ForSequenceClassification",
     "HydraQwen2Model",
+    "HydraQwen3Config",
+    "HydraQwen3ForSequenceClassification",
+    "HydraQwen3Model",
     "HydraRobertaConfig",
     "HydraRobertaForSequenceClassification",
     "HydraRobertaModel",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 # What a Hydra gives beside logits.
-OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_set")
+OUTPUTS_OF_HYDRAS = ("member_logits", "detector_score", "abstain", "prediction_set", "interval")
 # What members may share: the mean over the members stands in for each of them.
 SHARED_PARTS = ("embeddings", "layernorm", "mlp")
 PROBLEM_TYPES = ("single_label_classification", "multi_label_classification", "regression")
@@ -25,6 +25,9 @@ class LayerSpec:
 
     inner_size: of the MLP, between its two maps
     head_dim: how wide a head is; by default all heads together are as wide as the hidden size
+    scaling: the factor on the scores; by default one over the root of `head_dim`
+    head_norms: whether each head norms its queries and keys, before positions turn them
+    branch_norms: whether a branch is normed before it is added to the residual stream
     norm_first: whether a branch normalises what it reads, or the sum is normalised after it
     first_attention_norm: whether the attention of the first layer has a norm as the others have
     gated_mlp: whether one half of the MLP's inner layer gates the other
@@ -34,6 +37,11 @@ class LayerSpec:
         that know windows; all others go by the mask
     float32_softmax: of the eager backend
     float32_rotary: whether queries and keys are turned by their positions in float32
+    position_terms: what distances between tokens add to the scores, as in DeBERTa: "c2p" compares a query with the key of its
+        distance to each token, "p2c" a token's key with the query of that distance
+    own_position_maps: whether these keys and queries have maps of their own, or pass those of the tokens
+    position_dropout: on the embeddings of the distances
+    bias_distances: for how many distances each head of each layer has a number of its own, to be added to the scores
     output_dropout, mlp_dropout: behind the output projection and the MLP, None where the backbone has none
     inner_dropout: before the MLP's second map
     drop_path: how often a branch is left out in training
@@ -43,6 +51,9 @@ class LayerSpec:
     activation: str
     norm_eps: float
     head_dim: int | None = None
+    scaling: float | None = None
+    head_norms: bool = False
+    branch_norms: bool = False
     norm_first: bool = True
     first_attention_norm: bool = True
     norm_bias: bool = True
@@ -54,6 +65,10 @@ class LayerSpec:
     sliding_window: int | None = None
     float32_softmax: bool = True
     float32_rotary: bool = False
+    position_terms: tuple[str, ...] = ()
+    own_position_maps: bool = False
+    position_dropout: float = 0.0
+    bias_distances: int = 0
     attention_dropout: float = 0.0
     output_dropout: float | None = None
     mlp_dropout: float | None = None

@@ -1,5 +1,7 @@
 """HydraLlama configuration, and what those of other causal language models have in common with it."""
 
+from dataclasses import replace
+
 from huggingface_hub.dataclasses import strict
 from transformers import LlamaConfig, PreTrainedConfig
 
@@ -22,26 +24,32 @@ class HydraDecoderConfigMixin(HydraConfigMixin):
             )
 
 
-def decoder_layer_spec(
-    config: PreTrainedConfig,
-    qkv_bias: bool = False,
-    output_bias: bool = False,
-    mlp_bias: bool = False,
-    sliding_window: int | None = None,
-) -> LayerSpec:
-    return LayerSpec(
+def check_layer_types(config: PreTrainedConfig) -> None:
+    """Refuses types of layers that a decoder's masks are not made for."""
+    known = ("full_attention", "sliding_attention")[: 1 if config.sliding_window is None else 2]
+    other = next((layer_type for layer_type in config.layer_types if layer_type not in known), None)
+    if other is not None:
+        raise ValueError(
+            f"layer_types names {other!r}, and sliding_window is {config.sliding_window}: layers are of type "
+            "'full_attention', or where there is a window 'sliding_attention'"
+        )
+
+
+def decoder_layer_spec(config: PreTrainedConfig, **changes) -> LayerSpec:
+    """Layers as Llama has them, without biases; `changes` are fields of `LayerSpec`."""
+    spec = LayerSpec(
         inner_size=config.intermediate_size,
         activation=config.hidden_act,
         norm_eps=config.rms_norm_eps,
         head_dim=getattr(config, "head_dim", None),
         gated_mlp=True,
-        mlp_bias=mlp_bias,
-        qkv_bias=qkv_bias,
-        output_bias=output_bias,
-        sliding_window=sliding_window,
+        mlp_bias=False,
+        qkv_bias=False,
+        output_bias=False,
         queries_per_key=config.num_attention_heads // config.num_key_value_heads,
         attention_dropout=config.attention_dropout or 0.0,
     )
+    return replace(spec, **changes)
 
 
 @strict

@@ -4,7 +4,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import Qwen2Config
 
 from .configuration_hydra import LayerSpec
-from .configuration_hydra_llama import HydraDecoderConfigMixin, decoder_layer_spec
+from .configuration_hydra_llama import HydraDecoderConfigMixin, check_layer_types, decoder_layer_spec
 
 
 @strict
@@ -21,13 +21,7 @@ class HydraQwen2Config(HydraDecoderConfigMixin, Qwen2Config):
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
-        known = ("full_attention", "sliding_attention")[: 1 if self.sliding_window is None else 2]
-        other = next((layer_type for layer_type in self.layer_types if layer_type not in known), None)
-        if other is not None:
-            raise ValueError(
-                f"layer_types names {other!r}, and sliding_window is {self.sliding_window}: layers are of type "
-                "'full_attention', or where there is a window 'sliding_attention'"
-            )
+        check_layer_types(self)
 
     @property
     def layer_spec(self) -> LayerSpec:

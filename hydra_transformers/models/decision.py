@@ -27,12 +27,19 @@ class Decided:
     detector_score: (batch,), higher is less sure
     abstain: (batch,) bool, whether the score is above the threshold, or the answer is not a number
     prediction_set: (batch, classes) bool, the possible classes, all where the answer is not a number; None without sets
+    interval: (batch, outputs, 2), of regression: the lowest and the highest number that each output may be; else None
     """
 
     member_logits: Tensor
     detector_score: Tensor
     abstain: Tensor
     prediction_set: Tensor | None = None
+    interval: Tensor | None = None
+
+    def outputs(self) -> dict[str, Tensor | None]:
+        """What a model's output takes over beside the logits."""
+        names = ("detector_score", "abstain", "prediction_set", "interval")
+        return {name: getattr(self, name) for name in names}
 
 
 class Decision(FixedDtype):
@@ -54,12 +61,17 @@ class Decision(FixedDtype):
 
     def __init__(self, settings: Mapping[str, Any], num_parameters: int):
         super().__init__()
-        check_settings(settings, num_parameters)
+        self.check(settings, num_parameters)
         self.settings = dict(settings)
         for name, shape in settings["state"].items():
             self.register_buffer(name, torch.full(shape, math.nan))
         self.is_on = True
         self.seen: SeenWeights | None = None
+
+    @classmethod
+    def check(cls, settings: Any, num_parameters: float) -> None:
+        """Refuses settings that `calibrate` cannot have written."""
+        check_settings(settings, num_parameters)
 
     @property
     def reads_features(self) -> bool:

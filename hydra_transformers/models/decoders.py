@@ -13,6 +13,7 @@ from .modeling_hydra import (
     FixedDtype,
     GroupedLinear,
     HydraModelOutput,
+    RotaryTables,
     hydra_layers,
     members_mask,
     shared_or_per_member,
@@ -23,6 +24,8 @@ from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
 
 DECODER_RULES = (
     *attention_rules("layers.*.self_attn.{}_proj", "qkvo"),
+    Rule("layers.*.attention.query_norm.*", "layers.*.self_attn.q_norm.*"),
+    Rule("layers.*.attention.key_norm.*", "layers.*.self_attn.k_norm.*"),
     Rule("layers.*.attention_norm.*", "layers.*.input_layernorm.*"),
     Rule("layers.*.mlp_norm.*", "layers.*.post_attention_layernorm.*"),
     Rule("layers.*.mlp.fc1.*", ("layers.*.mlp.gate_proj.*", "layers.*.mlp.up_proj.*"), lambda *maps: torch.cat(maps)),
@@ -60,6 +63,15 @@ class HydraOffsetRMSNorm(HydraRMSNorm):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return (self.normalised(hidden_states) * (1 + self.weight.float())).to(hidden_states.dtype)
+
+
+class HydraScaledEmbedding(nn.Embedding):
+    """Word embeddings times the root of their size, as Gemma has them."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        # Rounded to the type of the weights before it multiplies.
+        scale = torch.full((), self.embedding_dim**0.5, dtype=self.weight.dtype, device=self.weight.device)
+        return super().forward(input) * scale
 
 
 class HydraDecoderEmbeddings(nn.Module):
@@ -100,6 +112,7 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
 
     embedding_class: type[nn.Embedding] = nn.Embedding
     norm_class: type[nn.Module] = HydraRMSNorm
+    rotary_class: type[nn.Module] = HydraRotaryEmbedding
     last_norm = "norm"
     last_hidden_state_is_normed = True
 
@@ -108,10 +121,10 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
         self.embeddings = shared_or_per_member(
             config, "embeddings", lambda: HydraDecoderEmbeddings(config, self.embedding_class)
         )
-        norm = partial(self.norm_class, config.hidden_size, config.rms_norm_eps)
+        norm = partial(self.norm_class, eps=config.rms_norm_eps)
         self.layers = hydra_layers(config, norm)
-        self.norm = shared_or_per_member(config, "layernorm", norm)
-        self.rotary_emb = HydraRotaryEmbedding(config)
+        self.norm = shared_or_per_member(config, "layernorm", partial(norm, config.hidden_size))
+        self.rotary_emb = self.rotary_class(config)
         self.post_init()
 
     def embed_inputs(
@@ -134,8 +147,14 @@ class HydraDecoderMixin(HydraTextEncoderMixin):
             position_ids = torch.arange(hidden_states.shape[2], device=hidden_states.device).unsqueeze(0)
         # As the masks were made: some models have their tokens read those behind them, too.
         is_causal = getattr(self.config, "is_causal", True)
-        tables = self.rotary_emb(hidden_states, position_ids)
+        tables = self.rotary_tables(hidden_states, position_ids)
         return hidden_states, mask, {"is_causal": is_causal, "position_embeddings": tables}
+
+    def rotary_tables(
+        self, hidden_states: torch.Tensor, position_ids: torch.Tensor
+    ) -> RotaryTables | dict[str, RotaryTables]:
+        """For all layers, or by `config.layer_types`."""
+        return self.rotary_emb(hidden_states, position_ids)
 
     def _causal_mask(self, create: Callable, hidden_states, attention_mask, position_ids: torch.Tensor | None):
         mask = create(

@@ -27,9 +27,13 @@ logger = logging.get_logger(f"transformers.{__name__}")
 
 ROWS_FOR_ONE_PRODUCT_PER_MEMBER = 2048  # per member; below, one batched product is faster
 BACKENDS_WITH_BIAS = ("eager", "sdpa")  # they add a mask of numbers, which may differ between heads
+# By term of `LayerSpec.position_terms`, the map from embeddings of distances to what it compares tokens with.
+POSITION_MAPS = {"c2p": "position_key_proj", "p2c": "position_query_proj"}
 
 # cos and sin of the rotary angles, (batch or 1, tokens, head_dim) each
 RotaryTables = tuple[torch.Tensor, torch.Tensor]
+
+Norm = Callable[[int], nn.Module]  # makes the norm of states that are so wide
 
 
 # Linear maps of several members
@@ -126,6 +130,17 @@ class GroupedOutput(Grouped):
         products = {m: nn.functional.linear(states, weight.t(), biases[m]) for m, states, weight in parts}
         like = products[members[0]]
         return torch.stack([products[m] if width else bias_as(like, biases[m]) for m, width in enumerate(self.widths)])
+
+
+class DistanceBias(Grouped):
+    """A number for each head and distance, to be added to the scores; weight (sum of heads, distances)."""
+
+    def __init__(self, heads: Sequence[int], distances: int):
+        super().__init__(heads, distances, None)
+
+    def forward(self, distances: torch.Tensor) -> torch.Tensor:
+        """(query tokens, tokens) -> (1, heads of all members, query tokens, tokens)"""
+        return self.weight[:, distances].unsqueeze(0)
 
 
 def bias_as(like: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -247,14 +262,14 @@ class HydraAttention(nn.Module):
       repeated, where positions have a bias, and for the eager backend, which returns its weights in this shape.
     """
 
-    def __init__(self, config: PreTrainedConfig, layer: int):
+    def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm | None = None):
         super().__init__()
         spec, kept_heads = config.layer_spec, config.kept_heads[layer][: config.members_in(layer)]
         self.config, self.layer = config, layer
         self.num_members, self.is_trunk = len(kept_heads), layer < config.trunk_layers
         # The softmax keeps the scale of the backbone's heads, however many are left.
         self.head_dim = spec.head_dim or config.hidden_size // config.num_attention_heads
-        self.scaling = self.head_dim**-0.5
+        self.scaling = spec.scaling or self.head_dim**-0.5
         self.attention_dropout = spec.attention_dropout
         self.float32_softmax = spec.float32_softmax
         self.float32_rotary = spec.float32_rotary
@@ -267,6 +282,18 @@ class HydraAttention(nn.Module):
         qkv_widths = [self.head_dim * (sum(each) + 2 * len(each)) for each in self.readers]
         self.qkv_proj = GroupedLinear(config.hidden_size, qkv_widths, spec.qkv_bias)
         self.o_proj = GroupedOutput(self.widths, config.hidden_size, spec.output_bias)
+        self.query_norm = self.key_norm = None
+        if spec.head_norms:
+            # Part of the attention, which members never share.
+            self.query_norm, self.key_norm = (
+                shared_or_per_member(config, "attention", partial(norm, self.head_dim), layer) for _ in range(2)
+            )
+        self.position_terms, self.position_dropout = spec.position_terms, spec.position_dropout
+        if spec.own_position_maps:
+            for term in spec.position_terms:
+                setattr(self, POSITION_MAPS[term], GroupedLinear(config.hidden_size, self.widths))
+        if spec.bias_distances:
+            self.distance_bias = DistanceBias([len(heads) for heads in kept_heads], spec.bias_distances)
         self.register_buffer("kept_heads_mask", mask_of(kept_heads, config.num_attention_heads))
 
     def set_kept_heads(self, kept_heads: list[list[int]]) -> None:
@@ -277,6 +304,11 @@ class HydraAttention(nn.Module):
         self.has_no_head = not any(self.widths)
         self.is_uniform = len(set(self.widths)) == 1
         self.has_equal_members = all(each == self.readers[0] for each in self.readers)
+
+    def rows_per_head(self) -> dict[str, int]:
+        """The packed parts beside q, k, v and o of which each head owns rows, and how many."""
+        rows = dict.fromkeys(POSITION_MAPS.values(), self.head_dim) | {"distance_bias": 1}
+        return {name: count for name, count in rows.items() if hasattr(self, name)}
 
     def check_same_heads(self, saved: torch.Tensor) -> None:
         """Refuses weights that were saved for other heads than the config names: `saved` is their `kept_heads_mask`."""
@@ -304,6 +336,8 @@ class HydraAttention(nn.Module):
         attention_mask: torch.Tensor | None = None,
         first_token_only: bool = False,
         position_bias: torch.Tensor | None = None,
+        distance_embeddings: torch.Tensor | None = None,
+        distances: torch.Tensor | None = None,
         position_embeddings: RotaryTables | Mapping[str, RotaryTables] | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -314,7 +348,9 @@ class HydraAttention(nn.Module):
         hidden_states: (members or 1, batch, tokens, hidden)
         attention_mask: what `members_mask` returns, for all layers or by `config.layer_types`
         first_token_only: compute queries of the first token alone
-        position_bias: added to the scores, (members or 1, heads of the backbone, tokens, tokens)
+        position_bias: added to the scores, (members or 1, batch or 1, heads of the backbone, tokens, tokens)
+        distance_embeddings: what `position_terms` compare queries and keys with, (members or 1, distances, hidden)
+        distances: the number of the distance between each query and key, (tokens, tokens)
         position_embeddings: the tables of rotary positions, for all layers or by `config.layer_types`
         """
         is_eager = self.config._attn_implementation == "eager"
@@ -324,17 +360,24 @@ class HydraAttention(nn.Module):
             weights = hidden_states.new_zeros(batch, 0, queries, tokens) if is_eager else None
             return hidden_states.new_zeros(self.num_members, batch, queries, 0), weights
         on_batch_axis = self.has_equal_members and not is_eager
-        if attention_mask is not None or position_bias is not None:
+        has_bias = position_bias is not None or distances is not None
+        if attention_mask is not None or has_bias:
             attention_mask, on_batch_axis = self._mask(
-                attention_mask, position_bias, batch, first_token_only, on_batch_axis
+                attention_mask, has_bias, batch, first_token_only, on_batch_axis
             )
         query, key, value = self._project(hidden_states, first_token_only, on_batch_axis)
+        if self.query_norm is not None:
+            query = self._normed(self.query_norm, query, [len(heads) for heads in self.kept_heads], on_batch_axis)
+            key = self._normed(self.key_norm, key, [len(each) for each in self.readers], on_batch_axis)
         if position_embeddings is not None:
             tables = self._of_layer_type(position_embeddings)
             query, key = (rotated(states, *tables, self.float32_rotary) for states in (query, key))
         if self.queries_per_key > 1:
             readers = self.readers[0] if on_batch_axis else [count for each in self.readers for count in each]
             key, value = for_each_query(key, readers), for_each_query(value, readers)
+        if has_bias:
+            bias = self._bias(query, key, position_bias, distance_embeddings, distances)
+            attention_mask = self._mask_with_bias(attention_mask, bias)
         attention_interface: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -352,41 +395,89 @@ class HydraAttention(nn.Module):
         return output, weights
 
     def _mask(
-        self,
-        attention_mask,
-        position_bias: torch.Tensor | None,
-        batch: int,
-        first_token_only: bool,
-        on_batch_axis: bool,
+        self, attention_mask, has_bias: bool, batch: int, first_token_only: bool, on_batch_axis: bool
     ) -> tuple[torch.Tensor | None, bool]:
-        """This layer's mask, with the bias of positions in it, and whether members can lie on the batch axis with it."""
+        """This layer's mask, and whether members can lie on the batch axis with it."""
         attention_mask = self._of_layer_type(attention_mask)
         if first_token_only:
             attention_mask = mask_of_first_token(attention_mask)
         on_batch_axis = on_batch_axis and has_rows(attention_mask)
-        on_batch_axis = on_batch_axis and (position_bias is None or self.num_members == 1)
+        on_batch_axis = on_batch_axis and (not has_bias or self.num_members == 1)
         if isinstance(attention_mask, torch.Tensor) and (self.is_trunk or not on_batch_axis):
             attention_mask = attention_mask[:batch]
-        if position_bias is not None:
-            position_bias = position_bias[:, :, :1] if first_token_only else position_bias
-            attention_mask = self._mask_with_bias(attention_mask, position_bias)
         return attention_mask, on_batch_axis
 
-    def _mask_with_bias(self, attention_mask: torch.Tensor | None, position_bias: torch.Tensor) -> torch.Tensor:
+    def _bias(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        position_bias: torch.Tensor | None,
+        distance_embeddings: torch.Tensor | None,
+        distances: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What positions add to the scores, (batch or 1, heads of all members, query tokens, tokens)."""
+        queries, parts = query.shape[2], []  # the first tokens alone, where only they are computed
+        if position_bias is not None:
+            by_member = position_bias[..., :queries, :].expand(self.num_members, -1, -1, -1, -1)
+            by_head = [of_member.unbind(1) for of_member in by_member]
+            kept = [by_head[member][head] for member, heads in enumerate(self.kept_heads) for head in heads]
+            parts.append(torch.stack(kept, dim=1))
+        if hasattr(self, "distance_bias"):
+            parts.append(self.distance_bias(distances[:queries]))
+        if self.position_terms:
+            parts.append(self._position_terms(query, key, distance_embeddings, distances[:queries]))
+        return reduce(torch.add, parts)
+
+    def _position_terms(
+        self, query: torch.Tensor, key: torch.Tensor, distance_embeddings: torch.Tensor, distances: torch.Tensor
+    ) -> torch.Tensor:
+        """Queries compared with the keys of distances, and keys with the queries of distances, as in DeBERTa: (rows, heads,
+        query tokens, tokens)"""
+        if self.training and self.position_dropout:
+            by_member = distance_embeddings.expand(self.num_members, -1, -1)
+            distance_embeddings = nn.functional.dropout(by_member, self.position_dropout)
+        terms = []
+        for term in self.position_terms:
+            states, numbers = (query, distances) if term == "c2p" else (key, distances.t())
+            # (rows, heads, query tokens or tokens, distances), of which each pair of tokens picks one
+            scores = torch.matmul(states, self._heads_of_distances(term, distance_embeddings).transpose(1, 2))
+            picked = scores.gather(-1, numbers.expand(*scores.shape[:2], -1, -1))
+            terms.append(picked if term == "c2p" else picked.transpose(2, 3))
+        return reduce(torch.add, terms) * self.scaling
+
+    def _heads_of_distances(self, term: str, distance_embeddings: torch.Tensor) -> torch.Tensor:
+        """Keys ("c2p") or queries ("p2c") of the distances: (heads of all members, distances, head_dim)"""
+        if hasattr(self, POSITION_MAPS[term]):
+            projected = getattr(self, POSITION_MAPS[term])(distance_embeddings)
+        else:  # by the maps of the tokens
+            place = 1 if term == "c2p" else 0
+            rows = [slice(place * width, (place + 1) * width) for width in self.widths]
+            projected = self.qkv_proj(distance_embeddings, rows)
+        heads = [of_member.unflatten(-1, (-1, self.head_dim)) for of_member in projected]
+        return torch.cat(heads, dim=-2).transpose(0, 1)
+
+    def _mask_with_bias(self, attention_mask: torch.Tensor | None, bias: torch.Tensor) -> torch.Tensor:
         """A mask to be added to the scores, (batch or 1, heads of all members, query tokens, tokens)."""
         if self.config._attn_implementation not in BACKENDS_WITH_BIAS:
             raise ValueError(
                 f"the attention backend is {self.config._attn_implementation!r}, which cannot add a bias of positions: "
                 f"use {' or '.join(map(repr, BACKENDS_WITH_BIAS))}"
             )
-        by_head = [of_member.unbind() for of_member in position_bias.expand(self.num_members, -1, -1, -1)]
-        kept = [by_head[member][head] for member, heads in enumerate(self.kept_heads) for head in heads]
-        bias = torch.stack(kept).unsqueeze(0)
         if attention_mask is None:
             return bias
         if attention_mask.dtype == torch.bool:
             return torch.where(attention_mask, bias, torch.finfo(bias.dtype).min)
         return attention_mask + bias
+
+    def _normed(self, norm: nn.Module, states: torch.Tensor, heads: list[int], on_batch_axis: bool) -> torch.Tensor:
+        """Queries or keys through the norm of their member, of which each has so many heads: (rows, heads, tokens, head_dim)"""
+        if not isinstance(norm, PerMember):
+            return norm(states)
+        if on_batch_axis:
+            return norm(states.unflatten(0, (self.num_members, -1))).flatten(0, 1)
+        norms = [own for own, count in zip(norm, heads, strict=True) if count]
+        parts = states.split(list(filter(None, heads)), dim=1)
+        return torch.cat([own(part) for own, part in zip(norms, parts, strict=True)], dim=1)
 
     def _of_layer_type(self, given):
         """This layer's entry where there is one for each type of layers, `{type: ...}`."""
@@ -533,16 +624,19 @@ class HydraMLP(nn.Module):
 class HydraLayer(GradientCheckpointingLayer):
     """One Transformer layer of all members, or of one in the trunk: `attend`, then `project_and_feed`."""
 
-    def __init__(self, config: PreTrainedConfig, layer: int, norm: Callable[[], nn.Module]):
+    def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm):
         super().__init__()
         spec = config.layer_spec
+        layer_norm = partial(shared_or_per_member, config, "layernorm", partial(norm, config.hidden_size), layer)
         self.norm_first, self.drop_path = spec.norm_first, spec.drop_path
         sizes = iter(config.mlp_sizes(layer))  # members are built in their order
         has_norm = layer > 0 or spec.first_attention_norm
-        self.attention_norm = shared_or_per_member(config, "layernorm", norm, layer) if has_norm else nn.Identity()
-        self.attention = HydraAttention(config, layer)
-        self.mlp_norm = shared_or_per_member(config, "layernorm", norm, layer)
+        self.attention_norm = layer_norm() if has_norm else nn.Identity()
+        self.attention = HydraAttention(config, layer, norm)
+        self.mlp_norm = layer_norm()
         self.mlp = shared_or_per_member(config, "mlp", lambda: HydraMLP(config.hidden_size, next(sizes), spec), layer)
+        self.attention_branch_norm = layer_norm() if spec.branch_norms else None
+        self.mlp_branch_norm = layer_norm() if spec.branch_norms else None
         self.output_dropout = None if spec.output_dropout is None else nn.Dropout(spec.output_dropout)
         self.mlp_dropout = None if spec.mlp_dropout is None else nn.Dropout(spec.mlp_dropout)
 
@@ -552,20 +646,21 @@ class HydraLayer(GradientCheckpointingLayer):
         attention_mask=None,
         first_token_only: bool = False,
         position_bias: torch.Tensor | None = None,
+        distance_embeddings: torch.Tensor | None = None,
         **kwargs,
     ) -> torch.Tensor:
         """(members or 1, batch, tokens, hidden) -> (members, batch, tokens or 1, hidden)"""
-        heads = self.attend(hidden_states, attention_mask, first_token_only, position_bias, **kwargs)
+        heads = self.attend(
+            hidden_states, attention_mask, first_token_only, position_bias, distance_embeddings, **kwargs
+        )
         if first_token_only:
             hidden_states = hidden_states[:, :, :1]
         return self.project_and_feed(hidden_states, heads)
 
-    def attend(
-        self, hidden_states: torch.Tensor, attention_mask=None, first_token_only=False, position_bias=None, **kwargs
-    ) -> torch.Tensor:
-        """Equations 4 and 5: the heads' outputs, the first result of `HydraAttention.forward`."""
+    def attend(self, hidden_states: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+        """Equations 4 and 5: the heads' outputs, the first result of `HydraAttention.forward`, whose arguments it takes."""
         normed = self.attention_norm(hidden_states) if self.norm_first else hidden_states
-        return self.attention(normed, attention_mask, first_token_only, position_bias, **kwargs)[0]
+        return self.attention(normed, *args, **kwargs)[0]
 
     def project_and_feed(self, hidden_states: torch.Tensor, heads: torch.Tensor) -> torch.Tensor:
         """Equations 6 and 7: output projection and MLP, each added to the residual stream.
@@ -576,12 +671,16 @@ class HydraLayer(GradientCheckpointingLayer):
         Returns (members, ..., query tokens, hidden).
         """
         branch = self.attention.o_proj(heads)
+        if self.attention_branch_norm is not None:
+            branch = self.attention_branch_norm(branch)
         if self.output_dropout is not None and self.output_dropout.training:
             branch = self.output_dropout(branch)
         hidden_states = hidden_states + (self._drop_path(branch) if self.drop_path else branch)
         if not self.norm_first:
             hidden_states = self.attention_norm(hidden_states)
         branch = self.mlp(self.mlp_norm(hidden_states) if self.norm_first else hidden_states)
+        if self.mlp_branch_norm is not None:
+            branch = self.mlp_branch_norm(branch)
         if self.mlp_dropout is not None and self.mlp_dropout.training:
             branch = self.mlp_dropout(branch)
         hidden_states = hidden_states + (self._drop_path(branch) if self.drop_path else branch)
@@ -596,10 +695,10 @@ class HydraLayer(GradientCheckpointingLayer):
         return branch * (mask / keep)
 
 
-def hydra_layers(config: PreTrainedConfig, norm: Callable[[], nn.Module] | None = None) -> nn.ModuleList:
+def hydra_layers(config: PreTrainedConfig, norm: Norm | None = None) -> nn.ModuleList:
     """norm: makes the norms; LayerNorms by default"""
     spec = config.layer_spec
-    norm = norm or partial(nn.LayerNorm, config.hidden_size, eps=spec.norm_eps, bias=spec.norm_bias)
+    norm = norm or partial(nn.LayerNorm, eps=spec.norm_eps, bias=spec.norm_bias)
     return nn.ModuleList(HydraLayer(config, layer, norm) for layer in range(config.num_hidden_layers))
 
 
@@ -625,11 +724,16 @@ def run_layers(
         states = fast_layers(layers, hidden_states, attention_mask, first_token_only, kwargs)
         if states is not None:
             return states
-    position_bias = kwargs.pop("position_bias", None)  # positional below: checkpointing tracks no other arguments
+    positional = take_positional(kwargs)
     for index, layer in enumerate(layers, start=1):
         only_first = first_token_only and index == len(layers)
-        hidden_states = layer(hidden_states, attention_mask, only_first, position_bias, **kwargs)
+        hidden_states = layer(hidden_states, attention_mask, only_first, *positional, **kwargs)
     return hidden_states
+
+
+def take_positional(kwargs: dict) -> tuple[torch.Tensor | None, ...]:
+    """Takes the tensors with gradients out of a layer's arguments: checkpointing tracks positional ones only."""
+    return tuple(kwargs.pop(name, None) for name in ("position_bias", "distance_embeddings"))
 
 
 # The encoder
@@ -722,12 +826,12 @@ class HydraEncoderMixin:
     def _all_hidden_states(self, states, mask, output_hidden_states: bool | Collection[int], kwargs: dict):
         """The layers one by one, with the states between them as (batch, members, tokens, hidden). Each layer reads the
         returned tensor (a trunk's the first member's part), so that gradients can be asked of it."""
-        kept, members, position_bias = [], self.num_members, kwargs.pop("position_bias", None)
+        kept, members, positional = [], self.num_members, take_positional(kwargs)
         for index, layer in enumerate(self.layers):
             if index == 0 and output_hidden_states is True:
                 kept.append(batch_first(states, members))
                 states = kept[0].transpose(0, 1)
-            states = layer(states[: self.config.members_in(index)], mask, False, position_bias, **kwargs)
+            states = layer(states[: self.config.members_in(index)], mask, False, *positional, **kwargs)
             states = batch_first(states, members)
             kept.append(states if output_hidden_states is True or index in output_hidden_states else None)
             states = states.transpose(0, 1)
@@ -772,8 +876,8 @@ class HydraClassifierOutput(ModelOutput):
     member_logits: (batch, members, classes)
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
     attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
-    detector_score, abstain, prediction_set: what a calibrated model decides, see `decision.Decided`; its logits are
-        divided by its temperature
+    detector_score, abstain, prediction_set, interval: what a calibrated model decides, see `decision.Decided`; the
+        logits of a calibrated classifier are divided by its temperature
     """
 
     loss: torch.FloatTensor | None = None
@@ -784,6 +888,7 @@ class HydraClassifierOutput(ModelOutput):
     detector_score: torch.FloatTensor | None = None
     abstain: torch.BoolTensor | None = None
     prediction_set: torch.BoolTensor | None = None
+    interval: torch.FloatTensor | None = None
 
 
 class HydraClassifierMixin:
@@ -822,7 +927,7 @@ class HydraClassifierMixin:
             prepared = self.prepare(features).transpose(0, 1) if self.decision.reads_features else None
             decision = self.decision(member_logits, prepared)
             member_logits = decision.member_logits
-            decided = {name: getattr(decision, name) for name in ("detector_score", "abstain", "prediction_set")}
+            decided = decision.outputs()
         logits = ensemble_logits(member_logits, self.config.problem_type)
         if loss is None and self.training and self.num_members > 1 and self.config.ensemble_loss == "members":
             watch_for_other_loss(logits, from_trainer="num_items_in_batch" in kwargs)

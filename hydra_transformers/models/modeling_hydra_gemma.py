@@ -1,12 +1,16 @@
 """HydraGemma: M head-pruned Gemma classifiers of texts as one network."""
 
-import torch
-from torch import nn
 from transformers import GemmaForSequenceClassification, GemmaModel
 from transformers.models.gemma.modeling_gemma import GemmaPreTrainedModel
 
 from .configuration_hydra_gemma import HydraGemmaConfig
-from .decoders import DECODER_RULES, HydraDecoderClassifierMixin, HydraDecoderMixin, HydraOffsetRMSNorm
+from .decoders import (
+    DECODER_RULES,
+    HydraDecoderClassifierMixin,
+    HydraDecoderMixin,
+    HydraOffsetRMSNorm,
+    HydraScaledEmbedding,
+)
 from .pretrained import HydraModelMixin
 
 
@@ -20,20 +24,11 @@ class HydraGemmaPreTrainedModel(HydraModelMixin, GemmaPreTrainedModel):
     backbone_rules = DECODER_RULES
 
 
-class HydraGemmaEmbedding(nn.Embedding):
-    """Word embeddings times the root of their size."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        # Rounded to the type of the weights before it multiplies, as Gemma has it.
-        scale = torch.full((), self.embedding_dim**0.5, dtype=self.weight.dtype, device=self.weight.device)
-        return super().forward(input) * scale
-
-
 class HydraGemmaModel(HydraDecoderMixin, HydraGemmaPreTrainedModel):
     """The fused decoder without a head: `HydraModelOutput`."""
 
     backbone_classes = (GemmaModel,)
-    embedding_class = HydraGemmaEmbedding
+    embedding_class = HydraScaledEmbedding
     norm_class = HydraOffsetRMSNorm
 
 

@@ -70,7 +70,7 @@ class HydraMPNetModel(HydraTypedTextEncoderMixin, HydraMPNetPreTrainedModel):
     def embed_inputs(self, **inputs):
         hidden_states, mask, layer_kwargs = super().embed_inputs(**inputs)
         bias = embed(self.relative_attention_bias, hidden_states)
-        return hidden_states, mask, layer_kwargs | {"position_bias": bias}
+        return hidden_states, mask, layer_kwargs | {"position_bias": bias.unsqueeze(1)}
 
 
 class HydraMPNetForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraMPNetPreTrainedModel):

@@ -128,7 +128,7 @@ class AnswersMixin:
         detector = detector_score = threshold = abstain = None
         if outputs.get("detector_score") is not None:
             # By name: the model may have come with its repository, and this pipeline with the package.
-            decisions = (each for each in self.model.modules() if type(each).__name__ == "Decision")
+            decisions = (each for each in self.model.modules() if type(each).__name__.endswith("Decision"))
             settings = next(decisions).settings
             detector, threshold = settings["detector"]["name"], settings["threshold"]
             detector_score = outputs["detector_score"][0].item()

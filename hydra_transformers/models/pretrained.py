@@ -17,6 +17,7 @@ from transformers import initialization as init
 from .configuration_hydra import SHARED_PARTS, TrunkLayers, set_problem_type
 from .decision import Decision, uncalibrated
 from .modeling_hydra import Grouped, HydraAttention, mask_of
+from .task_decisions import decision_of
 
 
 # A checkpoint is one of them; where both lie in a folder, Transformers loads the first.
@@ -115,7 +116,7 @@ class HydraModelMixin:
         settings = None if self.is_base_model else getattr(self.config, "decision", None)
         self.decision: Decision | None = None
         if settings is not None:
-            self.decision = Decision(settings, sum(weight.numel() for weight in self.parameters()))
+            self.decision = decision_of(settings, sum(weight.numel() for weight in self.parameters()))
             self._keep_in_fp32_modules_strict = ["decision"]
         super().post_init()
 

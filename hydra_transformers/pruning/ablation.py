@@ -60,7 +60,7 @@ class Tower:
         memory: bytes for the states of the candidates that run together
         """
         states, mask, layer_kwargs = self.encoder.embed_inputs(**inputs)
-        together = self._candidates_together(states, memory)
+        together = self._candidates_together(states, layer_kwargs, memory)
         layers = list(self.encoder.layers)
         for index, layer in enumerate(layers):
             only_first = self.first_token_only and index == len(layers) - 1
@@ -85,7 +85,9 @@ class Tower:
 
     def _features(self, layers, states: Tensor, mask, layer_kwargs: dict, candidates: int, inputs) -> Tensor:
         """(1, candidates * rows, tokens, hidden), through `layers` -> (candidates, rows, features)"""
-        mask = repeated_mask(mask, candidates)
+        mask, bias = repeated_mask(mask, candidates), layer_kwargs.get("position_bias")
+        if bias is not None and bias.shape[1] > 1:  # one for each row
+            layer_kwargs = layer_kwargs | {"position_bias": bias.repeat(1, candidates, 1, 1, 1)}
         if layers:
             states = run_layers(layers, states.contiguous(), mask, self.first_token_only, **layer_kwargs)
         if self.encoder.last_norm is not None:
@@ -93,13 +95,18 @@ class Tower:
         to_pool = {name: repeated_mask(inputs[name], candidates) for name in self.names_to_pool if name in inputs}
         return self.read(states, self.encoder.pool(states, **to_pool))[0].unflatten(0, (candidates, -1))
 
-    def _candidates_together(self, states: Tensor, memory: int) -> int:
-        """How many candidates fit in `memory`: a token takes its state a few times over and the MLP's inner layer twice."""
+    def _candidates_together(self, states: Tensor, layer_kwargs: dict, memory: int) -> int:
+        """How many candidates fit in `memory`: a token takes its state a few times over and the MLP's inner layer twice, and
+        where positions have a bias a number for each head and token, or distance, a few times."""
         config = self.encoder.config
         if is_a(self.encoder, HydraDecoderMixin) and config.pad_token_id is None:
             return 1  # without a padding token it reads texts one by one
-        per_token = (6 * config.hidden_size + 2 * config.layer_spec.inner_size) * states.element_size()
-        return max(1, memory // (per_token * states.shape[1] * states.shape[2]))
+        numbers = 6 * config.hidden_size + 2 * config.layer_spec.inner_size
+        if "distances" in layer_kwargs or "position_bias" in layer_kwargs:
+            embeddings = layer_kwargs.get("distance_embeddings")
+            distances = 0 if embeddings is None else embeddings.shape[1]
+            numbers += 3 * config.num_attention_heads * (states.shape[2] + distances)
+        return max(1, memory // (numbers * states.element_size() * states.shape[1] * states.shape[2]))
 
 
 def keep_heads(attention: HydraAttention, before: list[int], after: list[int]) -> None:
@@ -109,6 +116,11 @@ def keep_heads(attention: HydraAttention, before: list[int], after: list[int]) -
     output.weight = nn.Parameter(heads_at(output.weight, places, attention.head_dim), requires_grad=False)
     for name, tensor in list(qkv.named_parameters()):
         setattr(qkv, name, nn.Parameter(qkv_rows(tensor, before, after, attention), requires_grad=False))
+    for part, rows in attention.rows_per_head().items():
+        module = getattr(attention, part)
+        for name, tensor in list(module.named_parameters()):
+            setattr(module, name, nn.Parameter(heads_at(tensor, places, rows), requires_grad=False))
+        module.set_widths([len(module.weight)])
     attention.set_kept_heads([after])
     qkv.set_widths([qkv.weight.shape[0]])
     output.set_widths([output.weight.shape[0]])

@@ -17,6 +17,7 @@ from ..fusion import (
     config_in_backbone,
     dense_outline,
     hydra_class_of,
+    hydra_config,
     projection_names,
     remaining_heads,
     tower_configs,
@@ -45,6 +46,8 @@ def load_pruned(name: str | os.PathLike) -> PreTrainedModel:
         why = "whose queries, keys and values are one map"
     elif hasattr(config, "num_key_value_heads"):
         why = "a causal language model"
+    elif _has_positions_per_head(HYDRA_CLASSES[plain_class], config):
+        why = "whose heads weigh the positions of tokens"
     if why is not None:
         raise ValueError(
             f"{name} is a {plain_class.__name__}, {why}, which Transformers 4 pruned no heads of: load it with its own class, "
@@ -65,6 +68,12 @@ def load_pruned(name: str | os.PathLike) -> PreTrainedModel:
     if missing:
         raise ValueError(f"{name} has no {missing[0]}: pass a model that was saved whole")
     return AutoHydra.from_backbone(model)
+
+
+def _has_positions_per_head(hydra_class: type[PreTrainedModel], config: PreTrainedConfig) -> bool:
+    """Whether heads own more than rows of q, k, v and o."""
+    towers = tower_configs(hydra_config(hydra_class.config_class, config_in_backbone(hydra_class, config)))
+    return any(each.layer_spec.position_terms or each.layer_spec.bias_distances for each in towers.values())
 
 
 def _heads_left(config: PreTrainedConfig, name: str | os.PathLike) -> dict[str, list[list[int]]]:

@@ -6,6 +6,7 @@ from .gains import Gain, gain_sentence, gains
 from .report import ModelResult, UncertaintyReport
 from .report_tables import cost_table
 from .table import Cell, Table
+from .task_report import TaskReport, TaskResult
 
 
 __all__ = [
@@ -14,6 +15,8 @@ __all__ = [
     "Gain",
     "ModelResult",
     "Table",
+    "TaskReport",
+    "TaskResult",
     "UncertaintyReport",
     "cost_table",
     "evaluate_uncertainty",

@@ -1,5 +1,6 @@
 """Evaluates models in and out of distribution, and reports the results."""
 
+import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 from .._io.processes import check_can_be_shared, gather, rank_and_world_size
 from ..data.batches import ChangedBatches, batches, split_labels
 from ..data.loading import load_if_named, ood_groups
-from ..data.prediction import ZeroShotClassifier, check_chooses_one_class, classes_of
+from ..data.prediction import ZeroShotClassifier, classes_of
+from ..data.tasks import ONE_CLASS, REGRESSION, WORDS, check_task
 from ..models.decision import Decision
 from ..uncertainty.abstention import Abstention
 from ..uncertainty.conformal import ConformalSets, count_sets, summarize_sets
@@ -21,12 +23,14 @@ from ..uncertainty.decomposition import decompose
 from ..uncertainty.detectors import Detector, as_detector
 from ..uncertainty.features import AnswerReader, without_decision
 from ..uncertainty.metrics import exact_mean, ood_metrics
+from ..uncertainty.regression import NUMBER_COLUMNS, measure_numbers, number_scores
 from ..uncertainty.streaming import UncertaintyAccumulator
 from ..uncertainty.temperature import TemperatureScaling
 from .curves import reliability_curve, risk_at_coverages, risk_curve, roc_curve, score_histograms
 from .gains import packed_rows
 from .report import Metrics, ModelResult, UncertaintyReport
 from .report_tables import set_title
+from .task_report import Evaluation, TaskReport
 
 
 def corrupt_by_name(data: Any, names: str | Sequence[str]) -> Mapping[str, Mapping[Any, Any]]:
@@ -46,8 +50,11 @@ def evaluate_uncertainty(
     abstention: Abstention | Mapping[str, Abstention] | None = None,
     conformal: ConformalSets | Mapping[str, ConformalSets] | None = None,
     batch_size: int = 32,
-) -> UncertaintyReport:
+) -> UncertaintyReport | TaskReport:
     """Evaluates models in and out of distribution. Each predicts on its own device; no logits are kept.
+
+    This is written for models that choose one class. Others take `data`, `ood_data` and `batch_size`, and get a `TaskReport`
+    with the metrics of their task; see docs/tasks.md.
 
     Args:
         models: a Hydra, a Hugging Face classifier or a baseline; or several, `{name: model}`.
@@ -77,8 +84,27 @@ def evaluate_uncertainty(
     for name, model in models.items():
         if not isinstance(model, nn.Module):
             raise TypeError(f"{name} is no model: pass one model, or several as {{name: model}}")
-        check_chooses_one_class(model, name)
-    first = next(iter(models.values()))
+    tasks = {name: check_task(model, name, (ONE_CLASS, *EVALUATIONS)) for name, model in models.items()}
+    task, first = next(iter(tasks.values())), next(iter(models.values()))
+    for name, other in tasks.items():
+        if other != task:
+            raise ValueError(
+                f"{name} is made for {WORDS[other]}, the first model for {WORDS[task]}: compare models of one task"
+            )
+    if task != ONE_CLASS:
+        given = {
+            "score": score,
+            "corruptions": corruptions,
+            "class_prompts": class_prompts,
+            "temperature": temperature,
+        }
+        given |= {"abstention": abstention, "conformal": conformal}
+        for name, value in given.items():
+            if value != inspect.signature(evaluate_uncertainty).parameters[name].default:
+                raise ValueError(
+                    f"{name} is for models that choose one class, these are made for {WORDS[task]}: leave it out"
+                )
+        return _evaluate_task(EVALUATIONS[task], models, data, ood_data, batch_size)
     data = load_if_named(data, first, labelled=True)
     ood_data = load_if_named(ood_data, first, labelled=False)
     groups = {} if isinstance(ood_data, Mapping) and not ood_data else ood_groups(ood_data)
@@ -111,6 +137,23 @@ def evaluate_uncertainty(
         rules = (scalings[name], abstentions[name], conformals[name])
         results[name] = _Evaluator(reader, decision, *rules, scores[name], batch_size).result(data, groups, sweeps)
     return UncertaintyReport(next(iter(scores.values())).description, results)
+
+
+# How tasks that do not choose one class are judged.
+EVALUATIONS = {REGRESSION: Evaluation(REGRESSION, NUMBER_COLUMNS, measure_numbers, number_scores)}
+
+
+def _evaluate_task(
+    evaluation: Evaluation, models: Mapping[str, nn.Module], data: Any, ood_data: Any, batch_size: int
+) -> TaskReport:
+    first = next(iter(models.values()))
+    data = load_if_named(data, first, labelled=True)
+    ood_data = load_if_named(ood_data, first)  # its labels are read where it has any
+    for place, each in {"data": data, "ood_data": ood_data}.items():
+        if len(models) > 1 and hasattr(each, "__next__"):
+            raise TypeError(f"{place} is an iterator, which can be read once: pass a list, a Dataset or a DataLoader")
+    results = {name: evaluation.result(model, data, ood_data, batch_size) for name, model in models.items()}
+    return TaskReport(evaluation.task, results, dict(evaluation.columns))
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""A model over HTTP, and a page in the browser to try a classifier on.
+"""A model for batch engines and over HTTP, and a page in the browser to try a classifier on.
 
 `create_app` and `run` import FastAPI, `build_page` and `launch_page` Gradio, each on first use.
 """
@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..hub.handler import RequestError
 from .batcher import Batcher
+from .jobs import Finished, predict_data
 from .page_inputs import Limits, read_examples
-from .predictor import Predictor
+from .predictor import BadRow, HydraPredictor, Predictor
 
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from .server import create_app, run
 
 _MODULES = {"build_page": ".page", "launch_page": ".page", "create_app": ".server", "run": ".server"}
-__all__ = ["Batcher", "Limits", "Predictor", "RequestError", "build_page", "create_app", "launch_page"]
-__all__ += ["read_examples", "run"]
+__all__ = ["BadRow", "Batcher", "HydraPredictor", "Limits", "Predictor", "RequestError", "build_page", "create_app"]
+__all__ += ["Finished", "launch_page", "predict_data", "read_examples", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,7 +11,7 @@ from ..data.prediction import check_chooses_one_class
 from ..hub.handler import RequestError
 from .page_html import answers_html, heading_html, kept_heads_html, sentence_html
 from .page_inputs import USUAL, Limits, check_text, read_class_names, read_image
-from .predictor import Predictor
+from .predictor import HydraPredictor, check_served
 
 
 try:
@@ -33,8 +33,8 @@ ONLY_WHAT_WAS_SENT = "The page opens only what was sent to it, and fetches nothi
 
 
 def build_page(
-    model: Predictor,
-    single: Predictor | None = None,
+    model: HydraPredictor,
+    single: HydraPredictor | None = None,
     examples: Mapping[str, Sequence[str]] | None = None,
     limits: Limits = USUAL,
     class_names: Sequence[str] = (),
@@ -81,8 +81,8 @@ def build_page(
 
 
 def launch_page(
-    model: Predictor,
-    single: Predictor | None = None,
+    model: HydraPredictor,
+    single: HydraPredictor | None = None,
     examples: Mapping[str, Sequence[str]] | None = None,
     limits: Limits = USUAL,
     class_names: Sequence[str] = (),
@@ -111,7 +111,7 @@ def launch_page(
     return page
 
 
-def _respond(models: Sequence[Predictor], limits: Limits, value: Any, classes: str = "") -> str:
+def _respond(models: Sequence[HydraPredictor], limits: Limits, value: Any, classes: str = "") -> str:
     """The answers as HTML, or a sentence about a problem with the input."""
     first = models[0]
     try:
@@ -128,10 +128,11 @@ def _respond(models: Sequence[Predictor], limits: Limits, value: Any, classes: s
         return sentence_html("The model could not answer this: try another input.", "problem")
 
 
-def _check(models: Sequence[Predictor]) -> None:
+def _check(models: Sequence[HydraPredictor]) -> None:
     """Refuses models that do not choose one of several classes, or that cannot be asked the same."""
     first = models[0]
     for each in models:
+        check_served(each.config, each.name)
         check_chooses_one_class(each.model, each.name)
         if each.class_names is not None and len(each.class_names) < 2:
             raise ValueError(f"{each.name} has a single output: the page shows models that choose among classes")

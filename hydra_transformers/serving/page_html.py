@@ -7,7 +7,7 @@ from typing import Any
 
 from ..hub.member_heads import heads_of_backbone, kept_by, trunk_sentence
 from ..pruning.head_maps import HeadMap
-from .predictor import Predictor
+from .predictor import HydraPredictor
 
 
 MOST_CLASSES, MOST_OF_A_SET = 5, 12
@@ -31,7 +31,7 @@ def sentence_html(sentence: str, kind: str) -> str:
     return f'<div class="hydra-{kind}"{role}>{escape(sentence)}</div>'
 
 
-def heading_html(model: Predictor) -> str:
+def heading_html(model: HydraPredictor) -> str:
     """The model's name, kind, and the promises of its calibration."""
     classes = f"{len(model.class_names):,} classes" if model.class_names else "classes that you name"
     members = f"{model.num_members} members in one model" if model.num_members > 1 else "one model"
@@ -42,7 +42,7 @@ def heading_html(model: Predictor) -> str:
     return f'<div class="hydra-heading"><h1>{escape(model.name)}</h1><p>{about}</p>{promises}</div>'
 
 
-def kept_heads_html(model: Predictor) -> str:
+def kept_heads_html(model: HydraPredictor) -> str:
     """Which heads each member of a Hydra keeps, how many, and which layers run once for all."""
     every = sorted(heads_of_backbone(model.config))
     kept = [kept_by(model.config, member) for member in range(model.num_members)]

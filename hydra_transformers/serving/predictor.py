@@ -1,56 +1,228 @@
-"""A classifier as the server and the page ask it."""
+"""The predictor: a saved model that answers columns of rows, for batch engines, the server and the page."""
 
+import io
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
+from .._io.access import in_one_line
 from .._version import __version__
 from ..data.prediction import ZeroShotClassifier, accepted_inputs, config_of, member_logits_of, zero_shot_in
 from ..data.processors import class_prompts
+from ..data.sounds import waveform
 from ..hub.handler import KINDS, Answerer
 from ..models.auto import auto_class_of
+from ..models.pipeline_hydra import image_mode, read_image
 from ..uncertainty import predict_decisions
 from ..uncertainty.features import without_decision
+from .answer_columns import columns_of, to_columns
+from .saved_models import load_config, load_with_decision
 
 
+# What columns may hold; neither server nor page takes sounds.
+KINDS_OF_COLUMNS = {**KINDS, "AutoModelForAudioClassification": "audio"}
 MOST_CLASS_LISTS = 8  # of CLIP, whose prompts are kept
+NAMED = {"image": "an image", "zero-shot": "an image", "audio": "a sound", "text": "a text"}
 
 
 def kind_of(config: PreTrainedConfig, name: str) -> str:
-    """The inputs of a model: "image", "text", or "zero-shot" for images with classes in each request."""
-    kind = KINDS.get(auto_class_of(config))
-    if kind is None:
-        raise ValueError(f"{name} is a {config.model_type}: server and page take classifiers of images and texts")
+    """The inputs of a model: "image", "text", "audio", or "zero-shot" for images with classes that are named for it."""
     if getattr(config, "problem_type", None) == "regression":
         raise ValueError(f"{name} is made for regression, and answers choose among classes: pass a classifier")
+    kind = KINDS_OF_COLUMNS.get(auto_class_of(config))
+    if kind is None:
+        raise ValueError(f"{name} is a {config.model_type}: pass a classifier of images, texts or sounds")
     return kind
 
 
-class Predictor(Answerer):
-    """A classifier with its processor and a name. Any number of threads may ask it.
+def check_served(config: PreTrainedConfig, name: str) -> str:
+    """The kind of a model that server and page take: sounds cannot be sent."""
+    if auto_class_of(config) not in KINDS:
+        raise ValueError(f"{name} is a {config.model_type}: server and page take classifiers of images and texts")
+    return kind_of(config, name)
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be answered, and why, in a few words."""
+
+    reason: str
+
+
+class HydraPredictor(Answerer):
+    """A model with its processor. Called with a dict of columns, it gives a dict of columns: all that Ray Data, `datasets.map`,
+    Spark and model servers need. Any number of threads may ask it. Pickled, it is only its arguments: each process loads
+    the model itself.
+
+        >>> predictor = HydraPredictor("my-calibrated-hydra")
+        >>> predictor({"image": ["one.jpg", "two.jpg"]})["label"]
 
     Args:
-        name: shown by the server and the page.
-        model: a Hydra, a classifier or CLIP model of Transformers, a `ZeroShotClassifier` with `class_names`, a baseline, or
-            one of these calibrated. It is put into eval mode.
-        processor: the tokenizer, image processor or both in one.
+        model: a folder or Hub name: the output of `calibrate` or `fuse`, any classifier, CLIP or SigLIP model or saved
+            baseline. Or the model itself, which is put into eval mode, stays on its device and cannot be pickled.
+        processor: the tokenizer, image processor, feature extractor or several in one, or its folder or Hub name; by default
+            the one saved with the model.
+        device: by default cuda where there is one, otherwise cpu.
+        name: shown by the server and the page; by default the folder's or Hub name.
+        columns: those that are read: one, or two of pairs of texts. By default "image", "audio" or "text", with "text_pair" if
+            there is one.
+        candidate_labels: for CLIP and SigLIP: the classes to choose from.
+        top_k: how many of the likeliest labels `scores` holds; None for all.
+        batch_size: rows per pass of the model.
+        strict: whether a row that cannot be read is an error. If not, its columns are None, and a column `error` says why.
     """
 
-    def __init__(self, name: str, model: nn.Module, processor: Any):
-        self.name, self.config = name, config_of(model)
-        zero_shot, kind = zero_shot_in(model), kind_of(self.config, name)
+    def __init__(
+        self,
+        model: str | os.PathLike | nn.Module,
+        processor: Any = None,
+        device: str | None = None,
+        *,
+        name: str | None = None,
+        columns: str | Sequence[str] | None = None,
+        candidate_labels: Sequence[str] | None = None,
+        top_k: int | None = 5,
+        batch_size: int = 32,
+        strict: bool = True,
+    ):
+        settings = {"columns": columns, "candidate_labels": candidate_labels, "top_k": top_k}
+        settings |= {"batch_size": batch_size, "strict": strict, "name": name}
+        self._arguments: dict[str, Any] | None = None
+        if not isinstance(model, nn.Module):
+            folder = os.fspath(model)
+            self._arguments = {"model": folder, "processor": processor, "device": device, **settings}
+            kind_of(load_config(folder), folder)  # refuses before anything large is loaded
+            name = name or (Path(folder).resolve().name if Path(folder).exists() else folder)
+            model, processor = load_with_decision(folder, processor, device)
+        elif device is not None:
+            model = model.to(device)
+        self.config = config_of(model)
+        self.name = name or self.config.name_or_path or type(model).__name__
+        zero_shot, kind = zero_shot_in(model), kind_of(self.config, self.name)
         super().__init__(model.eval(), processor, kind if zero_shot is None else "image")
         self.class_names: list[str] | None = None
         if zero_shot is not None:
             self.class_names = list(zero_shot.class_names)
         elif not self.needs_classes:
             self.class_names = [str(self.config.id2label[index]) for index in range(self.config.num_labels)]
+        self.parameters: dict[str, Any] = {"top_k": top_k}
+        if candidate_labels is not None:
+            if not self.needs_classes:
+                raise ValueError(
+                    f"candidate_labels is for CLIP and SigLIP, {self.name} has its own classes: leave it out"
+                )
+            self.parameters["candidate_labels"] = list(candidate_labels)
+        named = [columns] if isinstance(columns, str) else list(columns or ())
+        if len(named) > (2 if kind == "text" else 1):
+            raise ValueError(f"columns is {named}: name one column, or two of pairs of texts")
+        self.input_columns, self.batch_size, self.strict = named, batch_size, strict
+        self.columns = columns_of(self.kind) | ({} if strict else {"error": "string"})
         self._of_classes: dict[tuple[str, ...], ZeroShotClassifier] = {}
         # Two threads cannot use one tokenizer at once, and a pass already takes all cores.
         self._one_at_a_time = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._arguments is None:
+            raise TypeError(
+                f"the predictor of {self.name} was made of a model in memory, which is not sent to other processes: save the "
+                "model, and pass its folder"
+            )
+        return partial(HydraPredictor, **self._arguments), ()
+
+    # Columns
+
+    def __call__(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
+        """
+        batch: columns of equal length, such as {"text": [...]}. An image is one of PIL, an array of 8 bits (height, width, 3),
+            a path, URL or the content of a file; a sound is what `data.sounds.waveform` takes. Other columns are not read
+        returns: a list per field of `predict`'s answers: label, score, uncertainty, aleatoric, epistemic, abstain,
+            prediction_set and so on (`columns` names them all)
+        """
+        return self.answer_columns(self.values_in(batch))
+
+    def answer_columns(self, values: Sequence[Any]) -> dict[str, list[Any]]:
+        """The same for the inputs alone."""
+        found = self.answers(values)
+        bad = [place for place, each in enumerate(found) if isinstance(each, BadRow)]
+        if bad and self.strict:
+            raise ValueError(f"row {bad[0]} of the batch cannot be read as {NAMED[self.kind]}: {found[bad[0]].reason}")
+        answers: list[dict[str, Any] | None] = [
+            None if isinstance(each, BadRow) else each | ({} if self.strict else {"error": None}) for each in found
+        ]
+        columns = to_columns(answers, self.columns)
+        for place in bad:
+            columns["error"][place] = found[place].reason
+        return columns
+
+    def values_in(self, batch: Mapping[str, Sequence[Any]]) -> list[Any]:
+        """The inputs of the model in a batch of columns."""
+        names = self.input_columns or ["text" if self.kind == "text" else "audio" if self.kind == "audio" else "image"]
+        if not self.input_columns and self.kind == "text" and "text_pair" in batch:
+            names = ["text", "text_pair"]
+        for each in names:
+            if each not in batch:
+                raise ValueError(f"the batch has no column {each!r}, it has {', '.join(batch)}: name it as columns=")
+        if len(names) == 1:
+            return list(batch[names[0]])
+        pairs = zip(*(batch[each] for each in names), strict=True)
+        return [{"text": first, "text_pair": second} for first, second in pairs]
+
+    def answers(self, values: Sequence[Any]) -> list[dict[str, Any] | BadRow]:
+        """The answer to each input; a `BadRow` for one that cannot be read."""
+        if self.needs_classes and "candidate_labels" not in self.parameters:
+            raise ValueError(f"candidate_labels is missing: {self.name} chooses among classes that you name")
+        found: list[Any] = [self._read(value) for value in values]
+        readable = [place for place, each in enumerate(found) if not isinstance(each, BadRow)]
+        for start in range(0, len(readable), self.batch_size):
+            places = readable[start : start + self.batch_size]
+            answered = self._answers_of_batch([found[place] for place in places])
+            for place, answer in zip(places, answered, strict=True):
+                found[place] = answer
+        return found
+
+    def _answers_of_batch(self, inputs: list[Any]) -> list[dict[str, Any] | BadRow]:
+        """If a batch fails, its rows are tried alone: only where all of several fail, the model is to blame."""
+        try:
+            return self.answer(inputs, self.parameters)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if self.strict:
+                raise
+            if len(inputs) == 1:
+                return [BadRow(in_one_line(error))]
+            alone = [self._answers_of_batch([each])[0] for each in inputs]
+            if all(isinstance(each, BadRow) for each in alone):
+                raise
+            return alone
+
+    def _read(self, value: Any) -> Any:
+        """An input as the model's pipeline takes it, or a `BadRow`."""
+        try:
+            if isinstance(value, Mapping) and value.keys() == {"bytes", "path"} and self.kind != "audio":
+                value = value["path"] if value["bytes"] is None else value["bytes"]
+            texts = list(value.values()) if isinstance(value, Mapping) else [value]
+            if value is None or (self.kind == "text" and None in texts):
+                return BadRow("there is none")
+            if self.kind == "text":
+                wrong = next((text for text in texts if not isinstance(text, str)), None)
+                return value if wrong is None else BadRow(f"it is a {type(wrong).__name__}")
+            if self.kind == "audio":
+                return waveform(value, self.processor.sampling_rate)
+            return _image_of(value, image_mode(self.config))
+        except FileNotFoundError:
+            return BadRow("there is no such file")
+        except Exception as error:  # decoders raise anything for a broken file
+            return BadRow(in_one_line(error))
 
     @property
     def needs_classes(self) -> bool:
@@ -59,12 +231,16 @@ class Predictor(Answerer):
 
     @property
     def reads(self) -> str:
-        return "texts" if self.kind == "text" else "images"
+        return {"text": "texts", "audio": "sounds"}.get(self.kind, "images")
 
     @property
     def num_members(self) -> int:
         """Of a Hydra; any other model counts as one."""
         return getattr(self.config, "num_members", 1)
+
+    @property
+    def is_calibrated(self) -> bool:
+        return without_decision(self.model)[1] is not None
 
     @property
     def promises(self) -> list[str]:
@@ -80,9 +256,11 @@ class Predictor(Answerer):
             "kind": self.kind,
             "labels": self.class_names,
             "members": getattr(self.config, "num_members", None),
-            "calibrated": without_decision(self.model)[1] is not None,
+            "calibrated": self.is_calibrated,
             "hydra_transformers": __version__,
         }
+
+    # Requests
 
     def answer(self, inputs: list[Any], parameters: dict[str, Any]) -> list[dict[str, Any]]:
         with self._one_at_a_time:
@@ -114,6 +292,30 @@ class Predictor(Answerer):
             prompts = class_prompts(self.config, self.processor, key)
             self._of_classes[key] = ZeroShotClassifier(self.model, prompts, key).eval()
         return self._of_classes[key]
+
+
+class Predictor(HydraPredictor):
+    """A `HydraPredictor` of a model in memory, with its name first."""
+
+    def __init__(self, name: str, model: nn.Module, processor: Any):
+        super().__init__(model, processor, name=name)
+
+
+def _image_of(value: Any, mode: str) -> Any:
+    """An image of PIL as a model reads it, from one of PIL, an array, a file's content, a path or a URL."""
+    from PIL import Image
+
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        with Image.open(io.BytesIO(value)) as opened:
+            return read_image(opened, "it", mode)
+    if isinstance(value, (np.ndarray, torch.Tensor)):
+        pixels = np.asarray(value)
+        if pixels.dtype != np.uint8 or not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))):
+            raise ValueError(
+                f"it is an array {pixels.shape} of {pixels.dtype}: pass (height, width, 3) of 8 bits, uint8"
+            )
+        value = Image.fromarray(pixels)
+    return read_image(value, "it", mode)
 
 
 class _KeepsOutput(nn.Module):

@@ -62,6 +62,8 @@ def create_app(
         max_body: bytes of a request; a larger one gets 413.
         docs: whether to have /docs, FastAPI's page to read and try the API. Its scripts come from a public server.
     """
+    if answerer.kind == "audio":
+        raise ValueError(f"{answerer.name} reads sounds: server and page take classifiers of images and texts")
     answerer.most_inputs = max_batch
     about = getattr(answerer, "about", {})
     batcher = Batcher(answerer.answer, max_batch, max_wait_ms / 1000)

@@ -1,4 +1,4 @@
-"""Trainer callbacks: freezing after pruning, weights that stay zero, and a progress bar."""
+"""Trainer callbacks: freezing after pruning, weights that stay zero, an early end, and a progress bar."""
 
 import math
 import re
@@ -21,6 +21,19 @@ logger = logging.get_logger(f"transformers.{__name__}")  # Transformers' verbosi
 
 # `last_n_layers` counts for these.
 PARTS_OF_LAYERS = ("attention", "mlp", "layernorm")
+
+
+class EndAfter(TrainerCallback):
+    """Ends a training after a share of its steps, with the learning rate that it has there: others may go on from it."""
+
+    def __init__(self, share: float):
+        if not 0 < share <= 1:
+            raise ValueError(f"share is {share}: pass more than 0 and at most 1")
+        self.share = share
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step >= self.share * state.max_steps:
+            control.should_training_stop = True
 
 
 class PostPruningCallback(TrainerCallback):

@@ -20,8 +20,9 @@ from ..data.batches import collate
 from ..data.fingerprints import fingerprint_of_data
 from ..data.prediction import classes_of, padding_of
 from ..models.auto import described
-from .callbacks import describe_trained
+from .callbacks import EndAfter, describe_trained
 from .lora import is_peft_model
+from .losses import Teacher, TeacherLoss
 from .parameter_groups import is_baseline
 from .recipes import Recipe, check_learning_rate, recipe_for
 from .run_folders import (
@@ -65,6 +66,7 @@ def finetune_members(
     processing_class: Any = None,
     callbacks: Sequence[TrainerCallback] = (),
     progress: bool = True,
+    teacher: nn.Module | Teacher | None = None,
     **training_arguments,
 ) -> list[PreTrainedModel]:
     """Fine-tunes each member by itself (paper, 4.3) and returns the fine-tuned members; those passed in stay as they are.
@@ -85,6 +87,8 @@ def finetune_members(
             of their batch.
         callbacks: further ones of `Trainer`, beside the recipe's.
         progress: print a line for each validation and, on a terminal, show a bar for each training.
+        teacher: a model from whose answers members learn beside the labels, or a `Teacher` with a temperature and a share of the
+            labels of its own.
         training_arguments: arguments of `TrainingArguments` that override the recipe's.
 
     Call it again with the same arguments to resume: finished members are loaded, an interrupted one goes on from its last
@@ -96,6 +100,10 @@ def finetune_members(
     and nothing is marked as finished.
     """
     _check_inputs(members, recipe, train_data, validation_data, output_dir, training_arguments)
+    if teacher is not None:
+        teacher = teacher if isinstance(teacher, Teacher) else Teacher(teacher)
+        for member in members:
+            teacher.check_teaches(member)
     recipe = recipe_for(recipe, described(members[0]), train_data)
     rates = _learning_rates(recipe, learning_rates)
     # Without this, Transformers' verbosity would decide whether there is a bar.
@@ -113,12 +121,17 @@ def finetune_members(
         "compute_metrics": compute_metrics,
         "compute_loss_func": recipe.loss() if recipe.label_smoothing else None,
     }
+    if teacher is not None:
+        options["compute_loss_func"] = TeacherLoss(teacher, recipe.label_smoothing)
     fine_tuning = _FineTuning(recipe, rates, options, list(callbacks), progress and process.should_save)
 
     def fingerprints() -> dict[str, Any]:
         in_worker = process.dataloader_num_workers > 0
         sets = {"train_data": train_data, "validation_data": validation_data}
-        return {name: fingerprint_of_data(each, in_worker) for name, each in sets.items()}
+        found = {name: fingerprint_of_data(each, in_worker) for name, each in sets.items()}
+        found["teacher"] = None if teacher is None else teacher.identity()
+        found["ends_after"] = next((each.share for each in callbacks if isinstance(each, EndAfter)), None)
+        return found
 
     finished, output_dir = [], Path(output_dir)
     with only_one_run(output_dir, process):
@@ -156,7 +169,7 @@ class _FineTuning:
     def finetune(self, member: PreTrainedModel, folder: Path, arguments: dict, data: dict | None) -> None:
         """Trains with every learning rate and leaves the best model in `folder`.
 
-        data: fingerprints of the data, in processes that write
+        data: fingerprints of the data and of all else that the run depends on, in processes that write
         """
         recipe = self.recipe
         process = recipe.training_arguments(folder, **arguments)

@@ -1,8 +1,11 @@
 """Several fine-tunings of one pre-trained model: the members of a Hydra before any pruning."""
 
 import copy
+import math
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,9 +13,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..fusion.checks import check_is_in_memory
 from ..models.auto import CLASSIFIERS, HYDRA_CLASSES, config_of
+from .callbacks import EndAfter
 from .finetune import finetune_members
 from .parameter_groups import places
-from .recipes import Recipe, default_recipe
+from .recipes import Recipe, default_recipe, recipe_for
+
+
+BEFORE_RESTARTS = 0.5  # of a training; the best of four points that were tried
+START = "start"  # the folder of the common part of one run
 
 
 def finetune_from_pretrained(
@@ -24,6 +32,7 @@ def finetune_from_pretrained(
     output_dir: str | os.PathLike | None = None,
     class_names: Sequence[str] | None = None,
     seed: int = 0,
+    trainings: float | None = None,
     **arguments,
 ) -> list[PreTrainedModel]:
     """Fine-tunes one pre-trained model several times; the results differ by their initial classifiers and orders of the data.
@@ -38,12 +47,68 @@ def finetune_from_pretrained(
             these, with epochs by the data's size and early stopping.
         class_names: the names of the labels 0, 1, ...; by default those in the model's config.
         seed: the classifier of member i is drawn with `seed + i`, and it trains with that seed.
+        trainings: the steps of all members together, in trainings; None for a whole one each. With less, one training runs up
+            to its half, and each member goes on from there: a short training of its own with a new rise of the learning
+            rate (StarSSE, Sadrtdinov et al., 2023). So 3 members of `trainings=1.5` take a third of a training each. They
+            are cheaper and worse than whole fine-tunings: docs/fine-tunings.md has figures.
         train_data, validation_data, output_dir, arguments: as for `finetune_members`; the same call resumes.
     """
-    members = with_new_classifiers(pretrained, num_members, class_names, seed)
+    if trainings is not None:
+        check_trainings(trainings, num_members)
+    members = with_new_classifiers(pretrained, num_members if trainings is None else 1, class_names, seed)
     if recipe is None and train_data is not None:
         recipe = default_recipe(members[0].config, train_data, is_pretrained=True)
-    return finetune_members(members, recipe, train_data, validation_data, output_dir, seed=seed, **arguments)
+    if trainings is None or output_dir is None or train_data is None:  # the latter two are refused there
+        return finetune_members(members, recipe, train_data, validation_data, output_dir, seed=seed, **arguments)
+    recipe = recipe_for(recipe, members[0].config, train_data)
+    data = {"train_data": train_data, "validation_data": validation_data}
+    share = (trainings - BEFORE_RESTARTS) / num_members
+    if arguments.get("progress", True):
+        print(
+            f"one run of {trainings:g} trainings: a common start of {BEFORE_RESTARTS:g}, then {num_members} restarts of {share:.3g}",
+            flush=True,
+        )
+    start = start_of_one_run(members[0], recipe, output_dir=Path(output_dir) / START, seed=seed, **data, **arguments)
+    arguments = shortened_arguments(arguments, share)
+    recipe = shortened(recipe, share)
+    return finetune_members([start] * num_members, recipe, output_dir=output_dir, seed=seed + 1, **data, **arguments)
+
+
+def check_trainings(trainings: float, num_members: int) -> None:
+    """Refuses a budget without restarts, and one that is enough for whole fine-tunings."""
+    if not BEFORE_RESTARTS < trainings < num_members:
+        raise ValueError(
+            f"trainings is {trainings}: pass more than {BEFORE_RESTARTS} and less than {num_members}, the number of members, or "
+            "None for whole fine-tunings"
+        )
+
+
+def start_of_one_run(model: PreTrainedModel, recipe: Recipe, **arguments) -> PreTrainedModel:
+    """The model after the first half of a training, whose learning rate is still high; arguments of `finetune_members`."""
+    recipe = replace(recipe, early_stopping_patience=None, keep_best=False)
+    arguments["callbacks"] = [*arguments.get("callbacks", ()), EndAfter(BEFORE_RESTARTS)]
+    [start] = finetune_members([model], recipe, **arguments)
+    return start
+
+
+def shortened(recipe: Recipe, share: float) -> Recipe:
+    """The recipe for a share of its steps, without early stopping; the warm-up keeps its share."""
+    steps = None if recipe.max_steps is None else max(1, round(share * recipe.max_steps))
+    warmup = recipe.warmup_steps if recipe.warmup_steps < 1 or steps is None else share * recipe.warmup_steps
+    epochs = None if recipe.epochs is None else share * recipe.epochs
+    return replace(recipe, max_steps=steps, epochs=epochs, warmup_steps=warmup, early_stopping_patience=None)
+
+
+def shortened_arguments(arguments: dict[str, Any], share: float) -> dict[str, Any]:
+    """Training arguments with a share of the steps and epochs that they name."""
+    found = dict(arguments)
+    if found.get("max_steps", -1) > 0:
+        found["max_steps"] = max(1, round(share * found["max_steps"]))
+    if "num_train_epochs" in found:
+        found["num_train_epochs"] = share * found["num_train_epochs"]
+    if found.get("warmup_steps", 0) >= 1:
+        found["warmup_steps"] = math.floor(share * found["warmup_steps"])
+    return found
 
 
 def with_new_classifiers(

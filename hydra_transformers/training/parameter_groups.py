@@ -8,13 +8,15 @@ import torch
 from torch import nn
 
 from ..fusion import backbone_names, hydra_class_of, projection_names
+from ..fusion.structure import is_a
 from ..models.auto import HYDRA_CLASSES, AutoHydra
+from ..models.modeling_hydra import HydraAttention
 
 
 # By the names of a Hydra's parameters; the first pattern that matches decides. BERT's LayerNorm of the embeddings is part of
 # them, the LayerNorms of a head are part of the classifier, and so is everything else outside the layers.
 PART_PATTERNS = {
-    "embeddings": r"(^|\.)(embeddings|relative_attention_bias)\.",
+    "embeddings": r"(^|\.)(embeddings|distance_embeddings|relative_attention_bias)\.",
     "attention": r"(^|\.)layers\.\d+\.attention\.",
     "mlp": r"(^|\.)layers\.\d+\.mlp\.",
     "layernorm": r"^(?!classifier\.|(.*\.)?head\.).*norm(\.|$)",
@@ -108,12 +110,24 @@ def ids_of_classifier(model: nn.Module) -> set[int]:
 
 def without_effect(model: nn.Module) -> set[str]:
     """Names of the parameters that no answer depends on: those that no head reads, and in a layer without heads the empty
-    weights and the LayerNorm in front of the attention. They never get a gradient, and DDP would wait for it."""
+    weights and the norms of what the attention reads. They never get a gradient, and DDP would wait for it."""
     empty = {name for name, parameter in model.named_parameters() if parameter.numel() == 0}
     layers = {name.removesuffix("attention.qkv_proj.weight") for name in empty if name.endswith("qkv_proj.weight")}
     norms = tuple(f"{layer}attention_norm." for layer in layers if model.get_submodule(layer[:-1]).norm_first)
-    idle = norms + getattr(model, "unread", ())
+    idle = norms + _norms_without_heads(model) + getattr(model, "unread", ())
     return empty | {name for name, _ in model.named_parameters() if name.startswith(idle)}
+
+
+def _norms_without_heads(model: nn.Module) -> tuple[str, ...]:
+    """Names of the norms of queries and keys whose member keeps no head in the layer."""
+    return tuple(
+        f"{name}.{norm}." if len(attention.widths) == 1 else f"{name}.{norm}.{member}."
+        for name, attention in model.named_modules()
+        if is_a(attention, HydraAttention)
+        for norm in ("query_norm", "key_norm")
+        for member, width in enumerate(attention.widths)
+        if width == 0
+    )
 
 
 def layer_dropouts(model: nn.Module) -> list[nn.Dropout]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel, PrinterCallback, ProgressCallback, Tra
 
 from .callbacks import TrainingBar
 from .lora import is_peft_model
-from .losses import IGNORED_LABEL
+from .losses import IGNORED_LABEL, TeacherLoss
 from .parameter_groups import set_classifier_rate
 from .run_folders import load_member
 
@@ -56,6 +56,9 @@ class FiniteTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
+        if isinstance(self.compute_loss_func, TeacherLoss) and model.training:
+            shown = {name: value for name, value in inputs.items() if name != "labels"}
+            self.compute_loss_func.target = self.compute_loss_func.teacher.probabilities(shown)
         is_mean = self.compute_loss_func is None and self._gives_means and self.args.n_gpu <= 1
         if num_items_in_batch is None or not is_mean or "labels" not in inputs:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)

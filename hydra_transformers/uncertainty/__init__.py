@@ -15,7 +15,9 @@ from .features import AnswerReader, collect_answers
 from .metrics import classification_metrics, diversity_metrics, ood_metrics
 from .multi_label import LabelSets, multi_label_metrics
 from .raw_inputs import predict_decisions
+from .regression import NumberPrediction, regression_metrics
 from .streaming import StreamingComputeMetrics, UncertaintyAccumulator, compute_metrics
+from .task_calibration import TaskCalibration
 from .temperature import TemperatureScaling
 
 
@@ -29,7 +31,9 @@ __all__ = [
     "Decomposition",
     "Detector",
     "LabelSets",
+    "NumberPrediction",
     "StreamingComputeMetrics",
+    "TaskCalibration",
     "TemperatureScaling",
     "UncertaintyAccumulator",
     "calibrate",
@@ -44,10 +48,11 @@ __all__ = [
     "ood_score",
     "predict_decisions",
     "predict_uncertainty",
+    "regression_metrics",
 ]
 
 # Public names of this package that are defined in `reports`, one floor up.
-_REPORTS = ("FusionReport", "ModelResult", "UncertaintyReport", "evaluate_uncertainty", "fusion_report")
+_REPORTS = ("FusionReport", "ModelResult", "TaskReport", "UncertaintyReport", "evaluate_uncertainty", "fusion_report")
 
 
 def __getattr__(name: str) -> Any:

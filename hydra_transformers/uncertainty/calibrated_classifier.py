@@ -14,6 +14,7 @@ from ..data.prediction import answer_of, device_of, zero_shot_in
 from ..models.decision import Decision
 from ..models.decision_settings import check_settings
 from ..models.modeling_hydra import HydraClassifierOutput
+from ..models.task_decisions import decision_of
 from .features import AnswerReader
 from .saving import find_saved, load_tensors, save_tensors, saved_in
 
@@ -57,12 +58,7 @@ class CalibratedClassifier(nn.Module):
         if self.training or not self._has_its_weights():
             return answer_of(self.model, member_logits)
         decided = self.decision(member_logits, features)
-        return HydraClassifierOutput(
-            **answer_of(self.model, decided.member_logits),
-            detector_score=decided.detector_score,
-            abstain=decided.abstain,
-            prediction_set=decided.prediction_set,
-        )
+        return HydraClassifierOutput(**answer_of(self.model, decided.member_logits), **decided.outputs())
 
     def _apply(self, fn: Any, recurse: bool = True) -> "CalibratedClassifier":
         super()._apply(fn, recurse)
@@ -95,7 +91,7 @@ class CalibratedClassifier(nn.Module):
         """The model with the decision saved in `folder`, or in a repository of the Hub."""
         tensors, settings = _read(folder)
         try:
-            decision = Decision(settings, num_parameters(model))
+            decision = decision_of(settings, num_parameters(model))
             decision.load_state_dict(tensors)
             decision.check_loaded()
         except (ValueError, RuntimeError) as error:

@@ -1,8 +1,9 @@
 """Fits a decision on held-out data: a temperature, a detector with its threshold, and prediction sets."""
 
+import inspect
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +13,18 @@ from torch import Tensor, nn
 
 from ..data.batches import check_is_data
 from ..data.loading import load_if_named
-from ..data.prediction import check_chooses_one_class, config_of, device_of, zero_shot_in
+from ..data.prediction import config_of, device_of, zero_shot_in
+from ..data.tasks import ONE_CLASS, REGRESSION, WORDS, check_task
 from ..models.decision import Decision, digest_of, dtype_of, uncalibrated
+from ..models.task_decisions import decision_of
 from .abstention import Abstention, check_share, check_target
 from .calibrated_classifier import CalibratedClassifier, num_parameters, prompts_of
 from .conformal import ConformalSets, check_method
 from .decomposition import decompose
 from .detectors import Detector, detector_by_name
 from .features import AnswerReader, collect_answers
+from .regression import check_number_target, fit_intervals
+from .task_calibration import HeldOutRows, Rows, TaskCalibration, TaskFit
 from .temperature import LOG_RANGE, TemperatureScaling
 
 
@@ -73,8 +78,11 @@ def calibrate(
     temperature: bool = True,
     batch_size: int = 32,
     seed: int = 0,
-) -> Calibration:
+) -> Calibration | TaskCalibration:
     """Fits what turns a model's numbers into decisions, and makes it part of the model.
+
+    This is written for models that choose one class. Others are asked in the same way, by `data`, `ood_data`, `target`,
+    `confidence` and `alpha`; what these then mean, docs/tasks.md says task by task.
 
     Args:
         model: a Hydra, which is changed: its config and weights then carry the decision, which applies wherever the model is
@@ -95,11 +103,20 @@ def calibrate(
         batch_size: rows per batch, if data comes in rows.
         seed: of the halves.
     """
+    inner = model.model if isinstance(model, CalibratedClassifier) else model
+    task = check_task(inner, "model", (ONE_CLASS, *FITS))
+    if task != ONE_CLASS:
+        given = {"detector": detector, "sets": sets, "temperature": temperature, "train_data": train_data}
+        for name, value in given.items():
+            if value != inspect.signature(calibrate).parameters[name].default:
+                raise ValueError(
+                    f"{name} is for models that choose one class, this one is made for {WORDS[task]}: leave it out"
+                )
+        return _calibrate_task(task, inner, data, ood_data, target, confidence, alpha, batch_size, seed)
     if isinstance(detector, Detector):
         chosen = detector_by_name(detector.name, by=detector.by, multi_label=detector.multi_label, **detector.settings)
     else:
         chosen = detector_by_name(detector)
-    inner = model.model if isinstance(model, CalibratedClassifier) else model
     _check_model(inner, chosen, sets if alpha is not None else None)
     data = load_if_named(data, inner, labelled=True)
     ood_data = load_if_named(ood_data, inner, labelled=False)
@@ -109,12 +126,7 @@ def calibrate(
     # An earlier decision is off meanwhile, and stays in place should anything fail.
     with nullcontext() if hydra is None else uncalibrated(hydra):
         logits, features, labels = collect_answers(inner, data, batch_size, with_features=chosen.reads_features)
-        if labels is None:
-            raise ValueError("data has no labels: calibrate on rows whose right class is known, add a column labels")
-        if len(labels) < LEAST_ROWS:
-            raise ValueError(f"data has {len(labels)} rows: pass at least {LEAST_ROWS}, better 1,000")
-        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-        first, second = order[: len(order) // 2], order[len(order) // 2 :]
+        first, second = _halves(labels, seed)
         scaling = _fit_temperature(logits[first], labels[first]) if temperature else TemperatureScaling(1.0)
         if chosen.needs_fit and train_data is not None:
             chosen.fit(scaling.wrap(inner), train_data, batch_size)
@@ -150,6 +162,54 @@ def calibrate(
     return calibration
 
 
+# Tasks that do not choose one class.
+FITS: dict[str, TaskFit] = {REGRESSION: TaskFit(fit_intervals, check_number_target)}
+
+
+def _calibrate_task(
+    task: str,
+    model: nn.Module,
+    data: Any,
+    ood_data: Any,
+    target: Mapping[str, float] | None,
+    confidence: float | None,
+    alpha: float | None,
+    batch_size: int,
+    seed: int,
+) -> TaskCalibration:
+    """`calibrate` for a task of `FITS`."""
+    fit = FITS[task]
+    data = load_if_named(data, model, labelled=True)
+    ood_data = load_if_named(ood_data, model, labelled=False)
+    check_promises(target, confidence, alpha, {"data": data, "ood_data": ood_data}, fit.check_target)
+    hydra = model if hasattr(type(model), "backbone_rules") else None
+    with nullcontext() if hydra is None else uncalibrated(hydra):
+        answers, labels = fit.collect(model, data, batch_size)
+        first, second = (Rows(answers[half], labels[half]) for half in _halves(labels, seed))
+        ood = None if ood_data is None else fit.collect(model, ood_data, batch_size)[0]
+    held_out = HeldOutRows(task, first, second, ood, target, confidence, alpha)
+    fitted = fit.fit(held_out)
+    decision = decision_of(held_out.complete(fitted.settings), num_parameters(model))
+    remember_weights(decision, model)
+    decision.to(device_of(model))
+    rows = (len(first.labels), len(second.labels))
+    decision.settings["sentences"] = fitted.sentences
+    if hydra is not None:
+        hydra.decision, hydra.config.decision = decision, decision.settings
+    result = hydra or CalibratedClassifier(model, decision)
+    return TaskCalibration(result, decision.settings, fitted.abstention, rows, fitted.sentences)
+
+
+def _halves(labels: Tensor | None, seed: int) -> tuple[Tensor, Tensor]:
+    """The numbers of the rows of two random halves."""
+    if labels is None:
+        raise ValueError("data has no labels: calibrate on rows whose right answer is known, add a column labels")
+    if len(labels) < LEAST_ROWS:
+        raise ValueError(f"data has {len(labels)} rows: pass at least {LEAST_ROWS}, better 1,000")
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
+    return order[: len(order) // 2], order[len(order) // 2 :]
+
+
 def remember_weights(decision: Decision, model: nn.Module) -> None:
     """Takes the model's weights for those that were calibrated: as they are, and cast to a coarser dtype."""
     weights = list(model.parameters())
@@ -161,7 +221,6 @@ def remember_weights(decision: Decision, model: nn.Module) -> None:
 
 def _check_model(model: nn.Module, detector: Detector, sets: str | None) -> None:
     """Refuses a model that does not choose one of several classes, and sets that do not suit their number."""
-    check_chooses_one_class(model, "calibrate()")
     zero_shot, config = zero_shot_in(model), config_of(model)
     if zero_shot is None and any(hasattr(each, "get_image_features") for each in model.modules()):
         raise ValueError(
@@ -186,8 +245,21 @@ def _check_fit(
         raise ValueError(
             "vim adds the energy of the logits as they are to a distance: calibrate by another detector, or use it by itself"
         )
+    if data_sets["train_data"] is not None and not detector.needs_fit:
+        raise ValueError(f"train_data is for detectors that learn, {detector.name} does not: leave it out")
+    check_promises(target, confidence, alpha, data_sets)
+
+
+def check_promises(
+    target: Mapping[str, float] | None,
+    confidence: float | None,
+    alpha: float | None,
+    data_sets: Mapping[str, Any],
+    check: Callable[[Mapping[str, float]], Any] = check_target,
+) -> None:
+    """The part of these checks that is the same for every task. check: refuses a target that the task does not have"""
     if target is not None:
-        check_target(target)
+        check(target)
         if "tpr" in target and data_sets["ood_data"] is None:
             raise ValueError(
                 "ood_data is missing: a tpr is the share of rows from elsewhere that is refused, pass some"
@@ -198,8 +270,6 @@ def _check_fit(
     for name, value in {"confidence": confidence, "alpha": alpha}.items():
         if value is not None:
             check_share(value, name)
-    if data_sets["train_data"] is not None and not detector.needs_fit:
-        raise ValueError(f"train_data is for detectors that learn, {detector.name} does not: leave it out")
     for name, data in data_sets.items():
         if name == "data" or data is not None:
             check_is_data(data, name)

@@ -10,6 +10,7 @@ from ..data.batches import batches
 from ..data.prediction import device_of, predict, problem_type_of_answers
 from ..models.detection import differing_pairs, entropy_split, log_mean
 from .inputs import as_member_logits, wide_log_sigmoid, wide_log_softmax
+from .regression import NumberPrediction, predict_numbers
 from .temperature import TemperatureScaling
 
 
@@ -104,8 +105,9 @@ def decompose_log_probabilities(log_probabilities: Tensor) -> Decomposition:
 
 def predict_uncertainty(
     model: nn.Module, data: Any, batch_size: int = 32, temperature: TemperatureScaling | None = None
-) -> Decomposition:
-    """Predict `data` in batches on the model's device and decompose the uncertainty; the result is on the CPU.
+) -> Decomposition | NumberPrediction:
+    """Predict `data` in batches on the model's device and decompose the uncertainty; the result is on the CPU. Of a regression
+    model it is the mean and the variance between members.
 
     Args:
         model: a Hydra, a Hugging Face classifier (one member) or a `ZeroShotClassifier`. `problem_type` in its config says
@@ -116,6 +118,12 @@ def predict_uncertainty(
         temperature: applied to the member logits first, if given.
     """
     problem_type = problem_type_of_answers(model)
+    if problem_type == "regression":
+        if temperature is not None:
+            raise ValueError(
+                "temperature is for models that choose classes, this one is made for regression: leave it out"
+            )
+        return predict_numbers(model, data, batch_size)
     check_problem_type(problem_type)
     parts: list[dict[str, Tensor]] = []
     for batch in batches(data, batch_size, device_of(model)):

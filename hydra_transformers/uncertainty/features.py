@@ -137,7 +137,7 @@ def _without_temperature(model: nn.Module) -> tuple[nn.Module, TemperatureScalin
     if isinstance(model, TemperatureScaledClassifier):
         return model.model, model.scaling
     inside, decision = without_decision(model)
-    return inside, TemperatureScaling(1.0 if decision is None else decision.settings["temperature"])
+    return inside, TemperatureScaling(1.0 if decision is None else decision.settings.get("temperature", 1.0))
 
 
 def _linear_maps(model: nn.Module) -> list[nn.Module]:

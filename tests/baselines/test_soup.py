@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import SwinConfig, SwinForImageClassification
 
-from hydra_transformers.baselines import soup
+from hydra_transformers.baselines import average_members, soup
 from hydra_transformers.data.prediction import predict
 from hydra_transformers.models.auto import AutoHydra
 from tests.families import BERT, VIT, vit_backbone
@@ -72,3 +72,21 @@ def test_what_has_no_mean_is_refused():
         soup([])
     with pytest.raises(TypeError, match="models is a ViTForImageClassification: pass a list"):
         soup(vit_backbone())
+
+
+def test_six_fine_tunings_become_three_members_whose_shared_parts_are_the_mean_of_all():
+    models = fine_tunings(VIT.backbone(), 6)
+    members = average_members(models, into=3)
+    for place, member in enumerate(members):
+        expected = soup(models[2 * place : 2 * place + 2])
+        torch.testing.assert_close(member.state_dict(), expected.state_dict(), rtol=0, atol=0)
+    fused, of_all = AutoHydra.from_pruned_members(members, trunk_layers=1), AutoHydra.from_backbone(soup(models))
+    for name in ("layers.0.mlp.fc1.weight", "layers.0.attention.qkv_proj.weight", "layers.1.mlp.fc1.weight"):
+        torch.testing.assert_close(fused.vit.get_parameter(name), of_all.vit.get_parameter(name), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("count", "into"), [(3, 3), (5, 3), (2, 3), (4, 0)])
+def test_members_of_unequal_or_single_fine_tunings_are_refused(count, into):
+    models = [VIT.backbone()] * count
+    with pytest.raises(ValueError, match=f"into is {into}, and there are {count} models"):
+        average_members(models, into)

@@ -30,7 +30,8 @@ FLAGS = {
     "benchmark": "--batch-sizes --seconds --device --output",
     "info": "",
     "analyse": f"{PART} --ood --noisy --budget --budgets --mode --seconds --batch-size --device --output",
-    "predict": "--json --labels --top-k --processor --batch-size --device",
+    "predict": "--json --labels --top-k --output --split --image-column --audio-column --text-column --strict --engine "
+    "--workers --processor --batch-size --device",
     "serve": "--host --port --max-batch --max-wait-ms --max-queue --max-body-mb --no-docs --processor --device",
     "export": "--to --processor --output",
     "card": f"--repo --overwrite {CARD}",

@@ -242,6 +242,12 @@ REFUSED = {
         ("clip 0.png", "clip chooses among classes that you name: pass --labels"),
         ("vit 0.png --labels red", "--labels is for CLIP and SigLIP, vit has its own classes"),
         ("bare 0.png", "bare has no ImageProcessor saved with it"),
+        ("vit pictures", "pictures is a data set: name the file of its answers with --output"),
+        ("vit 0.png --strict", "--strict is for a data set: name the file of its answers with --output"),
+        ("vit 0.png 0.png --output a.csv", "--output is for one data set, and there are 2 inputs"),
+        ("vit pictures --output a.xls", "--output is a.xls: pass a file that ends in .parquet, .jsonl, .csv"),
+        ("vit pictures --output a.csv --workers 2", "--workers is 2, which is for engine='ray'"),
+        ("vit pictures --output a.csv --image-column photo", "no column 'photo': it has image"),
     ],
     "app": [
         ("--labels cat dog", "--labels is for CLIP and SigLIP"),

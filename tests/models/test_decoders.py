@@ -8,7 +8,7 @@ from hydra_transformers.fast.layers import fast_layer
 from hydra_transformers.fusion import to_transformers
 from hydra_transformers.pruning import prune_heads
 from hydra_transformers.pruning.scores import magnitude_scores
-from tests.families import DECODERS, GEMMA, HEAD_DIM, LLAMA, QWEN2, Family, for_families, padded_texts
+from tests.families import DECODERS, GEMMA, GEMMA3, HEAD_DIM, LLAMA, QWEN2, QWEN3, Family, for_families, padded_texts
 
 
 BACKENDS = ["eager", "sdpa"]
@@ -64,6 +64,8 @@ def test_a_dense_hydra_is_the_backbone_wherever_texts_are_padded(family, backend
         (QWEN2, {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
         (QWEN2, {"is_causal": False}),
         (GEMMA, {"attention_bias": True, "num_key_value_heads": 2}),
+        (QWEN3, {"attention_bias": True, "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}),
+        (GEMMA3, {"attention_bias": True, "layer_types": ["full_attention"] * 3}),
     ],
     ids=[
         "biases",
@@ -72,6 +74,8 @@ def test_a_dense_hydra_is_the_backbone_wherever_texts_are_padded(family, backend
         "windows",
         "tokens read those behind them",
         "biases of Gemma",
+        "biases and windows of Qwen3",
+        "Gemma 3 without windows",
     ],
 )
 def test_what_a_config_may_say_is_heeded(family: Family, fields: dict):
@@ -174,7 +178,7 @@ def test_16_bit_backbones_keep_their_positions_in_float32(family, tmp_path):
     family.backbone().bfloat16().save_pretrained(tmp_path)
     backbone = type(family.backbone()).from_pretrained(tmp_path, dtype=torch.bfloat16)
     hydra = family.hydra.from_backbone(backbone)
-    assert hydra.model.rotary_emb.inv_freq.dtype == torch.float32
+    assert all(buffer.dtype == torch.float32 for buffer in hydra.model.rotary_emb.buffers())
     with torch.no_grad():
         found, expected = hydra(**padded_texts()).member_logits[:, 0], backbone(**padded_texts()).logits
     torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
@@ -216,9 +220,10 @@ def test_a_key_counts_for_every_head_that_reads_it():
     ("family", "fields", "sentence"),
     [
         (LLAMA, {"num_key_value_heads": 3}, "num_attention_heads is 4, num_key_value_heads 3"),
+        (GEMMA3, {"attn_logit_softcapping": 50.0}, r"attn_logit_softcapping is 50.0: .*, set it to None"),
         (GEMMA, {"use_bidirectional_attention": True}, r"use_bidirectional_attention is True: .*, set it to False"),
     ],
-    ids=["heads", "directions"],
+    ids=["heads", "bounds", "directions"],
 )
 def test_what_cannot_be_matched_is_refused(family, fields, sentence):
     config = family.backbone().config.to_dict() | fields

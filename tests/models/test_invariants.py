@@ -75,9 +75,9 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
 
     def part(name: str) -> str | None:
         lowered = name.lower()
-        if "relative_attention_bias" in lowered:
+        if "relative_attention_bias" in lowered or "encoder.layernorm." in lowered:
             return "embeddings"
-        if ".head." in lowered:
+        if ".head." in lowered or ".q_norm." in lowered or ".k_norm." in lowered:
             return None  # which each member has for itself
         if "embed" in lowered and "layers." not in lowered and "encoder.layer" not in lowered:
             return "embeddings"
@@ -144,7 +144,7 @@ def test_members_never_mix(family, shared, heads):
             slot = slot_of[name]
             if slot.member is not None:
                 assert slot.member == i or parameter.grad is None or parameter.grad.count_nonzero() == 0, name
-                if ".head." not in name and not name.startswith("classifier."):
+                if not any(part in name for part in (".head.", ".attention.")) and not name.startswith("classifier."):
                     seen.add(slot.member)
             elif slot.rows is not None and len(slot.rows) == 3 and parameter.numel():
                 for j, rows in enumerate(parameter.grad.split(slot.rows)):
@@ -231,7 +231,10 @@ def test_parts_that_are_not_shared_exist_once_per_member(family):
     layer = next(module for name, module in hydra.named_modules() if name.endswith("layers.1"))
     assert not isinstance(layer.mlp, PerMember)
     norms = [module for name, module in layer.named_children() if "norm" in name]
-    assert len(norms) == 2 and all(isinstance(norm, PerMember) and len(norm) == 3 for norm in norms)
+    has_branch_norms = layer.attention.config.layer_spec.branch_norms
+    assert len(norms) == (4 if has_branch_norms else 2) and all(
+        isinstance(norm, PerMember) and len(norm) == 3 for norm in norms
+    )
 
 
 def test_randomised_backbones_differ():

@@ -10,6 +10,7 @@ from tests.families import (
     BERT,
     CLIP,
     FEW,
+    GEMMA3,
     OWN_LAYERS,
     VIT,
     bert_backbone,
@@ -30,7 +31,7 @@ def test_outputs_have_the_documented_shapes(family):
     hydra.set_attn_implementation("eager")
     inputs = family.inputs()
     outputs = hydra(**inputs, output_hidden_states=True, output_attentions=True)
-    classes = family.num_classes
+    classes, hidden = family.num_classes, 16 if family is GEMMA3 else 32
     assert outputs.member_logits.shape == (4, 3, classes)
     assert family.ensemble_logits(outputs).shape == (4, classes)
     for side, tokens in (
@@ -39,7 +40,7 @@ def test_outputs_have_the_documented_shapes(family):
         else ((outputs, family.tokens),)
     ):
         batch = 3 if side is getattr(outputs, "text_model_output", None) else 4
-        assert [states.shape for states in side.hidden_states] == [(batch, 3, tokens, 32)] * 4
+        assert [states.shape for states in side.hidden_states] == [(batch, 3, tokens, hidden)] * 4
         towers = hydra.config.kept_heads if not family.has_towers else hydra.config.kept_heads["vision"]
         if family.has_towers and batch == 3:
             towers = hydra.config.kept_heads["text"]

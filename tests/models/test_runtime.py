@@ -68,7 +68,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(family):
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
         if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0
+            module.attention_dropout = module.position_dropout = 0.0
 
     def gradients():
         hydra.zero_grad()

@@ -199,7 +199,7 @@ def test_gradient_checkpointing_gives_the_same_gradients(family):
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
             if hasattr(module, "attention_dropout"):
-                module.attention_dropout = 0.0
+                module.attention_dropout = module.position_dropout = 0.0
         hydra(**family.inputs()).member_logits.square().sum().backward()
         gradients.append([parameter.grad for parameter in hydra.parameters()])
     assert_close(*gradients)

@@ -10,11 +10,25 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageClassification, BertForMaskedLM, BertModel
 
 from hydra_transformers.pruning import load_pruned, prune_heads
-from tests.families import BERT, CLIP, DECODERS, FAMILIES, HEAD_DIM, LLAMA, MODERNBERT, VIT, Family
+from tests.families import (
+    BERT,
+    CLIP,
+    DEBERTA,
+    DEBERTA_V2,
+    DECODERS,
+    FAMILIES,
+    HEAD_DIM,
+    LLAMA,
+    MODERNBERT,
+    VIT,
+    Family,
+)
 
 
 PRUNED = {0: [1], 1: [0, 1, 2, 3], 2: [0, 3]}
-PRUNED_BY_TRANSFORMERS_4 = [family for family in FAMILIES if family not in (MODERNBERT, *DECODERS)]
+PRUNED_BY_TRANSFORMERS_4 = [
+    family for family in FAMILIES if family not in (DEBERTA, DEBERTA_V2, MODERNBERT, *DECODERS)
+]
 # As the files name a layer's four projections; output projections lose columns, the others rows.
 OUTPUTS = r"(attention\.output\.dense|out_proj|out_lin|attn\.o)\.weight"
 INPUTS = r"(attention|self|self_attn|attn)\.(query|key|value|[qkv]_proj|[qkv]_lin|[qkv])\.(weight|bias)"
@@ -97,6 +111,12 @@ def test_other_checkpoints_are_refused(tmp_path):
     change(tmp_path / "causal", {"0": [1]})
     with pytest.raises(ValueError, match=r"is a LlamaFor.*, which Transformers 4 pruned no heads of"):
         load_pruned(tmp_path / "causal")
+    DEBERTA.backbone().save_pretrained(tmp_path / "positions")
+    change(tmp_path / "positions", {"0": [1]})
+    with pytest.raises(
+        ValueError, match="heads weigh the positions of tokens, which Transformers 4 pruned no heads of"
+    ):
+        load_pruned(tmp_path / "positions")
     BertForMaskedLM(BERT.backbone().config).save_pretrained(tmp_path / "masked")
     change(tmp_path / "masked", {"0": [1]})
     with pytest.raises(ValueError, match="is a BertForMaskedLM: pass one of"):

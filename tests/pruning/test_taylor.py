@@ -14,6 +14,7 @@ from tests.pruning.reference import output_projections
 NAMES = (
     ("q_proj", "k_proj", "v_proj"),
     ("query", "key", "value"),
+    ("query_proj", "key_proj", "value_proj"),
     ("q_lin", "k_lin", "v_lin"),
     ("q", "k", "v"),
     ("Wqkv",),

@@ -1,4 +1,4 @@
-"""The examples of docs/serving.md and docs/app.md run, and what the pages say is so."""
+"""The examples of docs/serving.md, docs/scaling.md and docs/app.md run, and what the pages say is so."""
 
 import re
 
@@ -21,6 +21,11 @@ def test_the_example_of_the_server_runs(capsys):
     assert "inputs[0] is no base64" in capsys.readouterr().out
 
 
+def test_the_example_of_the_predictor_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_python_blocks("docs/scaling.md")["answers"]["abstain"] == [None, None]
+
+
 @pytest.mark.slow
 def test_the_examples_of_the_page_run_in_order(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
@@ -29,7 +34,10 @@ def test_the_examples_of_the_page_run_in_order(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "my-space" / "app.py").exists()
 
 
-@pytest.mark.parametrize(("page", "commands"), [("docs/serving.md", ["serve"]), ("docs/app.md", ["app", "push"])])
+@pytest.mark.parametrize(
+    ("page", "commands"),
+    [("docs/serving.md", ["serve"]), ("docs/app.md", ["app", "push"]), ("docs/scaling.md", ["predict"])],
+)
 def test_the_pages_name_flags_that_exist(page, commands, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     for command in commands:

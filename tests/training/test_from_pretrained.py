@@ -1,6 +1,7 @@
 """finetune_from_pretrained: several fine-tunings of one pre-trained model, ready to be fused."""
 
 import dataclasses
+import json
 import re
 
 import pytest
@@ -8,9 +9,10 @@ import torch
 from transformers import BertForMaskedLM
 
 from hydra_transformers import AutoHydra
+from hydra_transformers.data.fingerprints import fingerprint_of_weights
 from hydra_transformers.pruning import draw_members, extract_circuit
 from hydra_transformers.training import finetune_from_pretrained, finetune_members, recipe
-from hydra_transformers.training.from_pretrained import with_new_classifiers
+from hydra_transformers.training.from_pretrained import shortened, shortened_arguments, with_new_classifiers
 from tests.families import GEMMA
 from tests.training.test_finetune_members import Interrupting, assert_same_weights
 from tests.training.tiny import FAMILIES, QUIET, copy_of_weights, tiny_dataset, tiny_members, tiny_model
@@ -44,7 +46,7 @@ def test_only_the_classifier_is_new_and_each_member_has_its_own(name, has_head, 
     new = {
         each for each, value in members[0].named_parameters() if not torch.equal(value, members[1].get_parameter(each))
     }
-    assert new and all(re.match(r"(head\.|score|.*classifier).*weight$", each) for each in new)
+    assert new and all(re.match(r"(head\.|score|pooler\.|.*classifier).*weight$", each) for each in new)
     assert all(torch.equal(before[each], parameter) for each, parameter in pretrained.named_parameters())
     pretrained.save_pretrained(tmp_path)
     for member, loaded in zip(members, with_new_classifiers(tmp_path, 2, ["a", "b", "c", "d"], seed=3), strict=True):
@@ -221,3 +223,51 @@ def test_a_checkpoint_that_lacks_a_part_of_the_encoder_is_refused(tmp_path):
         ValueError, match=r"has no vit.layers.1.* of the right shape: pass a model that is pre-trained"
     ):
         with_new_classifiers(tmp_path, 1)
+
+
+def steps_of(folder) -> int:
+    return json.loads((folder / "lr-0.0001" / "trainer_state.json").read_text())["global_step"]
+
+
+def test_members_of_one_run_go_on_from_its_half_and_take_what_is_left_of_the_trainings(data, tmp_path, capsys):
+    """12 rows in batches of 2: 6 steps an epoch, 48 in a training; half of it, and a third for each of three restarts."""
+    pretrained, eight = tiny_model("vit", "backbone"), recipe("finetune-images")
+    arguments = {"output_dir": tmp_path, "trainings": 1.5, "seed": 5} | ARGUMENTS | {"per_device_train_batch_size": 2}
+    members = finetune_from_pretrained(pretrained, 3, eight, *data, **arguments)
+    assert "one run of 1.5 trainings: a common start of 0.5, then 3 restarts of 0.333" in capsys.readouterr().out
+    steps = [steps_of(tmp_path / name) for name in ("start/member-0", "member-0", "member-1", "member-2")]
+    assert steps == [24, 16, 16, 16] and sum(steps) == 1.5 * 48
+    start = type(members[0]).from_pretrained(tmp_path / "start" / "member-0")
+    again = finetune_members(
+        [start],
+        dataclasses.replace(eight, epochs=8 / 3),
+        *data,
+        tmp_path / "by hand",
+        seed=7,
+        **ARGUMENTS | {"per_device_train_batch_size": 2},
+    )
+    assert_same_weights(again[0], members[1])
+    assert len({fingerprint_of_weights(member) for member in members}) == 3
+    hydra = AutoHydra.from_pruned_members(members, trunk_layers=1)
+    assert hydra.num_members == 3
+    for member, loaded in zip(
+        members, finetune_from_pretrained(pretrained, 3, eight, *data, **arguments), strict=True
+    ):
+        assert_same_weights(member, loaded)
+
+
+@pytest.mark.parametrize(("trainings", "members"), [(0.5, 3), (3, 3), (2.0, 2)])
+def test_a_budget_without_restarts_or_enough_for_whole_fine_tunings_is_refused(trainings, members, data, tmp_path):
+    with pytest.raises(ValueError, match=f"trainings is {trainings}: pass more than 0.5 and less than {members}"):
+        finetune_from_pretrained(
+            tiny_model("vit", "backbone"), members, SHORT, *data, output_dir=tmp_path, trainings=trainings
+        )
+
+
+def test_a_restart_keeps_the_share_of_its_warm_up_and_the_length_that_arguments_name():
+    steps = shortened(recipe("cifar100"), 1 / 3)
+    assert (steps.max_steps, round(steps.warmup_steps)) == (3_333, 167)
+    epochs = shortened(recipe("sst2"), 0.5)
+    assert (epochs.epochs, epochs.warmup_steps, epochs.early_stopping_patience) == (3.5, 0.1, None)
+    found = shortened_arguments({"max_steps": 30, "num_train_epochs": 4, "warmup_steps": 9, "seed": 3}, 1 / 3)
+    assert found == {"max_steps": 10, "num_train_epochs": 4 / 3, "warmup_steps": 3, "seed": 3}

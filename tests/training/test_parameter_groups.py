@@ -14,13 +14,19 @@ EXPECTED = {
     "embeddings": """distillation_token mask_token register_tokens cls_token position_embeddings projection.weight projection.bias word_embeddings.weight
         embeddings_project.weight embeddings_project.bias position_embeddings.weight token_type_embeddings.weight embeddings.LayerNorm.weight embeddings.LayerNorm.bias
         token_embedding.weight position_embedding.weight class_embedding patch_embedding.weight patch_embedding.bias
-        tok_embeddings.weight embeddings.norm.weight embed_tokens.weight relative_attention_bias.weight""",
+        tok_embeddings.weight embeddings.norm.weight embed_tokens.weight relative_attention_bias.weight
+        embed_proj.weight rel_embeddings.weight encoder.LayerNorm.weight encoder.LayerNorm.bias distance_embeddings.weight
+        distance_embeddings.LayerNorm.weight distance_embeddings.LayerNorm.bias""",
     "attention": """attention.query.weight attention.query.bias attention.key.weight attention.key.bias
         attention.value.weight attention.value.bias qkv_proj.weight qkv_proj.bias layer_scale1.lambda1 q_lin.weight q_lin.bias k_lin.weight
         k_lin.bias v_lin.weight v_lin.bias out_lin.weight out_lin.bias q_proj.weight q_proj.bias k_proj.weight k_proj.bias v_proj.weight v_proj.bias o_proj.weight
         o_proj.bias out_proj.weight out_proj.bias self.query.weight self.query.bias self.key.weight self.key.bias
         self.value.weight self.value.bias attn.q.weight attn.q.bias attn.k.weight attn.k.bias attn.v.weight attn.v.bias
-        attn.o.weight attn.o.bias attention.output.dense.weight attention.output.dense.bias attn.Wqkv.weight attn.Wo.weight""",
+        attn.o.weight attn.o.bias q_norm.weight k_norm.weight query_norm.weight key_norm.weight
+        attention.output.dense.weight attention.output.dense.bias attn.Wqkv.weight attn.Wo.weight
+        query_proj.weight query_proj.bias key_proj.weight key_proj.bias value_proj.weight value_proj.bias pos_key_proj.weight
+        pos_key_proj.bias pos_query_proj.weight pos_query_proj.bias position_key_proj.weight position_key_proj.bias
+        position_query_proj.weight position_query_proj.bias""",
     "mlp": """layer_scale2.lambda1 weights_in.weight weights_in.bias weights_out.weight weights_out.bias
         lin1.weight lin1.bias lin2.weight lin2.bias gate_proj.weight gate_proj.bias
         up_proj.weight up_proj.bias down_proj.weight down_proj.bias fc1.weight fc1.bias fc2.weight fc2.bias intermediate.dense.weight intermediate.dense.bias
@@ -32,7 +38,8 @@ EXPECTED = {
         attention.LayerNorm.weight attention.LayerNorm.bias layer_norm1.weight layer_norm1.bias
         layer_norm2.weight layer_norm2.bias pre_layrnorm.weight pre_layrnorm.bias pre_layernorm.weight
         pre_layernorm.bias post_layernorm.weight post_layernorm.bias final_layer_norm.weight final_layer_norm.bias
-        attn_norm.weight final_norm.weight input_layernorm.weight post_attention_layernorm.weight norm.weight""",
+        attn_norm.weight final_norm.weight input_layernorm.weight post_attention_layernorm.weight norm.weight
+        pre_feedforward_layernorm.weight post_feedforward_layernorm.weight attention_branch_norm.weight mlp_branch_norm.weight""",
     "classifier": """classifier.weight classifier.bias pooler.dense.weight pooler.dense.bias logit_scale
         visual_projection.weight text_projection.weight classifier.dense.weight classifier.dense.bias
         classifier.out_proj.weight classifier.out_proj.bias classifier.layernorm.weight classifier.layernorm.bias

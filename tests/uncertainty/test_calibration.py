@@ -528,7 +528,7 @@ def test_sets_are_those_of_the_package(method, by_class, allow_empty):
 @pytest.mark.parametrize(
     "data, options, message",
     [
-        (rows_for("vit", labelled=False), {}, "data has no labels: calibrate on rows whose right class is known"),
+        (rows_for("vit", labelled=False), {}, "data has no labels: calibrate on rows whose right answer is known"),
         (
             [rows_for("vit")[0] | {"labels": torch.zeros(47).long()}],
             {},

@@ -1,0 +1,38 @@
+"""Names the task of a model, which everything that fits, judges or shows its answers is chosen by."""
+
+from collections.abc import Collection
+
+from torch import nn
+
+from .prediction import config_of, models_inside, problem_type_of
+
+
+ONE_CLASS, SEVERAL_LABELS, REGRESSION, TOKENS = "one class", "several labels", "regression", "tokens"
+WORDS = {
+    ONE_CLASS: "choosing one of several classes",
+    SEVERAL_LABELS: "multi-label classification",
+    REGRESSION: "regression",
+    TOKENS: "the classes of tokens",
+}
+
+
+def task_of_model(model: nn.Module) -> str:
+    """The task by its name above, from the model's class and config."""
+    if any("ForTokenClassification" in type(each).__name__ for each in models_inside(model)):
+        return TOKENS
+    problem_type, config = problem_type_of(model), config_of(model)
+    if problem_type is None and getattr(config, "num_labels", None) == 1:
+        problem_type = "regression"  # as in Transformers' loss
+    tasks = {"multi_label_classification": SEVERAL_LABELS, "regression": REGRESSION}
+    return tasks.get(problem_type, ONE_CLASS)
+
+
+def check_task(model: nn.Module, name: str, tasks: Collection[str]) -> str:
+    """The model's task; refuses one that is not among `tasks`. name: what messages call the model"""
+    task = task_of_model(model)
+    if task not in tasks:
+        known = " or ".join(WORDS[each] for each in tasks)
+        raise ValueError(
+            f"{name} is made for {WORDS[task]} (problem_type in its config), and this is about {known}: pass another model"
+        )
+    return task

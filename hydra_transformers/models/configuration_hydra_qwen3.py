@@ -1,0 +1,34 @@
+"""HydraQwen3 configuration."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import Qwen3Config
+
+from .configuration_hydra import LayerSpec
+from .configuration_hydra_llama import HydraDecoderConfigMixin, check_layer_types, decoder_layer_spec
+
+
+@strict
+class HydraQwen3Config(HydraDecoderConfigMixin, Qwen3Config):
+    r"""A [`Qwen3Config`] with the fields of [`HydraConfigMixin`]. Heads are query heads."""
+
+    model_type = "hydra_qwen3"
+
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_qwen3.HydraQwen3Config",
+        "AutoModel": "modeling_hydra_qwen3.HydraQwen3Model",
+        "AutoModelForSequenceClassification": "modeling_hydra_qwen3.HydraQwen3ForSequenceClassification",
+    }
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        check_layer_types(self)
+
+    @property
+    def layer_spec(self) -> LayerSpec:
+        has_bias, window = self.attention_bias, self.sliding_window
+        return decoder_layer_spec(
+            self, qkv_bias=has_bias, output_bias=has_bias, head_norms=True, sliding_window=window
+        )
+
+
+__all__ = ["HydraQwen3Config"]

@@ -1,0 +1,149 @@
+"""HydraDebertaV2: M head-pruned DeBERTa encoders, of version 2 or 3, as one network.
+
+Each head compares tokens with each other, and tokens with the distances between them. The distances have embeddings, one
+table for all layers. With its LayerNorm the table counts as embeddings: members that share these share the mean of their
+tables, others keep their own. The maps from the table to the queries and keys of a head go with that head.
+"""
+
+import torch
+from torch import nn
+from transformers import DebertaV2ForSequenceClassification, DebertaV2Model
+from transformers.activations import ACT2FN
+from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Embeddings, DebertaV2PreTrainedModel
+
+from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
+from .modeling_hydra import GroupedLinear, embed, hydra_layers, members_mask, shared_or_per_member
+from .pretrained import HydraModelMixin, Rule, attention_rules
+from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
+
+
+LAYER = "encoder.layer.*."
+
+
+class HydraDebertaV2PreTrainedModel(HydraModelMixin, DebertaV2PreTrainedModel):
+    config_class = HydraDebertaV2Config
+    config: HydraDebertaV2Config
+    base_model_prefix = "deberta"
+    architecture = "DeBERTa"
+    _no_split_modules = ["DebertaV2Embeddings", "HydraLayer"]
+    _supports_sdpa = True
+    backbone_types = ("deberta-v2",)
+    backbone_rules = (
+        *attention_rules(
+            f"{LAYER}attention.{{}}", ("self.query_proj", "self.key_proj", "self.value_proj", "output.dense")
+        ),
+        Rule("layers.*.attention.position_key_proj.*", f"{LAYER}attention.self.pos_key_proj.*"),
+        Rule("layers.*.attention.position_query_proj.*", f"{LAYER}attention.self.pos_query_proj.*"),
+        Rule("layers.*.attention_norm.*", f"{LAYER}attention.output.LayerNorm.*"),
+        Rule("layers.*.mlp.fc1.*", f"{LAYER}intermediate.dense.*"),
+        Rule("layers.*.mlp.fc2.*", f"{LAYER}output.dense.*"),
+        Rule("layers.*.mlp_norm.*", f"{LAYER}output.LayerNorm.*"),
+        Rule("distance_embeddings.weight", "encoder.rel_embeddings.weight"),
+        Rule("distance_embeddings.LayerNorm.*", "encoder.LayerNorm.*"),
+    )
+
+
+class DistanceEmbeddings(nn.Embedding):
+    """The embeddings of distances between tokens, normed in DeBERTa-v3; weight (distances to both sides, hidden)."""
+
+    def __init__(self, config: HydraDebertaV2Config):
+        super().__init__(2 * config.distances_to_each_side, config.hidden_size)
+        self.LayerNorm = None
+        if "layer_norm" in config.norm_rel_ebd.lower():
+            self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+
+    def forward(self) -> torch.Tensor:
+        return self.weight if self.LayerNorm is None else self.LayerNorm(self.weight)
+
+
+def numbers_of_distances(tokens: int, config: HydraDebertaV2Config, device: torch.device) -> torch.Tensor:
+    """The row of the table of distances for each query and key, (tokens, tokens).
+
+    With buckets, the nearer half of the distances has a row each, and far ones share rows in steps of their logarithm.
+    """
+    positions = torch.arange(tokens, device=device)
+    distances = positions[:, None] - positions[None, :]
+    if config.position_buckets > 0:
+        near = config.position_buckets // 2
+        # In torch as DeBERTa does it: rounded otherwise, some distances would get their neighbour's row.
+        longest = torch.tensor((config.longest_distance - 1) / near, device=device)
+        steps = (distances.abs() / near).log() / longest.log() * (near - 1)
+        far = (steps.ceil() + near) * distances.sign()
+        distances = torch.where(distances.abs() <= near, distances, far).long()
+    reach = config.distances_to_each_side
+    return (distances + reach).clamp(0, 2 * reach - 1)
+
+
+class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedModel):
+    """The fused encoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (DebertaV2Model,)
+
+    def __init__(self, config: HydraDebertaV2Config):
+        super().__init__(config)
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: DebertaV2Embeddings(config))
+        self.distance_embeddings = None
+        if config.relative_attention:
+            self.distance_embeddings = shared_or_per_member(config, "embeddings", lambda: DistanceEmbeddings(config))
+        self.layers = hydra_layers(config)
+        self.post_init()
+
+    def embed_inputs(self, attention_mask: torch.Tensor | None = None, **inputs):
+        if attention_mask is not None and attention_mask.dim() != 2:
+            raise ValueError(
+                f"attention_mask has {attention_mask.dim()} axes: DeBERTa also masks its embeddings, pass (batch, tokens)"
+            )
+        hidden_states, _, layer_kwargs = super().embed_inputs(mask=attention_mask, **inputs)
+        if self.config.layer_spec.position_terms:
+            distances = numbers_of_distances(hidden_states.shape[2], self.config, hidden_states.device)
+            layer_kwargs |= {"distance_embeddings": embed(self.distance_embeddings), "distances": distances}
+        return hidden_states, self._mask_of_pairs(attention_mask, hidden_states), layer_kwargs
+
+    def _mask_of_pairs(self, attention_mask: torch.Tensor | None, hidden_states: torch.Tensor) -> torch.Tensor | None:
+        """Hides padding, which itself sees everything, as in DeBERTa: (members * batch, 1, tokens, tokens), to be added."""
+        if attention_mask is None:
+            return None
+        is_text = attention_mask.bool()
+        is_seen = (is_text[:, None, :] & is_text[:, :, None]).unsqueeze(1)
+        # Half of the smallest number: the sum with a score is no infinity, which would make rows of padding NaN.
+        hidden = torch.finfo(hidden_states.dtype).min / 2
+        mask = torch.zeros_like(is_seen, dtype=hidden_states.dtype).masked_fill(~is_seen, hidden)
+        return members_mask(mask, hidden_states.shape[1], self.config.num_members)
+
+
+class GroupedContextPooler(nn.Module):
+    """A pooler per member with dropout in front: (members, batch, hidden) -> (members, batch, hidden)."""
+
+    def __init__(self, config: HydraDebertaV2Config):
+        super().__init__()
+        size = config.pooler_hidden_size
+        self.dropout = nn.Dropout(config.pooler_dropout)
+        self.dense = GroupedLinear(size, [size] * config.num_members)
+        self.activation = ACT2FN[config.pooler_hidden_act]
+
+    def forward(self, first_token: torch.Tensor) -> torch.Tensor:
+        return self.activation(self.dense(self.dropout(first_token)))
+
+
+class HydraDebertaV2ForSequenceClassification(HydraTypedTextClassifierMixin, HydraDebertaV2PreTrainedModel):
+    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (DebertaV2ForSequenceClassification,)
+
+    def __init__(self, config: HydraDebertaV2Config):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.deberta = HydraDebertaV2Model(config)
+        self.pooler = GroupedContextPooler(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob if config.cls_dropout is None else config.cls_dropout)
+        self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
+        self.post_init()
+
+    def prepare(self, features: torch.Tensor) -> torch.Tensor:
+        return self.dropout(self.pooler(features))
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.prepare(features))
+
+
+__all__ = ["HydraDebertaV2ForSequenceClassification", "HydraDebertaV2Model", "HydraDebertaV2PreTrainedModel"]

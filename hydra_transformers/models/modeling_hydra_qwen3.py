@@ -1,0 +1,34 @@
+"""HydraQwen3: M head-pruned Qwen3 classifiers of texts as one network."""
+
+from transformers import Qwen3ForSequenceClassification, Qwen3Model
+from transformers.models.qwen3.modeling_qwen3 import Qwen3PreTrainedModel
+
+from .configuration_hydra_qwen3 import HydraQwen3Config
+from .decoders import DECODER_RULES, HydraDecoderClassifierMixin, HydraDecoderMixin
+from .pretrained import HydraModelMixin
+
+
+class HydraQwen3PreTrainedModel(HydraModelMixin, Qwen3PreTrainedModel):
+    config_class = HydraQwen3Config
+    config: HydraQwen3Config
+    base_model_prefix = "model"
+    architecture = "Qwen3"
+    _no_split_modules = ["HydraDecoderEmbeddings", "HydraLayer"]
+    backbone_types = ("qwen3",)
+    backbone_rules = DECODER_RULES
+
+
+class HydraQwen3Model(HydraDecoderMixin, HydraQwen3PreTrainedModel):
+    """The fused decoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (Qwen3Model,)
+
+
+class HydraQwen3ForSequenceClassification(HydraDecoderClassifierMixin, HydraQwen3PreTrainedModel):
+    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (Qwen3ForSequenceClassification,)
+    encoder_class = HydraQwen3Model
+
+
+__all__ = ["HydraQwen3ForSequenceClassification", "HydraQwen3Model", "HydraQwen3PreTrainedModel"]

@@ -1,0 +1,170 @@
+"""Evaluates models of tasks that do not choose one class, and reports the results as one table."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from .._io.files import parse_json, write_atomically
+from ..data.loading import ood_groups
+from ..uncertainty.features import without_decision
+from ..uncertainty.metrics import ood_metrics
+from ..uncertainty.task_calibration import collect_rows
+from .gains import map_leaves
+from .table import NO_VALUE, Cell, Part, Table, Title, html_page, to_html, to_markdown, to_text
+
+
+if TYPE_CHECKING:
+    import pandas
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a task is judged.
+
+    task: its name, for the title
+    columns: metric -> (its title, "high" or "low" for what is better, "" for neither), in the order of the table
+    measure: answers, labels and decision of all rows -> metrics; without labels (None) what can be said without them
+    scores: answers -> (rows,), higher is less sure, by which rows from elsewhere are told apart
+    collect: reads all answers and labels of a data set, see `TaskFit`
+    """
+
+    task: str
+    columns: Mapping[str, tuple[str, str]]
+    measure: Callable[[Any, Any, Any], Metrics]
+    scores: Callable[[Any], Tensor]
+    collect: Callable[[nn.Module, Any, int], tuple[Any, Any]] = collect_rows
+
+    def result(self, model: nn.Module, data: Any, ood_data: Any, batch_size: int) -> "TaskResult":
+        """The results of one model. What its calibration decides is measured, too."""
+        model, decision = without_decision(model)
+        answers, labels = self.collect(model, data, batch_size)
+        if labels is None:
+            raise ValueError("data has no labels: add a column labels")
+        known = self.measure(answers, labels, None if decision is None else decision(answers))
+        scores, ood = self.scores(answers), {}
+        for group, sets in ood_groups(ood_data).items():
+            for name, each in sets.items():
+                foreign, foreign_labels = self.collect(model, each, batch_size)
+                found = self.measure(foreign, foreign_labels, None if decision is None else decision(foreign))
+                title = name if group == "OOD" else f"{name} ({group})"
+                ood[title] = found | {"auroc": ood_metrics(scores, self.scores(foreign))["auroc"]}
+        return TaskResult(len(answers), answers[:1].shape[1], known, ood)
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """The results of one model.
+
+    rows, num_members: of the data and the model
+    metrics: on the data
+    ood: data set from elsewhere -> `auroc`, how well the uncertainty tells it from the data, and the metrics on it
+    """
+
+    rows: int
+    num_members: int
+    metrics: Metrics
+    ood: dict[str, Metrics] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, repr=False)
+class TaskReport:
+    """The results of one or several models on the same data. Printed or shown in a notebook: its tables.
+
+    task: its name
+    models: name -> `TaskResult`
+    columns: see `Evaluation`
+    """
+
+    task: str
+    models: dict[str, TaskResult]
+    columns: dict[str, tuple[str, str]]
+
+    def parts(self) -> list[Part]:
+        found: list[Part] = [
+            Title(f"Results: {self.task}"),
+            self._table({n: r.metrics for n, r in self.models.items()}),
+        ]
+        for name in dict.fromkeys(name for result in self.models.values() for name in result.ood):
+            results = {model: result.ood[name] for model, result in self.models.items() if name in result.ood}
+            found += [Title(f"From elsewhere: {name}", 3), self._table(results)]
+        return found
+
+    def _table(self, results: Mapping[str, Metrics]) -> Table:
+        columns = {**self.columns, "auroc": ("AUROC", "high")}
+        columns = {name: each for name, each in columns.items() if any(name in found for found in results.values())}
+        best = {
+            name: _best([found.get(name) for found in results.values()], side) for name, (_, side) in columns.items()
+        }
+        rows = [
+            [model, *(_cell(found.get(name), best[name] if len(results) > 1 else None) for name in columns)]
+            for model, found in results.items()
+        ]
+        return Table(["Model", *(title for title, _ in columns.values())], rows)
+
+    def __str__(self) -> str:
+        return to_text(self.parts())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return to_html(self.parts())
+
+    def to_markdown(self) -> str:
+        return to_markdown(self.parts())
+
+    def to_html(self, path: str | os.PathLike | None = None) -> str:
+        """All tables as one page that needs no other file; also written to `path`."""
+        page = html_page(f"Uncertainty report: {self.task}", self.parts(), {})
+        if path is not None:
+            write_atomically(path, page)
+        return page
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """A row for each model and data set: `model`, `members`, `data_set` (None for the data) and the metrics."""
+        import pandas
+
+        rows = []
+        for name, result in self.models.items():
+            model = {"model": name, "members": result.num_members}
+            rows.append(model | {"data_set": None} | result.metrics)
+            rows += [model | {"data_set": each} | found for each, found in result.ood.items()]
+        return pandas.DataFrame(rows)
+
+    def to_json(self, path: str | os.PathLike | None = None) -> str:
+        """The report as JSON text, what is not a finite number as text; also written to `path` where given."""
+        content = map_leaves(asdict(self), lambda v: str(v) if isinstance(v, float) and not math.isfinite(v) else v)
+        text = json.dumps(content, indent=1, allow_nan=False) + "\n"
+        if path is not None:
+            write_atomically(path, text)
+        return text
+
+    @classmethod
+    def from_json(cls, path: str | os.PathLike) -> "TaskReport":
+        """Reads a report that `to_json(path)` wrote."""
+        try:
+            content = parse_json(Path(path).read_bytes())
+            content = map_leaves(content, lambda v: float(v) if v in ("inf", "-inf", "nan") else v)
+            models = {name: TaskResult(**result) for name, result in content["models"].items()}
+            columns = {name: tuple(each) for name, each in content["columns"].items()}
+            return cls(content["task"], models, columns)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is no report of a task: pass a file that to_json wrote") from error
+
+
+def _best(values: list[float | None], side: str) -> float | None:
+    found = [value for value in values if value is not None and not math.isnan(value)]
+    return None if not found or not side else (max if side == "high" else min)(found)
+
+
+def _cell(value: float | None, best: float | None) -> str | Cell:
+    if value is None or math.isnan(value):
+        return NO_VALUE
+    return Cell(f"{value:.4g}", "bold" if best is not None and value == best else "")

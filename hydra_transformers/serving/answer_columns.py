@@ -1,0 +1,50 @@
+"""The columns that a model's answers make: one for each field of an answer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+# Of every answer; the types are Arrow's. "double" is a number, "scores" a list of labels with their scores.
+COLUMNS = {
+    "label": "string",
+    "score": "double",
+    "uncertainty": "double",
+    "aleatoric": "double",
+    "epistemic": "double",
+    "abstain": "bool",
+    "detector": "string",
+    "detector_score": "double",
+    "threshold": "double",
+    "reason": "string",
+    "prediction_set": "strings",
+    "scores": "scores",
+}
+# Of models of texts only.
+TEXT_COLUMNS = {"truncated": "bool"}
+
+
+def columns_of(kind: str) -> dict[str, str]:
+    """The names of a model's columns, in order, and their types. kind: "text", "image", "zero-shot" or "audio" """
+    return COLUMNS | (TEXT_COLUMNS if kind == "text" else {})
+
+
+def to_columns(answers: Sequence[Mapping[str, Any] | None], columns: Mapping[str, str]) -> dict[str, list[Any]]:
+    """A list per column, with None in each where an answer is None.
+
+    A field without a column is refused: it would be lost.
+    """
+    for answer in answers:
+        extra = [name for name in answer or () if name not in columns]
+        if extra:
+            raise ValueError(f"an answer has the field {extra[0]!r}, which has no column: add it to answer_columns.py")
+    return {name: [None if answer is None else answer[name] for answer in answers] for name in columns}
+
+
+def arrow_schema(columns: Mapping[str, str]) -> Any:
+    """The columns as a schema of Arrow, so that all files of a job have the same types."""
+    import pyarrow
+
+    score = pyarrow.struct([("label", pyarrow.string()), ("score", pyarrow.float64())])
+    types = {"strings": pyarrow.list_(pyarrow.string()), "scores": pyarrow.list_(score)}
+    found = {name: types[kind] if kind in types else pyarrow.type_for_alias(kind) for name, kind in columns.items()}
+    return pyarrow.schema(list(found.items()))

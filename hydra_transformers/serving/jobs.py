@@ -1,0 +1,403 @@
+"""Answers all rows of a data set into one file, part by part; a job that was stopped goes on where it was."""
+
+import csv
+import hashlib
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .._io.access import access_to
+from .._io.files import check_takes_files, remove_leftovers, write_atomically
+from .._io.folder_lock import LOCK, only_writer
+from .._io.progress import progress_bar
+from .._version import __version__
+from ..data.columns import column_kinds, find_columns
+from ..data.rows import DataSource, load_rows
+from ..data.sounds import undecoded
+from ..hub.handler import as_json
+from ..models.decision import digest_of
+from ..uncertainty.features import without_decision
+from .answer_columns import arrow_schema
+from .predictor import NAMED, HydraPredictor
+
+
+FORMATS = (".parquet", ".jsonl", ".csv")
+ENGINES = ("local", "ray")
+ROWS_PER_PART = 1024
+IDENTITY = "job.json"  # in the folder of parts: what they are answers to
+
+
+@dataclass(frozen=True)
+class Finished:
+    """
+    rows: of the data
+    bad_rows: of these, those without an answer
+    output: the file of answers, with a column `row` that counts from 0
+    bad_rows_file: row, input and reason of each bad row; None if there is none
+    """
+
+    rows: int
+    bad_rows: int
+    output: Path
+    bad_rows_file: Path | None
+
+
+def predict_data(
+    model: str | os.PathLike,
+    data: str | os.PathLike,
+    output: str | os.PathLike,
+    *,
+    split: str | None = None,
+    image: str | None = None,
+    audio: str | None = None,
+    text: str | Sequence[str] | None = None,
+    strict: bool = False,
+    engine: str = "local",
+    workers: int | None = None,
+    **settings: Any,
+) -> Finished:
+    """Answers every row of a data set and writes the answers to a file, in the order of the rows.
+
+    Args:
+        model: a folder or Hub name, as in `HydraPredictor`.
+        data: a folder of images or sounds, a csv, json, jsonl or parquet file or a folder of these, a folder that
+            `save_to_disk` wrote, or a data set on the Hub, as in `load_data`.
+        output: a new file, .parquet, .jsonl or .csv. Beside it, `NAME.bad-rows.jsonl` names the rows that could not be
+            answered, with the reason.
+        split: of the data; by default the first of validation, test and train.
+        image, audio, text: the column that is read, found where not named; two of pairs of texts. A column of texts that is
+            named for images or sounds holds paths of files.
+        strict: stop at the first row that cannot be answered.
+        engine: "local" for this process, or "ray" for the processes of a Ray cluster, which must see model and data under the
+            same names.
+        workers: of Ray; by default one per GPU, or without GPUs one.
+        settings: of `HydraPredictor`: processor, device, candidate_labels, top_k, batch_size.
+
+    Until the end, the answers lie in the folder `OUTPUT.parts`. Call it again with the same arguments to go on after a stop: no
+    row is lost or answered twice. If model, data or settings have changed since, it refuses.
+    """
+    output = Path(output)
+    check_output(output, Path(data))
+    if engine not in ENGINES:
+        raise ValueError(f"engine is {engine!r}: pass one of {', '.join(ENGINES)}")
+    if workers is not None and engine != "ray":
+        raise ValueError(f"workers is {workers}, which is for engine='ray' (--engine ray): leave it out")
+    source = DataSource(data, split=split, image=image, audio=audio, text=text)
+    device = "cpu" if engine == "ray" else settings.get("device")
+    part_reader = PartReader(os.fspath(model), source, settings | {"device": device})
+    writer = PartWriter(output, part_reader)
+    folder = writer.folder
+    with only_writer(folder):
+        writer.claim(identity_of(part_reader))
+        parts = range(-(-len(part_reader.rows) // ROWS_PER_PART))
+        done = [part for part in parts if writer.is_done(part)]
+        missing = sorted(set(parts) - set(done))
+        counted = sum(len(part_reader.places(part)) for part in done)
+        with progress_bar(len(part_reader.rows), "predict", "row", initial=counted) as bar:
+            for part, table in _answered(part_reader, missing, engine, workers, source, settings):
+                writer.write(part, table, strict)
+                bar.update(table.num_rows)
+        finished = writer.join(parts)
+    shutil.rmtree(folder, ignore_errors=True)
+    return finished
+
+
+def check_output(output: Path, data: Path) -> None:
+    """Refuses, before any work, a file that exists, that lies among the data, or that cannot be written."""
+    if output.suffix not in FORMATS:
+        raise ValueError(f"output is {output}: pass a file that ends in {', '.join(FORMATS)}")
+    if data.is_dir() and data.resolve() in output.resolve().parents:
+        raise ValueError(f"output is {output}, inside the data {data}: pass a file elsewhere")
+    # A job that was stopped while it joined its parts may have left the file of bad rows.
+    was_stopped = (parts_folder(output) / IDENTITY).exists()
+    for path in (output, *([] if was_stopped else [bad_rows_file(output)])):
+        if path.exists():
+            raise ValueError(f"{path} exists already: pass another --output, or remove it")
+    check_takes_files(output.parent)
+
+
+def parts_folder(output: Path) -> Path:
+    return output.with_name(f"{output.name}.parts")
+
+
+def bad_rows_file(output: Path) -> Path:
+    return output.with_name(f"{output.stem}.bad-rows.jsonl")
+
+
+def _answered(
+    reader: "PartReader",
+    parts: list[int],
+    engine: str,
+    workers: int | None,
+    source: DataSource,
+    settings: dict[str, Any],
+) -> Iterator[tuple[int, Any]]:
+    """The number and the table of each part, in order."""
+    if not parts:
+        return
+    if engine == "local":
+        for part in parts:
+            yield part, reader.answered(part)
+        return
+    from .ray_engine import answered_by_workers
+
+    arguments = {"model": reader.model, "source": source, "settings": settings}
+    yield from answered_by_workers(arguments, {part: len(reader.places(part)) for part in parts}, workers)
+
+
+class PartReader:
+    """Reads parts of a data set and answers them: what each process of a job does.
+
+    model, settings: of `HydraPredictor`
+    """
+
+    def __init__(self, model: str, source: DataSource, settings: Mapping[str, Any]):
+        self.model = model
+        self.predictor = HydraPredictor(model, **{**settings, "strict": False})
+        with access_to(source.name, "data set"):
+            rows, _, self.note = load_rows(source)
+        kind = {"zero-shot": "image"}.get(self.predictor.kind, self.predictor.kind)
+        self.columns, self.folder = _columns_to_read(rows, kind, source), None
+        path = Path(source.name)
+        if path.exists():
+            self.folder = path if path.is_dir() else path.parent
+        rows = undecoded(rows.select_columns(list(self.columns)))
+        for column in self.columns:  # a broken image is to be a bad row, not the end of the job
+            feature = rows.features[column]
+            if type(feature).__name__ == "Image" and feature.decode:
+                rows = rows.cast_column(column, type(feature)(decode=False))
+        self.rows, self.source = rows, source
+        kinds = column_kinds(rows)
+        self.holds_paths = kind != "text" and kinds[self.columns[0]] == "text"
+        self.names = ["row", "input", *(["input_pair"] if len(self.columns) == 2 else [])]
+        types = dict(zip(self.names, ("int64", "string", "string"), strict=False))
+        self.schema = arrow_schema(types | self.predictor.columns)
+
+    def places(self, part: int) -> range:
+        """The rows of a part."""
+        return range(part * ROWS_PER_PART, min((part + 1) * ROWS_PER_PART, len(self.rows)))
+
+    def answered(self, part: int) -> Any:
+        """An Arrow table of the answers to a part: row, input, the answers' columns, and error."""
+        import pyarrow
+
+        places = self.places(part)
+        batch = self.rows[places.start : places.stop]
+        values = [batch[column] for column in self.columns]
+        if self.holds_paths:
+            values = [[self._path_of(each) for each in values[0]]]
+        first = values[0]
+        if len(values) == 2:
+            first = [{"text": one, "text_pair": other} for one, other in zip(*values, strict=True)]
+        answers = self.predictor.answer_columns(first)
+        shown = [list(places), *([_shown(each) for each in column] for column in values)]
+        return pyarrow.table({**dict(zip(self.names, shown, strict=True)), **answers}, schema=self.schema)
+
+    def _path_of(self, value: str | None) -> str | None:
+        """A path in a table, as it is or beside the table."""
+        if value is None or self.folder is None or os.path.exists(value) or not (self.folder / value).exists():
+            return value
+        return str(self.folder / value)
+
+
+def _columns_to_read(rows: Any, kind: str, source: DataSource) -> tuple[str, ...]:
+    named = {"image": source.image, "audio": source.audio}.get(kind)
+    if named is not None and column_kinds(rows).get(named) == "text":
+        return (named,)  # paths
+    return find_columns(rows, kind, source)
+
+
+def _shown(value: Any) -> str | None:
+    """A text, or the path of a file."""
+    if isinstance(value, Mapping):
+        value = value.get("path")
+    return value if isinstance(value, str) else None
+
+
+# What the parts are answers to
+
+
+def identity_of(reader: PartReader) -> dict[str, Any]:
+    """Model, data and settings of a job, as digests."""
+    predictor = reader.predictor
+    state = predictor.model.state_dict()
+    _, decision = without_decision(predictor.model)
+    config = {name: value for name, value in predictor.config.to_dict().items() if name != "_name_or_path"}
+    processor = predictor.processor
+    prepared = processor.get_vocab() if hasattr(processor, "get_vocab") else {}
+    described = [sorted(state), config, None if decision is None else decision.settings, str(processor), prepared]
+    tensors = [state[name] for name in sorted(state) if isinstance(state[name], torch.Tensor)]
+    return {
+        "version": __version__,
+        "model": _digest([digest_of(tensors), *described]),
+        "data": _digest(_stamps(reader)),
+        "rows": len(reader.rows),
+        "columns": list(reader.columns),
+        "settings": predictor.parameters,
+    }
+
+
+def _stamps(reader: PartReader) -> Any:
+    """What changes with the data: the content of a file, name, size and time of each file of a folder, the Hub's revision."""
+    path = Path(reader.source.name)
+    if path.is_file():
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+        return [digest.hexdigest(), reader.source.split]
+    if path.is_dir():
+        files = sorted(each for each in path.rglob("*") if each.is_file() and each.name != LOCK)
+        stamps = [(str(each.relative_to(path)), each.stat().st_size, each.stat().st_mtime_ns) for each in files]
+        return [stamps, reader.source.split]
+    return reader.rows._fingerprint
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+# Files
+
+
+class PartWriter:
+    """Writes parts beside the output, and in the end joins them.
+
+    A part is done once its record, which holds its digest and its bad rows, is written behind it.
+    """
+
+    def __init__(self, output: Path, reader: PartReader):
+        self.output, self.reader = output, reader
+        self.folder = parts_folder(output)
+        self.schema = reader.schema.remove(reader.schema.get_field_index("error"))
+
+    def claim(self, identity: dict[str, Any]) -> None:
+        """Records what the parts answer; refuses parts of another job."""
+        identity = json.loads(json.dumps(identity))
+        record = self.folder / IDENTITY
+        remove_leftovers(self.folder)
+        if record.exists():
+            found = json.loads(record.read_text())
+            changed = [name for name, value in identity.items() if found.get(name) != value]
+            if changed:
+                raise ValueError(
+                    f"{self.folder} holds answers of a job that was stopped, and its {changed[0]} changed since: remove the "
+                    "folder to start anew, or pass another --output"
+                )
+            return
+        if any(path.name != LOCK for path in self.folder.iterdir()):
+            raise ValueError(f"{self.folder} holds other files: remove it, or pass another --output")
+        write_atomically(record, json.dumps(identity, indent=1))
+
+    def part_file(self, part: int) -> Path:
+        return self.folder / f"part-{part:08d}{self.output.suffix}"
+
+    def record_file(self, part: int) -> Path:
+        return self.folder / f"part-{part:08d}.done.json"
+
+    def record(self, part: int) -> dict[str, Any] | None:
+        try:
+            return json.loads(self.record_file(part).read_bytes())
+        except (OSError, ValueError):
+            return None
+
+    def is_done(self, part: int) -> bool:
+        record, file = self.record(part), self.part_file(part)
+        return record is not None and file.exists() and _digest_of(file.read_bytes()) == record["digest"]
+
+    def write(self, part: int, table: Any, strict: bool) -> None:
+        import pyarrow.compute
+
+        if table.column("row").to_pylist() != list(self.reader.places(part)):
+            raise RuntimeError(f"part {part} came back with other rows than it has: run the command again")
+        is_bad = pyarrow.compute.is_valid(table.column("error"))
+        bad = table.filter(is_bad).select(["row", "input", "error"]).to_pylist()
+        bad = [{"row": row["row"], "input": row["input"], "reason": row["error"]} for row in bad]
+        if bad and strict:
+            named = "" if bad[0]["input"] is None else f" ({bad[0]['input'][:200]})"
+            what = NAMED[self.reader.predictor.kind]
+            raise ValueError(
+                f"row {bad[0]['row']}{named} cannot be answered as {what}: {bad[0]['reason']}; leave --strict out to go on "
+                "without such rows"
+            )
+        content = self._content(table.filter(pyarrow.compute.invert(is_bad)).select(self.schema.names))
+        write_atomically(self.part_file(part), content)
+        write_atomically(self.record_file(part), json.dumps({"digest": _digest_of(content), "bad": bad}))
+
+    def _content(self, table: Any) -> bytes:
+        """A part as a file of the output's format."""
+        if self.output.suffix == ".parquet":
+            import pyarrow.parquet
+
+            sink = io.BytesIO()
+            pyarrow.parquet.write_table(table.cast(self.schema), sink)
+            return sink.getvalue()
+        rows = as_json(table.to_pylist())
+        if self.output.suffix == ".jsonl":
+            return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        text = io.StringIO(newline="")
+        writer = csv.writer(text)
+        writer.writerows([_cell(value) for value in row.values()] for row in rows)
+        return text.getvalue().encode()
+
+    def join(self, parts: Sequence[int]) -> Finished:
+        """Writes the output and the file of bad rows; one part at a time is in memory."""
+        unfinished = self.folder / f"joined{self.output.suffix}"
+        bad: list[dict[str, Any]] = []
+        with _Joined(unfinished, self.schema) as joined:
+            for part in parts:
+                content, record = self.part_file(part).read_bytes(), self.record(part)
+                if record is None or _digest_of(content) != record["digest"]:
+                    raise RuntimeError(f"part {part} in {self.folder} is not what was written: run the command again")
+                joined.add(content)
+                bad += record["bad"]
+        named = bad_rows_file(self.output) if bad else None
+        if named is not None:
+            write_atomically(named, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in bad))
+        os.replace(unfinished, self.output)
+        return Finished(len(self.reader.rows), len(bad), self.output, named)
+
+
+class _Joined:
+    """A file made of the contents of parts."""
+
+    def __init__(self, path: Path, schema: Any):
+        self.path, self.schema = path, schema
+
+    def __enter__(self) -> "_Joined":
+        if self.path.suffix == ".parquet":
+            import pyarrow.parquet
+
+            self.file = pyarrow.parquet.ParquetWriter(self.path, self.schema)
+        else:
+            self.file = self.path.open("wb")
+            if self.path.suffix == ".csv":
+                self.file.write((",".join(self.schema.names) + "\r\n").encode())
+        return self
+
+    def add(self, content: bytes) -> None:
+        if self.path.suffix == ".parquet":
+            import pyarrow.parquet
+
+            self.file.write_table(pyarrow.parquet.read_table(io.BytesIO(content)))
+        else:
+            self.file.write(content)
+
+    def __exit__(self, *_: Any) -> None:
+        self.file.close()
+
+
+def _cell(value: Any) -> Any:
+    """A value in a csv file: lists as JSON."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
+
+
+def _digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

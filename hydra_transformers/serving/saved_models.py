@@ -1,0 +1,78 @@
+"""Loads models from folders and the Hub as they were saved: classifiers, CLIP, Hydras, baselines, with their decisions."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+
+from .._io.access import access_to
+from ..baselines import Baseline
+from ..baselines.baseline import MODEL_FOLDER
+from ..data.prediction import ZeroShotClassifier
+from ..data.processors import class_prompts, load_processor
+from ..models.auto import HEADS, check_model_exists, load_trained
+from ..uncertainty import CalibratedClassifier
+
+
+def load_config(name: str) -> PreTrainedConfig:
+    """The config of a supported model by Hub name or folder; for a baseline, of the model inside."""
+    path = Path(name)
+    inside = {"subfolder": MODEL_FOLDER} if is_baseline(name) else {}
+    if path.is_dir() and not inside and not (path / "config.json").exists():
+        if member_folders(path):
+            raise ValueError(
+                f"{name} holds members, not a model: fuse them first with `hydra-transformers fuse {name}`"
+            )
+        raise ValueError(f"the folder {name} holds no model: it has no config.json")
+    with access_to(name, "model"):
+        try:
+            config = AutoConfig.from_pretrained(name, **inside)
+        except ValueError as error:
+            raise ValueError(f"Transformers does not know the model {name}: {str(error).splitlines()[0]}") from error
+    if config.model_type not in HEADS:
+        raise ValueError(f"{name} is a {config.model_type}: pass a {', '.join(HEADS)} model")
+    return config
+
+
+def load_model(name: str, device: str = "cpu") -> PreTrainedModel | Baseline:
+    """A trained classifier, CLIP or SigLIP model or baseline by Hub name or folder, ready to predict."""
+    load_config(name)  # its errors are clearer
+    with access_to(name, "model"):
+        return (Baseline.from_pretrained(name) if is_baseline(name) else load_trained(name)).to(device)
+
+
+def load_with_decision(name: str, processor: Any = None, device: str | None = None) -> tuple[nn.Module, Any]:
+    """The model with its decision, and its processor; two towers become a classifier if they were calibrated as one.
+
+    processor: the processor itself, or its folder or Hub name; by default the one saved with the model
+    device: by default cuda where there is one, otherwise cpu
+    """
+    config = load_config(name)
+    if processor is None or isinstance(processor, (str, Path)):
+        processor = load_processor(processor or name, config)
+    model = load_model(name, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if CalibratedClassifier.is_saved_in(name):
+        classes = CalibratedClassifier.classes_saved_in(name)
+        if classes is not None:
+            model = ZeroShotClassifier(model, class_prompts(config, processor, classes), classes)
+        model = CalibratedClassifier.load(model, name).eval()
+    return model, processor
+
+
+def is_baseline(name: str) -> bool:
+    check_model_exists(name)
+    with access_to(name, "model"):
+        return Baseline.is_saved_in(name)
+
+
+def member_folders(folder: Path) -> list[Path]:
+    """`member-0`, `member-1`, ... of a folder, in order."""
+    found = [path for path in folder.glob("member-*") if re.fullmatch(r"member-\d+", path.name)]
+    return sorted((path for path in found if (path / "config.json").exists()), key=member_number)
+
+
+def member_number(path: Path) -> int:
+    return int(path.name.removeprefix("member-"))

@@ -1,0 +1,308 @@
+"""Regression: its metrics, and intervals that hold the right number with a promised probability."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.batches import batches
+from ..data.prediction import device_of, predict
+from ..models.decision import Decided
+from ..models.task_decisions import RegressionDecision, spread
+from .abstention import Abstention, check_target, exact
+from .inputs import as_tensor, widened
+from .task_calibration import Fitted, HeldOutRows
+
+
+# Shares of the mean spread that are tried as the floor below the spread.
+FLOORS = (0.1, 0.3, 1.0, 3.0, 10.0, 100.0)
+
+
+@dataclass(frozen=True)
+class NumberPrediction:
+    """The ensemble's numbers and how far its members are apart, in float64.
+
+    mean: (batch, outputs), the answer
+    variance: (batch, outputs), between members: the epistemic part of the uncertainty; 0 for one member
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+
+def predict_numbers(model: nn.Module, data: Any, batch_size: int = 32) -> NumberPrediction:
+    """`predict_uncertainty` of a regression model."""
+    parts = [widened(predict(model, batch)).cpu() for batch in batches(data, batch_size, device_of(model))]
+    if not parts:
+        raise ValueError("data has no batches: pass at least one sample")
+    outputs = torch.cat(parts)
+    return NumberPrediction(outputs.mean(dim=1), spread(outputs).square())
+
+
+# Metrics
+
+
+def as_targets(targets: Any, rows: int, outputs: int, name: str = "labels") -> Tensor:
+    """Targets (rows, outputs) in float64; refuses other shapes, and what is not a number."""
+    targets = widened(as_tensor(targets).detach()).cpu()
+    if targets.numel() != rows * outputs or len(targets) != rows:
+        raise ValueError(
+            f"{name} has shape {tuple(targets.shape)}, the model gives {outputs} number{'s' * (outputs > 1)} for each of {rows} "
+            f"rows: pass ({rows}, {outputs})"
+        )
+    targets = targets.reshape(rows, outputs)
+    bad = ~targets.isfinite().all(dim=1)
+    if bad.any():
+        raise ValueError(
+            f"{int(bad.sum())} of {rows} {name} are not finite numbers, the first in row {int(bad.nonzero()[0])}: remove these "
+            "rows, or fill in their numbers"
+        )
+    return targets
+
+
+def regression_metrics(member_outputs: Any, targets: Any, interval: Any = None) -> dict[str, float]:
+    r"""How good the numbers of an ensemble are. With several outputs each metric is the mean over them.
+
+    With the members' mean `μ`, the target `y` and the rows i:
+
+        rmse      sqrt(mean_i (y_i - μ_i)²)
+        mae       mean_i |y_i - μ_i|
+        pearson   the correlation of y and μ; NaN where one of them is constant
+        spearman  the correlation of their ranks, equal numbers sharing the mean of theirs
+        spread    mean_i of the standard deviation between members
+        aurc      the area under risk (mae of the answered rows) against coverage, the least spread first
+        interval_coverage, interval_width   share of the targets inside of their interval, and its mean width
+
+    Args:
+        member_outputs: (rows, members, outputs), `outputs.member_logits` of a model.
+        targets: (rows,) or (rows, outputs).
+        interval: (rows, outputs, 2), from a calibrated model, if any.
+
+    Example:
+        >>> metrics = regression_metrics([[[1.0], [3.0]], [[4.0], [4.0]]], [2.0, 5.0])
+        >>> metrics["mae"], metrics["spread"]
+        (0.5, 0.5)
+    """
+    outputs = widened(as_tensor(member_outputs).detach()).cpu()
+    if outputs.dim() != 3:
+        raise ValueError(f"member_outputs has shape {tuple(outputs.shape)}: pass (rows, members, outputs)")
+    rows, _, width = outputs.shape
+    targets, mean = as_targets(targets, rows, width, "targets"), outputs.mean(dim=1)
+    errors = (targets - mean).abs()
+    found = {
+        "rmse": errors.square().mean(dim=0).sqrt(),
+        "mae": errors.mean(dim=0),
+        "pearson": correlation(mean, targets),
+        "spearman": correlation(ranks(mean), ranks(targets)),
+        "spread": spread(outputs).mean(dim=0),
+    }
+    if interval is not None:
+        low, high = widened(as_tensor(interval).detach()).cpu().unbind(dim=-1)
+        found["interval_coverage"] = ((low <= targets) & (targets <= high)).double().mean(dim=0)
+        found["interval_width"] = (high - low).mean(dim=0)
+    row_errors, row_scores = errors.mean(dim=1), spread(outputs).mean(dim=1)
+    return {name: float(each.mean()) for name, each in found.items()} | {"aurc": mean_risk(row_scores, row_errors)}
+
+
+def correlation(first: Tensor, second: Tensor) -> Tensor:
+    """Pearson's, column by column: (rows, outputs) twice -> (outputs,); NaN where a column is constant."""
+    first, second = (each - each.mean(dim=0) for each in (first, second))
+    return (first * second).sum(dim=0) / (first.square().sum(dim=0) * second.square().sum(dim=0)).sqrt()
+
+
+def ranks(values: Tensor) -> Tensor:
+    """The rank of each number in its column, equal numbers sharing the mean of theirs: (rows, outputs) -> (rows, outputs)
+
+    Example:
+        >>> ranks(torch.tensor([[3.0], [1.0], [3.0]])).squeeze(1)
+        tensor([1.5000, 0.0000, 1.5000], dtype=torch.float64)
+    """
+    columns = []
+    for column in values.unbind(dim=1):
+        _, places, counts = column.unique(return_inverse=True, return_counts=True)
+        last = counts.double().cumsum(0)
+        columns.append(((last - 1) - (counts.double() - 1) / 2)[places])
+    return torch.stack(columns, dim=1)
+
+
+def mean_risk(scores: Tensor, errors: Tensor) -> float:
+    """The mean, over all coverages, of the mean error of the answered rows, those of least score first; rows of equal score
+    count as if their errors were equal."""
+    _, places, counts = scores.unique(return_inverse=True, return_counts=True)
+    means = torch.zeros(len(counts), dtype=torch.float64).scatter_add(0, places, errors.double()) / counts
+    ordered = means[places[scores.argsort(stable=True)]]
+    return float((ordered.cumsum(0) / torch.arange(1, len(ordered) + 1)).mean())
+
+
+NUMBER_COLUMNS = {
+    "rmse": ("RMSE", "low"),
+    "mae": ("MAE", "low"),
+    "pearson": ("Pearson", "high"),
+    "spearman": ("Spearman", "high"),
+    "aurc": ("AURC", "low"),
+    "spread": ("Spread", ""),
+    "interval_coverage": ("In interval", ""),
+    "interval_width": ("Width", "low"),
+    "answered": ("Answered", ""),
+    "answered_mae": ("MAE of answered", "low"),
+}
+
+
+def measure_numbers(answers: Tensor, labels: Tensor | None, decided: Decided | None) -> dict[str, float]:
+    """`regression_metrics`, and what a calibrated model's threshold buys; without labels what can be said without them."""
+    interval = None if decided is None else decided.interval
+    if labels is None:
+        metrics = {"spread": float(number_scores(answers).mean())}
+        if interval is not None:
+            metrics["interval_width"] = float((interval[..., 1] - interval[..., 0]).double().mean())
+    else:
+        metrics = regression_metrics(answers, labels, interval)
+    if decided is not None:
+        answered = ~decided.abstain
+        metrics["answered"] = float(answered.double().mean())
+        if labels is not None and answered.any():
+            metrics["answered_mae"] = regression_metrics(answers[answered], labels[answered])["mae"]
+    return metrics
+
+
+def number_scores(answers: Tensor) -> Tensor:
+    """The spread of each row, the mean over outputs: (rows, members, outputs) -> (rows,)"""
+    return spread(widened(answers)).mean(dim=-1)
+
+
+# Calibration
+
+
+def check_number_target(target: Mapping[str, float]) -> None:
+    """As `check_target`, but a risk is a mean absolute error, which is no share."""
+    risk = target.get("risk") if isinstance(target, Mapping) and set(target) == {"risk"} else None
+    if risk is None:
+        check_target(target)
+    elif isinstance(risk, bool) or not isinstance(risk, Real) or not 0 < risk < math.inf:
+        raise ValueError(
+            f"risk is {risk!r}: pass the largest mean absolute error of the answers, in the unit of the labels"
+        )
+
+
+def fit_intervals(rows: HeldOutRows) -> Fitted:
+    """Split-conformal intervals scaled by the members' spread, and the width above which nothing is answered.
+
+    With the members' mean μ and standard deviation σ, the interval is μ ± factor · (σ + floor), output by output. The first
+    half of the rows chooses the floor that explains their errors best; a high one makes intervals equally wide, where the
+    spread says little. The factor is the ceil((n + 1)(1 - alpha))-th smallest |y - μ| / (σ + floor) of the n rows of the
+    second half, so that a new row's number lies inside with probability at least 1 - alpha, for each output by itself.
+    """
+    if rows.alpha is None:
+        raise ValueError(
+            "alpha is None: a regression model abstains by the width of its intervals, pass a share for them"
+        )
+    if rows.confidence is not None and "risk" in rows.target:
+        raise ValueError(
+            "confidence is for shares: errors of numbers have no upper bound, so that no rows can promise their mean; leave it "
+            'out, or pass target={"coverage": ...}'
+        )
+    members, outputs = rows.first.answers.shape[1:]
+    if rows.target is not None and members == 1:
+        raise ValueError(
+            "model has one member, so that all intervals are equally wide and no width can be too wide: leave out target, or "
+            "pass a model of several members"
+        )
+    first, second = (
+        (widened(part.answers), as_targets(part.labels, len(part.answers), outputs))
+        for part in (rows.first, rows.second)
+    )
+    place = math.ceil((1 - exact(rows.alpha)) * (len(second[0]) + 1)) - 1
+    if place >= len(second[0]):
+        raise ValueError(
+            f"alpha={rows.alpha:g} cannot be promised on {len(second[0])} rows, half of data (the other half fits the floor): "
+            f"pass at least {2 * math.ceil(1 / rows.alpha)} rows, or a larger alpha"
+        )
+    floors = _likeliest_floors(*first)
+    ratios = (second[1] - second[0].mean(dim=1)).abs() / (spread(second[0]) + floors)
+    # All numbers right would make the width 0, and the decision's factors are positive.
+    factors = ratios.sort(dim=0).values[place].clamp(min=1e-12)
+    settings = {
+        "detector": {"name": "width"},
+        "threshold": None,
+        "alpha": rows.alpha,
+        "floors": floors.tolist(),
+        "factors": factors.tolist(),
+    }
+    decision = rows.unfinished(RegressionDecision, settings)
+    decided = decision(second[0])
+    found = regression_metrics(*second, decided.interval)
+    sentences = [
+        f"With probability {1 - rows.alpha:g} or more{' each' * (outputs > 1)} number lies in its interval, if new rows are "
+        f"independent and of the same distribution as the {len(second[0])} fitting rows; there intervals are "
+        f"{found['interval_width']:.3g} wide on average, and the mean absolute error is {found['mae']:.3g}."
+    ]
+    abstention = None
+    if rows.target is not None:
+        errors = (second[1] - second[0].mean(dim=1)).abs().mean(dim=1)
+        ood_scores = None if rows.ood is None else decision(widened(rows.ood)).detector_score
+        abstention = _abstention(decided.detector_score, errors, ood_scores, rows)
+        settings["threshold"] = abstention.to_dict()["threshold"]
+        sentences.append(_sentence(abstention))
+    return Fitted(settings, sentences, abstention)
+
+
+def _likeliest_floors(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of each output (outputs,), the floor under which these errors are likeliest, if they scatter as the spread with the
+    floor says (Laplace's distribution). Spread that says nothing about errors gets a high floor."""
+    deviations, errors = spread(outputs), (targets - outputs.mean(dim=1)).abs()
+    scale = deviations.mean(dim=0)
+    scale = torch.where(
+        scale > 0, scale, torch.ones_like(scale)
+    )  # one member, or members that agree: any floor will do
+    floors = torch.stack([share * scale for share in FLOORS])  # (floors, outputs)
+    scaled = deviations + floors.unsqueeze(1)  # (floors, rows, outputs)
+    unlikeliness = scaled.log().mean(dim=1) + (errors / scaled).mean(dim=1).log()
+    return floors.gather(0, unlikeliness.argmin(dim=0, keepdim=True)).squeeze(0)
+
+
+def _abstention(scores: Tensor, errors: Tensor, ood_scores: Tensor | None, rows: HeldOutRows) -> Abstention:
+    """The threshold for a target. A risk is the mean absolute error of the answered rows, in the unit of the labels."""
+    [(name, value)] = rows.target.items()
+    if name == "risk":
+        order = scores.argsort(stable=True)
+        ordered = scores[order]
+        risks = errors[order].cumsum(0) / torch.arange(1, len(errors) + 1)
+        is_end = torch.cat([ordered[1:] > ordered[:-1], torch.ones(1, dtype=torch.bool)])
+        holding = (is_end & (risks <= value)).nonzero()
+        if not len(holding):
+            raise ValueError(
+                f"no width keeps the mean absolute error at {value:g}: the lowest is {float(risks[is_end].min()):.3g}; ask for "
+                "no less, or pass a better model"
+            )
+        threshold = float(ordered[holding[-1, 0]])
+        fitted = Abstention(threshold, name, value, None, len(scores), 0, 0.0, None, None, 0.0, None, "width")
+    else:
+        fitted = Abstention.fit(scores, None, ood_scores, **rows.target, confidence=rows.confidence, score="width")
+    answered = scores <= fitted.threshold
+    measured = fitted.measure(scores, None, ood_scores)
+    risk = float(errors[answered].mean()) if answered.any() else None
+    return Abstention(
+        **vars(fitted)
+        | measured
+        | {"risk": risk, "risk_without": float(errors.mean()), "ood_rows": _count(ood_scores)}
+    )
+
+
+def _count(scores: Tensor | None) -> int:
+    return 0 if scores is None else len(scores)
+
+
+def _sentence(abstention: Abstention) -> str:
+    after = "" if abstention.risk is None else f", with a mean absolute error of {abstention.risk:.3g}"
+    refused = (
+        "" if abstention.tpr is None else f"; {100 * abstention.tpr:.3g} % of the rows from elsewhere are refused"
+    )
+    return (
+        f"Intervals wider than {abstention.threshold:.3g} are not answered: on the fitting rows "
+        f"{100 * abstention.coverage:.3g} % are answered{after} (all of them: {abstention.risk_without:.3g}){refused}. "
+        f"{abstention.guarantee}"
+    )

@@ -1,0 +1,167 @@
+"""Jobs: all rows of a data set into a file, stops in between, bad rows."""
+
+import csv
+import json
+from pathlib import Path
+
+import datasets
+import pyarrow.parquet
+import pytest
+
+from hydra_transformers.cli import main
+from hydra_transformers.serving import HydraPredictor, jobs
+from hydra_transformers.serving.jobs import predict_data
+from tests.command_line import run
+from tests.tiny_data import pictures
+
+
+TEXTS = ["a good film", "bad", "a film of joy", "", "good good", "a", "of joy", "bad film", "a bad film", "joy"]
+
+
+@pytest.fixture
+def reviews(tmp_path) -> Path:
+    """Ten rows, of which the seventh has no text."""
+    file = tmp_path / "reviews.csv"
+    rows = ["text,stars", *(f"{text or '(empty)'},{place}" for place, text in enumerate(TEXTS))]
+    rows[7] = ",6"
+    file.write_text("\n".join(rows) + "\n")
+    return file
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(jobs, "ROWS_PER_PART", 3)
+
+
+def read(path: Path) -> list[dict]:
+    if path.suffix == ".parquet":
+        return pyarrow.parquet.read_table(path).to_pylist()
+    if path.suffix == ".csv":
+        with path.open(newline="") as file:
+            return list(csv.DictReader(file))
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_every_format_holds_the_predictors_answers_and_bad_rows_are_named(folders, reviews, tmp_path, capsys):
+    texts = [row["text"] for row in read(reviews)]
+    answered = [place for place in range(10) if place != 6]
+    expected = HydraPredictor(folders["texts"], device="cpu")({"text": [texts[place] for place in answered]})
+    for suffix in (".parquet", ".jsonl", ".csv"):
+        output = tmp_path / suffix[1:] / f"answers{suffix}"
+        run("predict", folders["texts"], reviews, "--output", output, "--device", "cpu", "--batch-size", 2)
+        rows = read(output)
+        assert [int(row["row"]) for row in rows] == answered
+        assert [row["input"] for row in rows] == [texts[place] for place in answered]
+        assert [row["label"] for row in rows] == expected["label"]
+        assert [float(row["epistemic"]) for row in rows] == pytest.approx(expected["epistemic"], abs=1e-6)
+        if suffix != ".csv":
+            assert rows[0]["scores"][0].keys() == {"label", "score"} and rows[0]["abstain"] is None
+        [bad] = read(output.with_name("answers.bad-rows.jsonl"))
+        assert bad == {"row": 6, "input": None, "reason": "there is none"}
+        assert {path.name for path in output.parent.iterdir()} == {output.name, "answers.bad-rows.jsonl"}
+    assert "answers to 9 of 10 rows; why not the others is in" in capsys.readouterr().out
+    output = tmp_path / "strict.csv"
+    words = ["predict", folders["texts"], reviews, "--output", output, "--device", "cpu", "--strict"]
+    assert main([*map(str, words)]) == 2 and not output.exists()
+    assert "row 6 cannot be answered as a text: there is none; leave --strict out" in capsys.readouterr().err
+    run(*words[:-1])  # goes on from where it stopped
+    assert len(read(output)) == 9
+
+
+def stop_at(monkeypatch, place: int) -> list[int]:
+    """Kills a job at its part number `place`; returns the list of the parts that were answered."""
+    answered, answer = [], jobs.PartReader.answered
+
+    def counted(self, part):
+        if len(answered) == place:
+            raise KeyboardInterrupt
+        answered.append(part)
+        return answer(self, part)
+
+    monkeypatch.setattr(jobs.PartReader, "answered", counted)
+    return answered
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".csv"])
+def test_a_stopped_job_goes_on_without_losing_or_repeating_a_row(suffix, folders, reviews, tmp_path, monkeypatch):
+    whole, output = tmp_path / f"whole{suffix}", tmp_path / f"answers{suffix}"
+    predict_data(folders["texts"], reviews, whole, device="cpu")
+    with monkeypatch.context() as patch:
+        stop_at(patch, 2)
+        with pytest.raises(KeyboardInterrupt):
+            predict_data(folders["texts"], reviews, output, device="cpu")
+    parts = tmp_path / f"answers{suffix}.parts"
+    assert not output.exists() and len(list(parts.glob("*.done.json"))) == 2
+    (parts / f"part-00000001{suffix}").write_bytes(b"torn")  # a disk that was full, say
+    answered = stop_at(monkeypatch, 100)
+    finished = predict_data(folders["texts"], reviews, output, device="cpu")
+    assert answered == [1, 2, 3] and (finished.rows, finished.bad_rows) == (10, 1)
+    assert read(output) == read(whole) and not parts.exists()
+    with pytest.raises(ValueError, match="exists already: pass another --output"):
+        predict_data(folders["texts"], reviews, output, device="cpu")
+
+
+def test_a_stopped_job_refuses_other_data_another_model_and_other_settings(folders, reviews, tmp_path, monkeypatch):
+    output = tmp_path / "answers.jsonl"
+    with monkeypatch.context() as patch:
+        stop_at(patch, 1)
+        with pytest.raises(KeyboardInterrupt):
+            predict_data(folders["texts"], reviews, output, device="cpu")
+    with pytest.raises(ValueError, match="its settings changed since: remove the folder"):
+        predict_data(folders["texts"], reviews, output, device="cpu", top_k=1)
+    with pytest.raises(ValueError, match="its model changed since"):
+        predict_data(folders["texts"].parent / "bert", reviews, output, device="cpu")
+    reviews.write_text(reviews.read_text().replace("joy", "bad"))
+    with pytest.raises(ValueError, match="its data changed since"):
+        predict_data(folders["texts"], reviews, output, device="cpu")
+
+
+def test_a_part_is_written_before_the_next_one_is_read(folders, reviews, tmp_path, monkeypatch):
+    """So memory does not grow with the rows."""
+    output, answer, seen = tmp_path / "answers.parquet", jobs.PartReader.answered, []
+
+    def looks(self, part):
+        seen.append(len(list(output.with_name("answers.parquet.parts").glob("*.done.json"))))
+        return answer(self, part)
+
+    monkeypatch.setattr(jobs.PartReader, "answered", looks)
+    predict_data(folders["texts"], reviews, output, device="cpu")
+    assert seen == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_images_of_a_folder_of_a_saved_set_and_of_paths_in_a_table(folders, tmp_path):
+    data = tmp_path / "pictures"
+    data.mkdir()
+    images = pictures([0, 1, 2, 1], seed=4)
+    for number, image in enumerate(images):
+        image.save(data / f"{number}.png")
+    (data / "4.png").write_bytes(b"no image")
+    expected = HydraPredictor(folders["images"], device="cpu")({"image": images})
+    features = datasets.Features({"photo": datasets.Image()})
+    datasets.Dataset.from_dict({"photo": images}, features=features).save_to_disk(tmp_path / "saved")
+    table = tmp_path / "paths.jsonl"
+    table.write_text("".join(json.dumps({"file": f"pictures/{number}.png"}) + "\n" for number in range(5)))
+    for name, source, column in (("a", data, None), ("b", tmp_path / "saved", None), ("c", table, "file")):
+        output = tmp_path / f"{name}.parquet"
+        predict_data(folders["images"], source, output, image=column, device="cpu")
+        found = read(output)
+        assert [row["label"] for row in found] == expected["label"]
+        assert [row["abstain"] for row in found] == expected["abstain"]
+        assert [row["prediction_set"] for row in found] == expected["prediction_set"]
+        if name != "b":
+            assert [Path(row["input"]).name for row in found] == [f"{number}.png" for number in range(4)]
+            [bad] = read(tmp_path / f"{name}.bad-rows.jsonl")
+            assert bad["row"] == 4 and "cannot identify image file" in bad["reason"]
+
+
+def test_what_cannot_be_a_job_is_refused(folders, reviews, tmp_path):
+    with pytest.raises(ValueError, match=r"pass a file that ends in \.parquet, \.jsonl, \.csv"):
+        predict_data(folders["texts"], reviews, tmp_path / "answers.txt")
+    with pytest.raises(ValueError, match="inside the data"):
+        predict_data(folders["texts"], tmp_path, tmp_path / "answers.csv")
+    with pytest.raises(ValueError, match="engine is 'spark': pass one of local, ray"):
+        predict_data(folders["texts"], reviews, tmp_path / "answers.csv", engine="spark")
+    with pytest.raises(ValueError, match="workers is 2, which is for engine='ray'"):
+        predict_data(folders["texts"], reviews, tmp_path / "answers.csv", workers=2)

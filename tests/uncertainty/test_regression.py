@@ -1,0 +1,212 @@
+"""Numbers instead of classes: intervals, abstention by width, metrics, and one way to ask for them."""
+
+import copy
+import math
+from functools import cache
+
+import pytest
+import torch
+from scipy import stats
+from transformers import PreTrainedConfig
+
+from hydra_transformers import AutoHydra
+from hydra_transformers.baselines import DeepEnsemble
+from hydra_transformers.models.modeling_hydra import HydraClassifierOutput
+from hydra_transformers.reports import TaskReport, evaluate_uncertainty
+from hydra_transformers.uncertainty import CalibratedClassifier, calibrate, predict_uncertainty, regression_metrics
+from tests.families import bert_backbone, vit_backbone
+
+
+ROWS = 400
+
+
+@cache
+def _built(outputs: int) -> torch.nn.Module:
+    models = [bert_backbone(seed, num_labels=outputs, problem_type="regression").float() for seed in range(3)]
+    return AutoHydra.from_pruned_members(models, shared=()).eval()
+
+
+class SavedNumbers(torch.nn.Module):
+    """A model whose members' numbers are given."""
+
+    def __init__(self, outputs: int = 1):
+        super().__init__()
+        self.config, self.head = PreTrainedConfig(num_labels=outputs, problem_type="regression"), torch.nn.Linear(1, 1)
+        self.eval()
+
+    def forward(self, numbers: torch.Tensor) -> HydraClassifierOutput:
+        return HydraClassifierOutput(logits=numbers.mean(1), member_logits=numbers)
+
+
+def numbers_for(seed: int, count: int = ROWS, outputs: int = 1, noise: torch.Tensor | None = None) -> list[dict]:
+    """Two members whose spread is between 0 and 3, and targets that scatter as they do, or by `noise`."""
+    generator = torch.Generator().manual_seed(seed)
+    mean, spread = (
+        torch.randn(count, outputs, generator=generator),
+        3 * torch.rand(count, outputs, generator=generator),
+    )
+    scattered = torch.randn(count, outputs, generator=generator) * (spread if noise is None else noise)
+    return [{"numbers": torch.stack([mean - spread, mean + spread], dim=1), "labels": mean + scattered}]
+
+
+def hydra_of(outputs: int = 1) -> torch.nn.Module:
+    return copy.deepcopy(_built(outputs))
+
+
+def rows_for(model: torch.nn.Module, seed: int = 0, count: int = ROWS, noise: float = 1.0) -> list[dict]:
+    """Texts whose numbers are the ensemble's, with noise as large as the members' spread."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(5, 38, (count, 6), generator=generator)
+    with torch.no_grad():
+        answers = model(input_ids=tokens).member_logits
+    spread = answers.std(dim=1, correction=0)
+    labels = answers.mean(dim=1) + noise * spread * torch.randn(spread.shape, generator=generator)
+    return [{"input_ids": tokens, "labels": labels}]
+
+
+def test_intervals_hold_what_was_promised():
+    """On average over calibration sets, for each output by itself."""
+    [new], inside = numbers_for(99, 2000, 2), []
+    for seed in range(8):
+        calibration = calibrate(SavedNumbers(2), numbers_for(seed, ROWS, 2), alpha=0.2)
+        found = calibration.model(numbers=new["numbers"])
+        low, high = found.interval.unbind(-1)
+        inside.append(((low <= new["labels"]) & (new["labels"] <= high)).float().mean(dim=0))
+    assert found.interval.shape == (2000, 2, 2)
+    assert ((torch.stack(inside).mean(dim=0) - 0.8).abs() < 0.025).all()
+    assert torch.allclose((low + high) / 2, found.logits, atol=1e-5)
+    assert not found.abstain.any() and "With probability 0.8 or more each number" in str(calibration)
+
+
+def test_the_factor_is_the_conformal_quantile():
+    """Written out plainly, in float64: the k-th smallest of |y - mean| / (spread + floor), k = ceil((n + 1)(1 - alpha))."""
+    model = hydra_of().double()
+    [batch] = rows_for(model, count=100)
+    settings = calibrate(model, [batch], alpha=0.1, seed=3).settings
+    second = torch.randperm(100, generator=torch.Generator().manual_seed(3))[50:]
+    with model.uncalibrated(), torch.no_grad():
+        answers = model(input_ids=batch["input_ids"]).member_logits[second]
+    scaled = answers.std(dim=1, correction=0) + settings["floors"][0]
+    scores = ((batch["labels"][second] - answers.mean(dim=1)).abs() / scaled).squeeze(1)
+    assert settings["factors"][0] == pytest.approx(sorted(scores.tolist())[math.ceil(51 * 0.9) - 1], abs=1e-12)
+    with torch.no_grad():
+        interval = model(input_ids=batch["input_ids"][second]).interval[:, 0]
+    expected = answers.mean(dim=1) + scaled * settings["factors"][0] * torch.tensor([-1.0, 1.0])
+    assert torch.allclose(interval, expected.double(), rtol=0, atol=1e-10)
+
+
+def test_intervals_follow_a_spread_that_tells_errors_and_ignore_one_that_does_not():
+    told, untold = (
+        calibrate(SavedNumbers(), numbers_for(0, 2000, noise=noise)).settings["floors"][0] for noise in (None, 1.0)
+    )
+    assert told < 0.5 and untold > 10
+
+
+def test_a_coverage_and_a_risk_are_kept_on_the_fitting_rows():
+    rows = numbers_for(0, 1000)
+    by_coverage = calibrate(SavedNumbers(), rows, target={"coverage": 0.7}, confidence=0.9)
+    out = by_coverage.model(numbers=rows[0]["numbers"])
+    assert (~out.abstain).float().mean().item() == pytest.approx(0.73, abs=0.05)
+    assert torch.equal(out.abstain, out.interval.diff(dim=-1).squeeze() > by_coverage.abstention.threshold)
+    assert by_coverage.abstention.risk < by_coverage.abstention.risk_without
+    assert "With 90 % confidence at least 70 % of the rows are answered" in str(by_coverage)
+    aim = by_coverage.abstention.risk_without * 0.6
+    by_risk = calibrate(SavedNumbers(), rows, target={"risk": aim})
+    answered = ~by_risk.model(numbers=rows[0]["numbers"]).abstain
+    errors = (rows[0]["numbers"].mean(1) - rows[0]["labels"]).abs().squeeze(1)
+    assert by_risk.abstention.risk <= aim and errors[answered].mean() == pytest.approx(aim, rel=0.1)
+
+
+def test_a_decision_is_saved_with_the_model_and_stale_without_its_weights(tmp_path):
+    model = hydra_of(2)
+    calibrate(model, rows_for(model), target={"coverage": 0.8})
+    model.save_pretrained(tmp_path)
+    loaded = type(model).from_pretrained(tmp_path)
+    inputs = rows_for(hydra_of(2), seed=5, count=8)[0]["input_ids"]
+    for name in ("logits", "interval", "abstain", "detector_score"):
+        assert torch.equal(model(input_ids=inputs)[name], loaded(input_ids=inputs)[name])
+    with torch.no_grad():
+        loaded.classifier.weight.mul_(2)
+    assert loaded(input_ids=inputs).interval is None
+
+
+def test_other_models_are_wrapped(tmp_path):
+    models = [vit_backbone(seed, num_labels=1, problem_type="regression").float() for seed in range(2)]
+    ensemble = DeepEnsemble(models).eval()
+    images = torch.randn(60, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    rows = [{"pixel_values": images, "labels": torch.randn(60, generator=torch.Generator().manual_seed(1))}]
+    calibrated = calibrate(ensemble, rows).model
+    assert calibrated(pixel_values=images).interval.shape == (60, 1, 2)
+    calibrated.save(tmp_path)
+    loaded = CalibratedClassifier.load(ensemble, tmp_path)
+    assert torch.equal(loaded(pixel_values=images).interval, calibrated(pixel_values=images).interval)
+
+
+def test_metrics_are_those_of_scipy():
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(50, 3, 2, generator=generator, dtype=torch.float64)
+    targets = torch.randn(50, 2, generator=generator, dtype=torch.float64).round(decimals=1)  # with equal numbers
+    mean, found = outputs.mean(1), regression_metrics(outputs, targets)
+    pairs = list(zip(mean.T.numpy(), targets.T.numpy(), strict=True))
+    assert found["pearson"] == pytest.approx(sum(stats.pearsonr(*pair)[0] for pair in pairs) / 2, abs=1e-10)
+    assert found["spearman"] == pytest.approx(sum(stats.spearmanr(*pair)[0] for pair in pairs) / 2, abs=1e-10)
+    rmse = (mean - targets).square().mean(0).sqrt().mean()
+    assert found["rmse"] == pytest.approx(rmse.item(), abs=1e-10)
+
+
+def test_the_report_has_the_metrics_of_the_task_and_reads_back(tmp_path):
+    model = hydra_of()
+    single = bert_backbone(0, num_labels=1, problem_type="regression").float()
+    calibrate(model, rows_for(model), target={"coverage": 0.8})
+    foreign = [{"input_ids": torch.full((30, 6), 7)}]
+    report = evaluate_uncertainty(
+        {"Hydra": model, "single": single}, rows_for(hydra_of(), seed=1), {"sevens": foreign}
+    )
+    assert isinstance(report, TaskReport) and report.task == "regression"
+    found = report.models["Hydra"].metrics
+    assert 0.8 < found["interval_coverage"] <= 1 and 0.7 < found["answered"] < 0.9
+    assert report.models["single"].metrics["spread"] == 0 and "interval_width" not in report.models["single"].metrics
+    assert 0 <= report.models["Hydra"].ood["sevens"]["auroc"] <= 1
+    report.to_json(tmp_path / "report.json")
+    assert TaskReport.from_json(tmp_path / "report.json") == report
+    assert "RMSE" in str(report) and "sevens" in report.to_markdown() and "<table>" in report.to_html()
+
+
+def test_uncertainty_is_the_variance_between_members():
+    model = hydra_of(2)
+    [batch] = rows_for(model, count=5)
+    found = predict_uncertainty(model, [batch])
+    answers = model(input_ids=batch["input_ids"]).member_logits.double()
+    assert torch.allclose(found.mean, answers.mean(1)) and torch.allclose(found.variance, answers.var(1, correction=0))
+
+
+NAN = [{"input_ids": torch.ones(30, 6, dtype=torch.long), "labels": torch.tensor([math.nan] + [1.0] * 29)}]
+WIDE = [{"input_ids": torch.ones(30, 6, dtype=torch.long), "labels": torch.ones(30, 2)}]
+
+
+@pytest.mark.parametrize(
+    "data, options, message",
+    [
+        (NAN, {}, "1 of 15 labels are not finite numbers"),
+        (WIDE, {}, r"labels has shape \(15, 2\), the model gives 1 number for each"),
+        (None, {"alpha": 0.001}, "pass at least 2000 rows"),
+        (None, {"alpha": None}, "alpha is None"),
+        (None, {"target": {"risk": -1}}, "largest mean absolute error"),
+        (None, {"target": {"risk": 1e-9}}, "no width keeps the mean absolute error"),
+        (None, {"target": {"risk": 1}, "confidence": 0.9}, "confidence is for shares"),
+        (None, {"target": {"tpr": 0.9}}, "ood_data is missing"),
+        (None, {"detector": "energy"}, "detector is for models that choose one class"),
+        (None, {"temperature": False}, "temperature is for models that choose one class"),
+    ],
+)
+def test_what_cannot_be_fitted_is_refused_with_a_sentence(data, options, message):
+    model = hydra_of()
+    with pytest.raises(ValueError, match=message):
+        calibrate(model, data or rows_for(model, count=40), **options)
+    assert model.decision is None
+
+
+def test_one_member_has_no_width_to_abstain_by():
+    model = hydra_of().member(0)
+    with pytest.raises(ValueError, match="model has one member"):
+        calibrate(model, rows_for(model, count=40, noise=0), target={"coverage": 0.9})
