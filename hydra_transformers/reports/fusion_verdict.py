@@ -49,8 +49,10 @@ def safe_trunk(report: "FusionReport", verdict: str) -> tuple[int, str]:
     safe = [fused for fused in report.trunks if _keeps_nll(report, fused) and not any(sure_losses(report, fused))]
     if not safe:
         fewest = report.trunks[0]
-        losses = list(sure_losses(report, fewest)) or [f"{_nll(report, fewest)}, which is not surely no loss"]
-        return 0, f"Merge no layers whole: with {fewest.trunk_layers} of {report.num_layers} {_listed(losses)}."
+        layers, losses = f"{fewest.trunk_layers} of {report.num_layers}", list(sure_losses(report, fewest))
+        if losses:
+            return 0, f"Merge no layers whole: with {layers} {_listed(losses)}."
+        return 0, f"Whether layers can be merged whole, these rows do not tell: with {layers} {_nll(report, fewest)}."
     deepest = max(safe, key=lambda fused: fused.trunk_layers)
     before, after = report.not_fused, deepest.ensemble
     kept = [f"accuracy ({before.accuracy:.1%} not fused, {after.accuracy:.1%} so)"]
