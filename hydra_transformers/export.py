@@ -22,8 +22,12 @@ from .fusion import example_inputs
 from .models.configuration_hydra import OUTPUTS_OF_HYDRAS
 
 
-FILES = {"onnx": "model.onnx", "torch": "model.pt2"}
-PACKAGES = {"onnx": ("onnx", "onnxruntime", "onnxscript"), "torch": ()}
+FILES = {"onnx": "model.onnx", "torch": "model.pt2", "triton": "1/model.onnx"}
+ONNX_PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+PACKAGES = {"onnx": ONNX_PACKAGES, "torch": (), "triton": ONNX_PACKAGES}
+TRITON_CONFIG = "config.pbtxt"
+MOST_IN_TRITON_BATCH = 64  # of requests that the server puts together; raise it in config.pbtxt
+TRITON_TYPES = {"float": "FP32", "double": "FP64", "float16": "FP16", "int64": "INT64", "bool": "BOOL"}
 TALKATIVE = ("torch.onnx", "onnxscript", "onnx_ir")  # they log every operation that they leave as it is
 # The graph is recorded with the first sizes, and checked with the second: batch, and share of the longest text.
 RECORDED, CHECKED = (2, 0.5), (3, 0.75)
@@ -43,7 +47,8 @@ def export(
     Args:
         model: a Hydra with a head, or a Hydra of CLIP or SigLIP; it is left as it is.
         path: a new folder. It gets `model.onnx` or `model.pt2`, config.json, and the processor's files.
-        to: "onnx", "torch" (for `torch.export.load`), or a list of both.
+        to: "onnx", "torch" (for `torch.export.load`), "triton" (`1/model.onnx` and `config.pbtxt`: the folder is a model in a
+            repository of NVIDIA's Triton server), or a list of these.
         processor: the model's processor: written beside it, and asked for the names and sizes of its inputs.
 
     The inputs have the names of the model's own. The outputs are `logits` (batch, classes) and `member_logits` (batch,
@@ -80,11 +85,11 @@ def _check(model: PreTrainedModel, path: Path, formats: list[str]) -> None:
         raise TypeError(
             f"model is a {type(model).__name__}: pass a Hydra that classifies, or a Hydra of CLIP or SigLIP"
         )
-    if "onnx" in formats and model.dtype == torch.bfloat16:
+    if not {"onnx", "triton"}.isdisjoint(formats) and model.dtype == torch.bfloat16:
         raise ValueError("model is in bfloat16, which ONNX Runtime does not compute with on a CPU: pass model.float()")
     for package in (package for each in formats for package in PACKAGES[each]):
         if find_spec(package) is None:
-            raise ImportError(f"to={formats} needs {package}: pip install {' '.join(PACKAGES['onnx'])}")
+            raise ImportError(f"to={formats} needs {package}: pip install {' '.join(ONNX_PACKAGES)}")
     remove_leftovers(path)
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise FileExistsError(f"{path} exists already: pass another path, or remove it")
@@ -232,8 +237,45 @@ def _run_onnx(path: Path) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
     return run
 
 
-WRITERS = {"onnx": _write_onnx, "torch": _write_torch}
-RUNNERS = {"onnx": _run_onnx, "torch": _run_torch}
+def _write_triton(program: ExportedProgram, path: Path, exportable: Exportable) -> None:
+    """The ONNX file of version 1, and beside its folder the config."""
+    import onnxruntime
+
+    path.parent.mkdir()
+    _write_onnx(program, path, exportable)
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    config = triton_config(
+        session.get_inputs(), session.get_outputs(), 0 if exportable.has_towers else MOST_IN_TRITON_BATCH
+    )
+    (path.parent.parent / TRITON_CONFIG).write_text(config, encoding="utf-8")
+
+
+def triton_config(inputs: Sequence[Any], outputs: Sequence[Any], max_batch: int) -> str:
+    """Triton's `config.pbtxt`: names, types and shapes, without the batch's axis where requests are put together.
+
+    inputs, outputs: as ONNX Runtime describes them
+    max_batch: 0 for two towers, whose inputs have different first axes
+    """
+
+    def tensor(value: Any) -> str:
+        sizes = [size if isinstance(size, int) else -1 for size in value.shape][1 if max_batch else 0 :]
+        kind = TRITON_TYPES[value.type.removeprefix("tensor(").removesuffix(")")]
+        # Triton has no tensors without an axis beside the batch's: a number per row has one of length 1.
+        dims = f"dims: {sizes or [1]}" + ("" if sizes else " reshape { shape: [] }")
+        return f'  {{ name: "{value.name}" data_type: TYPE_{kind} {dims} }}'
+
+    lines = [
+        "# The name of the model is that of this folder.",
+        'backend: "onnxruntime"',
+        f"max_batch_size: {max_batch}",
+    ]
+    for name, values in (("input", inputs), ("output", outputs)):
+        lines += [f"{name} [", ",\n".join(map(tensor, values)), "]"]
+    return "\n".join([*lines, *(["dynamic_batching { }"] if max_batch else [])]) + "\n"
+
+
+WRITERS = {"onnx": _write_onnx, "torch": _write_torch, "triton": _write_triton}
+RUNNERS = {"onnx": _run_onnx, "torch": _run_torch, "triton": _run_onnx}
 
 
 def _check_answers(exportable: Exportable, run: Callable, name: str) -> None:

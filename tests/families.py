@@ -13,6 +13,8 @@ import torch
 from transformers import (
     ASTConfig,
     ASTForAudioClassification,
+    BeitConfig,
+    BeitForImageClassification,
     BertConfig,
     BertForSequenceClassification,
     CamembertConfig,
@@ -58,6 +60,7 @@ from transformers import (
     XLMRobertaConfig,
     XLMRobertaForSequenceClassification,
 )
+from transformers.models.beit.modeling_beit import BeitRelativePositionBias
 
 from hydra_transformers.models.auto import hydra_class
 
@@ -331,6 +334,20 @@ DINOV2_WITH_REGISTERS = Family(
     DINOV2.older,
     DINOV2.dropout,
 )
+# Kept by Transformers for all calls, the first of which must not be in inference mode.
+BeitRelativePositionBias.generate_relative_position_index((2, 2))
+BEIT = Family(
+    "beit",
+    backbone(
+        BeitForImageClassification,
+        BeitConfig,
+        {**SIZES, **IMAGE_SIZES, "use_relative_position_bias": True, "drop_path_rate": 0.0},
+    ),
+    pixels,
+    {"": "beit.layers.{}.attention.o_proj"},
+    5,
+    gradient_tolerance=1e-5,  # the eager softmax computes in float32
+)
 ROBERTA = Family(
     "roberta",
     backbone(RobertaForSequenceClassification, RobertaConfig, {**SIZES, **TEXT_SIZES, "pad_token_id": 0}),
@@ -522,6 +539,7 @@ FAMILIES = [
     DINOV2,
     DINOV2_GATED,
     DINOV2_WITH_REGISTERS,
+    BEIT,
     ROBERTA,
     XLM_ROBERTA,
     CAMEMBERT,
@@ -544,7 +562,7 @@ FAMILIES = [
 # Four that cover every kind: images, texts, two towers, a causal language model. The short run has no others.
 FEW = [VIT, BERT, CLIP, LLAMA]
 # Rows whose layers differ from those of every other row here.
-OWN_LAYERS = [VIT, BERT, CLIP, DINOV2, MPNET, DEBERTA, MODERNBERT, LLAMA, GEMMA3]
+OWN_LAYERS = [VIT, BERT, CLIP, DINOV2, BEIT, MPNET, DEBERTA, MODERNBERT, LLAMA, GEMMA3]
 DECODERS = [LLAMA, QWEN2, GEMMA, QWEN3, GEMMA3]
 # Rows that differ from another in a few parts: a gated MLP, biases, the backbone's name, one tower of two.
 VARIANTS = [DINOV2_GATED, DEBERTA_V2, XLM_ROBERTA, CAMEMBERT, QWEN2, QWEN3, GEMMA, CLIP_CLASSIFIER, SIGLIP_CLASSIFIER]

@@ -334,6 +334,11 @@ def _data_to_finetune(name: str, options: BuildOptions, config: PreTrainedConfig
     """For a pre-trained model: one part of the data to train on, one to choose by; the part for tests is not read."""
     remember_max_length(processor, config, options.max_length, TEXT_TOKENS)
     classes = name_classes(config, options)
+    if config.problem_type is not None:
+        raise ValueError(
+            f"rows of {options.data} have several labels each, and build makes models of one class per row: use finetune, fuse, "
+            "calibrate and evaluate one by one"
+        )
     train, held_out = (
         options.read(config, processor, split=options.split, part=part) for part in ("training", "validation")
     )

@@ -87,7 +87,8 @@ def finetune(
     remember_max_length(processor, config, data.max_length, TEXT_TOKENS)
     if is_pretrained:
         classes = name_classes(config, data, data.part)
-        print(f"{count} fine-tunings of {name} with new classifiers for {len(classes)} classes")
+        of_row = " of which a row may have several" if config.problem_type else ""
+        print(f"{count} fine-tunings of {name} with new classifiers for {len(classes)} classes{of_row}")
     train, validation = _train_and_validation(data, validation_split, seed, config, processor, named)
     chosen = recipe_for(recipe, config, train, is_pretrained, epochs, max_steps)
     chosen = replace(chosen, trunk_layers=trunk_layers)
@@ -100,7 +101,17 @@ def finetune(
         "dataloader_pin_memory": torch.cuda.is_available(),
     }
     if is_pretrained:
-        finetune_from_pretrained(name, count, chosen, train, validation, output, class_names=classes, **settings)
+        finetune_from_pretrained(
+            name,
+            count,
+            chosen,
+            train,
+            validation,
+            output,
+            class_names=classes,
+            problem_type=config.problem_type,
+            **settings,
+        )
     else:
         copy_circuits(source, output)
         models = [load_model(str(folder)) for folder in folders]
@@ -154,7 +165,8 @@ def check_trunk(trunk_layers: int | float | None, name: str, config: PreTrainedC
 def name_classes(config: PreTrainedConfig, data: flags.DataOptions, part: str | None = None) -> list[str]:
     """Puts the data's classes into the config of a pre-trained model, and returns them."""
     with access_to(data.data, "data set"):
-        classes = classes_in(data.source(split=data.split or (SPLITS_TO_CUT if part is None else None), part=part))
+        source = data.source(split=data.split or (SPLITS_TO_CUT if part is None else None), part=part)
+        classes, config.problem_type = classes_in(source)
     config.id2label, config.label2id = dict(enumerate(classes)), {each: at for at, each in enumerate(classes)}
     return classes
 

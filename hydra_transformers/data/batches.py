@@ -153,12 +153,15 @@ def _padded(rows: list[dict[str, Any]], padding: int) -> list[dict[str, Any]]:
     lengths = {len(row["input_ids"]) for row in rows if _dim(row.get("input_ids")) == 1}
     if len(lengths) < 2:
         return rows
+    are_tags = all(_dim(row.get("labels")) == 1 and len(row["labels"]) == len(row["input_ids"]) for row in rows)
     padded = []
     for row in rows:
         length = len(row["input_ids"])
         row = {"attention_mask": [1] * length} | row
         tokens = {name: value for name, value in row.items() if name in PER_TOKEN and len(value) == length}
         fillers = dict.fromkeys(tokens, 0) | {"input_ids": padding}
+        if are_tags:
+            tokens["labels"], fillers["labels"] = row["labels"], -100  # which no loss counts
         missing = max(lengths) - length
         padded.append(row | {name: [*map(int, value), *[fillers[name]] * missing] for name, value in tokens.items()})
     return padded

@@ -15,6 +15,7 @@ PLURALS = {
     "image": "images",
     "text": "texts",
     "audio": "sounds",
+    "words": "lists of words",
     "class": "class indices",
     "classes": "lists of classes",
 }

@@ -15,11 +15,13 @@ from ..models.pipeline_hydra import image_mode, read_image
 from ..models.pipeline_hydra_text import most_tokens
 from .columns import PLURALS, check_none_is_missing, find_columns, find_label_column, without_missing_columns
 from .labels import Labels, match_names, model_classes
-from .multi_hot import LabelLists
+from .multi_hot import LabelLists, has_lists
 from .prediction import config_of
 from .processors import load_processor
 from .rows import FEW_ROWS, DataSource, load_rows
 from .sounds import prepared_sound, undecoded
+from .tags import Tags, check_knows_words, find_tag_column, find_word_column, tokens_of_words
+from .tasks import TOKENS, task_of_model
 
 
 @dataclass
@@ -28,7 +30,7 @@ class PreparedData(torch.utils.data.Dataset):
     any, each processed when it is read. Made by `load_data`.
 
     rows: the data set as it came
-    kind: "image", "text" or "audio"
+    kind: "image", "text", "audio", or "words" for texts that are lists of words, with a tag for each
     columns: the one that is read, or two of text pairs
     label: the column of labels; None without labels
     labels: of all rows, as the model's class indices, or for a model of several labels a 0. or 1. for each; None where they
@@ -63,9 +65,12 @@ class PreparedData(torch.utils.data.Dataset):
         row = self.rows[index]
         values = [row[column] for column in self.columns]
         try:
+            if self.kind == "words":
+                tags = None if self.labels is None else self.labels[index]
+                return tokens_of_words(self.processor, values[0], tags, **self._length)
             prepared = self._tokens(values) if self.kind == "text" else self._pixels_or_sound(values[0])
         except (TypeError, ValueError, AttributeError, OSError) as error:
-            named = {"image": "an image", "audio": "a sound", "text": "a text"}[self.kind]
+            named = {"image": "an image", "audio": "a sound", "text": "a text", "words": "words"}[self.kind]
             raise ValueError(
                 f"row {index} of the data cannot be read as {named} ({error}): pass {PLURALS[self.kind]} in "
                 f"{self.columns[0]!r}, or name their column as {self.kind}="
@@ -80,8 +85,11 @@ class PreparedData(torch.utils.data.Dataset):
             if not isinstance(text, str):
                 raise TypeError(f"its {column} is a {type(text).__name__}")
         texts = texts if self.change is None else list(map(self.change, texts))
-        length = {} if self.max_length is None else {"max_length": self.max_length}
-        return dict(self.processor(*texts, truncation=True, **length))
+        return dict(self.processor(*texts, truncation=True, **self._length))
+
+    @property
+    def _length(self) -> dict[str, int]:
+        return {} if self.max_length is None else {"max_length": self.max_length}
 
     def _pixels_or_sound(self, value: Any) -> dict[str, Any]:
         if self.kind == "audio":
@@ -130,7 +138,8 @@ def load_data(
             first split, the same each time, cut out before any limit.
         limit: at most this many rows, drawn at random with seed 0, because many sets are sorted by class.
         image, audio, text, label: columns; found where not named. "translation.en" is a field of a text column;
-            ("premise", "hypothesis") or "premise,hypothesis" are two columns of pairs.
+            ("premise", "hypothesis") or "premise,hypothesis" are two columns of pairs. A classifier of tokens reads a column
+            of lists of words as text, and one of lists of tags, a name or number for each word, as label.
         labelled: True refuses data without labels; False leaves labels out, for out-of-distribution data, whose columns may
             have other names. By default labels are read where the data has any.
         labels_in_order: take the data's class indices as they are, whatever the names of the classes.
@@ -153,7 +162,10 @@ def load_data(
         source = without_missing_columns(source, rows)
     kind = "text" if isinstance(processor, PreTrainedTokenizerBase) else "image"
     kind = "audio" if isinstance(processor, SequenceFeatureExtractor) else kind
-    columns = find_columns(rows, kind, source)
+    if kind == "text" and _classifies_tokens(model, config):
+        check_knows_words(processor)
+        kind = "words"
+    columns = (find_word_column(rows, source),) if kind == "words" else find_columns(rows, kind, source)
     for column in columns:
         check_none_is_missing(rows, column, kind, source)
     if kind == "image" and hasattr(rows, "features") and not getattr(rows.features[columns[0]], "decode", True):
@@ -170,7 +182,7 @@ def load_data(
     elif len(getattr(processor, "image_mean", None) or ()) == 1:
         found.image_mode = "L"
     named = f"column {columns[0]!r}" if len(columns) == 1 else "pairs of the columns {!r} and {!r}".format(*columns)
-    if kind == "text":
+    if kind in ("text", "words"):
         found.max_length = _max_length(config, processor, max_length)
         named += "" if found.max_length is None else f", at most {found.max_length} tokens"
     found.notes.append(f"{PLURALS[kind]}: {named}")
@@ -277,13 +289,33 @@ def remember_max_length(tokenizer: Any, config: PreTrainedConfig, max_length: in
         tokenizer.model_max_length = own if max_length is not None else min(default, own)
 
 
+def _classifies_tokens(model: Any, config: PreTrainedConfig | None) -> bool:
+    if isinstance(model, nn.Module):
+        return task_of_model(model) == TOKENS
+    return config is not None and config.model_type in auto.HEADS and "Token" in auto.auto_class_of(config)
+
+
 def _add_labels(found: PreparedData, source: DataSource, config: PreTrainedConfig | None, is_required: bool) -> None:
     num_labels = getattr(config, "num_labels", None)
     try:
-        column = find_label_column(found.rows, source, num_labels)
+        if found.kind == "words":
+            column = find_tag_column(found.rows, source, found.columns[0], num_labels)
+        else:
+            column = find_label_column(found.rows, source, num_labels)
     except ValueError:
         if is_required or source.label is not None:
             raise
+        return
+    if found.kind == "words":
+        tags = Tags(found.rows, column, source)
+        if tags.values is None:
+            raise ValueError(
+                f"{source.name} can only be read row by row: pass a list of rows, or a Dataset of datasets, whose tags are matched"
+            )
+        words = [row[found.columns[0]] for row in found.rows]
+        found.label, found.class_names, found.model_classes = column, tags.names, model_classes(config)
+        found.labels, note = tags.of_words(words, found.model_classes)
+        found.notes.append(f"labels: column {column!r}, {note}; the first token of a word carries its tag")
         return
     has_lists = getattr(config, "problem_type", None) == "multi_label_classification"
     labels = (LabelLists if has_lists else Labels)(found.rows, column, source)
@@ -308,12 +340,15 @@ def _add_labels(found: PreparedData, source: DataSource, config: PreTrainedConfi
     found.notes.append(f"labels: column {column!r}, {note}")
 
 
-def classes_in(source: DataSource) -> list[str]:
-    """The data's own class names in the order of their indices; LABEL_0, LABEL_1, ... where they have none."""
+def classes_in(source: DataSource) -> tuple[list[str], str | None]:
+    """The data's own class names in the order of their indices; LABEL_0, LABEL_1, ... where they have none. And the problem type
+    of their model, "multi_label_classification" where rows have lists of labels, else None."""
     rows, _, _ = load_rows(source)
     column = find_label_column(rows, source, None)
+    if has_lists(rows, column):
+        return LabelLists(rows, column, source).classes(), "multi_label_classification"
     labels = Labels(rows, column, source)
     names = labels.names or [f"LABEL_{index}" for index in range(max(labels.indices()) + 1)]
     if len(names) < 2:
         raise ValueError(f"column {column!r} of {source.name} has {len(names)} class, so there is nothing to learn")
-    return names
+    return names, None

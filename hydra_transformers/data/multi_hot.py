@@ -13,6 +13,12 @@ from .rows import DataSource
 SEPARATORS = ("|", ";", ",")  # in cells of csv files; the first that any cell has
 
 
+def has_lists(rows: Any, column: str) -> bool:
+    """Whether a column of labels holds a list in each row."""
+    value = rows[0][column]
+    return not isinstance(value, (str, bytes)) and hasattr(value, "__len__")
+
+
 class LabelLists(Labels):
     """The column of labels of a data set whose rows have any number of them.
 
@@ -67,13 +73,27 @@ class LabelLists(Labels):
             len(labels) == num_labels and all(label in (0, 1) for label in labels) for labels in self.values
         )
 
+    def classes(self) -> list[str]:
+        """The data's own labels in the order of their numbers; LABEL_0, LABEL_1, ... where they have no names."""
+        if self.names is not None:
+            return list(self.names)
+        widths = {len(labels) for labels in self.values}
+        if len(widths) == 1 and self.are_vectors(count := widths.pop()):
+            return [f"LABEL_{label}" for label in range(count)]
+        numbers = [max(self._numbers(labels, row)) for row, labels in enumerate(self.values) if labels]
+        if not numbers:
+            raise ValueError(
+                f"no row of {self.source.name} has a label in the column {self.column!r}: nothing to learn"
+            )
+        return [f"LABEL_{label}" for label in range(max(numbers) + 1)]
+
     def multi_hot(self, classes: Sequence[str]) -> tuple[list[list[float]], str]:
         """A 0. or 1. for each of the model's `classes`, row by row, and a note on how labels were matched."""
         count = len(classes)
         if self.are_vectors(count):
             vectors = [list(map(float, labels)) for labels in self.values]
             return vectors, f"a 0 or 1 for each of {count} labels, as they are"
-        numbers, note = [self._numbers(labels, row, count) for row, labels in enumerate(self.values)], "label numbers"
+        numbers, note = [self._numbers(labels, row) for row, labels in enumerate(self.values)], "label numbers"
         is_in_order = self.names is None or (not self.are_texts and self.source.labels_in_order)
         if not is_in_order and not self.are_texts and are_generic(classes):
             if len(self.names) != count:
@@ -95,7 +115,7 @@ class LabelLists(Labels):
         rows = [set(labels) for labels in numbers]
         return [[float(label in labels) for label in range(count)] for labels in rows], note
 
-    def _numbers(self, labels: list[Any], row: int, count: int) -> list[int]:
+    def _numbers(self, labels: list[Any], row: int) -> list[int]:
         if self.are_texts:
             places = {name: place for place, name in enumerate(self.names)}
             odd = next((label for label in labels if label not in places), None)
@@ -108,6 +128,6 @@ class LabelLists(Labels):
             if not isinstance(label, Real) or math.isnan(label) or label != int(label):
                 raise ValueError(
                     f"row {row} of the column {self.column!r} of {self.source.name} has {label!r} among its labels: pass names "
-                    f"or whole numbers from 0 to {count - 1}, or a 0 or 1 for every label"
+                    "or whole numbers, or a 0 or 1 for every label"
                 )
         return [int(label) for label in labels]

@@ -17,6 +17,7 @@ PROCESSORS = {
     "AutoModelForAudioClassification": "AutoFeatureExtractor",
     "AutoModelForImageClassification": "AutoImageProcessor",
     "AutoModelForSequenceClassification": "AutoTokenizer",
+    "AutoModelForTokenClassification": "AutoTokenizer",
     "AutoModelForZeroShotImageClassification": "AutoProcessor",
 }
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer_config.json", "tokenizer.json")
@@ -40,7 +41,11 @@ def load_processor(name: str | os.PathLike, config: PreTrainedConfig) -> Any:
         raise NoProcessorError(f"{name} has no {what} saved with it: name another as processor= (--processor)")
     try:
         try:
-            return getattr(transformers, auto_class).from_pretrained(name)
+            found = getattr(transformers, auto_class).from_pretrained(name)
+            if "Token" in auto_class_of(config) and getattr(found, "add_prefix_space", None) is False:
+                # Byte-level tokenizers read lists of words only if a space belongs to the word behind it.
+                found = getattr(transformers, auto_class).from_pretrained(name, add_prefix_space=True)
+            return found
         except ImportError:  # older versions of Transformers ask for torchvision even where Pillow would do
             if auto_class != "AutoImageProcessor":
                 raise

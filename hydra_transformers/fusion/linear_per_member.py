@@ -9,7 +9,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..models.auto import check_has_no_adapters
-from ..models.modeling_hydra import Grouped, GroupedOutput, bias_as
+from ..models.modeling_hydra import Grouped, GroupedLinear, GroupedOutput, bias_as
 from .checks import check_is_in_memory, check_is_not_quantised, is_plain
 from .structure import is_a
 
@@ -35,8 +35,9 @@ def with_linear_layers(hydra: PreTrainedModel) -> PreTrainedModel:
     check_is_not_quantised(hydra, "hydra")
     split = copy.deepcopy(hydra)
     for name, module in list(split.named_modules()):
-        if is_a(module, Grouped) and any(module.widths) and name not in LOGITS:
-            split.set_submodule(name, (OutputPerMember if is_a(module, GroupedOutput) else LinearPerMember)(module))
+        kind = next((new for packed, new in SPLIT.items() if is_a(module, packed)), None)
+        if kind is not None and any(module.widths) and name not in LOGITS:
+            split.set_submodule(name, kind(module))
     if split.decision is not None:
         split.decision.seen = None  # the packed weights would count as its own
     return split
@@ -128,6 +129,10 @@ class OutputPerMember(LinearPerMember):
         return torch.stack(
             [products[m] if width else bias_as(like, biases.get(str(m))) for m, width in enumerate(self.widths)]
         )
+
+
+# By kind of packed layer. Tables, such as those of distances, stay packed.
+SPLIT = {GroupedLinear: LinearPerMember, GroupedOutput: OutputPerMember}
 
 
 # Saved and loaded as the packed layer

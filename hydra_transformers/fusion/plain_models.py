@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..models.modeling_hydra import readers_of
+from ..models.pretrained import with_key_bias_of_zeros
 from .building import kept_neurons, move_neurons, move_rows_of_heads, weights_to_come
 from .packed_heads import heads_at, keys_of
 from .reading import backbone_source, read_members
@@ -23,7 +24,7 @@ Units = list[list[int | None]]  # by layer, the numbers of heads or neurons befo
 def to_transformers(model: PreTrainedModel, fill_up: bool = False) -> PreTrainedModel:
     """A plain model of Transformers that answers as `model` does; `model` is left as it is.
 
-    Its config has one number of heads for all layers, and in some families (ViT, DeiT, AST, DINOv2, causal language models)
+    Its config has one number of heads for all layers, and in some families (ViT, DeiT, AST, BEiT, DINOv2, causal language models)
     their width. There all layers have to keep equally many heads, as `lowest_heads(scores, heads_per_layer=...)` leaves them, and
     equally many for each key and value head that several heads read. In the other families (BERT, RoBERTa, ELECTRA, MPNet,
     DeBERTa, DistilBERT, ModernBERT, CLIP, SigLIP) the heads together are always as wide as the hidden size, so none may be missing.
@@ -141,7 +142,10 @@ def _exists(cls: type, member: Member, layout: Layout) -> bool:
     except (StrictDataclassError, ValueError, ZeroDivisionError):
         return False
     for name, tensor in _rearranged(cls, member, layout).items():
-        if any(part in name for part in (".attention.qkv_proj.", ".attention.o_proj.", ".mlp.fc")):
+        if any(
+            part in name
+            for part in (".attention.qkv_proj.", ".attention.o_proj.", ".mlp.fc", "relative_attention_bias.")
+        ):
             theirs, transform = backbone_source(cls, name, plain)
             if transform(*(plain[each] for each in theirs)).shape != tensor.shape:
                 return False
@@ -214,6 +218,9 @@ def _inverted(
     transform: Callable[..., Tensor], tensor: Tensor, shapes: Sequence[torch.Size], name: str
 ) -> list[Tensor]:
     """Tensors of these shapes that `transform` turns into `tensor`: its parts, or itself and factors of one."""
+    if transform is with_key_bias_of_zeros:
+        query, _, value = tensor.tensor_split(3)
+        return [query, value]
     factors = [tensor.new_ones(shape) for shape in shapes[1:]]
     forms = [tensor, tensor.t() if tensor.dim() == 2 else tensor, tensor.squeeze(0), tensor.unsqueeze(0)]
     guesses = [[form, *factors] for form in forms]

@@ -120,7 +120,7 @@ def example_inputs(config: PreTrainedConfig, batch_size: int, device: str = "cpu
         inputs["pixel_values"] = torch.zeros(batch_size, vision.num_channels, height, width, device=device)
     if hasattr(config, "num_mel_bins"):
         inputs["input_values"] = torch.zeros(batch_size, config.max_length, config.num_mel_bins, device=device)
-    if hasattr(text, "vocab_size"):
+    if hasattr(text, "vocab_size") and (text is not config or not inputs):  # BEiT's is that of its pre-training
         most = getattr(text, "max_position_embeddings", 0)  # models with relative positions have none, or -1
         tokens = min(TEXT_TOKENS, most) if most > 0 else TEXT_TOKENS
         inputs["input_ids"] = torch.ones(batch_size, tokens, dtype=torch.long, device=device)

@@ -19,6 +19,7 @@ from transformers.pipelines import PIPELINE_REGISTRY, Pipeline
 
 from .configuration_hydra import PIPELINES, SHARED_PARTS, TrunkLayers, task_of
 from .configuration_hydra_ast import HydraASTConfig
+from .configuration_hydra_beit import HydraBeitConfig
 from .configuration_hydra_bert import HydraBertConfig
 from .configuration_hydra_clip import HydraCLIPConfig, HydraCLIPTextConfig, HydraCLIPVisionConfig
 from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
@@ -38,30 +39,71 @@ from .configuration_hydra_roberta import HydraRobertaConfig
 from .configuration_hydra_siglip import HydraSiglipConfig, HydraSiglipTextConfig, HydraSiglipVisionConfig
 from .configuration_hydra_vit import HydraViTConfig
 from .modeling_hydra_ast import HydraASTForAudioClassification, HydraASTModel
-from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertModel
+from .modeling_hydra_beit import HydraBeitForImageClassification, HydraBeitModel
+from .modeling_hydra_bert import HydraBertForSequenceClassification, HydraBertForTokenClassification, HydraBertModel
 from .modeling_hydra_clip import (
     HydraCLIPForImageClassification,
     HydraCLIPModel,
     HydraCLIPTextModel,
     HydraCLIPVisionModel,
 )
-from .modeling_hydra_deberta_v2 import HydraDebertaV2ForSequenceClassification, HydraDebertaV2Model
+from .modeling_hydra_deberta_v2 import (
+    HydraDebertaV2ForSequenceClassification,
+    HydraDebertaV2ForTokenClassification,
+    HydraDebertaV2Model,
+)
 from .modeling_hydra_deit import HydraDeiTForImageClassification, HydraDeiTModel
 from .modeling_hydra_dinov2 import HydraDinov2ForImageClassification, HydraDinov2Model
 from .modeling_hydra_dinov2_with_registers import (
     HydraDinov2WithRegistersForImageClassification,
     HydraDinov2WithRegistersModel,
 )
-from .modeling_hydra_distilbert import HydraDistilBertForSequenceClassification, HydraDistilBertModel
-from .modeling_hydra_electra import HydraElectraForSequenceClassification, HydraElectraModel
-from .modeling_hydra_gemma import HydraGemmaForSequenceClassification, HydraGemmaModel
+from .modeling_hydra_distilbert import (
+    HydraDistilBertForSequenceClassification,
+    HydraDistilBertForTokenClassification,
+    HydraDistilBertModel,
+)
+from .modeling_hydra_electra import (
+    HydraElectraForSequenceClassification,
+    HydraElectraForTokenClassification,
+    HydraElectraModel,
+)
+from .modeling_hydra_gemma import (
+    HydraGemmaForSequenceClassification,
+    HydraGemmaForTokenClassification,
+    HydraGemmaModel,
+)
 from .modeling_hydra_gemma3_text import HydraGemma3TextForSequenceClassification, HydraGemma3TextModel
-from .modeling_hydra_llama import HydraLlamaForSequenceClassification, HydraLlamaModel
-from .modeling_hydra_modernbert import HydraModernBertForSequenceClassification, HydraModernBertModel
-from .modeling_hydra_mpnet import HydraMPNetForSequenceClassification, HydraMPNetModel
-from .modeling_hydra_qwen2 import HydraQwen2ForSequenceClassification, HydraQwen2Model
-from .modeling_hydra_qwen3 import HydraQwen3ForSequenceClassification, HydraQwen3Model
-from .modeling_hydra_roberta import HydraRobertaForSequenceClassification, HydraRobertaModel
+from .modeling_hydra_llama import (
+    HydraLlamaForSequenceClassification,
+    HydraLlamaForTokenClassification,
+    HydraLlamaModel,
+)
+from .modeling_hydra_modernbert import (
+    HydraModernBertForSequenceClassification,
+    HydraModernBertForTokenClassification,
+    HydraModernBertModel,
+)
+from .modeling_hydra_mpnet import (
+    HydraMPNetForSequenceClassification,
+    HydraMPNetForTokenClassification,
+    HydraMPNetModel,
+)
+from .modeling_hydra_qwen2 import (
+    HydraQwen2ForSequenceClassification,
+    HydraQwen2ForTokenClassification,
+    HydraQwen2Model,
+)
+from .modeling_hydra_qwen3 import (
+    HydraQwen3ForSequenceClassification,
+    HydraQwen3ForTokenClassification,
+    HydraQwen3Model,
+)
+from .modeling_hydra_roberta import (
+    HydraRobertaForSequenceClassification,
+    HydraRobertaForTokenClassification,
+    HydraRobertaModel,
+)
 from .modeling_hydra_siglip import (
     HydraSiglipForImageClassification,
     HydraSiglipModel,
@@ -154,7 +196,7 @@ def _saved_class(config: PreTrainedConfig, name: str) -> type[PreTrainedModel]:
         _model_class(kinds[0], auto_class) for auto_class in kinds[0].auto_classes if auto_class != "AutoConfig"
     ]
     saved = getattr(config, "architectures", None) or ()
-    return next((each for each in classes if each.__name__ in saved), classes[-1])
+    return next((each for each in classes if each.__name__ in saved), HEADS.get(config.model_type, classes[-1]))
 
 
 def hydra_class(model: PreTrainedModel, name: str = "model") -> type:
@@ -268,11 +310,11 @@ AUTO_CLASSES: dict[type[PreTrainedModel], str] = {
 HEADS: dict[str, type[PreTrainedModel]] = {}
 for _each in AUTO_CLASSES:
     HEADS.setdefault(_each.config_class.model_type, _each)
-# By `model_type` of a backbone, its class with a classifier.
+# By `model_type` of a backbone, its class with a classifier of whole texts, images or sounds.
 CLASSIFIERS: dict[str, type[PreTrainedModel]] = {
     each.config_class.model_type: each
     for each, auto_class in AUTO_CLASSES.items()
-    if "ZeroShot" not in auto_class and not hasattr(each, "from_pruned_members")
+    if not any(kind in auto_class for kind in ("ZeroShot", "Token")) and not hasattr(each, "from_pruned_members")
 }
 
 
@@ -330,8 +372,12 @@ __all__ = [
     "HydraASTConfig",
     "HydraASTForAudioClassification",
     "HydraASTModel",
+    "HydraBeitConfig",
+    "HydraBeitForImageClassification",
+    "HydraBeitModel",
     "HydraBertConfig",
     "HydraBertForSequenceClassification",
+    "HydraBertForTokenClassification",
     "HydraBertModel",
     "HydraCLIPConfig",
     "HydraCLIPForImageClassification",
@@ -342,6 +388,7 @@ __all__ = [
     "HydraCLIPVisionModel",
     "HydraDebertaV2Config",
     "HydraDebertaV2ForSequenceClassification",
+    "HydraDebertaV2ForTokenClassification",
     "HydraDebertaV2Model",
     "HydraDeiTConfig",
     "HydraDeiTForImageClassification",
@@ -354,33 +401,42 @@ __all__ = [
     "HydraDinov2WithRegistersModel",
     "HydraDistilBertConfig",
     "HydraDistilBertForSequenceClassification",
+    "HydraDistilBertForTokenClassification",
     "HydraDistilBertModel",
     "HydraElectraConfig",
     "HydraElectraForSequenceClassification",
+    "HydraElectraForTokenClassification",
     "HydraElectraModel",
     "HydraGemma3TextConfig",
     "HydraGemma3TextForSequenceClassification",
     "HydraGemma3TextModel",
     "HydraGemmaConfig",
     "HydraGemmaForSequenceClassification",
+    "HydraGemmaForTokenClassification",
     "HydraGemmaModel",
     "HydraLlamaConfig",
     "HydraLlamaForSequenceClassification",
+    "HydraLlamaForTokenClassification",
     "HydraLlamaModel",
     "HydraMPNetConfig",
     "HydraMPNetForSequenceClassification",
+    "HydraMPNetForTokenClassification",
     "HydraMPNetModel",
     "HydraModernBertConfig",
     "HydraModernBertForSequenceClassification",
+    "HydraModernBertForTokenClassification",
     "HydraModernBertModel",
     "HydraQwen2Config",
     "HydraQwen2ForSequenceClassification",
+    "HydraQwen2ForTokenClassification",
     "HydraQwen2Model",
     "HydraQwen3Config",
     "HydraQwen3ForSequenceClassification",
+    "HydraQwen3ForTokenClassification",
     "HydraQwen3Model",
     "HydraRobertaConfig",
     "HydraRobertaForSequenceClassification",
+    "HydraRobertaForTokenClassification",
     "HydraRobertaModel",
     "HydraSiglipConfig",
     "HydraSiglipForImageClassification",

@@ -44,7 +44,7 @@ class LayerSpec:
     bias_distances: for how many distances each head of each layer has a number of its own, to be added to the scores
     output_dropout, mlp_dropout: behind the output projection and the MLP, None where the backbone has none
     inner_dropout: before the MLP's second map
-    drop_path: how often a branch is left out in training
+    drop_path: how often a branch is left out in training, in all layers or layer by layer
     """
 
     inner_size: int
@@ -73,7 +73,7 @@ class LayerSpec:
     output_dropout: float | None = None
     mlp_dropout: float | None = None
     inner_dropout: float | None = None
-    drop_path: float = 0.0
+    drop_path: float | tuple[float, ...] = 0.0
 
 
 # The pipelines that say how sure they are: by the Auto class that they run, the class; its task is this name with dashes.
@@ -81,6 +81,7 @@ PIPELINES = {
     "AutoModelForAudioClassification": "pipeline_hydra_audio.HydraAudioClassificationPipeline",
     "AutoModelForImageClassification": "pipeline_hydra.HydraImageClassificationPipeline",
     "AutoModelForSequenceClassification": "pipeline_hydra_text.HydraTextClassificationPipeline",
+    "AutoModelForTokenClassification": "pipeline_hydra_token.HydraTokenClassificationPipeline",
     "AutoModelForZeroShotImageClassification": "pipeline_hydra_zero_shot.HydraZeroShotImageClassificationPipeline",
 }
 

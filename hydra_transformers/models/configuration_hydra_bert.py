@@ -37,6 +37,7 @@ class HydraBertConfig(HydraConfigMixin, BertConfig):
         "AutoConfig": "configuration_hydra_bert.HydraBertConfig",
         "AutoModel": "modeling_hydra_bert.HydraBertModel",
         "AutoModelForSequenceClassification": "modeling_hydra_bert.HydraBertForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_bert.HydraBertForTokenClassification",
     }
 
     @property

@@ -44,6 +44,7 @@ class HydraDebertaV2Config(HydraConfigMixin, DebertaV2Config):
         "AutoConfig": "configuration_hydra_deberta_v2.HydraDebertaV2Config",
         "AutoModel": "modeling_hydra_deberta_v2.HydraDebertaV2Model",
         "AutoModelForSequenceClassification": "modeling_hydra_deberta_v2.HydraDebertaV2ForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_deberta_v2.HydraDebertaV2ForTokenClassification",
     }
 
     def __post_init__(self, **kwargs):

@@ -16,6 +16,7 @@ class HydraDistilBertConfig(HydraConfigMixin, DistilBertConfig):
         "AutoConfig": "configuration_hydra_distilbert.HydraDistilBertConfig",
         "AutoModel": "modeling_hydra_distilbert.HydraDistilBertModel",
         "AutoModelForSequenceClassification": "modeling_hydra_distilbert.HydraDistilBertForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_distilbert.HydraDistilBertForTokenClassification",
     }
 
     @property

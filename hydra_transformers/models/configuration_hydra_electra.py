@@ -20,6 +20,7 @@ class HydraElectraConfig(HydraConfigMixin, ElectraConfig):
         "AutoConfig": "configuration_hydra_electra.HydraElectraConfig",
         "AutoModel": "modeling_hydra_electra.HydraElectraModel",
         "AutoModelForSequenceClassification": "modeling_hydra_electra.HydraElectraForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_electra.HydraElectraForTokenClassification",
     }
 
     @property

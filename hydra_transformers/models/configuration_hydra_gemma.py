@@ -17,6 +17,7 @@ class HydraGemmaConfig(HydraDecoderConfigMixin, GemmaConfig):
         "AutoConfig": "configuration_hydra_gemma.HydraGemmaConfig",
         "AutoModel": "modeling_hydra_gemma.HydraGemmaModel",
         "AutoModelForSequenceClassification": "modeling_hydra_gemma.HydraGemmaForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_gemma.HydraGemmaForTokenClassification",
     }
 
     def __post_init__(self, **kwargs):

@@ -62,6 +62,7 @@ class HydraLlamaConfig(HydraDecoderConfigMixin, LlamaConfig):
         "AutoConfig": "configuration_hydra_llama.HydraLlamaConfig",
         "AutoModel": "modeling_hydra_llama.HydraLlamaModel",
         "AutoModelForSequenceClassification": "modeling_hydra_llama.HydraLlamaForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_llama.HydraLlamaForTokenClassification",
     }
 
     @property

@@ -16,6 +16,7 @@ class HydraModernBertConfig(HydraConfigMixin, ModernBertConfig):
         "AutoConfig": "configuration_hydra_modernbert.HydraModernBertConfig",
         "AutoModel": "modeling_hydra_modernbert.HydraModernBertModel",
         "AutoModelForSequenceClassification": "modeling_hydra_modernbert.HydraModernBertForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_modernbert.HydraModernBertForTokenClassification",
     }
 
     @property

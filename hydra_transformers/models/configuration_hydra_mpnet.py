@@ -26,6 +26,7 @@ class HydraMPNetConfig(HydraConfigMixin, MPNetConfig):
         "AutoConfig": "configuration_hydra_mpnet.HydraMPNetConfig",
         "AutoModel": "modeling_hydra_mpnet.HydraMPNetModel",
         "AutoModelForSequenceClassification": "modeling_hydra_mpnet.HydraMPNetForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_mpnet.HydraMPNetForTokenClassification",
     }
 
     @property

@@ -17,6 +17,7 @@ class HydraQwen2Config(HydraDecoderConfigMixin, Qwen2Config):
         "AutoConfig": "configuration_hydra_qwen2.HydraQwen2Config",
         "AutoModel": "modeling_hydra_qwen2.HydraQwen2Model",
         "AutoModelForSequenceClassification": "modeling_hydra_qwen2.HydraQwen2ForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_qwen2.HydraQwen2ForTokenClassification",
     }
 
     def __post_init__(self, **kwargs):

@@ -17,6 +17,7 @@ class HydraQwen3Config(HydraDecoderConfigMixin, Qwen3Config):
         "AutoConfig": "configuration_hydra_qwen3.HydraQwen3Config",
         "AutoModel": "modeling_hydra_qwen3.HydraQwen3Model",
         "AutoModelForSequenceClassification": "modeling_hydra_qwen3.HydraQwen3ForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_qwen3.HydraQwen3ForTokenClassification",
     }
 
     def __post_init__(self, **kwargs):

@@ -25,6 +25,7 @@ class HydraRobertaConfig(HydraConfigMixin, RobertaConfig):
         "AutoConfig": "configuration_hydra_roberta.HydraRobertaConfig",
         "AutoModel": "modeling_hydra_roberta.HydraRobertaModel",
         "AutoModelForSequenceClassification": "modeling_hydra_roberta.HydraRobertaForSequenceClassification",
+        "AutoModelForTokenClassification": "modeling_hydra_roberta.HydraRobertaForTokenClassification",
     }
 
     @property

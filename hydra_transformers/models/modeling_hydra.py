@@ -627,8 +627,9 @@ class HydraLayer(GradientCheckpointingLayer):
     def __init__(self, config: PreTrainedConfig, layer: int, norm: Norm):
         super().__init__()
         spec = config.layer_spec
+        self.norm_first = spec.norm_first
+        self.drop_path = spec.drop_path[layer] if isinstance(spec.drop_path, tuple) else spec.drop_path
         layer_norm = partial(shared_or_per_member, config, "layernorm", partial(norm, config.hidden_size), layer)
-        self.norm_first, self.drop_path = spec.norm_first, spec.drop_path
         sizes = iter(config.mlp_sizes(layer))  # members are built in their order
         has_norm = layer > 0 or spec.first_attention_norm
         self.attention_norm = layer_norm() if has_norm else nn.Identity()
@@ -872,8 +873,8 @@ class HydraClassifierOutput(ModelOutput):
     """What a classifier returns.
 
     loss: scalar, where labels were given
-    logits: (batch, classes), the log of the members' mean probability
-    member_logits: (batch, members, classes)
+    logits: (batch, classes), the log of the members' mean probability; of a token classifier (batch, tokens, classes)
+    member_logits: (batch, members, classes); of a token classifier (batch, members, tokens, classes)
     hidden_states: one (batch, members, tokens, hidden) per layer and for the embeddings, where asked for
     attentions: one (batch, heads of all members, or of the trunk, tokens, tokens) per layer, where asked for
     detector_score, abstain, prediction_set, interval: what a calibrated model decides, see `decision.Decided`; the
@@ -910,6 +911,14 @@ class HydraClassifierMixin:
         """What the head's last map reads in inference: (members, batch, features) -> (members, batch, prepared)"""
         return features
 
+    def compute_loss(self, labels: torch.Tensor, member_logits: torch.Tensor, **kwargs) -> torch.Tensor:
+        """The loss for labels (batch, ...) and logits (batch, members, ...), a scalar."""
+        return ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
+
+    def decide(self, member_logits: torch.Tensor, prepared: torch.Tensor | None):
+        """What the calibrated model decides, `decision.Decided`; prepared: (batch, members, ...), where it reads features"""
+        return self.decision(member_logits, prepared)
+
     def encode_and_classify(self, inputs: dict, labels: torch.Tensor | None, **kwargs) -> HydraClassifierOutput:
         """The forward of every classifier: the encoder, the members' heads, the loss, and the ensemble's answer."""
         inputs = inputs | {"first_token_only": self.reads_first_token, "members_only": True, "return_dict": True}
@@ -922,10 +931,10 @@ class HydraClassifierMixin:
         if labels is not None or self.config.problem_type is None:
             set_problem_type(self.config)  # before Transformers' loss does, by the labels of a batch
         if labels is not None:
-            loss = ensemble_loss(self.loss_function, labels, member_logits, self.config, **kwargs)
+            loss = self.compute_loss(labels, member_logits, **kwargs)
         if self.decision is not None and self.is_calibrated:
             prepared = self.prepare(features).transpose(0, 1) if self.decision.reads_features else None
-            decision = self.decision(member_logits, prepared)
+            decision = self.decide(member_logits, prepared)
             member_logits = decision.member_logits
             decided = decision.outputs()
         logits = ensemble_logits(member_logits, self.config.problem_type)

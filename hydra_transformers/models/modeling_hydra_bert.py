@@ -2,13 +2,14 @@
 
 import torch
 from torch import nn
-from transformers import BertForSequenceClassification, BertModel
+from transformers import BertForSequenceClassification, BertForTokenClassification, BertModel
 from transformers.models.bert.modeling_bert import BertEmbeddings, BertPreTrainedModel
 
 from .configuration_hydra_bert import HydraBertConfig
 from .modeling_hydra import GroupedLinear, GroupedPooler, hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
 from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
+from .tokens import HydraTokenClassifierMixin
 
 
 class HydraBertPreTrainedModel(HydraModelMixin, BertPreTrainedModel):
@@ -67,4 +68,18 @@ class HydraBertForSequenceClassification(HydraTypedTextClassifierMixin, HydraBer
         return self.classifier(self.dropout(features))
 
 
-__all__ = ["HydraBertForSequenceClassification", "HydraBertModel", "HydraBertPreTrainedModel"]
+class HydraBertForTokenClassification(
+    HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraBertPreTrainedModel
+):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (BertForTokenClassification,)
+    encoder_class = HydraBertModel
+
+
+__all__ = [
+    "HydraBertForSequenceClassification",
+    "HydraBertForTokenClassification",
+    "HydraBertModel",
+    "HydraBertPreTrainedModel",
+]

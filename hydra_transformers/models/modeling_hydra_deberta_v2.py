@@ -7,7 +7,7 @@ tables, others keep their own. The maps from the table to the queries and keys o
 
 import torch
 from torch import nn
-from transformers import DebertaV2ForSequenceClassification, DebertaV2Model
+from transformers import DebertaV2ForSequenceClassification, DebertaV2ForTokenClassification, DebertaV2Model
 from transformers.activations import ACT2FN
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2Embeddings, DebertaV2PreTrainedModel
 
@@ -15,6 +15,7 @@ from .configuration_hydra_deberta_v2 import HydraDebertaV2Config
 from .modeling_hydra import GroupedLinear, embed, hydra_layers, members_mask, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
 from .texts import HydraTypedTextClassifierMixin, HydraTypedTextEncoderMixin
+from .tokens import HydraTokenClassifierMixin
 
 
 LAYER = "encoder.layer.*."
@@ -105,8 +106,10 @@ class HydraDebertaV2Model(HydraTypedTextEncoderMixin, HydraDebertaV2PreTrainedMo
             return None
         is_text = attention_mask.bool()
         is_seen = (is_text[:, None, :] & is_text[:, :, None]).unsqueeze(1)
+        device = hidden_states.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_states.dtype
         # Half of the smallest number: the sum with a score is no infinity, which would make rows of padding NaN.
-        hidden = torch.finfo(hidden_states.dtype).min / 2
+        hidden = torch.finfo(dtype).min / 2
         mask = torch.zeros_like(is_seen, dtype=hidden_states.dtype).masked_fill(~is_seen, hidden)
         return members_mask(mask, hidden_states.shape[1], self.config.num_members)
 
@@ -146,4 +149,18 @@ class HydraDebertaV2ForSequenceClassification(HydraTypedTextClassifierMixin, Hyd
         return self.classifier(self.prepare(features))
 
 
-__all__ = ["HydraDebertaV2ForSequenceClassification", "HydraDebertaV2Model", "HydraDebertaV2PreTrainedModel"]
+class HydraDebertaV2ForTokenClassification(
+    HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraDebertaV2PreTrainedModel
+):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (DebertaV2ForTokenClassification,)
+    encoder_class = HydraDebertaV2Model
+
+
+__all__ = [
+    "HydraDebertaV2ForSequenceClassification",
+    "HydraDebertaV2ForTokenClassification",
+    "HydraDebertaV2Model",
+    "HydraDebertaV2PreTrainedModel",
+]

@@ -2,7 +2,7 @@
 
 import torch
 from torch import nn
-from transformers import DistilBertForSequenceClassification, DistilBertModel
+from transformers import DistilBertForSequenceClassification, DistilBertForTokenClassification, DistilBertModel
 from transformers.models.distilbert.modeling_distilbert import DistilBertPreTrainedModel, Embeddings
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
@@ -11,6 +11,7 @@ from .configuration_hydra_distilbert import HydraDistilBertConfig
 from .modeling_hydra import GroupedLinear, HydraClassifierOutput, HydraModelOutput, hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
 from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
+from .tokens import HydraTokenClassifierMixin
 
 
 class HydraDistilBertPreTrainedModel(HydraModelMixin, DistilBertPreTrainedModel):
@@ -66,7 +67,21 @@ class HydraDistilBertModel(HydraTextEncoderMixin, HydraDistilBertPreTrainedModel
         return self.encode(inputs, first_token_only, members_only, **kwargs)
 
 
-class HydraDistilBertForSequenceClassification(HydraTextClassifierMixin, HydraDistilBertPreTrainedModel):
+class DistilBertClassifierMixin(HydraTextClassifierMixin):
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        **kwargs,
+    ) -> HydraClassifierOutput:
+        """With its arguments in DistilBERT's order."""
+        return super().forward(input_ids, attention_mask, position_ids, inputs_embeds, labels, **kwargs)
+
+
+class HydraDistilBertForSequenceClassification(DistilBertClassifierMixin, HydraDistilBertPreTrainedModel):
     """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
 
     backbone_classes = (DistilBertForSequenceClassification,)
@@ -86,17 +101,19 @@ class HydraDistilBertForSequenceClassification(HydraTextClassifierMixin, HydraDi
     def classify(self, features: torch.Tensor) -> torch.Tensor:
         return self.classifier(self.prepare(features))
 
-    def forward(
-        self,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-        position_ids: torch.Tensor | None = None,
-        **kwargs,
-    ) -> HydraClassifierOutput:
-        """With its arguments in DistilBERT's order."""
-        return super().forward(input_ids, attention_mask, position_ids, inputs_embeds, labels, **kwargs)
+
+class HydraDistilBertForTokenClassification(
+    HydraTokenClassifierMixin, DistilBertClassifierMixin, HydraDistilBertPreTrainedModel
+):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (DistilBertForTokenClassification,)
+    encoder_class = HydraDistilBertModel
 
 
-__all__ = ["HydraDistilBertForSequenceClassification", "HydraDistilBertModel", "HydraDistilBertPreTrainedModel"]
+__all__ = [
+    "HydraDistilBertForSequenceClassification",
+    "HydraDistilBertForTokenClassification",
+    "HydraDistilBertModel",
+    "HydraDistilBertPreTrainedModel",
+]

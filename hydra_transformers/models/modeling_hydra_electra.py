@@ -2,14 +2,20 @@
 
 import torch
 from torch import nn
-from transformers import ElectraForSequenceClassification, ElectraModel
+from transformers import ElectraForSequenceClassification, ElectraForTokenClassification, ElectraModel
 from transformers.models.electra.modeling_electra import ElectraEmbeddings, ElectraPreTrainedModel
 
 from .configuration_hydra_electra import HydraElectraConfig
 from .modeling_hydra import hydra_layers, shared_or_per_member
 from .modeling_hydra_bert import HydraBertPreTrainedModel
 from .pretrained import HydraModelMixin, Rule
-from .texts import GroupedClassificationHead, HydraTwoMapTextClassifierMixin, HydraTypedTextEncoderMixin
+from .texts import (
+    GroupedClassificationHead,
+    HydraTwoMapTextClassifierMixin,
+    HydraTypedTextClassifierMixin,
+    HydraTypedTextEncoderMixin,
+)
+from .tokens import HydraTokenClassifierMixin
 
 
 class HydraElectraPreTrainedModel(HydraModelMixin, ElectraPreTrainedModel):
@@ -62,4 +68,18 @@ class HydraElectraForSequenceClassification(HydraTwoMapTextClassifierMixin, Hydr
         self.post_init()
 
 
-__all__ = ["HydraElectraForSequenceClassification", "HydraElectraModel", "HydraElectraPreTrainedModel"]
+class HydraElectraForTokenClassification(
+    HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraElectraPreTrainedModel
+):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (ElectraForTokenClassification,)
+    encoder_class = HydraElectraModel
+
+
+__all__ = [
+    "HydraElectraForSequenceClassification",
+    "HydraElectraForTokenClassification",
+    "HydraElectraModel",
+    "HydraElectraPreTrainedModel",
+]

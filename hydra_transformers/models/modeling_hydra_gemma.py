@@ -1,6 +1,6 @@
 """HydraGemma: M head-pruned Gemma classifiers of texts as one network."""
 
-from transformers import GemmaForSequenceClassification, GemmaModel
+from transformers import GemmaForSequenceClassification, GemmaForTokenClassification, GemmaModel
 from transformers.models.gemma.modeling_gemma import GemmaPreTrainedModel
 
 from .configuration_hydra_gemma import HydraGemmaConfig
@@ -12,6 +12,8 @@ from .decoders import (
     HydraScaledEmbedding,
 )
 from .pretrained import HydraModelMixin
+from .texts import HydraTextClassifierMixin
+from .tokens import HydraTokenClassifierMixin
 
 
 class HydraGemmaPreTrainedModel(HydraModelMixin, GemmaPreTrainedModel):
@@ -39,4 +41,16 @@ class HydraGemmaForSequenceClassification(HydraDecoderClassifierMixin, HydraGemm
     encoder_class = HydraGemmaModel
 
 
-__all__ = ["HydraGemmaForSequenceClassification", "HydraGemmaModel", "HydraGemmaPreTrainedModel"]
+class HydraGemmaForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraGemmaPreTrainedModel):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (GemmaForTokenClassification,)
+    encoder_class = HydraGemmaModel
+
+
+__all__ = [
+    "HydraGemmaForSequenceClassification",
+    "HydraGemmaForTokenClassification",
+    "HydraGemmaModel",
+    "HydraGemmaPreTrainedModel",
+]

@@ -1,11 +1,13 @@
 """HydraLlama: M head-pruned Llama classifiers of texts as one network."""
 
-from transformers import LlamaForSequenceClassification, LlamaModel
+from transformers import LlamaForSequenceClassification, LlamaForTokenClassification, LlamaModel
 from transformers.models.llama.modeling_llama import LlamaPreTrainedModel
 
 from .configuration_hydra_llama import HydraLlamaConfig
 from .decoders import DECODER_RULES, HydraDecoderClassifierMixin, HydraDecoderMixin
 from .pretrained import HydraModelMixin
+from .texts import HydraTextClassifierMixin
+from .tokens import HydraTokenClassifierMixin
 
 
 class HydraLlamaPreTrainedModel(HydraModelMixin, LlamaPreTrainedModel):
@@ -31,4 +33,16 @@ class HydraLlamaForSequenceClassification(HydraDecoderClassifierMixin, HydraLlam
     encoder_class = HydraLlamaModel
 
 
-__all__ = ["HydraLlamaForSequenceClassification", "HydraLlamaModel", "HydraLlamaPreTrainedModel"]
+class HydraLlamaForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraLlamaPreTrainedModel):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (LlamaForTokenClassification,)
+    encoder_class = HydraLlamaModel
+
+
+__all__ = [
+    "HydraLlamaForSequenceClassification",
+    "HydraLlamaForTokenClassification",
+    "HydraLlamaModel",
+    "HydraLlamaPreTrainedModel",
+]

@@ -8,7 +8,7 @@ import math
 
 import torch
 from torch import nn
-from transformers import ModernBertForSequenceClassification, ModernBertModel
+from transformers import ModernBertForSequenceClassification, ModernBertForTokenClassification, ModernBertModel
 from transformers.activations import ACT2FN
 from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
 from transformers.models.modernbert.modeling_modernbert import (
@@ -29,6 +29,7 @@ from .modeling_hydra import (
 )
 from .pretrained import HydraModelMixin, Rule, attention_rules
 from .texts import HydraTextClassifierMixin, HydraTextEncoderMixin
+from .tokens import HydraTokenClassifierMixin
 
 
 MASKS = {"full_attention": create_bidirectional_mask, "sliding_attention": create_bidirectional_sliding_window_mask}
@@ -128,7 +129,7 @@ class GroupedLayerNorm(nn.Module):
 
 
 class HydraModernBertHead(nn.Module):
-    """A map, an activation and a LayerNorm per member: (members, batch, hidden) -> (members, batch, hidden)."""
+    """A map, an activation and a LayerNorm per member: (members, ..., hidden) -> (members, ..., hidden)."""
 
     def __init__(self, config: HydraModernBertConfig):
         super().__init__()
@@ -141,24 +142,15 @@ class HydraModernBertHead(nn.Module):
         return self.norm(self.act(self.dense(features)))
 
 
-class HydraModernBertForSequenceClassification(HydraTextClassifierMixin, HydraModernBertPreTrainedModel):
-    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+class ModernBertClassifierMixin:
+    """The head of ModernBERT's classifiers of texts and of tokens."""
 
-    backbone_classes = (ModernBertForSequenceClassification,)
     per_member_parameters = ("head.norm.weight", "head.norm.bias")
 
-    def __init__(self, config: HydraModernBertConfig):
-        super().__init__(config)
-        self.num_labels = config.num_labels
-        self.model = HydraModernBertModel(config)
+    def add_head(self, config: HydraModernBertConfig) -> None:
         self.head = HydraModernBertHead(config)
         self.drop = nn.Dropout(config.classifier_dropout)
         self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
-        self.post_init()
-
-    @property
-    def reads_first_token(self) -> bool:
-        return self.config.classifier_pooling == "cls"
 
     def initial_std(self, module: Grouped) -> float:
         return module.columns**-0.5 if module is self.classifier else super().initial_std(module)
@@ -170,8 +162,37 @@ class HydraModernBertForSequenceClassification(HydraTextClassifierMixin, HydraMo
         return self.classifier(self.prepare(features))
 
 
+class HydraModernBertForSequenceClassification(
+    ModernBertClassifierMixin, HydraTextClassifierMixin, HydraModernBertPreTrainedModel
+):
+    """The fused text classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (ModernBertForSequenceClassification,)
+
+    def __init__(self, config: HydraModernBertConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = HydraModernBertModel(config)
+        self.add_head(config)
+        self.post_init()
+
+    @property
+    def reads_first_token(self) -> bool:
+        return self.config.classifier_pooling == "cls"
+
+
+class HydraModernBertForTokenClassification(
+    ModernBertClassifierMixin, HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraModernBertPreTrainedModel
+):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (ModernBertForTokenClassification,)
+    encoder_class = HydraModernBertModel
+
+
 __all__ = [
     "HydraModernBertForSequenceClassification",
+    "HydraModernBertForTokenClassification",
     "HydraModernBertModel",
     "HydraModernBertPreTrainedModel",
 ]

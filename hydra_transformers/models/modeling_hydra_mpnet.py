@@ -8,13 +8,19 @@ their own.
 
 import torch
 from torch import nn
-from transformers import MPNetForSequenceClassification, MPNetModel
+from transformers import MPNetForSequenceClassification, MPNetForTokenClassification, MPNetModel
 from transformers.models.mpnet.modeling_mpnet import MPNetEmbeddings, MPNetEncoder, MPNetPreTrainedModel
 
 from .configuration_hydra_mpnet import HydraMPNetConfig
 from .modeling_hydra import GroupedPooler, embed, hydra_layers, shared_or_per_member
 from .pretrained import HydraModelMixin, Rule, attention_rules
-from .texts import GroupedClassificationHead, HydraTwoMapTextClassifierMixin, HydraTypedTextEncoderMixin
+from .texts import (
+    GroupedClassificationHead,
+    HydraTwoMapTextClassifierMixin,
+    HydraTypedTextClassifierMixin,
+    HydraTypedTextEncoderMixin,
+)
+from .tokens import HydraTokenClassifierMixin
 
 
 class HydraMPNetPreTrainedModel(HydraModelMixin, MPNetPreTrainedModel):
@@ -86,4 +92,18 @@ class HydraMPNetForSequenceClassification(HydraTwoMapTextClassifierMixin, HydraM
         self.post_init()
 
 
-__all__ = ["HydraMPNetForSequenceClassification", "HydraMPNetModel", "HydraMPNetPreTrainedModel"]
+class HydraMPNetForTokenClassification(
+    HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraMPNetPreTrainedModel
+):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (MPNetForTokenClassification,)
+    encoder_class = HydraMPNetModel
+
+
+__all__ = [
+    "HydraMPNetForSequenceClassification",
+    "HydraMPNetForTokenClassification",
+    "HydraMPNetModel",
+    "HydraMPNetPreTrainedModel",
+]

@@ -1,11 +1,13 @@
 """HydraQwen2: M head-pruned Qwen2 classifiers of texts as one network."""
 
-from transformers import Qwen2ForSequenceClassification, Qwen2Model
+from transformers import Qwen2ForSequenceClassification, Qwen2ForTokenClassification, Qwen2Model
 from transformers.models.qwen2.modeling_qwen2 import Qwen2PreTrainedModel
 
 from .configuration_hydra_qwen2 import HydraQwen2Config
 from .decoders import DECODER_RULES, HydraDecoderClassifierMixin, HydraDecoderMixin
 from .pretrained import HydraModelMixin
+from .texts import HydraTextClassifierMixin
+from .tokens import HydraTokenClassifierMixin
 
 
 class HydraQwen2PreTrainedModel(HydraModelMixin, Qwen2PreTrainedModel):
@@ -31,4 +33,16 @@ class HydraQwen2ForSequenceClassification(HydraDecoderClassifierMixin, HydraQwen
     encoder_class = HydraQwen2Model
 
 
-__all__ = ["HydraQwen2ForSequenceClassification", "HydraQwen2Model", "HydraQwen2PreTrainedModel"]
+class HydraQwen2ForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraQwen2PreTrainedModel):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (Qwen2ForTokenClassification,)
+    encoder_class = HydraQwen2Model
+
+
+__all__ = [
+    "HydraQwen2ForSequenceClassification",
+    "HydraQwen2ForTokenClassification",
+    "HydraQwen2Model",
+    "HydraQwen2PreTrainedModel",
+]

@@ -1,11 +1,13 @@
 """HydraQwen3: M head-pruned Qwen3 classifiers of texts as one network."""
 
-from transformers import Qwen3ForSequenceClassification, Qwen3Model
+from transformers import Qwen3ForSequenceClassification, Qwen3ForTokenClassification, Qwen3Model
 from transformers.models.qwen3.modeling_qwen3 import Qwen3PreTrainedModel
 
 from .configuration_hydra_qwen3 import HydraQwen3Config
 from .decoders import DECODER_RULES, HydraDecoderClassifierMixin, HydraDecoderMixin
 from .pretrained import HydraModelMixin
+from .texts import HydraTextClassifierMixin
+from .tokens import HydraTokenClassifierMixin
 
 
 class HydraQwen3PreTrainedModel(HydraModelMixin, Qwen3PreTrainedModel):
@@ -31,4 +33,16 @@ class HydraQwen3ForSequenceClassification(HydraDecoderClassifierMixin, HydraQwen
     encoder_class = HydraQwen3Model
 
 
-__all__ = ["HydraQwen3ForSequenceClassification", "HydraQwen3Model", "HydraQwen3PreTrainedModel"]
+class HydraQwen3ForTokenClassification(HydraTokenClassifierMixin, HydraTextClassifierMixin, HydraQwen3PreTrainedModel):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (Qwen3ForTokenClassification,)
+    encoder_class = HydraQwen3Model
+
+
+__all__ = [
+    "HydraQwen3ForSequenceClassification",
+    "HydraQwen3ForTokenClassification",
+    "HydraQwen3Model",
+    "HydraQwen3PreTrainedModel",
+]

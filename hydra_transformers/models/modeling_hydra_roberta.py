@@ -3,10 +3,13 @@
 from torch import nn
 from transformers import (
     CamembertForSequenceClassification,
+    CamembertForTokenClassification,
     CamembertModel,
     RobertaForSequenceClassification,
+    RobertaForTokenClassification,
     RobertaModel,
     XLMRobertaForSequenceClassification,
+    XLMRobertaForTokenClassification,
     XLMRobertaModel,
 )
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings, RobertaPreTrainedModel
@@ -14,7 +17,8 @@ from transformers.models.roberta.modeling_roberta import RobertaEmbeddings, Robe
 from .configuration_hydra_roberta import HydraRobertaConfig
 from .modeling_hydra_bert import BertEncoderMixin, HydraBertPreTrainedModel
 from .pretrained import HydraModelMixin
-from .texts import GroupedClassificationHead, HydraTwoMapTextClassifierMixin
+from .texts import GroupedClassificationHead, HydraTwoMapTextClassifierMixin, HydraTypedTextClassifierMixin
+from .tokens import HydraTokenClassifierMixin
 
 
 class HydraRobertaPreTrainedModel(HydraModelMixin, RobertaPreTrainedModel):
@@ -51,4 +55,22 @@ class HydraRobertaForSequenceClassification(HydraTwoMapTextClassifierMixin, Hydr
         self.post_init()
 
 
-__all__ = ["HydraRobertaForSequenceClassification", "HydraRobertaModel", "HydraRobertaPreTrainedModel"]
+class HydraRobertaForTokenClassification(
+    HydraTokenClassifierMixin, HydraTypedTextClassifierMixin, HydraRobertaPreTrainedModel
+):
+    """The fused classifier of tokens: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (
+        RobertaForTokenClassification,
+        XLMRobertaForTokenClassification,
+        CamembertForTokenClassification,
+    )
+    encoder_class = HydraRobertaModel
+
+
+__all__ = [
+    "HydraRobertaForSequenceClassification",
+    "HydraRobertaForTokenClassification",
+    "HydraRobertaModel",
+    "HydraRobertaPreTrainedModel",
+]

@@ -47,11 +47,23 @@ def attention_rules(theirs: str, projections: Sequence[str], scale: str | None =
     """
     *joint, output = (theirs.format(projection) for projection in projections)
     factor = () if scale is None else (scale,)
+    qkv = tuple(f"{each}.*" for each in joint)
+    # Of several rules the first whose names exist: this one where keys have no bias.
+    without_key_bias = Rule(
+        "layers.*.attention.qkv_proj.bias", (f"{joint[0]}.bias", f"{joint[-1]}.bias"), with_key_bias_of_zeros
+    )
     return (
-        Rule("layers.*.attention.qkv_proj.*", tuple(f"{each}.*" for each in joint), lambda *qkv: torch.cat(qkv)),
+        Rule("layers.*.attention.qkv_proj.*", qkv, lambda *qkv: torch.cat(qkv)),
+        *([without_key_bias] if len(joint) == 3 else []),
         Rule("layers.*.attention.o_proj.weight", (f"{output}.weight", *factor), lambda *weight: scaled(*weight).t()),
         Rule("layers.*.attention.o_proj.bias", (f"{output}.bias", *factor), lambda *bias: scaled(*bias).unsqueeze(0)),
     )
+
+
+def with_key_bias_of_zeros(query: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The biases of queries, keys and values where keys have none. One of any size changes no answer: it adds the same number
+    to all scores of a query."""
+    return torch.cat([query, torch.zeros_like(query), value])
 
 
 def scaled(tensor: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:

@@ -2,14 +2,24 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .decision import Decided, Decision
-from .decision_settings import check_common, check_field, check_fields, check_threshold, is_positive, is_share
-from .modeling_hydra import at_least_float32
+from .decision_settings import (
+    ROUNDING,
+    check_common,
+    check_field,
+    check_fields,
+    check_threshold,
+    is_positive,
+    is_share,
+)
+from .detection import answers_of, is_number, score
+from .modeling_hydra import at_least_float32, logit_of_mean_probability
 
 
 class TaskDecision(Decision):
@@ -86,8 +96,74 @@ def spread(member_logits: Tensor) -> Tensor:
     return deviations.square().mean(dim=1).sqrt()
 
 
+@dataclass(frozen=True)
+class DecidedLabels(Decided):
+    """answer: (batch, labels) bool, whether each label is answered with yes"""
+
+    answer: Tensor | None = None
+
+
+class LabelsDecision(TaskDecision):
+    """A temperature, a threshold per label, the labels that a row may have, and when to abstain.
+
+    settings, beside those of every task
+        temperature: a positive number
+        log_odds: of each label, from where on it is answered with yes
+        set_log_odds: of each label, from where on it is in the set; None without sets
+        per_label: whether the threshold is about each label by itself
+    `detector_score` and `abstain` are (batch,), of the sum of the labels' entropies; with `per_label` (batch, labels), of minus
+    the distance of each label's log-odds to its threshold.
+    """
+
+    fields = ("temperature", "log_odds", "set_log_odds", "per_label")
+
+    @classmethod
+    def check(cls, settings: Any, num_parameters: float) -> None:
+        super().check(settings, num_parameters)
+        temperature, per_label, sets = (settings[name] for name in ("temperature", "per_label", "set_log_odds"))
+        check_field("temperature", temperature, is_positive(temperature), "a positive number")
+        check_field("per_label", per_label, isinstance(per_label, bool), "True or False")
+        for name in ("log_odds", "set_log_odds"):
+            found = settings[name]
+            suits = isinstance(found, list) and len(found) > 0 and all(map(_is_log_odds, found))
+            suits = suits or (found is None and name == "set_log_odds")
+            check_field(name, found, suits, "a list of numbers, one for each label")
+        same = sets is None or len(sets) == len(settings["log_odds"])
+        check_field("set_log_odds", sets, same, "as many numbers as log_odds")
+
+    def forward(self, member_logits: Tensor, member_features: Tensor | None = None) -> DecidedLabels:
+        """member_logits: (batch, members, labels)"""
+        member_logits = at_least_float32(member_logits) / self.settings["temperature"]
+        log_odds = logit_of_mean_probability(member_logits)
+        beyond = log_odds - self.numbers("log_odds", log_odds)
+        if self.settings["per_label"]:
+            detector_score = -beyond.abs()
+        else:
+            detector_score = score("entropy", answers_of(member_logits, multi_label=True), multi_label=True)
+        chosen = None
+        if self.settings["set_log_odds"] is not None:
+            lowest = [_rounded_down(float(each)) for each in self.settings["set_log_odds"]]
+            lowest = torch.tensor(lowest, dtype=log_odds.dtype, device=log_odds.device)
+            chosen = (log_odds >= lowest) | log_odds.isnan()
+        abstain = self.above_threshold(detector_score)
+        return DecidedLabels(member_logits, detector_score, abstain, chosen, answer=beyond >= 0)
+
+
+def _is_log_odds(value: Any) -> bool:
+    return value in ("inf", "-inf") or is_number(value)  # JSON has no infinity: it is written as text
+
+
+def _rounded_down(log_odds: float) -> float:
+    """In doubt a label is in the set."""
+    return log_odds - ROUNDING * (1 + abs(log_odds)) if math.isfinite(log_odds) else log_odds
+
+
 # By the task in the settings; settings without one are of a model that chooses one class.
-DECISIONS: dict[str | None, type[Decision]] = {None: Decision, "regression": RegressionDecision}
+DECISIONS: dict[str | None, type[Decision]] = {
+    None: Decision,
+    "regression": RegressionDecision,
+    "several labels": LabelsDecision,
+}
 
 
 def decision_of(settings: Any, num_parameters: int) -> Decision:

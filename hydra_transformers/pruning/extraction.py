@@ -23,6 +23,7 @@ from ..data.fingerprints import (
     fingerprints_of_rows,
 )
 from ..data.prediction import check_chooses_one_class, classes_of
+from ..data.tasks import ONE_CLASS, task_of_model
 from ..models.modeling_hydra import at_least_float32
 from .ablation import GIB, Ablate, ablation_of
 from .circuits import MODES, ROUNDING, Circuit
@@ -37,6 +38,7 @@ from .objectives import (
     chance_score,
     check_ood_score,
     metric_score,
+    minus_loss_of,
     name_of,
     objective_scores,
     sample_values,
@@ -84,6 +86,7 @@ def extract_circuit(
         ood_data: out-of-distribution data for "ood" and "avg"; "acc" ignores it.
         objective: "acc" (accuracy), "ood" (AUROC of an OOD score) or "avg" (the mean of both); or a metric of your own, a
             function of all logits (samples, classes) and labels, on the CPU, that returns a number, higher being better.
+            A model of several labels or of numbers has its own loss in place of accuracy, and no "ood" and "avg".
             With a metric, labels may be of any kind and the model may solve any problem, such as regression; the logits of
             all candidates are held in memory, and heads of equal value go in their order.
         budget: how many heads to rank; fewer than the model has.
@@ -151,6 +154,9 @@ class GreedySearch:
             raise ValueError(
                 f"objective is {objective!r}: pass one of {', '.join(map(repr, OBJECTIVES))}, or a function of logits and labels"
             )
+        task = task_of_model(model)
+        if metric is None and objective == "acc" and task != ONE_CLASS:
+            metric = minus_loss_of(model)  # the objective that the model was trained for
         objective = METRIC if metric is not None else objective
         has_ood_data = objective in ("ood", "avg")
         if has_ood_data and ood_data is None:

@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from ..data.evaluation_data import check_label_range
 from ..models.detection import COMPARE_MEMBERS, DETECTORS, answers_of
 from ..models.modeling_hydra import at_least_float32
+from .heads import has_two_towers
 
 
 OBJECTIVES = ("acc", "ood", "avg")
@@ -158,3 +161,26 @@ def _means(values: Tensor) -> list[Decimal]:
 def chance_score(objective: str, num_classes: int) -> float:
     """What guessing scores: accuracy 1 / classes, AUROC one half."""
     return {"acc": 1 / num_classes, "ood": 0.5, "avg": (1 / num_classes + 0.5) / 2}[objective]
+
+
+def minus_loss_of(model: PreTrainedModel) -> Metric:
+    """Minus the loss that the model is trained with, over all samples."""
+    problem = getattr(model.config, "problem_type", None)
+    if problem is None and not has_two_towers(model) and model.config.num_labels == 1:
+        problem = "regression"
+
+    def minus_loss(logits: Tensor, labels: Tensor) -> float:
+        if problem == "regression":
+            return -nn.functional.mse_loss(logits.flatten(), labels.flatten().to(logits.dtype)).item()
+        if problem == "multi_label_classification":
+            return -nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype)).item()
+        if labels.is_floating_point() or labels.dim() > 1:
+            raise ValueError(
+                f"the labels are {labels.dtype} of shape {tuple(labels.shape)}: pass class indices, one for each row, set "
+                "config.problem_type, or pass a metric"
+            )
+        check_label_range(labels, "data", logits.shape[-1])
+        return -nn.functional.cross_entropy(logits, labels).item()
+
+    minus_loss.__qualname__ = "minus_loss"  # its name in circuits
+    return minus_loss

@@ -7,16 +7,14 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..data.evaluation_data import check_label_range
 from .attention_scores import attention_scores, largest_weight, minus_entropy
 from .extraction import GreedySearch, extract_circuit
 from .gradient_scores import michel_scores, taylor_scores
-from .heads import Head, Prompts, Towers, as_heads_to_prune, check_count, has_two_towers, heads_of
+from .heads import Head, Prompts, Towers, as_heads_to_prune, check_count, heads_of
 from .oba import oba_scores
-from .objectives import Metric
+from .objectives import Metric, minus_loss_of
 from .units import (
     Unit,
     UnitsOf,
@@ -65,7 +63,7 @@ def leave_one_out_scores(
 
     metric: as for `extract_circuit`; by default minus the loss, so that a score is the rise of the loss
     """
-    metric = _minus_loss_of(model) if metric is None else metric
+    metric = minus_loss_of(model) if metric is None else metric
     search = GreedySearch(model, data, None, metric, budget=1, class_prompts=class_prompts, towers=towers)
     scores, current = search.evaluate(search.engine.heads)
     return {head: current.value - score.value for head, score in scores.items()}
@@ -245,25 +243,3 @@ def _lowest(
     if budget is not None:
         check_count(budget, "budget", 0, len(order), f"{len(order)} {what} can go")
     return as_heads_to_prune(order[:budget])
-
-
-def _minus_loss_of(model: PreTrainedModel) -> Metric:
-    """Minus the loss that the model is trained with, over all samples."""
-    problem = getattr(model.config, "problem_type", None)
-    if problem is None and not has_two_towers(model) and model.config.num_labels == 1:
-        problem = "regression"
-
-    def minus_loss(logits: Tensor, labels: Tensor) -> float:
-        if problem == "regression":
-            return -nn.functional.mse_loss(logits.flatten(), labels.flatten().to(logits.dtype)).item()
-        if problem == "multi_label_classification":
-            return -nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype)).item()
-        if labels.is_floating_point() or labels.dim() > 1:
-            raise ValueError(
-                f"the labels are {labels.dtype} of shape {tuple(labels.shape)}: pass class indices, one for each row, set "
-                "config.problem_type, or pass a metric"
-            )
-        check_label_range(labels, "data", logits.shape[-1])
-        return -nn.functional.cross_entropy(logits, labels).item()
-
-    return minus_loss

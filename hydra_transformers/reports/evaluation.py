@@ -15,13 +15,14 @@ from .._io.processes import check_can_be_shared, gather, rank_and_world_size
 from ..data.batches import ChangedBatches, batches, split_labels
 from ..data.loading import load_if_named, ood_groups
 from ..data.prediction import ZeroShotClassifier, classes_of
-from ..data.tasks import ONE_CLASS, REGRESSION, WORDS, check_task
+from ..data.tasks import ONE_CLASS, REGRESSION, SEVERAL_LABELS, WORDS, check_task
 from ..models.decision import Decision
 from ..uncertainty.abstention import Abstention
 from ..uncertainty.conformal import ConformalSets, count_sets, summarize_sets
 from ..uncertainty.decomposition import decompose
 from ..uncertainty.detectors import Detector, as_detector
 from ..uncertainty.features import AnswerReader, without_decision
+from ..uncertainty.label_decisions import LABEL_COLUMNS, label_scores, measure_labels
 from ..uncertainty.metrics import exact_mean, ood_metrics
 from ..uncertainty.regression import NUMBER_COLUMNS, measure_numbers, number_scores
 from ..uncertainty.streaming import UncertaintyAccumulator
@@ -140,7 +141,10 @@ def evaluate_uncertainty(
 
 
 # How tasks that do not choose one class are judged.
-EVALUATIONS = {REGRESSION: Evaluation(REGRESSION, NUMBER_COLUMNS, measure_numbers, number_scores)}
+EVALUATIONS = {
+    REGRESSION: Evaluation(REGRESSION, NUMBER_COLUMNS, measure_numbers, number_scores),
+    SEVERAL_LABELS: Evaluation(SEVERAL_LABELS, LABEL_COLUMNS, measure_labels, label_scores),
+}
 
 
 def _evaluate_task(

@@ -131,7 +131,12 @@ def hydrate(
     settings |= training_arguments
     is_named = isinstance(train_data, (str, os.PathLike))
     if is_named and class_names is None and needs_finetuning(model_or_models, finetune):
-        class_names = classes_in(DataSource(train_data, split=("train",)))
+        class_names, problem_type = classes_in(DataSource(train_data, split=("train",)))
+        if problem_type is not None:
+            raise ValueError(
+                f"rows of {train_data} have several labels each, and hydrate chooses among models of one class per row: fine-tune "
+                "with finetune_from_pretrained, and fuse with from_pruned_members"
+            )
     if not is_named and train_data is not None:
         check_training_data(train_data)
     source = read_source(model_or_models, train_data is not None, finetune, num_members, class_names, seed, device)

@@ -37,7 +37,7 @@ def answered_by_workers(
             compute=ray.data.ActorPoolStrategy(size=min(workers, len(parts))),
             num_gpus=1 if has_gpus else None,
         )
-        yield from _whole_parts(tables.iter_batches(batch_size=None, batch_format="pyarrow"), parts)
+        yield from _whole_parts(iter(tables.iter_batches(batch_size=None, batch_format="pyarrow")), parts)
     except ray.exceptions.RayError as error:
         raise RuntimeError(_sentence_of_worker(error)) from error
     finally:

@@ -2,19 +2,23 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from .._io.files import parse_json
+from .._version import __version__
 from ..hub.handler import Answerer, RequestError, as_json
 from .batcher import Batcher
+from .prometheus import CONTENT_TYPE, Metrics
+from .protocols import Forms, Protocol, protocols_of
 
 
 logger = logging.getLogger(__name__)
@@ -52,7 +56,8 @@ def create_app(
     max_body: int = 10_000_000,
     docs: bool = True,
 ) -> FastAPI:
-    """The app with POST /predict, GET /health, GET / and GET /docs.
+    """The app with POST /predict, GET /health, GET /metrics, GET / and GET /docs, and with the routes of vLLM's and KServe's
+    clients.
 
     Args:
         answerer: a `Predictor`.
@@ -76,9 +81,10 @@ def create_app(
         await batcher.close()
 
     openapi_url = "/openapi.json" if docs else None
-    title = about.get("model", "hydra_transformers")
-    app = FastAPI(title=title, lifespan=lifespan, openapi_url=openapi_url, redoc_url=None)
+    name = about.get("model", "hydra_transformers")
+    app = FastAPI(title=name, lifespan=lifespan, openapi_url=openapi_url, redoc_url=None)
     app.state.requests = 0
+    metrics = Metrics(name)
 
     @app.exception_handler(HTTPException)
     async def one_sentence(request: Request, error: HTTPException) -> JSONResponse:
@@ -95,28 +101,108 @@ def create_app(
         status = {"status": "ok" if batcher.is_running else "closing", "requests": app.state.requests}
         return JSONResponse(status, 200 if batcher.is_running else 503)
 
+    @app.get("/metrics")
+    async def prometheus() -> PlainTextResponse:
+        """Requests, latencies and refusals, for Prometheus."""
+        return PlainTextResponse(metrics.text(app.state.requests), media_type=CONTENT_TYPE)
+
+    async def respond(request: Request, path: str, read: Callable, write: Callable) -> JSONResponse:
+        """Answers a request of any protocol. read: (request) -> inputs, parameters; write: (answers, request) -> response"""
+        start, status = time.perf_counter(), 500
+        try:
+            if app.state.requests >= max_queue:
+                raise HTTPException(503, f"{max_queue} requests wait already: try again", {"Retry-After": RETRY_AFTER})
+            app.state.requests += 1
+            try:
+                data, (inputs, parameters) = await asyncio.to_thread(_read, await _body_of(request, max_body), read)
+                answers = as_json(await batcher.submit(inputs, parameters))
+                metrics.count_answers(answers)
+                status = 200
+                return JSONResponse(write(answers, data))
+            except HTTPException:
+                raise
+            except Exception as error:
+                logger.exception("a request was not answered")
+                raise HTTPException(500, "the model failed on this request: the server's log tells why") from error
+            finally:
+                app.state.requests -= 1
+        except HTTPException as error:
+            status = error.status_code
+            raise
+        finally:
+            metrics.count_request(path, status, time.perf_counter() - start)
+
     request_body = {"required": True, "content": {"application/json": {"schema": REQUEST}}}
 
     @app.post("/predict", responses=RESPONSES, openapi_extra={"requestBody": request_body})
     async def predict(request: Request) -> JSONResponse:
         """Answers texts or images, and says how sure it is."""
-        if app.state.requests >= max_queue:
-            raise HTTPException(503, f"{max_queue} requests wait already: try again", {"Retry-After": RETRY_AFTER})
-        app.state.requests += 1
-        try:
-            body = await _body_of(request, max_body)
-            inputs, parameters, is_list = await asyncio.to_thread(_read, answerer, body)
-            answers = as_json(await batcher.submit(inputs, parameters))
-            return JSONResponse(answers if is_list else answers[0])
-        except HTTPException:
-            raise
-        except Exception as error:
-            logger.exception("a request was not answered")
-            raise HTTPException(500, "the model failed on this request: the server's log tells why") from error
-        finally:
-            app.state.requests -= 1
+        return await respond(
+            request,
+            "/predict",
+            answerer.read,
+            lambda answers, data: answers if isinstance(data["inputs"], list) else answers[0],
+        )
 
+    _add_protocols(app, answerer, name, respond, lambda: batcher.is_running)
     return app
+
+
+def _add_protocols(
+    app: FastAPI, answerer: Answerer, name: str, respond: Callable, is_ready: Callable[[], bool]
+) -> None:
+    """The routes of other servers' clients. respond: of `create_app`"""
+
+    def check_name(asked: Any) -> None:
+        if isinstance(asked, str) and asked.removesuffix("/versions/1") != name:
+            raise HTTPException(404, f"there is no model {asked[:100]!r} here: its name is {name}")
+
+    def route(protocol: Protocol) -> Callable:
+        def read(data: Any) -> tuple[list[Any], dict[str, Any]]:
+            if not isinstance(data, dict):
+                raise RequestError("the request is not an object")
+            check_name(data.get("model"))
+            return answerer.read(protocol.read(data))
+
+        async def answer(request: Request) -> JSONResponse:
+            check_name(request.path_params.get("name"))
+            return await respond(request, protocol.paths[0], read, protocol.write)
+
+        return answer
+
+    for protocol in protocols_of(answerer, name):
+        for path in protocol.paths:
+            app.add_api_route(path, route(protocol), methods=["POST"], summary=protocol.summary, responses=RESPONSES)
+    forms = Forms(name, getattr(answerer, "class_names", None), answerer.kind)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The model, as KServe v1 and as OpenAI's clients list it."""
+        return {"models": [name], "object": "list", "data": [{"id": name, "object": "model", "owned_by": "local"}]}
+
+    @app.get("/v1/models/{asked:path}")
+    async def model_v1(asked: str) -> JSONResponse:
+        check_name(asked)
+        return JSONResponse({"name": name, "ready": is_ready()}, 200 if is_ready() else 503)
+
+    @app.get("/v2")
+    async def server_v2() -> dict[str, Any]:
+        return {"name": "hydra_transformers", "version": __version__, "extensions": []}
+
+    @app.get("/v2/health/live")
+    @app.get("/v2/health/ready")
+    async def health_v2() -> JSONResponse:
+        return JSONResponse({"live": True, "ready": is_ready()}, 200 if is_ready() else 503)
+
+    @app.get("/v2/models/{asked:path}/ready")
+    async def ready_v2(asked: str) -> JSONResponse:
+        check_name(asked)
+        return JSONResponse({"name": name, "ready": is_ready()}, 200 if is_ready() else 503)
+
+    @app.get("/v2/models/{asked:path}")
+    async def model_v2(asked: str) -> dict[str, Any]:
+        check_name(asked)
+        return forms.metadata()
 
 
 async def _body_of(request: Request, most: int) -> bytes:
@@ -143,14 +229,14 @@ async def _body_of(request: Request, most: int) -> bytes:
         raise HTTPException(408, f"the request did not arrive within {SECONDS_FOR_BODY:.0f} seconds") from error
 
 
-def _read(answerer: Answerer, body: bytes) -> tuple[list[Any], dict[str, Any], bool]:
-    """The inputs, the parameters, and whether the inputs came as a list."""
+def _read(body: bytes, read: Callable) -> tuple[Any, tuple[list[Any], dict[str, Any]]]:
+    """The request, and its inputs and parameters."""
     try:
         data = parse_json(body)
     except ValueError as error:
         raise HTTPException(400, "the request is not valid JSON") from error
     try:
-        return *answerer.read(data), isinstance(data["inputs"], list)
+        return data, read(data)
     except RequestError as error:
         raise HTTPException(422, str(error)) from error
 

@@ -13,7 +13,7 @@ from transformers.utils import logging
 from .._io.progress import progress_bar
 from ..fusion import check_trunk_layers, encoder_config, tower_configs, trunk_depth
 from ..fusion.structure import is_a
-from ..models.modeling_hydra import Grouped
+from ..models.modeling_hydra import GroupedLinear, GroupedOutput
 from .parameter_groups import PARTS, Place, ids_of_classifier, is_baseline, layer_dropouts, places, without_effect
 
 
@@ -216,7 +216,11 @@ class KeepZerosCallback(TrainerCallback):
                 "KeepZerosCallback needs whole weights on every process: train without FSDP and DeepSpeed"
             )
         kinds = (nn.Linear, nn.Conv1d, nn.Conv2d)
-        weights = [module.weight for module in model.modules() if isinstance(module, kinds) or is_a(module, Grouped)]
+        weights = [
+            module.weight
+            for module in model.modules()
+            if isinstance(module, kinds) or is_a(module, GroupedLinear) or is_a(module, GroupedOutput)
+        ]
         self._zeros = [(weight, weight.detach() == 0) for weight in weights if weight.requires_grad]
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from .._io.files import write_atomically
 from ..data.batches import collate
 from ..data.fingerprints import fingerprint_of_data
 from ..data.prediction import classes_of, padding_of
+from ..data.tasks import ONE_CLASS, task_of_model
 from ..models.auto import described
 from .callbacks import EndAfter, describe_trained
 from .lora import is_peft_model
@@ -82,7 +83,8 @@ def finetune_members(
         data_seed: another seed for the order of the data, `data_seed + i`.
         learning_rates: peak learning rates to choose from by validation, "grid" for the recipe's; by default the
             recipe's single `learning_rate`.
-        compute_metrics: as in `Trainer`; must return the recipe's metric. By default `compute_accuracy`.
+        compute_metrics: as in `Trainer`; must return the recipe's metric. By default `compute_accuracy`, and the
+            loss for models that do not choose one class.
         data_collator, processing_class: as in `Trainer`; without them rows are stacked, and tokens padded to the longest row
             of their batch.
         callbacks: further ones of `Trainer`, beside the recipe's.
@@ -105,14 +107,17 @@ def finetune_members(
         for member in members:
             teacher.check_teaches(member)
     recipe = recipe_for(recipe, described(members[0]), train_data)
+    if compute_metrics is None and recipe.metric == "accuracy":
+        if task_of_model(members[0]) == ONE_CLASS:
+            compute_metrics = compute_accuracy
+        else:
+            recipe = replace(recipe, metric="loss")  # which every task has
     rates = _learning_rates(recipe, learning_rates)
     # Without this, Transformers' verbosity would decide whether there is a bar.
     training_arguments = {"disable_tqdm": not progress} | training_arguments
     process = recipe.training_arguments(output_dir, **training_arguments)
     if data_collator is None and processing_class is None:
         data_collator = partial(collate, padding=padding_of(members[0]) or 0, classes=classes_of(members[0]))
-    if compute_metrics is None and recipe.metric == "accuracy":
-        compute_metrics = compute_accuracy
     options = {
         "train_dataset": train_data,
         "eval_dataset": validation_data,

@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..fusion.checks import check_is_in_memory
 from ..models.auto import CLASSIFIERS, HYDRA_CLASSES, config_of
+from ..models.configuration_hydra import set_problem_type
 from .callbacks import EndAfter
 from .finetune import finetune_members
 from .parameter_groups import places
@@ -33,6 +34,7 @@ def finetune_from_pretrained(
     class_names: Sequence[str] | None = None,
     seed: int = 0,
     trainings: float | None = None,
+    problem_type: str | None = None,
     **arguments,
 ) -> list[PreTrainedModel]:
     """Fine-tunes one pre-trained model several times; the results differ by their initial classifiers and orders of the data.
@@ -51,11 +53,15 @@ def finetune_from_pretrained(
             to its half, and each member goes on from there: a short training of its own with a new rise of the learning
             rate (StarSSE, Sadrtdinov et al., 2023). So 3 members of `trainings=1.5` take a third of a training each. They
             are cheaper and worse than whole fine-tunings: docs/fine-tunings.md has figures.
+        problem_type: as in the model's config: "multi_label_classification" for rows with several labels each,
+            "regression" for numbers (one, or one for each of class_names); by default one class per row.
         train_data, validation_data, output_dir, arguments: as for `finetune_members`; the same call resumes.
     """
     if trainings is not None:
         check_trainings(trainings, num_members)
-    members = with_new_classifiers(pretrained, num_members if trainings is None else 1, class_names, seed)
+    members = with_new_classifiers(
+        pretrained, num_members if trainings is None else 1, class_names, seed, problem_type
+    )
     if recipe is None and train_data is not None:
         recipe = default_recipe(members[0].config, train_data, is_pretrained=True)
     if trainings is None or output_dir is None or train_data is None:  # the latter two are refused there
@@ -116,6 +122,7 @@ def with_new_classifiers(
     num_members: int,
     class_names: Sequence[str] | None = None,
     seed: int = 0,
+    problem_type: str | None = None,
 ) -> list[PreTrainedModel]:
     """Copies of a pre-trained model, each with a classifier of its own, drawn with `seed + i`."""
     if num_members < 1:
@@ -124,7 +131,7 @@ def with_new_classifiers(
         config, called = copy.deepcopy(pretrained.config), f"pretrained ({type(pretrained).__name__})"
     else:
         config, called = config_of(pretrained), os.fspath(pretrained)
-    _prepare(config, class_names, called)
+    _prepare(config, class_names, called, problem_type)
     with torch.random.fork_rng(devices=[]):
         model, untrained = _with_head(pretrained, config, called)
     encoder = f"{_encoder_of(model)}."
@@ -136,20 +143,26 @@ def with_new_classifiers(
     return [_with_classifier_of(model, is_new, seed + place) for place in range(num_members)]
 
 
-def _prepare(config: PreTrainedConfig, class_names: Sequence[str] | None, called: str) -> None:
-    """Sets the classes in the config; refuses models without a classifier, and Hydras."""
+def _prepare(
+    config: PreTrainedConfig, class_names: Sequence[str] | None, called: str, problem_type: str | None
+) -> None:
+    """Sets the classes and the problem type in the config; refuses models without a classifier, and Hydras."""
     if config.model_type not in CLASSIFIERS:
         known = ", ".join(CLASSIFIERS)
         raise ValueError(f"{called} is a {config.model_type}: pass a pre-trained model, one of {known}")
     config.architectures = [CLASSIFIERS[config.model_type].__name__]
     if class_names is not None:
-        if isinstance(class_names, str) or len(class_names) < 2 or len(set(class_names)) < len(class_names):
-            raise ValueError(
-                f"class_names is {class_names!r}: pass at least two different names, in the order of the labels"
-            )
+        least = 1 if problem_type in ("multi_label_classification", "regression") else 2
+        if isinstance(class_names, str) or len(class_names) < least or len(set(class_names)) < len(class_names):
+            number = "at least two different names" if least == 2 else "a list of different names"
+            raise ValueError(f"class_names is {class_names!r}: pass {number}, in the order of the labels")
         config.id2label = {index: str(name) for index, name in enumerate(class_names)}
         config.label2id = {name: index for index, name in config.id2label.items()}
-    config.problem_type = None
+    elif problem_type == "regression":
+        config.num_labels = 1
+    config.problem_type = problem_type
+    if problem_type is not None:
+        set_problem_type(config)  # refuses one that is unknown
 
 
 def _with_head(

@@ -1,8 +1,6 @@
 """Fits a decision on held-out data: a temperature, a detector with its threshold, and prediction sets."""
 
 import inspect
-import math
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,8 +11,8 @@ from torch import Tensor, nn
 
 from ..data.batches import check_is_data
 from ..data.loading import load_if_named
-from ..data.prediction import config_of, device_of, zero_shot_in
-from ..data.tasks import ONE_CLASS, REGRESSION, WORDS, check_task
+from ..data.prediction import classes_of, config_of, device_of, zero_shot_in
+from ..data.tasks import ONE_CLASS, REGRESSION, SEVERAL_LABELS, WORDS, check_task
 from ..models.decision import Decision, digest_of, dtype_of, uncalibrated
 from ..models.task_decisions import decision_of
 from .abstention import Abstention, check_share, check_target
@@ -23,9 +21,10 @@ from .conformal import ConformalSets, check_method
 from .decomposition import decompose
 from .detectors import Detector, detector_by_name
 from .features import AnswerReader, collect_answers
+from .label_decisions import check_label_target, fit_labels
 from .regression import check_number_target, fit_intervals
 from .task_calibration import HeldOutRows, Rows, TaskCalibration, TaskFit
-from .temperature import LOG_RANGE, TemperatureScaling
+from .temperature import TemperatureScaling, fit_temperature
 
 
 LEAST_ROWS = 20  # half of fewer rows fits nothing
@@ -127,7 +126,7 @@ def calibrate(
     with nullcontext() if hydra is None else uncalibrated(hydra):
         logits, features, labels = collect_answers(inner, data, batch_size, with_features=chosen.reads_features)
         first, second = _halves(labels, seed)
-        scaling = _fit_temperature(logits[first], labels[first]) if temperature else TemperatureScaling(1.0)
+        scaling = fit_temperature(logits[first], labels[first]) if temperature else TemperatureScaling(1.0)
         if chosen.needs_fit and train_data is not None:
             chosen.fit(scaling.wrap(inner), train_data, batch_size)
         elif chosen.needs_fit:
@@ -163,7 +162,10 @@ def calibrate(
 
 
 # Tasks that do not choose one class.
-FITS: dict[str, TaskFit] = {REGRESSION: TaskFit(fit_intervals, check_number_target)}
+FITS: dict[str, TaskFit] = {
+    REGRESSION: TaskFit(fit_intervals, check_number_target),
+    SEVERAL_LABELS: TaskFit(fit_labels, check_label_target),
+}
 
 
 def _calibrate_task(
@@ -187,7 +189,7 @@ def _calibrate_task(
         answers, labels = fit.collect(model, data, batch_size)
         first, second = (Rows(answers[half], labels[half]) for half in _halves(labels, seed))
         ood = None if ood_data is None else fit.collect(model, ood_data, batch_size)[0]
-    held_out = HeldOutRows(task, first, second, ood, target, confidence, alpha)
+    held_out = HeldOutRows(task, first, second, ood, target, confidence, alpha, classes_of(model))
     fitted = fit.fit(held_out)
     decision = decision_of(held_out.complete(fitted.settings), num_parameters(model))
     remember_weights(decision, model)
@@ -273,25 +275,6 @@ def check_promises(
     for name, data in data_sets.items():
         if name == "data" or data is not None:
             check_is_data(data, name)
-
-
-def _fit_temperature(logits: Tensor, labels: Tensor) -> TemperatureScaling:
-    """The best temperature for these rows; 1 if all answers are right. The best is then the lowest, at which every answer is
-    sure and all scores are equal."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        scaling = TemperatureScaling.fit(logits, labels)
-    [value] = scaling.temperature
-    if math.isclose(value, math.exp(LOG_RANGE[0])):
-        warnings.warn(
-            f"all answers to the {len(labels)} rows that a temperature was to be fitted on are right, which fits none: logits "
-            "stay as they are, calibrate on more rows or harder ones",
-            stacklevel=3,
-        )
-        return TemperatureScaling(1.0)
-    for each in caught:
-        warnings.warn(each.message, each.category, stacklevel=3)
-    return scaling
 
 
 def _unfinished_decision(detector: Detector, scaling: TemperatureScaling, model: nn.Module) -> Decision:

@@ -67,10 +67,12 @@ def multi_label_metrics(
     labels = as_multi_hot(labels, *logits.shape).to(logits.device)
     if len(labels) == 0:
         raise ValueError("there are no samples: pass at least one")
-    cuts = log_odds_of(thresholds, logits.shape[1])
-    by_label = _metrics_of_labels(logits, labels, cuts, num_bins)
-    known = labels.any(dim=0).cpu()
-    chosen, probabilities = logits >= cuts.to(logits), logits.sigmoid()
+    return summarize_labels(logits, labels, logits >= log_odds_of(thresholds, logits.shape[1]).to(logits), num_bins)
+
+
+def summarize_labels(logits: Tensor, labels: Tensor, chosen: Tensor, num_bins: int = NUM_BINS) -> dict[str, float]:
+    """`multi_label_metrics` from log-odds in float64, labels and decisions, (samples, labels) each."""
+    by_label, known = _metrics_of_labels(logits, labels, chosen, num_bins), labels.any(dim=0).cpu()
     right, hits = chosen == labels, int((chosen & labels).sum())
     named = int(chosen.sum()) + int(labels.sum())
     losses = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits), reduction="none")
@@ -83,7 +85,7 @@ def multi_label_metrics(
         "missed": exact_mean(missed_shares(chosen, labels)),
         "ece": exact_mean(by_label["ece"]),
         "nll": exact_mean(losses.flatten()),
-        "brier": exact_mean((probabilities - labels.to(logits)).square().flatten()),
+        "brier": exact_mean((logits.sigmoid() - labels.to(logits)).square().flatten()),
     }
 
 
@@ -99,16 +101,17 @@ def metrics_by_label(
     """
     logits = log_odds(member_logits)
     labels = as_multi_hot(labels, *logits.shape).to(logits.device)
-    return _metrics_of_labels(logits, labels, log_odds_of(thresholds, logits.shape[1]), num_bins)
+    chosen = logits >= log_odds_of(thresholds, logits.shape[1]).to(logits)
+    return _metrics_of_labels(logits, labels, chosen, num_bins)
 
 
-def _metrics_of_labels(logits: Tensor, labels: Tensor, cuts: Tensor, num_bins: int) -> dict[str, Tensor]:
+def _metrics_of_labels(logits: Tensor, labels: Tensor, chosen: Tensor, num_bins: int) -> dict[str, Tensor]:
     found: dict[str, list[float]] = {"average_precision": [], "f1": [], "ece": [], "rows": []}
-    for label, (scores, truth) in enumerate(zip(logits.T.cpu(), labels.T.cpu(), strict=True)):
-        positives, chosen = int(truth.sum()), scores >= cuts[label]
+    for scores, truth, yes in zip(logits.T.cpu(), labels.T.cpu(), chosen.T.cpu(), strict=True):
+        positives = int(truth.sum())
         counts = _counts_from_the_top(scores, truth)
         found["average_precision"].append(_average_precision(*counts) if positives else math.nan)
-        hits, named = int((chosen & truth).sum()), int(chosen.sum())
+        hits, named = int((yes & truth).sum()), int(yes.sum())
         found["f1"].append(2 * hits / (named + positives) if positives else math.nan)
         found["ece"].append(expected_calibration_error(scores.sigmoid(), truth.double(), num_bins))
         found["rows"].append(positives)

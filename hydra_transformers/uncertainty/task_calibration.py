@@ -26,6 +26,7 @@ class HeldOutRows:
     first, second: random halves of the data; promises are made from the second, which nothing else may be fitted on
     ood: answers to rows from elsewhere, or None
     target, confidence, alpha: as given to `calibrate`, and checked there
+    classes: the names of the model's classes or labels, or None
     """
 
     task: str
@@ -35,6 +36,7 @@ class HeldOutRows:
     target: Mapping[str, float] | None
     confidence: float | None
     alpha: float | None
+    classes: list[str] | None = None
 
     def complete(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a decision, with empty places for what is the same for all tasks."""

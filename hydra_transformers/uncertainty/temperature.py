@@ -136,6 +136,25 @@ class TemperatureScaling:
             raise ValueError(f'{path} is not a temperature file: expected {{"temperature": [1.5]}}') from error
 
 
+def fit_temperature(logits: Tensor, labels: Tensor) -> TemperatureScaling:
+    """The best temperature for these rows; 1 if all answers are right. The best is then the lowest, at which every answer is
+    sure and all scores are equal."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        scaling = TemperatureScaling.fit(logits, labels)
+    [value] = scaling.temperature
+    if math.isclose(value, math.exp(LOG_RANGE[0])):
+        warnings.warn(
+            f"all answers to the {len(labels)} rows that a temperature was to be fitted on are right, which fits none: logits "
+            "stay as they are, calibrate on more rows or harder ones",
+            stacklevel=3,
+        )
+        return TemperatureScaling(1.0)
+    for each in caught:
+        warnings.warn(each.message, each.category, stacklevel=3)
+    return scaling
+
+
 class TemperatureScaledClassifier(nn.Module):
     """A classifier with a temperature; its output has `logits` and `member_logits`."""
 

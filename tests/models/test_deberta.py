@@ -75,12 +75,14 @@ def test_distances_have_the_numbers_that_they_have_in_deberta(buckets, longest, 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-def test_padding_makes_no_nan_in_16_bits(implementation, dtype):
-    hydra = DEBERTA.fused().to(dtype)
+@pytest.mark.parametrize("is_autocast", [False, True])
+def test_padding_makes_no_nan_in_16_bits(implementation, dtype, is_autocast):
+    hydra = DEBERTA.fused().to(torch.float32 if is_autocast else dtype)
     hydra.set_attn_implementation(implementation)
     texts = padded_left()
     texts["attention_mask"][1] = 0  # a text of padding alone
-    outputs = hydra(**texts, output_hidden_states=True)
+    with torch.autocast("cpu", dtype, enabled=is_autocast):
+        outputs = hydra(**texts, output_hidden_states=True)
     assert all(states.isfinite().all() for states in (*outputs.hidden_states, outputs.logits))
 
 

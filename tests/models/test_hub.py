@@ -146,6 +146,8 @@ def test_saving_writes_safetensors_and_the_code_and_nothing_else(family, saved):
     if "configuration_hydra_towers.py" in own:
         modules |= {"images.py", "texts.py", "towers.py"}
     modules |= {f"pipeline_hydra_{kind}.py" for kind, file in PIPELINES.items() if file in modules}
+    if "AutoModelForTokenClassification" in hydra.config.auto_classes:
+        modules |= {"tokens.py", "entities.py", "pipeline_hydra_token.py"}
     if family in DECODERS:
         modules.add("decoders.py")
     assert names == {"config.json", "model.safetensors"} | CODE_FILES | modules

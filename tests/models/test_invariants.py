@@ -104,8 +104,12 @@ def with_shared_parts_averaged(family: Family, backbones, shared):
 
 
 def with_scales_in_the_maps(model: torch.nn.Module) -> torch.nn.Module:
-    """DINOv2's factor on the MLP's result as part of its second map, which is what members share the mean of."""
+    """DINOv2's and BEiT's factor on the MLP's result as part of its second map, which is what members share the mean of."""
     for layer in model.modules():
+        if hasattr(layer, "lambda_2"):  # BEiT's
+            layer.mlp.fc2.weight.data.mul_(layer.lambda_2.data[:, None])
+            layer.mlp.fc2.bias.data.mul_(layer.lambda_2.data)
+            layer.lambda_2.data.fill_(1)
         if hasattr(layer, "layer_scale2"):
             second = list(layer.mlp.children())[
                 -1 if isinstance(list(layer.mlp.children())[-1], torch.nn.Linear) else -2

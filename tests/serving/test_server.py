@@ -34,6 +34,27 @@ FIELDS = {
     "prediction_set",
     "scores",
 }
+PATHS = {
+    "/",
+    "/health",
+    "/metrics",
+    "/predict",
+    "/classify",
+    "/score",
+    "/v1/score",
+    "/rerank",
+    "/v1/rerank",
+    "/v2/rerank",
+}
+PATHS |= {
+    "/v1/models",
+    "/v1/models/{asked}",
+    "/v1/models/{name}:predict",
+    "/v2",
+    "/v2/health/live",
+    "/v2/health/ready",
+}
+PATHS |= {"/v2/models/{asked}", "/v2/models/{asked}/ready", "/v2/models/{name}/infer"}
 PICTURES = pictures([0, 1, 2], seed=4)
 
 
@@ -220,7 +241,7 @@ def test_other_ways_and_types_are_refused(clients):
 def test_the_api_has_a_page_about_itself_that_can_be_left_out(clients):
     assert "swagger" in clients["vit"].get("/docs").text
     api = clients["vit"].get("/openapi.json").json()
-    assert api["info"]["title"] == "tiny-hydra" and set(api["paths"]) == {"/", "/health", "/predict"}
+    assert api["info"]["title"] == "tiny-hydra" and set(api["paths"]) == PATHS
     request = api["paths"]["/predict"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert set(request["properties"]) == {"inputs", "parameters"}
     with TestClient(create_app(Answerer(None, None, "text"), docs=False)) as client:

@@ -26,8 +26,8 @@ EXPECTED = {
         attention.output.dense.weight attention.output.dense.bias attn.Wqkv.weight attn.Wo.weight
         query_proj.weight query_proj.bias key_proj.weight key_proj.bias value_proj.weight value_proj.bias pos_key_proj.weight
         pos_key_proj.bias pos_query_proj.weight pos_query_proj.bias position_key_proj.weight position_key_proj.bias
-        position_query_proj.weight position_query_proj.bias""",
-    "mlp": """layer_scale2.lambda1 weights_in.weight weights_in.bias weights_out.weight weights_out.bias
+        position_query_proj.weight position_query_proj.bias lambda_1 distance_bias.weight relative_position_bias_table""",
+    "mlp": """layer_scale2.lambda1 lambda_2 weights_in.weight weights_in.bias weights_out.weight weights_out.bias
         lin1.weight lin1.bias lin2.weight lin2.bias gate_proj.weight gate_proj.bias
         up_proj.weight up_proj.bias down_proj.weight down_proj.bias fc1.weight fc1.bias fc2.weight fc2.bias intermediate.dense.weight intermediate.dense.bias
         layer.output.dense.weight layer.output.dense.bias mlp.Wi.weight mlp.Wo.weight""",
@@ -37,6 +37,7 @@ EXPECTED = {
         output_layer_norm.weight output_layer_norm.bias output.LayerNorm.weight output.LayerNorm.bias
         attention.LayerNorm.weight attention.LayerNorm.bias layer_norm1.weight layer_norm1.bias
         layer_norm2.weight layer_norm2.bias pre_layrnorm.weight pre_layrnorm.bias pre_layernorm.weight
+        pooler.layernorm.weight pooler.layernorm.bias
         pre_layernorm.bias post_layernorm.weight post_layernorm.bias final_layer_norm.weight final_layer_norm.bias
         attn_norm.weight final_norm.weight input_layernorm.weight post_attention_layernorm.weight norm.weight
         pre_feedforward_layernorm.weight post_feedforward_layernorm.weight attention_branch_norm.weight mlp_branch_norm.weight""",

@@ -1,0 +1,63 @@
+"""HydraBeit configuration."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import BeitConfig
+
+from .configuration_hydra import HydraConfigMixin, LayerSpec
+
+
+@strict
+class HydraBeitConfig(HydraConfigMixin, BeitConfig):
+    r"""
+    A [`BeitConfig`] with the fields of [`HydraConfigMixin`].
+
+    Args:
+        add_pooling_layer (`bool`, *optional*, defaults to `True`):
+            Whether [`HydraBeitModel`] pools its states. The image classifier always does, as in BEiT.
+    """
+
+    model_type = "hydra_beit"
+
+    add_pooling_layer: bool = True
+
+    auto_classes = {
+        "AutoConfig": "configuration_hydra_beit.HydraBeitConfig",
+        "AutoModel": "modeling_hydra_beit.HydraBeitModel",
+        "AutoModelForImageClassification": "modeling_hydra_beit.HydraBeitForImageClassification",
+    }
+
+    def __post_init__(self, **kwargs):
+        super().__post_init__(**kwargs)
+        sides = self.image_size if isinstance(self.image_size, (list, tuple)) else (self.image_size,)
+        if len(set(sides)) > 1:
+            raise ValueError(f"image_size is {self.image_size}: a HydraBeit reads square images, pass one number")
+
+    @property
+    def patches_per_side(self) -> int:
+        side, patch = (
+            size[0] if isinstance(size, (list, tuple)) else size for size in (self.image_size, self.patch_size)
+        )
+        return side // patch
+
+    @property
+    def num_distances(self) -> int:
+        """Of two patches along both axes, and three more: from the first token, to it, and of it to itself."""
+        return (2 * self.patches_per_side - 1) ** 2 + 3
+
+    @property
+    def layer_spec(self) -> LayerSpec:
+        most = max(self.num_hidden_layers - 1, 1)
+        return LayerSpec(
+            inner_size=self.intermediate_size,
+            activation=self.hidden_act,
+            norm_eps=self.layer_norm_eps,
+            head_dim=getattr(self, "head_dim", None),
+            bias_distances=self.num_distances if self.use_relative_position_bias else 0,
+            attention_dropout=self.attention_probs_dropout_prob,
+            output_dropout=self.hidden_dropout_prob,
+            mlp_dropout=self.hidden_dropout_prob,
+            drop_path=tuple(self.drop_path_rate * layer / most for layer in range(self.num_hidden_layers)),
+        )
+
+
+__all__ = ["HydraBeitConfig"]

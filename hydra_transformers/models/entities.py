@@ -1,0 +1,57 @@
+"""Entities in the tags of words, and how unsure an entity is."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+OUTSIDE = "O"
+
+
+class Entity(NamedTuple):
+    """kind: the tag without its prefix; first, last: the numbers of its first and last word"""
+
+    kind: str
+    first: int
+    last: int
+
+
+def have_prefixes(tags: Iterable[str]) -> bool:
+    """Whether tags say where entities begin ("B-PER", "I-PER"), as in IOB2; otherwise every word is a unit of its own (POS)."""
+    return any(tag.startswith(("B-", "I-")) for tag in tags)
+
+
+def entities_in(tags: Sequence[str | None], by_prefix: bool) -> list[Entity]:
+    """The entities of a text, read as seqeval does by default: "B-" and "S-" begin one, "I-" and "E-" go on with one of the same
+    kind or else begin one, "E-" and "S-" end it.
+
+    tags: of each word, None where a word has none
+    by_prefix: `have_prefixes` of all tags that there are; otherwise every word with a tag but "O" is one
+
+    Example:
+        >>> entities_in(["B-PER", "I-PER", "O", "I-LOC"], by_prefix=True)
+        [Entity(kind='PER', first=0, last=1), Entity(kind='LOC', first=3, last=3)]
+        >>> entities_in(["NOUN", "NOUN"], by_prefix=False)
+        [Entity(kind='NOUN', first=0, last=0), Entity(kind='NOUN', first=1, last=1)]
+    """
+    found: list[Entity] = []
+    is_open = False  # whether the word before belongs to an entity that may go on
+    for place, tag in enumerate(tags):
+        if tag is None or tag == OUTSIDE:
+            is_open = False
+            continue
+        prefix, dash, kind = tag.partition("-") if by_prefix else ("S", "-", tag)
+        if not dash:
+            prefix, kind = "S", tag  # a tag of one word among tags with prefixes
+        if is_open and prefix in ("I", "E") and found[-1].kind == kind:
+            found[-1] = found[-1]._replace(last=place)
+        else:
+            found.append(Entity(kind, place, place))
+        is_open = prefix in ("B", "I")
+    return found
+
+
+def worst_and_mean(entity: Entity, scores: Sequence[float]) -> tuple[float, float]:
+    """Of the words of an entity, the highest score and the mean. NaN counts as the highest."""
+    own = scores[entity.first : entity.last + 1]
+    worst = max(own, key=lambda score: (score != score, score))
+    return worst, sum(own) / len(own)

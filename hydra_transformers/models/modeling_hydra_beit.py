@@ -1,0 +1,145 @@
+"""HydraBeit: M head-pruned BEiTs as one network.
+
+BEiT adds to each head's scores a number that depends on how two patches lie to each other: from a table of each layer, whose
+rows go with their heads, or from one table for all layers, which counts as embeddings. Its factors on the two branches
+(LayerScale) are part of the output projection and of the MLP's second map here.
+"""
+
+import torch
+from torch import nn
+from transformers import BeitForImageClassification, BeitModel
+from transformers.models.beit.modeling_beit import BeitEmbeddings, BeitPreTrainedModel
+
+from .configuration_hydra_beit import HydraBeitConfig
+from .images import HydraImageClassifierMixin, HydraImageEncoderMixin, as_patch_projection
+from .modeling_hydra import GroupedLinear, embed, hydra_layers, shared_or_per_member
+from .pretrained import HydraModelMixin, Rule, attention_rules, scaled
+
+
+class HydraBeitEmbeddings(BeitEmbeddings):
+    """BEiT's embeddings with the patches embedded by a product."""
+
+    def __init__(self, config: HydraBeitConfig):
+        super().__init__(config)
+        self.patch_embeddings.projection = as_patch_projection(self.patch_embeddings.projection)
+
+
+class HydraBeitPreTrainedModel(HydraModelMixin, BeitPreTrainedModel):
+    config_class = HydraBeitConfig
+    config: HydraBeitConfig
+    base_model_prefix = "beit"
+    architecture = "BEiT"
+    _no_split_modules = ["HydraBeitEmbeddings", "HydraLayer"]
+    backbone_types = ("beit",)
+    backbone_rules = (
+        *attention_rules("layers.*.attention.{}_proj", "qkvo", scale="layers.*.lambda_1"),
+        Rule("layers.*.mlp.fc2.*", ("layers.*.mlp.fc2.*", "layers.*.lambda_2"), scaled),
+        # without these factors
+        *attention_rules("layers.*.attention.{}_proj", "qkvo"),
+        Rule("layers.*.mlp.fc2.*", "layers.*.mlp.fc2.*"),
+        Rule("layers.*.attention_norm.*", "layers.*.layernorm_before.*"),
+        Rule("layers.*.mlp_norm.*", "layers.*.layernorm_after.*"),
+        Rule(
+            "layers.*.attention.distance_bias.weight",
+            "layers.*.relative_position_bias.relative_position_bias_table",
+            lambda table: table.t(),
+        ),
+        Rule("relative_attention_bias.weight", "shared_position_bias.relative_position_bias_table"),
+    )
+
+
+class SharedPositionBias(nn.Embedding):
+    """What is added to the scores of each of the backbone's heads, in all layers; weight (distances, heads)."""
+
+    def __init__(self, config: HydraBeitConfig):
+        super().__init__(config.num_distances, config.num_attention_heads)
+
+    def forward(self, distances: torch.Tensor) -> torch.Tensor:
+        """(tokens, tokens) -> (heads, tokens, tokens)"""
+        return super().forward(distances).permute(2, 0, 1)
+
+
+def numbers_of_distances(side: int, device: torch.device) -> torch.Tensor:
+    """The row of a table of distances for each query and key, (tokens, tokens): the first token and side * side patches."""
+    places = torch.arange(side, device=device)
+    down, right = places.repeat_interleave(side), places.repeat(side)
+    down, right = (place[:, None] - place[None, :] + side - 1 for place in (down, right))
+    between_patches = down * (2 * side - 1) + right
+    from_first, to_first, of_first = ((2 * side - 1) ** 2 + extra for extra in range(3))
+    numbers = nn.functional.pad(between_patches, (1, 0), value=to_first)
+    first_row = torch.full_like(numbers[:1], from_first)
+    return torch.cat([nn.functional.pad(first_row[:, 1:], (1, 0), value=of_first), numbers])
+
+
+class HydraBeitPooler(nn.Module):
+    """The mean of the patches, or the first token's state: (members, batch, tokens, hidden) -> (members, batch, hidden)."""
+
+    def __init__(self, config: HydraBeitConfig):
+        super().__init__()
+        self.layernorm = norm_of(config) if config.use_mean_pooling else None
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        if self.layernorm is None:
+            return hidden_states[:, :, 0]
+        return self.layernorm(hidden_states[:, :, 1:].mean(dim=2))
+
+
+def norm_of(config: HydraBeitConfig) -> nn.Module:
+    return shared_or_per_member(
+        config, "layernorm", lambda: nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+    )
+
+
+class HydraBeitModel(HydraImageEncoderMixin, HydraBeitPreTrainedModel):
+    """The fused encoder without a head: `HydraModelOutput`."""
+
+    backbone_classes = (BeitModel,)
+
+    def __init__(self, config: HydraBeitConfig, add_pooling_layer: bool | None = None):
+        super().__init__(config)
+        self.embeddings = shared_or_per_member(config, "embeddings", lambda: HydraBeitEmbeddings(config))
+        self.relative_attention_bias = None
+        if config.use_shared_relative_position_bias:
+            self.relative_attention_bias = shared_or_per_member(
+                config, "embeddings", lambda: SharedPositionBias(config)
+            )
+        self.layers = hydra_layers(config)
+        if not config.use_mean_pooling:  # which norms the mean instead
+            self.layernorm, self.last_norm = norm_of(config), "layernorm"
+        has_pooler = config.add_pooling_layer if add_pooling_layer is None else add_pooling_layer
+        self.pooler = HydraBeitPooler(config) if has_pooler else None
+        self.post_init()
+
+    def embed_inputs(
+        self, pixel_values: torch.Tensor | None = None, interpolate_pos_encoding: bool | None = None, **others
+    ):
+        hidden_states, mask, layer_kwargs = super().embed_inputs(pixel_values, **others)
+        side = self.config.patches_per_side
+        if self.config.use_relative_position_bias or self.config.use_shared_relative_position_bias:
+            if hidden_states.shape[2] != 1 + side**2:
+                raise ValueError(
+                    f"pixel_values are {pixel_values.shape[2]} x {pixel_values.shape[3]}: the model knows the distances of "
+                    f"{side} x {side} patches, pass images of size {self.config.image_size}"
+                )
+            layer_kwargs["distances"] = numbers_of_distances(side, hidden_states.device)
+        if self.relative_attention_bias is not None:
+            bias = embed(self.relative_attention_bias, layer_kwargs["distances"])
+            layer_kwargs["position_bias"] = bias.unsqueeze(1)
+        return hidden_states, mask, layer_kwargs
+
+
+class HydraBeitForImageClassification(HydraImageClassifierMixin, HydraBeitPreTrainedModel):
+    """The fused image classifier: `logits` is the ensemble's answer, `member_logits` each member's."""
+
+    backbone_classes = (BeitForImageClassification,)
+
+    def __init__(self, config: HydraBeitConfig):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.beit = HydraBeitModel(config, add_pooling_layer=True)
+        self.reads_first_token = not config.use_mean_pooling
+        self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members)
+        self.post_init()
+
+
+__all__ = ["HydraBeitForImageClassification", "HydraBeitModel", "HydraBeitPreTrainedModel"]

@@ -1,0 +1,97 @@
+"""Classifiers of tokens: a class for every token of a text, such as the tags of words (NER, POS)."""
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+from .configuration_hydra import set_problem_type
+from .modeling_hydra import GroupedLinear, HydraClassifierMixin, at_least_float32, log_mean_probability
+
+
+class HydraTokenClassifierMixin(HydraClassifierMixin):
+    """A head per member on every token, for tags of words (NER, POS). It stands before a mixin with the family's forward.
+
+    `member_logits` are (batch, members, tokens, classes): members stay the second axis, as in every Hydra, so that the ensemble's
+    answer `logits` (batch, tokens, classes) is computed by the same code. `rows_of_tokens` makes rows (tokens, members, classes) of
+    them, as every function of rows reads them. A family with the usual head says its `encoder_class`.
+    """
+
+    encoder_class: type[nn.Module]
+    reads_first_token = False
+    reads_all_tokens = True
+
+    def __init__(self, config: PreTrainedConfig):
+        super().__init__(config)
+        check_token_classes(config)
+        self.num_labels = config.num_labels
+        options = {"add_pooling_layer": False} if hasattr(config, "add_pooling_layer") else {}
+        setattr(self, self.base_model_prefix, self.encoder_class(config, **options))
+        self.add_head(config)
+        self.post_init()
+
+    def add_head(self, config: PreTrainedConfig) -> None:
+        self.dropout = nn.Dropout(head_dropout(config))
+        has_bias = getattr(config, "token_classification_bias", True)
+        self.classifier = GroupedLinear(config.hidden_size, [config.num_labels] * config.num_members, has_bias)
+
+    def select_features(self, hidden_states: torch.Tensor, pooled: torch.Tensor | None) -> torch.Tensor:
+        """(members, batch, tokens, hidden), all of them"""
+        return hidden_states
+
+    def classify(self, features: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.dropout(features))
+
+    def compute_loss(self, labels: torch.Tensor, member_logits: torch.Tensor, **kwargs) -> torch.Tensor:
+        """labels: (batch, tokens) class indices, -100 where a token has none"""
+        batch, _, tokens, _ = member_logits.shape
+        if labels.shape != (batch, tokens) or labels.is_floating_point():
+            raise ValueError(
+                f"labels are {labels.dtype} of shape {tuple(labels.shape)}, and a token classifier takes a class index per token, "
+                f"({batch}, {tokens}): give every token one, and -100 to those that have none"
+            )
+        if self.config.ensemble_loss == "ensemble":
+            member_logits = log_mean_probability(member_logits).unsqueeze(1)
+        losses = [token_loss(labels, logits, **kwargs) for logits in member_logits.unbind(dim=1)]
+        return torch.stack(losses).mean()
+
+    def pipeline_class(self) -> type:
+        from .pipeline_hydra_token import HydraTokenClassificationPipeline  # not above, as in `predict`
+
+        return HydraTokenClassificationPipeline
+
+
+def token_loss(
+    labels: torch.Tensor, logits: torch.Tensor, num_items_in_batch: torch.Tensor | int | None = None, **kwargs
+) -> torch.Tensor:
+    """Cross-entropy of logits (batch, tokens, classes) over the tokens with a label other than -100: their mean, or with
+    `num_items_in_batch` their sum divided by it."""
+    labels = labels.to(logits.device).flatten()
+    total = nn.functional.cross_entropy(
+        at_least_float32(logits).flatten(0, 1), labels, reduction="mean" if num_items_in_batch is None else "sum"
+    )
+    if num_items_in_batch is None:
+        return total
+    is_tensor = isinstance(num_items_in_batch, torch.Tensor)
+    return total / (num_items_in_batch.to(total.device) if is_tensor else num_items_in_batch)
+
+
+def rows_of_tokens(member_logits: torch.Tensor) -> torch.Tensor:
+    """(batch, members, tokens, ...) -> (batch * tokens, members, ...)"""
+    return member_logits.transpose(1, 2).flatten(0, 1)
+
+
+def head_dropout(config: PreTrainedConfig) -> float:
+    """Before the map to the classes, as the token classifiers of Transformers choose it."""
+    names = ("classifier_dropout", "hidden_dropout", "hidden_dropout_prob", "dropout")
+    found = (getattr(config, name, None) for name in names)
+    return next((each for each in found if each is not None), 0.1)
+
+
+def check_token_classes(config: PreTrainedConfig) -> None:
+    """Refuses a config whose tokens would not each have one class of several."""
+    set_problem_type(config)
+    if config.problem_type != "single_label_classification":
+        raise ValueError(
+            f"problem_type is {config.problem_type!r} with {config.num_labels} labels, and a token has one class of several: set "
+            "problem_type to 'single_label_classification', and num_labels to at least 2"
+        )

@@ -1,0 +1,224 @@
+"""Models of several labels, from fusing to decisions."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+from hydra_transformers import AutoHydra
+from hydra_transformers.baselines import DeepEnsemble
+from hydra_transformers.reports import TaskReport
+from hydra_transformers.uncertainty import (
+    LabelSets,
+    calibrate,
+    decompose,
+    evaluate_uncertainty,
+    multi_label_metrics,
+    predict_uncertainty,
+)
+from hydra_transformers.uncertainty.multi_label import missed_shares
+from tests.families import BERT, VIT, padded_texts
+
+
+LABELS = 3
+
+
+def members_of(family=BERT, count=3, dtype=torch.float64):
+    fields = {"num_labels": LABELS, "problem_type": "multi_label_classification"}
+    return [family.backbone(seed, **fields).to(dtype).eval() for seed in range(count)]
+
+
+def sure_members(dtype=torch.float64):
+    """Members that mostly agree, with log-odds around 0."""
+    [backbone] = members_of(count=1, dtype=dtype)
+    members = [copy.deepcopy(backbone) for _ in range(3)]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for member in members:
+            for parameter in member.bert.parameters():
+                parameter.add_(0.01 * torch.randn(parameter.shape, generator=generator, dtype=dtype))
+            logits = member(**padded_texts(300)).logits
+            factor = 4 / logits.std(dim=0)
+            member.classifier.bias.sub_(logits.mean(dim=0)).mul_(factor)
+            member.classifier.weight.mul_(factor.unsqueeze(1))
+    return members
+
+
+@pytest.fixture(scope="module")
+def fused():
+    return AutoHydra.from_pruned_members(sure_members(), shared=()).float().eval()
+
+
+@pytest.fixture
+def hydra(fused):
+    return copy.deepcopy(fused)
+
+
+def texts_for(model, count=300, seed=0):
+    """A batch with labels that are drawn by the model's probabilities, sharpened."""
+    inputs = padded_texts(count, seed=seed)
+    with torch.no_grad():
+        odds = model(**inputs).logits * 2
+    labels = torch.rand(odds.shape, generator=torch.Generator().manual_seed(seed)) < odds.sigmoid()
+    return {**inputs, "labels": labels.float()}
+
+
+def without_labels(batch):
+    return {name: each for name, each in batch.items() if name != "labels"}
+
+
+@pytest.mark.parametrize("family", [BERT, VIT], ids=["texts", "images"])
+def test_unshared_members_answer_with_the_mean_of_their_sigmoids(family):
+    members = members_of(family)
+    hydra = AutoHydra.from_pruned_members(members, shared=())
+    inputs = family.inputs()
+    inputs = {name: each.double() if each.is_floating_point() else each for name, each in inputs.items()}
+    expected = torch.stack([member(**inputs).logits.sigmoid() for member in members]).mean(dim=0)
+    torch.testing.assert_close(hydra(**inputs).logits.sigmoid(), expected, rtol=0, atol=1e-10)
+    alone = hydra.member(1)
+    assert alone.config.problem_type == "multi_label_classification"
+    torch.testing.assert_close(alone(**inputs).logits, members[1](**inputs).logits, rtol=0, atol=1e-10)
+
+
+def test_the_loss_of_one_member_leaves_the_others_without_gradients():
+    hydra = AutoHydra.from_pruned_members(members_of(), shared=())
+    logits = hydra(**padded_texts()).member_logits
+    labels = torch.ones_like(logits[:, 0])
+    torch.nn.functional.binary_cross_entropy_with_logits(logits[:, 0], labels).backward()
+    rows = hydra.classifier.weight.grad.view(3, LABELS, -1)
+    assert rows[0].any() and not rows[1:].any()
+
+
+def test_a_calibrated_model_names_labels_and_keeps_its_promises_on_new_rows(hydra):
+    new = texts_for(hydra, 600, seed=1)
+    calibration = calibrate(hydra, [texts_for(hydra, 600)], alpha=0.2, target={"risk": 0.4}, confidence=0.9)
+    labels, outputs, settings = new["labels"].bool(), hydra(**without_labels(new)), hydra.config.decision
+    assert outputs.prediction_set.shape == (600, LABELS) and outputs.abstain.shape == (600,)
+    assert float(missed_shares(outputs.prediction_set, labels).mean()) < 0.25
+    answer = outputs.logits.double() >= torch.tensor(settings["log_odds"], dtype=torch.float64)
+    right = (answer == labels).all(dim=1)[~outputs.abstain]
+    assert 0 < len(right) < 600 and float(right.double().mean()) > 0.55
+    parts = decompose(outputs.member_logits, "multi_label_classification")
+    torch.testing.assert_close(outputs.detector_score.double(), parts.total.sum(dim=1), rtol=0, atol=1e-5)
+    assert "at most 20 % of a row's labels are missing from its set" in str(calibration)
+    assert "With 90 % confidence at most 40 % of the answers are wrong" in str(calibration)
+    with hydra.uncalibrated():
+        plain = hydra(**without_labels(new)).member_logits
+    torch.testing.assert_close(outputs.member_logits, plain / settings["temperature"])
+
+
+def test_sets_in_the_model_are_those_of_the_mathematics(hydra):
+    batch = texts_for(hydra, 200)
+    calibration = calibrate(hydra, [batch], alpha=0.15)
+    second = torch.randperm(200, generator=torch.Generator().manual_seed(0))[100:]
+    outputs = hydra(**without_labels(batch))
+    thresholds = torch.tensor(calibration.settings["log_odds"], dtype=torch.float64).sigmoid()
+    expected = LabelSets.fit(outputs.member_logits[second], batch["labels"][second], 0.15, thresholds)
+    assert torch.equal(outputs.prediction_set, expected.sets(outputs.member_logits))
+    assert expected.missed <= 0.15 and not outputs.prediction_set.all()
+
+
+def test_a_model_may_abstain_from_single_labels(hydra):
+    batch = texts_for(hydra, 400)
+    calibration = calibrate(hydra, [batch], target={"label_risk": 0.02}, alpha=None)
+    outputs = hydra(**without_labels(batch))
+    assert outputs.abstain.shape == (400, LABELS) and outputs.prediction_set is None
+    answer = outputs.logits.double() >= torch.tensor(hydra.config.decision["log_odds"], dtype=torch.float64)
+    wrong = (answer != batch["labels"].bool())[~outputs.abstain]
+    assert 0 < len(wrong) < outputs.abstain.numel() and float(wrong.double().mean()) < 0.05
+    assert calibration.abstention.risk <= 0.02 < calibration.abstention.risk_without
+    assert "Of the 600 decisions on labels of the fitting rows" in str(calibration)
+
+
+def test_answers_that_are_not_numbers_may_be_every_label_and_are_abstained_from(hydra):
+    calibrate(hydra, [texts_for(hydra, 60)], target={"coverage": 0.9})
+    decided = hydra.decision(torch.full((2, 3, LABELS), math.nan))
+    assert decided.prediction_set.all() and decided.abstain.all() and not decided.answer.any()
+
+
+def test_saved_is_loaded(hydra, tmp_path):
+    batch = texts_for(hydra, 60)
+    calibrate(hydra, [batch], target={"risk": 0.6})
+    hydra.save_pretrained(tmp_path)
+    before, after = (each(**without_labels(batch)) for each in (hydra, type(hydra).from_pretrained(tmp_path)))
+    for name in ("logits", "detector_score", "abstain", "prediction_set"):
+        assert torch.equal(before[name], after[name]), name
+
+
+def test_a_deep_ensemble_is_calibrated_as_well(tmp_path):
+    members = sure_members(torch.float32)
+    ensemble, hydra = DeepEnsemble(members).eval(), AutoHydra.from_pruned_members(members, shared=()).eval()
+    batch = texts_for(hydra, 100)
+    calibrated = calibrate(ensemble, [batch], alpha=0.2).model
+    calibrate(hydra, [batch], alpha=0.2)
+    ours, theirs = hydra(**without_labels(batch)), calibrated(**without_labels(batch))
+    torch.testing.assert_close(ours.logits, theirs.logits, rtol=0, atol=1e-3)
+    assert torch.equal(ours.prediction_set, theirs.prediction_set)
+    calibrated.save(tmp_path)
+    loaded = type(calibrated).load(ensemble, tmp_path)
+    assert torch.equal(loaded(**without_labels(batch)).prediction_set, theirs.prediction_set)
+
+
+def test_a_report_has_the_metrics_of_several_labels(hydra, tmp_path):
+    batch, foreign = texts_for(hydra, 120), without_labels(texts_for(hydra, 50, seed=7))
+    plain = evaluate_uncertainty(hydra, [batch], {"elsewhere": [foreign]})
+    expected = multi_label_metrics(hydra(**without_labels(batch)).member_logits, batch["labels"])
+    [result] = plain.models.values()
+    assert {name: result.metrics[name] for name in expected} == expected and "set_missed" not in result.metrics
+    parts = predict_uncertainty(hydra, [batch])
+    assert result.metrics["mutual_information"] == pytest.approx(float(parts.epistemic.sum(1).mean()))
+    assert 0 <= result.ood["elsewhere"]["auroc"] <= 1
+    calibrate(hydra, [texts_for(hydra, 100, seed=3)], alpha=0.2, target={"coverage": 0.8})
+    report = evaluate_uncertainty({"ours": hydra}, [batch])
+    found, outputs = report.models["ours"].metrics, hydra(**without_labels(batch))
+    missed = missed_shares(outputs.prediction_set, batch["labels"].bool())
+    assert found["set_missed"] == pytest.approx(float(missed.mean()))
+    assert found["answered"] == pytest.approx(float((~outputs.abstain).double().mean()))
+    assert "mAP" in str(report) and "Missed by sets" in report.to_markdown()
+    report.to_json(tmp_path / "report.json")
+    assert TaskReport.from_json(tmp_path / "report.json") == report
+
+
+@pytest.mark.parametrize(
+    "change, settings, message",
+    [
+        (lambda labels: labels * torch.tensor([1, 0, 1]), {}, "no row of data has the label 'LABEL_1'"),
+        (lambda labels: labels.argmax(dim=1), {}, "takes a 0 or 1 for each of its 3 labels, .* not one class index"),
+        (lambda labels: labels.masked_fill(labels == 1, math.nan), {}, "is nan: pass 1 where a row has the label"),
+        (lambda labels: labels[:, :2], {}, "labels has shape"),
+        (None, {"target": {"label_risk": 0.1}, "confidence": 0.9}, "confidence is for rows"),
+        (None, {"target": {"label_risk": 2}}, "label_risk is 2: pass a share"),
+        (
+            None,
+            {"target": {"risk": 0.01}, "confidence": 0.99},
+            "cannot be guaranteed .*fitted on half of data: 30 rows",
+        ),
+        (None, {"detector": "energy"}, "detector is for models that choose one class"),
+    ],
+)
+def test_what_cannot_be_fitted_gets_a_sentence(change, settings, message, hydra):
+    batch = texts_for(hydra, 60)
+    if change is not None:
+        batch["labels"] = change(batch["labels"])
+    with pytest.raises(ValueError, match=message):
+        calibrate(hydra, [batch], **settings)
+    assert hydra.decision is None
+
+
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("log_odds", [1.0, "x", 2.0], "decision.log_odds is .* a list of numbers, one for each label"),
+        ("set_log_odds", [1.0], "decision.set_log_odds is .* as many numbers as log_odds"),
+        ("per_label", 1, "decision.per_label is '1': it must be True or False"),
+        ("temperature", -1, "decision.temperature is '-1': it must be a positive number"),
+        ("task", "nonsense", "decision.task is 'nonsense': this version knows"),
+    ],
+)
+def test_a_decision_of_strangers_is_checked(field, value, message, hydra):
+    calibrate(hydra, [texts_for(hydra, 60)])
+    settings = dict(hydra.config.decision) | {field: value}
+    config = type(hydra.config).from_dict(hydra.config.to_dict() | {"decision": settings})
+    with pytest.raises(ValueError, match=message):
+        type(hydra)(config)
